@@ -1,0 +1,48 @@
+"""The strategies of meshmark: one GPT, many ways to spread it over a mesh of devices.
+
+    from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+
+    step = STRATEGIES["fsdp"].build(PRESETS["nano"], MeshSpec.parse("fsdp=8"), TrainConfig(batch_size=16))
+    state = step.init(jax.random.key(0))
+    state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, sequence + 1]
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from strategies.config import PRESETS, GPTConfig, Infeasible, TrainConfig
+from strategies.data import DATA
+from strategies.fsdp import FSDP
+from strategies.mesh import MeshSpec
+from strategies.pipeline import PIPELINE
+from strategies.single import SINGLE
+from strategies.step import Spread, State, Step, Strategy
+from strategies.tensor import TENSOR
+from strategies.three_d import THREE_D
+
+__all__ = [
+    "PRESETS",
+    "STRATEGIES",
+    "GPTConfig",
+    "Infeasible",
+    "MeshSpec",
+    "Spread",
+    "State",
+    "Step",
+    "Strategy",
+    "TrainConfig",
+]
+
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+    {
+        strategy.name: strategy
+        for strategy in (
+            SINGLE,
+            DATA,
+            FSDP,
+            TENSOR,
+            PIPELINE,
+            THREE_D,
+        )
+    }
+)

@@ -1,0 +1,147 @@
+"""The training step that all strategies share: differentiate, clip by the global norm, AdamW.
+
+It is written once, runs inside `jax.shard_map` on each device's part of the weights and of the batch, and has no
+communication of its own but that of the global norm: the rest comes with the `Spread`.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
+from strategies.gpt import GPT, Weights
+from strategies.step import Metrics, Spread, State, Step, Tokens
+
+LossAndGrads = Callable[[Weights, Tokens], tuple[Array, Weights]]
+
+
+def vocab_rows(vocab: int, shards: int) -> int:
+    """The vocabulary padded so that it splits evenly, to a multiple of 128 a shard, as Megatron-LM pads it.
+
+    >>> vocab_rows(50257, 1), vocab_rows(50257, 2), vocab_rows(50304, 2)
+    (50257, 50432, 50304)
+    """
+    return vocab if vocab % shards == 0 else math.ceil(vocab / (128 * shards)) * 128 * shards
+
+
+def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) -> Step:
+    """The step of a strategy, lowered and compiled by nothing yet.
+
+    Raises:
+        Infeasible: the batch cannot be cut into the mesh's batch axes and the microbatches.
+    """
+    _require_batch(mesh, train, spread)
+    rows = vocab_rows(config.vocab, spread.vocab_shards)
+
+    def create(key: PRNGKeyArray | int) -> GPT:
+        attention = _attention(mesh, train)
+        return GPT(config, train, nnx.Rngs(key), rows=rows, hooks=spread.hooks, attention=attention)
+
+    graph, variables = nnx.split(nnx.eval_shape(lambda: create(0)), nnx.Param)
+    specs = nnx.to_pure_dict(jax.tree.map_with_path(
+        lambda path, weight: spread.spec(_dims(path, weight)),
+        variables, is_leaf=lambda leaf: isinstance(leaf, nnx.Param),
+    ))
+    optimizer = optax.adamw(
+        train.learning_rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay
+    )
+
+    def init(key: PRNGKeyArray) -> State:
+        params = nnx.to_pure_dict(nnx.state(create(key), nnx.Param))
+        return State(params, optimizer.init(params))
+
+    def loss(params: Weights, tokens_BS: Tokens) -> Float[Array, ""]:
+        losses_N = spread.forward(nnx.merge(graph, params), tokens_BS)
+        return losses_N.sum() / (train.batch_size * config.sequence)
+
+    def gradients(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
+        differentiate = accumulated(jax.value_and_grad(loss), spread.microbatches)
+        return spread.reduce(*differentiate(spread.enter(params), tokens_BS))
+
+    def update(state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
+        value, grads = gradients(state.params, tokens_BS)
+        norm = global_norm(grads, specs)
+        clip = train.clip_norm / jnp.maximum(norm, train.clip_norm)
+        updates, moments = optimizer.update(jax.tree.map(lambda g: g * clip, grads), state.optimizer, state.params)
+        return State(optax.apply_updates(state.params, updates), moments), {"loss": value, "grad_norm": norm}
+
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    moments = optax.tree_map_params(
+        optimizer, lambda _, spec: spec, shapes.optimizer, specs, transform_non_params=lambda _: P()
+    )
+    state_specs, batch_spec = State(specs, moments), P(spread.batch_axes or None)
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), state_specs)
+    batch_shape = (train.batch_size, config.sequence + 1)
+
+    def spread_out(function: Callable, inputs: Any, outputs: Any) -> Callable:
+        return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs)
+
+    return Step(
+        config=config,
+        mesh=mesh,
+        train=train,
+        init=jax.jit(init, out_shardings=shardings),
+        update=jax.jit(spread_out(update, (state_specs, batch_spec), (state_specs, P())), donate_argnums=0),
+        gradients=jax.jit(spread_out(gradients, (specs, batch_spec), (P(), specs))),
+        state=jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings),
+        batch=jax.ShapeDtypeStruct(batch_shape, jnp.int32, sharding=NamedSharding(mesh, batch_spec)),
+    )
+
+
+def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads:
+    """The same, over parts of the batch one after another: the sums of their losses and gradients."""
+    if microbatches == 1:
+        return loss_and_grads
+
+    def accumulate(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
+        def add(total: Any, tokens_bS: Tokens) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, loss_and_grads(params, tokens_bS)), None
+
+        tokens_MbS = tokens_BS.reshape(microbatches, -1, tokens_BS.shape[-1])
+        shapes = jax.eval_shape(loss_and_grads, params, tokens_MbS[0])
+        zeros = jax.tree.map(_zeros, shapes)
+        return lax.scan(add, zeros, tokens_MbS)[0]
+
+    return accumulate
+
+
+def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
+    """The whole model's norm: squares are summed here, then over the axes that split each weight, then over weights."""
+    squares: defaultdict[tuple[str, ...], list[Array]] = defaultdict(list)
+    for grad, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
+        axes = tuple(axis for axis in jax.tree.leaves(tuple(spec)) if axis)
+        squares[axes].append(jnp.sum(jnp.square(grad)))
+    return jnp.sqrt(sum(lax.psum(sum(parts), axes) if axes else sum(parts) for axes, parts in squares.items()))
+
+
+def _zeros(like: jax.ShapeDtypeStruct) -> Array:
+    """Zeros that vary over the same mesh axes: a loop's carry must enter with the type that it leaves with."""
+    return lax.pcast(jnp.zeros(like.shape, like.dtype), tuple(like.vma), to="varying")
+
+
+def _dims(path: Any, weight: nnx.Param) -> tuple[str, ...]:
+    """A weight's dims; those of the blocks are stacked over layers."""
+    return ("layers", *weight.dims) if path[0].key == "blocks" else weight.dims
+
+
+def _attention(mesh: Mesh, train: TrainConfig) -> str:
+    fused = mesh.devices.flat[0].platform == "gpu" and train.dtype == "bfloat16"
+    return ("cudnn" if fused else "xla") if train.attention == "auto" else train.attention
+
+
+def _require_batch(mesh: Mesh, train: TrainConfig, spread: Spread) -> None:
+    shards = math.prod(mesh.shape[axis] for axis in spread.batch_axes)
+    parts = max(spread.microbatches, train.microbatches)
+    if train.batch_size % (shards * parts):
+        axes = " x ".join([f"{axis}={mesh.shape[axis]}" for axis in spread.batch_axes] + [f"microbatches={parts}"])
+        raise Infeasible(f"{axes} does not divide batch_size={train.batch_size}; {legal(train.batch_size, 'it')}")

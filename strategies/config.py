@@ -1,0 +1,154 @@
+"""What is trained and how: frozen dataclasses, and the published sizes as data."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, get_args
+
+Dtype = Literal["float32", "bfloat16"]
+Remat = Literal["none", "dots", "full"]
+Attention = Literal["auto", "xla", "cudnn"]
+
+
+class Infeasible(ValueError):
+    """A model, mesh and batch that do not fit together; the message names the numbers and the legal values."""
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The sizes of a GPT-2 (Radford et al. 2019, section 2.3). `mlp` is 4 x `embed` unless given.
+
+    Raises:
+        Infeasible: a size below one, or `heads` that do not divide `embed`.
+    """
+
+    layers: int
+    embed: int
+    heads: int
+    vocab: int = 50257
+    sequence: int = 1024
+    mlp: int | None = None
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no GPT has."""
+        for name in ("layers", "embed", "heads", "vocab", "sequence", "mlp"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise Infeasible(f"{name}={size}; it must be at least 1")
+        if self.embed % self.heads:
+            raise Infeasible(f"heads={self.heads} does not divide embed={self.embed}; {legal(self.embed, 'it')}")
+
+    @property
+    def head_dim(self) -> int:
+        """Features of one attention head."""
+        return self.embed // self.heads
+
+    @property
+    def mlp_dim(self) -> int:
+        """Features of the hidden layer of the MLP."""
+        return self.mlp or 4 * self.embed
+
+    @property
+    def dim_sizes(self) -> Mapping[str, int]:
+        """Every dim that the model's weights have, by name; the vocabulary without padding."""
+        return {
+            "layers": self.layers,
+            "vocab": self.vocab,
+            "sequence": self.sequence,
+            "embed": self.embed,
+            "qkv": 3,
+            "heads": self.embed,
+            "mlp": self.mlp_dim,
+        }
+
+    @property
+    def param_count(self) -> int:
+        """Parameters of the model, without padding: embeddings, blocks, last norm, and the head where it is untied."""
+        embed, mlp = self.embed, self.mlp_dim
+        block = 4 * embed**2 + 2 * embed * mlp + 9 * embed + mlp
+        tables = self.vocab * (1 if self.tied else 2) + self.sequence
+        return tables * embed + self.layers * block + 2 * embed
+
+    @property
+    def flops_per_token(self) -> int:
+        """Floating-point operations to train on one token, nothing recomputed and causality not halved.
+
+        6 for each weight of a matmul, and 12 layers x embed x sequence for attention
+        (Chowdhery et al. 2022, "PaLM", appendix B); looking an embedding up is free.
+        """
+        matmul_weights = self.layers * (4 * self.embed**2 + 2 * self.embed * self.mlp_dim) + self.embed * self.vocab
+        return 6 * matmul_weights + 12 * self.layers * self.embed * self.sequence
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training step: AdamW (Loshchilov & Hutter 2019) behind clipping by the global norm.
+
+    Attributes:
+        batch_size: sequences in a global batch.
+        microbatches: parts a batch is cut into: accumulated one after another, or sent through a pipeline.
+        dtype: of the computation; parameters and optimizer state are float32.
+        remat: what the backward pass recomputes: nothing, all but the outputs of matmuls, or whole blocks.
+        attention: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which takes the first where it can.
+        unroll: layers in one iteration of the loop over them.
+
+    Raises:
+        Infeasible: microbatches that do not divide the batch, or an unknown option.
+    """
+
+    batch_size: int
+    microbatches: int = 1
+    dtype: Dtype = "float32"
+    remat: Remat = "dots"
+    attention: Attention = "auto"
+    unroll: int = 1
+    learning_rate: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be cut or is not known."""
+        for name in ("batch_size", "microbatches", "unroll"):
+            if getattr(self, name) < 1:
+                raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
+        if self.batch_size % self.microbatches:
+            problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
+            raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
+        for name, known in (("dtype", Dtype), ("remat", Remat), ("attention", Attention)):
+            if getattr(self, name) not in get_args(known):
+                raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
+
+
+def legal(number: int, subject: str) -> str:
+    """The divisors of a number, as the way out that an error names.
+
+    >>> legal(8, "tensor")
+    'tensor can be 1, 2, 4 or 8'
+    """
+    divisors = [str(d) for d in range(1, number + 1) if number % d == 0]
+    return f"{subject} can be {' or '.join(filter(None, [', '.join(divisors[:-1]), divisors[-1]]))}"
+
+
+_GPT2 = GPTConfig(layers=12, embed=768, heads=12)
+_GPT3 = dataclasses.replace(_GPT2, sequence=2048)
+
+PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
+    {
+        "nano": GPTConfig(layers=8, embed=128, heads=8, vocab=256, sequence=128),
+        "micro": GPTConfig(layers=8, embed=256, heads=8, vocab=2048, sequence=128, tied=False),
+        # Radford et al. 2019, table 2, as released.
+        "gpt2": _GPT2,
+        "gpt2-medium": dataclasses.replace(_GPT2, layers=24, embed=1024, heads=16),
+        "gpt2-large": dataclasses.replace(_GPT2, layers=36, embed=1280, heads=20),
+        "gpt2-xl": dataclasses.replace(_GPT2, layers=48, embed=1600, heads=25),
+        # Brown et al. 2020, table 2.1; 13b is printed there with 5140 wide, which 40 heads do not divide.
+        "gpt3-6.7b": dataclasses.replace(_GPT3, layers=32, embed=4096, heads=32),
+        "gpt3-13b": dataclasses.replace(_GPT3, layers=40, embed=5120, heads=40),
+        "gpt3-175b": dataclasses.replace(_GPT3, layers=96, embed=12288, heads=96),
+    }
+)

@@ -1,0 +1,225 @@
+"""The one GPT: GPT-2 (Radford et al. 2019) in Flax NNX. It names its dims and knows no devices.
+
+Dims: B batch, T tokens, N = B x T, D embed, C = 3 (query, key, value), A = heads x head dim, F mlp, V vocab,
+L layers. A suffix is the order in which an array is stored. Where a strategy must act inside the model (gather a
+layer's weights, sum partial products) the model calls `Hooks`, which do nothing on one device.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from strategies.attention import causal_attention
+from strategies.config import GPTConfig, TrainConfig
+
+Weights = dict[str, Any]
+"""A nested dict of arrays, as NNX spells it: {"embedding": {...}, "blocks": {...}, "head": {...}}."""
+Split = tuple[Any, Any]
+"""A module as `nnx.split` takes it apart: its graph and its weights."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Where a strategy acts inside the model; as they stand, the identities of one device.
+
+    Attributes:
+        gather: a weight as it is stored here, and its dims -> as it is used; of the blocks, one layer's.
+        sum: a partial product of this device -> the whole.
+        vocab_start: rows of the vocabulary held here -> the first of them.
+        vocab_sum: a sum over the rows held here -> over all rows.
+        vocab_max: a maximum over the rows held here -> over all rows.
+    """
+
+    gather: Callable[[Array, Sequence[str]], Array] = lambda weight, dims: weight
+    sum: Callable[[Array], Array] = lambda x: x
+    vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0
+    vocab_sum: Callable[[Array], Array] = lambda x: x
+    vocab_max: Callable[[Array], Array] = lambda x: x
+
+
+def _param(value: Array, *dims: str) -> nnx.Param:
+    return nnx.Param(value, dims=dims)
+
+
+def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], *dims: str, std: float = 0.02) -> nnx.Param:
+    return _param(std * jax.random.normal(rngs.params(), shape), *dims)
+
+
+def _table(rngs: nnx.Rngs, config: GPTConfig, rows: int) -> nnx.Param:
+    """Embeddings of the vocabulary, padded by zeros to `rows`: drawn row by row, so that padding changes no number."""
+    drawn_VD = 0.02 * jax.random.normal(rngs.params(), (rows, config.embed))
+    return _param(jnp.where(jnp.arange(rows)[:, None] < config.vocab, drawn_VD, 0), "vocab", "embed")
+
+
+def _matmul(x_BTD: Array, w_DF: Array) -> Array:
+    """Matmul over the last dim as a two-dimensional one, which XLA's CPU backend runs about twice as fast."""
+    return (x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_DF).reshape(*x_BTD.shape[:-1], -1)
+
+
+class LayerNorm(nnx.Module):
+    """Normalise features, in float32 (Ba et al. 2016, equation 3)."""
+
+    def __init__(self, config: GPTConfig):
+        """Scale one and bias zero."""
+        self.scale_D = _param(jnp.ones(config.embed), "embed")
+        self.bias_D = _param(jnp.zeros(config.embed), "embed")
+
+    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Normalised over D, in the dtype it came in."""
+        wide_BTD = x_BTD.astype(jnp.float32)
+        centred_BTD = wide_BTD - wide_BTD.mean(-1, keepdims=True)
+        variance_BT1 = jnp.square(centred_BTD).mean(-1, keepdims=True)
+        return (centred_BTD * lax.rsqrt(variance_BT1 + 1e-5) * self.scale_D + self.bias_D).astype(x_BTD.dtype)
+
+
+class Embedding(nnx.Module):
+    """Learned embeddings of tokens and of positions."""
+
+    def __init__(self, config: GPTConfig, rows: int, rngs: nnx.Rngs):
+        """`rows` is the vocabulary with its padding."""
+        self.token_VD = _table(rngs, config, rows)
+        self.position_TD = _normal(rngs, (config.sequence, config.embed), "sequence", "embed")
+
+    def __call__(self, tokens_BT: Int[Array, "B T"], hooks: Hooks) -> Float[Array, "B T D"]:
+        """Look up the tokens whose rows are held here, and sum over who holds the others."""
+        rows = self.token_VD.shape[0]
+        row_BT = tokens_BT - hooks.vocab_start(rows)
+        held_BT1 = ((row_BT >= 0) & (row_BT < rows))[..., None]
+        found_BTD = jnp.where(held_BT1, self.token_VD[jnp.clip(row_BT, 0, rows - 1)], 0)
+        return hooks.vocab_sum(found_BTD) + self.position_TD[: tokens_BT.shape[1]]
+
+
+class Block(nnx.Module):
+    """Pre-LayerNorm transformer block: attention, then an MLP with tanh GELU."""
+
+    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
+        """Weights are normal with deviation 0.02; those that write to the residual stream less, by sqrt(2 layers)."""
+        embed, mlp, residual_std = config.embed, config.mlp_dim, 0.02 * (2 * config.layers) ** -0.5
+        self.head_dim = config.head_dim
+        self.norm1 = LayerNorm(config)
+        self.qkv_DCA = _normal(rngs, (embed, 3, embed), "embed", "qkv", "heads")
+        self.qkv_bias_CA = _param(jnp.zeros((3, embed)), "qkv", "heads")
+        self.out_AD = _normal(rngs, (embed, embed), "heads", "embed", std=residual_std)
+        self.out_bias_D = _param(jnp.zeros(embed), "embed")
+        self.norm2 = LayerNorm(config)
+        self.up_DF = _normal(rngs, (embed, mlp), "embed", "mlp")
+        self.up_bias_F = _param(jnp.zeros(mlp), "mlp")
+        self.down_FD = _normal(rngs, (mlp, embed), "mlp", "embed", std=residual_std)
+        self.down_bias_D = _param(jnp.zeros(embed), "embed")
+
+    def __call__(self, x_BTD: Float[Array, "B T D"], hooks: Hooks, attention: Any) -> Float[Array, "B T D"]:
+        """Both residual branches; `hooks.sum` completes the two products whose contracted dim may be split."""
+        features = self.qkv_bias_CA.shape[-1]
+        qkv_BTX = _matmul(self.norm1(x_BTD), self.qkv_DCA.reshape(-1, 3 * features))
+        qkv_BTCA = qkv_BTX.reshape(*x_BTD.shape[:2], 3, features) + self.qkv_bias_CA
+        mixed_BTA = causal_attention(qkv_BTCA, self.head_dim, attention)
+        x_BTD = x_BTD + hooks.sum(_matmul(mixed_BTA, self.out_AD[...])) + self.out_bias_D
+        hidden_BTF = jax.nn.gelu(_matmul(self.norm2(x_BTD), self.up_DF[...]) + self.up_bias_F, approximate=True)
+        return x_BTD + hooks.sum(_matmul(hidden_BTF, self.down_FD[...])) + self.down_bias_D
+
+
+class Head(nnx.Module):
+    """The last norm, and a table of its own where the head is not tied to the embedding."""
+
+    def __init__(self, config: GPTConfig, rows: int, rngs: nnx.Rngs):
+        """`rows` is the vocabulary with its padding."""
+        self.vocab = config.vocab
+        self.norm = LayerNorm(config)
+        if not config.tied:
+            self.token_VD = _table(rngs, config, rows)
+
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], token_VD: Array, targets_BT: Int[Array, "B T"], hooks: Hooks
+    ) -> Float[Array, "N"]:
+        """Cross entropy of each token in float32; of the logits just the rows held here ever exist here.
+
+        Softmax over a split vocabulary: Shoeybi et al. 2019, "Megatron-LM", section 3.
+        """
+        logits_NV = self.norm(x_BTD).reshape(-1, x_BTD.shape[-1]) @ token_VD.T
+        rows = token_VD.shape[0]
+        row_V = hooks.vocab_start(rows) + jnp.arange(rows)
+        logits_NV = jnp.where(row_V < self.vocab, logits_NV.astype(jnp.float32), -jnp.inf)
+        largest_N = hooks.vocab_max(lax.stop_gradient(logits_NV.max(-1)))
+        total_N = hooks.vocab_sum(jnp.exp(logits_NV - largest_N[:, None]).sum(-1))
+        target_N = hooks.vocab_sum(jnp.where(row_V == targets_BT.reshape(-1, 1), logits_NV, 0).sum(-1))
+        return jnp.log(total_N) + largest_N - target_N
+
+
+class GPT(nnx.Module):
+    """Embedding, stacked blocks that are scanned, head. `embed`, `run` and `losses` in turn give the loss."""
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        train: TrainConfig,
+        rngs: nnx.Rngs,
+        *,
+        rows: int | None = None,
+        hooks: Hooks | None = None,
+        attention: Any = "xla",
+    ):
+        """`rows` is the vocabulary with its padding; how it is trained (dtype, remat) is fixed at birth."""
+        self.train, self.hooks, self.attention = train, hooks or Hooks(), attention
+        rows = rows or config.vocab
+        self.embedding = Embedding(config, rows, rngs)
+        layer_keys = jax.random.split(rngs.params(), config.layers)
+        blocks, _ = nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(0))))
+        stacked = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(Block(config, nnx.Rngs(key)), nnx.Param)))(layer_keys)
+        self.blocks = nnx.merge(blocks, stacked)
+        self.head = Head(config, rows, rngs)
+
+    def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Tokens to the residual stream, in the compute dtype."""
+        return self._ready(nnx.split(self.embedding))(tokens_BT, self.hooks)
+
+    def run(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """All blocks held here, one after another; what the backward pass recomputes is `train.remat`."""
+        graph, stacked = nnx.split(self.blocks)
+
+        def layer(x_BTD: Array, weights: nnx.State) -> tuple[Array, None]:
+            return self._ready((graph, weights))(x_BTD, self.hooks, self.attention), None
+
+        # A scan merges no common subexpressions across its iterations: no barrier is needed against that.
+        layer = jax.checkpoint(layer, policy=_KEPT[self.train.remat], prevent_cse=False)
+        return lax.scan(layer, x_BTD, stacked, unroll=self.train.unroll)[0]
+
+    def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, "N"]:
+        """Residual stream to the loss of each token. Of the logits at most one copy, in the compute dtype, is kept."""
+
+        def losses(head: Split, table: Split, x_BTD: Array) -> Array:
+            return self._ready(head)(x_BTD, self._ready(table).token_VD[...], targets_BT, self.hooks)
+
+        head = nnx.split(self.head)
+        table = head if hasattr(self.head, "token_VD") else nnx.split(self.embedding)
+        policy = _KEPT["full" if self.train.remat == "full" else "dots"]
+        return jax.checkpoint(losses, policy=policy)(head, table, x_BTD)
+
+    def _ready(self, split: Split) -> Any:
+        """A module with its weights in the compute dtype, and gathered in that dtype."""
+
+        def ready(weight: nnx.Param) -> nnx.Param:
+            return weight.replace(self.hooks.gather(weight[...].astype(self.train.dtype), weight.dims))
+
+        graph, weights = split
+        return nnx.merge(graph, jax.tree.map(ready, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
+
+
+_REARRANGING = {"all_gather", "reshape", "transpose", "convert_element_type"}
+
+
+def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Keep what was computed, but no gathered weight, nor another view of one: fsdp would not be ZeRO-3 with it."""
+    return primitive.name not in _REARRANGING
+
+
+_KEPT = {
+    "none": _all_but_gathered,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}

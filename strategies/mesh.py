@@ -1,0 +1,102 @@
+"""MeshSpec: the one spelling of a mesh, in test ids, records, plots and errors."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from strategies.config import Infeasible
+
+AXES = ("data", "fsdp", "pipeline", "context", "tensor")
+"""All mesh axes, outermost first: the inner ones talk most and belong on the fastest links."""
+
+
+@dataclass(frozen=True)
+class MeshSpec:
+    """Named sizes such as `data=2,tensor=4`, in the order of `AXES`; parse and print are inverse.
+
+    Raises:
+        Infeasible: an unknown or repeated axis, a size below one, or axes out of order.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what does not name a mesh."""
+        names = [name for name, _ in self.axes]
+        if not names:
+            raise Infeasible(f"a mesh needs an axis; write one as data=2,tensor=4 with axes of {', '.join(AXES)}")
+        for name, size in self.axes:
+            if name not in AXES:
+                raise Infeasible(f"unknown mesh axis {name!r}; it can be {', '.join(AXES)}")
+            if size < 1:
+                raise Infeasible(f"mesh axis {name}={size}; it must be at least 1")
+        if names != sorted(set(names), key=AXES.index):
+            raise Infeasible(f"mesh axes {', '.join(names)} repeat or are out of order; the order is {', '.join(AXES)}")
+
+    @classmethod
+    def parse(cls, text: str) -> "MeshSpec":
+        """Read a mesh as it is printed.
+
+        >>> str(MeshSpec.parse("data=2,pipeline=2,tensor=2"))
+        'data=2,pipeline=2,tensor=2'
+        """
+        parts = [re.fullmatch(r"([a-z]+)=([0-9]{1,9})", part) for part in text.split(",")]
+        if not all(parts):
+            raise Infeasible(f"mesh {text!r} cannot be read; write it as data=2,tensor=4")
+        return cls(tuple((part[1], int(part[2])) for part in parts if part))
+
+    def __str__(self) -> str:
+        """The mesh as it is parsed."""
+        return ",".join(f"{name}={size}" for name, size in self.axes)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Axis to size."""
+        return MappingProxyType(dict(self.axes))
+
+    @property
+    def size(self) -> int:
+        """Devices in the mesh."""
+        return math.prod(size for _, size in self.axes)
+
+    def over(self, axes: Sequence[str], devices: Sequence[jax.Device] | None = None) -> Mesh:
+        """The mesh of devices, with each of `axes`; one that the spec leaves out has size one.
+
+        Raises:
+            Infeasible: an axis that is not among `axes`, or another number of devices than the mesh has.
+        """
+        if strange := [name for name in self.sizes if name not in axes]:
+            raise Infeasible(f"mesh {self} has the axis {strange[0]}; it can be {', '.join(axes)}")
+        devices = jax.devices() if devices is None else devices
+        if len(devices) != self.size:
+            problem = f"mesh {self} takes {self.size} devices and {len(devices)} are given"
+            raise Infeasible(f"{problem}; change the mesh, or pass devices=jax.devices()[:{self.size}]")
+        shape = tuple(self.sizes.get(name, 1) for name in axes)
+        return jax.make_mesh(shape, tuple(axes), axis_types=(AxisType.Auto,) * len(shape), devices=devices)
+
+
+def factorisations(axes: Sequence[str], devices: int) -> Iterator[MeshSpec]:
+    """Every mesh of exactly this many devices over some of the axes, none of size one (one device: the first axis).
+
+    >>> [str(mesh) for mesh in factorisations(("data", "tensor"), 4)]
+    ['tensor=4', 'data=2,tensor=2', 'data=4']
+    """
+
+    def cut(names: Sequence[str], left: int) -> Iterator[tuple[tuple[str, int], ...]]:
+        if not names:
+            yield from [()] if left == 1 else []
+            return
+        for size in range(1, left + 1):
+            if left % size == 0:
+                first = ((names[0], size),) if size > 1 else ()
+                yield from (first + rest for rest in cut(names[1:], left // size))
+
+    if devices == 1:
+        yield MeshSpec(((axes[0], 1),))
+    else:
+        yield from map(MeshSpec, cut(axes, devices))

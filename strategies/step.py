@@ -1,0 +1,134 @@
+"""The interface that every strategy implements.
+
+A strategy is a value, `Strategy`. Its `build` checks that model, mesh and batch fit, says all that it decides in a
+`Spread`, and hands that to `assemble` (in assemble.py), which writes the training step around it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
+from strategies.gpt import GPT, Hooks, Weights
+from strategies.mesh import MeshSpec, factorisations
+
+Tokens = Int[Array, "B S"]
+"""Sequences of S = T + 1 tokens: all but the last are inputs, all but the first are targets."""
+Metrics = dict[str, Float[Array, ""]]
+
+
+class State(NamedTuple):
+    """What a step takes and gives back, sharded from birth."""
+
+    params: Weights
+    optimizer: optax.OptState
+
+
+def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, "N"]:
+    """The loss of each token: the whole model, one part after another."""
+    return model.losses(model.run(model.embed(tokens_BS[:, :-1])), tokens_BS[:, 1:])
+
+
+@dataclass(frozen=True)
+class Spread:
+    """All that a strategy decides; as it stands, one device. Its functions run inside `jax.shard_map`.
+
+    Attributes:
+        spec: dims of a weight -> the mesh axes that split them.
+        batch_axes: mesh axes that split the batch.
+        vocab_shards: parts that the vocabulary is split into.
+        hooks: what to do inside the model.
+        forward: model and this device's sequences -> loss of each token.
+        microbatches: parts of the batch whose gradients are accumulated one after another.
+        enter: weights as the state holds them -> as gradients are taken of them.
+        reduce: this device's share of the loss and of the gradients -> the whole.
+    """
+
+    spec: Callable[[Sequence[str]], P] = lambda dims: P()
+    batch_axes: tuple[str, ...] = ()
+    vocab_shards: int = 1
+    hooks: Hooks = Hooks()
+    forward: Callable[[GPT, Tokens], Float[Array, "N"]] = forward
+    microbatches: int = 1
+    enter: Callable[[Weights], Weights] = lambda weights: weights
+    reduce: Callable[[Array, Weights], tuple[Array, Weights]] = lambda loss, grads: (loss, grads)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step on one mesh: `state, metrics = step(state, batch)`.
+
+    Attributes:
+        init: key -> `State`, created sharded: no device ever holds a full-size array that its strategy splits.
+        update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state.
+        gradients: jitted, (params, batch) -> (loss, gradients before clipping), to look at; it donates nothing.
+        state: shapes, dtypes and shardings of the state; `batch` likewise.
+        train, mesh, config: what the step was built from.
+    """
+
+    config: GPTConfig
+    mesh: Mesh
+    train: TrainConfig
+    init: Callable[[PRNGKeyArray], State]
+    update: jax.stages.Wrapped
+    gradients: jax.stages.Wrapped
+    state: State
+    batch: jax.ShapeDtypeStruct
+
+    def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:
+        """Train on one batch. The state that is given is donated: use the one that comes back."""
+        return self.update(state, batch)
+
+    def place(self, tokens_BS: np.ndarray) -> Tokens:
+        """Put host tokens on the mesh, each device its own sequences.
+
+        Raises:
+            ValueError: another shape than [batch_size, sequence + 1].
+        """
+        if tokens_BS.shape != self.batch.shape:
+            raise ValueError(f"tokens of shape {tokens_BS.shape}; this step takes {self.batch.shape}")
+        return jax.device_put(np.asarray(tokens_BS, np.int32), self.batch.sharding)
+
+    def lower(self) -> jax.stages.Lowered:
+        """The step lowered from shapes alone, nothing allocated; `.compile()` it to ask the compiler."""
+        return self.update.lower(self.state, self.batch)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a global batch."""
+        return self.train.batch_size * self.config.sequence
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to spread the GPT: a name, the mesh axes it uses, and how to build its step.
+
+    `build(config, mesh, train, devices=None)` takes all of `jax.devices()` unless told otherwise, and raises
+    `Infeasible`, before anything is compiled, where model, mesh and batch do not fit.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    build: Callable[..., Step]
+
+    def meshes(self, devices: int) -> list[MeshSpec]:
+        """Its meshes of exactly that many devices."""
+        return list(factorisations(self.axes, devices))
+
+
+def require_divides(axis: str, size: int, **numbers: int) -> None:
+    """Refuse a mesh axis that does not divide a number of the model.
+
+    Raises:
+        Infeasible: names both numbers and the legal sizes.
+    """
+    for name, number in numbers.items():
+        if number % size:
+            raise Infeasible(f"{axis}={size} does not divide {name}={number}; {legal(number, axis)}")

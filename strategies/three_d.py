@@ -1,0 +1,44 @@
+"""The combination: data x pipeline x tensor (Narayanan et al. 2021, "PTD-P", section 3), by composing the three.
+
+The tensor axis cuts every layer of a stage, the pipeline axis cuts the stack of layers, the two together cut the
+vocabulary, and the data axis repeats it all for its part of the batch. The communication is that of data.py,
+pipeline.py and tensor.py, each over its own axis and for the part of the batch and of the weights that is left.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from strategies import data, pipeline, tensor
+from strategies.assemble import assemble
+from strategies.config import GPTConfig, TrainConfig
+from strategies.mesh import MeshSpec
+from strategies.step import Spread, Step, Strategy, require_divides
+
+AXES = ("data", "pipeline", "tensor")
+VOCAB_AXES = ("pipeline", "tensor")
+SPLIT = {**pipeline.SPLIT, **tensor.SPLIT, "vocab": VOCAB_AXES}
+
+
+def build(
+    config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None
+) -> Step:
+    """See `Strategy`. An axis that the mesh leaves out has size one."""
+    stages, tensors = mesh.sizes.get("pipeline", 1), mesh.sizes.get("tensor", 1)
+    tensor.require_fit(config, tensors)
+    require_divides("pipeline", stages, layers=config.layers)
+    spread = Spread(
+        spec=lambda dims: P(*map(SPLIT.get, dims)),
+        batch_axes=data.AXES,
+        vocab_shards=stages * tensors,
+        hooks=tensor.hooks(VOCAB_AXES),
+        forward=partial(pipeline.piped, stages=stages, microbatches=train.microbatches),
+        enter=data.diverge,
+        reduce=data.all_reduce,
+    )
+    return assemble(config, mesh.over(AXES, devices), train, spread)
+
+
+THREE_D = Strategy("three_d", AXES, build)
