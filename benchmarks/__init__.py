@@ -1,0 +1,1 @@
+"""What a step costs: cases, their measurement, and one record for each."""

@@ -1,0 +1,114 @@
+"""Which steps are measured: a selection of strategies, meshes and batch sizes, multiplied out into cases."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import jax
+
+from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.config import Dtype, Remat
+from strategies.step import Step
+
+ONE_DEVICE = MeshSpec.parse("data=1")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step to measure: a strategy on a mesh, with a model and a global batch of `batch_size` sequences."""
+
+    strategy: str
+    mesh: MeshSpec
+    preset: str
+    config: GPTConfig
+    batch_size: int
+    microbatches: int
+    dtype: Dtype
+    remat: Remat
+
+    def __str__(self) -> str:
+        """The test id, such as `fsdp-fsdp=8-b16`."""
+        return f"{self.strategy}-{self.mesh}-b{self.batch_size}"
+
+    def build(self) -> Step:
+        """The step, on the first devices.
+
+        Raises:
+            Infeasible: strategy, mesh, model and batch do not fit together.
+        """
+        train = TrainConfig(self.batch_size, self.microbatches, self.dtype, self.remat)
+        return STRATEGIES[self.strategy].build(self.config, self.mesh, train, jax.devices()[: self.mesh.size])
+
+    @property
+    def single(self) -> "Case":
+        """The same work on one device, whole: what this case is checked against and compared with."""
+        return replace(self, strategy="single", mesh=ONE_DEVICE, microbatches=1)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a run is asked to measure.
+
+    Attributes:
+        strategies: names asked for; none for all.
+        meshes: meshes asked for; none for those that the strategies offer on each of `devices`.
+        devices: how many devices to spread over, one count after another.
+        batch_sizes: sequences in a global batch.
+        microbatches: parts of a batch; None lets `default_microbatches` choose.
+        preset: the name of `config`, with the sizes that were overridden.
+    """
+
+    strategies: tuple[str, ...]
+    meshes: tuple[MeshSpec, ...]
+    devices: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    microbatches: int | None
+    preset: str
+    config: GPTConfig
+    dtype: Dtype
+    remat: Remat
+
+    def cases(self) -> list[Case]:
+        """Every strategy on its meshes, one batch size after another."""
+        spreads = list(self._spreads())
+        return [self._case(name, mesh, size) for size in self.batch_sizes for name, mesh in spreads]
+
+    def _spreads(self) -> Iterator[tuple[str, MeshSpec]]:
+        """Strategies with meshes. Where both are asked for they go together, fit or not: the row will say why."""
+        for name in self.strategies or STRATEGIES:
+            if self.strategies and self.meshes:
+                yield from ((name, mesh) for mesh in self.meshes)
+            elif self.meshes:
+                yield from ((name, mesh) for mesh in self.meshes if mesh in own_meshes(name, mesh.size))
+            else:
+                yield from ((name, mesh) for devices in self.devices for mesh in own_meshes(name, devices))
+
+    def _case(self, name: str, mesh: MeshSpec, batch_size: int) -> Case:
+        microbatches = self.microbatches or default_microbatches(mesh, batch_size)
+        return Case(name, mesh, self.preset, self.config, batch_size, microbatches, self.dtype, self.remat)
+
+
+def own_meshes(name: str, devices: int) -> list[MeshSpec]:
+    """A strategy's meshes of that many devices, without those on which it is only a simpler strategy again.
+
+    >>> [str(mesh) for mesh in own_meshes("three_d", 4)]
+    ['pipeline=2,tensor=2', 'data=2,tensor=2', 'data=2,pipeline=2']
+    """
+    simpler = [other for other in STRATEGIES.values() if set(other.axes) < set(STRATEGIES[name].axes)]
+    return [
+        mesh
+        for mesh in STRATEGIES[name].meshes(devices)
+        if not any(set(mesh.sizes) <= set(other.axes) for other in simpler)
+    ]
+
+
+def default_microbatches(mesh: MeshSpec, batch_size: int) -> int:
+    """One without stages; with stages two for each, for a smaller bubble, or one where the batch allows no more.
+
+    >>> default_microbatches(MeshSpec.parse("pipeline=4"), 16), default_microbatches(MeshSpec.parse("pipeline=4"), 4)
+    (8, 4)
+    """
+    stages = mesh.sizes.get("pipeline", 1)
+    if stages == 1:
+        return 1
+    sequences = batch_size // mesh.sizes.get("data", 1)
+    return 2 * stages if sequences % (2 * stages) == 0 else stages

@@ -1,0 +1,35 @@
+"""Where the time of a run goes."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Clock:
+    """Seconds spent in each phase of a run; what no phase claims is the rest."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what is done inside, whether it succeeds or not."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    @property
+    def total_seconds(self) -> float:
+        """Since the clock was made."""
+        return time.perf_counter() - self.start
+
+    def __str__(self) -> str:
+        """The split, such as `80 s: compile 50 s, timed 20 s, rest 10 s (12%)`."""
+        total = self.total_seconds
+        rest = total - sum(self.seconds.values())
+        phases = "".join(f"{name} {seconds:.0f} s, " for name, seconds in self.seconds.items())
+        return f"{total:.0f} s: {phases}rest {rest:.0f} s ({rest / total:.0%})"

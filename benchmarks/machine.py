@@ -1,0 +1,60 @@
+"""What a run ran on: versions, flags, devices, their speed on a matmul, and a fingerprint of what does not change."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import jax
+
+from benchmarks.measure import Training, steps_per_block, time_blocks
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+MATMUL_SECONDS = 0.3
+
+
+def update_machine_info(info: dict[str, Any], matmul_flops_per_second: Mapping[str, float]) -> None:
+    """Make pytest-benchmark's account of the machine fit for comparing runs.
+
+    The processor keeps its name and its cores, without the long list of its flags and a clock that differs from one
+    second to the next. `fingerprint` is equal where everything is that decides what is compiled and how fast it can
+    be: processor, devices, versions and flags. The measured speed is not part of it.
+    """
+    info["cpu"] = {key: info["cpu"].get(key) for key in ("arch", "brand_raw", "count")}
+    device = jax.devices()[0]
+    info |= {
+        "versions": {"python": info["python_version"]} | {package: version(package) for package in PACKAGES},
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "device_count": jax.device_count(),
+        "virtual_devices": device.platform == "cpu",
+    }
+    stable = ("cpu", "versions", "xla_flags", "platform", "device_kind", "device_count")
+    info["fingerprint"] = fingerprint({key: info[key] for key in stable})
+    info["matmul_flops_per_second"] = dict(matmul_flops_per_second)
+
+
+def fingerprint(facts: Mapping[str, Any]) -> str:
+    """Sixteen hexadecimal digits that are equal for equal facts, whatever their order.
+
+    >>> fingerprint({"jax": "0.10", "cpu": "EPYC"}) == fingerprint({"cpu": "EPYC", "jax": "0.10"})
+    True
+    """
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def matmul_flops_per_second(dtype: str) -> float:
+    """FLOPs per second of square matmuls, one after another, on one device: the fastest block.
+
+    Virtual devices share the cores of one machine, and this is then the rate of all its cores.
+    """
+    size = 1024 if jax.devices()[0].platform == "cpu" else 8192
+    x_DD = jax.random.normal(jax.random.key(0), (size, size), dtype)
+    w_DD = x_DD / math.sqrt(size)  # keeps the variance of what it multiplies
+    program = jax.jit(lambda x, w: (x @ w, {}), donate_argnums=0).lower(x_DD, w_DD).compile()
+    training = Training(program, x_DD, [w_DD])
+    return 2 * size**3 / min(time_blocks(training, steps_per_block(training), MATMUL_SECONDS))

@@ -1,0 +1,124 @@
+"""The options of `pytest benchmarks`, and the selection that they add up to."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar, get_args
+
+import jax
+import pytest
+
+from benchmarks.cases import Selection
+from strategies import PRESETS, STRATEGIES, MeshSpec
+from strategies.config import Dtype, Infeasible, Remat
+
+DEVICES = (1, 2, 4, 8)
+BATCH_SIZES = (8, 16)
+CASE_SECONDS = 1.0
+SIZES = ("layers", "embed", "heads", "vocab", "sequence")
+
+T = TypeVar("T")
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare the options; a bad value is refused by its parser, which names the legal ones."""
+    group = parser.getgroup("meshmark", "meshmark: what `pytest benchmarks` measures")
+    add = group.addoption
+    several = {"action": "extend", "default": []}
+    add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help=f"default: {', '.join(STRATEGIES)}")
+    add("--devices", type=commas(count), metavar="N,...", **several, help=f"default: those of {DEVICES} that are there")
+    add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="such as data=2,tensor=4; repeatable")
+    add("--batch-size", type=commas(count), metavar="N,...", **several, help=f"sequences; default: {BATCH_SIZES}")
+    add("--microbatches", type=count, metavar="N", help="parts of a batch; default: 1, with stages up to 2 a stage")
+    add("--preset", choices=tuple(PRESETS), default="nano", help="the model; default: %(default)s")
+    for size in SIZES:
+        add(f"--{size}", type=count, metavar="N", help="instead of the preset's")
+    add("--dtype", choices=get_args(Dtype), default="float32", help="of the computation; default: %(default)s")
+    add("--remat", choices=get_args(Remat), default="dots", help="what backward recomputes; default: %(default)s")
+    add("--corpus", type=Path, metavar="FILE", help="the text to train on; default: the prose of pydoc_data.topics")
+    add("--case-seconds", type=seconds, metavar="S", default=CASE_SECONDS, help="timed a case; default: %(default)s")
+
+
+def selection(config: pytest.Config) -> Selection:
+    """What the options ask for. Starts the backend, to count devices.
+
+    Raises:
+        pytest.UsageError: options that contradict each other, sizes that no model has, or no case at all.
+    """
+    option = config.option
+    if option.mesh and option.devices:
+        raise pytest.UsageError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
+    sizes = {size: getattr(option, size) for size in SIZES if getattr(option, size) is not None}
+    try:
+        model = dataclasses.replace(PRESETS[option.preset], **sizes)
+    except Infeasible as error:
+        raise pytest.UsageError(f"--preset {option.preset} with {sizes}: {error}") from error
+    chosen = Selection(
+        strategies=unique(option.strategy),
+        meshes=unique(option.mesh),
+        devices=unique(option.devices) or tuple(n for n in DEVICES if n <= jax.device_count()),
+        batch_sizes=unique(option.batch_size) or BATCH_SIZES,
+        microbatches=option.microbatches,
+        preset=",".join([option.preset, *(f"{name}={size}" for name, size in sizes.items())]),
+        config=model,
+        dtype=option.dtype,
+        remat=option.remat,
+    )
+    if not chosen.cases():
+        raise pytest.UsageError(_nothing_selected(chosen))
+    return chosen
+
+
+def unique(values: list[T]) -> tuple[T, ...]:
+    """The values in order, each once: an id may not occur twice."""
+    return tuple(dict.fromkeys(values))
+
+
+def commas(read: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """A reader of lists.
+
+    >>> commas(count)("8,16")
+    [8, 16]
+    """
+    return lambda text: [read(part) for part in text.split(",")]
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count; give a whole number of at least 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; give a positive number of seconds, such as 2.5")
+    return value
+
+
+def strategy(text: str) -> str:
+    """The name of a strategy."""
+    if text not in STRATEGIES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no strategy; there are {', '.join(STRATEGIES)}")
+    return text
+
+
+def mesh(text: str) -> MeshSpec:
+    """A mesh as it is printed."""
+    try:
+        return MeshSpec.parse(text)
+    except Infeasible as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _nothing_selected(chosen: Selection) -> str:
+    names = chosen.strategies or tuple(STRATEGIES)
+    axes = "; ".join(f"{name} uses {', '.join(STRATEGIES[name].axes)}" for name in names)
+    where = f"--mesh {' or '.join(map(str, chosen.meshes))}" if chosen.meshes else f"--devices {chosen.devices}"
+    return f"no case: none of {', '.join(names)} has a mesh of its own for {where} ({axes}); single has data=1"
