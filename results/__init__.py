@@ -1,0 +1,1 @@
+"""What the numbers mean: reads benchmark records, and draws their curves. Needs no JAX."""

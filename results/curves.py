@@ -1,0 +1,85 @@
+"""The curves, as tables: pure functions from the rows of one workload to what a figure shows.
+
+A row counts if its status is ok and its step was found equal to one device's; every other row is left out, and counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pandas as pd
+
+from results.load import WORKLOAD
+
+# What holds a device's memory, bottom of the stack first. The parts add up to `memory.total_bytes`.
+PARTS = {
+    "parameters": "memory.parameter_bytes",
+    "optimizer state": "memory.optimizer_bytes",
+    "other arguments (batch)": "other_argument_bytes",
+    "temporaries (gradients, activations)": "memory.temp_bytes",
+    "other outputs": "new_output_bytes",
+}
+
+
+def workloads(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Split rows into those that did the same work, which alone share figures; yield a label and the rows of each."""
+    for values, part in rows.groupby(WORKLOAD, sort=False, dropna=False):
+        yield "-".join(map(str, values)), part
+
+
+def counts(rows: pd.DataFrame) -> pd.Series:
+    """Say of each row whether it counts."""
+    return rows["status"].eq("ok") & rows["matches_single"].eq(True)
+
+
+def left_out(rows: pd.DataFrame) -> dict[str, int]:
+    """Count the rows that do not count, by why."""
+    rows = rows[~counts(rows)]
+    unequal = rows["matches_single"].map({False: "not equal to single"}).fillna("not compared with single")
+    return dict(Counter(rows["status"].where(rows["status"] != "ok", unequal)))
+
+
+def widest_batch(rows: pd.DataFrame) -> int:
+    """Return the global batch, in sequences, at which most rows count: the largest of equals."""
+    batches = rows.loc[counts(rows), "global_batch_sequences"].value_counts()
+    return int(batches[batches == batches.max()].index.max())
+
+
+def scaling(rows: pd.DataFrame) -> pd.DataFrame:
+    """Derive the ideal throughput and the efficiency of each row that counts.
+
+    Virtual devices share one machine, so their ideal is `single`'s throughput at the same global batch, however many
+    they are; n real devices ideally do n times that. Efficiency is throughput over the ideal; both are NaN without
+    `single`. `best` marks the fastest row (mesh, microbatches) of a strategy at its number of devices and batch.
+    """
+    rows = rows[counts(rows)]
+    single = rows[rows["strategy"] == "single"].groupby("global_batch_sequences")["tokens_per_second"].max()
+    machines = rows["devices"].where(~rows["virtual_devices"].astype(bool), 1)
+    ideal = rows["global_batch_sequences"].map(single) * machines
+    fastest = rows.groupby(["strategy", "devices", "global_batch_sequences"])["tokens_per_second"].idxmax()
+    return rows.assign(
+        ideal_tokens_per_second=ideal,
+        efficiency=rows["tokens_per_second"] / ideal,
+        best=rows.index.isin(fastest),
+    )
+
+
+def frontier(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows that no other beats: as fast and as small per device, and better in one of the two."""
+    rows = rows.sort_values(["memory.total_bytes", "tokens_per_second"], ascending=[True, False])
+    fastest_smaller = rows["tokens_per_second"].cummax().shift()
+    return rows[~(rows["tokens_per_second"] <= fastest_smaller)]
+
+
+def memory_parts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Split what a device holds in each row that counts into its parts: one row a part, its size in `bytes`."""
+    rows = rows[counts(rows)].dropna(subset="memory.total_bytes")
+    rows = rows.assign(
+        other_argument_bytes=rows["memory.argument_bytes"]
+        - rows["memory.parameter_bytes"]
+        - rows["memory.optimizer_bytes"],
+        new_output_bytes=rows["memory.output_bytes"] - rows["memory.alias_bytes"],
+    )
+    columns = {column: part for part, column in PARTS.items()}
+    return rows.rename(columns=columns).melt(
+        ["strategy", "mesh", "devices", "global_batch_sequences"], list(PARTS), var_name="part", value_name="bytes"
+    )

@@ -1,0 +1,153 @@
+"""The laws of the figures: complete, honest in their words, the same each time, and drawn without JAX."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from results.canvas import look_of
+from results.figures import FIGURES
+from results.load import load
+from results.plot import main
+from tests.results.synthetic import STRATEGIES, failed, row, sweep, write_run
+
+ROOT = Path(__file__).parents[2]
+WITHOUT_JAX = """
+import runpy, sys
+for absent in ("jax", "jaxlib", "flax", "optax", "strategies", "benchmarks"):
+    sys.modules[absent] = None
+runpy.run_module("results.plot", run_name="__main__")
+"""
+HEADERS = {".png": b"\x89PNG", ".svg": b"<?xml"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run in which one case was infeasible and one was wrong."""
+    wrong = row("tensor", "tensor=16", status="mismatch", matches_single=False)
+    path = tmp_path_factory.mktemp("runs") / "run.json"
+    return write_run(path, [*sweep(), failed("infeasible", "pipeline", "pipeline=16"), wrong])
+
+
+@pytest.fixture(scope="module")
+def rows(run: Path) -> pd.DataFrame:
+    """The run's rows at one global batch."""
+    read = load([run])
+    return read[read["global_batch_sequences"] == 16]
+
+
+@pytest.fixture(scope="module")
+def drawn(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run's figures."""
+    out = tmp_path_factory.mktemp("figures")
+    main([str(run), "--out", str(out)])
+    return out
+
+
+@pytest.mark.parametrize("suffix", HEADERS)
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_written(drawn: Path, name: str, suffix: str) -> None:
+    """Each curve is there as a picture to look at and as one to scale."""
+    content = (drawn / name).with_suffix(suffix).read_bytes()
+    assert content.startswith(HEADERS[suffix])
+    assert len(content) > 5000
+
+
+def test_figures_need_no_jax_and_come_out_the_same(run: Path, drawn: Path, tmp_path: Path) -> None:
+    """Where nothing but the records can be imported, the command prints the paths of the very same pictures."""
+    command = [sys.executable, "-c", WITHOUT_JAX, str(run), "--out", str(tmp_path)]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    assert printed == [str(tmp_path / f"{name}{suffix}") for name in FIGURES for suffix in HEADERS]
+    for path in map(Path, printed):
+        assert path.read_bytes() == (drawn / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_strategy_is_named(rows: pd.DataFrame, name: str) -> None:
+    """A figure names each strategy that counts, in its legend or over its panel."""
+    figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
+    legend = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert set(STRATEGIES) <= legend | {axes.get_title() for axes in figure.axes}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_what_was_left_out_is_said(rows: pd.DataFrame, name: str) -> None:
+    """A figure says how many rows it does not show, and why."""
+    figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
+    assert figure.get_supxlabel() == f"2 of {len(rows)} rows left out: 1 infeasible, 1 mismatch"
+
+
+@pytest.mark.parametrize("name", ["throughput_vs_devices", "parallel_efficiency"])
+@pytest.mark.parametrize(
+    ("virtual", "devices", "ideal"),
+    [
+        (True, "virtual devices that share one machine", "ideal: constant total work"),
+        (False, "cpu", "ideal: linear speed-up"),
+    ],
+    ids=["virtual", "real"],
+)
+def test_virtual_devices_are_called_virtual(
+    rows: pd.DataFrame, name: str, virtual: bool, devices: str, ideal: str
+) -> None:
+    """The title says what the devices are, and the legend what is ideal on them."""
+    figure = FIGURES[name](rows.assign(virtual_devices=virtual), look_of(rows["strategy"].unique()))
+    assert figure.get_suptitle().splitlines()[-1] == devices
+    assert ideal in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "needs"),
+    [
+        ("parallel_efficiency", "strategy", "`single` at its batch"),
+        ("memory_vs_devices", "memory.total_bytes", "memory sizes"),
+        ("throughput_vs_memory", "memory.total_bytes", "memory sizes"),
+    ],
+)
+def test_a_figure_without_numbers_says_so(rows: pd.DataFrame, name: str, column: str, needs: str) -> None:
+    """Where no row has what a figure needs, the figure says what is missing."""
+    lacking = rows.assign(**{column: "data" if column == "strategy" else float("nan")})
+    figure = FIGURES[name](lacking, look_of(["data"]))
+    assert f"no row that counts has {needs}" in [text.get_text() for text in figure.texts]
+    assert f"without {needs}" in figure.get_supxlabel()
+
+
+def test_strategies_are_told_apart() -> None:
+    """A hundred strategies differ in colour or marker, whatever the figure."""
+    names = [f"strategy {number}" for number in range(100)]
+    look = look_of(names)
+    assert len({(look["palette"][name], look["markers"][name]) for name in names}) == len(names)
+
+
+def test_different_work_is_drawn_apart(tmp_path: Path) -> None:
+    """Each workload that has rows that count has its figures in a folder of its own."""
+    whole = [row(), row("data", "data=2")]
+    half = [row(dtype="bfloat16"), row("data", "data=2", dtype="bfloat16")]
+    lost = failed("oom", "data", "data=2")
+    lost["extra_info"]["preset"] = "too large"
+    main([str(write_run(tmp_path / "run.json", [*whole, *half, lost])), "--out", str(tmp_path / "out")])
+    folders = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert folders == ["synthetic-10000000-128-bfloat16-none", "synthetic-10000000-128-float32-none"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([failed("oom", "data", "data=2")], [], r"nothing to draw, no row counts \(1 oom\)"),
+        ([row(), row(batch=8)], ["--batch-size=7"], "no row counts at a global batch of 7; it can be 8, 16"),
+        ([row(schema_version=2)], [], "update meshmark"),
+    ],
+    ids=["nothing counts", "no such batch", "unreadable"],
+)
+def test_the_command_fails_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list, options: list[str], message: str
+) -> None:
+    """What cannot be drawn ends the command with a status and the reason, and no traceback."""
+    path = write_run(tmp_path / "run.json", rows)
+    with pytest.raises(SystemExit, match="1"):
+        main([str(path), "--out", str(tmp_path / "out"), *options])
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert error.count("\n") == 1
