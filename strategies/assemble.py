@@ -108,8 +108,8 @@ def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads
             return jax.tree.map(jnp.add, total, loss_and_grads(params, tokens_bS)), None
 
         tokens_MbS = tokens_BS.reshape(microbatches, -1, tokens_BS.shape[-1])
-        shapes = jax.eval_shape(loss_and_grads, params, tokens_MbS[0])
-        zeros = jax.tree.map(_zeros, shapes)
+        # Zeros made from what they stand for: a loop's carry must enter varying over the axes that it leaves varying.
+        zeros = jnp.zeros_like(tokens_BS[0, 0], jnp.float32), jax.tree.map(jnp.zeros_like, params)
         return lax.scan(add, zeros, tokens_MbS)[0]
 
     return accumulate
@@ -122,11 +122,6 @@ def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
         axes = tuple(axis for axis in jax.tree.leaves(tuple(spec)) if axis)
         squares[axes].append(jnp.sum(jnp.square(grad)))
     return jnp.sqrt(sum(lax.psum(sum(parts), axes) if axes else sum(parts) for axes, parts in squares.items()))
-
-
-def _zeros(like: jax.ShapeDtypeStruct) -> Array:
-    """Zeros that vary over the same mesh axes: a loop's carry must enter with the type that it leaves with."""
-    return lax.pcast(jnp.zeros(like.shape, like.dtype), tuple(like.vma), to="varying")
 
 
 def _dims(path: Any, weight: nnx.Param) -> tuple[str, ...]:

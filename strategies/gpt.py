@@ -178,9 +178,9 @@ class GPT(nnx.Module):
         """Tokens to the residual stream, in the compute dtype."""
         return self._ready(nnx.split(self.embedding))(tokens_BT, self.hooks)
 
-    def run(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def run(self, x_BTD: Float[Array, "B T D"], blocks: Any = None) -> Float[Array, "B T D"]:
         """All blocks held here, one after another; what the backward pass recomputes is `train.remat`."""
-        graph, stacked = nnx.split(self.blocks)
+        graph, stacked = nnx.split(blocks or self.blocks)
 
         def layer(x_BTD: Array, weights: nnx.State) -> tuple[Array, None]:
             return self._ready((graph, weights))(x_BTD, self.hooks, self.attention), None
