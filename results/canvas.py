@@ -50,7 +50,7 @@ def canvas(
     lines = max(1, -(-panels // columns))
     width, height = max(6, 3 * columns), max(4.5, 2.8 * lines)
     figure = Figure(figsize=(width + 3, height + 0.5), layout="constrained")
-    grid = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
+    grid = list(figure.subplots(lines, columns, sharey=True, squeeze=False).flat)
     for unused in grid[panels:]:
         unused.remove()
     if not panels:
@@ -103,11 +103,11 @@ def strategy_lines(axes: Axes, points: pd.DataFrame, x: str, y: str, look: Look)
 
 
 def doubling_axis(axes: Axes, values: pd.Series, label: str) -> None:
-    """Space x by doublings, and write each value that occurs plainly."""
+    """Space x by doublings, as far as the values go, and write each that occurs plainly."""
     ticks = sorted(values.unique())
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
-    axes.set_xlabel(label)
+    axes.set(xlabel=label, xlim=(ticks[0] / 1.2, ticks[-1] * 1.2))
 
 
 def ideal_line(axes: Axes, points: pd.DataFrame, y: str) -> None:
