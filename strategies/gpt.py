@@ -15,7 +15,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from strategies.attention import causal_attention
+from strategies.attention import KEPT, causal_attention
 from strategies.config import GPTConfig, TrainConfig
 
 Weights = dict[str, Any]
@@ -186,7 +186,7 @@ class GPT(nnx.Module):
             return self._ready((graph, weights))(x_BTD, self.hooks, self.attention), None
 
         # A scan merges no common subexpressions across its iterations: no barrier is needed against that.
-        layer = jax.checkpoint(layer, policy=_KEPT[self.train.remat], prevent_cse=False)
+        layer = jax.checkpoint(layer, policy=_REMAT[self.train.remat], prevent_cse=False)
         return lax.scan(layer, x_BTD, stacked, unroll=self.train.unroll)[0]
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, "N"]:
@@ -197,7 +197,7 @@ class GPT(nnx.Module):
 
         head = nnx.split(self.head)
         table = head if hasattr(self.head, "token_VD") else nnx.split(self.embedding)
-        policy = _KEPT["full" if self.train.remat == "full" else "dots"]
+        policy = _REMAT["full" if self.train.remat == "full" else "dots"]
         return jax.checkpoint(losses, policy=policy)(head, table, x_BTD)
 
     def _ready(self, split: Split) -> Any:
@@ -218,8 +218,11 @@ def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name not in _REARRANGING
 
 
-_KEPT = {
+_POLICIES = jax.checkpoint_policies
+_REMAT = {
     "none": _all_but_gathered,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": _POLICIES.save_from_both_policies(
+        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(KEPT)
+    ),
+    "full": _POLICIES.nothing_saveable,
 }

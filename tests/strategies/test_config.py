@@ -1,0 +1,70 @@
+"""Sizes are the published ones, and what does not fit is refused by name."""
+
+import dataclasses
+
+import pytest
+
+from strategies import PRESETS, GPTConfig, Infeasible, TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("preset", "count"),
+    [
+        # Counted from the released weights of Radford et al. 2019.
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ],
+)
+def test_presets_have_the_published_number_of_parameters(preset, count):
+    """A preset is the model of that name, to the parameter."""
+    assert PRESETS[preset].param_count == count
+
+
+@pytest.mark.parametrize(("preset", "billions"), [("gpt3-6.7b", 6.7), ("gpt3-13b", 13.0), ("gpt3-175b", 175.0)])
+def test_large_presets_have_the_size_in_their_name(preset, billions):
+    """GPT-3 was published with rounded sizes (Brown et al. 2020, table 2.1): ours round to them within 2%."""
+    assert PRESETS[preset].param_count / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+def test_an_untied_head_costs_one_more_table():
+    """Untying adds vocabulary x embed parameters and nothing else."""
+    tied = PRESETS["nano"]
+    untied = dataclasses.replace(tied, tied=False)
+    assert untied.param_count - tied.param_count == tied.vocab * tied.embed
+
+
+def test_flops_are_six_a_weight_plus_attention():
+    """A model small enough to count by hand: 12 E^2 weights a layer, E V in the head, 12 L E T for attention."""
+    config = GPTConfig(layers=1, embed=2, heads=1, vocab=3, sequence=5)
+    assert config.flops_per_token == 6 * (12 * 4 + 2 * 3) + 12 * 2 * 5
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"layers": 0}, "layers=0; it must be at least 1"),
+        ({"heads": 3}, "heads=3 does not divide embed=128; it can be 1, 2, 4, 8, 16, 32, 64 or 128"),
+        ({"vocab": -1}, "vocab=-1; it must be at least 1"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(sizes, message):
+    """The error names the numbers and the way out."""
+    with pytest.raises(Infeasible, match=message):
+        dataclasses.replace(PRESETS["nano"], **sizes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0; it must be at least 1"),
+        ({"batch_size": 6, "microbatches": 4}, "microbatches=4 does not divide batch_size=6; it can be 1, 2, 3 or 6"),
+        ({"batch_size": 8, "dtype": "float16"}, "dtype='float16'; it can be float32, bfloat16"),
+        ({"batch_size": 8, "remat": "some"}, "remat='some'; it can be none, dots, full"),
+    ],
+)
+def test_a_step_that_cannot_be_is_refused(options, message):
+    """The error names the numbers and the way out."""
+    with pytest.raises(Infeasible, match=message):
+        TrainConfig(**options)

@@ -1,0 +1,58 @@
+"""The table of strategies, and the errors that each raises before anything is compiled."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
+
+
+def build(name, mesh, batch_size=16, microbatches=1, **sizes):
+    """A step of the nano preset with other sizes, on as many devices as the mesh takes."""
+    config, mesh = dataclasses.replace(PRESETS["nano"], **sizes), MeshSpec.parse(mesh)
+    train = TrainConfig(batch_size=batch_size, microbatches=microbatches)
+    return STRATEGIES[name].build(config, mesh, train, jax.devices()[: mesh.size])
+
+
+def test_a_strategy_is_found_by_its_own_name():
+    """The registry's key is the strategy's name."""
+    assert {name: strategy.name for name, strategy in STRATEGIES.items()} == {name: name for name in STRATEGIES}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_meshes_use_exactly_the_devices(name, devices):
+    """Whatever meshes a strategy offers for a number of devices, they use all of them, over its own axes."""
+    for mesh in STRATEGIES[name].meshes(devices):
+        assert mesh.size == devices
+        assert set(mesh.sizes) <= set(STRATEGIES[name].axes)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options", "message"),
+    [
+        ("single", "data=2", {}, "single runs on one device; its mesh is data=1, not data=2"),
+        ("data", "data=8", {"batch_size": 12}, "data=8 x microbatches=1 does not divide batch_size=12"),
+        ("data", "data=8", {"microbatches": 4}, "data=8 x microbatches=4 does not divide batch_size=16"),
+        ("fsdp", "fsdp=8", {"embed": 12, "heads": 4}, "fsdp=8 does not divide embed=12; fsdp can be 1, 2, 3, 4, 6 or"),
+        ("fsdp", "fsdp=8", {"batch_size": 4}, "fsdp=8 x microbatches=1 does not divide batch_size=4"),
+        ("tensor", "tensor=8", {"heads": 4}, "tensor=8 does not divide heads=4; tensor can be 1, 2 or 4"),
+        ("tensor", "tensor=8", {"mlp": 100}, "tensor=8 does not divide mlp=100; tensor can be 1, 2, 4, 5, 10"),
+        ("pipeline", "pipeline=8", {"layers": 6}, "pipeline=8 does not divide layers=6; pipeline can be 1, 2, 3 or 6"),
+        ("three_d", "pipeline=4,tensor=2", {"layers": 2}, "pipeline=4 does not divide layers=2"),
+        ("three_d", "pipeline=4,tensor=2", {"heads": 1}, "tensor=2 does not divide heads=1; tensor can be 1"),
+        ("three_d", "data=4,tensor=2", {"batch_size": 6}, "data=4 x microbatches=1 does not divide batch_size=6"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_it_is_compiled(name, mesh, options, message):
+    """`build` itself raises, and names the numbers and the legal values."""
+    with pytest.raises(Infeasible, match=message):
+        build(name, mesh, **options)
+
+
+def test_tokens_of_another_shape_are_refused():
+    """A batch of another size would compile a second program."""
+    step = build("data", "data=2")
+    with pytest.raises(ValueError, match=r"tokens of shape \(8, 129\); this step takes \(16, 129\)"):
+        step.place(jax.numpy.zeros((8, 129), "int32"))
