@@ -1,5 +1,6 @@
 """What all figures share: a strategy's look, a title that says what was run, a caption that says what was left out."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -46,8 +47,8 @@ def canvas(
         panels: how many axes to lay out; with none the figure says that nothing has what it needs.
         needs: what rows that count must still have to be shown.
     """
-    columns = min(max(panels, 1), 3)
-    lines = max(1, -(-panels // columns))
+    lines = math.ceil(max(panels, 1) / 3)
+    columns = math.ceil(max(panels, 1) / lines)
     width, height = max(6, 3 * columns), max(4.5, 2.8 * lines)
     figure = Figure(figsize=(width + 3, height + 0.5), layout="constrained")
     grid = list(figure.subplots(lines, columns, sharey=True, squeeze=False).flat)

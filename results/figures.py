@@ -62,7 +62,7 @@ def memory_vs_devices(rows: pd.DataFrame, look: Look) -> Figure:
     for axes, strategy in zip(grid, strategies, strict=True):
         sizes = parts[parts["strategy"] == strategy].pivot(index="devices", columns="part", values="bytes") / divisor
         sizes = sizes.reindex(index=sorted(points["devices"].unique()), columns=list(PARTS))
-        sizes.plot.bar(stacked=True, ax=axes, color=PART_COLOURS, legend=False, rot=0, width=0.8)
+        sizes.plot.bar(stacked=True, ax=axes, color=PART_COLOURS, legend=False, rot=0, width=0.8, lw=0)
         axes.set_title(strategy, color=look["palette"][strategy], fontweight="bold")
         axes.grid(visible=False, axis="x")
         top = 1.1 * points["memory.total_bytes"].max() / divisor
