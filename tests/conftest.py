@@ -1,0 +1,5 @@
+"""Tests are small programs compiled many times: half of that time is LLVM's optimisation, which no law depends on."""
+
+import os
+
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()

@@ -1,0 +1,124 @@
+"""The first law: every strategy, on every legal mesh, computes what one device computes.
+
+Why the bounds are what they are. Spreading a step changes no operation, only the order in which sums are added up:
+over the batch (data, fsdp), over a contracted dim (tensor), over microbatches (pipeline), over the vocabulary.
+A sum of n float32 terms in another order differs by about sqrt(n) u, with u = 2^-24, relative to the norm of its
+terms (Higham & Mary 2019, theorem 2.4). Along the longest path, forward and back, some 12 such operations a layer each
+way follow each other, and their errors add up. `ROUNDING` is that, for the loss and for each gradient in its norm.
+Gradients are the first moments of AdamW after one step, divided by 1 - beta1: they are clipped as the step clips them.
+
+AdamW divides each gradient by its own size, so an element much smaller than its array's largest carries that much more
+relative error, up to a step of the other sign: each step may carry a parameter lr min(2, 2 error / size) apart. The
+bias of the keys has only such elements, its true gradient being zero: softmax does not see what all scores share.
+
+In bfloat16, u = 2^-9 and each operation rounds its result whatever the order of its float32 sums; a partial product is
+rounded before it is summed. Such roundings are independent: over a path of d operations they add up to sqrt(d) u.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+
+STEPS = 3
+# 257 words, which nothing divides: the padding is tested in every strategy that splits the vocabulary.
+CONFIG = dataclasses.replace(PRESETS["nano"], embed=32, sequence=16, vocab=257)
+TRAIN = TrainConfig(batch_size=16)
+DEPTH = 2 * 12 * CONFIG.layers
+TERMS = max(TRAIN.batch_size * CONFIG.sequence, CONFIG.vocab, CONFIG.mlp_dim)
+ROUNDING = {"float32": DEPTH * math.sqrt(TERMS) * 2**-24, "bfloat16": math.sqrt(DEPTH) * 2**-8}
+
+MESHES = [
+    (name, mesh)
+    for name, strategy in STRATEGIES.items()
+    if name != "single"
+    for devices in (2, 4, 8)
+    for mesh in strategy.meshes(devices)
+]
+
+
+def train(name, mesh, **options):
+    """A few steps: their losses, their norms, and the state after each, on the host and unpadded."""
+    step = STRATEGIES[name].build(CONFIG, mesh, dataclasses.replace(TRAIN, **options), jax.devices()[: mesh.size])
+    state, losses, norms, states = step.init(jax.random.key(0)), [], [], []
+    for seed in range(STEPS):
+        tokens = np.random.default_rng(seed).integers(0, CONFIG.vocab, step.batch.shape).astype(np.int32)
+        state, metrics = step(state, step.place(tokens))
+        losses.append(float(metrics["loss"]))
+        norms.append(float(metrics["grad_norm"]))
+        states.append(jax.tree.map(lambda x: np.array(unpadded(x), np.float64), state))
+    return np.array(losses), np.array(norms), states
+
+
+def unpadded(x):
+    """A table of the vocabulary without its padding, which must be zero."""
+    if x.ndim == 2 and x.shape[0] > CONFIG.vocab:
+        assert (x[CONFIG.vocab :] == 0).all()
+        return x[: CONFIG.vocab]
+    return x
+
+
+@functools.cache
+def single(**options):
+    """The reference."""
+    return train("single", MeshSpec.parse("data=1"), **options)
+
+
+def assert_equal(mine, reference, rounding):
+    """Losses, norms, gradients and parameters, each to its bound."""
+    for measured, expected in zip(mine[:2], reference[:2], strict=True):
+        np.testing.assert_allclose(measured, expected, rtol=rounding)
+    moments, expected_moments = mine[2][0].optimizer[0].mu, reference[2][0].optimizer[0].mu
+    whole = math.sqrt(sum(np.square(g).sum() for g in jax.tree.leaves(expected_moments)))
+    for gradient, expected in zip(jax.tree.leaves(moments), jax.tree.leaves(expected_moments), strict=True):
+        # Norms below that of rounding in the whole gradient are rounding themselves.
+        assert np.linalg.norm(gradient - expected) <= rounding * max(np.linalg.norm(expected), 2**-12 * whole)
+    params, expected_params = mine[2][-1].params, reference[2][-1].params
+    drifts = jax.tree.map(
+        lambda *second_moments: drift(rounding, second_moments), *(state.optimizer[0].nu for state in reference[2])
+    )
+    for param, expected, bound in zip(*map(jax.tree.leaves, (params, expected_params, drifts)), strict=True):
+        assert (np.abs(param - expected) <= bound + 2**-23 * np.abs(expected)).all()
+
+
+def drift(rounding, second_moments):
+    """How far AdamW may carry two runs apart whose gradients agree to `rounding`, element by element, over the steps."""
+    total = 0
+    for step, moment in enumerate(second_moments, start=1):
+        size = np.sqrt(moment / (1 - TRAIN.beta2**step))
+        total += TRAIN.learning_rate * np.minimum(2, 2 * rounding * size.max() / (size + TRAIN.epsilon))
+    return total
+
+
+@pytest.mark.parametrize(("name", "mesh"), MESHES, ids=str)
+def test_equals_one_device(name, mesh):
+    """Spread over any mesh, several AdamW steps compute what one device computes, to float32 rounding."""
+    microbatches = 4 if "pipeline" in mesh.sizes else 1
+    assert_equal(train(name, mesh, microbatches=microbatches), single(), ROUNDING["float32"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "bfloat16"}, {"remat": "none"}, {"remat": "full"}, {"microbatches": 2}, {"unroll": 2}],
+    ids=str,
+)
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "single"])
+def test_equals_one_device_with_every_option(name, options):
+    """So it does in bfloat16, to its own rounding, and however the step computes again or accumulates."""
+    mesh = MeshSpec.parse({"three_d": "data=2,pipeline=2,tensor=2"}.get(name, f"{name}=8"))
+    reference = single(**{key: options[key] for key in options if key == "dtype"})
+    assert_equal(train(name, mesh, **options), reference, ROUNDING[options.get("dtype", "float32")])
+
+
+def test_a_planted_error_is_caught():
+    """The check can fail: one weight in a thousand off by 1% in the reference's gradients, and it does."""
+    reference = single()
+    wrong = jax.tree.map(np.copy, reference[2])
+    wrong[0].optimizer[0].mu["blocks"]["qkv_DCA"].flat[::1000] *= 1.01
+    with pytest.raises(AssertionError):
+        assert_equal((*reference[:2], wrong), reference, ROUNDING["float32"])
