@@ -93,6 +93,8 @@ def own_meshes(name: str, devices: int) -> list[MeshSpec]:
     >>> [str(mesh) for mesh in own_meshes("three_d", 4)]
     ['pipeline=2,tensor=2', 'data=2,tensor=2', 'data=2,pipeline=2']
     """
+    if name == "single":
+        return [ONE_DEVICE] if devices == 1 else []
     simpler = [other for other in STRATEGIES.values() if set(other.axes) < set(STRATEGIES[name].axes)]
     return [
         mesh

@@ -10,7 +10,9 @@ from benchmarks.cases import Case
 from benchmarks.failures import Mismatch, NonFinite
 from strategies.step import Metrics
 
-CHECKED_STEPS = 4
+CHECKED_STEPS = 3
+BATCHES = 2
+"""One less than the checked steps: the last of them sees the first batch again, and its loss tells what was learnt."""
 
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
 """The most that storing a number changes it, relative to the number."""

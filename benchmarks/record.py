@@ -55,7 +55,8 @@ class Record:
         model_flops_per_step: for all devices, nothing recomputed.
         matmul_flops_per_second: what one device reaches on a matmul alone, in this run and this dtype; where devices
             are virtual, what all of them reach together.
-        loss_first, loss_last: of the checked steps, which every case of a batch size takes on the same tokens.
+        loss_first, loss_last: nats per token, of the first and the last checked step. These are on the same tokens, and
+            the same for every case of a batch size.
         matches_single: losses and gradient norms of these steps equal one device's; None where that cannot be said.
         steps_per_block: steps that are timed as one, and blocked on once.
         samples: seconds per step, one for each block.

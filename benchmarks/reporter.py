@@ -15,12 +15,14 @@ class Reporter:
         self.config = config
         self.session = session
         self.cases: set[str] = set()
+        self.running = False
         self.start = time.perf_counter()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Count the cases that are left after -k, and begin to estimate."""
         self.cases = {item.nodeid for item in session.items if "session" in getattr(item, "fixturenames", ())}
         self.start = time.perf_counter()
+        self.running = True
         if self.cases:
             self.terminal.showfspath = False
 
@@ -45,7 +47,11 @@ class Reporter:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Count the case as pytest does, and print no dot."""
-        return (report.outcome, "", "") if self._ended(report) else None
+        return (report.outcome, "", "") if self.running and self._ended(report) else None
+
+    def pytest_sessionfinish(self) -> None:
+        """Leave the words in the summary of failures to pytest."""
+        self.running = False
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table, where the report is, and where the time went."""

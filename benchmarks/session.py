@@ -3,13 +3,13 @@
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import pytest
 
 from benchmarks.cases import Case
-from benchmarks.check import CHECKED_STEPS, Trajectory
+from benchmarks.check import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.clock import Clock
 from benchmarks.corpus import Corpus, tokens
 from benchmarks.failures import reason_of, status_of
@@ -101,12 +101,15 @@ class Session:
 
     def _first_steps(self, case: Case, step: Step, program: jax.stages.Compiled) -> tuple[Training, Trajectory]:
         """Warm up on the text, and look at what comes out."""
-        with self.clock.phase("init"):
-            init = self._inits.setdefault((case.strategy, case.mesh), step.init)  # is the same for every batch size
-            state = jax.block_until_ready(init(jax.random.key(SEED)))
+        key = jax.random.key(SEED)
+        spread = case.strategy, case.mesh
+        if spread not in self._inits:  # the same for every batch size
+            with self.clock.phase("compile"):
+                self._inits[spread] = cast(jax.stages.Wrapped, step.init).lower(key).compile()
         with self.clock.phase("first steps"):
+            state = self._inits[spread](key)
             sizes = case.batch_size, case.config.sequence
-            batches = [step.place(tokens(self.corpus_N, index, *sizes)) for index in range(CHECKED_STEPS)]
+            batches = [step.place(tokens(self.corpus_N, index, *sizes)) for index in range(BATCHES)]
             training = Training(program, state, batches)
             return training, training.trajectory(CHECKED_STEPS)
 

@@ -1,0 +1,88 @@
+"""Which steps are measured."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from benchmarks.cases import Case, Selection, default_microbatches, own_meshes
+from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec
+
+FSDP = MeshSpec.parse("fsdp=8")
+EVERYTHING = Selection(
+    strategies=(),
+    meshes=(),
+    devices=(1, 2, 4, 8),
+    batch_sizes=(8, 16),
+    microbatches=None,
+    preset="nano",
+    config=PRESETS["nano"],
+    dtype="float32",
+    remat="dots",
+)
+
+
+def ids(**selection: Any) -> list[str]:
+    """The ids of the cases that a selection asks for."""
+    return [str(case) for case in dataclasses.replace(EVERYTHING, **selection).cases()]
+
+
+def test_id_names_strategy_mesh_and_batch() -> None:
+    """A test id is the strategy, the mesh as it is parsed, and the global batch."""
+    assert str(Case("fsdp", FSDP, "nano", PRESETS["nano"], 16, 1, "float32", "dots")) == "fsdp-fsdp=8-b16"
+
+
+def test_everything_is_each_strategy_on_each_count_with_each_batch() -> None:
+    """The default leaves out no strategy, no device count, no batch size, and names no case twice."""
+    cases = EVERYTHING.cases()
+    assert {case.strategy for case in cases} == set(STRATEGIES)
+    assert {(case.mesh.size, case.batch_size) for case in cases} == {(n, b) for n in (1, 2, 4, 8) for b in (8, 16)}
+    assert len(set(map(str, cases))) == len(cases)
+
+
+@pytest.mark.parametrize("case", EVERYTHING.cases(), ids=str)
+def test_default_cases_are_feasible(case: Case) -> None:
+    """Nothing in the default is refused: its meshes, batches and microbatches fit the default model."""
+    assert case.build().tokens_per_step == case.batch_size * case.config.sequence
+
+
+def test_mesh_alone_selects_its_strategies() -> None:
+    """A mesh without a strategy goes to those that have it as their own."""
+    assert ids(meshes=(FSDP,), batch_sizes=(8,)) == ["fsdp-fsdp=8-b8"]
+
+
+def test_strategy_and_mesh_go_together_fit_or_not() -> None:
+    """What is asked for by both names is a case, even one that can only say why it does not fit."""
+    assert ids(strategies=("tensor",), meshes=(FSDP,), batch_sizes=(8,)) == ["tensor-fsdp=8-b8"]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_combination_never_repeats_a_part(devices: int) -> None:
+    """A mesh over the axes of a simpler strategy is that strategy's case, not one of the combination."""
+    simpler = {axis for name in ("single", "data", "tensor", "pipeline") for axis in STRATEGIES[name].axes}
+    for mesh in own_meshes("three_d", devices):
+        assert len(simpler & set(mesh.sizes)) > 1
+
+
+@pytest.mark.parametrize("batch_size", [8, 16, 64])
+@pytest.mark.parametrize("mesh", ["pipeline=2", "pipeline=8", "data=2,pipeline=4"])
+def test_microbatches_fill_the_pipeline_and_divide_the_batch(mesh: str, batch_size: int) -> None:
+    """There is a microbatch for every stage or two, as the batch allows."""
+    spec = MeshSpec.parse(mesh)
+    microbatches = default_microbatches(spec, batch_size)
+    assert microbatches in (spec.sizes["pipeline"], 2 * spec.sizes["pipeline"])
+    assert batch_size % (microbatches * spec.sizes.get("data", 1)) == 0
+
+
+def test_infeasible_case_says_so_when_built() -> None:
+    """What does not fit is refused with its numbers before anything is compiled."""
+    case = Case("tensor", MeshSpec.parse("tensor=3"), "nano", PRESETS["nano"], 8, 1, "float32", "dots")
+    with pytest.raises(Infeasible, match="tensor=3 does not divide heads=8"):
+        case.build()
+
+
+def test_single_is_its_own_reference() -> None:
+    """The same work on one device is the same for every strategy, and one device's is itself."""
+    fsdp = Case("fsdp", FSDP, "nano", PRESETS["nano"], 16, 2, "float32", "dots")
+    assert str(fsdp.single) == "single-data=1-b16"
+    assert fsdp.single.single == fsdp.single

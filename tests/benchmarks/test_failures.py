@@ -1,0 +1,35 @@
+"""The word for each bad end."""
+
+import jax
+import pytest
+
+from benchmarks.failures import CompileError, Mismatch, NonFinite, Recompiled, reason_of, status_of
+from strategies import Infeasible
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Infeasible("tensor=3 does not divide heads=8"), "infeasible"),
+        (KeyboardInterrupt(), "interrupted"),
+        (MemoryError(), "oom"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes."), "oom"),
+        (CompileError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm"), "oom"),
+        (CompileError("INTERNAL: no such instruction"), "compile_error"),
+        (NonFinite("loss nan"), "nan_loss"),
+        (Mismatch("loss 5 where one device has 4"), "mismatch"),
+        (Recompiled("compiled while it was timed"), "error"),
+        (ValueError("anything else"), "error"),
+    ],
+    ids=repr,
+)
+def test_every_error_has_its_status(error: BaseException, status: str) -> None:
+    """A bad end has one word, and memory is blamed where memory was short, even while compiling."""
+    assert status_of(error) == status
+
+
+def test_reason_is_one_line() -> None:
+    """A row's reason is what went wrong, without the rest of a compiler's page."""
+    assert reason_of(CompileError("INTERNAL: no such instruction\nin line 7")) == "INTERNAL: no such instruction"
+    assert reason_of(ZeroDivisionError("no weights")) == "ZeroDivisionError: no weights"
+    assert reason_of(KeyboardInterrupt()) == "stopped from the keyboard"

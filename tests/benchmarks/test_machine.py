@@ -1,0 +1,40 @@
+"""What a run ran on."""
+
+from typing import Any
+
+import jax
+
+from benchmarks.machine import fingerprint, matmul_flops_per_second, update_machine_info
+
+
+def info(**changes: Any) -> dict[str, Any]:
+    """The machine as pytest-benchmark describes it, then as this suite does."""
+    cpu = {"brand_raw": "EPYC", "arch": "X86_64", "count": 2, "flags": ["avx", "sse"], "hz_actual": [2596118000, 0]}
+    described = {"cpu": cpu | changes, "python_version": "3.11.7", "node": "somewhere"}
+    update_machine_info(described, {"float32": 2e11})
+    return described
+
+
+def test_noise_is_dropped_and_versions_are_kept() -> None:
+    """The processor keeps its name; versions, devices and the measured speed are there."""
+    described = info()
+    assert described["cpu"] == {"brand_raw": "EPYC", "arch": "X86_64", "count": 2}
+    assert described["versions"]["jax"] == jax.__version__
+    assert described["device_count"] == jax.device_count()
+    assert described["matmul_flops_per_second"] == {"float32": 2e11}
+
+
+def test_fingerprint_is_of_what_stays() -> None:
+    """A clock that jitters leaves the fingerprint as it is; another processor changes it."""
+    assert info()["fingerprint"] == info(hz_actual=[2600000000, 0])["fingerprint"]
+    assert info()["fingerprint"] != info(brand_raw="Xeon")["fingerprint"]
+
+
+def test_fingerprint_ignores_order() -> None:
+    """Equal facts in another order are equal."""
+    assert fingerprint({"a": 1, "b": {"c": 2, "d": 3}}) == fingerprint({"b": {"d": 3, "c": 2}, "a": 1})
+
+
+def test_matmul_rate_is_that_of_a_processor() -> None:
+    """The rate is of the right order: more than one GFLOP/s, less than an exaFLOP/s."""
+    assert 1e9 < matmul_flops_per_second("float32") < 1e18

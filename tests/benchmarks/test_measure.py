@@ -1,0 +1,111 @@
+"""How steps are timed."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.failures import Recompiled
+from benchmarks.measure import (
+    BLOCK_SECONDS,
+    MIN_BLOCKS,
+    Training,
+    no_compilation,
+    shard_bytes,
+    steps_per_block,
+    time_blocks,
+)
+
+
+def training(seconds: float, batches: tuple[Any, ...] = ("batch",)) -> Training:
+    """A run whose steps last so long; its state counts them."""
+
+    def program(state: int, batch: Any) -> tuple[int, dict[str, Any]]:
+        time.sleep(seconds)
+        return state + 1, {"loss": np.float32(state), "grad_norm": np.float32(0), "batch": batch}
+
+    return Training(program, 0, batches)
+
+
+def test_steps_are_chained_and_batches_given_in_turn() -> None:
+    """Each step trains the state that the one before it left, on the next batch, and all over again at the end."""
+    run = training(0.0, batches=("first", "second"))
+    run.block(3)
+    assert run.state == 3
+    assert run.metrics["batch"] == "first"
+
+
+def test_trajectory_has_a_number_for_each_step() -> None:
+    """Looking at the first steps misses none of them."""
+    assert training(0.0).trajectory(3).losses == (0.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.1])
+def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
+    """A block has as many steps as fill its least time, and one where a step alone does."""
+    run = training(seconds)
+    steps = steps_per_block(run)
+    assert run.block(steps) >= BLOCK_SECONDS
+    assert steps == 1 or (steps - 1) * seconds < 2 * BLOCK_SECONDS
+
+
+def test_samples_are_seconds_per_step() -> None:
+    """There is a sample for each block; it is the block's time over its steps."""
+    samples = time_blocks(training(0.002), steps=5, budget_seconds=0.0)
+    assert len(samples) == MIN_BLOCKS
+    assert all(0.002 <= sample < 0.02 for sample in samples)
+
+
+def test_budget_buys_blocks() -> None:
+    """Timing goes on until the budget is spent, and not much longer."""
+    samples = time_blocks(training(0.001), steps=10, budget_seconds=0.2)
+    assert 0.2 <= 10 * sum(samples) < 0.4
+
+
+@pytest.fixture
+def wait() -> Callable[[Any], Any]:
+    """A compiled function that takes a while, long after its dispatch."""
+    x = jnp.ones((500, 500))
+    return jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: y @ x / 500, x)).lower(x).compile()
+
+
+def test_block_waits_for_its_last_step(wait: Callable[[Any], Any]) -> None:
+    """When the clock stops nothing is under way: the time is the steps', not the time to ask for them."""
+    run = Training(lambda state, _: (wait(state), {}), jnp.ones((500, 500)), [None])
+    run.block(2)
+    assert run.state.is_ready()
+
+
+def test_compilation_in_a_block_is_caught() -> None:
+    """A step that is compiled again while it is timed ends the timing, and is named."""
+
+    def program(state: jax.Array, _: None) -> tuple[jax.Array, dict[str, Any]]:
+        return jax.jit(lambda x: x + 1)(state), {}
+
+    with pytest.raises(Recompiled, match=r"compiled while it was timed: .*<lambda>.*; a step must be compiled once"):
+        time_blocks(Training(program, jnp.zeros(3), [None]), steps=1, budget_seconds=0.0)
+
+
+def test_compiled_program_is_not_caught() -> None:
+    """Calling what is compiled, or compiling when nobody watches, is no offence."""
+    x = jnp.zeros(7)
+    program = jax.jit(lambda x: x * 3).lower(x).compile()
+    with no_compilation():
+        program(x)
+    jax.jit(lambda x: x * 5)(x)
+
+
+def test_shard_bytes_are_those_of_one_device() -> None:
+    """What is split counts for a part of it, what is replicated for the whole."""
+    mesh = jax.make_mesh((8,), ("fsdp",), devices=jax.devices()[:8])
+    tree = {
+        "split": jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=NamedSharding(mesh, P("fsdp"))),
+        "whole": jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=NamedSharding(mesh, P())),
+    }
+    assert shard_bytes(tree) == 2 * 3 * 4 + 5 * 2

@@ -1,0 +1,88 @@
+"""The options, and what they add up to."""
+
+import argparse
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from benchmarks import options
+from benchmarks.cases import Selection
+from strategies import STRATEGIES, MeshSpec
+
+Select = Callable[..., Selection]
+
+
+@pytest.fixture
+def select(pytestconfig: pytest.Config) -> Select:
+    """The selection of the defaults and the options given."""
+
+    def select(**given: Any) -> Selection:
+        option = copy.copy(pytestconfig.option)
+        vars(option).update(given)
+        return options.selection(cast(pytest.Config, SimpleNamespace(option=option)))
+
+    return select
+
+
+def test_default_is_everything_on_the_devices_that_are_there(select: Select) -> None:
+    """With no option, all strategies run on 1, 2, 4 and 8 of the virtual devices, with two batch sizes."""
+    default = select()
+    assert default.devices == (1, 2, 4, 8)
+    assert default.batch_sizes == (8, 16)
+    assert {case.strategy for case in default.cases()} == set(STRATEGIES)
+
+
+def test_overridden_sizes_are_part_of_the_preset(select: Select) -> None:
+    """A preset with another size is not that preset, and its name says so."""
+    chosen = select(layers=2, embed=32)
+    assert (chosen.config.layers, chosen.config.embed) == (2, 32)
+    assert chosen.preset == "nano,layers=2,embed=32"
+
+
+def test_repeated_values_count_once(select: Select) -> None:
+    """An id may not occur twice."""
+    chosen = select(strategy=["fsdp", "fsdp"], batch_size=[8, 8], devices=[4, 4])
+    assert [str(case) for case in chosen.cases()] == ["fsdp-fsdp=4-b8"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"heads": 3}, r"--preset nano with {'heads': 3}: heads=3 does not divide embed=128; it can be 1, 2, 4"),
+        ({"mesh": [MeshSpec.parse("data=2")], "devices": [2]}, r"leave --devices out, or leave --mesh out"),
+        (
+            {"strategy": ["single"], "devices": [8]},
+            r"no case: .*--devices \(8,\) .*single uses data.*has data=1",
+        ),
+        (
+            {"mesh": [MeshSpec.parse("data=2,context=2")]},
+            r"no case: .*--mesh data=2,context=2 \(single uses data;",
+        ),
+    ],
+)
+def test_impossible_options_are_refused(select: Select, given: dict[str, Any], message: str) -> None:
+    """Options that cannot give a single row are a usage error, which says what could."""
+    with pytest.raises(pytest.UsageError, match=message):
+        select(**given)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "message"),
+    [
+        (options.strategy, "ddp", r"'ddp' is no strategy; there are single, data, fsdp"),
+        (options.mesh, "data:2", r"mesh 'data:2' cannot be read; write it as data=2,tensor=4"),
+        (options.count, "0", r"'0' is not a count; give a whole number of at least 1"),
+        (options.count, "two", r"'two' is not a count"),
+        (options.commas(options.count), "8,", r"'' is not a count"),
+        (options.seconds, "-1", r"'-1' is not a time; give a positive number of seconds"),
+        (options.seconds, "soon", r"'soon' is not a time"),
+        (options.seconds, "nan", r"'nan' is not a time"),
+    ],
+)
+def test_bad_values_are_refused(read: Callable[[str], Any], text: str, message: str) -> None:
+    """A value that cannot be read is refused with what can."""
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        read(text)
