@@ -1,10 +1,10 @@
 """The strategies of meshmark: one GPT, many ways to spread it over a mesh of devices.
 
-    from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 
-    step = STRATEGIES["fsdp"].build(PRESETS["nano"], MeshSpec.parse("fsdp=8"), TrainConfig(batch_size=16))
-    state = step.init(jax.random.key(0))
-    state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, sequence + 1]
+step = STRATEGIES["fsdp"].build(PRESETS["nano"], MeshSpec.parse("fsdp=8"), TrainConfig(batch_size=16))
+state = step.init(jax.random.key(0))
+state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, sequence + 1]
 """
 
 from collections.abc import Mapping

@@ -48,10 +48,13 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         return GPT(config, train, nnx.Rngs(key), rows=rows, hooks=spread.hooks, attention=attention)
 
     graph, variables = nnx.split(nnx.eval_shape(lambda: create(0)), nnx.Param)
-    specs = nnx.to_pure_dict(jax.tree.map_with_path(
-        lambda path, weight: spread.spec(_dims(path, weight)),
-        variables, is_leaf=lambda leaf: isinstance(leaf, nnx.Param),
-    ))
+    specs = nnx.to_pure_dict(
+        jax.tree.map_with_path(
+            lambda path, weight: spread.spec(_dims(path, weight)),
+            variables,
+            is_leaf=lambda leaf: isinstance(leaf, nnx.Param),
+        )
+    )
     optimizer = optax.adamw(
         train.learning_rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay
     )
@@ -91,7 +94,12 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         mesh=mesh,
         train=train,
         init=jax.jit(init, out_shardings=shardings),
-        update=jax.jit(spread_out(update, (state_specs, batch_spec), (state_specs, P())), donate_argnums=0),
+        update=jax.jit(
+            spread_out(update, (state_specs, batch_spec), (state_specs, P())),
+            # Spelled as `init` spells them, or the second step would not be the first one's program.
+            out_shardings=(shardings, NamedSharding(mesh, P())),
+            donate_argnums=0,
+        ),
         gradients=jax.jit(spread_out(gradients, (specs, batch_spec), (P(), specs))),
         state=jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings),
         batch=jax.ShapeDtypeStruct(batch_shape, jnp.int32, sharding=NamedSharding(mesh, batch_spec)),

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-KEPT = "attention"
-"""The name of what the backward pass needs of a layer's attention besides its inputs, for rematerialisation."""
+KEPT = "kept"
+"""The name of what is worth keeping for the backward pass besides the outputs of plain matmuls."""
 
 
 def causal_attention(qkv_BTCA: Float[Array, "B T 3 A"], head_dim: int, kind: str) -> Float[Array, "B T A"]:

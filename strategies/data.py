@@ -31,9 +31,7 @@ def all_reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
     return lax.psum((loss, grads), "data")
 
 
-def build(
-    config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None
-) -> Step:
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None) -> Step:
     """See `Strategy`."""
     spread = Spread(batch_axes=AXES, microbatches=train.microbatches, enter=diverge, reduce=all_reduce)
     return assemble(config, mesh.over(AXES, devices), train, spread)

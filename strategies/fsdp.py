@@ -31,9 +31,7 @@ def split_dim(dims: Sequence[str], sizes: Mapping[str, int], shards: int) -> int
     return next(i for i, name in enumerate(dims) if name != "layers" and sizes[name] % shards == 0)
 
 
-def build(
-    config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None
-) -> Step:
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None) -> Step:
     """See `Strategy`."""
     shards, sizes = mesh.size, config.dim_sizes
     require_divides("fsdp", shards, embed=config.embed, mlp=config.mlp_dim)

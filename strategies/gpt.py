@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from strategies.attention import KEPT, causal_attention
@@ -114,14 +115,17 @@ class Block(nnx.Module):
         self.down_bias_D = _param(jnp.zeros(embed), "embed")
 
     def __call__(self, x_BTD: Float[Array, "B T D"], hooks: Hooks, attention: Any) -> Float[Array, "B T D"]:
-        """Both residual branches; `hooks.sum` completes the two products whose contracted dim may be split."""
+        """Both residual branches; `hooks.sum` completes the two products whose contracted dim may be split.
+
+        The sums are named as worth keeping: computing one again would communicate again.
+        """
         features = self.qkv_bias_CA.shape[-1]
         qkv_BTX = _matmul(self.norm1(x_BTD), self.qkv_DCA.reshape(-1, 3 * features))
         qkv_BTCA = qkv_BTX.reshape(*x_BTD.shape[:2], 3, features) + self.qkv_bias_CA
         mixed_BTA = causal_attention(qkv_BTCA, self.head_dim, attention)
-        x_BTD = x_BTD + hooks.sum(_matmul(mixed_BTA, self.out_AD[...])) + self.out_bias_D
+        x_BTD = x_BTD + checkpoint_name(hooks.sum(_matmul(mixed_BTA, self.out_AD[...])), KEPT) + self.out_bias_D
         hidden_BTF = jax.nn.gelu(_matmul(self.norm2(x_BTD), self.up_DF[...]) + self.up_bias_F, approximate=True)
-        return x_BTD + hooks.sum(_matmul(hidden_BTF, self.down_FD[...])) + self.down_bias_D
+        return x_BTD + checkpoint_name(hooks.sum(_matmul(hidden_BTF, self.down_FD[...])), KEPT) + self.down_bias_D
 
 
 class Head(nnx.Module):
@@ -136,7 +140,7 @@ class Head(nnx.Module):
 
     def __call__(
         self, x_BTD: Float[Array, "B T D"], token_VD: Array, targets_BT: Int[Array, "B T"], hooks: Hooks
-    ) -> Float[Array, "N"]:
+    ) -> Float[Array, " N"]:
         """Cross entropy of each token in float32; of the logits just the rows held here ever exist here.
 
         Softmax over a split vocabulary: Shoeybi et al. 2019, "Megatron-LM", section 3.
@@ -189,7 +193,7 @@ class GPT(nnx.Module):
         layer = jax.checkpoint(layer, policy=_REMAT[self.train.remat], prevent_cse=False)
         return lax.scan(layer, x_BTD, stacked, unroll=self.train.unroll)[0]
 
-    def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, "N"]:
+    def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
         """Residual stream to the loss of each token. Of the logits at most one copy, in the compute dtype, is kept."""
 
         def losses(head: Split, table: Split, x_BTD: Array) -> Array:

@@ -39,7 +39,7 @@ SPLIT = {"layers": "pipeline", "vocab": "pipeline"}
 Stage = Callable[[list[Array], Array], Array]
 
 
-def piped(model: GPT, tokens_BS: Tokens, stages: int, microbatches: int) -> Float[Array, "N"]:
+def piped(model: GPT, tokens_BS: Tokens, stages: int, microbatches: int) -> Float[Array, " N"]:
     """The loss of each token, in the place of `step.forward`."""
     graph, weights = nnx.split(model.blocks)
 
@@ -123,9 +123,7 @@ def _backward(run: Stage, stages: int, saved: Any, dy_MbTD: Array) -> tuple[list
 run_stages.defvjp(_forward, _backward)
 
 
-def build(
-    config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None
-) -> Step:
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None) -> Step:
     """See `Strategy`."""
     require_divides("pipeline", mesh.size, layers=config.layers)
     spread = Spread(

@@ -12,13 +12,11 @@ from strategies.step import Spread, Step, Strategy
 AXES = ("data",)
 
 
-def build(
-    config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None
-) -> Step:
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None) -> Step:
     """See `Strategy`. The mesh is data=1."""
     if str(mesh) != "data=1":
         raise Infeasible(f"single runs on one device; its mesh is data=1, not {mesh}")
     return assemble(config, mesh.over(AXES, devices), train, Spread(microbatches=train.microbatches))
 
 
-SINGLE = Strategy("single", AXES, build)
+SINGLE = Strategy("single", AXES, build, most_devices=1)

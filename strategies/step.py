@@ -4,6 +4,7 @@ A strategy is a value, `Strategy`. Its `build` checks that model, mesh and batch
 `Spread`, and hands that to `assemble` (in assemble.py), which writes the training step around it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,7 +32,7 @@ class State(NamedTuple):
     optimizer: optax.OptState
 
 
-def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, "N"]:
+def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
     """The loss of each token: the whole model, one part after another."""
     return model.losses(model.run(model.embed(tokens_BS[:, :-1])), tokens_BS[:, 1:])
 
@@ -55,7 +56,7 @@ class Spread:
     batch_axes: tuple[str, ...] = ()
     vocab_shards: int = 1
     hooks: Hooks = Hooks()
-    forward: Callable[[GPT, Tokens], Float[Array, "N"]] = forward
+    forward: Callable[[GPT, Tokens], Float[Array, " N"]] = forward
     microbatches: int = 1
     enter: Callable[[Weights], Weights] = lambda weights: weights
     reduce: Callable[[Array, Weights], tuple[Array, Weights]] = lambda loss, grads: (loss, grads)
@@ -117,10 +118,11 @@ class Strategy:
     name: str
     axes: tuple[str, ...]
     build: Callable[..., Step]
+    most_devices: float = math.inf
 
     def meshes(self, devices: int) -> list[MeshSpec]:
         """Its meshes of exactly that many devices."""
-        return list(factorisations(self.axes, devices))
+        return list(factorisations(self.axes, devices)) if devices <= self.most_devices else []
 
 
 def require_divides(axis: str, size: int, **numbers: int) -> None:

@@ -10,7 +10,7 @@ logits exist on no device.
     three numbers a token for the loss: largest logit, sum of exponentials, target's logit
 
 A device sends (4 L + 2) 2 B T D (n-1)/n elements a step in the compute dtype, for L layers on n devices; with
-`remat="full"` 2 L sums more.
+`remat="full"` L sums more, of the attention once again.
 """
 
 import dataclasses
@@ -52,9 +52,7 @@ def require_fit(config: GPTConfig, size: int) -> None:
     require_divides("tensor", size, heads=config.heads, mlp=config.mlp_dim)
 
 
-def build(
-    config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None
-) -> Step:
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None) -> Step:
     """See `Strategy`."""
     require_fit(config, mesh.size)
     spread = Spread(

@@ -22,9 +22,7 @@ VOCAB_AXES = ("pipeline", "tensor")
 SPLIT = {**pipeline.SPLIT, **tensor.SPLIT, "vocab": VOCAB_AXES}
 
 
-def build(
-    config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None
-) -> Step:
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None) -> Step:
     """See `Strategy`. An axis that the mesh leaves out has size one."""
     stages, tensors = mesh.sizes.get("pipeline", 1), mesh.sizes.get("tensor", 1)
     tensor.require_fit(config, tensors)

@@ -110,7 +110,7 @@ def test_equals_one_device(name, mesh):
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "single"])
 def test_equals_one_device_with_every_option(name, options):
     """So it does in bfloat16, to its own rounding, and however the step computes again or accumulates."""
-    mesh = MeshSpec.parse({"three_d": "data=2,pipeline=2,tensor=2"}.get(name, f"{name}=8"))
+    mesh = max(STRATEGIES[name].meshes(8), key=lambda mesh: len(mesh.axes))
     reference = single(**{key: options[key] for key in options if key == "dtype"})
     assert_equal(train(name, mesh, **options), reference, ROUNDING[options.get("dtype", "float32")])
 

@@ -1,0 +1,111 @@
+"""Each strategy communicates as its docstring says, read from the program that autodiff made of it.
+
+The primitives are counted in the jaxpr of the gradients, those in loops once for each iteration, with the bytes of
+what a device hands to them: what the compiler then makes of them is another matter and another test.
+"""
+
+import collections
+import dataclasses
+import math
+
+import jax
+import pytest
+
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies.mesh import AXES
+
+CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32, tied=False)
+TRAIN = TrainConfig(batch_size=16)
+RESIDUAL = TRAIN.batch_size * CONFIG.sequence * CONFIG.embed
+"""Elements of the residual stream x[B,T,D]."""
+WEIGHTS = CONFIG.param_count
+SMALL = 4 * TRAIN.batch_size * CONFIG.sequence
+"""Elements of a few numbers a token, for the loss."""
+
+
+def inner(equation):
+    """The programs inside an equation, and how often each runs; of a conditional, the one that does the most."""
+    times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+    for value in equation.params.values():
+        for item in value if isinstance(value, tuple | list) else [value]:
+            program = getattr(item, "jaxpr", item)
+            if hasattr(program, "eqns"):
+                yield program, times
+
+
+def sent(program, times=1):
+    """(primitive, axes) -> elements that a device hands to it."""
+    total = collections.Counter()
+    for equation in program.eqns:
+        axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+        axes = tuple(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis in AXES)
+        name = equation.primitive.name.removesuffix("_invariant")
+        if axes and name in {"psum", "pmax", "all_gather", "reduce_scatter", "psum_scatter", "ppermute"}:
+            total[name, axes] += times * sum(math.prod(x.aval.shape) for x in equation.invars)
+        parts = [sent(part, times * often) for part, often in inner(equation)]
+        if equation.primitive.name == "cond":
+            parts = [max(parts, key=collections.Counter.total)]
+        total.update(sum(parts, collections.Counter()))
+    return total
+
+
+def communication(name, mesh, **options):
+    """Of the gradients of a strategy."""
+    mesh, train = MeshSpec.parse(mesh), dataclasses.replace(TRAIN, **options)
+    step = STRATEGIES[name].build(CONFIG, mesh, train, jax.devices()[: mesh.size])
+    return sent(jax.make_jaxpr(step.gradients)(step.state.params, step.batch).jaxpr)
+
+
+def test_single_communicates_nothing():
+    """One device has nobody to talk to."""
+    assert not communication("single", "data=1")
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_data_sums_each_gradient_once_a_step(microbatches):
+    """However many microbatches are accumulated; besides, the loss."""
+    assert communication("data", "data=8", microbatches=microbatches) == {("psum", ("data",)): WEIGHTS + 1}
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_fsdp_gathers_each_weight_forward_and_backward(remat):
+    """Its part is gathered twice, the whole is scattered once: never kept in between, whatever else is.
+
+    Not gathered again are the embedding, which has no use for it, and vectors that the backward pass does not need.
+    """
+    counted = communication("fsdp", "fsdp=8", remat=remat)
+    assert counted["reduce_scatter", ("fsdp",)] == WEIGHTS
+    assert counted["psum", ("fsdp",)] == 1
+    once = (CONFIG.vocab + CONFIG.sequence) * CONFIG.embed
+    vectors = (CONFIG.layers * 13 + 2) * CONFIG.embed
+    assert 2 * WEIGHTS - once - vectors <= 8 * counted["all_gather", ("fsdp",)] <= 2 * WEIGHTS - once
+
+
+@pytest.mark.parametrize(("remat", "again"), [("none", 0), ("dots", 0), ("full", 1)])
+def test_tensor_sums_the_residual_stream_twice_a_layer_each_way(remat, again):
+    """And once for the embedding, once for the head; the loss takes a few numbers a token.
+
+    Only rematerialisation in full sums again: after the attention, not after the MLP, whose sum is the next layer's x.
+    """
+    counted = communication("tensor", "tensor=8", remat=remat)
+    assert set(counted) == {("psum", ("tensor",)), ("pmax", ("tensor",))}
+    sums = (4 + again) * CONFIG.layers + 2
+    assert 0 <= counted["psum", ("tensor",)] - sums * RESIDUAL <= SMALL
+
+
+@pytest.mark.parametrize("microbatches", [1, 8])
+def test_pipeline_permutes_each_tick_and_shares_both_ends(microbatches):
+    """A microbatch to the next stage at each tick, forward and back; the two ends are summed, forward and back."""
+    counted = communication("pipeline", "pipeline=8", microbatches=microbatches)
+    assert counted["ppermute", ("pipeline",)] == 2 * (microbatches + 7) * RESIDUAL / microbatches
+    held_whole = (CONFIG.sequence + 2) * CONFIG.embed
+    assert 0 <= counted["psum", ("pipeline",)] - 4 * RESIDUAL <= SMALL + held_whole
+
+
+def test_three_d_communicates_as_the_three_do():
+    """Each axis as in its own strategy, for the part of batch, layers and weights that is left to it."""
+    counted = communication("three_d", "data=2,pipeline=2,tensor=2", microbatches=4)
+    assert counted["ppermute", ("pipeline",)] == 2 * (4 + 1) * RESIDUAL / 2 / 4
+    assert counted["psum", ("tensor",)] == 5 / 4 * 4 * (CONFIG.layers / 2) * RESIDUAL / 2
+    split = WEIGHTS - (CONFIG.sequence + 2) * CONFIG.embed
+    assert split / 4 < counted["psum", ("data",)] < split / 4 * 1.05

@@ -1,0 +1,109 @@
+"""The interface: sharded from birth, traced once, state donated, lowered from shapes alone; and it learns."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from strategies import PRESETS, STRATEGIES, TrainConfig
+
+CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32)
+MESHES = {
+    name: max(strategy.meshes(8) or strategy.meshes(1), key=lambda mesh: len(mesh.axes))
+    for name, strategy in STRATEGIES.items()
+}
+"""On eight devices where it can, over as many axes as it has."""
+
+
+def build(name, **options):
+    """A small step on up to eight devices."""
+    mesh, train = MESHES[name], TrainConfig(batch_size=16, microbatches=2, **options)
+    return STRATEGIES[name].build(CONFIG, mesh, train, jax.devices()[: mesh.size])
+
+
+def tokens(step, seed=0):
+    """Of the step's shape."""
+    return np.random.default_rng(seed).integers(0, CONFIG.vocab, step.batch.shape).astype(np.int32)
+
+
+def held(tree):
+    """Bytes of a tree that each of its devices holds."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_it_is_traced_once_and_donates_its_state(name):
+    """Steps on the state that the last one gave back trace nothing anew and leave nothing of the old state behind."""
+    step = build(name)
+    state = step.init(jax.random.key(0))
+    for seed in range(3):
+        before, (state, metrics) = state, step(state, step.place(tokens(step, seed)))
+        assert all(x.is_deleted() for x in jax.tree.leaves(before))
+    assert step.update._cache_size() == 1  # the count has no public name
+    assert set(metrics) == {"loss", "grad_norm"}
+    assert {(x.shape, str(x.dtype)) for x in metrics.values()} == {((), "float32")}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_lowering_allocates_nothing_and_tells_what_init_makes(name):
+    """Shapes, dtypes and shardings known beforehand are those of the state and the batch that come to be."""
+    step, before = build(name), len(jax.live_arrays())
+    step.lower()
+    assert len(jax.live_arrays()) <= before
+    state = step.init(jax.random.key(0))
+    for real, promised in zip(jax.tree.leaves(state), jax.tree.leaves(step.state), strict=True):
+        assert (real.shape, real.dtype) == (promised.shape, promised.dtype)
+        assert real.sharding.is_equivalent_to(promised.sharding, real.ndim)
+    assert step.place(tokens(step)).sharding == step.batch.sharding
+
+
+@pytest.mark.parametrize("name", ["fsdp", "tensor", "pipeline", "three_d"])
+def test_no_full_size_array_exists_even_in_init(name):
+    """To create its state a device needs no more room than its own part of weights and moments once over.
+
+    What is split by n may be drawn as numbers and as random bits before it is stored: some 3 times its part. A
+    full-size weight would take 8 times its part, and the whole state did so where init was not partitioned.
+    """
+    step = build(name)
+    largest = max(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(step.state.params))
+    part = held(step.state.params)
+    memory = step.init.lower(jax.random.key(0)).compile().memory_analysis()
+    assert memory.output_size_in_bytes == pytest.approx(held(step.state), rel=0.01)
+    assert memory.temp_size_in_bytes < max(3 * part, part + largest / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "slack"),
+    # tensor and three_d hold whole what they do not split: norms, positions and the biases behind sums.
+    [("fsdp", 8, 0.02), ("pipeline", 8, 0.06), ("tensor", 8, 0.20), ("three_d", 4, 0.10)],
+)
+def test_weights_and_moments_are_split(name, parts, slack):
+    """A device holds its part of parameters and optimizer state, and what its strategy does not split."""
+    step, whole = build(name), held(build("single").state)
+    assert held(step.state) == pytest.approx(whole / parts, rel=slack)
+    arguments = step.lower().compile().memory_analysis().argument_size_in_bytes
+    assert arguments == pytest.approx(held(step.state) + held(step.batch), rel=0.01)
+
+
+def test_the_loss_falls():
+    """It learns: on the same few tokens over and over the loss drops well below that of a uniform guess."""
+    step = build("single")
+    state, batch = step.init(jax.random.key(0)), step.place(tokens(step))
+    losses = []
+    for _ in range(20):
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"]))
+    assert losses[0] == pytest.approx(math.log(CONFIG.vocab), rel=0.02)
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_gradients_are_clipped_by_the_whole_model_norm():
+    """AdamW's first moment after a step is (1 - beta1) x the gradients, brought to the norm that is asked for."""
+    step = build("fsdp", clip_norm=0.01)
+    state, metrics = step(step.init(jax.random.key(0)), step.place(tokens(step)))
+    moments = jax.tree.leaves(state.optimizer[0].mu)
+    norm = math.sqrt(sum(np.square(np.asarray(m, np.float64)).sum() for m in moments)) / (1 - step.train.beta1)
+    assert metrics["grad_norm"] > 0.1
+    assert norm == pytest.approx(0.01, rel=1e-4)

@@ -1,0 +1,50 @@
+"""The plan of the house: imports follow strategies -> benchmarks -> results, and every example in a docstring works."""
+
+import ast
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted(
+    path.relative_to(ROOT) for room in ("strategies", "benchmarks", "results") for path in (ROOT / room).glob("*.py")
+)
+FORBIDDEN = {
+    "strategies": {"benchmarks", "results", "pytest", "pandas", "seaborn", "matplotlib"},
+    "benchmarks": {"results", "pandas", "seaborn", "matplotlib"},
+    "results": {"strategies", "benchmarks", "jax", "jaxlib", "flax", "optax"},
+}
+MODEL = {"strategies.config", "strategies.attention"}
+"""All that the model may know of the strategies: sizes, and how it attends."""
+
+
+def imported(path):
+    """Every module that a file imports, in full."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} imports relatively"
+            yield node.module
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_nothing_imports_against_the_arrows(path):
+    """A room knows those before it, never those behind it; `results` needs no JAX, `strategies` no harness."""
+    assert not {name.split(".")[0] for name in imported(path)} & FORBIDDEN[path.parts[0]]
+
+
+@pytest.mark.parametrize("name", ["gpt", "attention"])
+def test_the_model_knows_no_strategy(name):
+    """One GPT for all: it imports no strategy, no mesh and no step."""
+    assert {module for module in imported(f"strategies/{name}.py") if module.startswith("strategies")} <= MODEL
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if ">>>" in (ROOT / path).read_text()], ids=str)
+def test_examples_in_docstrings_work(path):
+    """What a docstring shows is what happens."""
+    outcome = doctest.testmod(importlib.import_module(".".join(path.with_suffix("").parts)))
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
