@@ -76,7 +76,8 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         norm = global_norm(grads, specs)
         clip = train.clip_norm / jnp.maximum(norm, train.clip_norm)
         updates, moments = optimizer.update(jax.tree.map(lambda g: g * clip, grads), state.optimizer, state.params)
-        return State(optax.apply_updates(state.params, updates), moments), {"loss": value, "grad_norm": norm}
+        params: Any = optax.apply_updates(state.params, updates)
+        return State(params, moments), {"loss": value, "grad_norm": norm}
 
     shapes = jax.eval_shape(init, jax.random.key(0))
     moments = optax.tree_map_params(

@@ -5,7 +5,6 @@
 A device sends 2 P (n-1)/n elements a step, for P parameters on n devices; and the loss.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -15,7 +14,7 @@ from jaxtyping import Array
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
 from strategies.gpt import Weights
-from strategies.mesh import MeshSpec
+from strategies.mesh import Devices, MeshSpec
 from strategies.step import Spread, Step, Strategy
 
 AXES = ("data",)
@@ -31,7 +30,7 @@ def all_reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
     return lax.psum((loss, grads), "data")
 
 
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None) -> Step:
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     spread = Spread(batch_axes=AXES, microbatches=train.microbatches, enter=diverge, reduce=all_reduce)
     return assemble(config, mesh.over(AXES, devices), train, spread)

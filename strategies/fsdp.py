@@ -12,7 +12,6 @@ gathered once (its backward pass needs no weights), and once more for each use t
 
 from collections.abc import Mapping, Sequence
 
-import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
@@ -20,7 +19,7 @@ from jaxtyping import Array
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
 from strategies.gpt import Hooks, Weights
-from strategies.mesh import MeshSpec
+from strategies.mesh import Devices, MeshSpec
 from strategies.step import Spread, Step, Strategy, require_divides
 
 AXES = ("fsdp",)
@@ -31,7 +30,7 @@ def split_dim(dims: Sequence[str], sizes: Mapping[str, int], shards: int) -> int
     return next(i for i, name in enumerate(dims) if name != "layers" and sizes[name] % shards == 0)
 
 
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None) -> Step:
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     shards, sizes = mesh.size, config.dim_sizes
     require_divides("fsdp", shards, embed=config.embed, mlp=config.mlp_dim)

@@ -44,6 +44,9 @@ class Hooks:
     vocab_max: Callable[[Array], Array] = lambda x: x
 
 
+ONE_DEVICE = Hooks()
+
+
 def _param(value: Array, *dims: str) -> nnx.Param:
     return nnx.Param(value, dims=dims)
 
@@ -165,11 +168,11 @@ class GPT(nnx.Module):
         rngs: nnx.Rngs,
         *,
         rows: int | None = None,
-        hooks: Hooks | None = None,
+        hooks: Hooks = ONE_DEVICE,
         attention: Any = "xla",
     ):
         """`rows` is the vocabulary with its padding; how it is trained (dtype, remat) is fixed at birth."""
-        self.train, self.hooks, self.attention = train, hooks or Hooks(), attention
+        self.how, self.hooks, self.attention = train, hooks, attention
         rows = rows or config.vocab
         self.embedding = Embedding(config, rows, rngs)
         layer_keys = jax.random.split(rngs.params(), config.layers)
@@ -190,8 +193,8 @@ class GPT(nnx.Module):
             return self._ready((graph, weights))(x_BTD, self.hooks, self.attention), None
 
         # A scan merges no common subexpressions across its iterations: no barrier is needed against that.
-        layer = jax.checkpoint(layer, policy=_REMAT[self.train.remat], prevent_cse=False)
-        return lax.scan(layer, x_BTD, stacked, unroll=self.train.unroll)[0]
+        layer = jax.checkpoint(layer, policy=_REMAT[self.how.remat], prevent_cse=False)
+        return lax.scan(layer, x_BTD, stacked, unroll=self.how.unroll)[0]
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
         """Residual stream to the loss of each token. Of the logits at most one copy, in the compute dtype, is kept."""
@@ -201,14 +204,14 @@ class GPT(nnx.Module):
 
         head = nnx.split(self.head)
         table = head if hasattr(self.head, "token_VD") else nnx.split(self.embedding)
-        policy = _REMAT["full" if self.train.remat == "full" else "dots"]
+        policy = _REMAT["full" if self.how.remat == "full" else "dots"]
         return jax.checkpoint(losses, policy=policy)(head, table, x_BTD)
 
     def _ready(self, split: Split) -> Any:
         """A module with its weights in the compute dtype, and gathered in that dtype."""
 
-        def ready(weight: nnx.Param) -> nnx.Param:
-            return weight.replace(self.hooks.gather(weight[...].astype(self.train.dtype), weight.dims))
+        def ready(weight: Any) -> Any:
+            return weight.replace(self.hooks.gather(weight[...].astype(self.how.dtype), weight.dims))
 
         graph, weights = split
         return nnx.merge(graph, jax.tree.map(ready, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -13,6 +14,9 @@ from strategies.config import Infeasible
 
 AXES = ("data", "fsdp", "pipeline", "context", "tensor")
 """All mesh axes, outermost first: the inner ones talk most and belong on the fastest links."""
+
+Devices = Sequence[Any]
+"""Of `jax.Device`, a name that type checkers do not take for a class."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class MeshSpec:
         """Devices in the mesh."""
         return math.prod(size for _, size in self.axes)
 
-    def over(self, axes: Sequence[str], devices: Sequence[jax.Device] | None = None) -> Mesh:
+    def over(self, axes: Sequence[str], devices: Devices | None = None) -> Mesh:
         """The mesh of devices, with each of `axes`; one that the spec leaves out has size one.
 
         Raises:

@@ -16,7 +16,7 @@ holds: positions and the last norm. A stage is idle for (S-1)/(M+S-1) of the tic
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from strategies import tensor
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
 from strategies.gpt import GPT
-from strategies.mesh import MeshSpec
+from strategies.mesh import Devices, MeshSpec
 from strategies.step import Spread, Step, Strategy, Tokens, require_divides
 
 AXES = ("pipeline",)
@@ -49,7 +49,7 @@ def piped(model: GPT, tokens_BS: Tokens, stages: int, microbatches: int) -> Floa
     leaves, structure = jax.tree.flatten(weights)
     x_BTD = model.embed(tokens_BS[:, :-1])
     x_MbTD = lax.pcast(x_BTD.reshape(microbatches, -1, *x_BTD.shape[1:]), "pipeline", to="varying")
-    y_MbTD = run_stages(run, stages, leaves, x_MbTD)
+    y_MbTD: Any = run_stages(run, stages, leaves, x_MbTD)
     last = lax.axis_index("pipeline") == stages - 1
     y_BTD = lax.psum(jnp.where(last, y_MbTD, 0), "pipeline").reshape(x_BTD.shape)
     return model.losses(y_BTD, tokens_BS[:, 1:])
@@ -73,7 +73,8 @@ def _forward(run: Stage, stages: int, weights: list[Array], x_MbTD: Array) -> tu
     stage, microbatches, nothing_bTD = lax.axis_index("pipeline"), x_MbTD.shape[0], jnp.zeros_like(x_MbTD[0])
 
     def work(x_bTD: Array) -> tuple[Array, Any]:
-        y_bTD, pull = jax.vjp(run, weights, x_bTD)
+        pull: Any
+        y_bTD, pull = jax.vjp(run, weights, x_bTD)  # `pull` holds what it keeps: of its arguments, and besides
         return y_bTD, (pull.args_res[1], pull.opaque_residuals)
 
     def idle(x_bTD: Array) -> tuple[Array, Any]:
@@ -123,7 +124,7 @@ def _backward(run: Stage, stages: int, saved: Any, dy_MbTD: Array) -> tuple[list
 run_stages.defvjp(_forward, _backward)
 
 
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None) -> Step:
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     require_divides("pipeline", mesh.size, layers=config.layers)
     spread = Spread(

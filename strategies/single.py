@@ -1,18 +1,14 @@
 """One device: the reference that every other strategy must equal. It communicates nothing."""
 
-from collections.abc import Sequence
-
-import jax
-
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import MeshSpec
+from strategies.mesh import Devices, MeshSpec
 from strategies.step import Spread, Step, Strategy
 
 AXES = ("data",)
 
 
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None) -> Step:
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`. The mesh is data=1."""
     if str(mesh) != "data=1":
         raise Infeasible(f"single runs on one device; its mesh is data=1, not {mesh}")

@@ -7,17 +7,16 @@ A strategy is a value, `Strategy`. Its `build` checks that model, mesh and batch
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.gpt import GPT, Hooks, Weights
+from strategies.gpt import GPT, ONE_DEVICE, Hooks, Weights
 from strategies.mesh import MeshSpec, factorisations
 
 Tokens = Int[Array, "B S"]
@@ -29,7 +28,8 @@ class State(NamedTuple):
     """What a step takes and gives back, sharded from birth."""
 
     params: Weights
-    optimizer: optax.OptState
+    optimizer: Any
+    """AdamW's moments and count, as optax keeps them."""
 
 
 def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
@@ -55,7 +55,7 @@ class Spread:
     spec: Callable[[Sequence[str]], P] = lambda dims: P()
     batch_axes: tuple[str, ...] = ()
     vocab_shards: int = 1
-    hooks: Hooks = Hooks()
+    hooks: Hooks = ONE_DEVICE
     forward: Callable[[GPT, Tokens], Float[Array, " N"]] = forward
     microbatches: int = 1
     enter: Callable[[Weights], Weights] = lambda weights: weights
@@ -77,9 +77,9 @@ class Step:
     config: GPTConfig
     mesh: Mesh
     train: TrainConfig
-    init: Callable[[PRNGKeyArray], State]
-    update: jax.stages.Wrapped
-    gradients: jax.stages.Wrapped
+    init: Any
+    update: Any
+    gradients: Any
     state: State
     batch: jax.ShapeDtypeStruct
 
@@ -87,8 +87,8 @@ class Step:
         """Train on one batch. The state that is given is donated: use the one that comes back."""
         return self.update(state, batch)
 
-    def place(self, tokens_BS: np.ndarray) -> Tokens:
-        """Put host tokens on the mesh, each device its own sequences.
+    def place(self, tokens_BS: Any) -> Tokens:
+        """Put host tokens, anything like a numpy array, on the mesh: each device its own sequences.
 
         Raises:
             ValueError: another shape than [batch_size, sequence + 1].

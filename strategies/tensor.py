@@ -17,14 +17,13 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
-import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
 from strategies.gpt import Hooks
-from strategies.mesh import MeshSpec
+from strategies.mesh import Devices, MeshSpec
 from strategies.step import Spread, Step, Strategy, require_divides
 
 AXES = ("tensor",)
@@ -52,7 +51,7 @@ def require_fit(config: GPTConfig, size: int) -> None:
     require_divides("tensor", size, heads=config.heads, mlp=config.mlp_dim)
 
 
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None) -> Step:
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     require_fit(config, mesh.size)
     spread = Spread(

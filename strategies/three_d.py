@@ -5,16 +5,14 @@ vocabulary, and the data axis repeats it all for its part of the batch. The comm
 pipeline.py and tensor.py, each over its own axis and for the part of the batch and of the weights that is left.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
-import jax
 from jax.sharding import PartitionSpec as P
 
 from strategies import data, pipeline, tensor
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
-from strategies.mesh import MeshSpec
+from strategies.mesh import Devices, MeshSpec
 from strategies.step import Spread, Step, Strategy, require_divides
 
 AXES = ("data", "pipeline", "tensor")
@@ -22,7 +20,7 @@ VOCAB_AXES = ("pipeline", "tensor")
 SPLIT = {**pipeline.SPLIT, **tensor.SPLIT, "vocab": VOCAB_AXES}
 
 
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Sequence[jax.Device] | None = None) -> Step:
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`. An axis that the mesh leaves out has size one."""
     stages, tensors = mesh.sizes.get("pipeline", 1), mesh.sizes.get("tensor", 1)
     tensor.require_fit(config, tensors)

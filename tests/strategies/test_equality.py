@@ -87,7 +87,7 @@ def assert_equal(mine, reference, rounding):
 
 
 def drift(rounding, second_moments):
-    """How far AdamW may carry two runs apart whose gradients agree to `rounding`, element by element, over the steps."""
+    """How far AdamW may carry two runs apart whose gradients agree to `rounding`, element by element."""
     total = 0
     for step, moment in enumerate(second_moments, start=1):
         size = np.sqrt(moment / (1 - TRAIN.beta2**step))

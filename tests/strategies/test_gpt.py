@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from strategies import GPTConfig, TrainConfig
+from strategies.config import Dtype
 from strategies.gpt import GPT
 from strategies.step import forward
 
@@ -29,7 +30,7 @@ def build(config=TINY, train=TRAIN, **options):
 
 def tokens(config=TINY, seed=0):
     """[3, sequence + 1] of them."""
-    return np.random.default_rng(seed).integers(0, config.vocab, (3, config.sequence + 1)).astype(np.int32)
+    return jnp.array(np.random.default_rng(seed).integers(0, config.vocab, (3, config.sequence + 1)))
 
 
 def distance(mine, reference):
@@ -133,7 +134,7 @@ def test_rematerialisation_changes_memory_and_no_gradient(remat):
         assert distance(mine, theirs) < ROUNDING
 
 
-def kept(remat, dtype="float32"):
+def kept(remat, dtype: Dtype = "float32"):
     """Shapes and dtypes of all that the forward pass keeps for the backward pass."""
     graph, weights = nnx.split(build(train=TrainConfig(batch_size=3, remat=remat, dtype=dtype)))
     _, pull = jax.vjp(lambda w: forward(nnx.merge(graph, w), tokens()).mean(), weights)
