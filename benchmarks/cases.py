@@ -35,7 +35,7 @@ class Case:
         Raises:
             Infeasible: strategy, mesh, model and batch do not fit together.
         """
-        train = TrainConfig(self.batch_size, self.microbatches, self.dtype, self.remat)
+        train = TrainConfig(self.batch_size, self.microbatches, dtype=self.dtype, remat=self.remat)
         return STRATEGIES[self.strategy].build(self.config, self.mesh, train, jax.devices()[: self.mesh.size])
 
     @property
@@ -93,8 +93,6 @@ def own_meshes(name: str, devices: int) -> list[MeshSpec]:
     >>> [str(mesh) for mesh in own_meshes("three_d", 4)]
     ['pipeline=2,tensor=2', 'data=2,tensor=2', 'data=2,pipeline=2']
     """
-    if name == "single":
-        return [ONE_DEVICE] if devices == 1 else []
     simpler = [other for other in STRATEGIES.values() if set(other.axes) < set(STRATEGIES[name].axes)]
     return [
         mesh

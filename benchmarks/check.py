@@ -52,11 +52,11 @@ class Trajectory:
             ("gradient norm", self.grad_norms, single.grad_norms),
         ):
             for step, (value, expected) in enumerate(zip(ours, theirs, strict=True), start=1):
-                bound = step * rounding(case)
-                if abs(value - expected) > bound * abs(expected):
-                    error = abs(value / expected - 1)
+                bound = step * rounding(case) * abs(expected)
+                apart = abs(value - expected)
+                if apart > bound:
                     problem = f"step {step}: {name} {value:.7g} where one device has {expected:.7g}"
-                    raise Mismatch(f"{problem}, {error:.1e} apart; rounding explains {bound:.1e}")
+                    raise Mismatch(f"{problem}, {apart:.1e} apart; rounding explains {bound:.1e}")
 
 
 def rounding(case: Case) -> float:

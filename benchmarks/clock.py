@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Seconds spent in each phase of a run; what no phase claims is the rest."""
+    """Seconds spent in each phase of a run; what no phase claims is overhead."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
@@ -28,8 +28,8 @@ class Clock:
         return time.perf_counter() - self.start
 
     def __str__(self) -> str:
-        """The split, such as `80 s: compile 50 s, timed 20 s, rest 10 s (12%)`."""
+        """The split, such as `80 s: compile 50 s, timed 20 s, other 10 s (12%)`."""
         total = self.total_seconds
-        rest = total - sum(self.seconds.values())
+        other = total - sum(self.seconds.values())
         phases = "".join(f"{name} {seconds:.0f} s, " for name, seconds in self.seconds.items())
-        return f"{total:.0f} s: {phases}rest {rest:.0f} s ({rest / total:.0%})"
+        return f"{total:.0f} s: {phases}other {other:.0f} s ({other / total:.0%})"

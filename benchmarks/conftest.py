@@ -9,7 +9,7 @@ from benchmarks.clock import Clock
 from benchmarks.corpus import read_corpus
 from benchmarks.machine import update_machine_info
 from benchmarks.options import selection
-from benchmarks.publish import prefer_own_table, require_writable
+from benchmarks.publish import quieten, require_writable
 from benchmarks.reporter import Reporter
 from benchmarks.session import Session
 
@@ -20,8 +20,10 @@ SESSION = pytest.StashKey[Session]()
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse what cannot work before anything is compiled."""
     clock = Clock()
+    if getattr(config.option, "numprocesses", None):
+        raise pytest.UsageError("cases are timed one at a time, or they would slow each other down; leave out -n")
     require_writable(config.option.benchmark_json)
-    prefer_own_table(config.option)
+    quieten(config)
     chosen = selection(config)
     try:
         corpus_N = read_corpus(config.option.corpus, chosen.config)

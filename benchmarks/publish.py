@@ -35,10 +35,15 @@ def publish(benchmark: BenchmarkFixture, record: Record) -> None:
     benchmark._add_stats(row)
 
 
-def prefer_own_table(option: Any) -> None:
-    """Leave out pytest-benchmark's table, wide and of times alone, unless one of its display options is given."""
+def quieten(config: pytest.Config) -> None:
+    """Leave out pytest-benchmark's table, wide and of times alone, unless one of its display options is given.
+
+    When -k leaves no case it warns of that, which pytest's own words and exit code say already.
+    """
+    option = config.option
     asked = option.benchmark_columns or option.benchmark_compare or option.benchmark_histogram
     option.benchmark_quiet = not (asked or option.benchmark_verbose)
+    config.addinivalue_line("filterwarnings", "ignore:Not saving anything, no benchmarks have been run")
 
 
 def require_writable(path: Path | None) -> None:

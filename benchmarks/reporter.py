@@ -40,9 +40,10 @@ class Reporter:
             done, elapsed = len(self.session.records), time.perf_counter() - self.start
             text = progress(done, len(self.cases), elapsed, self.session.records[-1])
             if self.terminal.isatty:
-                self.terminal.rewrite("", erase=True)
-                self.terminal.rewrite("")
-            self.terminal.write_line(text)
+                self.terminal.rewrite(text, erase=True)
+                self.terminal.line("")
+            else:
+                self.terminal.write_line(text)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import pytest
@@ -86,8 +86,8 @@ class Session:
         trajectory.require_finite("in the first steps")
         yield from self._check(case, trajectory)
 
+        steps = steps_per_block(training)
         with self.clock.phase("timed"):
-            steps = steps_per_block(training)
             samples = time_blocks(training, steps, self.case_seconds)
         Trajectory.of([training.metrics]).require_finite("after the timed blocks")
         peaks = {"device_peak_bytes": device_peak_bytes(), "host_peak_rss_bytes": host_peak_rss_bytes()}
@@ -105,13 +105,11 @@ class Session:
         spread = case.strategy, case.mesh
         if spread not in self._inits:  # the same for every batch size
             with self.clock.phase("compile"):
-                self._inits[spread] = cast(jax.stages.Wrapped, step.init).lower(key).compile()
-        with self.clock.phase("first steps"):
-            state = self._inits[spread](key)
-            sizes = case.batch_size, case.config.sequence
-            batches = [step.place(tokens(self.corpus_N, index, *sizes)) for index in range(BATCHES)]
-            training = Training(program, state, batches)
-            return training, training.trajectory(CHECKED_STEPS)
+                self._inits[spread] = step.init.lower(key).compile()
+        sizes = case.batch_size, case.config.sequence
+        batches = [step.place(tokens(self.corpus_N, index, *sizes)) for index in range(BATCHES)]
+        training = Training(program, self._inits[spread](key), batches)
+        return training, training.trajectory(CHECKED_STEPS)
 
     def _check(self, case: Case, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
         """Whether the first steps are those of one device: not until it is shown."""
@@ -132,7 +130,9 @@ class Session:
                 step = single.build()
                 with self.clock.phase("compile"):
                     program, _ = compile_step(step)
-                self._references[single] = self._first_steps(single, step, program)[1]
+                _, trajectory = self._first_steps(single, step, program)
+                trajectory.require_finite("in the first steps")
+                self._references[single] = trajectory
             except Exception as error:
                 traceback.clear_frames(error.__traceback__)
                 self._references[single] = f"not checked, for single ended in {status_of(error)}: {reason_of(error)}"
@@ -141,6 +141,5 @@ class Session:
     def _matmul_rate(self, dtype: str) -> float:
         """FLOPs per second of a matmul alone, measured once in a run."""
         if dtype not in self.matmul_rates:
-            with self.clock.phase("matmul rate"):
-                self.matmul_rates[dtype] = matmul_flops_per_second(dtype)
+            self.matmul_rates[dtype] = matmul_flops_per_second(dtype)
         return self.matmul_rates[dtype]

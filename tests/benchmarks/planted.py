@@ -45,6 +45,11 @@ def wrong(step: Step) -> Step:
     return changed(step, lambda metrics: metrics | {"grad_norm": metrics["grad_norm"] * 1.01})
 
 
+def diverging(step: Step) -> Step:
+    """The loss is a number in the first steps, but not for long."""
+    return changed(step, lambda m: m | {"loss": jnp.where(m["grad_norm"] < 2, jnp.nan, m["loss"])})
+
+
 def uncompilable(step: Step) -> Step:
     """The compiler refuses the step."""
     return changed(step, raiser(ValueError("no such instruction\nin line 7")))
@@ -65,7 +70,34 @@ def broken(step: Step) -> Step:
     return dataclasses.replace(step, init=jax.jit(raiser(ZeroDivisionError("no weights"))))
 
 
-FAULTS = (nan, wrong, uncompilable, huge, stopped, broken)
+def retraced(step: Step) -> Step:
+    """Every call compiles a program of its own."""
+    return dataclasses.replace(step, update=Retraced(step.update))
+
+
+FAULTS = (nan, wrong, diverging, uncompilable, huge, stopped, broken, retraced)
+
+
+@dataclasses.dataclass(frozen=True)
+class Retraced:
+    """It says that it is compiled, and is not."""
+
+    update: Callable[..., Any]
+
+    def lower(self, *shapes: Any) -> "Retraced":
+        """As a jitted function does it."""
+        return self
+
+    def compile(self) -> "Retraced":
+        """As a lowered function does it."""
+        return self
+
+    def memory_analysis(self) -> None:
+        """Nothing is planned."""
+
+    def __call__(self, state: Any, batch: Any) -> Any:
+        """A new function each time, which no cache knows."""
+        return jax.jit(lambda *arguments: self.update(*arguments))(state, batch)
 
 
 def changed(step: Step, change: Callable[[dict[str, jax.Array]], Any]) -> Step:

@@ -108,12 +108,22 @@ def test_interrupt_in_a_later_case_keeps_those_before(tmp_path: Path) -> None:
     assert [row["extra_info"]["status"] for row in rows(report).values()] == ["ok", "interrupted"]
 
 
+def test_selecting_nothing_is_no_success(tmp_path: Path) -> None:
+    """-k that leaves no case ends as pytest ends without tests, and writes no report."""
+    report = tmp_path / "nothing.json"
+    process = run("-k", "nothing", f"--benchmark-json={report}")
+    assert process.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "deselected" in process.stdout
+    assert not report.exists()
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
         ("--strategy=ddp", "argument --strategy: 'ddp' is no strategy; there are single, data, fsdp, tensor"),
         ("--vocab=100", "vocab=100 does not hold the 256 byte values of text; use 256 or more"),
         (f"--benchmark-json={ROOT}", "cannot be written: Is a directory; name another"),
+        ("-n2", "cases are timed one at a time, or they would slow each other down; leave out -n"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(option: str, message: str) -> None:
