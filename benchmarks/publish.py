@@ -4,6 +4,7 @@ Its public ways, `benchmark(...)` and `benchmark.pedantic(...)`, call a function
 row of what was not timed. Here steps are timed in blocks that wait once, and every case leaves a row.
 """
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def quieten(config: pytest.Config) -> None:
     option = config.option
     asked = option.benchmark_columns or option.benchmark_compare or option.benchmark_histogram
     option.benchmark_quiet = not (asked or option.benchmark_verbose)
-    config.addinivalue_line("filterwarnings", "ignore:Not saving anything, no benchmarks have been run")
+    warnings.filterwarnings("ignore", "Not saving anything, no benchmarks have been run")
 
 
 def require_writable(path: Path | None) -> None:
