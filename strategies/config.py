@@ -104,7 +104,7 @@ class TrainConfig:
     remat: Remat = "dots"
     attention: Attention = "auto"
     unroll: int = 1
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
