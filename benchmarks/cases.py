@@ -92,7 +92,11 @@ def own_meshes(name: str, devices: int) -> list[MeshSpec]:
 
     >>> [str(mesh) for mesh in own_meshes("three_d", 4)]
     ['pipeline=2,tensor=2', 'data=2,tensor=2', 'data=2,pipeline=2']
+    >>> own_meshes("fsdp", 1)
+    []
     """
+    if devices == 1 and STRATEGIES[name].most_devices > 1:
+        return []
     simpler = [other for other in STRATEGIES.values() if set(other.axes) < set(STRATEGIES[name].axes)]
     return [
         mesh

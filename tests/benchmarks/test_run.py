@@ -93,7 +93,7 @@ def test_run_says_how_it_goes(sweep: tuple[Process, Rows]) -> None:
 def test_interrupt_in_the_first_case_leaves_a_whole_report(tmp_path: Path) -> None:
     """Ctrl-C in the very first case: the report is whole, and its one row says interrupted."""
     report = tmp_path / "first.json"
-    process = run("--strategy=stopped,single", "--devices=1", f"--benchmark-json={report}")
+    process = run("--strategy=stopped,single", "--mesh=data=1", f"--benchmark-json={report}")
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert {name: row["extra_info"]["status"] for name, row in rows(report).items()} == {
         "stopped-data=1-b4": "interrupted"
@@ -103,7 +103,7 @@ def test_interrupt_in_the_first_case_leaves_a_whole_report(tmp_path: Path) -> No
 def test_interrupt_in_a_later_case_keeps_those_before(tmp_path: Path) -> None:
     """Ctrl-C in a later case: what was measured is in the report, then the interrupted case, and nothing after it."""
     report = tmp_path / "later.json"
-    process = run("--strategy=single,stopped,data", "--devices=1", f"--benchmark-json={report}")
+    process = run("--strategy=single,stopped,data", "--mesh=data=1", f"--benchmark-json={report}")
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert [row["extra_info"]["status"] for row in rows(report).values()] == ["ok", "interrupted"]
 
