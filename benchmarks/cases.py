@@ -1,5 +1,6 @@
 """Which steps are measured: a selection of strategies, meshes and batch sizes, multiplied out into cases."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -74,7 +75,7 @@ class Selection:
 
     def _spreads(self) -> Iterator[tuple[str, MeshSpec]]:
         """Strategies with meshes. Where both are asked for they go together, fit or not: the row will say why."""
-        for name in self.strategies or STRATEGIES:
+        for name in sorted(self.strategies or STRATEGIES, key=lambda name: name != "single"):  # the others refer to it
             if self.strategies and self.meshes:
                 yield from ((name, mesh) for mesh in self.meshes)
             elif self.meshes:
@@ -106,13 +107,12 @@ def own_meshes(name: str, devices: int) -> list[MeshSpec]:
 
 
 def default_microbatches(mesh: MeshSpec, batch_size: int) -> int:
-    """One without stages; with stages two for each, for a smaller bubble, or one where the batch allows no more.
+    """One without stages; with stages two for each, for a smaller bubble, or as many as the batch allows.
 
-    >>> default_microbatches(MeshSpec.parse("pipeline=4"), 16), default_microbatches(MeshSpec.parse("pipeline=4"), 4)
-    (8, 4)
+    >>> [default_microbatches(MeshSpec.parse("pipeline=4"), batch) for batch in (16, 4, 6)]
+    [8, 4, 2]
     """
     stages = mesh.sizes.get("pipeline", 1)
     if stages == 1:
         return 1
-    sequences = batch_size // mesh.sizes.get("data", 1)
-    return 2 * stages if sequences % (2 * stages) == 0 else stages
+    return math.gcd(batch_size // mesh.sizes.get("data", 1), 2 * stages)

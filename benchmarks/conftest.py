@@ -20,6 +20,8 @@ SESSION = pytest.StashKey[Session]()
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse what cannot work before anything is compiled."""
     clock = Clock()
+    # Errors in the tests; to someone who measures, a warning of a newer library is no failure of the step.
+    config.addinivalue_line("filterwarnings", "default")
     if getattr(config.option, "numprocesses", None):
         raise pytest.UsageError("cases are timed one at a time, or they would slow each other down; leave out -n")
     require_writable(config.option.benchmark_json)

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import jax
 import pytest
@@ -16,7 +16,7 @@ from strategies.config import Dtype, Infeasible, Remat
 DEVICES = (1, 2, 4, 8)
 BATCH_SIZES = (8, 16)
 CASE_SECONDS = 1.0
-SIZES = ("layers", "embed", "heads", "vocab", "sequence")
+SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
 
 T = TypeVar("T")
 
@@ -34,6 +34,7 @@ def add_options(parser: pytest.Parser) -> None:
     add("--preset", choices=tuple(PRESETS), default="nano", help="the model; default: %(default)s")
     for size in SIZES:
         add(f"--{size}", type=count, metavar="N", help="instead of the preset's")
+    add("--untied", action="store_true", help="a head of its own instead of the embedding")
     add("--dtype", choices=get_args(Dtype), default="float32", help="of the computation; default: %(default)s")
     add("--remat", choices=get_args(Remat), default="dots", help="what backward recomputes; default: %(default)s")
     add("--corpus", type=Path, metavar="FILE", help="the text to train on; default: the prose of pydoc_data.topics")
@@ -49,7 +50,8 @@ def selection(config: pytest.Config) -> Selection:
     option = config.option
     if option.mesh and option.devices:
         raise pytest.UsageError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
-    sizes = {size: getattr(option, size) for size in SIZES if getattr(option, size) is not None}
+    sizes: dict[str, Any] = {size: getattr(option, size) for size in SIZES if getattr(option, size) is not None}
+    sizes |= {"tied": False} if option.untied else {}
     try:
         model = dataclasses.replace(PRESETS[option.preset], **sizes)
     except Infeasible as error:

@@ -115,7 +115,7 @@ def refuse_several_machines(rows: pd.DataFrame) -> None:
 
 def refuse_repeated_rows(rows: pd.DataFrame) -> None:
     """Refuse a case that was measured twice: a curve would show the luckier one."""
-    repeated = rows[rows.duplicated(["name", *WORKLOAD], keep=False)]
+    repeated = rows[rows.duplicated(["name", "microbatches", *WORKLOAD], keep=False)]
     if len(repeated):
         first, second = repeated[repeated["name"] == repeated["name"].iloc[0]]["file"].iloc[:2]
         raise RecordError(f"{repeated['name'].iloc[0]} is both in {first} and in {second}; plot one of them")

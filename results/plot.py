@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         paths = plot(
             load(options.files), options.out or Path("results/figures", options.files[0].stem), options.batch_size
         )
-    except RecordError as error:
+    except (RecordError, OSError) as error:
         parser.exit(1, f"{error}\n")
     print(*paths, sep="\n")
 

@@ -139,7 +139,10 @@ def _dims(path: Any, weight: nnx.Param) -> tuple[str, ...]:
 
 
 def _attention(mesh: Mesh, train: TrainConfig) -> str:
-    fused = mesh.devices.flat[0].platform == "gpu" and train.dtype == "bfloat16"
+    platform = mesh.devices.flat[0].platform
+    fused = platform == "gpu" and train.dtype == "bfloat16"
+    if train.attention == "cudnn" and not fused:
+        raise Infeasible(f"attention=cudnn takes bfloat16 on GPUs, not {train.dtype} on {platform}; use auto or xla")
     return ("cudnn" if fused else "xla") if train.attention == "auto" else train.attention
 
 

@@ -32,8 +32,9 @@ def all_reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
+    device_mesh = mesh.over(AXES, devices)
     spread = Spread(batch_axes=AXES, microbatches=train.microbatches, enter=diverge, reduce=all_reduce)
-    return assemble(config, mesh.over(AXES, devices), train, spread)
+    return assemble(config, device_mesh, train, spread)
 
 
 DATA = Strategy("data", AXES, build)

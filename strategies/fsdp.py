@@ -6,8 +6,10 @@ layer's weights are whole only while the layer runs. So is the batch split.
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
     dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], the transpose that autodiff makes of the gather
 
-A device sends 3 P (n-1)/n elements a step, for P parameters on n devices, all in the compute dtype; the embedding is
-gathered once (its backward pass needs no weights), and once more for each use that a tied head makes of it.
+For P parameters on n devices, of which E in the embedding, a device sends (3 P - E) (n-1)/n elements for each
+microbatch, all in the compute dtype: the embedding is gathered once, for its backward pass needs no weights. A tied
+head uses the table of tokens a second time: it is gathered two times more and its gradient scattered once more.
+Vectors that the backward pass does not need are not gathered again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,6 +34,7 @@ def split_dim(dims: Sequence[str], sizes: Mapping[str, int], shards: int) -> int
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
+    device_mesh = mesh.over(AXES, devices)
     shards, sizes = mesh.size, config.dim_sizes
     require_divides("fsdp", shards, embed=config.embed, mlp=config.mlp_dim)
 
@@ -47,7 +50,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     spread = Spread(
         spec=spec, batch_axes=AXES, hooks=Hooks(gather=gather), microbatches=train.microbatches, reduce=reduce
     )
-    return assemble(config, mesh.over(AXES, devices), train, spread)
+    return assemble(config, device_mesh, train, spread)
 
 
 FSDP = Strategy("fsdp", AXES, build)

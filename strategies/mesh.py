@@ -79,7 +79,7 @@ class MeshSpec:
         devices = jax.devices() if devices is None else devices
         if len(devices) != self.size:
             problem = f"mesh {self} takes {self.size} devices and {len(devices)} are given"
-            raise Infeasible(f"{problem}; change the mesh, or the devices that `build` is given")
+            raise Infeasible(f"{problem}; change the mesh, the devices given, or JAX_NUM_CPU_DEVICES for virtual ones")
         shape = tuple(self.sizes.get(name, 1) for name in axes)
         return jax.make_mesh(shape, tuple(axes), axis_types=(AxisType.Auto,) * len(shape), devices=devices)
 

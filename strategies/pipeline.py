@@ -8,11 +8,11 @@ Parallelism with Vocabulary Parallelism").
     x[b,T,D] of a microbatch -permute(pipeline)-> the next stage, at each of M + S - 1 ticks; backward dx the other way
     x[B,T,D] embedded, partial -all_reduce(pipeline)-> every stage; backward the same for dx, from the first stage
     x[B,T,D] of the last stage -all_reduce(pipeline)-> every stage, for the loss; backward the same for dx
-    three numbers a token for the loss, as in tensor.py
+    a few numbers a token for the loss, as in tensor.py
 
 For S stages, M microbatches of b = B / M sequences, a device sends 2 (M + S - 1) b T D elements to its neighbour and
-4 times 2 B T D (S-1)/S in all-reduces a step, in the compute dtype; and sums of the gradients of what every stage
-holds: positions and the last norm. A stage is idle for (S-1)/(M+S-1) of the ticks.
+4 times 2 B T D (S-1)/S in all-reduces a step, in the compute dtype. Positions and the last norm are held, and their
+gradients computed, by every stage alike. A stage is idle for (S-1)/(M+S-1) of the ticks.
 """
 
 import dataclasses
@@ -126,6 +126,7 @@ run_stages.defvjp(_forward, _backward)
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
+    device_mesh = mesh.over(AXES, devices)
     require_divides("pipeline", mesh.size, layers=config.layers)
     spread = Spread(
         spec=lambda dims: P(*map(SPLIT.get, dims)),
@@ -133,7 +134,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         hooks=tensor.vocab_hooks(AXES),
         forward=partial(piped, stages=mesh.size, microbatches=train.microbatches),
     )
-    return assemble(config, mesh.over(AXES, devices), train, spread)
+    return assemble(config, device_mesh, train, spread)
 
 
 PIPELINE = Strategy("pipeline", AXES, build)

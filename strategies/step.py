@@ -93,9 +93,10 @@ class Step:
         Raises:
             ValueError: another shape than [batch_size, sequence + 1].
         """
+        tokens_BS = np.asarray(tokens_BS, np.int32)
         if tokens_BS.shape != self.batch.shape:
             raise ValueError(f"tokens of shape {tokens_BS.shape}; this step takes {self.batch.shape}")
-        return jax.device_put(np.asarray(tokens_BS, np.int32), self.batch.sharding)
+        return jax.device_put(tokens_BS, self.batch.sharding)
 
     def lower(self) -> jax.stages.Lowered:
         """The step lowered from shapes alone, nothing allocated; `.compile()` it to ask the compiler."""

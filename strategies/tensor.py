@@ -7,7 +7,7 @@ logits exist on no device.
     x[B,T,D] partial sums -all_reduce(tensor)-> x[B,T,D], two a layer forward (after attention, after the MLP)
     dx[B,T,D] partial sums -all_reduce(tensor)-> dx[B,T,D], two a layer backward, where x enters the cut matmuls
     the same once for the embedding forward, and once for the head backward
-    three numbers a token for the loss: largest logit, sum of exponentials, target's logit
+    for the loss, largest logit, sum of exponentials and target's logit of each token; the first two again backward
 
 A device sends (4 L + 2) 2 B T D (n-1)/n elements a step in the compute dtype, for L layers on n devices; with
 `remat="full"` L sums more, of the attention once again.
@@ -53,6 +53,7 @@ def require_fit(config: GPTConfig, size: int) -> None:
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
+    device_mesh = mesh.over(AXES, devices)
     require_fit(config, mesh.size)
     spread = Spread(
         spec=lambda dims: P(*map(SPLIT.get, dims)),
@@ -60,7 +61,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         hooks=hooks(AXES),
         microbatches=train.microbatches,
     )
-    return assemble(config, mesh.over(AXES, devices), train, spread)
+    return assemble(config, device_mesh, train, spread)
 
 
 TENSOR = Strategy("tensor", AXES, build)

@@ -22,6 +22,7 @@ SPLIT = {**pipeline.SPLIT, **tensor.SPLIT, "vocab": VOCAB_AXES}
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`. An axis that the mesh leaves out has size one."""
+    device_mesh = mesh.over(AXES, devices)
     stages, tensors = mesh.sizes.get("pipeline", 1), mesh.sizes.get("tensor", 1)
     tensor.require_fit(config, tensors)
     require_divides("pipeline", stages, layers=config.layers)
@@ -34,7 +35,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         enter=data.diverge,
         reduce=data.all_reduce,
     )
-    return assemble(config, mesh.over(AXES, devices), train, spread)
+    return assemble(config, device_mesh, train, spread)
 
 
 THREE_D = Strategy("three_d", AXES, build)

@@ -26,7 +26,7 @@ def imported(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path} imports relatively"
+            assert node.module, f"{path} imports relatively"
             yield node.module
 
 
