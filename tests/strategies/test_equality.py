@@ -111,7 +111,7 @@ def test_equals_one_device(name, mesh):
 )
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "single"])
 def test_equals_one_device_with_every_option(name, options):
-    """So it does in bfloat16, to its own rounding, and however it computes again or accumulates, and with an untied head."""
+    """So it does in bfloat16, to its own rounding, however it computes again or accumulates, and untied."""
     mesh = max(STRATEGIES[name].meshes(8), key=lambda mesh: len(mesh.axes))
     reference = single(**{key: options[key] for key in options if key in ("dtype", "tied")})
     assert_equal(train(name, mesh, **options), reference, ROUNDING[options.get("dtype", "float32")])
