@@ -56,6 +56,12 @@ def test_strategy_and_mesh_go_together_fit_or_not() -> None:
     assert ids(strategies=("tensor",), meshes=(FSDP,), batch_sizes=(8,)) == ["tensor-fsdp=8-b8"]
 
 
+def test_single_comes_first_in_whatever_order_it_is_asked_for() -> None:
+    """The other rows give their time relative to its own."""
+    asked = ids(strategies=("fsdp", "single"), devices=(1, 8), batch_sizes=(8,))
+    assert asked == ["single-data=1-b8", "fsdp-fsdp=8-b8"]
+
+
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_combination_never_repeats_a_part(devices: int) -> None:
     """A mesh over the axes of a simpler strategy is that strategy's case, not one of the combination."""

@@ -93,7 +93,7 @@ def test_run_says_how_it_goes(sweep: tuple[Process, Rows]) -> None:
 def test_interrupt_in_the_first_case_leaves_a_whole_report(tmp_path: Path) -> None:
     """Ctrl-C in the very first case: the report is whole, and its one row says interrupted."""
     report = tmp_path / "first.json"
-    process = run("--strategy=stopped,single", "--mesh=data=1", f"--benchmark-json={report}")
+    process = run("--strategy=stopped,data", "--mesh=data=1", f"--benchmark-json={report}")
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert {name: row["extra_info"]["status"] for name, row in rows(report).items()} == {
         "stopped-data=1-b4": "interrupted"
