@@ -93,9 +93,10 @@ class TrainConfig:
         remat: what the backward pass recomputes: nothing, all but the outputs of matmuls, or whole blocks.
         attention: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which takes the first where it can.
         unroll: layers in one iteration of the loop over them.
+        sequence_parallel: the tensor axis splits the residual stream, too, over its tokens.
 
     Raises:
-        Infeasible: microbatches that do not divide the batch, or an unknown option.
+        Infeasible: microbatches that do not divide the batch, a norm that nothing passes, or an unknown option.
     """
 
     batch_size: int
@@ -104,6 +105,7 @@ class TrainConfig:
     remat: Remat = "dots"
     attention: Attention = "auto"
     unroll: int = 1
+    sequence_parallel: bool = True
     learning_rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
@@ -116,6 +118,8 @@ class TrainConfig:
         for name in ("batch_size", "microbatches", "unroll"):
             if getattr(self, name) < 1:
                 raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
+        if not self.clip_norm > 0:
+            raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and is inf where nothing is to be clipped")
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")

@@ -31,7 +31,10 @@ class Hooks:
 
     Attributes:
         gather: a weight as it is stored here, and its dims -> as it is used; of the blocks, one layer's.
-        sum: a partial product of this device -> the whole.
+        sum: a partial product of this device -> the whole, for the tokens whose residual stream is held here.
+        all_tokens: an array [B,T,D] of the tokens held here -> of all tokens.
+        own_tokens: an array [T,D] of all tokens -> of those held here.
+        embed_sum: embeddings found in the rows held here -> the residual stream, for the tokens held here.
         vocab_start: rows of the vocabulary held here -> the first of them.
         vocab_sum: a sum over the rows held here -> over all rows.
         vocab_max: a maximum over the rows held here -> over all rows.
@@ -39,6 +42,9 @@ class Hooks:
 
     gather: Callable[[Array, Sequence[str]], Array] = lambda weight, dims: weight
     sum: Callable[[Array], Array] = lambda x: x
+    all_tokens: Callable[[Array], Array] = lambda x: x
+    own_tokens: Callable[[Array], Array] = lambda x: x
+    embed_sum: Callable[[Array], Array] = lambda x: x
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0
     vocab_sum: Callable[[Array], Array] = lambda x: x
     vocab_max: Callable[[Array], Array] = lambda x: x
@@ -117,7 +123,7 @@ class Embedding(nnx.Module):
         row_BT = tokens_BT - hooks.vocab_start(rows)
         held_BT1 = ((row_BT >= 0) & (row_BT < rows))[..., None]
         found_BTD = jnp.where(held_BT1, self.token_VD[jnp.clip(row_BT, 0, rows - 1)], 0)
-        return hooks.vocab_sum(found_BTD) + self.position_TD[: tokens_BT.shape[1]]
+        return hooks.embed_sum(found_BTD) + hooks.own_tokens(self.position_TD[: tokens_BT.shape[1]])
 
 
 class Block(nnx.Module):
@@ -144,11 +150,13 @@ class Block(nnx.Module):
         The sums are named as worth keeping: computing one again would communicate again.
         """
         features = self.qkv_bias_CA.shape[-1]
-        qkv_BTX = _matmul(self.norm1(x_BTD), self.qkv_DCA.reshape(-1, 3 * features))
-        qkv_BTCA = qkv_BTX.reshape(*x_BTD.shape[:2], 3, features) + self.qkv_bias_CA
+        normed_BTD = hooks.all_tokens(self.norm1(x_BTD))
+        qkv_BTX = _matmul(normed_BTD, self.qkv_DCA.reshape(-1, 3 * features))
+        qkv_BTCA = qkv_BTX.reshape(*normed_BTD.shape[:2], 3, features) + self.qkv_bias_CA
         mixed_BTA = causal_attention(qkv_BTCA, self.head_dim, attention)
         x_BTD = x_BTD + checkpoint_name(hooks.sum(_matmul(mixed_BTA, self.out_AD[...])), KEPT) + self.out_bias_D
-        hidden_BTF = jax.nn.gelu(_matmul(self.norm2(x_BTD), self.up_DF[...]) + self.up_bias_F, approximate=True)
+        normed_BTD = hooks.all_tokens(self.norm2(x_BTD))
+        hidden_BTF = jax.nn.gelu(_matmul(normed_BTD, self.up_DF[...]) + self.up_bias_F, approximate=True)
         return x_BTD + checkpoint_name(hooks.sum(_matmul(hidden_BTF, self.down_FD[...])), KEPT) + self.down_bias_D
 
 
@@ -169,7 +177,7 @@ class Head(nnx.Module):
 
         Softmax over a split vocabulary: Shoeybi et al. 2019, "Megatron-LM", section 3.
         """
-        logits_NV = self.norm(x_BTD).reshape(-1, x_BTD.shape[-1]) @ token_VD.T
+        logits_NV = hooks.all_tokens(self.norm(x_BTD)).reshape(-1, x_BTD.shape[-1]) @ token_VD.T
         rows = token_VD.shape[0]
         row_V = hooks.vocab_start(rows) + jnp.arange(rows)
         logits_NV = jnp.where(row_V < self.vocab, logits_NV.astype(jnp.float32), -jnp.inf)
@@ -213,8 +221,9 @@ class GPT(nnx.Module):
         def layer(x_BTD: Array, weights: nnx.State) -> tuple[Array, None]:
             return self._ready((graph, weights))(x_BTD, self.hooks, self.attention), None
 
-        # A scan merges no common subexpressions across its iterations: no barrier is needed against that.
-        layer = jax.checkpoint(layer, policy=_REMAT[self.how.remat], prevent_cse=False)
+        # Iterations of a loop do not share subexpressions: no barrier is needed against that. A loop of one is none.
+        loops = jax.tree.leaves(stacked)[0].shape[0] > self.how.unroll
+        layer = jax.checkpoint(layer, policy=_REMAT[self.how.remat], prevent_cse=not loops)
         return lax.scan(layer, x_BTD, stacked, unroll=self.how.unroll)[0]
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
@@ -242,7 +251,7 @@ _REARRANGING = {"all_gather", "reshape", "transpose", "convert_element_type"}
 
 
 def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Keep what was computed, but no gathered weight, nor another view of one: fsdp would not be ZeRO-3 with it."""
+    """Keep what was computed, but nothing gathered, nor another view of it: fsdp would not be ZeRO-3 with it."""
     return primitive.name not in _REARRANGING
 
 

@@ -8,11 +8,11 @@ Parallelism with Vocabulary Parallelism").
     x[b,T,D] of a microbatch -permute(pipeline)-> the next stage, at each of M + S - 1 ticks; backward dx the other way
     x[B,T,D] embedded, partial -all_reduce(pipeline)-> every stage; backward the same for dx, from the first stage
     x[B,T,D] of the last stage -all_reduce(pipeline)-> every stage, for the loss; backward the same for dx
-    a few numbers a token for the loss, as in tensor.py
+    a few numbers a token for the loss, as in tensor.py; dW[D] of the last norm -all_reduce(pipeline)-> every stage
 
 For S stages, M microbatches of b = B / M sequences, a device sends 2 (M + S - 1) b T D elements to its neighbour and
-4 times 2 B T D (S-1)/S in all-reduces a step, in the compute dtype. Positions and the last norm are held, and their
-gradients computed, by every stage alike. A stage is idle for (S-1)/(M+S-1) of the ticks.
+4 times 2 B T D (S-1)/S in all-reduces a step, in the compute dtype. Positions and the last norm are held by
+every stage alike. A stage is idle for (S-1)/(M+S-1) of the ticks.
 """
 
 import dataclasses
@@ -52,7 +52,8 @@ def piped(model: GPT, tokens_BS: Tokens, stages: int, microbatches: int) -> Floa
     y_MbTD: Any = run_stages(run, stages, leaves, x_MbTD)
     last = lax.axis_index("pipeline") == stages - 1
     y_BTD = lax.psum(jnp.where(last, y_MbTD, 0), "pipeline").reshape(x_BTD.shape)
-    return model.losses(y_BTD, tokens_BS[:, 1:])
+    # Each stage its own copy: their gradients are summed here, and not over tokens that another axis splits.
+    return model.losses(lax.pcast(y_BTD, "pipeline", to="varying"), tokens_BS[:, 1:])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -68,28 +69,46 @@ def run_stages(
     return _forward(run, stages, weights, x_MbTD)[0]
 
 
-def _forward(run: Stage, stages: int, weights: list[Array], x_MbTD: Array) -> tuple[Array, Any]:
-    """Forward ticks; what the backward pass needs of each, but for the weights, is stacked over ticks."""
-    stage, microbatches, nothing_bTD = lax.axis_index("pipeline"), x_MbTD.shape[0], jnp.zeros_like(x_MbTD[0])
+def _turn(t: Array, microbatches: int) -> tuple[Array, Array]:
+    """Whether this stage works at tick t, and on which microbatch; where it does not, the index is a legal one."""
+    m = t - lax.axis_index("pipeline")
+    return (m >= 0) & (m < microbatches), jnp.clip(m, 0, microbatches - 1)
 
-    def work(x_bTD: Array) -> tuple[Array, Any]:
+
+def _slots(shapes: Any, microbatches: int) -> Any:
+    """Room for what is made of each microbatch, varying over the same axes as that."""
+    return jax.tree.map(lambda like: jnp.zeros_like(like, shape=(microbatches, *like.shape)), shapes)
+
+
+def _put(slots: Any, values: Any, m: Array) -> Any:
+    return jax.tree.map(lambda slot, value: lax.dynamic_update_index_in_dim(slot, value, m, 0), slots, values)
+
+
+def _forward(run: Stage, stages: int, weights: list[Array], x_MbTD: Array) -> tuple[Array, Any]:
+    """Forward ticks; what the backward pass needs of each microbatch, but for the weights, goes into its slot."""
+    first, microbatches, nothing_bTD = lax.axis_index("pipeline") == 0, x_MbTD.shape[0], jnp.zeros_like(x_MbTD[0])
+
+    def made(x_bTD: Array) -> tuple[Array, Any]:
         pull: Any
         y_bTD, pull = jax.vjp(run, weights, x_bTD)  # `pull` holds what it keeps: of its arguments, and besides
         return y_bTD, (pull.args_res[1], pull.opaque_residuals)
 
-    def idle(x_bTD: Array) -> tuple[Array, Any]:
-        return jax.tree.map(jnp.zeros_like, jax.eval_shape(work, x_bTD))
+    def work(x_bTD: Array, slots: Any, m: Array) -> tuple[Array, Any]:
+        y_bTD, kept = made(x_bTD)
+        return y_bTD, _put(slots, (y_bTD, kept), m)
 
-    def tick(arrived_bTD: Array, now: tuple[Array, Array]) -> tuple[Array, Any]:
-        t, entering_bTD = now
-        working = (t >= stage) & (t < stage + microbatches)
-        y_bTD, kept = lax.cond(working, work, idle, jnp.where(stage == 0, entering_bTD, arrived_bTD))
-        return lax.ppermute(y_bTD, "pipeline", [(s, s + 1) for s in range(stages - 1)]), (y_bTD, kept)
+    def idle(x_bTD: Array, slots: Any, m: Array) -> tuple[Array, Any]:
+        return nothing_bTD, slots
 
-    idling = jnp.broadcast_to(nothing_bTD, (stages - 1, *nothing_bTD.shape))
-    ticks = jnp.arange(microbatches + stages - 1)
-    _, (y, kept) = lax.scan(tick, nothing_bTD, (ticks, jnp.concatenate([x_MbTD, idling])))
-    return y[stages - 1 :], (weights, kept)
+    def tick(carry: tuple[Array, Any], t: Array) -> tuple[Any, None]:
+        arrived_bTD, slots = carry
+        working, m = _turn(t, microbatches)
+        y_bTD, slots = lax.cond(working, work, idle, jnp.where(first, x_MbTD[m], arrived_bTD), slots, m)
+        return (lax.ppermute(y_bTD, "pipeline", [(s, s + 1) for s in range(stages - 1)]), slots), None
+
+    start = nothing_bTD, _slots(jax.eval_shape(made, nothing_bTD), microbatches)
+    (_, (y_MbTD, kept)), _ = lax.scan(tick, start, jnp.arange(microbatches + stages - 1))
+    return y_MbTD, (weights, kept)
 
 
 def _backward(run: Stage, stages: int, saved: Any, dy_MbTD: Array) -> tuple[list[Array], Array]:
@@ -97,28 +116,27 @@ def _backward(run: Stage, stages: int, saved: Any, dy_MbTD: Array) -> tuple[list
     weights, kept = saved
     stage, microbatches, nothing_bTD = lax.axis_index("pipeline"), dy_MbTD.shape[0], jnp.zeros_like(dy_MbTD[0])
 
-    def work(dweights: list[Array], dy_bTD: Array, kept: Any) -> tuple[list[Array], Array]:
+    def work(dy_bTD: Array, dweights: list[Array], dx_MbTD: Array, m: Array) -> tuple[Array, list[Array], Array]:
         pull = jax.eval_shape(lambda *inputs: jax.vjp(run, *inputs)[1], weights, nothing_bTD)
-        pull = dataclasses.replace(pull, args_res=[tuple(weights), kept[0]], opaque_residuals=kept[1])
+        x_bTD, residuals = jax.tree.map(lambda slots: slots[m], kept)
+        pull = dataclasses.replace(pull, args_res=[tuple(weights), x_bTD], opaque_residuals=residuals)
         more, dx_bTD = pull(dy_bTD)
-        return jax.tree.map(jnp.add, dweights, more), dx_bTD
+        return dx_bTD, jax.tree.map(jnp.add, dweights, more), _put(dx_MbTD, dx_bTD, m)
 
-    def idle(dweights: list[Array], dy_bTD: Array, kept: Any) -> tuple[list[Array], Array]:
-        return dweights, nothing_bTD
+    def idle(dy_bTD: Array, dweights: list[Array], dx_MbTD: Array, m: Array) -> tuple[Array, list[Array], Array]:
+        return nothing_bTD, dweights, dx_MbTD
 
-    def tick(carry: tuple[list[Array], Array], now: Any) -> tuple[Any, Array]:
-        (dweights, arrived_bTD), (t, entering_bTD, kept) = carry, now
-        working = (t >= stage) & (t < stage + microbatches)
-        dy_bTD = jnp.where(stage == stages - 1, entering_bTD, arrived_bTD)
-        dweights, dx_bTD = lax.cond(working, work, idle, dweights, dy_bTD, kept)
+    def tick(carry: tuple[Array, list[Array], Array], t: Array) -> tuple[Any, None]:
+        arrived_bTD, dweights, dx_MbTD = carry
+        working, m = _turn(t, microbatches)
+        dy_bTD = jnp.where(stage == stages - 1, dy_MbTD[m], arrived_bTD)
+        dx_bTD, dweights, dx_MbTD = lax.cond(working, work, idle, dy_bTD, dweights, dx_MbTD, m)
         sent_bTD = lax.ppermute(dx_bTD, "pipeline", [(s + 1, s) for s in range(stages - 1)])
-        return (dweights, sent_bTD), dx_bTD
+        return (sent_bTD, dweights, dx_MbTD), None
 
-    idling = jnp.broadcast_to(nothing_bTD, (stages - 1, *nothing_bTD.shape))
-    ticks, start = jnp.arange(microbatches + stages - 1), (jax.tree.map(jnp.zeros_like, weights), nothing_bTD)
-    entering = jnp.concatenate([idling, dy_MbTD])
-    (dweights, _), dx = lax.scan(tick, start, (ticks, entering, kept), reverse=True)
-    return dweights, jnp.where(stage == 0, dx[:microbatches], 0)
+    start = nothing_bTD, jax.tree.map(jnp.zeros_like, weights), _slots(nothing_bTD, microbatches)
+    (_, dweights, dx_MbTD), _ = lax.scan(tick, start, jnp.arange(microbatches + stages - 1), reverse=True)
+    return dweights, jnp.where(stage == 0, dx_MbTD, 0)
 
 
 run_stages.defvjp(_forward, _backward)

@@ -31,6 +31,9 @@ class State(NamedTuple):
     optimizer: Any
     """AdamW's moments and count, as optax keeps them."""
 
+Forward = Callable[[GPT, Tokens], Float[Array, " N"]]
+"""A model and this device's sequences -> the loss of each token."""
+
 
 def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
     """The loss of each token: the whole model, one part after another."""
@@ -56,7 +59,7 @@ class Spread:
     batch_axes: tuple[str, ...] = ()
     vocab_shards: int = 1
     hooks: Hooks = ONE_DEVICE
-    forward: Callable[[GPT, Tokens], Float[Array, " N"]] = forward
+    forward: Forward = forward
     microbatches: int = 1
     enter: Callable[[Weights], Weights] = lambda weights: weights
     reduce: Callable[[Array, Weights], tuple[Array, Weights]] = lambda loss, grads: (loss, grads)

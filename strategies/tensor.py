@@ -2,29 +2,42 @@
 
 Column then row: the query, key, value and up matmuls are cut by their outputs (heads, mlp), the matmuls behind them
 by their inputs, so that one sum completes each branch. Embedding and loss are cut over the vocabulary: the full
-logits exist on no device.
+logits exist on no device. Between the matmuls each device holds the residual stream of its part of the tokens, and
+normalises no other (sequence parallel; Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2):
+
+    x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D], two a layer forward (before attention, before the MLP), two backward
+        where the gathered x is not kept
+    x[B,T,D] partial sums -reduce_scatter(tensor)-> x[B,T_tensor,D], two a layer forward (after attention, after the MLP)
+    each has the other for its transpose, with dx, two and two a layer backward
+    the reduce-scatter once for the embedding, the gather twice for the head, and each one's transpose
+    for the loss, largest logit, sum of exponentials and target's logit of each token; the first two again backward
+    dW[D] -all_reduce(tensor)-> dW[D], once a step: norms, positions and biases that every device holds alike
+
+With `sequence_parallel=False` every device holds all of the residual stream:
 
     x[B,T,D] partial sums -all_reduce(tensor)-> x[B,T,D], two a layer forward (after attention, after the MLP)
     dx[B,T,D] partial sums -all_reduce(tensor)-> dx[B,T,D], two a layer backward, where x enters the cut matmuls
     the same once for the embedding forward, and once for the head backward
-    for the loss, largest logit, sum of exponentials and target's logit of each token; the first two again backward
 
-A device sends (4 L + 2) 2 B T D (n-1)/n elements a step in the compute dtype, for L layers on n devices; with
-`remat="full"` L sums more, of the attention once again.
+For L layers on n devices a device sends (10 L + 5) B T D (n-1)/n elements a step in the compute dtype, or without
+sequence parallelism (4 L + 2) 2 B T D (n-1)/n; with `remat="full"` sums of the attention once again.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
+import jax
+from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
 
 from strategies.assemble import assemble
-from strategies.config import GPTConfig, TrainConfig
-from strategies.gpt import Hooks
+from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
+from strategies.gpt import GPT, Hooks
 from strategies.mesh import Devices, MeshSpec
-from strategies.step import Spread, Step, Strategy, require_divides
+from strategies.step import Forward, Spread, Step, Strategy, Tokens, forward, require_divides
 
 AXES = ("tensor",)
 SPLIT = {"heads": "tensor", "mlp": "tensor", "vocab": "tensor"}
@@ -35,30 +48,67 @@ def vocab_hooks(axes: Sequence[str]) -> Hooks:
     """What completes an embedding and a loss cut over these axes."""
     axes = tuple(axes)
     return Hooks(
+        embed_sum=partial(lax.psum, axis_name=axes),
         vocab_start=lambda rows: rows * lax.axis_index(axes),
         vocab_sum=partial(lax.psum, axis_name=axes),
         vocab_max=partial(lax.pmax, axis_name=axes),
     )
 
 
-def hooks(vocab_axes: Sequence[str]) -> Hooks:
+def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
     """What completes a layer cut over `tensor` besides."""
-    return dataclasses.replace(vocab_hooks(vocab_axes), sum=partial(lax.psum, axis_name="tensor"))
+    vocab = vocab_hooks(vocab_axes)
+    if not sequence_parallel:
+        return dataclasses.replace(vocab, sum=partial(lax.psum, axis_name="tensor"))
+
+    def own_tokens(x_TD: Array) -> Array:
+        own = x_TD.shape[0] // lax.axis_size("tensor")
+        return lax.dynamic_slice_in_dim(x_TD, lax.axis_index("tensor") * own, own)
+
+    reduce_scatter = partial(lax.psum_scatter, axis_name="tensor", scatter_dimension=1, tiled=True)
+    others = tuple(axis for axis in vocab_axes if axis != "tensor")
+    return dataclasses.replace(
+        vocab,
+        sum=reduce_scatter,
+        all_tokens=partial(lax.all_gather, axis_name="tensor", axis=1, tiled=True),
+        own_tokens=own_tokens,
+        embed_sum=lambda x_BTD: lax.psum(reduce_scatter(x_BTD), others),
+    )
 
 
-def require_fit(config: GPTConfig, size: int) -> None:
+def diverging(forward: Forward) -> Forward:
+    """The same, each device with its own copy of what is not cut: gradients are summed once a step, not once a layer."""
+
+    def copy(weight: nnx.Param) -> nnx.Param:
+        if SPLIT.keys() & set(weight.dims):
+            return weight
+        return weight.replace(lax.pcast(weight[...], "tensor", to="varying"))
+
+    def diverged(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
+        graph, weights = nnx.split(model)
+        copies = jax.tree.map(copy, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param))
+        return forward(nnx.merge(graph, copies), tokens_BS)
+
+    return diverged
+
+
+def require_fit(config: GPTConfig, train: TrainConfig, size: int) -> None:
     """Refuse an axis that does not divide what it is to split."""
     require_divides("tensor", size, heads=config.heads, mlp=config.mlp_dim)
+    if train.sequence_parallel and config.sequence % size:
+        problem = f"tensor={size} does not divide sequence={config.sequence}"
+        raise Infeasible(f"{problem}; {legal(config.sequence, 'tensor')}, or any with sequence_parallel=False")
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
-    require_fit(config, mesh.size)
+    require_fit(config, train, mesh.size)
     spread = Spread(
         spec=lambda dims: P(*map(SPLIT.get, dims)),
         vocab_shards=mesh.size,
-        hooks=hooks(AXES),
+        hooks=hooks(AXES, train.sequence_parallel),
+        forward=diverging(forward) if train.sequence_parallel else forward,
         microbatches=train.microbatches,
     )
     return assemble(config, device_mesh, train, spread)

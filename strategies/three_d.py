@@ -24,14 +24,15 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     """See `Strategy`. An axis that the mesh leaves out has size one."""
     device_mesh = mesh.over(AXES, devices)
     stages, tensors = mesh.sizes.get("pipeline", 1), mesh.sizes.get("tensor", 1)
-    tensor.require_fit(config, tensors)
+    tensor.require_fit(config, train, tensors)
     require_divides("pipeline", stages, layers=config.layers)
+    piped = partial(pipeline.piped, stages=stages, microbatches=train.microbatches)
     spread = Spread(
         spec=lambda dims: P(*map(SPLIT.get, dims)),
         batch_axes=data.AXES,
         vocab_shards=stages * tensors,
-        hooks=tensor.hooks(VOCAB_AXES),
-        forward=partial(pipeline.piped, stages=stages, microbatches=train.microbatches),
+        hooks=tensor.hooks(VOCAB_AXES, train.sequence_parallel),
+        forward=tensor.diverging(piped) if train.sequence_parallel else piped,
         enter=data.diverge,
         reduce=data.all_reduce,
     )

@@ -20,6 +20,8 @@ TRAIN = TrainConfig(batch_size=16)
 RESIDUAL = TRAIN.batch_size * CONFIG.sequence * CONFIG.embed
 """Elements of the residual stream x[B,T,D]."""
 WEIGHTS = CONFIG.param_count
+HELD_ALIKE = (6 * CONFIG.layers + 2 + CONFIG.sequence) * CONFIG.embed
+"""Elements of norms, positions and the biases behind a sum, which the tensor axis does not split."""
 LOSS = 3 * TRAIN.batch_size * CONFIG.sequence
 """Elements summed for the loss: of each token the sum of exponentials, the target's logit, and the first once again."""
 
@@ -97,16 +99,26 @@ def test_fsdp_gathers_and_scatters_for_each_microbatch():
 
 
 @pytest.mark.parametrize(("remat", "again"), [("none", 0), ("dots", 0), ("full", 1)])
-def test_tensor_sums_the_residual_stream_twice_a_layer_each_way(remat, again):
-    """And once for the embedding, once for the head; the loss takes a few numbers a token.
+def test_tensor_scatters_and_gathers_the_tokens_twice_a_layer_each_way(remat, again):
+    """And once each way at either end; gathered tokens are not kept for the backward pass, but gathered again.
 
     Only rematerialisation in full sums again: after the attention, not after the MLP, whose sum is the next layer's x.
+    What every device holds alike has its gradient summed once a step.
     """
     counted = communication("tensor", "tensor=8", remat=remat)
+    assert counted["reduce_scatter", ("tensor",)] == ((4 + again) * CONFIG.layers + 2) * RESIDUAL
+    assert counted["all_gather", ("tensor",)] == (6 * CONFIG.layers + 3) * RESIDUAL / 8
+    assert counted["psum", ("tensor",)] == HELD_ALIKE + LOSS
+    assert counted["pmax", ("tensor",)] == 2 * LOSS / 3
+
+
+@pytest.mark.parametrize(("remat", "again"), [("none", 0), ("dots", 0), ("full", 1)])
+def test_tensor_without_sequence_parallelism_sums_the_residual_stream_twice_a_layer_each_way(remat, again):
+    """And once for the embedding, once for the head; the loss takes a few numbers a token."""
+    counted = communication("tensor", "tensor=8", remat=remat, sequence_parallel=False)
     assert set(counted) == {("psum", ("tensor",)), ("pmax", ("tensor",))}
     sums = (4 + again) * CONFIG.layers + 2
     assert counted["psum", ("tensor",)] == sums * RESIDUAL + LOSS
-    assert counted["pmax", ("tensor",)] == 2 * LOSS / 3
 
 
 @pytest.mark.parametrize("microbatches", [1, 8])
@@ -114,13 +126,14 @@ def test_pipeline_permutes_each_tick_and_shares_both_ends(microbatches):
     """A microbatch to the next stage at each tick, forward and back; the two ends are summed, forward and back."""
     counted = communication("pipeline", "pipeline=8", microbatches=microbatches)
     assert counted["ppermute", ("pipeline",)] == 2 * (microbatches + 7) * RESIDUAL / microbatches
-    assert counted["psum", ("pipeline",)] == 4 * RESIDUAL + LOSS
+    assert counted["psum", ("pipeline",)] == 4 * RESIDUAL + 2 * CONFIG.embed + LOSS
 
 
 def test_three_d_communicates_as_the_three_do():
     """Each axis as in its own strategy, for the part of batch, layers and weights that is left to it."""
     counted = communication("three_d", "data=2,pipeline=2,tensor=2", microbatches=4)
-    assert counted["ppermute", ("pipeline",)] == 2 * (4 + 1) * RESIDUAL / 2 / 4
-    assert counted["psum", ("tensor",)] == 5 / 4 * 4 * (CONFIG.layers / 2) * RESIDUAL / 2
+    assert counted["ppermute", ("pipeline",)] == 2 * (4 + 1) * RESIDUAL / 2 / 2 / 4
+    assert counted["reduce_scatter", ("tensor",)] == (5 / 4 * 4 * (CONFIG.layers / 2) + 2) * RESIDUAL / 2
+    assert counted["psum", ("pipeline",)] == 4 * RESIDUAL / 2 / 2 + 2 * CONFIG.embed
     split = WEIGHTS - (CONFIG.sequence + 2) * CONFIG.embed
     assert split / 4 < counted["psum", ("data",)] < split / 4 * 1.05

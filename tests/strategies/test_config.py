@@ -59,6 +59,7 @@ def test_a_model_that_cannot_be_is_refused(sizes, message):
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size=0; it must be at least 1"),
+        ({"batch_size": 8, "clip_norm": 0.0}, "clip_norm=0.0; it must be above 0"),
         ({"batch_size": 6, "microbatches": 4}, "microbatches=4 does not divide batch_size=6; it can be 1, 2, 3 or 6"),
         ({"batch_size": 8, "dtype": "float16"}, "dtype='float16'; it can be float32, bfloat16"),
         ({"batch_size": 8, "remat": "some"}, "remat='some'; it can be none, dots, full"),

@@ -106,7 +106,15 @@ def test_equals_one_device(name, mesh):
 
 @pytest.mark.parametrize(
     "options",
-    [{"dtype": "bfloat16"}, {"remat": "none"}, {"remat": "full"}, {"microbatches": 2}, {"unroll": 2}, {"tied": False}],
+    [
+        {"dtype": "bfloat16"},
+        {"remat": "none"},
+        {"remat": "full"},
+        {"microbatches": 2},
+        {"unroll": 2},
+        {"tied": False},
+        {"sequence_parallel": False},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "single"])
