@@ -55,6 +55,7 @@ def matmul_flops_per_second(dtype: str) -> float:
     size = 1024 if jax.devices()[0].platform == "cpu" else 8192
     x_DD = jax.random.normal(jax.random.key(0), (size, size), dtype)
     w_DD = x_DD / math.sqrt(size)  # keeps the variance of what it multiplies
-    program = jax.jit(lambda x, w: (x @ w, {}), donate_argnums=0).lower(x_DD, w_DD).compile()
+    with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):  # as the steps multiply
+        program = jax.jit(lambda x, w: (x @ w, {}), donate_argnums=0).lower(x_DD, w_DD).compile()
     training = Training(program, x_DD, [w_DD])
     return 2 * size**3 / min(time_blocks(training, steps_per_block(training), MATMUL_SECONDS))

@@ -69,7 +69,9 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
 
     def gradients(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
         differentiate = accumulated(jax.value_and_grad(loss), spread.microbatches)
-        return spread.reduce(*differentiate(spread.enter(params), tokens_BS))
+        # float32 is float32: by default GPUs and TPUs multiply it in fewer bits (TF32, bfloat16 passes).
+        with jax.default_matmul_precision("highest" if train.dtype == "float32" else "default"):
+            return spread.reduce(*differentiate(spread.enter(params), tokens_BS))
 
     def update(state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
         value, grads = gradients(state.params, tokens_BS)
@@ -139,10 +141,10 @@ def _dims(path: Any, weight: nnx.Param) -> tuple[str, ...]:
 
 
 def _attention(mesh: Mesh, train: TrainConfig) -> str:
-    platform = mesh.devices.flat[0].platform
-    fused = platform == "gpu" and train.dtype == "bfloat16"
+    kind = mesh.devices.flat[0].device_kind
+    fused = "nvidia" in kind.lower() and train.dtype == "bfloat16"
     if train.attention == "cudnn" and not fused:
-        raise Infeasible(f"attention=cudnn takes bfloat16 on GPUs, not {train.dtype} on {platform}; use auto or xla")
+        raise Infeasible(f"attention=cudnn takes bfloat16 on NVIDIA GPUs, not {train.dtype} on {kind}; use auto or xla")
     return ("cudnn" if fused else "xla") if train.attention == "auto" else train.attention
 
 

@@ -89,7 +89,8 @@ class TrainConfig:
     Attributes:
         batch_size: sequences in a global batch.
         microbatches: parts a batch is cut into: accumulated one after another, or sent through a pipeline.
-        dtype: of the computation; parameters and optimizer state are float32.
+        dtype: of the computation; parameters and optimizer state are float32. "float32" is that on every backend,
+            without the shortcuts (TF32, bfloat16 passes) that accelerators take by default.
         remat: what the backward pass recomputes: nothing, all but the outputs of matmuls, or whole blocks.
         attention: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which takes the first where it can.
         unroll: layers in one iteration of the loop over them.
