@@ -1,5 +1,8 @@
 """How `pytest benchmarks` runs: cases from the options, a line for each as it ends, a table and a report at the end."""
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,33 +10,54 @@ import pytest
 from benchmarks.cases import Case
 from benchmarks.clock import Clock
 from benchmarks.corpus import read_corpus
-from benchmarks.machine import update_machine_info
-from benchmarks.options import selection
-from benchmarks.publish import quieten, require_writable
+from benchmarks.journal import Journal, journal_path
+from benchmarks.machine import compiler_facts, update_machine_info
+from benchmarks.options import selected
+from benchmarks.publish import publish, quieten, require_writable
 from benchmarks.reporter import Reporter
-from benchmarks.session import Session
+from benchmarks.session import Plan, Session
+from benchmarks.supervise import JOURNAL, RESUMED, supervise, supervised
 
 CASES = pytest.StashKey[list[Case]]()
 SESSION = pytest.StashKey[Session]()
+CTRL_C = 130
+"""The exit status of a command that Ctrl-C ended."""
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Leave the run to a process of its own, so that a case that kills it does not end the sweep."""
+    option = config.option
+    if supervised() or option.help or option.version or option.collectonly:
+        return None
+    report = option.benchmark_json
+    return supervise(config.invocation_params.args, report and journal_path(report))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse what cannot work before anything is compiled."""
-    clock = Clock()
+    option, clock = config.option, Clock()
     # Errors in the tests; to someone who measures, a warning of a newer library is no failure of the step.
     config.addinivalue_line("filterwarnings", "default")
-    if getattr(config.option, "numprocesses", None):
+    if getattr(option, "numprocesses", None):
         raise pytest.UsageError("cases are timed one at a time, or they would slow each other down; leave out -n")
-    require_writable(config.option.benchmark_json)
+    if option.resume and not (option.benchmark_json and journal_path(option.benchmark_json).exists()):
+        raise pytest.UsageError("--resume goes on with a run that was stopped; name its --benchmark-json")
+    require_writable(option.benchmark_json)
     quieten(config)
-    chosen = selection(config)
+    if not (supervised() or option.collectonly):
+        return  # the process that measures looks at the rest: it starts the backend
     try:
-        corpus_N = read_corpus(config.option.corpus, chosen.config)
-    except ValueError as error:
+        chosen = selected(option)
+        config.stash[CASES] = chosen.cases()
+        corpus_N = read_corpus(option.corpus, chosen.config)
+        if supervised():
+            facts = compiler_facts() | {"selection": str(chosen), "corpus_bytes": len(corpus_N)}
+            journal = Journal(Path(os.environ[JOURNAL]), facts, resume=option.resume or RESUMED in os.environ)
+            plan = Plan(corpus_N, option.case_seconds, option.compile_only, option.trace_dir, option.case_timeout)
+            config.stash[SESSION] = Session(plan, clock, journal)
+            config.pluginmanager.register(Reporter(config, config.stash[SESSION]), "meshmark-reporter")
+    except (ValueError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
-    config.stash[CASES] = chosen.cases()
-    config.stash[SESSION] = Session(corpus_N, config.option.case_seconds, clock)
-    config.pluginmanager.register(Reporter(config, config.stash[SESSION]), "meshmark-reporter")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -42,10 +66,42 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", metafunc.config.stash[CASES], ids=str)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One comparison group after another: all of its cases are checked before they are timed in turns."""
+    groups = list(dict.fromkeys(case.single for case in config.stash[CASES]))
+    items.sort(key=lambda item: (groups.index(case_in(item).single), "test_step[" in item.nodeid))
+    if config.option.compile_only:
+        config.hook.pytest_deselected(items=[item for item in items if "test_step[" not in item.nodeid])
+        items[:] = [item for item in items if "test_step[" in item.nodeid]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Hand the rows to pytest-benchmark before it writes its report; the journal goes when that is written."""
+    run = session.config.stash.get(SESSION, None)
+    if run is None:
+        return (yield)
+    rows = {row.case: row for row in run.close()}
+    order = [str(case) for case in session.config.stash[CASES]]
+    publish(session.config, sorted(rows.values(), key=lambda row: order.index(row.case)))
+    result = yield
+    if session.exitstatus == pytest.ExitCode.INTERRUPTED:
+        session.exitstatus = CTRL_C
+    collected = {str(case_in(item)) for item in session.items}
+    if collected <= run.rows.keys():
+        run.journal.remove()
+    return result
+
+
 @pytest.fixture
 def session(pytestconfig: pytest.Config) -> Session:
     """What the cases of this run share."""
     return pytestconfig.stash[SESSION]
+
+
+def case_in(item: pytest.Item) -> Case:
+    """The case of a test."""
+    return item.callspec.params["case"]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:

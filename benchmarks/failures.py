@@ -1,7 +1,10 @@
 """How a case can end badly, and the one word for it in its row."""
 
-from benchmarks.record import Status
+from typing import Literal
+
 from strategies import Infeasible
+
+Status = Literal["ok", "infeasible", "oom", "compile_error", "timeout", "nan_loss", "mismatch", "interrupted", "error"]
 
 
 class CaseFailure(Exception):
@@ -28,18 +31,20 @@ class Mismatch(CaseFailure):
     status = "mismatch"
 
 
+class Died(CaseFailure):
+    """The process ended, more than once, while the case ran."""
+
+
 class Recompiled(CaseFailure):
     """Something was compiled while steps were timed."""
 
 
-def status_of(error: BaseException) -> Status:
+def status_of(error: Exception) -> Status:
     """The word for what went wrong.
 
     >>> status_of(MemoryError()), status_of(Mismatch("loss")), status_of(KeyError("x"))
     ('oom', 'mismatch', 'error')
     """
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
     if isinstance(error, Infeasible):
         return "infeasible"
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
@@ -47,13 +52,11 @@ def status_of(error: BaseException) -> Status:
     return error.status if isinstance(error, CaseFailure) else "error"
 
 
-def reason_of(error: BaseException) -> str:
+def reason_of(error: Exception) -> str:
     """What went wrong, in one line.
 
     >>> reason_of(Infeasible("tensor=3 does not divide heads=8")), reason_of(KeyError("x"))
     ('tensor=3 does not divide heads=8', "KeyError: 'x'")
     """
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped from the keyboard"
     first_line = str(error).partition("\n")[0]
     return first_line if isinstance(error, CaseFailure | Infeasible) else f"{type(error).__name__}: {first_line}"

@@ -4,16 +4,31 @@ import hashlib
 import json
 import math
 import os
+import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
 import jax
 
-from benchmarks.measure import Training, steps_per_block, time_blocks
+from benchmarks.measure import Training, steps_per_block
+from benchmarks.turns import Turns, take_turns
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+COMPILER = ("jax", "jaxlib", "flax", "optax")
+"""The packages whose version may change a compiled program."""
 MATMUL_SECONDS = 0.3
+VIRTUAL_DEVICES = 8
+
+
+def use_virtual_devices() -> None:
+    """Ask for virtual CPU devices. Before any backend starts, for that fixes the count.
+
+    It does not touch accelerators, and a count that is set wins.
+    """
+    by_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not by_flag and "JAX_NUM_CPU_DEVICES" not in os.environ:
+        jax.config.update("jax_num_cpu_devices", VIRTUAL_DEVICES)
 
 
 def update_machine_info(info: dict[str, Any], matmul_flops_per_second: Mapping[str, float]) -> None:
@@ -21,21 +36,30 @@ def update_machine_info(info: dict[str, Any], matmul_flops_per_second: Mapping[s
 
     The processor keeps its name and its cores, without the long list of its flags and a clock that differs from one
     second to the next. `fingerprint` is equal where everything is that decides what is compiled and how fast it can
-    be: processor, devices, versions and flags. The measured speed is not part of it.
+    be: processor, devices, versions and flags. The measured speed is not part of it. `counters_fingerprint` is equal
+    where the compiled programs can be compared exactly: it leaves out what they do not depend on.
     """
     info["cpu"] = {key: info["cpu"].get(key) for key in ("arch", "brand_raw", "count")}
+    info["versions"] = {"python": info["python_version"]} | {package: version(package) for package in PACKAGES}
+    info |= compiler_facts()
+    info["virtual_devices"] = info["platform"] == "cpu"
+    stable = ("cpu", "versions", "xla_flags", "platform", "device_kind", "device_count")
+    info["fingerprint"] = fingerprint({key: info[key] for key in stable})
+    info["counters_fingerprint"] = fingerprint(compiler_facts())
+    info["matmul_flops_per_second"] = dict(matmul_flops_per_second)
+
+
+def compiler_facts() -> dict[str, Any]:
+    """All that compiled programs depend on, besides what is compiled."""
     device = jax.devices()[0]
-    info |= {
-        "versions": {"python": info["python_version"]} | {package: version(package) for package in PACKAGES},
+    return {
+        "compiler_versions": {package: version(package) for package in COMPILER},
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "platform": device.platform,
         "device_kind": device.device_kind,
         "device_count": jax.device_count(),
-        "virtual_devices": device.platform == "cpu",
+        "architecture": platform.machine(),
     }
-    stable = ("cpu", "versions", "xla_flags", "platform", "device_kind", "device_count")
-    info["fingerprint"] = fingerprint({key: info[key] for key in stable})
-    info["matmul_flops_per_second"] = dict(matmul_flops_per_second)
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:
@@ -58,4 +82,8 @@ def matmul_flops_per_second(dtype: str) -> float:
     with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):  # as the steps multiply
         program = jax.jit(lambda x, w: (x @ w, {}), donate_argnums=0).lower(x_DD, w_DD).compile()
     training = Training(program, x_DD, [w_DD])
-    return 2 * size**3 / min(time_blocks(training, steps_per_block(training), MATMUL_SECONDS))
+    turns = Turns(steps_per_block(training))
+    take_turns({"matmul": training}, {"matmul": turns}, MATMUL_SECONDS, begin=lambda name: None)
+    if turns.error:
+        raise turns.error
+    return 2 * size**3 / min(turns.seconds)

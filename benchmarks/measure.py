@@ -1,36 +1,35 @@
-"""What one step costs: what its compiler plans, and how long blocks of chained steps take."""
+"""How one step is compiled, and timed in blocks of chained steps."""
 
 import itertools
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import jax
 
 from benchmarks.check import Trajectory
 from benchmarks.failures import CompileError, Recompiled
-from benchmarks.record import Memory
 from strategies import Step
 
 BLOCK_SECONDS = 0.05
-MIN_BLOCKS = 5
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-def compile_step(step: Step) -> tuple[jax.stages.Compiled, float]:
-    """The program itself, from shapes alone, and the seconds it took. It is what is called later, never compiled again.
+def compile_step(step: Step) -> tuple[jax.stages.Compiled, float, int]:
+    """The program itself, from shapes alone, the seconds it took, and how many programs were compiled for it.
+
+    It is what is called later, never compiled again.
 
     Raises:
         CompileError: whatever the compiler said.
     """
     start = time.perf_counter()
     try:
-        return step.lower().compile(), time.perf_counter() - start
+        with compilations() as compiled:
+            program = step.lower().compile()
+        return program, time.perf_counter() - start, len(compiled)
     except Exception as error:
         raise CompileError(f"{type(error).__name__}: {error}") from error
 
@@ -40,11 +39,13 @@ class Training:
 
     Attributes:
         metrics: loss and gradient norm of the latest step, on the devices.
+        dispatch_seconds: of the latest block, until its last step was handed to the devices.
     """
 
     def __init__(self, program: Callable[..., Any], state: Any, batches: Sequence[Any]) -> None:
         self.program, self.state, self.batches = program, state, itertools.cycle(batches)
         self.metrics: dict[str, jax.Array] = {}
+        self.dispatch_seconds = 0.0
 
     def trajectory(self, steps: int) -> Trajectory:
         """Train for some steps and look at each."""
@@ -55,6 +56,7 @@ class Training:
         start = time.perf_counter()
         for _ in range(steps):
             self._advance()
+        self.dispatch_seconds = time.perf_counter() - start
         jax.block_until_ready((self.state, self.metrics))
         return time.perf_counter() - start
 
@@ -72,17 +74,20 @@ def steps_per_block(training: Training) -> int:
     return steps
 
 
-def time_blocks(training: Training, steps: int, budget_seconds: float) -> tuple[float, ...]:
-    """Seconds per step of one block after another until the budget is spent, and of `MIN_BLOCKS` at least.
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Watch what is compiled: the names of the functions, as they come."""
+    compiled: list[str] = []
 
-    Raises:
-        Recompiled: something was compiled meanwhile.
-    """
-    blocks: list[float] = []
-    with no_compilation():
-        while len(blocks) < MIN_BLOCKS or sum(blocks) < budget_seconds:
-            blocks.append(training.block(steps))
-    return tuple(seconds / steps for seconds in blocks)
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == COMPILE_EVENT:
+            compiled.append(str(kwargs.get("fun_name", "a function")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @contextmanager
@@ -92,48 +97,14 @@ def no_compilation() -> Iterator[None]:
     Raises:
         Recompiled: names the functions that were.
     """
-    compiled: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == COMPILE_EVENT:
-            compiled.append(str(kwargs.get("fun_name", "a function")))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compilations() as compiled:
         yield
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     if compiled:
         raise Recompiled(f"compiled while it was timed: {', '.join(compiled)}; a step must be compiled once")
 
 
-def planned_memory(step: Step, program: jax.stages.Compiled) -> Memory:
-    """What the state takes on one device, and what the compiler plans for it, where its backend says."""
-    state = Memory(parameter_bytes=shard_bytes(step.state.params), optimizer_bytes=shard_bytes(step.state.optimizer))
-    if (plan := program.memory_analysis()) is None:
-        return state
-    return replace(
-        state,
-        argument_bytes=plan.argument_size_in_bytes,
-        temp_bytes=plan.temp_size_in_bytes,
-        output_bytes=plan.output_size_in_bytes,
-        alias_bytes=plan.alias_size_in_bytes,
-    )
-
-
-def shard_bytes(tree: Any) -> int:
-    """Bytes that a tree of sharded shapes takes on one device."""
-    leaves = jax.tree.leaves(tree)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-
-
-def device_peak_bytes() -> int | None:
-    """The most that any device has held so far; None where the backend does not say, as on CPU."""
-    held = [stats["peak_bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
-    return max(held, default=None)
-
-
-def host_peak_rss_bytes() -> int:
-    """The most memory that this process has held so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, Linux KiB
+def bytes_accessed(program: jax.stages.Compiled) -> int | None:
+    """Bytes that the compiler expects to be read and written, a loop's body once; None where it does not say."""
+    facts = program.cost_analysis()
+    count = facts.get("bytes accessed") if isinstance(facts, dict) else None
+    return None if count is None or count < 0 else int(count)

@@ -16,15 +16,29 @@ from strategies.config import Dtype, Infeasible, Remat
 DEVICES = (1, 2, 4, 8)
 BATCH_SIZES = (8, 16)
 CASE_SECONDS = 1.0
+CASE_TIMEOUT = 600.0
 SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
 
 T = TypeVar("T")
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Declare the options; a bad value is refused by its parser, which names the legal ones."""
+    """Declare the options of `pytest benchmarks`."""
     group = parser.getgroup("meshmark", "meshmark: what `pytest benchmarks` measures")
+    declare(group.addoption)
     add = group.addoption
+    add("--case-seconds", type=seconds, metavar="S", default=CASE_SECONDS, help="timed a case; default: %(default)s")
+    add("--case-timeout", type=seconds, metavar="S", default=CASE_TIMEOUT, help="without a sign; default: %(default)s")
+    add("--compile-only", action="store_true", help="ask the compiler what each step does, and run nothing")
+    add("--resume", action="store_true", help="go on with the run that was writing the same --benchmark-json")
+    add("--trace-dir", type=Path, metavar="DIR", help="a profiler's trace of each case, apart from what is timed")
+
+
+def declare(add: Callable[..., Any]) -> None:
+    """Declare what selects cases, by pytest's or argparse's way to add an option.
+
+    A bad value is refused by its parser, which names the legal ones.
+    """
     several = {"action": "extend", "default": []}
     add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help=f"default: {', '.join(STRATEGIES)}")
     add("--devices", type=commas(count), metavar="N,...", **several, help=f"default: those of {DEVICES} that are there")
@@ -38,24 +52,22 @@ def add_options(parser: pytest.Parser) -> None:
     add("--dtype", choices=get_args(Dtype), default="float32", help="of the computation; default: %(default)s")
     add("--remat", choices=get_args(Remat), default="dots", help="what backward recomputes; default: %(default)s")
     add("--corpus", type=Path, metavar="FILE", help="the text to train on; default: the prose of pydoc_data.topics")
-    add("--case-seconds", type=seconds, metavar="S", default=CASE_SECONDS, help="timed a case; default: %(default)s")
 
 
-def selection(config: pytest.Config) -> Selection:
+def selected(option: argparse.Namespace) -> Selection:
     """What the options ask for. Starts the backend, to count devices.
 
     Raises:
-        pytest.UsageError: options that contradict each other, sizes that no model has, or no case at all.
+        ValueError: options that contradict each other, sizes that no model has, or no case at all.
     """
-    option = config.option
     if option.mesh and option.devices:
-        raise pytest.UsageError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
+        raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
     sizes: dict[str, Any] = {size: getattr(option, size) for size in SIZES if getattr(option, size) is not None}
     sizes |= {"tied": False} if option.untied else {}
     try:
         model = dataclasses.replace(PRESETS[option.preset], **sizes)
     except Infeasible as error:
-        raise pytest.UsageError(f"--preset {option.preset} with {sizes}: {error}") from error
+        raise ValueError(f"--preset {option.preset} with {sizes}: {error}") from error
     chosen = Selection(
         strategies=unique(option.strategy),
         meshes=unique(option.mesh),
@@ -68,7 +80,7 @@ def selection(config: pytest.Config) -> Selection:
         remat=option.remat,
     )
     if not chosen.cases():
-        raise pytest.UsageError(_nothing_selected(chosen))
+        raise ValueError(_nothing_selected(chosen))
     return chosen
 
 

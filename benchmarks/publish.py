@@ -1,18 +1,25 @@
 """Rows in pytest-benchmark's own report: the one place that reaches into pytest-benchmark.
 
 Its public ways, `benchmark(...)` and `benchmark.pedantic(...)`, call a function and time it themselves, and keep no
-row of what was not timed. Here steps are timed in blocks that wait once, and every case leaves a row.
+row of what was not timed. Here steps take turns and are timed in blocks that wait once, every case leaves a row, and
+rows of an interrupted run are taken up again.
 """
 
+import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 from pytest_benchmark.stats import Metadata, Stats
 
-from benchmarks.record import Record
+from benchmarks.record import Row
+
+LEAST_FREE_BYTES = 16 * 2**20
+"""Room for the report and the journal of thousands of cases."""
 
 
 class NoStats(Stats):
@@ -23,17 +30,35 @@ class NoStats(Stats):
         return dict.fromkeys(self.fields)
 
 
-def publish(benchmark: BenchmarkFixture, record: Record) -> None:
-    """Put a record into the report: its samples as the statistics, the rest as `extra_info`."""
-    benchmark._mode = "publish"  # used, and only once
-    benchmark.extra_info.update(record.as_extra_info())
-    row = Metadata(benchmark, iterations=record.steps_per_block or 1, options={})
-    row.params = {"case": str(record.case)}  # plain text, for JSON
-    if record.samples:
-        row.stats.data.extend(record.samples)
-    else:
-        row.stats = NoStats()
-    benchmark._add_stats(row)
+def publish(config: pytest.Config, rows: Sequence[Row]) -> None:
+    """Put rows into the report: their samples as the statistics, the rest as `extra_info`."""
+    for row in rows:
+        fixture = SimpleNamespace(
+            name=f"test_step[{row.case}]",
+            fullname=f"benchmarks/test_step.py::test_step[{row.case}]",
+            group=None,
+            param=row.case,
+            params={"case": row.case},
+            extra_info=row.extra_info,
+            cprofile_stats=None,
+            has_error=False,
+        )
+        entry = Metadata(fixture, iterations=row.steps_per_block or 1, options={})
+        if row.samples:
+            entry.stats.data.extend(row.samples)
+        else:
+            entry.stats = NoStats()
+        benchmark_session(config).benchmarks.append(entry)
+
+
+def use(benchmark: BenchmarkFixture) -> None:
+    """Tell pytest-benchmark that a test's fixture is not forgotten: its row comes with `publish`."""
+    benchmark._mode = "publish"
+
+
+def benchmark_session(config: pytest.Config) -> Any:
+    """What pytest-benchmark collects rows in."""
+    return config._benchmarksession  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def quieten(config: pytest.Config) -> None:
@@ -51,7 +76,7 @@ def require_writable(path: Path | None) -> None:
     """See that the report can be written before hours of work are lost; its folder is made if need be.
 
     Raises:
-        pytest.UsageError: the file cannot be written.
+        pytest.UsageError: the file cannot be written, or its disk is full.
     """
     if path is None:
         return
@@ -59,7 +84,11 @@ def require_writable(path: Path | None) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()
+        free_bytes = shutil.disk_usage(path.parent).free
     except OSError as error:
         raise pytest.UsageError(f"--benchmark-json={path} cannot be written: {error.strerror}; name another") from error
     if not existed:
         path.unlink()
+    if free_bytes < LEAST_FREE_BYTES:
+        problem = f"--benchmark-json={path} has {free_bytes / 2**20:.1f} MiB left on its disk"
+        raise pytest.UsageError(f"{problem}; free {LEAST_FREE_BYTES / 2**20:.0f} MiB, or name another")

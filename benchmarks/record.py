@@ -2,47 +2,42 @@
 
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
 
 import jax
 
 from benchmarks.cases import Case
+from benchmarks.compiled import ROW_KEYS
+from benchmarks.failures import Status
+from benchmarks.memory import Memory
+from benchmarks.turns import Ratio, Turns
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-Status = Literal["ok", "infeasible", "oom", "compile_error", "timeout", "nan_loss", "mismatch", "interrupted", "error"]
+COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations")
+
+NOISE = 0.05
+"""A run is noisy where the same step, timed twice, differs by more than this."""
+
 Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes per device; None where they are not known.
+class Row:
+    """A case that has ended, in plain values: what goes into the journal and into the report.
 
     Attributes:
-        argument_bytes, temp_bytes, output_bytes, alias_bytes: of the compiled step, as its compiler plans them; an
-            alias is an output that takes the place of an argument.
-        parameter_bytes, optimizer_bytes: the part of the arguments that is the model, and the optimizer's state.
-        device_peak_bytes: the most that any of the devices has held since the process began.
-        host_peak_rss_bytes: the most that the process has held on the host since it began.
+        case: the id, such as `fsdp-fsdp=8-b16`.
+        extra_info: `Record.as_extra_info`.
+        samples: seconds per step, one for each block; empty where none was timed.
+        steps_per_block: steps that were timed as one, and blocked on once.
     """
 
-    argument_bytes: int | None = None
-    parameter_bytes: int | None = None
-    optimizer_bytes: int | None = None
-    temp_bytes: int | None = None
-    output_bytes: int | None = None
-    alias_bytes: int | None = None
-    device_peak_bytes: int | None = None
-    host_peak_rss_bytes: int | None = None
-
-    @property
-    def total_bytes(self) -> int | None:
-        """What a step needs at once: arguments, temporaries and outputs, but an alias only once."""
-        parts = (self.argument_bytes, self.temp_bytes, self.output_bytes)
-        if self.alias_bytes is None or None in parts:
-            return None
-        return sum(part for part in parts if part is not None) - self.alias_bytes
+    case: str
+    extra_info: dict[str, Scalar]
+    samples: tuple[float, ...]
+    steps_per_block: int | None
 
 
 @dataclass(frozen=True)
@@ -58,9 +53,11 @@ class Record:
         loss_first, loss_last: nats per token, of the first and the last checked step. These are on the same tokens, and
             the same for every case of a batch size.
         matches_single: losses and gradient norms of these steps equal one device's; None where that cannot be said.
-        steps_per_block: steps that are timed as one, and blocked on once.
-        samples: seconds per step, one for each block.
-        single_seconds_median: seconds per step of `single` on the same work in the same run.
+        compiled: what the compiled program does, by the names of the row.
+        timed: the blocks of its turns.
+        relative_to_single: its time over that of `single` on the same work, from blocks of the same rounds.
+        canary: the time of a step over that of its own twin, which took turns beside this case: 1 but for the noise.
+        compile_only: the compiler was asked, and nothing timed.
     """
 
     case: Case
@@ -76,15 +73,23 @@ class Record:
     loss_first: float | None = None
     loss_last: float | None = None
     matches_single: bool | None = None
-    steps_per_block: int | None = None
-    samples: tuple[float, ...] = ()
-    single_seconds_median: float | None = None
+    compiled: Mapping[str, Scalar] = field(default_factory=dict)
+    timed: Turns | None = None
+    relative_to_single: Ratio | None = None
+    canary: Ratio | None = None
+    compile_only: bool = False
 
     @classmethod
-    def begin(cls, case: Case) -> "Record":
+    def begin(cls, case: Case, *, compile_only: bool = False) -> "Record":
         """A case of which nothing is known but where it will run; it counts as interrupted until it has ended."""
         device = jax.devices()[0]
-        return cls(case, device.platform, device.device_kind, virtual_devices=device.platform == "cpu")
+        virtual = device.platform == "cpu"
+        return cls(case, device.platform, device.device_kind, virtual, compile_only=compile_only)
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """Seconds per step, one for each block."""
+        return tuple(self.timed.seconds) if self.timed else ()
 
     @property
     def step_seconds_median(self) -> float | None:
@@ -97,11 +102,6 @@ class Record:
         return _over(self.case.batch_size * self.case.config.sequence, self.step_seconds_median)
 
     @property
-    def relative_to_single(self) -> float | None:
-        """Step time over that of one device on the same work."""
-        return _over(self.step_seconds_median, self.single_seconds_median)
-
-    @property
     def model_flops_utilization(self) -> float | None:
         """The model's FLOPs per second, as a fraction of what the devices do on a matmul alone."""
         if self.matmul_flops_per_second is None:
@@ -111,11 +111,22 @@ class Record:
             _over(self.model_flops_per_step, self.step_seconds_median), machines * self.matmul_flops_per_second
         )
 
+    @property
+    def noisy(self) -> bool | None:
+        """Whether the canary was off by more than `NOISE`."""
+        return None if self.canary is None else abs(self.canary.median - 1) > NOISE
+
+    def as_row(self) -> Row:
+        """The row that this ends in."""
+        steps_per_block = self.timed.steps_per_block if self.timed else None
+        return Row(str(self.case), self.as_extra_info(), self.samples, steps_per_block)
+
     def as_extra_info(self) -> dict[str, Scalar]:
         """The row as pytest-benchmark keeps it: the same keys always, plain scalars, None for missing or NaN."""
-        case = self.case
+        case, timed, relative = self.case, self.timed, self.relative_to_single
         row: dict[str, Scalar] = {
             "schema_version": SCHEMA_VERSION,
+            "kind": "compiled" if self.compile_only else "timed",
             "status": self.status,
             "reason": self.reason,
             "strategy": case.strategy,
@@ -134,13 +145,20 @@ class Record:
             "step_seconds_median": self.step_seconds_median,
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_second_per_device": _over(self.tokens_per_second, case.mesh.size),
-            "relative_to_single": self.relative_to_single,
+            "dispatch_seconds_median": statistics.median(timed.dispatch_seconds) if timed and timed.seconds else None,
+            "steps_timed": timed.steps if timed else None,
+            "relative_to_single": relative and relative.median,
+            "relative_to_single_low": relative and relative.low,
+            "relative_to_single_high": relative and relative.high,
+            "canary_ratio": self.canary and self.canary.median,
+            "noisy": self.noisy,
             "model_flops_per_step": self.model_flops_per_step,
             "model_flops_utilization": self.model_flops_utilization,
             "matmul_flops_per_second": self.matmul_flops_per_second,
             "compile_seconds": self.compile_seconds,
             **{f"memory.{item.name}": getattr(self.memory, item.name) for item in fields(Memory)},
             "memory.total_bytes": self.memory.total_bytes,
+            **{key: self.compiled.get(key) for key in COMPILED_KEYS},
             "loss_first": self.loss_first,
             "loss_last": self.loss_last,
             "matches_single": self.matches_single,

@@ -1,69 +1,86 @@
 """A pytest plugin that says what a run does: a line for each case as it ends, and a summary."""
 
 import time
+from contextlib import nullcontext
 
 import pytest
 
 from benchmarks.session import Session
-from benchmarks.terminal import counter, progress, table, time_left
+from benchmarks.terminal import noise, outcome, progress, table
 
 
 class Reporter:
     """Takes the place of pytest's dots for the cases of a run; what else is collected is left to pytest."""
 
     def __init__(self, config: pytest.Config, session: Session) -> None:
-        self.config = config
-        self.session = session
-        self.cases: set[str] = set()
-        self.running = False
+        self.config, self.session = config, session
+        self.cases: list[str] = []
+        self.said: set[str] = set()
         self.start = time.perf_counter()
+        session.say = self.say
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Count the cases that are left after -k, and begin to estimate."""
-        self.cases = {item.nodeid for item in session.items if "session" in getattr(item, "fixturenames", ())}
+        """Know the cases that are left after -k, and begin to estimate."""
+        self.cases = list(dict.fromkeys(case_of(item.nodeid) for item in session.items))
+        self.said = set(self.session.rows)  # of a run that is gone on with
         self.start = time.perf_counter()
-        self.running = True
-        if self.cases:
-            self.terminal.showfspath = False
+        self.terminal.showfspath = False
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Say on a terminal what goes on; the line is written over when the case has ended."""
-        if nodeid in self.cases and self.terminal.isatty:
-            done, total = len(self.session.records), len(self.cases)
-            case = nodeid.partition("[")[2].removesuffix("]")
-            left = time_left(done, total, time.perf_counter() - self.start)
-            self.terminal.rewrite(f"{counter(done + 1, total)} {case}{left}", erase=True)
+        if self.terminal.isatty:
+            doing = "compiling" if "test_equals" in nodeid else "timing"
+            self.terminal.rewrite(self.line(f"{case_of(nodeid)}: {doing}"), erase=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Say how a case ended."""
-        if self._ended(report):
-            done, elapsed = len(self.session.records), time.perf_counter() - self.start
-            text = progress(done, len(self.cases), elapsed, self.session.records[-1])
-            if self.terminal.isatty:
-                self.terminal.rewrite(text, erase=True)
-                self.terminal.line("")
-            else:
-                self.terminal.write_line(text)
+        """Say which cases have ended."""
+        for case, row in self.session.rows.items():
+            if case not in self.said:
+                self.said.add(case)
+                self.say(outcome(row))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Count the case as pytest does, and print no dot."""
-        return (report.outcome, "", "") if self.running and self._ended(report) else None
-
-    def pytest_sessionfinish(self) -> None:
-        """Leave the words in the summary of failures to pytest."""
-        self.running = False
+        """Count the test as pytest does, and print no dot."""
+        return (report.outcome, "", "") if report.when == "call" else None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The table, where the report is, and where the time went."""
-        if not self.session.records:
+        """The table, how noisy it was, where the report is, and where the time went."""
+        if not self.session.rows:
             return
         terminalreporter.section("steps")
-        for row in table(self.session.records):
-            terminalreporter.write_line(row)
+        rows = list(self.session.rows.values())
+        for line in [*table(rows), *noise(rows)]:
+            terminalreporter.write_line(line)
         if path := self.config.option.benchmark_json:
             terminalreporter.write_line(f"report: {path}")
         terminalreporter.write_line(f"time: {self.session.clock}")
+
+    def say(self, text: str) -> None:
+        """Write a line, past the capturing of output."""
+        capture = self.config.pluginmanager.get_plugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture else nullcontext():
+            if self.terminal.isatty:
+                self.terminal.rewrite(self.line(text), erase=True)
+                self.terminal.line("")
+            else:
+                self.terminal.write_line(self.line(text))
+
+    def line(self, text: str) -> str:
+        """A line with the place in the run and the time that is left."""
+        return progress(len(self.said), len(self.cases), text, self.seconds_left())
+
+    def seconds_left(self) -> float | None:
+        """An estimate: cases still to be compiled take as long as those that were, others their time alone."""
+        elapsed, plan = time.perf_counter() - self.start, self.session.plan
+        timed = self.session.clock.seconds["timed"]
+        prepared = self.session.prepared
+        if not prepared or len(self.said) == len(self.cases):
+            return None
+        each = (elapsed - timed) / prepared
+        waiting = len(self.cases) - len(self.said)
+        compiling = max(0, len(self.cases) - prepared)
+        return each * compiling + (0 if plan.compile_only else plan.case_seconds * waiting)
 
     @property
     def terminal(self) -> pytest.TerminalReporter:
@@ -72,5 +89,11 @@ class Reporter:
         assert isinstance(reporter, pytest.TerminalReporter)
         return reporter
 
-    def _ended(self, report: pytest.TestReport) -> bool:
-        return report.when == "call" and report.nodeid in self.cases
+
+def case_of(nodeid: str) -> str:
+    """The id of a case.
+
+    >>> case_of("benchmarks/test_step.py::test_step[fsdp-fsdp=8-b16]")
+    'fsdp-fsdp=8-b16'
+    """
+    return nodeid.partition("[")[2].removesuffix("]")

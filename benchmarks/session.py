@@ -1,145 +1,241 @@
-"""A run of the benchmarks: it measures one case after another, and remembers what they share."""
+"""A run of the benchmarks: it checks every case, then times those that are compared in turns, and keeps the rows."""
 
+import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
-import pytest
 
 from benchmarks.cases import Case
-from benchmarks.check import BATCHES, CHECKED_STEPS, Trajectory
+from benchmarks.check import Trajectory
 from benchmarks.clock import Clock
-from benchmarks.corpus import Corpus, tokens
-from benchmarks.failures import reason_of, status_of
+from benchmarks.corpus import Corpus
+from benchmarks.failures import CaseFailure, Died, reason_of, status_of
+from benchmarks.journal import Journal
 from benchmarks.machine import matmul_flops_per_second
-from benchmarks.measure import (
-    Training,
-    compile_step,
-    device_peak_bytes,
-    host_peak_rss_bytes,
-    planned_memory,
-    steps_per_block,
-    time_blocks,
-)
-from benchmarks.record import Record
-from strategies import State, Step
+from benchmarks.measure import Training, steps_per_block
+from benchmarks.memory import device_peak_bytes, host_peak_rss_bytes, states_budget_bytes
+from benchmarks.prepare import Entry, Preparation
+from benchmarks.record import Record, Row
+from benchmarks.supervise import RESUMED
+from benchmarks.turns import MIN_ROUNDS, Ratio, Turns, take_turns
+from benchmarks.watchdog import Watchdog
 
-SEED = 0
+CANARY = "canary"
+MOST_DEATHS = 2
+"""A case that ended so many processes is not tried again."""
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """The row of a case, and the error that ended it early, if one did."""
+class Plan:
+    """How a run goes about its cases.
 
-    record: Record
-    error: BaseException | None
+    Attributes:
+        corpus_N: the text.
+        case_seconds: how long blocks of a case are timed.
+        compile_only: ask the compiler, and run nothing.
+        trace: a folder for a profiler's trace of each case, taken apart from what is timed.
+        case_timeout: seconds after which a case that gets nowhere has ended.
+    """
 
-    def raise_error(self) -> None:
-        """End the test as the case ended: an infeasible one is skipped, a failed one fails, Ctrl-C stops the run."""
-        if self.record.status == "infeasible":
-            pytest.skip(f"infeasible: {self.record.reason}")
-        if self.error:
-            raise self.error
+    corpus_N: Corpus
+    case_seconds: float = 1.0
+    compile_only: bool = False
+    trace: Path | None = None
+    case_timeout: float = 600.0
 
 
 class Session:
-    """What the cases of a run share: the text, one device's numbers, the machine's speed, the clock, and the rows."""
+    """What the cases of a run share: the text, one device's numbers, the machine's speed, the clock, and the rows.
 
-    def __init__(self, corpus_N: Corpus, case_seconds: float, clock: Clock) -> None:
-        self.corpus_N = corpus_N
-        self.case_seconds = case_seconds
-        self.clock = clock
-        self.records: list[Record] = []
+    `prepare` every case of a comparison group (those of equal `Case.single`), then `time` each: the first of these
+    times all of the group in turns.
+    """
+
+    def __init__(self, plan: Plan, clock: Clock, journal: Journal) -> None:
+        self.plan, self.clock, self.journal = plan, clock, journal
         self.matmul_rates: dict[str, float] = {}
-        self._inits: dict[tuple[Any, ...], Callable[..., State]] = {}
-        self._references: dict[Case, Trajectory | str] = {}
-        self._single_seconds: dict[Case, float | None] = {}
+        self.say: Callable[[str], None] = lambda text: None
+        self._entries: dict[str, Entry] = {}
+        self._preparation = Preparation(plan.corpus_N, clock)
+        self._watchdog = Watchdog(plan.case_timeout, self._time_out)
 
-    def measure(self, case: Case) -> Measurement:
-        """Measure a case as far as it goes. What ends it early ends up in the row, with all that was learnt before."""
-        record, error = Record.begin(case), None
-        try:
-            for facts in self._stages(case):
-                record = replace(record, **facts)
-        except (Exception, KeyboardInterrupt) as caught:
-            traceback.clear_frames(caught.__traceback__)  # they hold the state, and the next case needs its memory
-            record, error = replace(record, status=status_of(caught), reason=reason_of(caught)), caught
-        if case.strategy == "single" and record.samples:
-            self._single_seconds[case.single] = record.step_seconds_median
-        record = replace(record, single_seconds_median=self._single_seconds.get(case.single))
-        self.records.append(record)
-        return Measurement(record, error)
+    @property
+    def rows(self) -> dict[str, Row]:
+        """The cases that have ended, by id."""
+        return self.journal.rows
 
-    def _stages(self, case: Case) -> Iterator[dict[str, Any]]:
-        """The facts of a row, as one stage after another learns them."""
-        step = case.build()
-        yield {"model_flops_per_step": step.config.flops_per_token * step.tokens_per_step}
-        with self.clock.phase("compile"):
-            program, seconds = compile_step(step)
-        memory = planned_memory(step, program)
-        yield {"compile_seconds": seconds, "memory": memory}
+    def prepare(self, case: Case) -> None:
+        """Compile a case and check it against one device; what ends it early ends up in its row."""
+        if str(case) in self.rows or str(case) in self._entries:
+            return
+        entry = self._entries[str(case)] = Entry(case, Record.begin(case, compile_only=self.plan.compile_only))
+        with self._ending([entry]):
+            self._begin(str(case))
+            self._require_no_deaths(case)
+            for facts in self._preparation.stages(entry, compile_only=self.plan.compile_only):
+                entry.record = replace(entry.record, **facts)
+        if self.plan.compile_only and not entry.error:
+            self._end(entry, status="ok")
 
-        training, trajectory = self._first_steps(case, step, program)
-        yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
-        trajectory.require_finite("in the first steps")
-        yield from self._check(case, trajectory)
+    def time(self, case: Case) -> None:
+        """Time a case, in turns with all that were prepared to be compared with it."""
+        self.prepare(case)
+        if str(case) not in self.rows:
+            group = [entry for entry in self._waiting() if entry.case.single == case.single]
+            with self._ending(group):
+                for heat in self._heats(group):
+                    self._time_heat(heat)
 
-        steps = steps_per_block(training)
-        with self.clock.phase("timed"):
-            samples = time_blocks(training, steps, self.case_seconds)
-        Trajectory.of([training.metrics]).require_finite("after the timed blocks")
-        peaks = {"device_peak_bytes": device_peak_bytes(), "host_peak_rss_bytes": host_peak_rss_bytes()}
-        yield {
-            "status": "ok",
-            "steps_per_block": steps,
-            "samples": samples,
-            "matmul_flops_per_second": self._matmul_rate(case.dtype),
-            "memory": replace(memory, **peaks),
-        }
+    def require_good(self, case: Case) -> None:
+        """End a test as its case ended.
 
-    def _first_steps(self, case: Case, step: Step, program: jax.stages.Compiled) -> tuple[Training, Trajectory]:
-        """Warm up on the text, and look at what comes out."""
-        key = jax.random.key(SEED)
-        spread = case.strategy, case.mesh
-        if spread not in self._inits:  # the same for every batch size
-            with self.clock.phase("compile"):
-                self._inits[spread] = step.init.lower(key).compile()
-        sizes = case.batch_size, case.config.sequence
-        batches = [step.place(tokens(self.corpus_N, index, *sizes)) for index in range(BATCHES)]
-        training = Training(program, self._inits[spread](key), batches)
-        return training, training.trajectory(CHECKED_STEPS)
+        Raises:
+            CaseFailure: as the row says, where no exception is at hand: the row is of an earlier process.
+            Exception: what ended the case.
+        """
+        entry, row = self._entries.get(str(case)), self.rows.get(str(case))
+        if entry and entry.error:
+            raise entry.error
+        if row and row.extra_info["status"] != "ok":
+            raise CaseFailure(f"{row.extra_info['status']}: {row.extra_info['reason']}")
 
-    def _check(self, case: Case, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
-        """Whether the first steps are those of one device: not until it is shown."""
-        if case == case.single:
-            self._references[case] = trajectory
-        single = self._reference(case.single)
-        if isinstance(single, str):
-            yield {"reason": single}
-        else:
-            yield {"matches_single": False}
-            trajectory.require_equal(single, case)
-            yield {"matches_single": True}
+    @property
+    def prepared(self) -> int:
+        """How many cases have been compiled, or have failed to be."""
+        return len(self._entries)
 
-    def _reference(self, single: Case) -> Trajectory | str:
-        """One device's first steps, or why there are none: a model may be too large for one device."""
-        if single not in self._references:
+    def failed(self, case: Case) -> bool:
+        """Whether a case has ended, and not well."""
+        row = self.rows.get(str(case))
+        return row is not None and row.extra_info["status"] != "ok"
+
+    def close(self) -> list[Row]:
+        """End the run; all rows, those of cases that were not finished among them."""
+        self._watchdog.rest()
+        self.journal.close()
+        stopped = {"status": "interrupted", "reason": "the run was stopped before the case was timed"}
+        return [*self.rows.values(), *(replace(entry.record, **stopped).as_row() for entry in self._waiting())]
+
+    def _waiting(self) -> list[Entry]:
+        """Those prepared, not yet ended."""
+        return [entry for name, entry in self._entries.items() if name not in self.rows]
+
+    def _heats(self, group: Sequence[Entry]) -> Iterator[list[Entry]]:
+        """Those of a group that are timed together: all, or as many as memory holds the states of."""
+        budget, heat, used = states_budget_bytes(), list[Entry](), 0
+        for entry in group:
+            needed = entry.record.memory.argument_bytes or 0
+            needed *= entry.case.mesh.size if entry.record.virtual_devices else 1
+            if heat and budget is not None and used + needed > budget:
+                yield heat
+                heat, used = [], 0
+            heat.append(entry)
+            used += needed
+        yield heat
+
+    def _time_heat(self, heat: Sequence[Entry]) -> None:
+        """Time cases in turns, and with them `single`, and one step a second time, as the canary."""
+        reference = self._preparation.reference(heat[0].case.single)
+        twin = heat[0] if isinstance(reference, str) else reference
+        entrants = {CANARY: twin, str(twin.case): twin} | {str(entry.case): entry for entry in heat}
+        trainings, turns = dict[str, Training](), dict[str, Turns]()
+        for name, entry in entrants.items():
+            self._begin(str(entry.case))
             try:
-                step = single.build()
-                with self.clock.phase("compile"):
-                    program, _ = compile_step(step)
-                _, trajectory = self._first_steps(single, step, program)
-                trajectory.require_finite("in the first steps")
-                self._references[single] = trajectory
+                training = self._preparation.start(entry)
+                turns[name], trainings[name] = Turns(steps_per_block(training)), training
             except Exception as error:
-                traceback.clear_frames(error.__traceback__)
-                self._references[single] = f"not checked, for single ended in {status_of(error)}: {reason_of(error)}"
-        return self._references[single]
+                if entry in heat and name != CANARY:
+                    self._fail(entry, error)
+        self.say(f"timing {len(heat)} steps of the same work in turns")
+        try:
+            with self.clock.phase("timed"):
+                budget_seconds = self.plan.case_seconds * len(trainings)
+                take_turns(trainings, turns, budget_seconds, lambda name: self._begin(str(entrants[name].case)))
+        finally:  # after Ctrl-C, too: what has had turns enough is measured
+            canary = paired(turns, CANARY, str(twin.case))
+            for entry in heat:
+                relative = None if isinstance(reference, str) else paired(turns, str(entry.case), str(twin.case))
+                entry.record = replace(entry.record, relative_to_single=relative, canary=canary)
+                if str(entry.case) in trainings:
+                    self._finish(entry, trainings[str(entry.case)], turns[str(entry.case)])
+
+    def _finish(self, entry: Entry, training: Training, turns: Turns) -> None:
+        """Look at what came out of the timed steps, and end the case, unless it had too few turns."""
+        try:
+            if turns.error:
+                raise turns.error
+            Trajectory.of([training.metrics]).require_finite("after the timed blocks")
+        except Exception as error:
+            self._fail(entry, error)
+            return
+        if len(turns.seconds) >= MIN_ROUNDS:
+            peaks = {"device_peak_bytes": device_peak_bytes(), "host_peak_rss_bytes": host_peak_rss_bytes()}
+            self._end(
+                entry,
+                status="ok",
+                timed=turns,
+                matmul_flops_per_second=self._matmul_rate(entry.case.dtype),
+                memory=replace(entry.record.memory, **peaks),
+            )
+            if self.plan.trace:
+                with jax.profiler.trace(str(self.plan.trace / str(entry.case))):
+                    training.block(turns.steps_per_block)
 
     def _matmul_rate(self, dtype: str) -> float:
         """FLOPs per second of a matmul alone, measured once in a run."""
         if dtype not in self.matmul_rates:
             self.matmul_rates[dtype] = matmul_flops_per_second(dtype)
         return self.matmul_rates[dtype]
+
+    def _begin(self, case: str) -> None:
+        self._watchdog.beat(case)
+        self.journal.begin(case)
+
+    def _end(self, entry: Entry, **facts: Any) -> None:
+        """A case has ended: its row is final."""
+        entry.record = replace(entry.record, **facts)
+        self.journal.finish(entry.record.as_row())
+        self._watchdog.rest()
+
+    def _fail(self, entry: Entry, error: Exception) -> None:
+        traceback.clear_frames(error.__traceback__)  # they hold states, and the next case needs their memory
+        entry.error = error
+        self._end(entry, status=status_of(error), reason=reason_of(error))
+
+    @contextmanager
+    def _ending(self, entries: Sequence[Entry]) -> Iterator[None]:
+        """What goes wrong inside ends these cases, and not the run; Ctrl-C ends the run."""
+        try:
+            yield
+        except Exception as error:
+            for entry in entries:
+                if str(entry.case) not in self.rows:
+                    self._fail(entry, error)
+
+    def _require_no_deaths(self, case: Case) -> None:
+        """Refuse a case that has ended its process before.
+
+        Raises:
+            Died: names how, and how often.
+        """
+        deaths = self.journal.deaths[str(case)]
+        if deaths >= MOST_DEATHS:
+            raise Died(f"{deaths} processes died while it ran, the last of {os.environ.get(RESUMED, 'unknown cause')}")
+
+    def _time_out(self, case: str, seconds: float) -> None:
+        """The last words of the watchdog, in its thread, while the case hangs in this one's."""
+        reason = f"nothing was heard of it for {seconds:g} seconds; --case-timeout sets how long to wait"
+        record = self._entries[case].record if case in self._entries else None
+        if record:
+            self.journal.finish(replace(record, status="timeout", reason=reason).as_row())
+
+
+def paired(turns: Mapping[str, Turns], ours: str, theirs: str) -> Ratio | None:
+    """How one step's time compares with another's, where both had turns."""
+    return Ratio.of_pairs(turns[ours].seconds, turns[theirs].seconds) if ours in turns and theirs in turns else None

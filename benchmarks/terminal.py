@@ -1,63 +1,66 @@
 """What a run says while it goes on and at its end."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from benchmarks.record import Record
+from benchmarks.record import NOISE, Row
 
-HEADER = ("strategy", "mesh", "batch", "tokens/s", "time/single", "MiB/device", "loss check")
-ALIGN = ("<", "<", ">", ">", ">", ">", "<")
+HEADER = ("strategy", "mesh", "batch", "tokens/s", "time/single", "95% between", "MiB/device", "loss check")
+ALIGN = ("<", "<", ">", ">", ">", ">", ">", "<")
 MIB = 2**20
 
 
-def progress(done: int, total: int, elapsed_seconds: float, record: Record) -> str:
-    """One line for a case that has ended, such as `[ 7/54] fsdp-fsdp=8-b16: 11,000 tokens/s, about 3:20 left`."""
-    rate = record.tokens_per_second
-    outcome = f"{record.status}: {record.reason}" if rate is None else f"{rate:,.0f} tokens/s"
-    return f"{counter(done, total)} {record.case}: {outcome}{time_left(done, total, elapsed_seconds)}"
+def progress(done: int, total: int, text: str, seconds_left: float | None) -> str:
+    """One line for a case, such as `[ 7/46] fsdp-fsdp=8-b16: 11,000 tokens/s, about 3:20 left`."""
+    left = "" if seconds_left is None else f", about {minutes(seconds_left)} left"
+    return f"[{done:{len(str(total))}}/{total}] {text}{left}"
 
 
-def counter(number: int, total: int) -> str:
-    """The place of a case in the run.
+def minutes(seconds: float) -> str:
+    """A span of time.
 
-    >>> counter(7, 54)
-    '[ 7/54]'
+    >>> minutes(200)
+    '3:20'
     """
-    return f"[{number:{len(str(total))}}/{total}]"
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole}:{rest:02}"
 
 
-def time_left(done: int, total: int, elapsed_seconds: float) -> str:
-    """An estimate: the cases ahead take as long as those behind. Empty before the first and after the last.
-
-    >>> time_left(10, 30, 100.0), time_left(30, 30, 300.0)
-    (', about 3:20 left', '')
-    """
-    if not 0 < done < total:
-        return ""
-    minutes, seconds = divmod(round(elapsed_seconds / done * (total - done)), 60)
-    return f", about {minutes}:{seconds:02} left"
+def outcome(row: Row) -> str:
+    """How a case ended, in a few words."""
+    info: dict[str, Any] = row.extra_info
+    if info["status"] != "ok":
+        return f"{row.case}: {info['status']}: {info['reason']}"
+    if info["kind"] == "compiled":
+        return f"{row.case}: compiled in {info['compile_seconds']:.1f} s"
+    return f"{row.case}: {info['tokens_per_second']:,.0f} tokens/s"
 
 
-def table(records: Sequence[Record]) -> list[str]:
+def table(rows: Sequence[Row]) -> list[str]:
     """The lines of the summary, a case a line; one that ended badly says how."""
-    rows = [HEADER, *map(cells, records)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [HEADER, *map(cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
-        "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(row, ALIGN, widths, strict=True)).rstrip()
-        for row in rows
+        "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, ALIGN, widths, strict=True)).rstrip()
+        for line in lines
     ]
 
 
-def cells(record: Record) -> tuple[str, ...]:
+def cells(row: Row) -> tuple[str, ...]:
     """What the summary says of a case; what is not known stays empty."""
-    total_bytes = record.memory.total_bytes
+    info: dict[str, Any] = row.extra_info
+    low, high, total_bytes = (
+        info[key] for key in ("relative_to_single_low", "relative_to_single_high", "memory.total_bytes")
+    )
     return (
-        record.case.strategy,
-        str(record.case.mesh),
-        str(record.case.batch_size),
-        known(",.0f", record.tokens_per_second),
-        known(".2f", record.relative_to_single),
+        info["strategy"],
+        info["mesh"],
+        str(info["global_batch_sequences"]),
+        known(",.0f", info["tokens_per_second"]),
+        known(".2f", info["relative_to_single"]),
+        "" if low is None else f"{low:.2f} {high:.2f}",
         known(",.1f", total_bytes and total_bytes / MIB),
-        verdict(record),
+        verdict(info),
     )
 
 
@@ -70,8 +73,20 @@ def known(spec: str, number: float | None) -> str:
     return "" if number is None else format(number, spec)
 
 
-def verdict(record: Record) -> str:
+def verdict(info: dict[str, Any]) -> str:
     """What the check against one device said, or how the case ended before it had."""
-    if record.status != "ok":
-        return f"{record.status}: {record.reason}"
-    return "equal" if record.matches_single else str(record.reason)
+    if info["status"] != "ok":
+        return f"{info['status']}: {info['reason']}"
+    if info["kind"] == "compiled":
+        return "compiled only"
+    return "equal" if info["matches_single"] else str(info["reason"])
+
+
+def noise(rows: Iterable[Row]) -> list[str]:
+    """What the canaries say: how much the same step differed from itself, in each group that was timed together."""
+    ratios = sorted({float(ratio) for row in rows if (ratio := row.extra_info["canary_ratio"]) is not None})
+    if not ratios:
+        return []
+    apart = ", ".join(f"{ratio - 1:+.1%}" for ratio in ratios)
+    loud = any(abs(ratio - 1) > NOISE for ratio in ratios)
+    return [f"noise: the same step timed twice differed by {apart}" + ("; THIS RUN IS NOISY" if loud else "")]

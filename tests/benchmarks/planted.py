@@ -1,8 +1,11 @@
 """Strategies with one fault each, on a model of one number; `-p tests.benchmarks.planted` offers them to a run."""
 
 import dataclasses
+import os
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -65,6 +68,18 @@ def stopped(step: Step) -> Step:
     return changed(step, lambda metrics: signal.raise_signal(signal.SIGINT))
 
 
+def stopped_once(step: Step) -> Step:
+    """Somebody presses Ctrl-C while the step of a batch of 8 is compiled, unless the file ONCE is there already."""
+
+    def stop(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        if step.train.batch_size == 8 and not Path(os.environ["ONCE"]).exists():
+            Path(os.environ["ONCE"]).touch()
+            signal.raise_signal(signal.SIGINT)
+        return metrics
+
+    return changed(step, stop)
+
+
 def broken(step: Step) -> Step:
     """The state cannot be made."""
     return dataclasses.replace(step, init=jax.jit(raiser(ZeroDivisionError("no weights"))))
@@ -75,7 +90,22 @@ def retraced(step: Step) -> Step:
     return dataclasses.replace(step, update=Retraced(step.update))
 
 
-FAULTS = (nan, wrong, diverging, uncompilable, huge, stopped, broken, retraced)
+def hanging(step: Step) -> Step:
+    """A step never ends."""
+
+    def hang(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        loss = jax.pure_callback(lambda loss: time.sleep(1e6), metrics["loss"], metrics["loss"])
+        return metrics | {"loss": loss}
+
+    return changed(step, hang)
+
+
+def aborting(step: Step) -> Step:
+    """The backend aborts, and the process with it."""
+    return changed(step, lambda metrics: os.abort())
+
+
+FAULTS = (hanging, aborting, nan, wrong, diverging, uncompilable, huge, stopped, stopped_once, broken, retraced)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +124,13 @@ class Retraced:
 
     def memory_analysis(self) -> None:
         """Nothing is planned."""
+
+    def cost_analysis(self) -> None:
+        """Nothing is counted."""
+
+    def as_text(self) -> str:
+        """Nothing is written."""
+        return ""
 
     def __call__(self, state: Any, batch: Any) -> Any:
         """A new function each time, which no cache knows."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.machine import fingerprint, matmul_flops_per_second, update_machine_info
+from benchmarks.machine import compiler_facts, fingerprint, matmul_flops_per_second, update_machine_info
 
 
 def info(**changes: Any) -> dict[str, Any]:
@@ -28,6 +28,13 @@ def test_fingerprint_is_of_what_stays() -> None:
     """A clock that jitters leaves the fingerprint as it is; another processor changes it."""
     assert info()["fingerprint"] == info(hz_actual=[2600000000, 0])["fingerprint"]
     assert info()["fingerprint"] != info(brand_raw="Xeon")["fingerprint"]
+
+
+def test_counters_do_not_depend_on_the_processor() -> None:
+    """Compiled programs of equal versions, flags and devices compare wherever they were compiled."""
+    assert info()["counters_fingerprint"] == info(brand_raw="Xeon")["counters_fingerprint"]
+    assert {"xla_flags", "platform", "device_count", "architecture"} <= compiler_facts().keys()
+    assert compiler_facts()["compiler_versions"]["jax"] == jax.__version__
 
 
 def test_fingerprint_ignores_order() -> None:

@@ -7,7 +7,9 @@ import math
 import pytest
 
 from benchmarks.cases import Case
-from benchmarks.record import Memory, Record
+from benchmarks.memory import Memory
+from benchmarks.record import COMPILED_KEYS, Record
+from benchmarks.turns import Ratio, Turns
 from strategies import PRESETS, MeshSpec
 
 CASE = Case("fsdp", MeshSpec.parse("fsdp=8"), "nano", PRESETS["nano"], 16, 2, "float32", "dots")
@@ -25,14 +27,16 @@ MEASURED = Record(
     loss_first=5.5,
     loss_last=5.0,
     matches_single=True,
-    steps_per_block=3,
-    samples=(0.5, 0.4, 9.0),
-    single_seconds_median=0.25,
+    compiled={"compiled.flops": 12},
+    timed=Turns(3, [0.5, 0.4, 9.0], [0.01, 0.02, 0.09], steps=9),
+    relative_to_single=Ratio(2.0, 1.8, 2.1),
+    canary=Ratio(1.01, 0.9, 1.2),
 )
 KEYS = """
-    schema_version status reason strategy mesh devices platform device_kind virtual_devices preset param_count
+    schema_version kind status reason strategy mesh devices platform device_kind virtual_devices preset param_count
     global_batch_sequences sequence_tokens microbatches dtype remat step_seconds_median tokens_per_second
-    tokens_per_second_per_device relative_to_single model_flops_per_step model_flops_utilization
+    tokens_per_second_per_device relative_to_single relative_to_single_low relative_to_single_high
+    dispatch_seconds_median steps_timed canary_ratio noisy model_flops_per_step model_flops_utilization
     matmul_flops_per_second compile_seconds memory.argument_bytes memory.parameter_bytes memory.optimizer_bytes
     memory.temp_bytes memory.output_bytes memory.alias_bytes memory.total_bytes memory.device_peak_bytes
     memory.host_peak_rss_bytes loss_first loss_last matches_single
@@ -42,7 +46,7 @@ KEYS = """
 @pytest.mark.parametrize("record", [NOTHING_KNOWN, MEASURED], ids=["nothing known", "measured"])
 def test_every_row_has_the_keys_of_the_schema(record: Record) -> None:
     """Rows differ in values, never in keys; a change of keys is a change of schema."""
-    assert set(record.as_extra_info()) == set(KEYS.split())
+    assert set(record.as_extra_info()) == {*KEYS.split(), *COMPILED_KEYS}
 
 
 def test_derived_numbers_follow_from_the_samples() -> None:
@@ -51,7 +55,8 @@ def test_derived_numbers_follow_from_the_samples() -> None:
     assert row["step_seconds_median"] == 0.5
     assert row["tokens_per_second"] == 16 * 128 / 0.5
     assert row["tokens_per_second_per_device"] == 16 * 128 / 0.5 / 8
-    assert row["relative_to_single"] == 2.0
+    assert row["dispatch_seconds_median"] == 0.02
+    assert row["steps_timed"] == 9
 
 
 @pytest.mark.parametrize(("virtual", "utilization"), [(True, 1000 / 0.5 / 4000), (False, 1000 / 0.5 / 4000 / 8)])
@@ -72,6 +77,26 @@ def test_what_is_not_a_number_is_null(bad: float) -> None:
     row = dataclasses.replace(MEASURED, status="nan_loss", loss_last=bad).as_extra_info()
     assert row["loss_last"] is None
     assert json.loads(json.dumps(row, allow_nan=False)) == row
+
+
+def test_program_is_part_of_the_row() -> None:
+    """What the compiled program does is in the row by its own names; what is not known of it is null."""
+    assert MEASURED.as_extra_info()["compiled.flops"] == 12
+    assert MEASURED.as_extra_info()["compiled.instructions"] is None
+
+
+@pytest.mark.parametrize(("ratio", "noisy"), [(1.01, False), (1.06, True), (0.94, True)])
+def test_canary_tells_a_noisy_run(ratio: float, noisy: bool) -> None:
+    """A step that differs from itself by more than 5% makes the row a noisy one."""
+    assert dataclasses.replace(MEASURED, canary=Ratio(ratio, 0.5, 2.0)).as_extra_info()["noisy"] is noisy
+    assert NOTHING_KNOWN.as_extra_info()["noisy"] is None
+
+
+def test_row_is_what_the_report_shows() -> None:
+    """Samples go to the statistics, all else to the row; a case that was not timed has no samples."""
+    row = MEASURED.as_row()
+    assert (row.case, row.samples, row.steps_per_block) == ("fsdp-fsdp=8-b16", (0.5, 0.4, 9.0), 3)
+    assert (NOTHING_KNOWN.as_row().samples, NOTHING_KNOWN.as_row().steps_per_block) == ((), None)
 
 
 def test_record_is_frozen() -> None:

@@ -2,7 +2,9 @@
 
 import math
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,29 +13,61 @@ from benchmarks import cases
 from benchmarks.cases import Case
 from benchmarks.clock import Clock
 from benchmarks.corpus import read_corpus
-from benchmarks.session import Session
-from strategies import GPTConfig, MeshSpec
+from benchmarks.failures import CaseFailure, status_of
+from benchmarks.journal import Journal
+from benchmarks.session import Plan, Session
+from benchmarks.turns import MIN_ROUNDS
+from strategies import GPTConfig, Infeasible, MeshSpec
 from tests.benchmarks.planted import TOYS
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
 SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
 DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
+PLAN = Plan(read_corpus(None, CONFIG), case_seconds=0.01)
+
+Begin = Callable[..., Session]
+Info = dict[str, Any]
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Session:
-    """A session on toys, some of them broken."""
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """Begins a session, or goes on with the one before it."""
+    sessions: list[Session] = []
+
+    def begin(plan: Plan = PLAN, resume: bool = False) -> Session:
+        session = Session(plan, Clock(), Journal(tmp_path / "run.journal.jsonl", {}, resume=resume))
+        session.matmul_rates["float32"] = 1e11
+        sessions.append(session)
+        return session
+
+    yield begin
+    for session in sessions:
+        session.journal._file.close()
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strategies that compile at once, some of them broken."""
     monkeypatch.setattr(cases, "STRATEGIES", TOYS)
-    session = Session(read_corpus(None, CONFIG), case_seconds=0.01, clock=Clock())
-    session.matmul_rates["float32"] = 1e11
-    return session
+
+
+def measure(session: Session, *measured: Case) -> list[Info]:
+    """The rows of cases, each prepared before the first is timed."""
+    for case in measured:
+        session.prepare(case)
+    for case in measured:
+        session.time(case)
+    return [dict(session.rows[str(case)].extra_info) for case in measured]
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
     """The rows of two real strategies, measured in one session."""
-    session = Session(read_corpus(None, CONFIG), case_seconds=0.01, clock=Clock())
-    return [session.measure(case).record.as_extra_info() for case in (SINGLE, DATA)]
+    journal = Journal(tmp_path_factory.mktemp("session") / "run.journal.jsonl", {}, resume=False)
+    session = Session(PLAN, Clock(), journal)
+    measured = measure(session, SINGLE, DATA)
+    session.close()
+    return measured
 
 
 def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
@@ -43,13 +77,35 @@ def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
         assert {key for key, value in row.items() if value is None} == {"reason", "memory.device_peak_bytes"}
 
 
-def test_strategies_are_compared_with_single(rows: list[dict[str, Any]]) -> None:
-    """Each row says that it computes what one device computes, and how its time compares."""
+def test_strategies_are_compared_with_single(rows: list[Info]) -> None:
+    """Each row says that it computes what one device computes, and how its time compares, in an interval."""
     single, data = rows
-    assert single["relative_to_single"] == 1.0
-    assert data["relative_to_single"] == data["step_seconds_median"] / single["step_seconds_median"]
+    assert single["relative_to_single"] == single["relative_to_single_low"] == single["relative_to_single_high"] == 1
+    assert data["relative_to_single_low"] <= data["relative_to_single"] <= data["relative_to_single_high"]
     assert single["matches_single"] is data["matches_single"] is True
     assert data["loss_last"] == pytest.approx(single["loss_last"], rel=1e-5)
+
+
+def test_program_is_read(rows: list[Info]) -> None:
+    """Each row says what its compiled program does: the two devices sum their gradients, each half of the FLOPs."""
+    single, data = rows
+    assert (single["compiled.sent_bytes"], single["compiled.compilations"]) == (0, 1)
+    assert data["compiled.sent_bytes"] >= 4 * CONFIG.param_count
+    assert data["compiled.flops"] == single["compiled.flops"] / 2
+
+
+def test_canary_flies_with_each_group(rows: list[Info]) -> None:
+    """All that took turns share one canary, which says how noisy it was."""
+    single, data = rows
+    assert single["canary_ratio"] == data["canary_ratio"] > 0
+    assert single["noisy"] in (True, False)
+
+
+def test_steps_are_counted(rows: list[Info]) -> None:
+    """A row says how many steps were timed, and how long it took to hand one over."""
+    for row in rows:
+        assert row["steps_timed"] >= MIN_ROUNDS
+        assert 0 < row["dispatch_seconds_median"] <= row["step_seconds_median"]
 
 
 def test_text_is_learnt(rows: list[dict[str, Any]]) -> None:
@@ -68,12 +124,12 @@ def test_state_counts_what_a_device_holds(rows: list[dict[str, Any]]) -> None:
         assert row["memory.argument_bytes"] > 3 * parameter_bytes
 
 
+@pytest.mark.usefixtures("toys")
 @pytest.mark.parametrize(
     ("fault", "status", "reason", "compiled", "matches"),
     [
         ("uncompilable", "compile_error", "ValueError: no such instruction$", False, None),
         ("huge", "oom", "JaxRuntimeError: RESOURCE_EXHAUSTED: out of memory$", False, None),
-        ("stopped", "interrupted", "stopped from the keyboard$", False, None),
         ("broken", "error", "ZeroDivisionError: no weights$", True, None),
         ("nan", "nan_loss", "loss nan and gradient norm .* in the first steps$", True, None),
         ("wrong", "mismatch", "step 1: gradient norm .* where one device has .*; rounding explains", True, False),
@@ -82,46 +138,127 @@ def test_state_counts_what_a_device_holds(rows: list[dict[str, Any]]) -> None:
     ],
 )
 def test_failing_case_is_a_row_without_times(
-    session: Session, fault: str, status: str, reason: str, compiled: bool, matches: bool | None
+    begin: Begin, fault: str, status: str, reason: str, compiled: bool, matches: bool | None
 ) -> None:
-    """Whatever goes wrong has its status and reason, keeps what was learnt before, and publishes no time."""
-    measurement = session.measure(replace(SINGLE, strategy=fault))
-    record = measurement.record
-    assert record.status == status
-    assert re.match(reason, str(record.reason))
-    assert (record.compile_seconds is not None, record.matches_single) == (compiled, matches)
-    assert record.step_seconds_median is None
-    assert measurement.error is not None
-    with pytest.raises(type(measurement.error)):
-        measurement.raise_error()
+    """Whatever goes wrong has its status and reason, keeps what was learnt before, and publishes no time.
+
+    The case that took turns with it is none the worse.
+    """
+    session, case = begin(), replace(SINGLE, strategy=fault)
+    failed, good = measure(session, case, SINGLE)
+    assert failed["status"] == status
+    assert re.match(reason, failed["reason"])
+    assert (failed["compile_seconds"] is not None, failed["matches_single"]) == (compiled, matches)
+    assert failed["step_seconds_median"] is None
+    assert good["status"] == "ok"
+    with pytest.raises(Exception, match=r".") as raised:
+        session.require_good(case)
+    assert status_of(raised.value) == status
 
 
-def test_infeasible_case_is_skipped(session: Session) -> None:
-    """What cannot be is no failure: the test is skipped for the reason in the row."""
-    measurement = session.measure(replace(SINGLE, mesh=MeshSpec.parse("data=3")))
-    assert measurement.record.status == "infeasible"
-    with pytest.raises(pytest.skip.Exception, match=r"infeasible: data=3 .*does not divide batch_size=4"):
-        measurement.raise_error()
+@pytest.mark.usefixtures("toys")
+def test_infeasible_case_says_why(begin: Begin) -> None:
+    """What cannot be is a row with the numbers, and no failure but one that has that name."""
+    session, case = begin(), replace(SINGLE, mesh=MeshSpec.parse("data=3"))
+    (row,) = measure(session, case)
+    assert row["status"] == "infeasible"
+    with pytest.raises(Infeasible, match=r"data=3 .*does not divide batch_size=4"):
+        session.require_good(case)
 
 
-def test_reference_is_measured_when_it_was_not_selected(session: Session) -> None:
-    """A strategy alone is checked against one device too, but is compared in time only with what was timed."""
-    record = session.measure(DATA).record
-    assert record.matches_single is True
-    assert record.relative_to_single is None
-    assert [str(record.case) for record in session.records] == ["data-data=2-b4"]
+@pytest.mark.usefixtures("toys")
+def test_single_is_timed_when_it_was_not_selected(begin: Begin) -> None:
+    """A strategy alone is checked against one device, and compared with it, which has no row of its own."""
+    session = begin()
+    (row,) = measure(session, DATA)
+    assert row["matches_single"] is True
+    assert row["relative_to_single"] > 0
+    assert list(session.rows) == ["data-data=2-b4"]
 
 
 @pytest.mark.parametrize(("fault", "status"), [("huge", "oom"), ("nan", "nan_loss")])
 def test_without_a_reference_nothing_is_said_of_equality(
-    session: Session, monkeypatch: pytest.MonkeyPatch, fault: str, status: str
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, fault: str, status: str
 ) -> None:
-    """Where one device fails, and once is enough, a case is timed all the same; its row says why it is not checked."""
+    """Where one device fails, and once is enough, cases are timed all the same; their rows say why unchecked."""
+    session, other = begin(), replace(DATA, mesh=MeshSpec.parse("data=4"))
     monkeypatch.setattr(cases, "STRATEGIES", TOYS | {"single": TOYS[fault]})
-    first = session.measure(DATA).record
+    session.prepare(DATA)
     monkeypatch.setattr(cases, "STRATEGIES", TOYS)
-    second = session.measure(DATA).record
-    assert (first.status, first.matches_single) == ("ok", None)
-    assert first.reason is not None
-    assert first.reason.startswith(f"not checked, for single ended in {status}: ")
-    assert second.reason == first.reason
+    first, second = measure(session, DATA, other)
+    assert (first["status"], first["matches_single"], first["relative_to_single"]) == ("ok", None, None)
+    assert first["canary_ratio"] is not None
+    assert first["reason"].startswith(f"not checked, for single ended in {status}: ")
+    assert second["reason"] == first["reason"]
+
+
+@pytest.mark.usefixtures("toys")
+def test_compile_only_runs_nothing(begin: Begin) -> None:
+    """The row of a case that was only compiled has its memory, and neither losses nor times."""
+    (row,) = measure(begin(replace(PLAN, compile_only=True)), DATA)
+    assert (row["kind"], row["status"]) == ("compiled", "ok")
+    assert row["memory.argument_bytes"] > 0
+    assert row["loss_first"] is row["step_seconds_median"] is row["matches_single"] is None
+
+
+@pytest.mark.usefixtures("toys")
+def test_interrupt_keeps_what_was_measured(begin: Begin) -> None:
+    """Ctrl-C while a case is compiled: the one before it is in the journal, this one is a row that says so."""
+    session, stopped = begin(), replace(SINGLE, strategy="stopped", batch_size=8)
+    measure(session, SINGLE)
+    with pytest.raises(KeyboardInterrupt):
+        session.prepare(stopped)
+    assert [row.extra_info["status"] for row in session.close()] == ["ok", "interrupted"]
+    resumed = begin(resume=True)
+    assert list(resumed.rows) == [str(SINGLE)]
+    assert not resumed.journal.deaths
+
+
+@pytest.mark.usefixtures("toys")
+def test_row_of_an_earlier_process_is_not_measured_again(begin: Begin) -> None:
+    """It ends its test as it did then."""
+    wrong = replace(SINGLE, strategy="wrong")
+    session = begin()
+    first = measure(session, SINGLE, wrong)
+    session.close()
+    resumed = begin(resume=True)
+    assert measure(resumed, SINGLE, wrong) == first
+    assert resumed.prepared == 0
+    resumed.require_good(SINGLE)
+    with pytest.raises(CaseFailure, match="mismatch: step 1: gradient norm"):
+        resumed.require_good(wrong)
+
+
+@pytest.mark.usefixtures("toys")
+def test_case_that_killed_two_processes_is_given_up(begin: Begin) -> None:
+    """It becomes a row with the reason; one death may have been an accident, and the case is tried again."""
+    for deaths, status in ((1, "ok"), (2, "error")):
+        session = begin()
+        for _ in range(deaths):
+            session.journal.begin(str(DATA))
+            session.journal._file.close()
+            session = begin(resume=True)
+        (row,) = measure(session, DATA)
+        assert row["status"] == status
+        session.close()
+    assert row["reason"].startswith("2 processes died while it ran")
+
+
+@pytest.mark.usefixtures("toys")
+def test_group_that_memory_does_not_hold_is_timed_in_heats(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each heat has its own `single` and canary to be compared with."""
+    monkeypatch.setattr("benchmarks.session.states_budget_bytes", lambda: 1)
+    said = []
+    session = begin()
+    session.say = said.append
+    first, second = measure(session, DATA, replace(DATA, mesh=MeshSpec.parse("data=4")))
+    assert said == ["timing 1 steps of the same work in turns"] * 2
+    assert first["canary_ratio"] != second["canary_ratio"]
+    assert None not in (first["relative_to_single"], second["relative_to_single"])
+
+
+@pytest.mark.usefixtures("toys")
+def test_trace_is_taken(begin: Begin, tmp_path: Path) -> None:
+    """A folder for each case holds what the profiler saw of one more block."""
+    measure(begin(replace(PLAN, trace=tmp_path / "traces")), DATA)
+    assert list((tmp_path / "traces" / str(DATA)).rglob("*.xplane.pb"))

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from benchmarks.terminal import progress, table, time_left
+from benchmarks.terminal import noise, outcome, progress, table
+from benchmarks.turns import Ratio
 from tests.benchmarks.test_record import MEASURED, NOTHING_KNOWN
 
 INFEASIBLE = replace(NOTHING_KNOWN, status="infeasible", reason="fsdp=8 does not divide embed=12")
@@ -10,20 +11,17 @@ INFEASIBLE = replace(NOTHING_KNOWN, status="infeasible", reason="fsdp=8 does not
 
 def test_progress_has_place_outcome_and_time_left() -> None:
     """A line says which case ended, how, and how long the rest will take."""
-    assert progress(1, 12, 10.0, MEASURED) == "[ 1/12] fsdp-fsdp=8-b16: 4,096 tokens/s, about 1:50 left"
-    assert progress(12, 12, 99.0, INFEASIBLE).endswith("b16: infeasible: fsdp=8 does not divide embed=12")
-
-
-def test_time_left_is_unknown_before_the_first_case() -> None:
-    """No estimate is made of nothing."""
-    assert time_left(0, 12, 1.0) == ""
+    assert outcome(MEASURED.as_row()) == "fsdp-fsdp=8-b16: 4,096 tokens/s"
+    assert outcome(INFEASIBLE.as_row()).endswith("b16: infeasible: fsdp=8 does not divide embed=12")
+    assert progress(1, 12, "fsdp", 110.0) == "[ 1/12] fsdp, about 1:50 left"
+    assert progress(12, 12, "fsdp", None) == "[12/12] fsdp"
 
 
 def test_table_has_a_line_for_each_case() -> None:
     """Numbers stand under their heading, and a case without any says why."""
-    header, measured, infeasible = table([MEASURED, INFEASIBLE])
-    assert header.split() == ["strategy", "mesh", "batch", "tokens/s", "time/single", "MiB/device", "loss", "check"]
-    assert measured.split() == ["fsdp", "fsdp=8", "16", "4,096", "2.00", "0.0", "equal"]
+    header, measured, infeasible = table([MEASURED.as_row(), INFEASIBLE.as_row()])
+    assert header.split("  ")[:2] == ["strategy", "mesh"]
+    assert measured.split() == ["fsdp", "fsdp=8", "16", "4,096", "2.00", "1.80", "2.10", "0.0", "equal"]
     assert infeasible.split(maxsplit=3)[3] == "infeasible: fsdp=8 does not divide embed=12"
     assert header.index("loss check") == measured.index("equal") == infeasible.index("infeasible")
 
@@ -31,4 +29,12 @@ def test_table_has_a_line_for_each_case() -> None:
 def test_table_says_what_was_not_checked() -> None:
     """A time without a check is not passed off as one with it."""
     unchecked = replace(MEASURED, matches_single=None, reason="not checked, for single ended in oom")
-    assert table([unchecked])[1].endswith("not checked, for single ended in oom")
+    assert table([unchecked.as_row()])[1].endswith("not checked, for single ended in oom")
+
+
+def test_noise_is_said() -> None:
+    """The summary tells how much a step differed from itself, and says so loudly where that is too much."""
+    quiet, loud = MEASURED.as_row(), replace(MEASURED, canary=Ratio(0.9, 0.8, 1.0)).as_row()
+    assert noise([quiet, quiet]) == ["noise: the same step timed twice differed by +1.0%"]
+    assert noise([quiet, loud]) == ["noise: the same step timed twice differed by -10.0%, +1.0%; THIS RUN IS NOISY"]
+    assert noise([INFEASIBLE.as_row()]) == []

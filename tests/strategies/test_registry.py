@@ -39,7 +39,12 @@ def test_meshes_use_exactly_the_devices(name, devices):
         ("fsdp", "fsdp=8", {"batch_size": 4}, "fsdp=8 x microbatches=1 does not divide batch_size=4"),
         ("tensor", "tensor=8", {"heads": 4}, "tensor=8 does not divide heads=4; tensor can be 1, 2 or 4"),
         ("tensor", "tensor=8", {"mlp": 100}, "tensor=8 does not divide mlp=100; tensor can be 1, 2, 4, 5, 10"),
-        ("tensor", "tensor=8", {"sequence": 20}, "tensor=8 does not divide sequence=20; .* or any with sequence_parallel"),
+        (
+            "tensor",
+            "tensor=8",
+            {"sequence": 20},
+            "tensor=8 .* sequence=20; .* or any with sequence_parallel",
+        ),
         ("pipeline", "pipeline=8", {"layers": 6}, "pipeline=8 does not divide layers=6; pipeline can be 1, 2, 3 or 6"),
         ("three_d", "pipeline=4,tensor=2", {"layers": 2}, "pipeline=4 does not divide layers=2"),
         ("three_d", "pipeline=4,tensor=2", {"heads": 1}, "tensor=2 does not divide heads=1; tensor can be 1"),

@@ -1,0 +1,260 @@
+"""What one device does in a step, as the compiled program says: what it sends, and what it multiplies."""
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.hlo import Computation, HLOError, Instruction, Module, bytes_of, dims, integers, parse, replica_groups
+from strategies.mesh import AXES
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+SEVERAL = "several"
+"""In the place of an axis: groups that span more than one."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of a step; one in which no device has another for company is none.
+
+    Attributes:
+        kind: one of `KINDS`.
+        axes: of the mesh, in its order: those along which the devices of a group differ.
+        times: executions in a step.
+        in_loop: whether it stands in a loop.
+        sent_bytes: by a device, each time, rounded down, and no more than must be (NCCL tests, doc/PERFORMANCE.md): for
+            operands of b bytes in a group of n, all-gather b (n-1), reduce-scatter and all-to-all b (n-1)/n,
+            all-reduce twice that, permute b.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    times: int
+    in_loop: bool
+    sent_bytes: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a device does in some part of a step.
+
+    Attributes:
+        flops: two for each multiplication in dots and convolutions, none for anything else. Calls of cuBLAS and of
+            cuDNN's attention count as the dots they stand for; nothing is halved for causality.
+    """
+
+    collectives: tuple[Collective, ...] = ()
+    flops: int = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        """By all collectives."""
+        return sum(each.times * each.sent_bytes for each in self.collectives)
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.collectives + other.collectives, self.flops + other.flops)
+
+    def looped(self, trips: int) -> "Work":
+        """The same in a loop."""
+        looped = (replace(each, times=trips * each.times, in_loop=True) for each in self.collectives)
+        return Work(tuple(looped), trips * self.flops)
+
+
+@dataclass(frozen=True)
+class Program(Work):
+    """All that it does in a step.
+
+    Attributes:
+        instructions: in the text, each once however often it runs, and those that cost nothing too.
+        hash: 16 hexadecimal digits. They are the same wherever the text is, but for the names of the program and of
+            its sources, and for how loops are cut up among the cores of a CPU.
+    """
+
+    instructions: int = 0
+    hash: str = ""
+
+    def as_row(self) -> dict[str, int | str]:
+        """The columns of a record, always `ROW_KEYS`: bytes and executions are those of a step."""
+        row: dict[str, int | str] = {
+            "compiled.flops": self.flops,
+            "compiled.instructions": self.instructions,
+            "compiled.hash": self.hash,
+            "compiled.sent_bytes": self.sent_bytes,
+        }
+        for kind in KINDS:
+            mine = [each for each in self.collectives if each.kind == kind]
+            for axis in (*AXES, SEVERAL):
+                over = (each for each in mine if axis == (each.axes[0] if len(each.axes) == 1 else SEVERAL))
+                row[f"compiled.sent_bytes.{kind}.{axis}"] = Work(tuple(over)).sent_bytes
+            for place, in_loop in (("outside_loops", False), ("in_loops", True)):
+                times = sum(each.times for each in mine if each.in_loop == in_loop)
+                row[f"compiled.collectives.{kind}.{place}"] = times
+        return row
+
+
+ROW_KEYS = tuple(Program().as_row())
+"""The columns of `Program.as_row`, for a record that has no program."""
+
+
+def read_program(text: str, axes: Mapping[str, int]) -> Program:
+    """Read `jax.stages.Compiled.as_text()` of a step on a mesh of these axes, outermost first, and their sizes.
+
+    What loops repeat counts as often. Of a conditional the branch counts that sends the most bytes, and among equals
+    the one with the most FLOPs. What is asynchronous counts where it starts.
+
+    Raises:
+        HLOError: a loop of unknown length, groups that make up no axes of the mesh, or text that is no such program.
+    """
+    module = parse(text)
+    reader = _Reader(module, axes)
+    for computation in module.computations.values():
+        reader.read(computation)
+    work = reader.works[module.entry.name]
+    return Program(
+        work.collectives,
+        work.flops,
+        instructions=sum(len(computation.instructions) for computation in module.computations.values()),
+        hash=hashlib.sha256(module.text.encode(errors="replace")).hexdigest()[:16],
+    )
+
+
+_SENT: Mapping[str, Callable[[int, int], int]] = {
+    "all_reduce": lambda operand, group: 2 * operand * (group - 1) // group,
+    "all_gather": lambda operand, group: operand * (group - 1),
+    "reduce_scatter": lambda operand, group: operand * (group - 1) // group,
+    "all_to_all": lambda operand, group: operand * (group - 1) // group,
+    "permute": lambda operand, group: operand,
+}
+_OPCODES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_KINDS = dict(zip(_OPCODES, KINDS, strict=True))
+_STRANGE = ("collective-broadcast", "ragged-all-to-all", "send", "recv")
+
+
+class _Reader:
+    """Adds up computations, each after those that it calls."""
+
+    def __init__(self, module: Module, axes: Mapping[str, int]) -> None:
+        self.module, self.axes = module, axes
+        self.works: dict[str, Work] = {}
+        self.chains: set[str] = set()
+
+    def read(self, computation: Computation) -> None:
+        """Add it to `works`."""
+        work = Work()
+        for instruction in computation.instructions.values():
+            try:
+                work += self._work(instruction, computation)
+            except HLOError:
+                raise
+            except (ArithmeticError, LookupError, ValueError) as error:
+                raise HLOError(f"%{instruction.name}: {instruction.opcode} cannot be read: {error!r}") from error
+        self.works[computation.name] = work
+
+    def _work(self, instruction: Instruction, where: Computation) -> Work:
+        opcode = instruction.opcode.removesuffix("-start")
+        if opcode.endswith(("-done", "-update")):  # it counted where it started
+            return Work()
+        if opcode in _STRANGE:
+            raise HLOError(f"%{instruction.name}: a {opcode} is none of {', '.join(_OPCODES)}")
+        if opcode in _KINDS:
+            return self._collective(_KINDS[opcode], instruction, where)
+        if opcode == "while":
+            trips = _trips(instruction, where, self.module)
+            (once,), (test,) = self._called(instruction, "body"), self._called(instruction, "condition")
+            return once.looped(trips) + test.looped(trips + 1)
+        if opcode == "conditional":
+            branches = self._called(instruction, "branch_computations", "true_computation", "false_computation")
+            return max(branches, key=lambda branch: (branch.sent_bytes, branch.flops))
+        # What others apply is no more than the sum of two numbers.
+        called = self._called(instruction, "to_apply" if opcode == "call" else "calls", "called_computations")
+        return sum(called, start=Work(flops=_flops(instruction, where)))
+
+    def _called(self, instruction: Instruction, *attributes: str) -> list[Work]:
+        return [self.works[name] for each in attributes for name in instruction.computations(each)]
+
+    def _collective(self, kind: str, instruction: Instruction, where: Computation) -> Work:
+        if chain := re.search(r'chain_id="[0-9]+"', instruction.attributes.get("frontend_attributes", "")):
+            if chain[0] in self.chains:  # TPUs weave one into several fusions, and spell it out in each
+                return Work()
+            self.chains.add(chain[0])
+        if kind == "permute":
+            groups = [integers(pair) for pair in instruction["source_target_pairs"].split("},")]
+        else:
+            groups = replica_groups(instruction, math.prod(self.axes.values()))
+        spans = {_span(group, self.axes, whole=kind != "permute") for group in groups}
+        axes = tuple(axis for axis in self.axes if any(axis in span for span in spans))
+        if not axes:
+            return Work()
+        operand_bytes = sum(bytes_of(operand.shape) for operand in where.operands(instruction))
+        return Work((Collective(kind, axes, 1, False, _SENT[kind](operand_bytes, len(groups[0]))),))
+
+
+def _span(devices: Sequence[int], axes: Mapping[str, int], whole: bool) -> tuple[str, ...]:
+    """The axes along which devices differ, whose ids count up the mesh; the whole of them has all along these axes."""
+    span, stride = [], math.prod(axes.values())
+    known = all(device < stride for device in devices)
+    for axis, size in axes.items():
+        stride //= size
+        if len({device // stride % size for device in devices}) > 1:
+            span.append(axis)
+    if not known or (whole and not len(devices) == len(set(devices)) == math.prod(axes[axis] for axis in span)):
+        mesh = ",".join(f"{axis}={size}" for axis, size in axes.items())
+        raise ValueError(f"devices {devices} make up no axes of the mesh {mesh}")
+    return tuple(span)
+
+
+def _trips(loop: Instruction, where: Computation, module: Module) -> int:
+    """What the compiler says, or else what shows: the loop counts from a constant to a constant by a constant."""
+    if known := re.search(r'"known_trip_count":\{"n":"([0-9]{1,18})"\}', loop.attributes.get("backend_config", "")):
+        return int(known[1])
+    condition, body = (module.computations[loop[each].removeprefix("%")] for each in ("condition", "body"))
+    test = condition.root
+    try:
+        place = condition.origin(test, 0, "get-tuple-element")["index"]
+        update = body.origin(body.root, int(place), "add")
+        numbers = [
+            where.origin(where.operand(loop, 0), int(place), "constant"),
+            condition.origin(test, 1, "constant"),
+            body.origin(update, 1, "constant"),
+        ]
+        if test["direction"] != "LT" or body.origin(update, 0, "get-tuple-element")["index"] != place:
+            raise HLOError(f"%{test.name} does not ask for less than a limit")
+    except HLOError as error:
+        raise HLOError(f"%{loop.name}: a loop of unknown length: no known_trip_count, and {error}") from error
+    return len(range(*(int(number.operands[0]) for number in numbers)))
+
+
+def _flops(instruction: Instruction, where: Computation) -> int:
+    """Of an instruction by itself."""
+    target, config = (instruction.attributes.get(each, "") for each in ("custom_call_target", "backend_config"))
+    if instruction.opcode == "convolution":
+        return _convolution_flops(instruction, where)
+    if "__cudnn$fmha" in target:
+        queries, keys = (dims(where.operand(instruction, index).shape) for index in (0, 1))
+        return (5 if "Backward" in target else 2) * 2 * math.prod(queries) * keys[1]
+    if instruction.opcode == "dot":
+        contracted = instruction["lhs_contracting_dims"]
+    elif cublas := re.search(r'"dot_dimension_numbers":\{"lhs_contracting_dimensions":\[([^\]]*)\]', config):
+        contracted = cublas[1]
+    else:
+        return 0
+    lhs = dims(where.operand(instruction, 0).shape)
+    return 2 * math.prod(dims(instruction.shape)) * math.prod(lhs[dim] for dim in integers(contracted))
+
+
+def _convolution_flops(convolution: Instruction, where: Computation) -> int:
+    """TPUs spell dots so. Padding and the gaps of dilation are not multiplied (XLA, service/hlo_cost_analysis.cc)."""
+    labels = re.split("_|->", convolution["dim_labels"])
+    shapes = *(where.operand(convolution, index).shape for index in (0, 1)), convolution.shape
+    lhs, rhs, out = (dict(zip(names, dims(shape), strict=True)) for names, shape in zip(labels, shapes, strict=True))
+    window = dict(field.split("=") for field in convolution.attributes.get("window", "{}")[1:-1].split())
+    flops = 2 * out["b"] * out["f"] * rhs["i"]
+    for index, dim in enumerate(sorted(set(lhs) - {"b", "f"})):
+        stride, dilation, gap, pad = (
+            int(window[field].split("x")[index].split("_")[0]) if field in window else default
+            for field, default in (("stride", 1), ("rhs_dilate", 1), ("lhs_dilate", 1), ("pad", 0))
+        )
+        places = (o * stride + k * dilation - pad for o in range(out[dim]) for k in range(rhs[dim]))
+        flops *= sum(0 <= place <= (lhs[dim] - 1) * gap and place % gap == 0 for place in places)
+    return flops

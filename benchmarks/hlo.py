@@ -1,0 +1,258 @@
+"""The text of an optimised program (HLO), read into computations of instructions; compiled.py says what they mean.
+
+    %name (parameters) -> shape {
+      ROOT %name = shape opcode(operands), attribute=value, attribute=value
+    }
+
+Computations come before those that call them (XLA, HloModule::Print). Shapes of operands are not printed.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+class HLOError(ValueError):
+    """Text that cannot be read; the message names the instruction and what is missing."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """`name = shape opcode(operands), attributes`; the operands of a constant are its value."""
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: Mapping[str, str]
+
+    def __getitem__(self, attribute: str) -> str:
+        if attribute not in self.attributes:
+            raise HLOError(f"%{self.name}: {self.opcode} without {attribute}")
+        return self.attributes[attribute]
+
+    def computations(self, attribute: str) -> list[str]:
+        """The computations that an attribute names; none where it is missing."""
+        return re.findall(r"%([^\s,{}]+)", self.attributes.get(attribute, ""))
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Instructions by name, in order."""
+
+    name: str
+    instructions: Mapping[str, Instruction]
+    root: Instruction
+
+    def operand(self, instruction: Instruction, index: int) -> Instruction:
+        """What made an operand."""
+        name = instruction.operands[index] if index < len(instruction.operands) else f"operand {index}"
+        if name not in self.instructions:
+            raise HLOError(f"%{instruction.name}: no {name} in %{self.name}")
+        return self.instructions[name]
+
+    def origin(self, instruction: Instruction, index: int, opcode: str) -> Instruction:
+        """What made an operand, a copy aside; it must be of this opcode."""
+        made = self.operand(instruction, index)
+        made = self.operand(made, 0) if made.opcode == "copy" else made
+        if made.opcode != opcode:
+            raise HLOError(f"%{instruction.name}: operand {index} is a {made.opcode}, no {opcode}")
+        return made
+
+    def operands(self, instruction: Instruction) -> list[Instruction]:
+        """What made its operands."""
+        return [self.operand(instruction, index) for index in range(len(instruction.operands))]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A program.
+
+    Attributes:
+        text: without its name, the names of sources, and how work is cut up among the cores of a CPU.
+        computations: by name, those called before those that call them.
+        entry: the computation that the program is.
+    """
+
+    text: str
+    computations: Mapping[str, Computation]
+    entry: Computation
+
+
+_NOISE = re.compile(
+    r', metadata=\{(?:[^"{}]|"(?:[^"\\]|\\.)*"|\{[^{}]*\})*\}'
+    r"|/\*index=[0-9]+\*/"
+    r'|, backend_config=\{"outer_dimension_partitions":\[[^\]]*\]\}'
+    r'|,"outer_dimension_partitions":\[[^\]]*\]'
+)
+_COMPUTATION = re.compile(r"(ENTRY )?%([^\s(]+) \(.*\{")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = (.*)")
+_CALL = re.compile(r" ([a-z][a-z0-9-]*)\(")
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\],]')
+_ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([0-9,]*)\]")
+
+
+def parse(text: str) -> Module:
+    """Read `jax.stages.Compiled.as_text()`.
+
+    Raises:
+        HLOError: a line that is no instruction, a computation that does not end, or no entry.
+    """
+    header, *lines = _NOISE.sub("", text).split("\n")
+    kept, computations, entry = [header.partition(",")[2]], {}, ""
+    rest = iter(lines)
+    for line in rest:
+        if match := _COMPUTATION.fullmatch(line):
+            name = match[2]
+            body = _body(name, rest)
+            computations[name] = _computation(name, body)
+            kept += [line, *body]
+            entry = name if match[1] else entry
+    if not entry:
+        raise HLOError("no ENTRY computation")
+    return Module("\n".join(kept), computations, computations[entry])
+
+
+def _body(name: str, lines: Iterable[str]) -> list[str]:
+    """The lines up to the bracket that ends a computation."""
+    body = []
+    for line in lines:
+        if line.startswith("}"):
+            return body
+        body.append(line)
+    raise HLOError(f"%{name} does not end")
+
+
+def _computation(name: str, lines: Iterable[str]) -> Computation:
+    instructions, root = {}, None
+    for line in lines:
+        match = _INSTRUCTION.fullmatch(line)
+        if not match:
+            raise HLOError(f"%{name}: no instruction: {line[:80]}")
+        instruction = instructions[match[2]] = _instruction(match[2], match[3])
+        root = instruction if match[1] else root
+    if root is None:
+        raise HLOError(f"%{name} has no ROOT")
+    return Computation(name, instructions, root)
+
+
+def _instruction(name: str, text: str) -> Instruction:
+    """Of `shape opcode(operands), attributes`; a shape is a tuple of shapes, or has no spaces in it."""
+    end = _items(text, 1)[1] + 1 if text.startswith("(") else text.find(" ")
+    call = _CALL.match(text, end)
+    if not call:
+        raise HLOError(f"%{name}: no opcode: {text[:80]}")
+    operands, close = _items(text, call.end())
+    attributes = (item.partition("=") for item in _items(text, close + 1)[0])
+    return Instruction(
+        name,
+        text[:end],
+        call[1],
+        tuple(operand.split(" ")[-1].removeprefix("%") for operand in operands),
+        {key: value for key, _, value in attributes},
+    )
+
+
+def _items(text: str, start: int) -> tuple[list[str], int]:
+    """What stands between commas, from here to the bracket that closes them or the end; and where that is."""
+    items, depth, begin, end = [], 0, start, len(text)
+    for token in _BRACKET.finditer(text, start):
+        if token[0] in "([{":
+            depth += 1
+        elif token[0] in ")]}":
+            depth -= 1
+        if depth < 0 or (depth == 0 and token[0] == ","):
+            items.append(text[begin : token.start()].strip())
+            begin = token.end()
+        if depth < 0:
+            end = token.start()
+            break
+    else:
+        items.append(text[begin:].strip())
+    return [item for item in items if item], end
+
+
+def integers(text: str) -> list[int]:
+    """Those in a text.
+
+    >>> integers("{0,2}")
+    [0, 2]
+    """
+    return [int(digits) for digits in re.findall(r"[0-9]{1,18}", text)]
+
+
+def dims(shape: str) -> list[int]:
+    """Of an array, or of the first one in a tuple.
+
+    >>> dims("f32[8,64]{1,0:T(8,128)}"), dims("f32[]")
+    ([8, 64], [])
+    """
+    match = _ARRAY.search(shape)
+    return integers(match[2]) if match else []
+
+
+def bytes_of(shape: str) -> int:
+    """What an array takes, or a tuple of arrays; padding is not counted.
+
+    >>> bytes_of("(bf16[8,64]{1,0}, (pred[3], s4[5]), token[])")
+    1030
+    """
+    return sum(-(-_bits(kind) * math.prod(integers(sizes)) // 8) for kind, sizes in _ARRAY.findall(shape))
+
+
+def _bits(kind: str) -> int:
+    """Of an element: its kind says so (f32, bf16, f8e4m3fn), but for pred, and a token has none."""
+    return 8 if kind == "pred" else next(iter(integers(kind)), 0)
+
+
+def replica_groups(instruction: Instruction, devices: int) -> list[list[int]]:
+    """The devices of each group, in one of three spellings (XLA, hlo/ir/replica_group.cc and mesh_and_axis.cc).
+
+    - `{{0,1},{2,3}}`, and `{}` for all devices
+    - `[4,2]<=[2,4]T(1,0)`: four groups of two, of the devices as they come when counted up in 2 x 4 and transposed
+    - `mesh['a'=2,'b'=4] {'b'}`: over some axes of a mesh. `'b':(2)2` is a part of an axis: cut into two, and what is
+      left into two, the latter. `device_ids=([2,4]T(1,0))` or `device_ids=(0,2,1,3)` may come between.
+
+    Raises:
+        HLOError: another spelling, or one that does not fit so many devices.
+    """
+    text = instruction["replica_groups"]
+    if "device_ids" in instruction.attributes:  # behind a comma, as if it were another attribute
+        text += f" {instruction['device_ids']}"
+    if match := re.fullmatch(r"\{(.*)\}", text):
+        return [integers(group) for group in match[1].split("},")] if match[1] else [list(range(devices))]
+    if match := re.fullmatch(r"\[([0-9]+),([0-9]+)\]<=(\S+)", text):
+        return np.reshape(_order(match[3], devices), (int(match[1]), int(match[2]))).tolist()
+    if match := re.fullmatch(r"mesh\[([^\]]*)\](?: \((.*)\))? \{(.*)\}", text):
+        return _mesh_groups(match[1], _order(match[2] or f"[{devices}]", devices), match[3])
+    raise HLOError(f"%{instruction.name}: replica_groups={text} cannot be read")
+
+
+def _order(text: str, devices: int) -> list[int]:
+    match = re.fullmatch(r"\[([0-9,]+)\](?:T\(([0-9,]+)\))?", text)
+    if not match:
+        return integers(text)
+    sizes = integers(match[1])
+    return np.arange(devices).reshape(sizes).transpose(integers(match[2] or "") or range(len(sizes))).ravel().tolist()
+
+
+def _mesh_groups(mesh: str, order: Sequence[int], axes: str) -> list[list[int]]:
+    """Devices are in a group that differ in nothing but their place along the axes."""
+    sizes = {name: int(size) for name, size in re.findall(r"('[^']*')=([0-9]+)", mesh)}
+    if math.prod(sizes.values()) != len(order):
+        raise ValueError(f"the mesh takes {math.prod(sizes.values())}")
+    places = []
+    for name, before, part in re.findall(r"('[^']*')(?::\(([0-9]+)\)([0-9]+))?", axes):
+        size = int(part or sizes[name])
+        inner = math.prod(list(sizes.values())[list(sizes).index(name) + 1 :])
+        places.append((sizes[name] // (int(before or 1) * size) * inner, size))
+    groups = defaultdict(list)
+    for position, device in enumerate(order):
+        for stride, size in places:
+            position -= position // stride % size * stride
+        groups[position].append(device)
+    return list(groups.values())

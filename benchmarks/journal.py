@@ -1,0 +1,137 @@
+"""The journal of a run: a line as a case begins and as it ends, so that whatever ends the process, no row is lost.
+
+JSON lines beside the report (`NAME.journal.jsonl` for `NAME.json`): `{"start": facts}` of each process that went on
+with the run, `{"began": case}`, `{"row": {...}}` of a finished case, and `{"stopped": true}` at an orderly end.
+"""
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import Row
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock, and goes without
+    fcntl = None
+
+
+class JournalError(ValueError):
+    """A journal that is in use, cannot be read, or is of another run."""
+
+
+def journal_path(report: Path) -> Path:
+    """Where the journal of a report is.
+
+    >>> str(journal_path(Path("runs/first.json")))
+    'runs/first.journal.jsonl'
+    """
+    return report.with_name(f"{report.stem}.journal.jsonl")
+
+
+class Journal:
+    """An open journal.
+
+    Attributes:
+        rows: the cases that have ended, by their ids, in the order in which they did.
+        deaths: how many processes ended, without a word, while this case ran.
+    """
+
+    def __init__(self, path: Path, facts: Mapping[str, Any], *, resume: bool) -> None:
+        """Begin a journal, or go on with the one that is there, which must be of the same `facts`.
+
+        One that is there and not gone on with is kept as `NAME.journal.jsonl~`.
+
+        Raises:
+            JournalError: another run writes it, or it cannot be gone on with; names what differs.
+            OSError: it cannot be written.
+        """
+        self.path, self.rows, self.deaths = path, dict[str, Row](), Counter[str]()
+        if path.exists() and not resume:
+            with self._locked(path.open("r+b")):
+                path.replace(f"{path}~")
+        self._file = path.open("a+b")
+        try:
+            self._lock(self._file)
+            self._take_up(facts)
+            self._write({"start": dict(facts)})
+        except BaseException:
+            self._file.close()
+            raise
+
+    def begin(self, case: str) -> None:
+        """A case begins, or has its turn: should the process die now, it is to blame."""
+        self._write({"began": case})
+
+    def finish(self, row: Row) -> None:
+        """A case has ended."""
+        self.rows[row.case] = row
+        self._write({"row": asdict(row)})
+
+    def close(self) -> None:
+        """End in an orderly way: nothing that runs is to blame."""
+        self._write({"stopped": True})
+        self._file.close()
+
+    def remove(self) -> None:
+        """Take away the closed journal of a run whose report has it all."""
+        self.path.unlink()
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        self._file.write(json.dumps(entry, allow_nan=False).encode() + b"\n")
+        self._file.flush()  # to the system, which outlives the process
+
+    def _take_up(self, facts: Mapping[str, Any]) -> None:
+        """Read what is there. A last line that was cut short is cut off."""
+        self._file.seek(0)
+        text = self._file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._file.truncate(len(whole))
+        running: str | None = None
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                running = self._read(json.loads(line), facts, running)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                if isinstance(error, JournalError):
+                    raise
+                problem = f"line {number} of {self.path} cannot be read ({error})"
+                raise JournalError(f"{problem}; remove the file, and run again without --resume") from error
+        if running:
+            self.deaths[running] += 1
+
+    def _read(self, entry: dict[str, Any], facts: Mapping[str, Any], running: str | None) -> str | None:
+        """Take up one entry; what runs after it."""
+        if "start" in entry:
+            self._require_same(entry["start"], facts)
+            self.deaths.update([running] if running else [])
+            return None
+        if "row" in entry:
+            row = Row(**{**entry["row"], "samples": tuple(map(float, entry["row"]["samples"]))})
+            dict(row.extra_info)  # a row has named facts, or is none
+            self.rows[row.case] = row
+            return None
+        return str(entry["began"]) if "began" in entry else None
+
+    def _require_same(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+        for name in [*ours, *theirs]:
+            if theirs.get(name) != ours.get(name):
+                problem = f"{self.path} is of another run: {name} was {theirs.get(name)} and is {ours.get(name)}"
+                raise JournalError(f"{problem}; run again without --resume, or as it was run")
+
+    @contextlib.contextmanager
+    def _locked(self, file: Any) -> Iterator[None]:
+        with file:
+            self._lock(file)
+            yield
+
+    def _lock(self, file: Any) -> None:
+        """Keep others from writing it, for as long as the file is open or the process lives."""
+        if fcntl:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise JournalError(f"another run is writing {self.path}; name another --benchmark-json") from error

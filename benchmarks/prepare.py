@@ -1,0 +1,112 @@
+"""From a case to a step that is compiled, known to be right, and ready to be timed."""
+
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from benchmarks.cases import Case
+from benchmarks.check import BATCHES, CHECKED_STEPS, Trajectory
+from benchmarks.clock import Clock
+from benchmarks.compiled import HLOError, read_program
+from benchmarks.corpus import Corpus, tokens
+from benchmarks.failures import reason_of, status_of
+from benchmarks.measure import Training, bytes_accessed, compile_step
+from benchmarks.memory import planned_memory
+from benchmarks.record import Record
+from strategies import Step
+
+SEED = 0
+
+
+@dataclass
+class Entry:
+    """A case on its way to a row."""
+
+    case: Case
+    record: Record
+    step: Step | None = None
+    program: Any = None
+    error: Exception | None = None
+
+
+class Preparation:
+    """Compiles steps, starts them on the text, and holds them against one device, which is prepared once a workload."""
+
+    def __init__(self, corpus_N: Corpus, clock: Clock) -> None:
+        self.corpus_N, self.clock = corpus_N, clock
+        self._inits: dict[Any, Callable[..., Any]] = {}
+        self._references: dict[Case, Entry | str] = {}
+        self._trajectories: dict[Case, Trajectory] = {}
+
+    def stages(self, entry: Entry, *, compile_only: bool) -> Iterator[dict[str, Any]]:
+        """What is learnt about a case, stage by stage."""
+        step = entry.step = entry.case.build()
+        yield {"model_flops_per_step": step.config.flops_per_token * step.tokens_per_step}
+        with self.clock.phase("compile"):
+            entry.program, seconds, compilations = compile_step(step)
+        yield {"compile_seconds": seconds, "memory": planned_memory(step, entry.program)}
+        yield {"compiled": {"compiled.compilations": compilations} | self._read(entry)}
+        if not compile_only:
+            trajectory = self._first_steps(entry)
+            yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
+            trajectory.require_finite("in the first steps")
+            yield from self._check(entry, trajectory)
+
+    def _read(self, entry: Entry) -> dict[str, Any]:
+        """What the compiled program does; nothing where it is written in a way that cannot be read."""
+        assert entry.step
+        try:
+            facts = read_program(entry.program.as_text(), dict(entry.step.mesh.shape)).as_row()
+        except HLOError as error:
+            warnings.warn(f"{entry.case}: its compiled program cannot be read: {error}", stacklevel=2)
+            facts = {}
+        return facts | {"compiled.bytes_accessed": bytes_accessed(entry.program)}
+
+    def start(self, entry: Entry) -> Training:
+        """A training run on the text, from its beginning."""
+        case, step = entry.case, entry.step
+        assert step
+        key = jax.random.key(SEED)
+        spread = case.strategy, case.mesh
+        if spread not in self._inits:  # the same for every batch size
+            with self.clock.phase("compile"):
+                self._inits[spread] = step.init.lower(key).compile()
+        sizes = case.batch_size, case.config.sequence
+        batches = [step.place(tokens(self.corpus_N, index, *sizes)) for index in range(BATCHES)]
+        return Training(entry.program, self._inits[spread](key), batches)
+
+    def _first_steps(self, entry: Entry) -> Trajectory:
+        return self.start(entry).trajectory(CHECKED_STEPS)
+
+    def _check(self, entry: Entry, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
+        """Whether the first steps are those of one device: not until it is shown."""
+        case = entry.case
+        if case == case.single:
+            self._references[case], self._trajectories[case] = entry, trajectory
+        reference = self.reference(case.single)
+        if isinstance(reference, str):
+            yield {"reason": reference}
+        else:
+            yield {"matches_single": False}
+            trajectory.require_equal(self._trajectories[case.single], case)
+            yield {"matches_single": True}
+
+    def reference(self, single: Case) -> Entry | str:
+        """One device on the same work, or why there is none: a model may be too large for one device."""
+        if single not in self._references:
+            entry = Entry(single, Record.begin(single))
+            try:
+                entry.step = single.build()
+                with self.clock.phase("compile"):
+                    entry.program, _, _ = compile_step(entry.step)
+                trajectory = self._trajectories[single] = self._first_steps(entry)
+                trajectory.require_finite("in the first steps")
+                self._references[single] = entry
+            except Exception as error:
+                traceback.clear_frames(error.__traceback__)
+                self._references[single] = f"not checked, for single ended in {status_of(error)}: {reason_of(error)}"
+        return self._references[single]

@@ -1,0 +1,102 @@
+"""Fair timing: steps that are compared take turns, block by block, in random order, so that drift hits all alike."""
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from benchmarks.measure import Training, no_compilation
+
+MIN_ROUNDS = 6
+"""The fewest pairs whose extremes enclose the median with 95% confidence."""
+
+
+@dataclass
+class Turns:
+    """What one of several steps that took turns has shown; entries of equal index are of the same round.
+
+    Attributes:
+        seconds: of a step, one for each block.
+        dispatch_seconds: of these, until the step was handed to the devices.
+        steps: how many were timed.
+        error: what ended its turns early.
+    """
+
+    steps_per_block: int
+    seconds: list[float] = field(default_factory=list)
+    dispatch_seconds: list[float] = field(default_factory=list)
+    steps: int = 0
+    error: Exception | None = None
+
+    def take(self, training: Training) -> None:
+        """Time one block.
+
+        Raises:
+            Recompiled: something was compiled meanwhile.
+        """
+        with no_compilation():
+            seconds = training.block(self.steps_per_block)
+        self.seconds.append(seconds / self.steps_per_block)
+        self.dispatch_seconds.append(training.dispatch_seconds / self.steps_per_block)
+        self.steps += self.steps_per_block
+
+
+def take_turns(
+    trainings: Mapping[str, Training],
+    turns: Mapping[str, Turns],
+    budget_seconds: float,
+    begin: Callable[[str], None],
+    seed: int = 0,
+) -> None:
+    """Time blocks in rounds, each round in another order, until the budget is spent, and `MIN_ROUNDS` at least.
+
+    `turns` is filled as it goes on, so that what was timed is not lost with an interrupt. A step that fails takes no
+    more turns, and the others go on. `begin` is told whose turn it is.
+    """
+    order, spent, rounds, shuffle = list(trainings), 0.0, 0, random.Random(seed).shuffle
+    while order and (rounds < MIN_ROUNDS or spent < budget_seconds):
+        shuffle(order)
+        for name in order:
+            begin(name)
+            try:
+                turns[name].take(trainings[name])
+            except Exception as error:
+                turns[name].error = error
+        order = [name for name in order if turns[name].error is None]
+        spent += sum(turns[name].seconds[-1] * turns[name].steps_per_block for name in order)
+        rounds += 1
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One step's time over another's: the median over pairs, and an interval that has the true median inside."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of_pairs(cls, ours: list[float], theirs: list[float]) -> "Ratio | None":
+        """Of blocks of the same round; None without any.
+
+        The interval lies between two order statistics of the ratios and assumes no distribution (Conover 1999,
+        "Practical Nonparametric Statistics", section 3.2): 95% confident for `MIN_ROUNDS` independent pairs or more.
+        """
+        ratios = sorted(our / their for our, their in zip(ours, theirs, strict=False))
+        if not ratios:
+            return None
+        outside = pairs_outside(len(ratios))
+        return cls(statistics.median(ratios), ratios[outside], ratios[-1 - outside])
+
+
+def pairs_outside(pairs: int, confidence: float = 0.95) -> int:
+    """How many ordered pairs may be left out at either end.
+
+    >>> [pairs_outside(n) for n in (6, 8, 9, 20)]
+    [0, 0, 1, 5]
+    """
+    outside = 0
+    while 2 * sum(math.comb(pairs, k) for k in range(outside + 2)) / 2**pairs <= 1 - confidence:
+        outside += 1
+    return outside

@@ -1,0 +1,105 @@
+"""Steps that take turns, and what their pairs say."""
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.measure import Training
+from benchmarks.turns import MIN_ROUNDS, Ratio, Turns, take_turns
+
+
+def training(work: Callable[[int], object]) -> Training:
+    """A run whose state counts its steps; `work` is told the count."""
+
+    def program(state: int, _: None) -> tuple[int, dict[str, Any]]:
+        work(state)
+        return state + 1, {}
+
+    return Training(program, 0, [None])
+
+
+def race(*works: Callable[[int], object], budget_seconds: float = 0.0, steps: int = 5) -> tuple[list[Turns], list[str]]:
+    """The turns of some runs, and in what order they took them."""
+    trainings = {str(number): training(work) for number, work in enumerate(works)}
+    turns, order = {name: Turns(steps) for name in trainings}, list[str]()
+    take_turns(trainings, turns, budget_seconds, order.append)
+    return list(turns.values()), order
+
+
+def test_every_round_has_all_of_them_in_another_order() -> None:
+    """Nobody has a second turn before all had theirs, and no place in the round is anybody's."""
+    _, order = race(*[lambda _: None] * 4)
+    rounds = [tuple(order[i : i + 4]) for i in range(0, len(order), 4)]
+    assert len(rounds) == MIN_ROUNDS
+    assert all(sorted(turn) == ["0", "1", "2", "3"] for turn in rounds)
+    assert len(set(rounds)) > 1
+
+
+def test_samples_are_seconds_per_step() -> None:
+    """There is a sample for each block; it is the block's time over its steps."""
+    (turns,), _ = race(lambda _: time.sleep(0.002))
+    assert len(turns.seconds) == len(turns.dispatch_seconds) == MIN_ROUNDS
+    assert turns.steps == 5 * MIN_ROUNDS
+    assert all(0.002 <= sample < 0.02 for sample in turns.seconds)
+
+
+def test_budget_buys_rounds() -> None:
+    """Timing goes on until the budget is spent, and not much longer."""
+    (turns,), _ = race(lambda _: time.sleep(0.001), budget_seconds=0.2, steps=10)
+    assert 0.2 <= 10 * sum(turns.seconds) < 0.4
+
+
+def test_who_fails_takes_no_more_turns() -> None:
+    """The others go on, and what went wrong is kept."""
+
+    def fail(step: int) -> None:
+        if step == 7:
+            raise ZeroDivisionError("step 7")
+
+    (failed, good), order = race(fail, lambda _: None)
+    assert isinstance(failed.error, ZeroDivisionError)
+    assert (len(failed.seconds), order.count("0")) == (1, 2)
+    assert (good.error, len(good.seconds)) == (None, MIN_ROUNDS)
+
+
+def test_interrupt_leaves_what_was_timed() -> None:
+    """Turns are filled in passing."""
+
+    def stop(step: int) -> None:
+        if step == 12:
+            raise KeyboardInterrupt
+
+    turns = {"0": Turns(5)}
+    with pytest.raises(KeyboardInterrupt):
+        take_turns({"0": training(stop)}, turns, 0.0, lambda name: None)
+    assert len(turns["0"].seconds) == 2
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=6, max_size=50))
+def test_drift_cancels_in_pairs(drift: list[float]) -> None:
+    """However the machine's speed changes from round to round, a step twice as long is twice as long."""
+    ratio = Ratio.of_pairs([2 * speed for speed in drift], drift)
+    assert ratio is not None
+    assert ratio.low == ratio.median == ratio.high == pytest.approx(2)
+
+
+def test_interval_encloses_the_median_as_often_as_it_says() -> None:
+    """Of a thousand samples of skewed noise at least 95% have the true median inside, whatever their size."""
+    draw = random.Random(0)
+    for pairs in (6, 9, 20, 60):
+        hits = 0
+        for _ in range(1000):
+            ratio = Ratio.of_pairs([draw.lognormvariate(0, 0.3) for _ in range(pairs)], [1.0] * pairs)
+            assert ratio is not None
+            hits += ratio.low <= 1 <= ratio.high
+        assert hits >= 935  # two standard deviations below 95%
+
+
+def test_no_pairs_no_ratio() -> None:
+    """Nothing is made up."""
+    assert Ratio.of_pairs([], [1.0]) is None
