@@ -70,7 +70,16 @@ def what_was_run(rows: pd.DataFrame) -> str:
         f"{facts['preset']} ({facts['param_count'] / 1e6:,.1f}M parameters), "
         f"{batches} × {facts['sequence_tokens']:.0f} tokens, {facts['dtype']}, remat {facts['remat']}\n"
         f"{'virtual devices that share one machine' if facts['virtual_devices'] else facts['device_kind']}"
+        f"{how_noisy(rows)}"
     )
+
+
+def how_noisy(rows: pd.DataFrame) -> str:
+    """Say so where a step differed too much from itself, and by how much; nothing of a quiet run."""
+    noisy = rows[rows["noisy"].eq(True)]
+    if noisy.empty:
+        return ""
+    return f"; a noisy run: the same step timed twice differed by {(noisy['canary_ratio'] - 1).abs().max():.0%}"
 
 
 def what_was_left_out(rows: pd.DataFrame, points: pd.DataFrame, needs: str) -> str:

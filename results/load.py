@@ -3,14 +3,12 @@
 Facts stay as recorded; what follows from them is derived elsewhere. Files that cannot share a figure are refused.
 """
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-SCHEMA_VERSION = 1
+from results.records import RecordError, is_flag, is_number, is_text, read_run, records_of
 
 # Rows compare only on the same machine: these must be equal throughout.
 MACHINE = ["fingerprint", "platform", "device_kind", "virtual_devices"]
@@ -18,7 +16,7 @@ MACHINE = ["fingerprint", "platform", "device_kind", "virtual_devices"]
 WORKLOAD = ["preset", "param_count", "sequence_tokens", "dtype", "remat"]
 
 TEXTS = ["status", "reason", "strategy", "mesh", "platform", "device_kind", "preset", "dtype", "remat"]
-FLAGS = ["virtual_devices", "matches_single"]
+FLAGS = ["virtual_devices", "matches_single", "noisy"]
 NUMBERS = [
     "schema_version",
     "devices",
@@ -27,6 +25,7 @@ NUMBERS = [
     "sequence_tokens",
     "microbatches",
     "tokens_per_second",
+    "canary_ratio",
     "memory.argument_bytes",
     "memory.parameter_bytes",
     "memory.optimizer_bytes",
@@ -35,10 +34,7 @@ NUMBERS = [
     "memory.alias_bytes",
     "memory.total_bytes",
 ]
-
-
-class RecordError(ValueError):
-    """A file that cannot be read as meshmark records, or that cannot be read together with another."""
+KEYS = dict.fromkeys(TEXTS, is_text) | dict.fromkeys(FLAGS, is_flag) | dict.fromkeys(NUMBERS, is_number)
 
 
 def load(paths: Iterable[str | Path]) -> pd.DataFrame:
@@ -50,58 +46,11 @@ def load(paths: Iterable[str | Path]) -> pd.DataFrame:
     Raises:
         RecordError: a file is missing, is not a whole file of meshmark records, or does not go with the others.
     """
-    rows = pd.DataFrame([record for path in paths for record in read_records(Path(path))])
-    for column in NUMBERS:
-        try:
-            rows[column] = pd.to_numeric(rows[column])
-        except (TypeError, ValueError) as error:
-            raise RecordError(f"{column} is not a number: {error}; run the benchmarks again") from error
+    rows = pd.DataFrame([record for path in paths for record in records_of(Path(path), read_run(Path(path)), KEYS)])
+    rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
     refuse_several_machines(rows)
     refuse_repeated_rows(rows)
     return rows
-
-
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of one file, each complete in its keys."""
-    run = read_run(path)
-    benchmarks = [row for row in run["benchmarks"] if "schema_version" in (row.get("extra_info") or {})]
-    if not benchmarks:
-        raise RecordError(
-            f"{path} has {len(run['benchmarks'])} benchmarks, none of meshmark (no `schema_version` in extra_info); "
-            "pass a file written by `pytest benchmarks --benchmark-json=FILE`"
-        )
-    for row in benchmarks:
-        facts = row["extra_info"]
-        if facts["schema_version"] > SCHEMA_VERSION:
-            raise RecordError(
-                f"{path} has schema_version {facts['schema_version']} and this meshmark reads {SCHEMA_VERSION}; "
-                "update meshmark, or run the benchmarks again with this one"
-            )
-        if missing := [key for key in TEXTS + FLAGS + NUMBERS if key not in facts]:
-            raise RecordError(f"{path}: {row['name']} lacks {', '.join(missing)}; run the benchmarks again")
-        yield {
-            "name": row["name"],
-            "file": str(path),
-            "fingerprint": run["machine_info"].get("fingerprint"),
-            "samples": tuple((row.get("stats") or {}).get("data") or ()),
-            **facts,
-        }
-
-
-def read_run(path: Path) -> dict[str, Any]:
-    """Read one file as pytest-benchmark wrote it."""
-    if not path.is_file():
-        raise RecordError(f"{path} is not there; write it with `pytest benchmarks --benchmark-json={path}`")
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RecordError(f"{path} is cut short or not JSON ({error}); run the benchmarks again") from error
-    if not isinstance(run, dict) or not {"benchmarks", "machine_info"} <= run.keys():
-        raise RecordError(
-            f"{path} is JSON but not pytest-benchmark's (no `benchmarks` and `machine_info`); "
-            "pass a file written by `pytest benchmarks --benchmark-json=FILE`"
-        )
-    return run
 
 
 def refuse_several_machines(rows: pd.DataFrame) -> None:

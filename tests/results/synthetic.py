@@ -6,7 +6,20 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from results.metrics import EXACT
+
 MIB = 2**20
+MACHINE = {
+    "fingerprint": "machine-a",
+    "counters_fingerprint": "compiler-a",
+    "cpu": {"arch": "X86_64", "brand_raw": "made up", "count": 2},
+    "versions": {"python": "3.11.7", "jax": "0.10.2", "jaxlib": "0.10.2", "flax": "0.12.8", "optax": "0.2.8"},
+    "xla_flags": "",
+    "platform": "cpu",
+    "device_kind": "cpu",
+    "device_count": 8,
+    "virtual_devices": True,
+}
 
 # Made-up step times over single's, and what stays whole on a device instead of being split over all.
 STRATEGIES = {
@@ -35,7 +48,8 @@ def row(strategy: str = "single", mesh: str = "data=1", batch: int = 16, **chang
     held = int(40 * MIB * (whole + (1 - whole) / devices))
     seconds = 0.06 * batch * slowdown
     facts = {
-        "schema_version": 1,
+        "schema_version": 2,
+        "kind": "timed",
         "status": "ok",
         "reason": None,
         "strategy": strategy,
@@ -51,7 +65,10 @@ def row(strategy: str = "single", mesh: str = "data=1", batch: int = 16, **chang
         "microbatches": 8 if "pipeline" in mesh else 1,
         "dtype": "float32",
         "remat": "none",
+        "step_seconds_median": seconds,
         "tokens_per_second": 128 * batch / seconds,
+        "canary_ratio": 1.01,
+        "noisy": False,
         "memory.argument_bytes": 3 * held + 1024 * batch,
         "memory.parameter_bytes": held,
         "memory.optimizer_bytes": 2 * held,
@@ -59,6 +76,7 @@ def row(strategy: str = "single", mesh: str = "data=1", batch: int = 16, **chang
         "memory.output_bytes": 3 * held + 16,
         "memory.alias_bytes": 3 * held,
         "memory.total_bytes": 4 * held + 1024 * batch + 10 * MIB * batch // devices + 16,
+        **compiled(strategy, mesh, batch, devices),
         "matches_single": True,
     } | changes
     return {
@@ -68,9 +86,37 @@ def row(strategy: str = "single", mesh: str = "data=1", batch: int = 16, **chang
     }
 
 
+def edited(benchmark: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """Make the same row with other facts."""
+    return benchmark | {"extra_info": benchmark["extra_info"] | facts}
+
+
+def compiled(strategy: str, mesh: str, batch: int, devices: int) -> dict[str, Any]:
+    """Make up what the compiler says of a step: mostly zeros, and of fsdp's two gathers a layer."""
+    counters: dict[str, Any] = {metric.name: 0 for metric in EXACT if metric.name.startswith("compiled.")}
+    counters |= {
+        "compiled.flops": 10**9 * batch // devices,
+        "compiled.bytes_accessed": 10.0**8 * batch / devices,
+        "compiled.instructions": 900,
+        "compiled.compilations": 1,
+        "compiled.hash": f"{strategy} {mesh} {batch}",
+    }
+    if strategy == "fsdp":
+        counters |= {
+            "compiled.sent_bytes": 40 * MIB,
+            "compiled.sent_bytes.all_gather.fsdp": 40 * MIB,
+            "compiled.collectives.all_gather.in_loops": 2,
+        }
+    return counters
+
+
 def failed(status: str, strategy: str, mesh: str, batch: int = 16) -> dict[str, Any]:
     """Make a row of a case that gave no numbers."""
-    unknown = {key: None for key in row()["extra_info"] if key.startswith(("memory.", "tokens_", "matches_"))}
+    unknown = {
+        key: None
+        for key in row()["extra_info"]
+        if key.startswith(("memory.", "compiled.", "step_", "tokens_", "matches_"))
+    }
     return row(strategy, mesh, batch, **unknown | {"status": status, "reason": "made up"})
 
 
@@ -86,7 +132,7 @@ def strategy_of(mesh: str) -> str:
     return "three_d" if "," in mesh else mesh.split("=")[0]
 
 
-def write_run(path: Path, rows: list[dict[str, Any]], fingerprint: str = "machine-a") -> Path:
-    """Write a file as pytest-benchmark does, with just what is read of it."""
-    path.write_text(json.dumps({"machine_info": {"fingerprint": fingerprint}, "benchmarks": rows}), encoding="utf-8")
+def write_run(path: Path, rows: list[dict[str, Any]], **machine: Any) -> Path:
+    """Write a file as pytest-benchmark does, with just what is read of it; `machine` replaces facts of the machine."""
+    path.write_text(json.dumps({"machine_info": MACHINE | machine, "benchmarks": rows}), encoding="utf-8")
     return path

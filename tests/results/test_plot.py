@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from results.canvas import look_of
+from results.canvas import look_of, what_was_run
 from results.figures import FIGURES
 from results.load import load
 from results.plot import main
@@ -137,7 +137,7 @@ def test_different_work_is_drawn_apart(tmp_path: Path) -> None:
     [
         ([failed("oom", "data", "data=2")], [], r"nothing to draw, no row counts \(1 oom\)"),
         ([row(), row(batch=8)], ["--batch-size=7"], "no row counts at a global batch of 7; it can be 8, 16"),
-        ([row(schema_version=2)], [], "update meshmark"),
+        ([row(schema_version=3)], [], "update meshmark"),
     ],
     ids=["nothing counts", "no such batch", "unreadable"],
 )
@@ -151,3 +151,11 @@ def test_the_command_fails_in_one_line(
     error = capsys.readouterr().err
     assert re.search(message, error)
     assert error.count("\n") == 1
+
+
+def test_noisy_run_says_so(tmp_path: Path) -> None:
+    """The title of a figure warns of a run in which a step differed too much from itself, and by how much."""
+    quiet = load([write_run(tmp_path / "quiet.json", sweep())])
+    loud = load([write_run(tmp_path / "loud.json", [row(noisy=True, canary_ratio=0.88)])])
+    assert "noisy" not in what_was_run(quiet)
+    assert what_was_run(loud).endswith("; a noisy run: the same step timed twice differed by 12%")

@@ -1,0 +1,95 @@
+"""The committed baseline of the exact gate: `python -m results.baseline RUN.json` writes it, one file a JAX version."""
+
+import argparse
+import json
+import os
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from results.counters import COUNTERS, DIRECTIONS, PASSED, Snapshot, read_snapshot
+from results.records import SCHEMA_VERSION, Case, RecordError
+from results.verdict import EXIT_CODES
+
+BASELINES = Path(__file__).parent / "baselines"
+# A case that ended otherwise may do better next time: a baseline would call its failure right.
+LASTING = (PASSED, "infeasible")
+
+
+def as_baseline(snapshot: Snapshot) -> dict[str, Any]:
+    """A snapshot as it is committed: cases and counters sorted, so that the difference of two is readable."""
+    facts = dict(snapshot.facts)
+    machine = {
+        "counters_fingerprint": snapshot.fingerprint,
+        "cpu": {"arch": facts.pop("arch")},
+        **{key: facts.pop(key) for key in ("xla_flags", "platform", "device_kind", "device_count")},
+        "versions": facts,
+    }
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "machine_info": machine,
+        "better": DIRECTIONS,
+        "cases": [as_case(case, row) for case, row in sorted(snapshot.rows.items())],
+    }
+
+
+def as_case(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A case as it is committed: a short line a fact, what is zero left out, and what is not known named apart.
+
+    Raises:
+        RecordError: it failed in a way that need not last.
+    """
+    if row["status"] not in LASTING:
+        raise RecordError(
+            f"{case} is {row['status']} ({row['reason']}), which a baseline would call right; run it again"
+        )
+    counters = {name: row[name] for name in sorted(COUNTERS)} if row["status"] == PASSED else {}
+    facts = {
+        **case._asdict(),
+        **{key: row[key] for key in ("status", "reason", "compiled.hash") if row[key] is not None},
+        **{name: value for name, value in counters.items() if value},
+    }
+    unknown = [name for name, value in counters.items() if value is None]
+    return facts | ({"unknown": unknown} if unknown else {})
+
+
+def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
+    """Write the baseline of a run's JAX version, whole or not at all, and return its path.
+
+    Raises:
+        RecordError: the run does not say its JAX version, or is no baseline.
+    """
+    version = snapshot.facts["jax"]
+    if not isinstance(version, str) or not re.fullmatch(r"[\w.+-]+", version):
+        raise RecordError(f"{snapshot.path} has the JAX version {reprlib.repr(version)}; run the benchmarks again")
+    path = folder / f"jax-{version}.json"
+    text = json.dumps(as_baseline(snapshot), indent=1) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(f".{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m results.baseline",
+        description="Write the committed baseline that `python -m results.regress exact` compares with.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN.json", help="written by pytest benchmarks --benchmark-json")
+    parser.add_argument("--out", type=Path, metavar="DIR", default=BASELINES, help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    try:
+        print(write_baseline(read_snapshot(options.run), options.out))
+    except RecordError as error:
+        parser.exit(EXIT_CODES["broken input"], f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""A launch: fresh processes of BASE, of HEAD, and of BASE once more, which time blocks of the same steps in turns."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import get_args
+
+from results.checkouts import Checkout
+from results.decision import Estimate, Launch, Side
+from results.workers import Worker, WorkerFailure
+
+SIDES: tuple[Side, ...] = get_args(Side)
+WARM_UP_ROUNDS = 2
+
+
+@dataclass
+class Outcome:
+    """What one launch showed of one case.
+
+    Attributes:
+        seconds: of a step, a number a round, by side.
+        losses: of the first step, by side.
+        failures: what went wrong, by side; where nothing did, the launch counts.
+    """
+
+    seconds: dict[Side, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    losses: dict[Side, float] = field(default_factory=dict)
+    failures: dict[Side, WorkerFailure] = field(default_factory=dict)
+
+    @property
+    def launch(self) -> Launch:
+        """The times that count: without those of the warm-up."""
+        return Launch(**{side: seconds[WARM_UP_ROUNDS:] for side, seconds in self.seconds.items()})
+
+    def __str__(self) -> str:
+        if self.failures:
+            return ", ".join(f"{side} {failure.status}" for side, failure in self.failures.items())
+        sides: tuple[Side, Side] = "head", "canary"
+        return ", ".join(f"{side} {Estimate.between([self.launch], side, 'base')}" for side in sides)
+
+
+@contextmanager
+def launched(
+    base: Checkout, head: Checkout, selection: Sequence[str], patience_seconds: float
+) -> Iterator[dict[Side, Worker]]:
+    """A fresh worker for each side; they end with the context."""
+    with ExitStack() as stack:
+        yield {
+            side: stack.enter_context(Worker(head if side == "head" else base, selection, patience_seconds))
+            for side in SIDES
+        }
+
+
+def time_case(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Outcome:
+    """Prepare a case on all sides at once, then time it in turns."""
+    outcome = Outcome()
+    for worker in workers.values():
+        worker.tell("prepare", case=case)
+    for side, worker in workers.items():
+        try:
+            outcome.losses[side] = worker.hear()["loss"]
+        except WorkerFailure as failure:
+            outcome.failures[side] = failure
+    if not outcome.failures:
+        take_turns(workers, outcome, rounds, draw)
+    return outcome
+
+
+def take_turns(workers: Mapping[Side, Worker], outcome: Outcome, rounds: int, draw: random.Random) -> None:
+    """Time a block of each side a round, of as many steps as BASE chooses.
+
+    The order is drawn anew for each round: neither drift nor what one block leaves to the next favours a side.
+    """
+    side, order = SIDES[0], list(SIDES)
+    try:
+        steps = workers[side].ask("size")["steps"]
+        for _ in range(WARM_UP_ROUNDS + rounds):
+            draw.shuffle(order)
+            for side in order:
+                seconds = workers[side].ask("block", steps=steps)["seconds"]
+                outcome.seconds[side].append(seconds / steps)
+    except WorkerFailure as failure:
+        outcome.failures[side] = failure

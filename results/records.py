@@ -1,0 +1,176 @@
+"""Reads the files of `pytest benchmarks --benchmark-json=...` row by row, and refuses what is not one."""
+
+import json
+import reprlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SCHEMA_VERSION = 2
+WRITTEN_BY = "a file written by `pytest benchmarks --benchmark-json=FILE`"
+
+
+class RecordError(ValueError):
+    """A file that cannot be read as meshmark records, or that cannot be read together with another."""
+
+
+def is_text(value: Any) -> bool:
+    """Whether a fact is a text, or not known."""
+    return value is None or isinstance(value, str)
+
+
+def is_flag(value: Any) -> bool:
+    """Whether a fact is true or false, or not known."""
+    return value is None or isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a fact is a number, NaN or not known. No amount that is recorded needs more than 63 bits."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) >= 2**63)
+
+
+KINDS: dict[Callable[[Any], bool], str] = {is_text: "a text", is_flag: "true or false", is_number: "a number"}
+
+
+class Case(NamedTuple):
+    """What makes a row the same case in two runs. As text it is the same wherever it is shown."""
+
+    name: str
+    preset: str
+    microbatches: int
+    dtype: str
+    remat: str
+    sequence_tokens: int
+    param_count: int
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Case":
+        """The case of a record.
+
+        Raises:
+            RecordError: a fact is missing or not of its kind.
+        """
+        for fact, kind in cls.__annotations__.items():
+            if type(record.get(fact)) is not kind:
+                value = reprlib.repr(record.get(fact))
+                raise RecordError(
+                    f"{record.get('name')}: {fact} is {value}, not {kind.__name__}; run the benchmarks again"
+                )
+        return cls(*(record[fact] for fact in cls._fields))
+
+    def __str__(self) -> str:
+        """Everything, the test's name first.
+
+        >>> print(Case("test_step[fsdp-fsdp=8-b16]", "nano", 1, "float32", "dots", 128, 1635584))
+        test_step[fsdp-fsdp=8-b16] nano float32 remat=dots microbatches=1 sequence=128 params=1635584
+        """
+        return (
+            f"{self.name} {self.preset} {self.dtype} remat={self.remat} microbatches={self.microbatches} "
+            f"sequence={self.sequence_tokens} params={self.param_count}"
+        )
+
+
+def read_json(path: Path) -> Any:
+    """Read a file of JSON.
+
+    Raises:
+        RecordError: it is missing, unreadable, empty, cut short or not JSON.
+    """
+    if not path.is_file():
+        raise RecordError(
+            f"{path} is not there; write it with `pytest benchmarks --benchmark-json={path}`, "
+            "or a baseline with `python -m results.baseline RUN.json`"
+        )
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecordError(f"{path} is cut short or not JSON ({error}); run the benchmarks again") from error
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Read a file as pytest-benchmark wrote it."""
+    return as_run(path, read_json(path))
+
+
+def as_run(path: Path, content: Any) -> dict[str, Any]:
+    """See that a file's content is a run as pytest-benchmark writes it."""
+    if not isinstance(content, dict) or not {"benchmarks", "machine_info"} <= content.keys():
+        raise RecordError(
+            f"{path} is JSON but not pytest-benchmark's (no `benchmarks` and `machine_info`); pass {WRITTEN_BY}"
+        )
+    benchmarks, machine = content["benchmarks"], content["machine_info"]
+    if not isinstance(machine, dict) or not isinstance(benchmarks, list):
+        raise RecordError(f"{path} has no list of `benchmarks` and no `machine_info` with names; pass {WRITTEN_BY}")
+    return content
+
+
+def records_of(path: Path, run: Mapping[str, Any], keys: Mapping[str, Callable[[Any], bool]]) -> list[dict[str, Any]]:
+    """The records of a run: each complete in its keys, with `name`, `file`, `fingerprint` and `samples` beside.
+
+    Args:
+        path: where the run was read from.
+        run: what `as_run` returned.
+        keys: the facts that a record must have, each with the check of its values.
+
+    Raises:
+        RecordError: there is none, or one is of another schema, lacks a key or has a value of another kind.
+    """
+    rows = [row for row in run["benchmarks"] if isinstance(row, dict) and "schema_version" in facts_of(row)]
+    if not rows:
+        raise RecordError(
+            f"{path} has {len(run['benchmarks'])} benchmarks, none of meshmark (no `schema_version` in extra_info); "
+            f"pass {WRITTEN_BY}"
+        )
+    machine = run["machine_info"].get("fingerprint")
+    if not is_text(machine):
+        raise RecordError(f"{path} has the fingerprint {reprlib.repr(machine)}, not a text; run the benchmarks again")
+    for row in rows:
+        check_schema(path, facts_of(row)["schema_version"])
+        if not isinstance(row.get("name"), str):
+            raise RecordError(
+                f"{path} has a row whose name is {reprlib.repr(row.get('name'))}; run the benchmarks again"
+            )
+        check_kinds(f"{path}: {row['name']}", facts_of(row), keys)
+    return [
+        facts_of(row)
+        | {"name": row["name"], "file": str(path), "fingerprint": machine, "samples": samples_of(path, row)}
+        for row in rows
+    ]
+
+
+def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What meshmark says of a row; nothing where the row is another program's."""
+    facts = row.get("extra_info")
+    return facts if isinstance(facts, dict) else {}
+
+
+def samples_of(path: Path, row: Mapping[str, Any]) -> tuple[float, ...]:
+    """The step times of a row in seconds; none where nothing was timed."""
+    stats = row.get("stats") or {}
+    samples = stats.get("data") if isinstance(stats, dict) else stats
+    if samples is None:
+        return ()
+    if not isinstance(samples, list) or not all(is_number(value) and value == value for value in samples):
+        raise RecordError(f"{path}: {row['name']} has samples that are not numbers; run the benchmarks again")
+    return tuple(samples)
+
+
+def check_schema(path: Path, version: Any) -> None:
+    """Refuse what another version of meshmark wrote: what its keys mean is not guessed at."""
+    if version == SCHEMA_VERSION and type(version) is int:
+        return
+    newer = isinstance(version, int | float) and version > SCHEMA_VERSION
+    raise RecordError(
+        f"{path} has schema_version {reprlib.repr(version)} and this meshmark reads {SCHEMA_VERSION}; "
+        f"{'update meshmark, or run' if newer else 'run'} the benchmarks again with this one"
+    )
+
+
+def check_kinds(where: str, facts: Mapping[str, Any], keys: Mapping[str, Callable[[Any], bool]]) -> None:
+    """Refuse facts that lack keys, or have a value of another kind."""
+    if missing := [key for key in keys if key not in facts]:
+        raise RecordError(f"{where} lacks {', '.join(missing)}; run the benchmarks again")
+    for key, is_kind in keys.items():
+        if not is_kind(facts[key]):
+            value = reprlib.repr(facts[key])
+            raise RecordError(f"{where}: {key} is {value}, not {KINDS[is_kind]}; run the benchmarks again")

@@ -1,0 +1,143 @@
+"""The laws of the committed baseline: it says what its run said, readably, and is refused where it could mislead."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.baseline import main
+from results.counters import COUNTERS, KEPT, read_snapshot
+from results.records import RecordError
+from results.regress import main as regress
+from tests.results.synthetic import edited, failed, row, sweep, write_run
+
+# Of the second case the compiler told less.
+ROWS = [
+    *sweep([16]),
+    edited(row("data", "data=2", 32), {"compiled.flops": None}),
+    failed("infeasible", "fsdp", "fsdp=16"),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A whole run."""
+    return write_run(tmp_path / "run.json", ROWS)
+
+
+@pytest.fixture
+def baseline(run: Path, tmp_path: Path) -> Path:
+    """Its baseline."""
+    main([str(run), "--out", str(tmp_path / "baselines")])
+    return tmp_path / "baselines" / "jax-0.10.2.json"
+
+
+def rewritten(path: Path, **changes: Any) -> Path:
+    """A baseline with other facts."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+def test_a_baseline_says_what_its_run_said(run: Path, baseline: Path) -> None:
+    """Read again, it has the same cases with the same counters, zeros and unknowns among them, and the same machine."""
+    there, back = read_snapshot(run), read_snapshot(baseline)
+    assert (there.fingerprint, there.facts) == (back.fingerprint, back.facts)
+    assert {case: {key: row[key] for key in KEPT} for case, row in there.rows.items()} == {
+        case: {key: row[key] for key in KEPT} for case, row in back.rows.items()
+    }
+    assert regress(["exact", str(baseline), str(run)]) == 0
+    assert regress(["exact", str(run), str(baseline)]) == 0
+
+
+def test_a_baseline_holds_a_later_run(baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A counter that rises from what the baseline says, be that a zero that it leaves out, is red."""
+    worse = [edited(row(), {"compiled.collectives.permute.in_loops": 1}), *ROWS[1:]]
+    assert regress(["exact", str(baseline), str(write_run(tmp_path / "head.json", worse))]) == 1
+    assert "compiled.collectives.permute.in_loops  0 -> 1 collectives" in capsys.readouterr().out
+
+
+def test_a_refresh_is_readable(run: Path, baseline: Path, tmp_path: Path) -> None:
+    """Another order of rows is the same file, and another counter is one other line."""
+    before = baseline.read_text().splitlines()
+    changed = [edited(row(), {"compiled.instructions": 901}), *ROWS[1:]]
+    main([str(write_run(run, changed[::-1])), "--out", str(baseline.parent)])
+    after = baseline.read_text().splitlines()
+    assert [(old, new) for old, new in zip(before, after, strict=True) if old != new] == [
+        ('   "compiled.instructions": 900,', '   "compiled.instructions": 901,')
+    ]
+    assert max(map(len, after)) < 120
+
+
+def test_zeros_are_left_out_and_unknowns_named(baseline: Path) -> None:
+    """A case has a line for each counter that is not zero; one that is not known is in a list, not read as zero."""
+    cases = {case["name"]: case for case in json.loads(baseline.read_text())["cases"]}
+    assert set(cases["test_step[data-data=2-b32]"]) & set(COUNTERS) == {
+        *("compiled.bytes_accessed", "compiled.compilations", "compiled.instructions"),
+        *("memory.argument_bytes", "memory.output_bytes", "memory.temp_bytes", "memory.total_bytes"),
+    }
+    assert cases["test_step[data-data=2-b32]"]["unknown"] == ["compiled.flops"]
+    assert not any("unknown" in case for name, case in cases.items() if name != "test_step[data-data=2-b32]")
+    assert not set(cases["test_step[fsdp-fsdp=16-b16]"]) & set(COUNTERS)
+
+
+def test_writing_is_whole_or_not_at_all(baseline: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where writing fails the old baseline stays, and nothing is left beside it."""
+    before = baseline.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        main([str(run), "--out", str(baseline.parent)])
+    assert baseline.read_bytes() == before
+    assert list(baseline.parent.iterdir()) == [baseline]
+
+
+@pytest.mark.parametrize("status", ["oom", "error", "interrupted", "timeout", "mismatch", "compile_error", "nan_loss"])
+def test_a_failure_is_no_baseline(tmp_path: Path, status: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A case that could do better is not written down as right: the command exits with 5 and names it."""
+    run = write_run(tmp_path / "run.json", [row(), failed(status, "data", "data=2")])
+    with pytest.raises(SystemExit, match="5"):
+        main([str(run), "--out", str(tmp_path)])
+    assert f"microbatches=1 sequence=128 params=10000000 is {status} (made up), which a" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [run]
+
+
+def test_a_run_without_its_version_is_no_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file is named after JAX's version, so there must be one, and one that stays in its folder."""
+    for version in (None, "../0.10"):
+        run = write_run(tmp_path / "run.json", [row()], versions={"jax": version})
+        with pytest.raises(SystemExit, match="5"):
+            main([str(run), "--out", str(tmp_path / "baselines")])
+        assert f"has the JAX version {version!r}; run the benchmarks again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema_version": 1}, "has schema_version 1 and this meshmark reads 2; run"),
+        ({"schema_version": None}, "has schema_version None and this meshmark reads 2"),
+        ({"better": None}, "does not say which way its metrics are `better`"),
+        ({"better": {}}, "says of compiled.flops that better is 'unknown', and this meshmark that it is 'lower'"),
+        ({"cases": []}, r"has no case; write it again with `python -m results.baseline RUN.json`"),
+        ({"cases": {}}, "or no list of `cases` with names"),
+        ({"cases": [{"name": "test_step[x]", "status": "ok"}]}, r"test_step\[x\]: preset is None, not str"),
+        ({"machine_info": {}}, "lacks counters_fingerprint or versions in machine_info"),
+    ],
+)
+def test_a_baseline_that_could_mislead_is_refused(baseline: Path, changes: dict[str, Any], message: str) -> None:
+    """One of another schema, without cases, machine or directions, is refused with what is wrong."""
+    with pytest.raises(RecordError, match=message):
+        read_snapshot(rewritten(baseline, **changes))
+
+
+def test_directions_must_agree(baseline: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which way is better is stored with the metric: a baseline of the opposite opinion is broken input."""
+    better = json.loads(baseline.read_text())["better"] | {"memory.temp_bytes": "higher"}
+    assert regress(["exact", str(rewritten(baseline, better=better)), str(run)]) == 5
+    assert "memory.temp_bytes that better is 'higher', and this meshmark that it is 'lower'" in capsys.readouterr().out
+    better |= {"memory.temp_bytes": "lower", "compiled.kernels": "lower"}
+    assert regress(["exact", str(rewritten(baseline, better=better)), str(run)]) == 5
+    assert "compiled.kernels that better is 'lower', and this meshmark that it is 'unknown'" in capsys.readouterr().out

@@ -1,0 +1,202 @@
+"""The laws of the command: its exit codes, its reports, and that it is quick."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from results.regress import main
+from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
+
+ROOT = Path(__file__).parents[2]
+# Nothing that is slow to import, and nothing of JAX.
+WITHOUT = """
+import runpy, sys
+for absent in ("jax", "flax", "optax", "strategies", "benchmarks", "numpy", "scipy", "pandas", "matplotlib", "seaborn"):
+    sys.modules[absent] = None
+runpy.run_module("results.regress", run_name="__main__")
+"""
+FORMS = ("markdown", "junit", "action-json", "bencher-json")
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A whole run."""
+    return write_run(tmp_path / "base.json", sweep())
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    """The same, but for one case, of which a counter rises by 10 and the temporaries by 1%."""
+    rows = sweep()
+    facts = rows[5]["extra_info"]
+    facts |= {
+        "compiled.instructions": facts["compiled.instructions"] + 10,
+        "memory.temp_bytes": int(1.01 * facts["memory.temp_bytes"]),
+    }
+    return write_run(tmp_path / "head.json", rows)
+
+
+def run(*arguments: str | Path) -> int:
+    """Run the command as a shell does."""
+    return main(["exact", *map(str, arguments)])
+
+
+def test_equal_runs_are_green(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run compared with itself exits with 0, and every case is counted."""
+    assert run(base, base) == 0
+    assert capsys.readouterr().out.endswith(f"green: {len(sweep())} same\n")
+
+
+def test_a_regression_is_red(base: Path, head: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A counter that is worse exits with 1, and its numbers are shown."""
+    assert run(base, head) == 1
+    shown = capsys.readouterr().out
+    assert "compiled.instructions  900 -> 910 instructions         1.011x" in shown
+    assert shown.endswith(f"red: 1 worse, {len(sweep()) - 1} same\n")
+
+
+def test_what_is_allowed_is_green(base: Path, head: Path) -> None:
+    """Allowances are of the metrics they name, in the unit or in percent, and the last one wins."""
+    assert run(base, head, "--allow", "compiled.instructions=10") == 1
+    assert run(base, head, "--allow", "compiled.instructions=10", "--allow", "memory.temp_bytes=1%") == 0
+    assert run(base, head, "--allow", "*=50%") == 0
+    assert run(base, head, "--allow", "*=50%", "--allow", "memory.temp_bytes=0.5%") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: GATE"),
+        (["fast"], "invalid choice: 'fast'"),
+        (["exact", "one.json"], "the following arguments are required: HEAD.json"),
+        (["exact", "a", "b", "--allow", "memory.temp=1%"], "'memory.temp=1%' names no exact metric; .* memory.temp_b"),
+        (["exact", "a", "b", "--allow", "compiled.flops"], "'compiled.flops' names no exact metric; METRIC=AMOUNT can"),
+        (["exact", "a", "b", "--allow", "compiled.flops=-1"], "'-1' is no allowance; give a number of at least 0"),
+        (["exact", "a", "b", "--allow", "compiled.flops=nan%"], "'nan%' is no allowance; .* a percentage such as"),
+        (["exact", "a", "b", "--allow", "tokens_per_second=1"], "'tokens_per_second=1' names no exact metric"),
+        (["exact", "a", "b", "--junit", "not/there/x.xml"], "not/there/x.xml cannot be written: No such file or dir"),
+    ],
+)
+def test_a_command_that_cannot_be_understood(arguments: list, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It exits with 2, as argparse does, and says what is wrong before a file is read."""
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert re.search(message, " ".join(capsys.readouterr().err.split()))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_runs_of_other_versions_do_not_compare(base: Path, tmp_path: Path, swapped: bool) -> None:
+    """Runs of other fingerprints exit with 4, whatever they hold."""
+    other = write_run(tmp_path / "other.json", sweep(), counters_fingerprint="another")
+    assert run(*((other, base) if swapped else (base, other))) == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "there", "back"),
+    [([row(batch=32)], 4, 4), ([failed("oom", "data", "data=2")], 1, 4), ([], 5, 5)],
+    ids=["no common case", "all failed", "no row"],
+)
+def test_nothing_is_not_green(tmp_path: Path, rows: list[dict[str, Any]], there: int, back: int) -> None:
+    """Where there is nothing to compare, on whichever side, the command never exits with 0."""
+    good = write_run(tmp_path / "good.json", [row("data", "data=2")])
+    bad = write_run(tmp_path / "bad.json", rows)
+    assert run(good, bad) == there
+    assert run(bad, good) == back
+
+
+def content(*rows: dict[str, Any], **machine: Any) -> str:
+    """A file as pytest-benchmark writes it."""
+    return json.dumps({"machine_info": MACHINE | machine, "benchmarks": rows})
+
+
+lacking = row()
+del lacking["extra_info"]["compiled.flops"]
+BROKEN = {
+    "empty": ("", "is cut short or not JSON"),
+    "cut short": (content(row())[:-9], "is cut short or not JSON"),
+    "another program's": ('{"results": []}', "is JSON but not pytest-benchmark's"),
+    "without rows": (content(), "has 0 benchmarks, none of meshmark"),
+    "older": (content(row(schema_version=1)), "has schema_version 1 and this meshmark reads 2; run the benchmarks"),
+    "newer": (content(row(schema_version=3)), "has schema_version 3 and this meshmark reads 2; update meshmark"),
+    "without fingerprint": (content(row(), counters_fingerprint=None), "lacks counters_fingerprint"),
+    "without a counter": (content(lacking), "lacks compiled.flops; run the benchmarks again"),
+    "one case twice": (content(row(), row()), r"has test_step\[single-data=1-b16\] .* twice"),
+    "text for a number": (content(edited(row(), {"memory.temp_bytes": "9"})), "memory.temp_bytes is '9', not a number"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BROKEN.values(), ids=BROKEN)
+def test_broken_input(base: Path, tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is not a whole run exits with 5 on either side, and is named with what is wrong."""
+    broken = tmp_path / "broken.json"
+    broken.write_text(text)
+    for files in ((broken, base), (base, broken)):
+        assert run(*files) == 5
+        assert re.search(f"broken input: {broken}.* {message}", capsys.readouterr().out)
+
+
+def test_a_missing_file_is_broken_input(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It exits with 5, and tells the commands that write one."""
+    assert run(tmp_path / "jax-0.11.0.json", base) == 5
+    shown = capsys.readouterr().out
+    assert "jax-0.11.0.json is not there; write it with `pytest benchmarks --benchmark-json=" in shown
+    assert "python -m results.baseline RUN.json" in shown
+
+
+def test_every_form_is_written(base: Path, head: Path, tmp_path: Path) -> None:
+    """One comparison gives all reports, each in its own grammar."""
+    paths = {form: tmp_path / form for form in FORMS}
+    assert run(base, head, *(f"--{form}={path}" for form, path in paths.items())) == 1
+    assert paths["markdown"].read_text().startswith("### exact counters")
+    assert len(ElementTree.parse(paths["junit"]).findall("testcase")) == len(sweep())
+    assert len(json.loads(paths["bencher-json"].read_text())) == len(sweep())
+    assert len(json.loads(paths["action-json"].read_text())) > len(sweep())
+
+
+def test_a_refusal_is_written_over_an_old_report(base: Path, tmp_path: Path) -> None:
+    """What is not comparable leaves no green report of an earlier comparison behind."""
+    paths = {form: tmp_path / form for form in FORMS}
+    options = [f"--{form}={path}" for form, path in paths.items()]
+    assert run(base, base, *options) == 0
+    assert run(base, tmp_path / "missing.json", *options) == 5
+    assert "broken input" in paths["markdown"].read_text()
+    assert ElementTree.parse(paths["junit"]).getroot().get("errors") == "1"
+    assert json.loads(paths["bencher-json"].read_text()) == {}
+    assert json.loads(paths["action-json"].read_text()) == []
+
+
+def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a script needs to know is in --help, of the command and of the gate."""
+    for arguments in (["--help"], ["exact", "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(arguments)
+        shown = capsys.readouterr().out
+        assert all(f"\n  {code}  " in shown for code in range(6))
+
+
+def test_a_thousand_rows_take_two_seconds(tmp_path: Path) -> None:
+    """From the start of the process to its exit code, with all reports, and with nothing that is slow to import."""
+    rows = [row("fsdp", "fsdp=8", batch) for batch in range(1, 1001)]
+    for each in rows:
+        each["stats"] = {"data": [0.1 + 0.001 * i for i in range(30)]}
+    base = write_run(tmp_path / "base.json", rows)
+    for each in rows:
+        each["extra_info"]["compiled.flops"] += 1
+    head = write_run(tmp_path / "head.json", rows)
+    command = [sys.executable, "-c", WITHOUT, "exact", str(base), str(head)]
+    command += [f"--{form}={tmp_path / form}" for form in FORMS]
+    seconds = []
+    for _ in range(3):  # the fastest, for the machine may be busy
+        start = time.perf_counter()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        seconds.append(time.perf_counter() - start)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert done.stdout.endswith("red: 1000 worse\n")
+    assert min(seconds) < 2
