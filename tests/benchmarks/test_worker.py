@@ -1,0 +1,127 @@
+"""The laws of the worker: a line for a line, whatever happens."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.measure import Training
+from benchmarks.worker import PROTOCOL, Worker, serve
+from results.records import Case
+from results.workers import PROTOCOL as SPOKEN
+
+ROOT = Path(__file__).parents[2]
+TINY = ("--layers=1", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--mesh=data=1")
+SINGLE = "single-data=1-b4"
+
+Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    """Ask a worker that has one case that runs, and one that cannot."""
+    command = [sys.executable, "-m", "benchmarks.worker", *TINY, "--strategy=single,tensor"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, text=True) as worker:
+        assert worker.stdin
+        assert worker.stdout
+        questions, answers = worker.stdin, worker.stdout
+
+        def ask(do: str, **arguments: Any) -> dict[str, Any]:
+            print(json.dumps({"do": do, **arguments}), file=questions, flush=True)
+            return json.loads(answers.readline())
+
+        yield ask
+    assert worker.returncode == 0  # it ends where the questions do
+
+
+def test_hello_says_what_would_run(ask: Ask) -> None:
+    """The worker names its code, its versions, its devices, and its cases as the exact gate does."""
+    answer = ask("hello")
+    assert answer["protocol"] == PROTOCOL == SPOKEN
+    assert answer["root"] == str(ROOT)
+    assert answer["environment"]["jax"] == jax.__version__
+    assert answer["devices"] == "8 cpu"
+    assert [facts["id"] for facts in answer["cases"]] == [SINGLE, "tensor-data=1-b4"]
+    assert str(Case.of(answer["cases"][0])).startswith(f"test_step[{SINGLE}] nano,layers=1,embed=16")
+
+
+def test_a_case_is_prepared_and_timed(ask: Ask) -> None:
+    """A block of as many steps as the worker chose lasts as long as a block is to last, or longer."""
+    assert ask("prepare", case=SINGLE)["loss"] == pytest.approx(np.log(256), abs=0.1)
+    steps = ask("size")["steps"]
+    assert ask("block", steps=10 * steps)["seconds"] > 0.05
+
+
+def test_a_failure_is_an_answer(ask: Ask) -> None:
+    """What fails is answered with one word and one line, and the worker goes on."""
+    infeasible = {"error": "infeasible", "reason": "mesh data=1 has the axis data; it can be tensor"}
+    assert ask("prepare", case="tensor-data=1-b4") == infeasible
+    assert ask("size")["reason"] == "RuntimeError: no case is prepared"
+    assert ask("dance")["reason"] == "KeyError: 'dance'"
+    assert ask("prepare", case=SINGLE).keys() == {"loss"}
+
+
+def compiling(state: int, batch: Any) -> tuple[int, dict[str, Any]]:
+    """A step that is compiled each time."""
+    return state, {"loss": jax.jit(lambda x: x + 1)(1.0), "grad_norm": np.float32(0)}
+
+
+def diverged(state: int, batch: Any) -> tuple[int, dict[str, Any]]:
+    """A step whose loss is not a number."""
+    return state, {"loss": np.float32(np.nan), "grad_norm": np.float32(0)}
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "reason"),
+    [
+        (compiling, "error", "compiled while it was timed: .*; a step must be compiled once"),
+        (diverged, "nan_loss", "loss nan and gradient norm 0.0 after a timed block"),
+    ],
+)
+def test_a_block_that_does_not_count_is_a_failure(program: Callable[..., Any], status: str, reason: str) -> None:
+    """No time is told of steps that were compiled meanwhile, or that left the numbers."""
+    worker = Worker([], np.zeros(0, np.uint8))
+    worker.training = Training(program, 0, [None])
+    answers = io.StringIO()
+    serve(worker, [json.dumps({"do": "block", "steps": 2})], answers)
+    answer = json.loads(answers.getvalue())
+    assert answer["error"] == status
+    assert re.fullmatch(reason, answer["reason"])
+
+
+def test_what_others_print_is_no_answer() -> None:
+    """Stdout is for answers: what Python, a child or C++ prints goes to stderr."""
+    program = """
+import os
+from benchmarks.worker import reserve_stdout
+answers = reserve_stdout()
+print("from Python", flush=True)
+os.system("echo from a child")
+print("answer", file=answers, flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "answer\n"
+    assert done.stderr.splitlines()[-2:] == ["from Python", "from a child"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--strategy=ddp", "argument --strategy: 'ddp' is no strategy"),
+        ("--vocab=100", "vocab=100 does not hold the 256 byte values"),
+    ],
+)
+def test_a_selection_that_means_nothing_is_refused(option: str, message: str) -> None:
+    """Options that select nothing end the worker as they end `pytest benchmarks`: a usage error, and why."""
+    command = [sys.executable, "-m", "benchmarks.worker", *TINY, option]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert message in done.stderr
