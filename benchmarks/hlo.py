@@ -73,7 +73,7 @@ class Module:
     """A program.
 
     Attributes:
-        text: without its name, the names of sources, and how work is cut up among the cores of a CPU.
+        text: what is computed, without names, sources, and how loops are cut up among the cores of a CPU.
         computations: by name, those called before those that call them.
         entry: the computation that the program is.
     """
@@ -83,11 +83,12 @@ class Module:
     entry: Computation
 
 
-_NOISE = re.compile(
+_NOISE = re.compile(  # what is said of a program that is no part of it
     r', metadata=\{(?:[^"{}]|"(?:[^"\\]|\\.)*"|\{[^{}]*\})*\}'
     r"|/\*index=[0-9]+\*/"
     r'|, backend_config=\{"outer_dimension_partitions":\[[^\]]*\]\}'
     r'|,"outer_dimension_partitions":\[[^\]]*\]'
+    r'|fingerprint_before_lhs="[0-9a-f]*"'
 )
 _COMPUTATION = re.compile(r"(ENTRY )?%([^\s(]+) \(.*\{")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = (.*)")
@@ -110,11 +111,17 @@ def parse(text: str) -> Module:
             name = match[2]
             body = _body(name, rest)
             computations[name] = _computation(name, body)
-            kept += [line, *body]
+            kept += [f"%{name}", *body]
             entry = name if match[1] else entry
     if not entry:
         raise HLOError("no ENTRY computation")
-    return Module("\n".join(kept), computations, computations[entry])
+    return Module(_numbered("\n".join(kept)), computations, computations[entry])
+
+
+def _numbered(text: str) -> str:
+    """With numbers for names: these stem from the names of functions and arguments, and from what is optimised away."""
+    numbers: dict[str, int] = {}
+    return re.sub(r"%[^\s,(){}]+", lambda name: f"%{numbers.setdefault(name[0], len(numbers))}", text)
 
 
 def _body(name: str, lines: Iterable[str]) -> list[str]:
@@ -161,18 +168,14 @@ def _items(text: str, start: int) -> tuple[list[str], int]:
     """What stands between commas, from here to the bracket that closes them or the end; and where that is."""
     items, depth, begin, end = [], 0, start, len(text)
     for token in _BRACKET.finditer(text, start):
-        if token[0] in "([{":
-            depth += 1
-        elif token[0] in ")]}":
-            depth -= 1
-        if depth < 0 or (depth == 0 and token[0] == ","):
-            items.append(text[begin : token.start()].strip())
-            begin = token.end()
+        depth += (token[0] in "([{") - (token[0] in ")]}")
         if depth < 0:
             end = token.start()
             break
-    else:
-        items.append(text[begin:].strip())
+        if depth == 0 and token[0] == ",":
+            items.append(text[begin : token.start()].strip())
+            begin = token.end()
+    items.append(text[begin:end].strip())
     return [item for item in items if item], end
 
 

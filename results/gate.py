@@ -88,18 +88,18 @@ class Tally:
     """
 
     plant: Plant
-    words: Counter[Word]
+    words: dict[str, int]
     rate: float
     low: float
     high: float
 
     @classmethod
-    def of(cls, plant: Plant, words: Iterable[Word]) -> "Tally":
+    def of(cls, plant: Plant, words: Iterable[str]) -> "Tally":
         """Count words, of one comparison at least."""
         counts = Counter(words)
         test = binomtest(sum(counts[word] for word in plant.counted), counts.total())
         bounds = test.proportion_ci(0.95, method="exact")
-        return cls(plant, counts, float(test.statistic), float(bounds.low), float(bounds.high))
+        return cls(plant, dict(counts), float(test.statistic), float(bounds.low), float(bounds.high))
 
     @property
     def refutes(self) -> bool:
@@ -113,7 +113,7 @@ class Tally:
         return (
             self.plant.gate,
             self.plant.name,
-            listed(self.words),
+            listed(Counter(self.words)),
             f"{self.rate:.1%} ({self.low:.1%} to {self.high:.1%}) {' or '.join(self.plant.counted)}",
             " ".join([*claims, "REFUTED" * self.refutes]),
         )

@@ -36,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--head", required=True, metavar="REF", help="what to judge, likewise; '.' is the working tree as it stands")
     for side in ("base", "head"):
         add(f"--{side}-python", type=program, default=sys.executable, metavar="FILE", help="default: this interpreter")
-    add("--launches", type=launch_count, default=7, metavar="N", help="of processes; default: %(default)s")
+    add("--launches", type=launch_count, default=7, metavar="N", help="of fresh processes; default: %(default)s")
     add("--blocks", type=count, default=60, metavar="N", help="timed a side in a launch; default: %(default)s")
-    add("--minimum-effect", type=percent, default="5%", metavar="P%%", help="that matters; default: %(default)s")
-    add("--time-budget", type=positive, default=math.inf, metavar="S", help="seconds; takes as many launches as fit")
-    add("--case-timeout", type=positive, default=600.0, metavar="S", help="without an answer; default: %(default)s")
+    add("--minimum-effect", type=percent, default="5%", metavar="P", help="that matters; default: %(default)s")
+    add("--time-budget", type=positive, default=math.inf, metavar="S", help="seconds; makes as many launches as fit")
+    add("--case-timeout", type=positive, default=600, metavar="S", help="without an answer; default: %(default)s")
     add("--seed", type=int, default=0, metavar="N", help="of the order of turns; default: %(default)s")
-    add("selection", nargs="*", metavar="-- OPTION", help="what to time: the options of `pytest benchmarks`")
+    add("selection", nargs="*", metavar="-- OPTION", help="which cases: the options of `pytest benchmarks`")
     parser.set_defaults(refuse=parser.error)
 
 

@@ -76,7 +76,7 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
     def update(state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
         value, grads = gradients(state.params, tokens_BS)
         norm = global_norm(grads, specs)
-        clip = train.clip_norm / jnp.maximum(norm, train.clip_norm)
+        clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
         updates, moments = optimizer.update(jax.tree.map(lambda g: g * clip, grads), state.optimizer, state.params)
         params: Any = optax.apply_updates(state.params, updates)
         return State(params, moments), {"loss": value, "grad_norm": norm}

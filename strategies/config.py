@@ -120,7 +120,7 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
         if not self.clip_norm > 0:
-            raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and is inf where nothing is to be clipped")
+            raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and inf clips nothing")
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")

@@ -31,6 +31,7 @@ class State(NamedTuple):
     optimizer: Any
     """AdamW's moments and count, as optax keeps them."""
 
+
 Forward = Callable[[GPT, Tokens], Float[Array, " N"]]
 """A model and this device's sequences -> the loss of each token."""
 

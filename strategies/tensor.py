@@ -5,9 +5,9 @@ by their inputs, so that one sum completes each branch. Embedding and loss are c
 logits exist on no device. Between the matmuls each device holds the residual stream of its part of the tokens, and
 normalises no other (sequence parallel; Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2):
 
-    x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D], two a layer forward (before attention, before the MLP), two backward
-        where the gathered x is not kept
-    x[B,T,D] partial sums -reduce_scatter(tensor)-> x[B,T_tensor,D], two a layer forward (after attention, after the MLP)
+    x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D], two a layer forward, before attention and before the MLP; and two
+        backward, for the gathered x is not kept
+    x[B,T,D] partial sums -reduce_scatter(tensor)-> x[B,T_tensor,D], two a layer forward, after attention and the MLP
     each has the other for its transpose, with dx, two and two a layer backward
     the reduce-scatter once for the embedding, the gather twice for the head, and each one's transpose
     for the loss, largest logit, sum of exponentials and target's logit of each token; the first two again backward
@@ -77,7 +77,7 @@ def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
 
 
 def diverging(forward: Forward) -> Forward:
-    """The same, each device with its own copy of what is not cut: gradients are summed once a step, not once a layer."""
+    """The same, each device with its own copy of what is not cut: its gradient is summed once, not once a layer."""
 
     def copy(weight: nnx.Param) -> nnx.Param:
         if SPLIT.keys() & set(weight.dims):

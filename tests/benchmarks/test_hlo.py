@@ -26,7 +26,7 @@ ENTRY %main.7 (p: (f32[8,64], s32[])) -> (f32[64], (s32[], /*index=5*/s32[])) {
   %zero = f32[] constant(-0.5)
   %table = f32[2,2]{1,0} constant({ { 1, 2 }, { 3, 4 } })
   %reduce.1 = f32[64]{0} reduce(%get.1, /*index=5*/%zero), dimensions={0}, to_apply=%sum.1, metadata={op_name="jit(f)"}
-  ROOT %both = (f32[64]{0}, (s32[], s32[])) custom-call(%reduce.1), custom_call_target="f", backend_config={"a":"{,(","b":[1,2]}
+  ROOT %both = (f32[64]{0}, (s32[])) custom-call(%reduce.1), custom_call_target="f", backend_config={"a":"{,(","b":[1,2]}
 }
 
 """
@@ -62,13 +62,13 @@ def test_operands_are_found_by_name() -> None:
 
 
 def test_text_is_that_of_the_program_alone() -> None:
-    """Other sources, another name, and other cores to share the work make no other text."""
-    config = ', backend_config={"outer_dimension_partitions":["2"]}'
+    """Other sources, other names, and other cores to share the work make no other text; another number does."""
+    partitions = '"outer_dimension_partitions":["2"]'
     other = TEXT.replace("jit_step", "jit_other").replace("step (old)", "path").replace("jit(f)", "jit(g)")
-    other = other.replace("index=0\n", f"index=0{config}\n").replace(
-        ":[1,2]}", ':[1,2],"outer_dimension_partitions":[]}'
-    )
-    assert other.count("partitions") > TEXT.count("partitions")
+    other = other.replace("%get.1", "%got.9").replace("%main.7 (p:", "%main (x:").replace("%sum.1", "%sum")
+    other = other.replace("index=0\n", f"index=0, backend_config={{{partitions}}}\n")
+    other = other.replace(":[1,2]}", f":[1,2],{partitions}}}")
+    assert other.count("outer_dimension_partitions") == 2
     assert parse(other).text == parse(TEXT).text
     assert parse(TEXT.replace("-0.5", "0.5")).text != parse(TEXT).text
 

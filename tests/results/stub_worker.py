@@ -52,7 +52,7 @@ def main() -> None:
     """Answer until there are no more questions."""
     log("start")
     if "refuse" in STUB:
-        print(f"worker: error: {STUB['refuse']}", file=sys.stderr)
+        print(f"worker: error: {STUB['refuse']} in {sys.argv[1:]}", file=sys.stderr)
         sys.exit(2)
     preparing = ""
     for line in sys.stdin:

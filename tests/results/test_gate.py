@@ -1,9 +1,8 @@
-"""The laws of the proof: it plants where it says, counts right, keeps its counts, and fails where a claim is refuted."""
+"""The laws of the proof: it counts right, keeps its counts, and fails where a claim is refuted."""
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,7 +28,7 @@ def test_the_cases_are_those_that_are_selected() -> None:
         (["slower"] * 20, 0.8316, 1.0),
     ],
 )
-def test_bounds_are_exact(words: list[Any], low: float, high: float) -> None:
+def test_bounds_are_exact(words: list[str], low: float, high: float) -> None:
     """The bounds of 0, 10 and 20 of 20 are those of Clopper and Pearson's tables."""
     tally = Tally.of(NOTHING, words)
     assert (tally.low, tally.high) == pytest.approx((low, high), abs=1e-4)

@@ -14,6 +14,7 @@ import pytest
 from results import paired
 from results.gate import plant
 from results.launches import WARM_UP_ROUNDS
+from results.regress import main
 from results.verdict import Finding, NotComparable, Report
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +75,7 @@ def test_a_change_is_confirmed(tmp_path: Path, factor: float, word: str, exit_co
 
 
 def test_sides_take_turns(tmp_path: Path) -> None:
-    """In every round each process of a launch has one turn, of equally many steps, and the order is not always the same."""
+    """In every round each process of a launch has one turn, of equally many steps, in an order drawn anew."""
     log = tmp_path / "log"
     checkout = stub(tmp_path / "both", log=str(log))
     compare(checkout, checkout, "--blocks=10")
@@ -172,11 +173,11 @@ def test_another_copy_of_the_code_is_not_timed(tmp_path: Path) -> None:
 
 
 def test_a_selection_that_nobody_knows_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The workers' words on a bad option are the command's."""
-    checkout = stub(tmp_path, refuse="argument --strategy: 'ddp' is no strategy")
+    """The workers are given what stands after `--` as it is, and their words on it are the command's."""
+    checkout = stub(tmp_path, refuse="'ddp' is no strategy")
     with pytest.raises(SystemExit, match="2"):
-        compare(checkout, checkout, "--", "--strategy=ddp")
-    assert "argument --strategy: 'ddp' is no strategy" in capsys.readouterr().err
+        main(["paired", f"--base={checkout}", f"--head={checkout}", "--", "--strategy", "ddp", "--devices=8"])
+    assert "'ddp' is no strategy in ['--strategy', 'ddp', '--devices=8']" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
