@@ -16,15 +16,15 @@ SEVERAL = "several"
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of a step; one in which no device has another for company is none.
+    """A collective of a step, between devices: one in groups of a single device communicates nothing, and is left out.
 
     Attributes:
         kind: one of `KINDS`.
         axes: of the mesh, in its order: those along which the devices of a group differ.
         times: executions in a step.
         in_loop: whether it stands in a loop.
-        sent_bytes: by a device, each time, rounded down, and no more than must be (NCCL tests, doc/PERFORMANCE.md): for
-            operands of b bytes in a group of n, all-gather b (n-1), reduce-scatter and all-to-all b (n-1)/n,
+        sent_bytes: by a device, each time, rounded down: the least that it can be (NCCL tests, doc/PERFORMANCE.md). Of
+            operands of b bytes, in a group of n, all-gather b (n-1), reduce-scatter and all-to-all b (n-1)/n,
             all-reduce twice that, permute b.
     """
 
@@ -33,6 +33,11 @@ class Collective:
     times: int
     in_loop: bool
     sent_bytes: int
+
+    @property
+    def axis(self) -> str:
+        """The one axis, or `SEVERAL`."""
+        return self.axes[0] if len(self.axes) == 1 else SEVERAL
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,8 @@ class Program(Work):
 
     Attributes:
         instructions: in the text, each once however often it runs, and those that cost nothing too.
-        hash: 16 hexadecimal digits. They are the same wherever the text is, but for the names of the program and of
-            its sources, and for how loops are cut up among the cores of a CPU.
+        hash: 16 hexadecimal digits, of the text without names, sources, and how loops are cut up among the cores of a
+            CPU: the same in every process.
     """
 
     instructions: int = 0
@@ -85,8 +90,8 @@ class Program(Work):
         for kind in KINDS:
             mine = [each for each in self.collectives if each.kind == kind]
             for axis in (*AXES, SEVERAL):
-                over = (each for each in mine if axis == (each.axes[0] if len(each.axes) == 1 else SEVERAL))
-                row[f"compiled.sent_bytes.{kind}.{axis}"] = Work(tuple(over)).sent_bytes
+                over = Work(tuple(each for each in mine if each.axis == axis))
+                row[f"compiled.sent_bytes.{kind}.{axis}"] = over.sent_bytes
             for place, in_loop in (("outside_loops", False), ("in_loops", True)):
                 times = sum(each.times for each in mine if each.in_loop == in_loop)
                 row[f"compiled.collectives.{kind}.{place}"] = times
@@ -100,8 +105,8 @@ ROW_KEYS = tuple(Program().as_row())
 def read_program(text: str, axes: Mapping[str, int]) -> Program:
     """Read `jax.stages.Compiled.as_text()` of a step on a mesh of these axes, outermost first, and their sizes.
 
-    What loops repeat counts as often. Of a conditional the branch counts that sends the most bytes, and among equals
-    the one with the most FLOPs. What is asynchronous counts where it starts.
+    What a loop repeats counts as often as it runs. Of a conditional one branch counts: the one that sends the most
+    bytes, and among equals the one with the most FLOPs. What is asynchronous counts where it starts.
 
     Raises:
         HLOError: a loop of unknown length, groups that make up no axes of the mesh, or text that is no such program.
@@ -161,12 +166,12 @@ class _Reader:
             return self._collective(_KINDS[opcode], instruction, where)
         if opcode == "while":
             trips = _trips(instruction, where, self.module)
-            (once,), (test,) = self._called(instruction, "body"), self._called(instruction, "condition")
-            return once.looped(trips) + test.looped(trips + 1)
+            body, condition = (self.works[instruction.computation(each)] for each in ("body", "condition"))
+            return body.looped(trips) + condition.looped(trips + 1)
         if opcode == "conditional":
             branches = self._called(instruction, "branch_computations", "true_computation", "false_computation")
             return max(branches, key=lambda branch: (branch.sent_bytes, branch.flops))
-        # What others apply is no more than the sum of two numbers.
+        # What others apply makes one number of two.
         called = self._called(instruction, "to_apply" if opcode == "call" else "calls", "called_computations")
         return sum(called, start=Work(flops=_flops(instruction, where)))
 
@@ -178,37 +183,38 @@ class _Reader:
             if chain[0] in self.chains:  # TPUs weave one into several fusions, and spell it out in each
                 return Work()
             self.chains.add(chain[0])
+        devices = math.prod(self.axes.values())
         if kind == "permute":
             groups = [integers(pair) for pair in instruction["source_target_pairs"].split("},")]
         else:
-            groups = replica_groups(instruction, math.prod(self.axes.values()))
-        spans = {_span(group, self.axes, whole=kind != "permute") for group in groups}
-        axes = tuple(axis for axis in self.axes if any(axis in span for span in spans))
+            groups = replica_groups(instruction, devices)
+        axes = _spanned(groups, self.axes)
+        whole = math.prod(self.axes[axis] for axis in axes)
+        for group in groups:
+            if max(group, default=0) >= devices or (kind != "permute" and not len(group) == len(set(group)) == whole):
+                mesh = ",".join(f"{axis}={size}" for axis, size in self.axes.items())
+                raise ValueError(f"devices {group} make up no axes of the mesh {mesh}")
         if not axes:
             return Work()
         operand_bytes = sum(bytes_of(operand.shape) for operand in where.operands(instruction))
-        return Work((Collective(kind, axes, 1, False, _SENT[kind](operand_bytes, len(groups[0]))),))
+        return Work((Collective(kind, axes, 1, False, _SENT[kind](operand_bytes, whole)),))
 
 
-def _span(devices: Sequence[int], axes: Mapping[str, int], whole: bool) -> tuple[str, ...]:
-    """The axes along which devices differ, whose ids count up the mesh; the whole of them has all along these axes."""
-    span, stride = [], math.prod(axes.values())
-    known = all(device < stride for device in devices)
-    for axis, size in axes.items():
+def _spanned(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes along which the devices of any group differ; devices are numbered along the innermost axis first."""
+    axes, stride = [], math.prod(mesh.values())
+    for axis, size in mesh.items():
         stride //= size
-        if len({device // stride % size for device in devices}) > 1:
-            span.append(axis)
-    if not known or (whole and not len(devices) == len(set(devices)) == math.prod(axes[axis] for axis in span)):
-        mesh = ",".join(f"{axis}={size}" for axis, size in axes.items())
-        raise ValueError(f"devices {devices} make up no axes of the mesh {mesh}")
-    return tuple(span)
+        if any(len({device // stride % size for device in group}) > 1 for group in groups):
+            axes.append(axis)
+    return tuple(axes)
 
 
 def _trips(loop: Instruction, where: Computation, module: Module) -> int:
-    """What the compiler says, or else what shows: the loop counts from a constant to a constant by a constant."""
+    """As the compiler knows; or else the loop must count, from one constant to another, by a third."""
     if known := re.search(r'"known_trip_count":\{"n":"([0-9]{1,18})"\}', loop.attributes.get("backend_config", "")):
         return int(known[1])
-    condition, body = (module.computations[loop[each].removeprefix("%")] for each in ("condition", "body"))
+    condition, body = (module.computations[loop.computation(each)] for each in ("condition", "body"))
     test = condition.root
     try:
         place = condition.origin(test, 0, "get-tuple-element")["index"]
@@ -244,7 +250,7 @@ def _flops(instruction: Instruction, where: Computation) -> int:
 
 
 def _convolution_flops(convolution: Instruction, where: Computation) -> int:
-    """TPUs spell dots so. Padding and the gaps of dilation are not multiplied (XLA, service/hlo_cost_analysis.cc)."""
+    """TPUs spell dots so. Padding, and the gaps of dilation, are not multiplied (XLA, service/hlo_cost_analysis.cc)."""
     labels = re.split("_|->", convolution["dim_labels"])
     shapes = *(where.operand(convolution, index).shape for index in (0, 1)), convolution.shape
     lhs, rhs, out = (dict(zip(names, dims(shape), strict=True)) for names, shape in zip(labels, shapes, strict=True))

@@ -35,8 +35,12 @@ class Instruction:
             raise HLOError(f"%{self.name}: {self.opcode} without {attribute}")
         return self.attributes[attribute]
 
+    def computation(self, attribute: str) -> str:
+        """The computation that an attribute names."""
+        return self[attribute].removeprefix("%")
+
     def computations(self, attribute: str) -> list[str]:
-        """The computations that an attribute names; none where it is missing."""
+        """Those that it names; none where it is missing."""
         return re.findall(r"%([^\s,{}]+)", self.attributes.get(attribute, ""))
 
 
@@ -217,8 +221,8 @@ def replica_groups(instruction: Instruction, devices: int) -> list[list[int]]:
 
     - `{{0,1},{2,3}}`, and `{}` for all devices
     - `[4,2]<=[2,4]T(1,0)`: four groups of two, of the devices as they come when counted up in 2 x 4 and transposed
-    - `mesh['a'=2,'b'=4] {'b'}`: over some axes of a mesh. `'b':(2)2` is a part of an axis: cut into two, and what is
-      left into two, the latter. `device_ids=([2,4]T(1,0))` or `device_ids=(0,2,1,3)` may come between.
+    - `mesh['a'=2,'b'=4] {'b'}`: over axes of a mesh of its own. `'b':(2)2` would be half an axis: 'b' in 2 x 2, the
+      latter. `, device_ids=([2,4]T(1,0))` or `, device_ids=(0,4,1,5,2,6,3,7)` in between tell another order.
 
     Raises:
         HLOError: another spelling, or one that does not fit so many devices.

@@ -60,7 +60,7 @@ class Preparation:
         """What the compiled program does; nothing where it is written in a way that cannot be read."""
         assert entry.step
         try:
-            facts = read_program(entry.program.as_text(), dict(entry.step.mesh.shape)).as_row()
+            facts = read_program(entry.program.as_text() or "", entry.step.mesh.shape).as_row()
         except HLOError as error:
             warnings.warn(f"{entry.case}: its compiled program cannot be read: {error}", stacklevel=2)
             facts = {}

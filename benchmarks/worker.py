@@ -3,10 +3,10 @@
 `python -m benchmarks.worker [the options that select cases]`, started in the checkout. It reads requests from stdin and
 answers each on stdout, a line of JSON for a line of JSON, until stdin ends:
 
-    {"do": "hello"}                            -> {"protocol": 1, "cases": [{"id": "fsdp-fsdp=8-b16", ...}], ...}
-    {"do": "prepare", "case": "ID"}            -> {"loss": 5.55}      compiled and begun; the one before is forgotten
-    {"do": "size"}                             -> {"steps": 12}       that a block of it should have
-    {"do": "block", "steps": 12}               -> {"seconds": 0.053}  that they took
+    {"do": "hello"}                                -> {"protocol": 1, "cases": [{"id": "fsdp-fsdp=8-b16", ...}], ...}
+    {"do": "prepare", "case": "fsdp-fsdp=8-b16"}   -> {"loss": 5.55}      of the first step; the case before is dropped
+    {"do": "size"}                                 -> {"steps": 12}       for a block to last long enough
+    {"do": "block", "steps": 12}                   -> {"seconds": 0.053}  that a block of so many steps lasted
 
 What fails is answered {"error": STATUS, "reason": "in one line"}, and the worker goes on.
 """
@@ -34,7 +34,7 @@ from benchmarks.options import declare, selected
 from benchmarks.record import Record
 
 PROTOCOL = 1
-"""Both ends must speak the same; raise it with every change of what is asked or answered."""
+"""Two checkouts are compared if they speak the same; it is raised with every change of what is asked or answered."""
 SEED = 0
 
 Answer = dict[str, Any]
@@ -66,7 +66,7 @@ class Worker:
         self.training = None  # its memory is needed
         chosen = self.cases[case]
         step = chosen.build()
-        program = compile_step(step)[0]
+        program, _, _ = compile_step(step)
         sizes = chosen.batch_size, chosen.config.sequence
         batches = [step.place(tokens(self.corpus_N, index, *sizes)) for index in range(BATCHES)]
         training = Training(program, step.init(jax.random.key(SEED)), batches)
@@ -121,10 +121,10 @@ def reserve_stdout() -> IO[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    answers = reserve_stdout()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.worker", description="Time blocks of steps on request.")
     declare(parser.add_argument)
     options = parser.parse_args(arguments)
+    answers = reserve_stdout()
     use_virtual_devices()
     try:
         chosen = selected(options)

@@ -82,7 +82,7 @@ def made_of(comparison: Comparison) -> Iterator[str]:
     plan, launches = comparison.plan, comparison.launches
     yield f"{launches} launches of {plan.rounds} blocks a side; minimum effect {100 * plan.effect:g}%, seed {plan.seed}"
     if fresh := sum(bool(course.fresh) for course in comparison.courses.values()):
-        yield f"{fresh} not the same in these and measured in fresh launches"
+        yield f"{fresh} of {len(comparison.courses)} cases were not the same after these, and had fresh launches"
     if launches < plan.launches:
         need = f"{launches or MIN_LAUNCHES} launches and as many fresh ones"
         fit = f"{need} fit" if launches else f"{need} do not fit; select fewer cases, or allow more time"

@@ -102,7 +102,9 @@ def settle(first: Sequence[Launch], fresh: Sequence[Launch], effect: float) -> W
     """What is said in the end, of first launches and of fresh ones that were made where the first did not say the same.
 
     An alarm of the first is but a suspicion, for it was looked for in many cases: it stands if the fresh launches, by
-    themselves, say so again. And all together may show that nothing has changed.
+    themselves, say so again. And all together may show that nothing has changed. Of 1,000 simulated comparisons with 7
+    launches, an effect of 5% and launches that spread by 4%, this called identical code slower or faster in none and
+    the same in 96%, and a HEAD 10% slower was slower in 98% (tests/results/test_decision.py).
     """
     word = judge(first, effect)
     if word == "same" or word == judge(fresh, effect):

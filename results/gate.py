@@ -21,6 +21,7 @@ from typing import Any
 from scipy.stats import binomtest
 
 from results import paired
+from results.arguments import count, launch_count, positive
 from results.report import aligned, listed
 from results.verdict import Word
 
@@ -136,22 +137,13 @@ def trial(number: int, checkout: Path, launches: int, blocks: int) -> list[dict[
     with tempfile.TemporaryDirectory(prefix="meshmark-gate-") as folder:
         base = plant(checkout, Path(folder, "base"), {})
         head = plant(checkout, Path(folder, "head"), {case: change.slowdown for case, change in planted.items()})
-        arguments = [
-            f"--base={base}",
-            f"--head={head}",
-            f"--launches={launches}",
-            f"--blocks={blocks}",
-            f"--seed={number}",
-        ]
-        report = paired.run(parser.parse_args([*arguments, "--", *SELECTION]))
+        numbers = f"--launches={launches}", f"--blocks={blocks}", f"--seed={number}"
+        report = paired.run(parser.parse_args([f"--base={base}", f"--head={head}", *numbers, *SELECTION]))
     if report.refusal:
         sys.exit(f"{report.refusal}: {report.reason}")
-    found = {finding.case: finding for finding in report.findings}
     return [
-        {"trial": number, "plant": change.name, **asdict(finding)}
-        for case, change in planted.items()
-        for name, finding in found.items()
-        if f"[{case}]" in name
+        {"trial": number, "plant": planted[finding.case.partition("[")[2].partition("]")[0]].name, **asdict(finding)}
+        for finding in report.findings
     ]
 
 
@@ -167,37 +159,37 @@ def table(tallies: Sequence[Tally]) -> str:
     return "\n".join(aligned([header, *(tally.cells() for tally in tallies)]))
 
 
+def keep(path: Path, findings: Sequence[Mapping[str, Any]], **settings: int) -> None:
+    """Write counts and findings as JSON."""
+    tallies = [asdict(tally) for tally in tallies_of(findings)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**settings, "tallies": tallies, "findings": findings}, indent=1) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 1 if a claim is refuted."""
     parser = argparse.ArgumentParser(prog="python -m results.gate", description="Count what the gates find.")
     add = parser.add_argument
-    add(
-        "--trials",
-        type=paired.count,
-        default=10,
-        metavar="N",
-        help=f"of {len(CASES)} comparisons; default: %(default)s",
-    )
-    add("--time-budget", type=paired.positive, default=math.inf, metavar="S", help="seconds; makes fewer trials")
-    add("--launches", type=paired.launch_count, default=7, metavar="N", help="of a trial; default: %(default)s")
-    add("--blocks", type=paired.count, default=60, metavar="N", help="of a launch; default: %(default)s")
+    add("--trials", type=count, default=10, metavar="N", help=f"of {len(CASES)} cases; default: %(default)s")
+    add("--time-budget", type=positive, default=math.inf, metavar="S", help="seconds; makes fewer trials")
+    add("--launches", type=launch_count, default=7, metavar="N", help="of a trial; default: %(default)s")
+    add("--blocks", type=count, default=60, metavar="N", help="of a launch; default: %(default)s")
     add("--checkout", type=Path, default=Path(), metavar="DIR", help="to plant in copies of; default: this directory")
     add("--out", type=Path, metavar="FILE", help="counts and findings as JSON, written after each trial")
     options = parser.parse_args(arguments)
     findings: list[dict[str, Any]] = []
     started = time.monotonic()
-    for number in range(options.trials):
-        spent_seconds = time.monotonic() - started
-        if number and spent_seconds * (number + 1) / number > options.time_budget:
-            break
-        print(f"trial {number + 1} of {options.trials}", file=sys.stderr)
-        findings += trial(number, options.checkout, options.launches, options.blocks)
-        if options.out:
-            counts = {"launches": options.launches, "blocks": options.blocks, "seconds": time.monotonic() - started}
-            tallies = [asdict(tally) for tally in tallies_of(findings)]
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps({**counts, "tallies": tallies, "findings": findings}, indent=1) + "\n")
-    print(table(tallies_of(findings)))
+    try:
+        for number in range(options.trials):
+            spent_seconds = time.monotonic() - started
+            if number and spent_seconds * (number + 1) / number > options.time_budget:
+                break
+            print(f"trial {number + 1} of {options.trials}", file=sys.stderr)
+            findings += trial(number, options.checkout, options.launches, options.blocks)
+            if options.out:
+                keep(options.out, findings, launches=options.launches, blocks=options.blocks)
+    finally:  # after Ctrl-C, too
+        print(table(tallies_of(findings)))
     return int(any(tally.refutes for tally in tallies_of(findings)))
 
 

@@ -36,8 +36,9 @@ class Outcome:
     def __str__(self) -> str:
         if self.failures:
             return ", ".join(f"{side} {failure.status}" for side, failure in self.failures.items())
-        sides: tuple[Side, Side] = "head", "canary"
-        return ", ".join(f"{side} {Estimate.between([self.launch], side, 'base')}" for side in sides)
+        launches = [self.launch]
+        head, canary = Estimate.between(launches, "head", "base"), Estimate.between(launches, "canary", "base")
+        return f"head {head}, canary {canary}"
 
 
 @contextmanager

@@ -1,32 +1,25 @@
-"""The paired gate: times two checkouts against each other on this machine, block by block and launch after launch.
-
-    python -m results.regress paired --base main --head . -- --strategy fsdp --mesh fsdp=8
-
-What stands after `--` selects the cases, as it does for `pytest benchmarks`.
-"""
+"""The paired gate: times two checkouts against each other on this machine, block by block and launch after launch."""
 
 import argparse
 import contextlib
 import functools
 import math
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
+from results.arguments import add_selection, count, launch_count, percent, positive, program
 from results.checkouts import Checkout, CheckoutError, checked_out
 from results.comparison import Comparison, Plan
 from results.conclusions import conclude
-from results.decision import MIN_LAUNCHES
 from results.launches import launched
 from results.report import terminal
 from results.verdict import NotComparable, Report
 from results.workers import Introduction, WorkerFailure, introduce
 
 INTERRUPTED = 130
-"""What a command that Ctrl-C ended exits with: 128 and the signal's number."""
+"""What a command that Ctrl-C ended exits with: 128 and the signal's number. An exception would be a traceback."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--time-budget", type=positive, default=math.inf, metavar="S", help="seconds; makes as many launches as fit")
     add("--case-timeout", type=positive, default=600, metavar="S", help="without an answer; default: %(default)s")
     add("--seed", type=int, default=0, metavar="N", help="of the order of turns; default: %(default)s")
-    add("selection", nargs="*", metavar="-- OPTION", help="which cases: the options of `pytest benchmarks`")
+    add_selection(parser.add_argument_group("which cases, as for `pytest benchmarks`"))
     parser.set_defaults(refuse=parser.error)
 
 
@@ -51,7 +44,7 @@ def run(options: argparse.Namespace) -> Report:
 
     Raises:
         NotComparable: one of them is too old, runs on other devices, or has no case in common with the other.
-        SystemExit: neither knows the selection; or Ctrl-C, after which what is known is printed.
+        SystemExit: neither knows the selection; or Ctrl-C was pressed, and what is known by then is printed.
     """
     started = time.monotonic()
     try:
@@ -63,6 +56,8 @@ def run(options: argparse.Namespace) -> Report:
             return compare(base, head, options, started)
     except CheckoutError as error:
         return Report("step times", refusal="broken input", reason=str(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
 
 
 def compare(base: Checkout, head: Checkout, options: argparse.Namespace, started: float) -> Report:
@@ -78,13 +73,13 @@ def compare(base: Checkout, head: Checkout, options: argparse.Namespace, started
         cases,
         Plan(options.launches, options.blocks, options.minimum_effect, left_seconds, options.seed),
     )
-    report = functools.partial(conclude, f"step times, {base.name} -> {head.name}", of_base, of_head, comparison)
+    title = f"step times, {base.name} -> {head.name}"
     try:
         comparison.run()
     except KeyboardInterrupt:
-        print(terminal(report()), end="")
-        sys.exit(INTERRUPTED)
-    return report()
+        print(terminal(conclude(f"{title}, stopped before the end", of_base, of_head, comparison)), end="")
+        raise
+    return conclude(title, of_base, of_head, comparison)
 
 
 def introduced(base: Checkout, head: Checkout, options: argparse.Namespace) -> list[Introduction]:
@@ -117,46 +112,3 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
-
-
-def program(text: str) -> str:
-    """Where a program is, seen from any directory."""
-    if not (found := shutil.which(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a program; name one, such as .venv/bin/python")
-    return str(Path(found).absolute())  # its links unresolved: a virtual environment is found by them
-
-
-def launch_count(text: str) -> int:
-    """A number of launches that can settle something."""
-    if (number := count(text)) < MIN_LAUNCHES:
-        raise argparse.ArgumentTypeError(f"{number} launches settle nothing; give {MIN_LAUNCHES} or more")
-    return number
-
-
-def count(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count; give a whole number of at least 1")
-    return int(text)
-
-
-def percent(text: str) -> float:
-    """A part of a whole.
-
-    >>> percent("5%")
-    0.05
-    """
-    if not text.endswith("%"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage; write 5%")
-    return positive(text.removesuffix("%")) / 100
-
-
-def positive(text: str) -> float:
-    """A positive number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number; give one such as 2.5")
-    return value

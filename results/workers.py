@@ -78,7 +78,7 @@ class Worker:
         try:
             line = self._answers.get(timeout=self._patience_seconds)
         except queue.Empty:
-            raise WorkerFailure("hung", f"no answer in {self._patience_seconds:g} s\n{self.end()}") from None
+            raise WorkerFailure("hung", f"no answer in {self._patience_seconds:g} s\n{self.end()}".rstrip()) from None
         if not line:
             raise self._died()
         answer = json.loads(line)
@@ -104,7 +104,7 @@ class Worker:
         self._process = process = subprocess.Popen(
             self._command,
             cwd=self._checkout.root,
-            env=os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # three processes share a GPU's memory
+            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ,  # three processes share a GPU's memory
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -121,7 +121,8 @@ class Worker:
         last_words = self.end()
         if code == USAGE:
             return WorkerFailure("refused", last_words.rpartition("error: ")[2])
-        return WorkerFailure("died", f"exit code {code}\n{last_words}")
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return WorkerFailure("died", f"{how}\n{last_words}".rstrip())
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ sequence parallelism (4 L + 2) 2 B T D (n-1)/n; with `remat="full"` sums of the 
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 from flax import nnx
@@ -79,7 +80,7 @@ def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
 def diverging(forward: Forward) -> Forward:
     """The same, each device with its own copy of what is not cut: its gradient is summed once, not once a layer."""
 
-    def copy(weight: nnx.Param) -> nnx.Param:
+    def copy(weight: Any) -> Any:
         if SPLIT.keys() & set(weight.dims):
             return weight
         return weight.replace(lax.pcast(weight[...], "tensor", to="varying"))

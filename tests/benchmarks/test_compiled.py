@@ -24,12 +24,19 @@ MESH = {"data": 2, "tensor": 4}
 BOTH = ("data", "tensor")
 
 
+def text_of(lowered: jax.stages.Lowered) -> str:
+    """The program that it is compiled to."""
+    text = lowered.compile().as_text()
+    assert text
+    return text
+
+
 def compiled(function: Callable[..., Any], *shapes: tuple[int, ...]) -> str:
     """The program of a function of float32 arrays, of which each of eight devices has its own."""
     mesh, spec = MeshSpec(tuple(MESH.items())).over(BOTH, jax.devices()[:8]), PartitionSpec(BOTH)
     spread = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     arrays = [jax.ShapeDtypeStruct((8 * rows, *rest), jnp.float32) for rows, *rest in shapes]
-    return jax.jit(spread).lower(*arrays).compile().as_text()
+    return text_of(jax.jit(spread).lower(*arrays))
 
 
 def collectives(function: Callable[[jax.Array], jax.Array]) -> tuple[Collective, ...]:
@@ -85,10 +92,10 @@ def test_loops_multiply() -> None:
 
 
 def test_conditional_is_the_branch_that_sends_most() -> None:
-    """Of several branches one counts: the one that sends the most bytes."""
+    """Of several branches one counts: the one that sends the most bytes, however much others multiply."""
 
     def switched(x: jax.Array) -> jax.Array:
-        branches = [jnp.sin, lambda x: lax.all_gather(x, "tensor").sum(0), lambda x: lax.psum(x, "data")]
+        branches = [lambda x: x @ x.T @ x, lambda x: lax.all_gather(x, "tensor").sum(0), lambda x: lax.psum(x, "data")]
         return lax.switch(x[0, 0].astype(int), branches, x)
 
     assert collectives(switched) == (Collective("all_gather", ("tensor",), 1, False, 3 * 512),)
@@ -101,6 +108,15 @@ def test_conditional_is_the_branch_that_multiplies_most() -> None:
         return lax.switch(x[0, 0].astype(int), [lambda x: x, lambda x: x @ x.T @ x, lambda x: x @ x], x)
 
     assert read_program(compiled(switched, (16, 16)), MESH).flops == 2 * 2 * 16**3
+
+
+def test_conditional_of_two_branches_may_name_them() -> None:
+    """GPUs' programs spell the branches of a condition as true and false; that changes nothing."""
+    text = compiled(lambda x: lax.cond(x[0, 0] > 0, lambda x: lax.psum(x, "data"), jnp.sin, x), (8, 16))
+    for names in (r"true_computation=\2, false_computation=\1", r"true_computation=\1, false_computation=\2"):
+        named = re.sub("branch_computations={(.*?), (.*?)}", names, text)
+        assert "true_computation=%" in named
+        assert read_program(named, MESH).collectives == read_program(text, MESH).collectives != ()
 
 
 def test_loop_of_unknown_length_is_refused() -> None:
@@ -159,13 +175,21 @@ WRAPPED = """%wrapped (q: f32[8,16]) -> f32[8,16] {
 """
 
 
-def test_wrapped_collective_counts_once() -> None:
-    """What an asynchronous computation does counts where it starts, not where it is waited for."""
-    lines = (
-        "%s = ((f32[8,16]), f32[8,16], u32[]) async-start(%p), calls=%wrapped",
-        "%u = ((f32[8,16]), f32[8,16], u32[]) async-update(%s), calls=%wrapped",
-        "%d = f32[8,16] async-done(%u), calls=%wrapped",
-    )
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (
+            "%s = ((f32[8,16]), f32[8,16], u32[]) async-start(%p), calls=%wrapped",
+            "%u = ((f32[8,16]), f32[8,16], u32[]) async-update(%s), calls=%wrapped",
+            "%d = f32[8,16] async-done(%u), calls=%wrapped",
+        ),
+        ("%c = f32[8,16] call(%p), to_apply=%wrapped",),
+        ("%f = f32[8,16] fusion(%p), kind=kCustom, calls=%wrapped",),
+        ('%c = f32[8,16] custom-call(%p), custom_call_target="here", called_computations={%wrapped}',),
+    ],
+)
+def test_wrapped_collective_counts_once(lines: tuple[str, ...]) -> None:
+    """What a called computation does counts where it is called; if it is waited for, not there."""
     (found,) = read_program(entry(*lines, before=WRAPPED), MESH).collectives
     assert found == Collective("all_to_all", ("data",), 1, False, 256)
 
@@ -219,6 +243,13 @@ def test_loop_is_counted_where_the_compiler_does_not() -> None:
     assert found == Collective("all_reduce", ("data", "tensor"), 10, True, 2 * 512 * 7 // 8)
 
 
+def test_condition_of_a_loop_runs_once_more() -> None:
+    """A loop asks whether to go on once more than it does."""
+    asking = "%limit = s32[] constant(32)\n  %all = s32[4] all-gather(%limit), replica_groups=[2,4]<=[8]\n"
+    text = entry(*LOOPING, before=LOOP.replace("%limit = s32[] constant(32)\n", asking))
+    assert Collective("all_gather", ("tensor",), 11, True, 3 * 4) in read_program(text, MESH).collectives
+
+
 def test_compiler_is_believed() -> None:
     """The trips that the compiler knows of count."""
     config = ', backend_config={"known_init_step":{"init":"1","step":"1"},"known_trip_count":{"n":"7"}}'
@@ -235,6 +266,7 @@ def test_compiler_is_believed() -> None:
         ("constant(3)", "parameter(1)"),
         ("constant(2)", "parameter(1)"),
         ("add(%j", "multiply(%j"),
+        ("index=0\n  %j", "index=1\n  %j"),
         ("index=0\n  ROOT", "index=1\n  ROOT"),
     ],
 )
@@ -252,6 +284,7 @@ def test_loop_that_counts_otherwise_is_refused(old: str, new: str) -> None:
         ("all-reduce(%p), replica_groups=[2,4]<=[4,2]T(1,0)", r"\[0, 2, 4, 6\] make up no axes of .* data=2,tensor=4"),
         ("all-reduce(%p), replica_groups={{0,1},{2,3},{4,5},{6,7}}", r"\[0, 1\] make up no axes"),
         ("all-reduce(%p), replica_groups={{0,1,2,2},{4,5,6,7}}", r"\[0, 1, 2, 2\] make up no axes"),
+        ("all-reduce(%p), replica_groups={{0,1,2,3},{4},{5},{6},{7}}", r"\[4\] make up no axes"),
         ("all-reduce(%p), replica_groups={{0,9}}", r"\[0, 9\] make up no axes"),
         ("all-reduce(%p), replica_groups=[2,8]<=[16]", "all-reduce cannot be read: .*cannot reshape"),
         ("all-reduce(%p), replica_groups=mesh['a'=4] {'a'}", "the mesh takes 4"),
@@ -364,7 +397,7 @@ def program(strategy: str, mesh: str, **train: Any) -> Program:
     """Of a step of the small model."""
     spec = MeshSpec.parse(mesh)
     step = STRATEGIES[strategy].build(SMALL, spec, TrainConfig(BATCH, **train), jax.devices()[: spec.size])
-    return read_program(step.lower().compile().as_text(), step.mesh.shape)
+    return read_program(text_of(step.lower()), step.mesh.shape)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +411,7 @@ def program(strategy: str, mesh: str, **train: Any) -> Program:
     ],
 )
 def test_flops_of_a_step_are_those_of_its_matmuls(remat: str, recomputed: int) -> None:
-    """On one device a step does the FLOPs of the model for each token, and those that it does again, to the last one."""
+    """On one device a step does the model's FLOPs for each token, and those that it does again, to the last one."""
     assert program("single", "data=1", remat=remat).flops == TOKENS * (SMALL.flops_per_token + recomputed)
 
 
@@ -510,7 +543,7 @@ print(jax.jit(lambda x: jnp.tanh(jnp.sin(x).T @ jnp.exp(x))).lower(x).compile().
 def test_hash_is_the_same_elsewhere() -> None:
     """Another process, which has one core alone, gives a program the same hash."""
     x = jax.ShapeDtypeStruct((2048, 512), jnp.float32)
-    here = jax.jit(lambda x: jnp.tanh(jnp.sin(x).T @ jnp.exp(x))).lower(x).compile().as_text()
+    here = text_of(jax.jit(lambda x: jnp.tanh(jnp.sin(x).T @ jnp.exp(x))).lower(x))
     there = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=True).stdout
     assert read_program(here, {}).hash == read_program(there, {}).hash
 

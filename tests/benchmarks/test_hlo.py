@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from benchmarks.hlo import HLOError, parse, replica_groups
 
-TEXT = r"""HloModule jit_step, is_scheduled=true, num_partitions=8
+TEXT = r"""HloModule jit_step, is_scheduled=true, num_partitions=8, frontend_attributes={fingerprint_before_lhs="1a"}
 
 FileNames
 1 "step (old) {.py"
@@ -26,7 +26,7 @@ ENTRY %main.7 (p: (f32[8,64], s32[])) -> (f32[64], (s32[], /*index=5*/s32[])) {
   %zero = f32[] constant(-0.5)
   %table = f32[2,2]{1,0} constant({ { 1, 2 }, { 3, 4 } })
   %reduce.1 = f32[64]{0} reduce(%get.1, /*index=5*/%zero), dimensions={0}, to_apply=%sum.1, metadata={op_name="jit(f)"}
-  ROOT %both = (f32[64]{0}, (s32[])) custom-call(%reduce.1), custom_call_target="f", backend_config={"a":"{,(","b":[1,2]}
+  ROOT %both = (f32[64]{0}, (s32[])) custom-call(%reduce.1), backend_config={"a":"{,(","b":[1]}, custom_call_target="f"
 }
 
 """
@@ -49,7 +49,7 @@ def test_instructions_are_taken_apart() -> None:
     assert parameter["sharding"] == "{{devices=[8,1]<=[8]}, {replicated}}"
     assert (reduce.opcode, reduce.operands) == ("reduce", ("get.1", "zero"))
     assert reduce.computations("to_apply") == ["sum.1"]
-    assert call.attributes == {"custom_call_target": '"f"', "backend_config": '{"a":"{,(","b":[1,2]}'}
+    assert call.attributes == {"backend_config": '{"a":"{,(","b":[1]}', "custom_call_target": '"f"'}
     assert main.instructions["zero"].operands == ("-0.5",)
 
 
@@ -66,8 +66,9 @@ def test_text_is_that_of_the_program_alone() -> None:
     partitions = '"outer_dimension_partitions":["2"]'
     other = TEXT.replace("jit_step", "jit_other").replace("step (old)", "path").replace("jit(f)", "jit(g)")
     other = other.replace("%get.1", "%got.9").replace("%main.7 (p:", "%main (x:").replace("%sum.1", "%sum")
+    other = other.replace("1a", "2b")
     other = other.replace("index=0\n", f"index=0, backend_config={{{partitions}}}\n")
-    other = other.replace(":[1,2]}", f":[1,2],{partitions}}}")
+    other = other.replace(":[1]}", f":[1],{partitions}}}")
     assert other.count("outer_dimension_partitions") == 2
     assert parse(other).text == parse(TEXT).text
     assert parse(TEXT.replace("-0.5", "0.5")).text != parse(TEXT).text
@@ -108,8 +109,9 @@ def test_broken_text_is_refused(old: str, new: str, message: str) -> None:
 )
 def test_groups_in_every_spelling(spelling: str, groups: list[list[int]]) -> None:
     """The spellings of XLA say which devices are in a group."""
-    text = f"ENTRY %main (p: f32[]) -> f32[] {{\n  ROOT %r = f32[] all-reduce(%p), replica_groups={spelling}, to_apply=%s\n}}\n"
-    assert sorted(replica_groups(parse(f"HloModule m\n{text}").entry.root, 8)) == groups
+    root = f"ROOT %r = f32[] all-reduce(%p), replica_groups={spelling}, to_apply=%sum"
+    text = f"HloModule m\nENTRY %main (p: f32[]) -> f32[] {{\n  {root}\n}}"
+    assert sorted(replica_groups(parse(text).entry.root, 8)) == groups
 
 
 @given(st.text())

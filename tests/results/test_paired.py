@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.options import declare
 from results import paired
+from results.arguments import SELECTING
 from results.gate import plant
 from results.launches import WARM_UP_ROUNDS
 from results.regress import main
@@ -71,7 +73,7 @@ def test_a_change_is_confirmed(tmp_path: Path, factor: float, word: str, exit_co
     assert finding.ratio == pytest.approx(factor, rel=0.03)
     assert finding.interval == pytest.approx((factor, factor), rel=0.05)
     assert finding.note.startswith(f"launches 3 first: {word}, 3 fresh: {word}; BASE against itself ")
-    assert "1 not the same in these and measured in fresh launches" in report.remarks
+    assert "1 of 1 cases were not the same after these, and had fresh launches" in report.remarks
 
 
 def test_sides_take_turns(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_a_case_that_fails_is_a_finding(
     ours, theirs = (stub(tmp_path / side, cases=["a", "b", "c"], **how) for side, how in behave.items())
     found = findings(compare(ours, theirs, "--case-timeout=3"))
     assert {case: finding.word for case, finding in found.items()} == {"a": "same", "b": word, "c": "same"}
-    assert found["b"].note.strip() == note
+    assert found["b"].note == note
 
 
 def test_where_nothing_runs_nothing_is_green(tmp_path: Path) -> None:
@@ -173,11 +175,18 @@ def test_another_copy_of_the_code_is_not_timed(tmp_path: Path) -> None:
 
 
 def test_a_selection_that_nobody_knows_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The workers are given what stands after `--` as it is, and their words on it are the command's."""
+    """The workers are given the selection as it is, and their words on it are the command's."""
     checkout = stub(tmp_path, refuse="'ddp' is no strategy")
     with pytest.raises(SystemExit, match="2"):
-        main(["paired", f"--base={checkout}", f"--head={checkout}", "--", "--strategy", "ddp", "--devices=8"])
-    assert "'ddp' is no strategy in ['--strategy', 'ddp', '--devices=8']" in capsys.readouterr().err
+        main(["paired", f"--base={checkout}", f"--head={checkout}", "--strategy", "ddp", "--untied", "--devices=8"])
+    assert "'ddp' is no strategy in ['--strategy=ddp', '--untied', '--devices=8']" in capsys.readouterr().err
+
+
+def test_the_selection_is_that_of_the_benchmarks() -> None:
+    """What `pytest benchmarks` knows to select cases is passed on to the workers, and nothing else is."""
+    valued = {}
+    declare(lambda option, **about: valued.setdefault(option, about.get("action") != "store_true"))
+    assert valued == {f"--{name}": True for name in SELECTING.split()} | {"--untied": False}
 
 
 @pytest.mark.parametrize(
@@ -234,6 +243,8 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) ->
         process.send_signal(number)
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 130
+    assert output.startswith("step times, HEAD (")
+    assert "stopped before the end" in output
     assert "launches 1 first: inconclusive" in output
     assert "no launch was finished" in output
     workers = [int(line.split()[0]) for line in log.read_text().splitlines() if line.endswith("start")]
@@ -249,6 +260,6 @@ def test_a_planted_slowdown_is_found(tmp_path: Path) -> None:
     base = plant(ROOT, tmp_path / "base", {})
     head = plant(ROOT, tmp_path / "head", {"single-data=1-b4": 1.0})
     tiny = "--layers=1", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--strategy=single"
-    (finding,) = compare(base, head, "--blocks=9", "--", *tiny).findings
+    (finding,) = compare(base, head, "--blocks=9", *tiny).findings
     assert finding.word == "slower"
     assert finding.ratio == pytest.approx(2.0, rel=0.2)

@@ -100,7 +100,7 @@ def test_the_loss_falls():
 
 @pytest.mark.parametrize("clip_norm", [0.01, math.inf])
 def test_gradients_are_clipped_by_the_whole_model_norm(clip_norm):
-    """AdamW's first moment after a step is (1 - beta1) x the gradients, brought to the norm asked for; inf leaves them."""
+    """AdamW's first moment after a step is (1 - beta1) x the gradients, scaled to the norm; inf scales nothing."""
     step = build("fsdp", clip_norm=clip_norm)
     state, metrics = step(step.init(jax.random.key(0)), step.place(tokens(step)))
     moments = jax.tree.leaves(state.optimizer[0].mu)
