@@ -1,10 +1,14 @@
 """How `pytest benchmarks` runs: cases from the options, a line for each as it ends, a table and a report at the end."""
 
+import hashlib
 import os
+import platform
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from benchmarks.cases import Case
@@ -51,7 +55,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[CASES] = chosen.cases()
         corpus_N = read_corpus(option.corpus, chosen.config)
         if supervised():
-            facts = compiler_facts() | {"selection": str(chosen), "corpus_bytes": len(corpus_N)}
+            if jax.process_count() > 1:
+                raise ValueError(f"{jax.process_count()} processes, and cases are timed by one; start one alone")
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped job ends as by Ctrl-C
+            facts = compiler_facts() | {"python": platform.python_version(), "processor": platform.processor()}
+            facts |= {"selection": str(chosen), "compile_only": option.compile_only}
+            facts |= {"corpus": hashlib.sha256(corpus_N.tobytes()).hexdigest()[:16]}
             journal = Journal(Path(os.environ[JOURNAL]), facts, resume=option.resume or RESUMED in os.environ)
             plan = Plan(corpus_N, option.case_seconds, option.compile_only, option.trace_dir, option.case_timeout)
             config.stash[SESSION] = Session(plan, clock, journal)
@@ -68,11 +77,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """One comparison group after another: all of its cases are checked before they are timed in turns."""
+    if CASES not in config.stash:
+        raise pytest.UsageError("the benchmarks run alone: pytest benchmarks")
+    ours = [item for item in items if case_in(item)]
     groups = list(dict.fromkeys(case.single for case in config.stash[CASES]))
-    items.sort(key=lambda item: (groups.index(case_in(item).single), "test_step[" in item.nodeid))
+    checks = [item for item in ours if "test_step[" not in item.nodeid]
+    ours.sort(key=lambda item: (groups.index(case_in(item).single), item not in checks))
+    items[:] = [item for item in items if item not in ours] + ours
     if config.option.compile_only:
-        config.hook.pytest_deselected(items=[item for item in items if "test_step[" not in item.nodeid])
-        items[:] = [item for item in items if "test_step[" in item.nodeid]
+        config.hook.pytest_deselected(items=checks)
+        items[:] = [item for item in items if item not in checks]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tell the run which cases are left after -k."""
+    if run := session.config.stash.get(SESSION, None):
+        run.cases = [case for item in session.items if (case := case_in(item))]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -87,8 +107,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     result = yield
     if session.exitstatus == pytest.ExitCode.INTERRUPTED:
         session.exitstatus = CTRL_C
-    collected = {str(case_in(item)) for item in session.items}
-    if collected <= run.rows.keys():
+    if {str(case) for case in run.cases} <= run.rows.keys():
         run.journal.remove()
     return result
 
@@ -99,9 +118,9 @@ def session(pytestconfig: pytest.Config) -> Session:
     return pytestconfig.stash[SESSION]
 
 
-def case_in(item: pytest.Item) -> Case:
-    """The case of a test."""
-    return item.callspec.params["case"]  # pyright: ignore[reportAttributeAccessIssue]
+def case_in(item: pytest.Item) -> Any:
+    """The case of a test of ours; None of another's."""
+    return item.callspec.params.get("case") if hasattr(item, "callspec") else None  # pyright: ignore
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:

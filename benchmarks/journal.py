@@ -5,6 +5,7 @@ with the run, `{"began": case}`, `{"row": {...}}` of a finished case, and `{"sto
 """
 
 import contextlib
+import fcntl
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,11 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Row
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such lock, and goes without
-    fcntl = None
 
 
 class JournalError(ValueError):
@@ -130,8 +126,7 @@ class Journal:
 
     def _lock(self, file: Any) -> None:
         """Keep others from writing it, for as long as the file is open or the process lives."""
-        if fcntl:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise JournalError(f"another run is writing {self.path}; name another --benchmark-json") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise JournalError(f"another run is writing {self.path}; name another --benchmark-json") from error

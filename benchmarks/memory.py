@@ -1,10 +1,10 @@
 """What a step holds: bytes per device, of its state, as its compiler plans it, and as it was seen."""
 
 import math
-import os
 import resource
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -64,8 +64,8 @@ def shard_bytes(tree: Any) -> int:
 
 def device_peak_bytes() -> int | None:
     """The most that any device has held so far; None where the backend does not say, as on CPU."""
-    held = [stats["peak_bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
-    return max(held, default=None)
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    return max((of_one["peak_bytes_in_use"] for of_one in stats if "peak_bytes_in_use" in of_one), default=None)
 
 
 def host_peak_rss_bytes() -> int:
@@ -80,7 +80,8 @@ def states_budget_bytes() -> int | None:
     Half of what is free on a device, or on the host where devices are virtual: the steps' temporaries need the rest.
     """
     if stats := jax.local_devices()[0].memory_stats():
-        return (stats["bytes_limit"] - stats["bytes_in_use"]) // 2
-    if "SC_AVPHYS_PAGES" in os.sysconf_names:  # not on macOS
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        return (stats["bytes_limit"] - stats["bytes_in_use"]) // 2 if "bytes_limit" in stats else None
+    if (meminfo := Path("/proc/meminfo")).exists():  # not on macOS
+        facts = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        return 1024 * int(facts["MemAvailable"].split()[0]) // 2
     return None

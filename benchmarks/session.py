@@ -24,6 +24,7 @@ from benchmarks.record import Record, Row
 from benchmarks.supervise import RESUMED
 from benchmarks.turns import MIN_ROUNDS, Ratio, Turns, take_turns
 from benchmarks.watchdog import Watchdog
+from strategies import Infeasible
 
 CANARY = "canary"
 MOST_DEATHS = 2
@@ -59,6 +60,7 @@ class Session:
     def __init__(self, plan: Plan, clock: Clock, journal: Journal) -> None:
         self.plan, self.clock, self.journal = plan, clock, journal
         self.matmul_rates: dict[str, float] = {}
+        self.cases: Sequence[Case] = ()
         self.say: Callable[[str], None] = lambda text: None
         self._entries: dict[str, Entry] = {}
         self._preparation = Preparation(plan.corpus_N, clock)
@@ -75,16 +77,22 @@ class Session:
             return
         entry = self._entries[str(case)] = Entry(case, Record.begin(case, compile_only=self.plan.compile_only))
         with self._ending([entry]):
+            if case != case.single and not self.plan.compile_only:
+                self._reference(case.single)  # first, so that its end is not taken for this case's
             self._begin(str(case))
-            self._require_no_deaths(case)
+            if died := self._died(case):
+                raise Died(died)
             for facts in self._preparation.stages(entry, compile_only=self.plan.compile_only):
                 entry.record = replace(entry.record, **facts)
+                self._watchdog.beat(str(case))
         if self.plan.compile_only and not entry.error:
             self._end(entry, status="ok")
 
     def time(self, case: Case) -> None:
-        """Time a case, in turns with all that were prepared to be compared with it."""
-        self.prepare(case)
+        """Time a case, in turns with all that are to be compared with it."""
+        for other in (case, *self.cases):
+            if other.single == case.single:
+                self.prepare(other)
         if str(case) not in self.rows:
             group = [entry for entry in self._waiting() if entry.case.single == case.single]
             with self._ending(group):
@@ -95,12 +103,14 @@ class Session:
         """End a test as its case ended.
 
         Raises:
-            CaseFailure: as the row says, where no exception is at hand: the row is of an earlier process.
+            CaseFailure, Infeasible: as the row says, where no exception is at hand: it is an earlier process's row.
             Exception: what ended the case.
         """
         entry, row = self._entries.get(str(case)), self.rows.get(str(case))
         if entry and entry.error:
             raise entry.error
+        if row and row.extra_info["status"] == "infeasible":
+            raise Infeasible(row.extra_info["reason"])
         if row and row.extra_info["status"] != "ok":
             raise CaseFailure(f"{row.extra_info['status']}: {row.extra_info['reason']}")
 
@@ -125,24 +135,31 @@ class Session:
         """Those prepared, not yet ended."""
         return [entry for name, entry in self._entries.items() if name not in self.rows]
 
+    def _reference(self, single: Case) -> Entry | str:
+        """One device on the same work, or why there is none."""
+        if died := self._died(single):
+            return self._preparation.give_up(single, died)
+        self._begin(str(single))
+        return self._preparation.reference(single)
+
     def _heats(self, group: Sequence[Entry]) -> Iterator[list[Entry]]:
         """Those of a group that are timed together: all, or as many as memory holds the states of."""
-        budget, heat, used = states_budget_bytes(), list[Entry](), 0
+        budget, heat = states_budget_bytes(), list[Entry]()
         for entry in group:
-            needed = entry.record.memory.argument_bytes or 0
-            needed *= entry.case.mesh.size if entry.record.virtual_devices else 1
-            if heat and budget is not None and used + needed > budget:
+            if heat and budget is not None and sum(map(state_bytes, [*heat, entry])) > budget:
                 yield heat
-                heat, used = [], 0
+                heat = []
             heat.append(entry)
-            used += needed
         yield heat
 
     def _time_heat(self, heat: Sequence[Entry]) -> None:
         """Time cases in turns, and with them `single`, and one step a second time, as the canary."""
-        reference = self._preparation.reference(heat[0].case.single)
+        self._begin(str(heat[0].case))
+        rate = self._matmul_rate(heat[0].case.dtype)
+        reference = self._reference(heat[0].case.single)
         twin = heat[0] if isinstance(reference, str) else reference
-        entrants = {CANARY: twin, str(twin.case): twin} | {str(entry.case): entry for entry in heat}
+        # The canary last: it goes without where memory is short.
+        entrants = {str(twin.case): twin} | {str(entry.case): entry for entry in heat} | {CANARY: twin}
         trainings, turns = dict[str, Training](), dict[str, Turns]()
         for name, entry in entrants.items():
             self._begin(str(entry.case))
@@ -162,8 +179,14 @@ class Session:
             for entry in heat:
                 relative = None if isinstance(reference, str) else paired(turns, str(entry.case), str(twin.case))
                 entry.record = replace(entry.record, relative_to_single=relative, canary=canary)
+                entry.record = replace(entry.record, matmul_flops_per_second=rate)
                 if str(entry.case) in trainings:
                     self._finish(entry, trainings[str(entry.case)], turns[str(entry.case)])
+        if self.plan.trace:
+            for entry in heat:
+                if not entry.error:
+                    with jax.profiler.trace(str(self.plan.trace / str(entry.case))):
+                        trainings[str(entry.case)].block(turns[str(entry.case)].steps_per_block)
 
     def _finish(self, entry: Entry, training: Training, turns: Turns) -> None:
         """Look at what came out of the timed steps, and end the case, unless it had too few turns."""
@@ -176,16 +199,7 @@ class Session:
             return
         if len(turns.seconds) >= MIN_ROUNDS:
             peaks = {"device_peak_bytes": device_peak_bytes(), "host_peak_rss_bytes": host_peak_rss_bytes()}
-            self._end(
-                entry,
-                status="ok",
-                timed=turns,
-                matmul_flops_per_second=self._matmul_rate(entry.case.dtype),
-                memory=replace(entry.record.memory, **peaks),
-            )
-            if self.plan.trace:
-                with jax.profiler.trace(str(self.plan.trace / str(entry.case))):
-                    training.block(turns.steps_per_block)
+            self._end(entry, status="ok", timed=turns, memory=replace(entry.record.memory, **peaks))
 
     def _matmul_rate(self, dtype: str) -> float:
         """FLOPs per second of a matmul alone, measured once in a run."""
@@ -218,22 +232,27 @@ class Session:
                 if str(entry.case) not in self.rows:
                     self._fail(entry, error)
 
-    def _require_no_deaths(self, case: Case) -> None:
-        """Refuse a case that has ended its process before.
-
-        Raises:
-            Died: names how, and how often.
-        """
+    def _died(self, case: Case) -> str | None:
+        """Whether a case has ended too many processes; how often, and how the last of them ended."""
         deaths = self.journal.deaths[str(case)]
-        if deaths >= MOST_DEATHS:
-            raise Died(f"{deaths} processes died while it ran, the last of {os.environ.get(RESUMED, 'unknown cause')}")
+        if deaths < MOST_DEATHS:
+            return None
+        return f"{deaths} processes died while it ran, the last of {os.environ.get(RESUMED, 'unknown cause')}"
 
     def _time_out(self, case: str, seconds: float) -> None:
-        """The last words of the watchdog, in its thread, while the case hangs in this one's."""
+        """The last words of the watchdog, in its thread, while the case hangs in this one's.
+
+        A reference that hangs has no row to say so; it counts as dead.
+        """
         reason = f"nothing was heard of it for {seconds:g} seconds; --case-timeout sets how long to wait"
-        record = self._entries[case].record if case in self._entries else None
-        if record:
-            self.journal.finish(replace(record, status="timeout", reason=reason).as_row())
+        if case in self._entries and case not in self.rows:
+            self.journal.finish(replace(self._entries[case].record, status="timeout", reason=reason).as_row())
+
+
+def state_bytes(entry: Entry) -> int:
+    """Memory that the state of a case takes on a device, or on the host where its devices are virtual."""
+    devices = entry.case.mesh.size if entry.record.virtual_devices else 1
+    return devices * (entry.record.memory.argument_bytes or 0)
 
 
 def paired(turns: Mapping[str, Turns], ours: str, theirs: str) -> Ratio | None:

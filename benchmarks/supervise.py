@@ -39,15 +39,13 @@ def supervise(arguments: Sequence[str], journal: Path | None) -> int:
         before = 0
         while True:
             status = run([sys.executable, "-m", "pytest", *arguments], environment)
-            if status >= 0 and status != TIMED_OUT:
-                return status
-            death = "a case that timed out" if status == TIMED_OUT else signal.Signals(-status).name
             written = path.read_bytes() if path.exists() else b""
-            no_case_began = b'"began"' not in written[before:]
+            orderly = b'"began"' not in written[before:] or written.endswith(b'{"stopped": true}\n')
             before = len(written)
-            if no_case_began or -status in (signal.SIGTERM, signal.SIGHUP):
-                print(f"the benchmarks ended by {death}", file=sys.stderr)
-                return 128 + abs(status) if status < 0 else status
+            if orderly or -status in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                return 128 - status if status < 0 else status
+            death = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+            death = "a case that timed out" if status == TIMED_OUT else death
             print(f"\nthe benchmarks ended by {death}; going on with the cases that are left", file=sys.stderr)
             environment |= {RESUMED: death}
 

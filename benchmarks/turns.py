@@ -78,13 +78,14 @@ class Ratio:
 
     @classmethod
     def of_pairs(cls, ours: list[float], theirs: list[float]) -> "Ratio | None":
-        """Of blocks of the same round; None without any.
+        """Of blocks of the same round; None of fewer than `MIN_ROUNDS`.
 
         The interval lies between two order statistics of the ratios and assumes no distribution (Conover 1999,
-        "Practical Nonparametric Statistics", section 3.2): 95% confident for `MIN_ROUNDS` independent pairs or more.
+        "Practical Nonparametric Statistics", section 3.2): 95% confident for `MIN_ROUNDS` pairs or more. It is of this
+        process alone: another launch may differ by more, and two versions are compared by `results.regress paired`.
         """
         ratios = sorted(our / their for our, their in zip(ours, theirs, strict=False))
-        if not ratios:
+        if len(ratios) < MIN_ROUNDS:
             return None
         outside = pairs_outside(len(ratios))
         return cls(statistics.median(ratios), ratios[outside], ratios[-1 - outside])

@@ -1,7 +1,6 @@
 """A watchdog: a case that gets nowhere must not keep the others from being measured."""
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ class Watchdog:
             time.sleep(min(1.0, self.timeout_seconds / 4))
             heard = self._heard
             if heard and time.monotonic() - heard[1] > self.timeout_seconds:
-                self._last_words(heard[0], self.timeout_seconds)
-                sys.stderr.flush()
-                os._exit(TIMED_OUT)
+                try:
+                    self._last_words(heard[0], self.timeout_seconds)
+                finally:
+                    os._exit(TIMED_OUT)

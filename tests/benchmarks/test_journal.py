@@ -105,7 +105,6 @@ def test_earlier_journal_is_kept_beside(path: Path) -> None:
     assert len(path.with_name(path.name + "~").read_text().splitlines()) == 1 + 2 * len(ROWS)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="it has no such lock")
 @pytest.mark.parametrize("resume", [False, True])
 def test_two_runs_do_not_write_the_same_file(path: Path, resume: bool) -> None:
     """The second is refused while the first goes on, and harms nothing."""

@@ -16,7 +16,7 @@ from benchmarks.corpus import read_corpus
 from benchmarks.failures import CaseFailure, status_of
 from benchmarks.journal import Journal
 from benchmarks.session import Plan, Session
-from benchmarks.turns import MIN_ROUNDS
+from benchmarks.turns import MIN_ROUNDS, take_turns
 from strategies import GPTConfig, Infeasible, MeshSpec
 from tests.benchmarks.planted import TOYS
 
@@ -242,6 +242,54 @@ def test_case_that_killed_two_processes_is_given_up(begin: Begin) -> None:
         assert row["status"] == status
         session.close()
     assert row["reason"].startswith("2 processes died while it ran")
+
+
+@pytest.mark.usefixtures("toys")
+def test_reference_that_killed_two_processes_is_done_without(begin: Begin) -> None:
+    """The cases that it was to be compared with are none the worse but for that."""
+    session = begin()
+    for _ in range(2):
+        session.journal.begin(str(SINGLE))
+        session.journal._file.close()
+        session = begin(resume=True)
+    (row,) = measure(session, DATA)
+    assert (row["status"], row["matches_single"], row["relative_to_single"]) == ("ok", None, None)
+    assert row["reason"].startswith("not checked, for of single 2 processes died while it ran")
+
+
+@pytest.mark.usefixtures("toys")
+def test_infeasible_row_of_an_earlier_process_is_infeasible_again(begin: Begin) -> None:
+    """What was skipped is skipped, not failed, by a run that goes on."""
+    case = replace(SINGLE, mesh=MeshSpec.parse("data=3"))
+    session = begin()
+    measure(session, case)
+    session.close()
+    with pytest.raises(Infeasible, match="data=3"):
+        begin(resume=True).require_good(case)
+
+
+@pytest.mark.usefixtures("toys")
+def test_timing_one_prepares_all_of_its_group(begin: Begin) -> None:
+    """Whoever asks for one case alone has it timed in turns with the others that were selected."""
+    session = begin()
+    session.cases = [SINGLE, DATA, replace(SINGLE, batch_size=8)]
+    session.time(DATA)
+    assert set(session.rows) == {str(SINGLE), str(DATA)}
+
+
+@pytest.mark.usefixtures("toys")
+def test_interrupt_in_the_turns_keeps_what_had_turns_enough(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C at the end of the turns loses no sample."""
+
+    def interrupted(*arguments: Any) -> None:
+        take_turns(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchmarks.session.take_turns", interrupted)
+    session = begin()
+    with pytest.raises(KeyboardInterrupt):
+        measure(session, SINGLE, DATA)
+    assert [row.extra_info["status"] for row in session.close()] == ["ok", "ok"]
 
 
 @pytest.mark.usefixtures("toys")

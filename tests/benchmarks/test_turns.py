@@ -101,5 +101,6 @@ def test_interval_encloses_the_median_as_often_as_it_says() -> None:
 
 
 def test_no_pairs_no_ratio() -> None:
-    """Nothing is made up."""
-    assert Ratio.of_pairs([], [1.0]) is None
+    """Too few pairs for the confidence that is claimed say nothing."""
+    assert Ratio.of_pairs([1.0] * 5, [1.0] * 6) is None
+    assert Ratio.of_pairs([1.0] * 6, [1.0] * 6) == Ratio(1.0, 1.0, 1.0)
