@@ -97,8 +97,8 @@ class Preparation:
 
     def give_up(self, single: Case, why: str) -> str:
         """Do without a reference."""
-        self._references[single] = f"not checked, for of single {why}"
-        return f"not checked, for of single {why}"
+        self._references[single] = reason = f"not checked, for single was given up: {why}"
+        return reason
 
     def reference(self, single: Case) -> Entry | str:
         """One device on the same work, or why there is none: a model may be too large for one device."""

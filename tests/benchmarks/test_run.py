@@ -159,7 +159,7 @@ def test_kill_in_mid_sweep_loses_no_finished_row(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     assert not report.exists()
     # Long enough to compile on a busy machine.
-    assert run(*command, "--resume", "--case-timeout=15").returncode == pytest.ExitCode.TESTS_FAILED
+    assert run(*command, "--resume", "--case-timeout=10").returncode == pytest.ExitCode.TESTS_FAILED
     assert statuses(report) == {"single-data=1-b4": "ok", "hanging-data=1-b4": "timeout"}
 
 

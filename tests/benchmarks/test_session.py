@@ -254,7 +254,7 @@ def test_reference_that_killed_two_processes_is_done_without(begin: Begin) -> No
         session = begin(resume=True)
     (row,) = measure(session, DATA)
     assert (row["status"], row["matches_single"], row["relative_to_single"]) == ("ok", None, None)
-    assert row["reason"].startswith("not checked, for of single 2 processes died while it ran")
+    assert row["reason"].startswith("not checked, for single was given up: 2 processes died while it ran")
 
 
 @pytest.mark.usefixtures("toys")
