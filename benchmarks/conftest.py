@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks.cases import Case
+from benchmarks.cases import Case, Selection
 from benchmarks.clock import Clock
 from benchmarks.corpus import read_corpus
 from benchmarks.journal import Journal, journal_path
@@ -55,18 +55,31 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[CASES] = chosen.cases()
         corpus_N = read_corpus(option.corpus, chosen.config)
         if supervised():
-            if jax.process_count() > 1:
-                raise ValueError(f"{jax.process_count()} processes, and cases are timed by one; start one alone")
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped job ends as by Ctrl-C
-            facts = compiler_facts() | {"python": platform.python_version(), "processor": platform.processor()}
-            facts |= {"selection": str(chosen), "compile_only": option.compile_only}
-            facts |= {"corpus": hashlib.sha256(corpus_N.tobytes()).hexdigest()[:16]}
-            journal = Journal(Path(os.environ[JOURNAL]), facts, resume=option.resume or RESUMED in os.environ)
             plan = Plan(corpus_N, option.case_seconds, option.compile_only, option.trace_dir, option.case_timeout)
-            config.stash[SESSION] = Session(plan, clock, journal)
+            config.stash[SESSION] = Session(plan, clock, open_journal(chosen, plan, resume=option.resume))
             config.pluginmanager.register(Reporter(config, config.stash[SESSION]), "meshmark-reporter")
     except (ValueError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def open_journal(chosen: Selection, plan: Plan, *, resume: bool) -> Journal:
+    """The journal of this process, which goes on with that of an earlier one only if all is as it was.
+
+    Raises:
+        ValueError: it is not, or this process is one of several.
+        OSError: it cannot be written.
+    """
+    if jax.process_count() > 1:
+        raise ValueError(f"{jax.process_count()} processes, and cases are timed by one; start one alone")
+    facts = compiler_facts() | {
+        "python": platform.python_version(),
+        "processor": platform.processor(),
+        "selection": str(chosen),
+        "compile_only": plan.compile_only,
+        "corpus": hashlib.sha256(plan.corpus_N.tobytes()).hexdigest()[:16],
+    }
+    return Journal(Path(os.environ[JOURNAL]), facts, resume=resume or RESUMED in os.environ)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -92,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Tell the run which cases are left after -k."""
     if run := session.config.stash.get(SESSION, None):
-        run.cases = [case for item in session.items if (case := case_in(item))]
+        run.cases = list(dict.fromkeys(case for item in session.items if (case := case_in(item))))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -101,9 +114,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     run = session.config.stash.get(SESSION, None)
     if run is None:
         return (yield)
-    rows = {row.case: row for row in run.close()}
     order = [str(case) for case in session.config.stash[CASES]]
-    publish(session.config, sorted(rows.values(), key=lambda row: order.index(row.case)))
+    publish(session.config, sorted(run.close(), key=lambda row: order.index(row.case)))
     result = yield
     if session.exitstatus == pytest.ExitCode.INTERRUPTED:
         session.exitstatus = CTRL_C

@@ -4,11 +4,10 @@ JSON lines beside the report (`NAME.journal.jsonl` for `NAME.json`): `{"start": 
 with the run, `{"began": case}`, `{"row": {...}}` of a finished case, and `{"stopped": true}` at an orderly end.
 """
 
-import contextlib
 import fcntl
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,8 @@ class Journal:
         """
         self.path, self.rows, self.deaths = path, dict[str, Row](), Counter[str]()
         if path.exists() and not resume:
-            with self._locked(path.open("r+b")):
+            with path.open("r+b") as earlier:
+                self._lock(earlier)
                 path.replace(f"{path}~")
         self._file = path.open("a+b")
         try:
@@ -117,12 +117,6 @@ class Journal:
             if theirs.get(name) != ours.get(name):
                 problem = f"{self.path} is of another run: {name} was {theirs.get(name)} and is {ours.get(name)}"
                 raise JournalError(f"{problem}; run again without --resume, or as it was run")
-
-    @contextlib.contextmanager
-    def _locked(self, file: Any) -> Iterator[None]:
-        with file:
-            self._lock(file)
-            yield
 
     def _lock(self, file: Any) -> None:
         """Keep others from writing it, for as long as the file is open or the process lives."""

@@ -41,11 +41,12 @@ def update_machine_info(info: dict[str, Any], matmul_flops_per_second: Mapping[s
     """
     info["cpu"] = {key: info["cpu"].get(key) for key in ("arch", "brand_raw", "count")}
     info["versions"] = {"python": info["python_version"]} | {package: version(package) for package in PACKAGES}
-    info |= compiler_facts()
+    facts = compiler_facts()
+    info |= facts
     info["virtual_devices"] = info["platform"] == "cpu"
     stable = ("cpu", "versions", "xla_flags", "platform", "device_kind", "device_count")
     info["fingerprint"] = fingerprint({key: info[key] for key in stable})
-    info["counters_fingerprint"] = fingerprint(compiler_facts())
+    info["counters_fingerprint"] = fingerprint(facts)
     info["matmul_flops_per_second"] = dict(matmul_flops_per_second)
 
 

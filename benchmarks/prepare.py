@@ -68,16 +68,12 @@ class Preparation:
 
     def start(self, entry: Entry) -> Training:
         """A training run on the text, from its beginning."""
-        case, step = entry.case, entry.step
-        assert step
-        key = jax.random.key(SEED)
-        spread = case.strategy, case.mesh
+        assert entry.step
+        spread = entry.case.strategy, entry.case.mesh
         if spread not in self._inits:  # the same for every batch size
             with self.clock.phase("compile"):
-                self._inits[spread] = step.init.lower(key).compile()
-        sizes = case.batch_size, case.config.sequence
-        batches = [step.place(tokens(self.corpus_N, index, *sizes)) for index in range(BATCHES)]
-        return Training(entry.program, self._inits[spread](key), batches)
+                self._inits[spread] = entry.step.init.lower(jax.random.key(SEED)).compile()
+        return begin_training(entry.step, entry.program, self._inits[spread], self.corpus_N)
 
     def _first_steps(self, entry: Entry) -> Trajectory:
         return self.start(entry).trajectory(CHECKED_STEPS)
@@ -115,3 +111,10 @@ class Preparation:
                 traceback.clear_frames(error.__traceback__)
                 self._references[single] = f"not checked, for single ended in {status_of(error)}: {reason_of(error)}"
         return self._references[single]
+
+
+def begin_training(step: Step, program: Callable[..., Any], init: Callable[..., Any], corpus_N: Corpus) -> Training:
+    """A training run of a compiled step on the text, from its beginning: the same for every strategy."""
+    sizes = step.train.batch_size, step.config.sequence
+    batches = [step.place(tokens(corpus_N, index, *sizes)) for index in range(BATCHES)]
+    return Training(program, init(jax.random.key(SEED)), batches)

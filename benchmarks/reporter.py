@@ -14,14 +14,12 @@ class Reporter:
 
     def __init__(self, config: pytest.Config, session: Session) -> None:
         self.config, self.session = config, session
-        self.cases: list[str] = []
         self.said: set[str] = set()
         self.start = time.perf_counter()
         session.say = self.say
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Know the cases that are left after -k, and begin to estimate."""
-        self.cases = list(dict.fromkeys(case_of(item.nodeid) for item in session.items))
+        """Begin to estimate."""
         self.said = set(self.session.rows)  # of a run that is gone on with
         self.start = time.perf_counter()
         self.terminal.showfspath = False
@@ -68,18 +66,18 @@ class Reporter:
 
     def line(self, text: str) -> str:
         """A line with the place in the run and the time that is left."""
-        return progress(len(self.said), len(self.cases), text, self.seconds_left())
+        return progress(len(self.said), len(self.session.cases), text, self.seconds_left())
 
     def seconds_left(self) -> float | None:
         """An estimate: cases still to be compiled take as long as those that were, others their time alone."""
         elapsed, plan = time.perf_counter() - self.start, self.session.plan
         timed = self.session.clock.seconds["timed"]
         prepared = self.session.prepared
-        if not prepared or len(self.said) == len(self.cases):
+        if not prepared or len(self.said) == len(self.session.cases):
             return None
         each = (elapsed - timed) / prepared
-        waiting = len(self.cases) - len(self.said)
-        compiling = max(0, len(self.cases) - prepared)
+        waiting = len(self.session.cases) - len(self.said)
+        compiling = max(0, len(self.session.cases) - prepared)
         return each * compiling + (0 if plan.compile_only else plan.case_seconds * waiting)
 
     @property

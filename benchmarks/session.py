@@ -178,8 +178,8 @@ class Session:
             canary = paired(turns, CANARY, str(twin.case))
             for entry in heat:
                 relative = None if isinstance(reference, str) else paired(turns, str(entry.case), str(twin.case))
-                entry.record = replace(entry.record, relative_to_single=relative, canary=canary)
-                entry.record = replace(entry.record, matmul_flops_per_second=rate)
+                learnt = {"relative_to_single": relative, "canary": canary, "matmul_flops_per_second": rate}
+                entry.record = replace(entry.record, **learnt)
                 if str(entry.case) in trainings:
                     self._finish(entry, trainings[str(entry.case)], turns[str(entry.case)])
         if self.plan.trace:

@@ -19,15 +19,18 @@ class Turns:
     Attributes:
         seconds: of a step, one for each block.
         dispatch_seconds: of these, until the step was handed to the devices.
-        steps: how many were timed.
         error: what ended its turns early.
     """
 
     steps_per_block: int
     seconds: list[float] = field(default_factory=list)
     dispatch_seconds: list[float] = field(default_factory=list)
-    steps: int = 0
     error: Exception | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many were timed."""
+        return self.steps_per_block * len(self.seconds)
 
     def take(self, training: Training) -> None:
         """Time one block.
@@ -39,7 +42,6 @@ class Turns:
             seconds = training.block(self.steps_per_block)
         self.seconds.append(seconds / self.steps_per_block)
         self.dispatch_seconds.append(training.dispatch_seconds / self.steps_per_block)
-        self.steps += self.steps_per_block
 
 
 def take_turns(

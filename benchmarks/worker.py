@@ -25,17 +25,17 @@ import jax
 
 import strategies
 from benchmarks.cases import Case
-from benchmarks.check import BATCHES, CHECKED_STEPS, Trajectory
-from benchmarks.corpus import Corpus, read_corpus, tokens
+from benchmarks.check import CHECKED_STEPS, Trajectory
+from benchmarks.corpus import Corpus, read_corpus
 from benchmarks.failures import reason_of, status_of
 from benchmarks.machine import PACKAGES, use_virtual_devices
 from benchmarks.measure import Training, compile_step, no_compilation, steps_per_block
 from benchmarks.options import declare, selected
+from benchmarks.prepare import begin_training
 from benchmarks.record import Record
 
 PROTOCOL = 1
 """Two checkouts are compared if they speak the same; it is raised with every change of what is asked or answered."""
-SEED = 0
 
 Answer = dict[str, Any]
 
@@ -64,12 +64,9 @@ class Worker:
     def prepare(self, case: str) -> Answer:
         """Compile a case, and train it for its first steps."""
         self.training = None  # its memory is needed
-        chosen = self.cases[case]
-        step = chosen.build()
+        step = self.cases[case].build()
         program, _, _ = compile_step(step)
-        sizes = chosen.batch_size, chosen.config.sequence
-        batches = [step.place(tokens(self.corpus_N, index, *sizes)) for index in range(BATCHES)]
-        training = Training(program, step.init(jax.random.key(SEED)), batches)
+        training = begin_training(step, program, step.init, self.corpus_N)
         first_steps = training.trajectory(CHECKED_STEPS)
         first_steps.require_finite("in the first steps")
         self.training = training

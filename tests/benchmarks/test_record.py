@@ -28,7 +28,7 @@ MEASURED = Record(
     loss_last=5.0,
     matches_single=True,
     compiled={"compiled.flops": 12},
-    timed=Turns(3, [0.5, 0.4, 9.0], [0.01, 0.02, 0.09], steps=9),
+    timed=Turns(3, [0.5, 0.4, 9.0], [0.01, 0.02, 0.09]),
     relative_to_single=Ratio(2.0, 1.8, 2.1),
     canary=Ratio(1.01, 0.9, 1.2),
 )
