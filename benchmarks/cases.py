@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
@@ -30,13 +31,13 @@ class Case:
         """The test id, such as `fsdp-fsdp=8-b16`."""
         return f"{self.strategy}-{self.mesh}-b{self.batch_size}"
 
-    def build(self) -> Step:
-        """The step, on the first devices.
+    def build(self, **training: Any) -> Step:
+        """The step, on the first devices; `training` is what else is to be in its `TrainConfig`.
 
         Raises:
             Infeasible: strategy, mesh, model and batch do not fit together.
         """
-        train = TrainConfig(self.batch_size, self.microbatches, dtype=self.dtype, remat=self.remat)
+        train = TrainConfig(self.batch_size, self.microbatches, dtype=self.dtype, remat=self.remat, **training)
         return STRATEGIES[self.strategy].build(self.config, self.mesh, train, jax.devices()[: self.mesh.size])
 
     @property

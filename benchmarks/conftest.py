@@ -17,15 +17,13 @@ from benchmarks.corpus import read_corpus
 from benchmarks.journal import Journal, journal_path
 from benchmarks.machine import compiler_facts, update_machine_info
 from benchmarks.options import selected
-from benchmarks.publish import publish, quieten, require_writable
+from benchmarks.publish import publish, quieten, require_writable, whole_report
 from benchmarks.reporter import Reporter
 from benchmarks.session import Plan, Session
-from benchmarks.supervise import JOURNAL, RESUMED, supervise, supervised
+from benchmarks.supervise import CTRL_C, JOURNAL, RESUMED, UNWRITTEN, stop_once, supervise, supervised
 
 CASES = pytest.StashKey[list[Case]]()
 SESSION = pytest.StashKey[Session]()
-CTRL_C = 130
-"""The exit status of a command that Ctrl-C ended."""
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -33,7 +31,12 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     option = config.option
     if supervised() or option.help or option.version or option.collectonly:
         return None
+    if getattr(option, "numprocesses", None):
+        raise pytest.UsageError("cases are timed one at a time, or they would slow each other down; leave out -n")
     report = option.benchmark_json
+    if option.resume and not (report and journal_path(report).exists()):
+        raise pytest.UsageError("--resume goes on with a run that was stopped; name its --benchmark-json")
+    require_writable(report)
     return supervise(config.invocation_params.args, report and journal_path(report))
 
 
@@ -42,11 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
     option, clock = config.option, Clock()
     # Errors in the tests; to someone who measures, a warning of a newer library is no failure of the step.
     config.addinivalue_line("filterwarnings", "default")
-    if getattr(option, "numprocesses", None):
-        raise pytest.UsageError("cases are timed one at a time, or they would slow each other down; leave out -n")
-    if option.resume and not (option.benchmark_json and journal_path(option.benchmark_json).exists()):
-        raise pytest.UsageError("--resume goes on with a run that was stopped; name its --benchmark-json")
-    require_writable(option.benchmark_json)
     quieten(config)
     if not (supervised() or option.collectonly):
         return  # the process that measures looks at the rest: it starts the backend
@@ -55,8 +53,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[CASES] = chosen.cases()
         corpus_N = read_corpus(option.corpus, chosen.config)
         if supervised():
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped job ends as by Ctrl-C
-            plan = Plan(corpus_N, option.case_seconds, option.compile_only, option.trace_dir, option.case_timeout)
+            signal.signal(signal.SIGTERM, stop_once)
+            plan = Plan(
+                corpus_N,
+                option.case_seconds,
+                option.compile_only,
+                option.trace_dir,
+                option.case_timeout,
+                option.attribution,
+            )
             config.stash[SESSION] = Session(plan, clock, open_journal(chosen, plan, resume=option.resume))
             config.pluginmanager.register(Reporter(config, config.stash[SESSION]), "meshmark-reporter")
     except (ValueError, OSError) as error:
@@ -79,7 +84,8 @@ def open_journal(chosen: Selection, plan: Plan, *, resume: bool) -> Journal:
         "compile_only": plan.compile_only,
         "corpus": hashlib.sha256(plan.corpus_N.tobytes()).hexdigest()[:16],
     }
-    return Journal(Path(os.environ[JOURNAL]), facts, resume=resume or RESUMED in os.environ)
+    after = os.environ.get(RESUMED)
+    return Journal(Path(os.environ[JOURNAL]), facts, resume=resume or after is not None, after=after)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -108,6 +114,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         run.cases = list(dict.fromkeys(case for item in session.items if (case := case_in(item))))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """End the run where its journal cannot be written: what it goes on to measure would be lost."""
+    try:
+        return (yield)
+    finally:
+        run = item.config.stash.get(SESSION, None)
+        if run and run.journal.error:
+            pytest.exit(f"{run.journal.error}; what it holds is not lost: make room, and go on with --resume")
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     """Hand the rows to pytest-benchmark before it writes its report; the journal goes when that is written."""
@@ -116,11 +133,18 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
         return (yield)
     order = [str(case) for case in session.config.stash[CASES]]
     publish(session.config, sorted(run.close(), key=lambda row: order.index(row.case)))
-    result = yield
+    try:
+        with whole_report(session.config):
+            result = yield
+    except (OSError, KeyboardInterrupt) as error:
+        why, status = ("Ctrl-C", CTRL_C) if isinstance(error, KeyboardInterrupt) else (str(error), UNWRITTEN)
+        kept = f"what {run.journal.path} holds is not lost: go on with --resume"
+        pytest.exit(f"the report was not written ({why}); {kept}", returncode=status)
     if session.exitstatus == pytest.ExitCode.INTERRUPTED:
-        session.exitstatus = CTRL_C
+        session.exitstatus = UNWRITTEN if run.journal.error else CTRL_C
     if {str(case) for case in run.cases} <= run.rows.keys():
         run.journal.remove()
+    run.journal.close()
     return result
 
 

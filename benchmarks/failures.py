@@ -6,6 +6,9 @@ from strategies import Infeasible
 
 Status = Literal["ok", "infeasible", "oom", "compile_error", "timeout", "nan_loss", "mismatch", "interrupted", "error"]
 
+OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "SIGKILL")
+"""What backends say, and how Linux ends a process that takes more memory than there is."""
+
 
 class CaseFailure(Exception):
     """A case that ended badly in a way that has a name."""
@@ -47,7 +50,7 @@ def status_of(error: Exception) -> Status:
     """
     if isinstance(error, Infeasible):
         return "infeasible"
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
         return "oom"
     return error.status if isinstance(error, CaseFailure) else "error"
 

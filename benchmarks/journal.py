@@ -1,12 +1,13 @@
 """The journal of a run: a line as a case begins and as it ends, so that whatever ends the process, no row is lost.
 
 JSON lines beside the report (`NAME.journal.jsonl` for `NAME.json`): `{"start": facts}` of each process that went on
-with the run, `{"began": case}`, `{"row": {...}}` of a finished case, and `{"stopped": true}` at an orderly end.
+with the run, `{"began": case}`, `{"row": {...}}` of a finished case, and `{"stopped": true}` at an orderly end. A start
+says `after` what, if the process before it died.
 """
 
 import fcntl
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,9 +15,13 @@ from typing import Any
 
 from benchmarks.record import Row
 
+STOPPED = b'{"stopped": true}\n'
+"""The last line after an orderly end."""
+UNKNOWN = "unknown cause"
+
 
 class JournalError(ValueError):
-    """A journal that is in use, cannot be read, or is of another run."""
+    """A journal that is in use, cannot be read or written, or is of another run."""
 
 
 def journal_path(report: Path) -> Path:
@@ -33,28 +38,31 @@ class Journal:
 
     Attributes:
         rows: the cases that have ended, by their ids, in the order in which they did.
-        deaths: how many processes ended, without a word, while this case ran.
+        deaths: of what each process died that ended, without a word, while this case ran.
+        error: why it cannot be written any more.
     """
 
-    def __init__(self, path: Path, facts: Mapping[str, Any], *, resume: bool) -> None:
+    def __init__(self, path: Path, facts: Mapping[str, Any], *, resume: bool, after: str | None = None) -> None:
         """Begin a journal, or go on with the one that is there, which must be of the same `facts`.
 
-        One that is there and not gone on with is kept as `NAME.journal.jsonl~`.
+        One that is there and not gone on with is kept as `NAME.journal.jsonl~`. `after` is what the process died of
+        whose run is gone on with.
 
         Raises:
             JournalError: another run writes it, or it cannot be gone on with; names what differs.
-            OSError: it cannot be written.
+            OSError: it cannot be opened.
         """
-        self.path, self.rows, self.deaths = path, dict[str, Row](), Counter[str]()
+        self.path, self.rows, self.deaths = path, dict[str, Row](), defaultdict[str, list[str]](list)
+        self.error: JournalError | None = None
         if path.exists() and not resume:
             with path.open("r+b") as earlier:
                 self._lock(earlier)
                 path.replace(f"{path}~")
-        self._file = path.open("a+b")
+        self._file = path.open("a+b", buffering=0)  # straight to the system, which outlives the process
         try:
             self._lock(self._file)
-            self._take_up(facts)
-            self._write({"start": dict(facts)})
+            self._take_up(facts, after or UNKNOWN)
+            self._write({"start": dict(facts)} | ({"after": after} if after else {}))
         except BaseException:
             self._file.close()
             raise
@@ -68,20 +76,35 @@ class Journal:
         self.rows[row.case] = row
         self._write({"row": asdict(row)})
 
-    def close(self) -> None:
-        """End in an orderly way: nothing that runs is to blame."""
+    def stop(self) -> None:
+        """End in an orderly way: nothing that runs is to blame. Other runs are kept away until it is closed."""
         self._write({"stopped": True})
-        self._file.close()
 
     def remove(self) -> None:
-        """Take away the closed journal of a run whose report has it all."""
+        """Take away the journal of a run whose report has it all."""
         self.path.unlink()
 
-    def _write(self, entry: dict[str, Any]) -> None:
-        self._file.write(json.dumps(entry, allow_nan=False).encode() + b"\n")
-        self._file.flush()  # to the system, which outlives the process
+    def close(self) -> None:
+        """Leave it to other runs."""
+        self._file.close()
 
-    def _take_up(self, facts: Mapping[str, Any]) -> None:
+    def _write(self, entry: dict[str, Any]) -> None:
+        """Write a line.
+
+        Raises:
+            JournalError: it cannot be written. This is said once: what a run that ends has yet to say is left out.
+        """
+        line = json.dumps(entry, allow_nan=False).encode() + b"\n"
+        if self.error:
+            return
+        try:
+            while line:  # a disk that becomes full takes a part of it
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            self.error = JournalError(f"{self.path} cannot be written: {error.strerror}")
+            raise self.error from error
+
+    def _take_up(self, facts: Mapping[str, Any], after: str) -> None:
         """Read what is there. A last line that was cut short is cut off."""
         self._file.seek(0)
         text = self._file.read()
@@ -97,13 +120,14 @@ class Journal:
                 problem = f"line {number} of {self.path} cannot be read ({error})"
                 raise JournalError(f"{problem}; remove the file, and run again without --resume") from error
         if running:
-            self.deaths[running] += 1
+            self.deaths[running].append(after)
 
     def _read(self, entry: dict[str, Any], facts: Mapping[str, Any], running: str | None) -> str | None:
         """Take up one entry; what runs after it."""
         if "start" in entry:
             self._require_same(entry["start"], facts)
-            self.deaths.update([running] if running else [])
+            if running:
+                self.deaths[running].append(str(entry.get("after", UNKNOWN)))
             return None
         if "row" in entry:
             row = Row(**{**entry["row"], "samples": tuple(map(float, entry["row"]["samples"]))})

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
+from jax.extend.backend import get_backend
 
 from benchmarks.measure import Training, steps_per_block
 from benchmarks.turns import Turns, take_turns
@@ -17,6 +18,18 @@ from benchmarks.turns import Turns, take_turns
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 COMPILER = ("jax", "jaxlib", "flax", "optax")
 """The packages whose version may change a compiled program."""
+SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_optimization_level",
+    "jax_threefry_partitionable",
+    "jax_use_shardy_partitioner",
+)
+"""The settings of JAX that may change a compiled program ("Configuration options", JAX documentation)."""
 MATMUL_SECONDS = 0.3
 VIRTUAL_DEVICES = 8
 
@@ -44,8 +57,7 @@ def update_machine_info(info: dict[str, Any], matmul_flops_per_second: Mapping[s
     facts = compiler_facts()
     info |= facts
     info["virtual_devices"] = info["platform"] == "cpu"
-    stable = ("cpu", "versions", "xla_flags", "platform", "device_kind", "device_count")
-    info["fingerprint"] = fingerprint({key: info[key] for key in stable})
+    info["fingerprint"] = fingerprint({"cpu": info["cpu"], "versions": info["versions"]} | facts)
     info["counters_fingerprint"] = fingerprint(facts)
     info["matmul_flops_per_second"] = dict(matmul_flops_per_second)
 
@@ -56,7 +68,10 @@ def compiler_facts() -> dict[str, Any]:
     return {
         "compiler_versions": {package: version(package) for package in COMPILER},
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "libtpu_init_args": os.environ.get("LIBTPU_INIT_ARGS", ""),
+        "jax_settings": " ".join(f"{name}={getattr(jax.config, name, None)}" for name in SETTINGS),
         "platform": device.platform,
+        "platform_version": get_backend().platform_version,  # of CUDA, libtpu and the like
         "device_kind": device.device_kind,
         "device_count": jax.device_count(),
         "architecture": platform.machine(),

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -32,6 +32,19 @@ def compile_step(step: Step) -> tuple[jax.stages.Compiled, float, int]:
         return program, time.perf_counter() - start, len(compiled)
     except Exception as error:
         raise CompileError(f"{type(error).__name__}: {error}") from error
+
+
+class Timed(Protocol):
+    """What can be timed in blocks, as a `Training` can."""
+
+    @property
+    def dispatch_seconds(self) -> float:
+        """Of the latest block, until its last step was handed to the devices."""
+        ...
+
+    def block(self, steps: int) -> float:
+        """Seconds that some steps take."""
+        ...
 
 
 class Training:
@@ -66,7 +79,7 @@ class Training:
         return self.metrics
 
 
-def steps_per_block(training: Training) -> int:
+def steps_per_block(training: Timed) -> int:
     """So many steps that a block lasts `BLOCK_SECONDS`, next to which the clock and the wait are nothing."""
     steps = 1
     while (seconds := training.block(steps)) < BLOCK_SECONDS:

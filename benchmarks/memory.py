@@ -3,6 +3,7 @@
 import math
 import resource
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ from typing import Any
 import jax
 
 from strategies import Step
+
+CGROUPS_1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+CGROUPS_2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+"""Where control groups are, by version of Linux's, and what their limit, their use and its cached part are called."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,32 @@ def states_budget_bytes() -> int | None:
     """
     if stats := jax.local_devices()[0].memory_stats():
         return (stats["bytes_limit"] - stats["bytes_in_use"]) // 2 if "bytes_limit" in stats else None
+    free = [*free_host_bytes(), *free_cgroup_bytes()]
+    return min(free) // 2 if free else None
+
+
+def free_host_bytes() -> Iterator[int]:
+    """What the machine has left, where it says."""
     if (meminfo := Path("/proc/meminfo")).exists():  # not on macOS
         facts = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        return 1024 * int(facts["MemAvailable"].split()[0]) // 2
-    return None
+        yield 1024 * int(facts["MemAvailable"].split()[0])
+
+
+def free_cgroup_bytes(root: Path = Path("/")) -> Iterator[int]:
+    """What each control group that this process is in has left: a container, or a job, may have less than its machine.
+
+    Linux has two versions of them (its documentation: admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2). Groups
+    are nested, and inside a container the outermost that is seen is the container's own, whatever its name. What is
+    kept of files that were read counts as used, and makes room where it is needed.
+    """
+    groups = root / "proc/self/cgroup"
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, controllers, name = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, limit, used, cached = CGROUPS_1 if controllers else CGROUPS_2
+        group = Path(name.lstrip("/"))
+        for folder in (root / top / part for part in (group, *group.parents)):
+            if (folder / limit).exists() and (most := (folder / limit).read_text().strip()) != "max":
+                facts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                yield int(most) - int((folder / used).read_text()) + int(facts[cached])

@@ -27,6 +27,7 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("meshmark", "meshmark: what `pytest benchmarks` measures")
     declare(group.addoption)
     add = group.addoption
+    add("--attribution", action="store_true", help="say of each step where its time goes; times variants of it, too")
     add("--case-seconds", type=seconds, metavar="S", default=CASE_SECONDS, help="timed a case; default: %(default)s")
     add("--case-timeout", type=seconds, metavar="S", default=CASE_TIMEOUT, help="without a sign; default: %(default)s")
     add("--compile-only", action="store_true", help="ask the compiler what each step does, and run nothing")

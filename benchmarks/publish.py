@@ -6,8 +6,10 @@ rows of an interrupted run are taken up again.
 """
 
 import shutil
+import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,19 +78,40 @@ def require_writable(path: Path | None) -> None:
     """See that the report can be written before hours of work are lost; its folder is made if need be.
 
     Raises:
-        pytest.UsageError: the file cannot be written, or its disk is full.
+        pytest.UsageError: the file cannot be written, is no file, or its disk is full.
     """
     if path is None:
         return
-    existed = path.exists()
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise pytest.UsageError(f"--benchmark-json={path} is a device or a pipe; name a file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
+        if path.exists():
+            path.open("ab").close()
+        tempfile.TemporaryFile(dir=path.parent).close()  # another run may be writing the report itself
         free_bytes = shutil.disk_usage(path.parent).free
     except OSError as error:
         raise pytest.UsageError(f"--benchmark-json={path} cannot be written: {error.strerror}; name another") from error
-    if not existed:
-        path.unlink()
     if free_bytes < LEAST_FREE_BYTES:
         problem = f"--benchmark-json={path} has {free_bytes / 2**20:.1f} MiB left on its disk"
         raise pytest.UsageError(f"{problem}; free {LEAST_FREE_BYTES / 2**20:.0f} MiB, or name another")
+
+
+@contextmanager
+def whole_report(config: pytest.Config) -> Iterator[None]:
+    """Have the report that is written inside take its place when it is whole: there is an earlier one, or this.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    session, report = benchmark_session(config), config.option.benchmark_json
+    if report is None:
+        yield
+        return
+    session.json = part = report.with_name(f"{report.name}.part")
+    try:
+        yield
+        if part.exists():  # it is not where no case was selected
+            part.replace(report.resolve())
+    finally:
+        part.unlink(missing_ok=True)

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field, fields
 
 import jax
 
+from benchmarks.attribution import Attribution
 from benchmarks.cases import Case
 from benchmarks.compiled import ROW_KEYS
 from benchmarks.failures import Status
 from benchmarks.memory import Memory
 from benchmarks.turns import Ratio, Turns
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations")
 
 NOISE = 0.05
-"""A run is noisy where the same step, timed twice, differs by more than this."""
+"""A run is noisy where the same step, timed twice, may differ by more than this: its interval reaches so far."""
 
 Scalar = str | int | float | bool | None
 
@@ -57,6 +58,7 @@ class Record:
         timed: the blocks of its turns.
         relative_to_single: its time over that of `single` on the same work, from blocks of the same rounds.
         canary: the time of a step over that of its own twin, which took turns beside this case: 1 but for the noise.
+        attribution: where its time goes.
         compile_only: the compiler was asked, and nothing timed.
     """
 
@@ -77,6 +79,7 @@ class Record:
     timed: Turns | None = None
     relative_to_single: Ratio | None = None
     canary: Ratio | None = None
+    attribution: Attribution | None = None
     compile_only: bool = False
 
     @classmethod
@@ -113,8 +116,8 @@ class Record:
 
     @property
     def noisy(self) -> bool | None:
-        """Whether the canary was off by more than `NOISE`."""
-        return None if self.canary is None else abs(self.canary.median - 1) > NOISE
+        """Whether the canary may have been off by more than `NOISE`."""
+        return None if self.canary is None else self.canary.low < 1 - NOISE or self.canary.high > 1 + NOISE
 
     def as_row(self) -> Row:
         """The row that this ends in."""
@@ -123,7 +126,7 @@ class Record:
 
     def as_extra_info(self) -> dict[str, Scalar]:
         """The row as pytest-benchmark keeps it: the same keys always, plain scalars, None for missing or NaN."""
-        case, timed, relative = self.case, self.timed, self.relative_to_single
+        case, timed, relative, parts = self.case, self.timed, self.relative_to_single, self.attribution
         row: dict[str, Scalar] = {
             "schema_version": SCHEMA_VERSION,
             "kind": "compiled" if self.compile_only else "timed",
@@ -151,7 +154,11 @@ class Record:
             "relative_to_single_low": relative and relative.low,
             "relative_to_single_high": relative and relative.high,
             "canary_ratio": self.canary and self.canary.median,
+            "canary_ratio_low": self.canary and self.canary.low,
+            "canary_ratio_high": self.canary and self.canary.high,
             "noisy": self.noisy,
+            **{f"attribution.{part.name}": getattr(parts, part.name, None) for part in fields(Attribution)},
+            "attribution.total_over_step": _over(parts and parts.total_seconds, self.step_seconds_median),
             "model_flops_per_step": self.model_flops_per_step,
             "model_flops_utilization": self.model_flops_utilization,
             "matmul_flops_per_second": self.matmul_flops_per_second,

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 
 from benchmarks.session import Session
-from benchmarks.terminal import noise, outcome, progress, table
+from benchmarks.terminal import noise, outcome, progress, table, where_time_goes
 
 
 class Reporter:
@@ -50,6 +50,10 @@ class Reporter:
         rows = list(self.session.rows.values())
         for line in [*table(rows), *noise(rows)]:
             terminalreporter.write_line(line)
+        if lines := where_time_goes(rows):
+            terminalreporter.section("where the time of a step goes")
+            for line in lines:
+                terminalreporter.write_line(line)
         if path := self.config.option.benchmark_json:
             terminalreporter.write_line(f"report: {path}")
         terminalreporter.write_line(f"time: {self.session.clock}")

@@ -1,7 +1,7 @@
 """A run of the benchmarks: it checks every case, then times those that are compared in turns, and keeps the rows."""
 
-import os
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,18 +10,18 @@ from typing import Any
 
 import jax
 
+from benchmarks.attribution import attribute
 from benchmarks.cases import Case
 from benchmarks.check import Trajectory
 from benchmarks.clock import Clock
 from benchmarks.corpus import Corpus
 from benchmarks.failures import CaseFailure, Died, reason_of, status_of
-from benchmarks.journal import Journal
+from benchmarks.journal import Journal, JournalError
 from benchmarks.machine import matmul_flops_per_second
 from benchmarks.measure import Training, steps_per_block
 from benchmarks.memory import device_peak_bytes, host_peak_rss_bytes, states_budget_bytes
 from benchmarks.prepare import Entry, Preparation
 from benchmarks.record import Record, Row
-from benchmarks.supervise import RESUMED
 from benchmarks.turns import MIN_ROUNDS, Ratio, Turns, take_turns
 from benchmarks.watchdog import Watchdog
 from strategies import Infeasible
@@ -41,6 +41,7 @@ class Plan:
         compile_only: ask the compiler, and run nothing.
         trace: a folder for a profiler's trace of each case, taken apart from what is timed.
         case_timeout: seconds after which a case that gets nowhere has ended.
+        attribution: say of each step where its time goes.
     """
 
     corpus_N: Corpus
@@ -48,6 +49,7 @@ class Plan:
     compile_only: bool = False
     trace: Path | None = None
     case_timeout: float = 600.0
+    attribution: bool = False
 
 
 class Session:
@@ -127,7 +129,7 @@ class Session:
     def close(self) -> list[Row]:
         """End the run; all rows, those of cases that were not finished among them."""
         self._watchdog.rest()
-        self.journal.close()
+        self.journal.stop()
         stopped = {"status": "interrupted", "reason": "the run was stopped before the case was timed"}
         return [*self.rows.values(), *(replace(entry.record, **stopped).as_row() for entry in self._waiting())]
 
@@ -136,9 +138,11 @@ class Session:
         return [entry for name, entry in self._entries.items() if name not in self.rows]
 
     def _reference(self, single: Case) -> Entry | str:
-        """One device on the same work, or why there is none."""
-        if died := self._died(single):
-            return self._preparation.give_up(single, died)
+        """One device on the same work, or why there is none. One that hung is not waited for again."""
+        row = self.rows.get(str(single))
+        hung = row.extra_info["reason"] if row and row.extra_info["status"] == "timeout" else None
+        if why := hung or self._died(single):
+            return self._preparation.give_up(single, str(why))
         self._begin(str(single))
         return self._preparation.reference(single)
 
@@ -182,11 +186,9 @@ class Session:
                 entry.record = replace(entry.record, **learnt)
                 if str(entry.case) in trainings:
                     self._finish(entry, trainings[str(entry.case)], turns[str(entry.case)])
-        if self.plan.trace:
-            for entry in heat:
-                if not entry.error:
-                    with jax.profiler.trace(str(self.plan.trace / str(entry.case))):
-                        trainings[str(entry.case)].block(turns[str(entry.case)].steps_per_block)
+        for entry in heat:
+            if not entry.error:
+                self._look_closer(entry, trainings[str(entry.case)])
 
     def _finish(self, entry: Entry, training: Training, turns: Turns) -> None:
         """Look at what came out of the timed steps, and end the case, unless it had too few turns."""
@@ -200,6 +202,25 @@ class Session:
         if len(turns.seconds) >= MIN_ROUNDS:
             peaks = {"device_peak_bytes": device_peak_bytes(), "host_peak_rss_bytes": host_peak_rss_bytes()}
             self._end(entry, status="ok", timed=turns, memory=replace(entry.record.memory, **peaks))
+
+    def _look_closer(self, entry: Entry, training: Training) -> None:
+        """Trace a step that was timed, and say where its time goes. Its row is whole without, should that fail."""
+        case, step, timed, seconds = str(entry.case), entry.step, entry.record.timed, entry.record.step_seconds_median
+        assert step
+        assert timed
+        assert seconds
+        if self.plan.trace:
+            with jax.profiler.trace(str(self.plan.trace / case)):
+                training.block(timed.steps_per_block)
+        if self.plan.attribution:
+            self.say(f"{case}: timing variants of the step")
+            budget_seconds = self.plan.case_seconds
+            try:
+                with self.clock.phase("attribution"):
+                    parts = attribute(entry.case, step, training, seconds, budget_seconds, lambda: self._begin(case))
+                self._end(entry, attribution=parts)
+            except Exception as error:
+                warnings.warn(f"{case}: where its time goes is not known: {reason_of(error)}", stacklevel=2)
 
     def _matmul_rate(self, dtype: str) -> float:
         """FLOPs per second of a matmul alone, measured once in a run."""
@@ -224,9 +245,11 @@ class Session:
 
     @contextmanager
     def _ending(self, entries: Sequence[Entry]) -> Iterator[None]:
-        """What goes wrong inside ends these cases, and not the run; Ctrl-C ends the run."""
+        """What goes wrong inside ends these cases, and not the run; Ctrl-C ends the run, and a disk that is full."""
         try:
             yield
+        except JournalError:
+            raise
         except Exception as error:
             for entry in entries:
                 if str(entry.case) not in self.rows:
@@ -234,10 +257,10 @@ class Session:
 
     def _died(self, case: Case) -> str | None:
         """Whether a case has ended too many processes; how often, and how the last of them ended."""
-        deaths = self.journal.deaths[str(case)]
-        if deaths < MOST_DEATHS:
+        deaths = self.journal.deaths.get(str(case), [])
+        if len(deaths) < MOST_DEATHS:
             return None
-        return f"{deaths} processes died while it ran, the last of {os.environ.get(RESUMED, 'unknown cause')}"
+        return f"{len(deaths)} processes died while it ran, the last of {deaths[-1]}"
 
     def _time_out(self, case: str, seconds: float) -> None:
         """The last words of the watchdog, in its thread, while the case hangs in this one's.

@@ -13,12 +13,20 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from benchmarks.journal import STOPPED
 from benchmarks.watchdog import TIMED_OUT
 
 JOURNAL = "MESHMARK_JOURNAL"
 """The variable by which a supervised process knows its journal."""
 RESUMED = "MESHMARK_RESUMED"
 """Set for a process that goes on with the journal of one that died; says of what."""
+
+CTRL_C = 130
+"""The exit status of a command that Ctrl-C ended, or whoever stops a job: 128 and the signal's number."""
+UNWRITTEN = 74
+"""The exit status of a process that could not write what it had measured (`EX_IOERR` of sysexits.h)."""
 
 
 def supervised() -> bool:
@@ -36,34 +44,78 @@ def supervise(arguments: Sequence[str], journal: Path | None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = journal or Path(folder, "journal.jsonl")
         environment = os.environ | {JOURNAL: str(path)}
-        before = 0
         while True:
-            status = run([sys.executable, "-m", "pytest", *arguments], environment)
-            written = path.read_bytes() if path.exists() else b""
-            orderly = b'"began"' not in written[before:] or written.endswith(b'{"stopped": true}\n')
-            before = len(written)
-            if orderly or -status in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before = content(path)
+            status, told = run([sys.executable, "-m", "pytest", *arguments], environment)
+            written = content(path).removeprefix(before)
+            if told and status == TIMED_OUT:
+                return CTRL_C  # it hung, and could not hear
+            if told or ended(status, written):
                 return 128 - status if status < 0 else status
-            death = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-            death = "a case that timed out" if status == TIMED_OUT else death
+            death = death_of(status)
             print(f"\nthe benchmarks ended by {death}; going on with the cases that are left", file=sys.stderr)
             environment |= {RESUMED: death}
 
 
-def run(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run a command to its end, whatever is pressed meanwhile: a terminal sends Ctrl-C to it too, and it will end."""
+def content(journal: Path) -> bytes:
+    """What is written in it, if it is there."""
+    return journal.read_bytes() if journal.exists() else b""
+
+
+def ended(status: int, written: bytes) -> bool:
+    """Whether a process that wrote this into its journal has ended, or has died: then another goes on.
+
+    >>> ended(1, b'{"began": "single"}\\n{"stopped": true}\\n'), ended(1, b'{"began": "single"}\\n')
+    (True, False)
+    """
+    meant = pytest.ExitCode.USAGE_ERROR, UNWRITTEN, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP
+    # What is written when the options were refused, another run wrote.
+    return status in meant or b'"began"' not in written or written.endswith(STOPPED)
+
+
+def death_of(status: int) -> str:
+    """What a process died of.
+
+    >>> death_of(-signal.SIGABRT), death_of(3)
+    ('SIGABRT', 'exit status 3')
+    """
+    if status == TIMED_OUT:
+        return "a case that timed out"
+    if status == -signal.SIGKILL:
+        return "SIGKILL, of which too little memory is the usual cause"
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+
+
+def run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool]:
+    """Run a command to its end, whatever is pressed meanwhile; its exit status, and whether it was told to stop.
+
+    A terminal sends Ctrl-C to it too; SIGTERM, which stops this process alone, is passed on.
+    """
+    told: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
-    def forward(number: int, _: object) -> None:
-        if process:
+    def hear(number: int, _: object) -> None:
+        told.append(number)
+        if process and number == signal.SIGTERM:
             process.send_signal(number)
 
     # A handler, not SIG_IGN: the command would inherit that.
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
-    before[signal.SIGTERM] = signal.signal(signal.SIGTERM, forward)
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         process = subprocess.Popen(command, env=environment)
-        return process.wait()
+        if signal.SIGTERM in told:  # before there was anybody to pass it on to
+            process.terminate()
+        return process.wait(), bool(told)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def stop_once(number: int, _: object) -> None:
+    """Handle a signal as Ctrl-C, once: who stops a job may tell this process, and the one that passes it on, too.
+
+    Raises:
+        KeyboardInterrupt: always.
+    """
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt

@@ -3,10 +3,20 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.record import NOISE, Row
+from benchmarks.record import Row
 
 HEADER = ("strategy", "mesh", "batch", "tokens/s", "time/single", "95% between", "MiB/device", "loss check")
 ALIGN = ("<", "<", ">", ">", ">", ">", ">", "<")
+PARTS = {
+    "compute": "compute",
+    "sending": "exposed_communication",
+    "schedule": "schedule_bubble",
+    "lockstep": "lockstep_bubble",
+    "recomputing": "recomputation",
+    "optimizer": "optimizer",
+    "dispatch": "dispatch",
+}
+"""Where time goes, as the summary has it and as the row has it."""
 MIB = 2**20
 
 
@@ -36,12 +46,31 @@ def outcome(row: Row) -> str:
     return f"{row.case}: {info['tokens_per_second']:,.0f} tokens/s"
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Iterable[Row]) -> list[str]:
     """The lines of the summary, a case a line; one that ended badly says how."""
-    lines = [HEADER, *map(cells, rows)]
+    return aligned([HEADER, *map(cells, rows)], ALIGN)
+
+
+def where_time_goes(rows: Iterable[Row]) -> list[str]:
+    """The parts of each step's time in percent, and their sum: a case a line, where they were measured."""
+    lines = [shares(row) for row in rows if row.extra_info["attribution.total_over_step"] is not None]
+    header = ("strategy", "mesh", "batch", *(f"{part} %" for part in PARTS), "in all %")
+    return aligned([header, *lines], ("<", "<", *">" * (len(PARTS) + 2))) if lines else []
+
+
+def shares(row: Row) -> tuple[str, ...]:
+    """The parts of a step's time."""
+    info: dict[str, Any] = row.extra_info
+    parts = [info[f"attribution.{part}_seconds"] / info["step_seconds_median"] for part in PARTS.values()]
+    percent = [f"{100 * part:.1f}" for part in (*parts, info["attribution.total_over_step"])]
+    return (info["strategy"], info["mesh"], str(info["global_batch_sequences"]), *percent)
+
+
+def aligned(lines: Sequence[tuple[str, ...]], align: Sequence[str]) -> list[str]:
+    """Cells in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
-        "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, ALIGN, widths, strict=True)).rstrip()
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, align, widths, strict=True)).rstrip()
         for line in lines
     ]
 
@@ -83,10 +112,11 @@ def verdict(info: dict[str, Any]) -> str:
 
 
 def noise(rows: Iterable[Row]) -> list[str]:
-    """What the canaries say: how much the same step differed from itself, in each group that was timed together."""
-    ratios = sorted({float(ratio) for row in rows if (ratio := row.extra_info["canary_ratio"]) is not None})
-    if not ratios:
+    """What the canaries say: how much the same step may have differed from itself, in each group timed together."""
+    infos: list[dict[str, Any]] = [row.extra_info for row in rows if row.extra_info["canary_ratio"] is not None]
+    if not infos:
         return []
-    apart = ", ".join(f"{ratio - 1:+.1%}" for ratio in ratios)
-    loud = any(abs(ratio - 1) > NOISE for ratio in ratios)
+    bounds = sorted({(info["canary_ratio_low"], info["canary_ratio_high"]) for info in infos})
+    apart = ", ".join(f"{low - 1:+.1%} to {high - 1:+.1%}" for low, high in bounds)
+    loud = any(info["noisy"] for info in infos)
     return [f"noise: the same step timed twice differed by {apart}" + ("; THIS RUN IS NOISY" if loud else "")]

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.measure import Training, no_compilation
+from benchmarks.measure import Timed, no_compilation
 
 MIN_ROUNDS = 6
 """The fewest pairs whose extremes enclose the median with 95% confidence."""
@@ -32,7 +32,7 @@ class Turns:
         """How many were timed."""
         return self.steps_per_block * len(self.seconds)
 
-    def take(self, training: Training) -> None:
+    def take(self, training: Timed) -> None:
         """Time one block.
 
         Raises:
@@ -45,7 +45,7 @@ class Turns:
 
 
 def take_turns(
-    trainings: Mapping[str, Training],
+    trainings: Mapping[str, Timed],
     turns: Mapping[str, Turns],
     budget_seconds: float,
     begin: Callable[[str], None],

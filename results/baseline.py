@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from results.counters import COUNTERS, DIRECTIONS, PASSED, Snapshot, read_snapshot
+from results.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
 from results.records import SCHEMA_VERSION, Case, RecordError
 from results.verdict import EXIT_CODES
 
@@ -24,7 +24,7 @@ def as_baseline(snapshot: Snapshot) -> dict[str, Any]:
     machine = {
         "counters_fingerprint": snapshot.fingerprint,
         "cpu": {"arch": facts.pop("arch")},
-        **{key: facts.pop(key) for key in ("xla_flags", "platform", "device_kind", "device_count")},
+        **{key: facts.pop(key) for key in (*SETTINGS, "device_count")},
         "versions": facts,
     }
     return {

@@ -79,7 +79,8 @@ def how_noisy(rows: pd.DataFrame) -> str:
     noisy = rows[rows["noisy"].eq(True)]
     if noisy.empty:
         return ""
-    return f"; a noisy run: the same step timed twice differed by {(noisy['canary_ratio'] - 1).abs().max():.0%}"
+    low, high = noisy["canary_ratio_low"].min() - 1, noisy["canary_ratio_high"].max() - 1
+    return f"; a noisy run: the same step timed twice differed by {low:+.0%} to {high:+.0%}"
 
 
 def what_was_left_out(rows: pd.DataFrame, points: pd.DataFrame, needs: str) -> str:

@@ -28,9 +28,9 @@ PASSED = "ok"
 KEPT = dict.fromkeys(("status", "reason", "compiled.hash"), is_text) | dict.fromkeys(COUNTERS, is_number)
 # The packages whose version may change a compiled program.
 COMPILER = ("jax", "jaxlib", "flax", "optax")
-FACTS = dict.fromkeys((*COMPILER, "xla_flags", "platform", "device_kind", "arch"), is_text) | {
-    "device_count": is_number
-}
+# What else they may depend on, as `machine_info` has it.
+SETTINGS = ("xla_flags", "libtpu_init_args", "jax_settings", "platform", "platform_version", "device_kind")
+FACTS = dict.fromkeys((*COMPILER, *SETTINGS, "arch"), is_text) | {"device_count": is_number}
 REFRESH = "write it again with `python -m results.baseline RUN.json`"
 
 
@@ -124,7 +124,7 @@ def machine_of(path: Path, machine: Mapping[str, Any]) -> tuple[str, dict[str, A
     if not isinstance(fingerprint, str) or not isinstance(versions, dict):
         raise RecordError(f"{path} lacks counters_fingerprint or versions in machine_info; run the benchmarks again")
     facts = {package: versions.get(package) for package in COMPILER}
-    facts |= {key: machine.get(key) for key in ("xla_flags", "platform", "device_kind", "device_count")}
+    facts |= {key: machine.get(key) for key in (*SETTINGS, "device_count")}
     facts["arch"] = cpu.get("arch") if isinstance(cpu, dict) else None
     check_kinds(f"{path}: machine_info", facts, FACTS)
     return fingerprint, facts

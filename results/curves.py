@@ -19,6 +19,17 @@ PARTS = {
     "other outputs": "new_output_bytes",
 }
 
+# What a step's time is spent on, in the order in which it is drawn.
+TIMES = {
+    "compute": "attribution.compute_seconds",
+    "recomputation": "attribution.recomputation_seconds",
+    "optimizer": "attribution.optimizer_seconds",
+    "exposed communication": "attribution.exposed_communication_seconds",
+    "schedule bubble": "attribution.schedule_bubble_seconds",
+    "lockstep bubble": "attribution.lockstep_bubble_seconds",
+    "dispatch": "attribution.dispatch_seconds",
+}
+
 
 def workloads(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Split rows into those that did the same work, which alone share figures; yield a label and the rows of each."""
@@ -83,3 +94,9 @@ def memory_parts(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.rename(columns=columns).melt(
         ["strategy", "mesh", "devices", "global_batch_sequences"], list(PARTS), var_name="part", value_name="bytes"
     )
+
+
+def attributed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows that count and say where their time goes, the fewest devices first."""
+    rows = rows[counts(rows)].dropna(subset=list(TIMES.values()))
+    return rows.sort_values("devices", kind="stable")

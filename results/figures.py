@@ -19,9 +19,10 @@ from results.canvas import (
     strategy_lines,
     throughput_axis,
 )
-from results.curves import PARTS, frontier, memory_parts, scaling
+from results.curves import PARTS, TIMES, attributed, frontier, memory_parts, scaling
 
 PART_COLOURS = dict(zip(PARTS, sns.color_palette("viridis", len(PARTS)), strict=True))
+TIME_COLOURS = dict(zip(TIMES, sns.color_palette("colorblind", len(TIMES)), strict=True))
 
 
 def throughput_vs_devices(rows: pd.DataFrame, look: Look) -> Figure:
@@ -106,6 +107,24 @@ def throughput_vs_memory(rows: pd.DataFrame, look: Look) -> Figure:
     return figure
 
 
+def where_time_goes(rows: pd.DataFrame, look: Look) -> Figure:
+    """Draw the parts of each step's time, a bar a row, and the time of the whole step across it."""
+    points = attributed(rows)
+    figure, (axes,) = canvas(rows, points, "Where the time of a step goes", needs="its time attributed")
+    figure.set_figheight(max(4.5, 2 + 0.3 * len(points)))
+    names = points["strategy"] + " " + points["mesh"]
+    milliseconds = 1e3 * points[list(TIMES.values())].set_axis(list(TIMES), axis="columns").set_axis(names)
+    milliseconds.plot.barh(stacked=True, ax=axes, color=list(TIME_COLOURS.values()), legend=False, width=0.7, lw=0)
+    whole = {"color": "black", "marker": "|", "markersize": 14, "linestyle": "", "label": "the step, measured"}
+    (measured,) = axes.plot(1e3 * points["step_seconds_median"], range(len(points)), **whole)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set(xlabel="time of a step (ms)", ylabel="")
+    handles = [Patch(color=colour, label=part) for part, colour in TIME_COLOURS.items()]
+    figure.legend(handles=[*handles, measured], loc="outside right center", frameon=False)
+    return figure
+
+
 def by_devices(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Split points by number of devices, under a title each; `single` is in every part, to compare with."""
     single = points["strategy"] == "single"
@@ -121,5 +140,6 @@ FIGURES: dict[str, Callable[[pd.DataFrame, Look], Figure]] = {
         memory_vs_devices,
         throughput_vs_batch,
         throughput_vs_memory,
+        where_time_goes,
     )
 }

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from results.checkouts import Checkout
@@ -22,11 +22,13 @@ class Outcome:
         seconds: of a step, a number a round, by side.
         losses: of the first step, by side.
         failures: what went wrong, by side; where nothing did, the launch counts.
+        died: the sides whose processes died at a first attempt.
     """
 
     seconds: dict[Side, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
     losses: dict[Side, float] = field(default_factory=dict)
     failures: dict[Side, WorkerFailure] = field(default_factory=dict)
+    died: list[Side] = field(default_factory=list)
 
     @property
     def launch(self) -> Launch:
@@ -34,11 +36,12 @@ class Outcome:
         return Launch(**{side: seconds[WARM_UP_ROUNDS:] for side, seconds in self.seconds.items()})
 
     def __str__(self) -> str:
+        again = f", tried again, for {' and '.join(self.died)} died" if self.died else ""
         if self.failures:
-            return ", ".join(f"{side} {failure.status}" for side, failure in self.failures.items())
+            return ", ".join(f"{side} {failure.status}" for side, failure in self.failures.items()) + again
         launches = [self.launch]
         head, canary = Estimate.between(launches, "head", "base"), Estimate.between(launches, "canary", "base")
-        return f"head {head}, canary {canary}"
+        return f"head {head}, canary {canary}{again}"
 
 
 @contextmanager
@@ -54,6 +57,13 @@ def launched(
 
 
 def time_case(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Outcome:
+    """Time a case on all sides, and once more where a process died: the first time may have been an accident."""
+    outcome = attempt(workers, case, rounds, draw)
+    died = [side for side, failure in outcome.failures.items() if failure.status == "died"]
+    return replace(attempt(workers, case, rounds, draw), died=died) if died else outcome
+
+
+def attempt(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Outcome:
     """Prepare a case on all sides at once, then time it in turns."""
     outcome = Outcome()
     for worker in workers.values():

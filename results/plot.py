@@ -9,7 +9,7 @@ import pandas as pd
 import seaborn as sns
 
 from results.canvas import Look, look_of
-from results.curves import counts, left_out, widest_batch, workloads
+from results.curves import attributed, counts, left_out, widest_batch, workloads
 from results.figures import FIGURES
 from results.load import RecordError, load
 
@@ -57,6 +57,8 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, draw in FIGURES.items():
+        if name == "where_time_goes" and attributed(at_batch).empty:
+            continue  # it is measured only when it is asked for
         figure = draw(rows if name == "throughput_vs_batch" else at_batch, look)
         for suffix, metadata in METADATA.items():
             paths.append(folder / f"{name}.{suffix}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 WRITTEN_BY = "a file written by `pytest benchmarks --benchmark-json=FILE`"
 
 

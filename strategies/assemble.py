@@ -73,13 +73,17 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         with jax.default_matmul_precision("highest" if train.dtype == "float32" else "default"):
             return spread.reduce(*differentiate(spread.enter(params), tokens_BS))
 
-    def update(state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
-        value, grads = gradients(state.params, tokens_BS)
+    def apply(state: State, grads: Weights) -> tuple[State, Metrics]:
         norm = global_norm(grads, specs)
         clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
         updates, moments = optimizer.update(jax.tree.map(lambda g: g * clip, grads), state.optimizer, state.params)
         params: Any = optax.apply_updates(state.params, updates)
-        return State(params, moments), {"loss": value, "grad_norm": norm}
+        return State(params, moments), {"grad_norm": norm}
+
+    def update(state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
+        value, grads = gradients(state.params, tokens_BS)
+        state, metrics = apply(state, grads)
+        return state, {"loss": value, **metrics}
 
     shapes = jax.eval_shape(init, jax.random.key(0))
     moments = optax.tree_map_params(
@@ -104,6 +108,7 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
             donate_argnums=0,
         ),
         gradients=jax.jit(spread_out(gradients, (specs, batch_spec), (P(), specs))),
+        apply=jax.jit(spread_out(apply, (state_specs, specs), (state_specs, P()))),
         state=jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings),
         batch=jax.ShapeDtypeStruct(batch_shape, jnp.int32, sharding=NamedSharding(mesh, batch_spec)),
     )

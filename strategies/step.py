@@ -73,7 +73,8 @@ class Step:
     Attributes:
         init: key -> `State`, created sharded: no device ever holds a full-size array that its strategy splits.
         update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state.
-        gradients: jitted, (params, batch) -> (loss, gradients before clipping), to look at; it donates nothing.
+        gradients: the first half of it, jitted: (params, batch) -> (loss, gradients before clipping).
+        apply: the other half, jitted: (state, gradients) -> (state, {"grad_norm"}). Neither donates anything.
         state: shapes, dtypes and shardings of the state; `batch` likewise.
         train, mesh, config: what the step was built from.
     """
@@ -84,6 +85,7 @@ class Step:
     init: Any
     update: Any
     gradients: Any
+    apply: Any
     state: State
     batch: jax.ShapeDtypeStruct
 

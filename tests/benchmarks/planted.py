@@ -1,10 +1,18 @@
-"""Strategies with one fault each, on a model of one number; `-p tests.benchmarks.planted` offers them to a run."""
+"""Strategies with one fault each, on a model of one number; `-p tests.benchmarks.planted` offers them to a run.
+
+With SINGLE=NAME in the environment that one is called `single`, `data` is a toy too, and little is timed. With ONCE a
+folder keeps what has happened. As the report is about to be written somebody presses Ctrl-C with TWICE, and makes room
+on the disk with ROOM.
+"""
 
 import dataclasses
+import functools
 import os
+import resource
 import signal
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -69,15 +77,13 @@ def stopped(step: Step) -> Step:
 
 
 def stopped_once(step: Step) -> Step:
-    """Somebody presses Ctrl-C while the step of a batch of 8 is compiled, unless the file ONCE is there already."""
+    """Somebody presses Ctrl-C while the step of a batch of 8 is compiled, and stops the job at a batch of 16."""
+    return happening_once(step, {8: lambda: signal.raise_signal(signal.SIGINT), 16: stop_job})
 
-    def stop(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        if step.train.batch_size == 8 and not Path(os.environ["ONCE"]).exists():
-            Path(os.environ["ONCE"]).touch()
-            signal.raise_signal(signal.SIGINT)
-        return metrics
 
-    return changed(step, stop)
+def full_once(step: Step) -> Step:
+    """The disk becomes full while the step of a batch of 8 is compiled, and again at a batch of 16."""
+    return happening_once(step, {8: fill_disk, 16: fill_disk})
 
 
 def broken(step: Step) -> Step:
@@ -86,8 +92,8 @@ def broken(step: Step) -> Step:
 
 
 def retraced(step: Step) -> Step:
-    """Every call compiles a program of its own."""
-    return dataclasses.replace(step, update=Retraced(step.update))
+    """Every call compiles a program of its own: a new function each time, which no cache knows."""
+    return uncompiled(step, lambda state, batch: jax.jit(lambda *arguments: step.update(*arguments))(state, batch))
 
 
 def hanging(step: Step) -> Step:
@@ -105,20 +111,80 @@ def aborting(step: Step) -> Step:
     return changed(step, lambda metrics: os.abort())
 
 
-FAULTS = (hanging, aborting, nan, wrong, diverging, uncompilable, huge, stopped, stopped_once, broken, retraced)
+def hanging_later(step: Step) -> Step:
+    """A step of a batch of 8 never ends when it takes its turn; the first steps do."""
+
+    def hang() -> None:
+        if step.train.batch_size == 8:
+            Path(os.environ["ONCE"], "hanging").touch()
+            time.sleep(1e6)
+
+    return in_turn(step, hang)
+
+
+def killed_later(step: Step) -> Step:
+    """The system ends the process when the step takes its turn, as it does where memory is short."""
+    return in_turn(step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+FAULTS = (
+    *(nan, wrong, diverging, uncompilable, huge, stopped, stopped_once, full_once, broken, retraced),
+    *(hanging, aborting, hanging_later, killed_later),
+)
+
+
+def happening_once(step: Step, events: Mapping[int, Callable[[], None]]) -> Step:
+    """Something happens while the step of a batch size is compiled, unless it has happened before."""
+
+    def happen(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        event, mark = events.get(step.train.batch_size), Path(os.environ["ONCE"], str(step.train.batch_size))
+        if event and not mark.exists():
+            mark.touch()
+            event()
+        return metrics
+
+    return changed(step, happen)
+
+
+def stop_job() -> None:
+    """Stop the process that was started, which has started this one."""
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(60)
+
+
+def fill_disk() -> None:
+    """No file may become larger than the journal is."""
+    journal_bytes = Path(os.environ["MESHMARK_JOURNAL"]).stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal_bytes, resource.RLIM_INFINITY))
+
+
+def in_turn(step: Step, happen: Callable[[], None]) -> Step:
+    """Something happens when the step takes its turn, and not in the first steps."""
+
+    def update(state: Any, batch: Any) -> Any:
+        if any(frame.f_code.co_name == "take_turns" for frame, _ in traceback.walk_stack(None)):
+            happen()
+        return step.update(state, batch)
+
+    return uncompiled(step, update)
+
+
+def uncompiled(step: Step, update: Callable[[Any, Any], Any]) -> Step:
+    """The step with an update that says that it is compiled, and is not."""
+    return dataclasses.replace(step, update=Uncompiled(update))
 
 
 @dataclasses.dataclass(frozen=True)
-class Retraced:
+class Uncompiled:
     """It says that it is compiled, and is not."""
 
-    update: Callable[..., Any]
+    update: Callable[[Any, Any], Any]
 
-    def lower(self, *shapes: Any) -> "Retraced":
+    def lower(self, *shapes: Any) -> "Uncompiled":
         """As a jitted function does it."""
         return self
 
-    def compile(self) -> "Retraced":
+    def compile(self) -> "Uncompiled":
         """As a lowered function does it."""
         return self
 
@@ -133,8 +199,8 @@ class Retraced:
         return "HloModule nothing\n\nENTRY %main () -> f32[] {\n  ROOT %zero = f32[] constant(0)\n}\n"
 
     def __call__(self, state: Any, batch: Any) -> Any:
-        """A new function each time, which no cache knows."""
-        return jax.jit(lambda *arguments: self.update(*arguments))(state, batch)
+        """As a compiled function does it."""
+        return self.update(state, batch)
 
 
 def changed(step: Step, change: Callable[[dict[str, jax.Array]], Any]) -> Step:
@@ -156,9 +222,19 @@ def raiser(error: Exception) -> Callable[[Any], Any]:
     return fail
 
 
+@functools.cache
+def base(config: Any, mesh: Any, train: Any, devices: tuple[Any, ...]) -> Step:
+    """What toys are made of."""
+    return STRATEGIES["data"].build(config, mesh, train, devices)
+
+
 def plant(name: str, fault: Callable[[Step], Step]) -> Strategy:
     """A strategy with a fault, on the meshes of `data`."""
-    return Strategy(name, ("data",), lambda *sizes: fault(toy(STRATEGIES["data"].build(*sizes))))
+
+    def build(config: Any, mesh: Any, train: Any, devices: Sequence[Any]) -> Step:
+        return fault(toy(base(config, mesh, train, tuple(devices))))
+
+    return Strategy(name, ("data",), build)
 
 
 PLANTED = {fault.__name__: plant(fault.__name__, fault) for fault in FAULTS}
@@ -168,4 +244,20 @@ TOYS = PLANTED | {name: plant(name, lambda step: step) for name in ("single", "d
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
     """Offer the faulty ones beside the real ones, before anything asks for the registry."""
-    strategies.STRATEGIES = MappingProxyType({**STRATEGIES, **PLANTED})
+    offered = {**STRATEGIES, **PLANTED}
+    name = os.environ.get("SINGLE")
+    if name:
+        offered |= {"single": TOYS[name], "data": TOYS["data"]}
+    strategies.STRATEGIES = MappingProxyType(offered)
+    if name:
+        from benchmarks import machine, measure  # they have the registry from now on
+
+        measure.BLOCK_SECONDS, machine.matmul_flops_per_second = 0.005, lambda dtype: 1e11
+
+
+def pytest_benchmark_update_json() -> None:
+    """Be impatient, or helpful, if asked to."""
+    if "TWICE" in os.environ:
+        signal.raise_signal(signal.SIGINT)
+    if "ROOM" in os.environ:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from benchmarks.failures import CompileError, Mismatch, NonFinite, Recompiled, reason_of, status_of
+from benchmarks.failures import CompileError, Died, Mismatch, NonFinite, Recompiled, reason_of, status_of
 from strategies import Infeasible
 
 
@@ -17,6 +17,8 @@ from strategies import Infeasible
         (CompileError("INTERNAL: no such instruction"), "compile_error"),
         (NonFinite("loss nan"), "nan_loss"),
         (Mismatch("loss 5 where one device has 4"), "mismatch"),
+        (Died("2 processes died while it ran, the last of SIGKILL"), "oom"),
+        (Died("2 processes died while it ran, the last of SIGABRT"), "error"),
         (Recompiled("compiled while it was timed"), "error"),
         (ValueError("anything else"), "error"),
     ],

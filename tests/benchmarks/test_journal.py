@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,21 +25,32 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.journal.jsonl"
 
 
-def leave(path: Path, *began: str, rows: list[Row] = ROWS) -> None:
+@contextlib.contextmanager
+def full_disk(path: Path) -> Iterator[None]:
+    """The disk is full inside: no file may become larger than this one and a few bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 8, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def leave(path: Path, *began: str, rows: list[Row] = ROWS, after: str | None = None) -> None:
     """Leave a journal as a process does that is killed."""
-    journal = Journal(path, FACTS, resume=path.exists())
+    journal = Journal(path, FACTS, resume=path.exists(), after=after)
     for row in rows:
         journal.begin(row.case)
         journal.finish(row)
     for case in began:
         journal.begin(case)
-    journal._file.close()
+    journal.close()
 
 
-def read(path: Path, facts: dict[str, str] = FACTS) -> Journal:
+def read(path: Path, facts: dict[str, str] = FACTS, after: str | None = None) -> Journal:
     """What a run that goes on with a journal finds."""
-    journal = Journal(path, facts, resume=True)
-    journal._file.close()
+    journal = Journal(path, facts, resume=True, after=after)
+    journal.close()
     return journal
 
 
@@ -61,20 +74,22 @@ os.kill(os.getpid(), signal.SIGKILL)
     subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2])
     journal = read(path)
     assert list(journal.rows.values()) == ROWS
-    assert journal.deaths == {"tensor": 1}
+    assert journal.deaths == {"tensor": ["unknown cause"]}
 
 
-def test_deaths_are_counted_for_the_case_that_ran(path: Path) -> None:
-    """The last case that began is to blame, for each process that ended without a word."""
+def test_deaths_are_those_of_the_case_that_ran(path: Path) -> None:
+    """The last case that began is to blame, for each process that ended without a word, and it is known of what."""
     leave(path, "tensor", "pipeline")
-    leave(path, "pipeline", rows=[])
-    assert read(path).deaths == {"pipeline": 2}
+    leave(path, "pipeline", rows=[], after="SIGABRT")
+    leave(path, "tensor", rows=[], after="SIGKILL")
+    assert read(path, after="SIGSEGV").deaths == {"pipeline": ["SIGABRT", "SIGKILL"], "tensor": ["SIGSEGV"]}
 
 
 def test_orderly_end_blames_nobody(path: Path) -> None:
     """After Ctrl-C the case that ran is tried again like any other."""
     journal = Journal(path, FACTS, resume=False)
     journal.begin("tensor")
+    journal.stop()
     journal.close()
     assert not read(path).deaths
 
@@ -87,6 +102,20 @@ def test_torn_last_line_is_cut_off(path: Path) -> None:
     journal = read(path)
     assert list(journal.rows.values()) == ROWS
     assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_full_disk_is_said_once(path: Path) -> None:
+    """A run hears of it where it can end, and is left alone while it does; what is on the disk and in memory stays."""
+    leave(path)
+    journal = Journal(path, FACTS, resume=True)
+    with full_disk(path):
+        with pytest.raises(JournalError, match=r"run\.journal\.jsonl cannot be written: File too large$"):
+            journal.finish(Row("tensor", {"status": "ok"}, (0.1,), 1))
+        journal.finish(Row("pipeline", {"status": "ok"}, (0.1,), 1))
+        journal.stop()
+    journal.close()
+    assert list(journal.rows) == ["data", "fsdp", "tensor", "pipeline"]
+    assert list(read(path).rows.values()) == ROWS
 
 
 def test_another_run_is_not_gone_on_with(path: Path) -> None:
@@ -112,6 +141,9 @@ def test_two_runs_do_not_write_the_same_file(path: Path, resume: bool) -> None:
     with pytest.raises(JournalError, match=r"another run is writing .*; name another --benchmark-json"):
         Journal(path, FACTS, resume=resume)
     first.finish(ROWS[0])
+    first.stop()
+    with pytest.raises(JournalError, match="another run"):  # the report has yet to be written
+        Journal(path, FACTS, resume=resume)
     first.close()
     assert read(path).rows == {"data": ROWS[0]}
 

@@ -3,8 +3,11 @@
 from typing import Any
 
 import jax
+import pytest
 
 from benchmarks.machine import compiler_facts, fingerprint, matmul_flops_per_second, update_machine_info
+
+FINGERPRINTS = ("fingerprint", "counters_fingerprint")
 
 
 def info(**changes: Any) -> dict[str, Any]:
@@ -33,8 +36,22 @@ def test_fingerprint_is_of_what_stays() -> None:
 def test_counters_do_not_depend_on_the_processor() -> None:
     """Compiled programs of equal versions, flags and devices compare wherever they were compiled."""
     assert info()["counters_fingerprint"] == info(brand_raw="Xeon")["counters_fingerprint"]
-    assert {"xla_flags", "platform", "device_count", "architecture"} <= compiler_facts().keys()
     assert compiler_facts()["compiler_versions"]["jax"] == jax.__version__
+
+
+@pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
+def test_flags_are_part_of_both_fingerprints(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """What tells a compiler to do otherwise makes numbers that do not compare."""
+    before = info()
+    monkeypatch.setenv(variable, "--xla_some_flag=1")
+    assert not {before[key] for key in FINGERPRINTS} & {info()[key] for key in FINGERPRINTS}
+
+
+def test_settings_are_part_of_both_fingerprints() -> None:
+    """So does a setting of JAX."""
+    before = info()
+    with jax.enable_x64():
+        assert not {before[key] for key in FINGERPRINTS} & {info()[key] for key in FINGERPRINTS}
 
 
 def test_fingerprint_ignores_order() -> None:

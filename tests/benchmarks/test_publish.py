@@ -1,10 +1,12 @@
 """Rows in pytest-benchmark's report."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmarks.publish import NoStats, require_writable
+from benchmarks.publish import NoStats, require_writable, whole_report
 
 
 def test_case_without_samples_has_no_times() -> None:
@@ -33,6 +35,41 @@ def test_earlier_report_is_left_alone(tmp_path: Path) -> None:
 def test_unwritable_report_is_refused(tmp_path: Path) -> None:
     """A report that cannot be written is refused before the sweep, with the system's reason."""
     (tmp_path / "file").touch()
-    for path in (tmp_path, tmp_path / "file" / "name.json"):
+    for path in (tmp_path, tmp_path / "file" / "name.json", Path("/proc/name.json"), Path("/proc/folder/name.json")):
         with pytest.raises(pytest.UsageError, match=r"--benchmark-json=.* cannot be written: .*; name another"):
             require_writable(path)
+    with pytest.raises(pytest.UsageError, match="--benchmark-json=/dev/null is a device or a pipe; name a file"):
+        require_writable(Path("/dev/null"))
+
+
+def test_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that holds no report is found before the sweep, and how much to free is said."""
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
+    with pytest.raises(pytest.UsageError, match=r"has 1\.0 MiB left on its disk; free 16 MiB, or name another"):
+        require_writable(tmp_path / "name.json")
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_report_is_whole_or_not_there(tmp_path: Path, error: BaseException | None) -> None:
+    """Whatever stops its writing in the middle, there is the report that was there before, or the new one."""
+    report = tmp_path / "name.json"
+    report.write_text("an earlier report")
+    session = SimpleNamespace(json=report)
+    config: Any = SimpleNamespace(_benchmarksession=session, option=SimpleNamespace(benchmark_json=report))
+
+    def write() -> None:
+        with whole_report(config), session.json.open("w") as file:
+            file.write("half, ")
+            file.flush()
+            assert report.read_text() == "an earlier report"
+            if error:
+                raise error
+            file.write("and half")
+
+    if error:
+        with pytest.raises(type(error)):
+            write()
+    else:
+        write()
+    assert report.read_text() == ("an earlier report" if error else "half, and half")
+    assert list(tmp_path.iterdir()) == [report]

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from benchmarks.attribution import Attribution
 from benchmarks.cases import Case
 from benchmarks.memory import Memory
 from benchmarks.record import COMPILED_KEYS, Record
@@ -30,13 +31,17 @@ MEASURED = Record(
     compiled={"compiled.flops": 12},
     timed=Turns(3, [0.5, 0.4, 9.0], [0.01, 0.02, 0.09]),
     relative_to_single=Ratio(2.0, 1.8, 2.1),
-    canary=Ratio(1.01, 0.9, 1.2),
+    canary=Ratio(1.01, 0.98, 1.04),
+    attribution=Attribution(0.3, 0.1, 0.0, 0.02, 0.0, 0.05, 0.005),
 )
 KEYS = """
     schema_version kind status reason strategy mesh devices platform device_kind virtual_devices preset param_count
     global_batch_sequences sequence_tokens microbatches dtype remat step_seconds_median tokens_per_second
     tokens_per_second_per_device relative_to_single relative_to_single_low relative_to_single_high
-    dispatch_seconds_median steps_timed canary_ratio noisy model_flops_per_step model_flops_utilization
+    dispatch_seconds_median steps_timed canary_ratio canary_ratio_low canary_ratio_high noisy
+    attribution.compute_seconds attribution.exposed_communication_seconds attribution.schedule_bubble_seconds
+    attribution.lockstep_bubble_seconds attribution.recomputation_seconds attribution.optimizer_seconds
+    attribution.dispatch_seconds attribution.total_over_step model_flops_per_step model_flops_utilization
     matmul_flops_per_second compile_seconds memory.argument_bytes memory.parameter_bytes memory.optimizer_bytes
     memory.temp_bytes memory.output_bytes memory.alias_bytes memory.total_bytes memory.device_peak_bytes
     memory.host_peak_rss_bytes loss_first loss_last matches_single
@@ -85,11 +90,18 @@ def test_program_is_part_of_the_row() -> None:
     assert MEASURED.as_extra_info()["compiled.instructions"] is None
 
 
-@pytest.mark.parametrize(("ratio", "noisy"), [(1.01, False), (1.06, True), (0.94, True)])
-def test_canary_tells_a_noisy_run(ratio: float, noisy: bool) -> None:
-    """A step that differs from itself by more than 5% makes the row a noisy one."""
-    assert dataclasses.replace(MEASURED, canary=Ratio(ratio, 0.5, 2.0)).as_extra_info()["noisy"] is noisy
+@pytest.mark.parametrize(
+    ("low", "high", "noisy"), [(0.96, 1.04, False), (0.95, 1.05, False), (0.94, 1.0, True), (1.0, 1.06, True)]
+)
+def test_canary_tells_a_noisy_run(low: float, high: float, noisy: bool) -> None:
+    """Where a step may differ from itself by more than 5%, its row is a noisy one."""
+    assert dataclasses.replace(MEASURED, canary=Ratio(1.0, low, high)).as_extra_info()["noisy"] is noisy
     assert NOTHING_KNOWN.as_extra_info()["noisy"] is None
+
+
+def test_parts_of_the_time_are_held_against_the_step() -> None:
+    """A row says what its parts add up to: a total that is far from the step's time is there to be seen."""
+    assert MEASURED.as_extra_info()["attribution.total_over_step"] == pytest.approx(0.475 / 0.5)
 
 
 def test_row_is_what_the_report_shows() -> None:

@@ -1,5 +1,6 @@
 """`pytest benchmarks`, from the command line to the report, with cases that go wrong."""
 
+import argparse
 import json
 import os
 import re
@@ -8,9 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from benchmarks.conftest import pytest_cmdline_main
+from benchmarks.journal import journal_path
+from benchmarks.supervise import RESUMED, UNWRITTEN, stop_once, supervise
+from benchmarks.watchdog import TIMED_OUT
 
 ROOT = Path(__file__).parents[2]
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--case-seconds=0.05")
@@ -19,21 +26,41 @@ Process = subprocess.CompletedProcess[str]
 Rows = dict[str, dict[str, Any]]
 
 
-COMMAND = (sys.executable, "-m", "pytest", "-p", "tests.benchmarks.planted", "benchmarks", *TINY)
-"""The benchmarks on tiny sizes, with the planted strategies on offer."""
+PLUGINS = ("-p", "tests.benchmarks.planted", "-p", "no:hypothesispytest", "--assert=plain")
+COMMAND = (sys.executable, "-m", "pytest", *PLUGINS, "benchmarks", *TINY)
+"""The benchmarks on tiny sizes, with the planted strategies on offer, and without what is slow to load for nothing."""
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """That of a process of its own."""
+def start(*options: str, single: str = "single", alone: bool = False, **variables: Any) -> subprocess.Popen[str]:
+    """Start the benchmarks in a process of their own, with options and environment variables.
+
+    Args:
+        options: of pytest.
+        single: the planted strategy that takes the place of one device; "" leaves the real ones in theirs.
+        alone: out of reach of what is pressed, in a group of processes that can be killed at once.
+        variables: of the environment.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ours = {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles faster
-    return inherited | ours | variables
+    env = inherited | ours | {"SINGLE": single} | {name: str(value) for name, value in variables.items()}
+    command = [*COMMAND, *options]
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=-1, stderr=-1, text=True, start_new_session=alone)
 
 
-def run(*options: str, **variables: str) -> Process:
-    """Run the benchmarks in a process of their own, with options and environment variables."""
-    command, env = [*COMMAND, *options], environment(**variables)
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+def finish(process: subprocess.Popen[str]) -> Process:
+    """Wait for what was started."""
+    with process:
+        try:
+            output, errors = process.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise
+    return Process(process.args, process.returncode, output, errors)
+
+
+def run(*options: str, **variables: Any) -> Process:
+    """Run the benchmarks from start to finish."""
+    return finish(start(*options, **variables))
 
 
 def rows(report: Path) -> Rows:
@@ -51,7 +78,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Process, Rows]:
     """A sweep in which all but the first and the last case go wrong: its process and its rows."""
     report = tmp_path_factory.mktemp("sweep") / "runs" / "sweep.json"
     selected = "single,wrong,uncompilable,broken,tensor,data"
-    process = run(f"--strategy={selected}", "--mesh=data=1", f"--benchmark-json={report}")
+    process = run(f"--strategy={selected}", "--mesh=data=1", f"--benchmark-json={report}", single="")
     return process, rows(report)
 
 
@@ -127,49 +154,120 @@ def statuses(report: Path) -> dict[str, str]:
     return {name: row["extra_info"]["status"] for name, row in rows(report).items()}
 
 
-def test_interrupt_in_a_later_case_keeps_those_before_and_is_gone_on_with(tmp_path: Path) -> None:
-    """Ctrl-C in a later case: the report has what was measured; --resume measures the rest, and nothing twice."""
-    report, once = tmp_path / "later.json", {"ONCE": str(tmp_path / "once")}
-    command = ("--strategy=single,stopped_once", "--mesh=data=1", "--batch-size=8", f"--benchmark-json={report}")
-    process = run(*command, **once)
-    assert process.returncode == 130
+def test_run_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
+    """Ctrl-C in a later case, and SIGTERM to the first process alone in one later still: the report has what was
+    measured until then, and --resume measures the rest, and nothing twice.
+    """
+    report = tmp_path / "later.json"
+    command = ("--strategy=single,stopped_once", "--mesh=data=1", "--batch-size=8,16", f"--benchmark-json={report}")
+    assert run(*command, ONCE=tmp_path).returncode == 130
+    assert list(statuses(report).values()) == ["ok", "ok", "interrupted", "interrupted"]
+    first = rows(report)
+    assert run(*command, "--resume", ONCE=tmp_path).returncode == 130
+    assert list(statuses(report).values()) == ["ok", "ok", "ok", "ok", "interrupted", "interrupted"]
+    second = rows(report)
+    assert run(*command, "--resume", ONCE=tmp_path).returncode == pytest.ExitCode.OK
+    assert statuses(report) == {
+        f"{name}-data=1-b{size}": "ok" for size in (4, 8, 16) for name in ("single", "stopped_once")
+    }
+    last = rows(report)
+    assert list(last)[:4] == list(second)[:4] == list(first)
+    assert all(last[name] == second[name] == first[name] for name in first if name.endswith("b4"))
+    assert all(last[name] == second[name] for name in first)
+    assert not report.with_name("later.journal.jsonl").exists()
+
+
+def test_report_that_is_not_written_is_not_lost(tmp_path: Path) -> None:
+    """A disk that becomes full, and another Ctrl-C as the report is written: the report that was there stays whole, the
+    journal is kept and named, and --resume goes on, where nothing is run, too. If there is room for the report in the
+    end, what was measured is in it.
+    """
+    full, hasty = tmp_path / "full.json", tmp_path / "hasty.json"
+    filling = ("--strategy=single,full_once", "--batch-size=8,16", "--mesh=data=1", f"--benchmark-json={full}")
+    hurrying = ("--strategy=single,stopped_once", "--batch-size=8", "--mesh=data=1", f"--benchmark-json={hasty}")
+    filled, stopped = tmp_path / "filled", tmp_path / "stopped"
+    for report, once in ((full, filled), (hasty, stopped)):
+        report.write_text("an earlier report")
+        once.mkdir()
+    processes = start(*filling, ONCE=filled), start(*hurrying, "--compile-only", ONCE=stopped, TWICE=1)
+    ends = (full, 74, r"\[Errno 27\] File too large", 2), (hasty, 130, "Ctrl-C", 3)
+    for process, (report, status, why, ended) in zip(map(finish, processes), ends, strict=True):
+        journal = journal_path(report)
+        assert process.returncode == status
+        assert re.search(rf"the report was not written \({why}\); what {journal} holds is not lost", process.stderr)
+        assert report.read_text() == "an earlier report"
+        assert journal.read_text().count('{"row": ') == ended
+    resumed = (
+        start(*filling, "--resume", ONCE=filled, ROOM=1),
+        start(*hurrying, "--compile-only", "--resume", ONCE=stopped),
+    )
+    again, completed = map(finish, resumed)
+    assert again.returncode == 74
+    assert f"{journal_path(full)} cannot be written: File too large; what it holds is not lost" in again.stdout
+    assert list(statuses(full).values()) == ["ok", "ok", "ok", "ok", "interrupted", "interrupted"]
+    assert completed.returncode == pytest.ExitCode.OK
+    assert list(statuses(hasty).values()) == ["ok"] * 4
+    files = {"filled", "stopped", "full.json", "full.journal.jsonl", "hasty.json"}
+    assert {path.name for path in tmp_path.iterdir()} == files
+
+
+def test_hang_and_death_end_no_sweep(tmp_path: Path) -> None:
+    """What hangs in its first steps, aborts while it is compiled or is killed in its turns is a row that says so, and
+    the others are measured.
+    """
+    report = tmp_path / "crashing.json"
+    strategies = "single,hanging,aborting,killed_later,data"
+    # Long enough for a busy machine.
+    process = run(f"--strategy={strategies}", "--mesh=data=1", "--case-timeout=5", f"--benchmark-json={report}")
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED
     assert statuses(report) == {
         "single-data=1-b4": "ok",
-        "stopped_once-data=1-b4": "mismatch",  # a toy, beside a real `single`
-        "single-data=1-b8": "interrupted",
-        "stopped_once-data=1-b8": "interrupted",
+        "hanging-data=1-b4": "timeout",
+        "aborting-data=1-b4": "error",
+        "killed_later-data=1-b4": "oom",
+        "data-data=1-b4": "ok",
     }
-    before = rows(report)
-    assert run(*command, "--resume", **once).returncode == pytest.ExitCode.TESTS_FAILED
-    after = rows(report)
-    assert list(statuses(report).values()) == ["ok", "mismatch"] * 2
-    assert list(after) == list(before)
-    assert all(after[name] == row for name, row in before.items() if name.endswith("b4"))
-    assert run(*command, "--resume").returncode == pytest.ExitCode.USAGE_ERROR  # there is nothing left to go on with
+    reasons = {name.partition("-")[0]: row["extra_info"]["reason"] for name, row in rows(report).items()}
+    assert reasons["hanging"].startswith("nothing was heard of it for 5 seconds")
+    assert reasons["aborting"] == "2 processes died while it ran, the last of SIGABRT"
+    assert reasons["killed_later"].startswith("2 processes died while it ran, the last of SIGKILL, of which too little")
+    assert process.stderr.count("going on with the cases that are left") == 5
 
 
 def test_kill_in_mid_sweep_loses_no_finished_row(tmp_path: Path) -> None:
-    """kill -9 of all processes: the journal has the rows, no report is needed, and --resume measures the rest."""
-    report, journal = tmp_path / "killed.json", tmp_path / "killed.journal.jsonl"
-    command = ("--strategy=single,hanging", "--mesh=data=1", f"--benchmark-json={report}")
-    with subprocess.Popen(COMMAND + command, cwd=ROOT, env=environment(), start_new_session=True) as process:
-        while b'"began": "hanging-data=1-b4"' not in (journal.read_bytes() if journal.exists() else b""):
-            assert process.poll() is None
-            time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGKILL)
-    assert not report.exists()
-    # Long enough to compile on a busy machine.
-    assert run(*command, "--resume", "--case-timeout=10").returncode == pytest.ExitCode.TESTS_FAILED
-    assert statuses(report) == {"single-data=1-b4": "ok", "hanging-data=1-b4": "timeout"}
+    """kill -9 of all processes: the journal has the rows, no report is needed, and --resume measures the rest.
 
-
-def test_case_that_kills_its_process_does_not_end_the_sweep(tmp_path: Path) -> None:
-    """A backend that aborts takes its process with it, twice; then the others are measured, and the row says so."""
-    report = tmp_path / "aborting.json"
-    process = run("--strategy=single,aborting,data", "--mesh=data=1", f"--benchmark-json={report}")
+    While they run, another run is not let into the same files. What hangs here is `single`, in its turns: it is waited
+    for once, and the others are timed without it.
+    """
+    folder, once = tmp_path / "runs", tmp_path / "once"
+    once.mkdir()
+    report, journal = folder / "killed.json", folder / "killed.journal.jsonl"
+    command = ("--strategy=single,data", "--mesh=data=1", "--batch-size=8", f"--benchmark-json={report}")
+    with start(*command, single="hanging_later", alone=True, ONCE=once) as process:
+        try:
+            while not (once / "hanging").exists():
+                assert process.poll() is None
+                time.sleep(0.1)
+            written = journal.read_bytes()
+            other = run(*command, "--case-timeout=5", single="hanging_later", ONCE=once)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert other.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"another run is writing {journal}; name another --benchmark-json" in other.stderr
+    assert journal.read_bytes() == written
+    assert [path.name for path in folder.iterdir()] == [journal.name]
+    found = [json.loads(line)["row"] for line in written.splitlines() if line.startswith(b'{"row"')]
+    process = run(*command, "--resume", "--case-timeout=5", single="hanging_later", ONCE=once)
     assert process.returncode == pytest.ExitCode.TESTS_FAILED
-    assert statuses(report) == {"single-data=1-b4": "ok", "aborting-data=1-b4": "error", "data-data=1-b4": "ok"}
-    assert rows(report)["aborting-data=1-b4"]["extra_info"]["reason"].endswith("died while it ran, the last of SIGABRT")
+    assert list(statuses(report).values()) == ["ok", "ok", "timeout", "ok"]
+    after = rows(report)
+    assert [(row["case"], row["samples"]) for row in found] == [
+        (name, row["stats"]["data"]) for name, row in after.items() if name.endswith("b4")
+    ]
+    reason = after["data-data=1-b8"]["extra_info"]["reason"]
+    assert reason.startswith("not checked, for single was given up: nothing was heard of it for 5 seconds")
+    assert process.stderr.count("going on with the cases that are left") == 1
 
 
 def test_selecting_nothing_is_no_success(tmp_path: Path) -> None:
@@ -181,18 +279,76 @@ def test_selecting_nothing_is_no_success(tmp_path: Path) -> None:
     assert not report.exists()
 
 
+def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
+    """A bad option ends the run before its first case, with a line that says what is wrong."""
+    refused = {
+        "--strategy=ddp": "argument --strategy: 'ddp' is no strategy; there are single, data, fsdp, tensor",
+        "--vocab=100": "vocab=100 does not hold the 256 byte values of text; use 256 or more",
+        f"--benchmark-json={tmp_path}": "cannot be written: Is a directory; name another",
+    }
+    for process, message in [(start(option), message) for option, message in refused.items()]:
+        ended = finish(process)
+        assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+        assert message in ended.stderr
+        assert "collected" not in ended.stdout
+
+
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("options", "message"),
     [
-        ("--strategy=ddp", "argument --strategy: 'ddp' is no strategy; there are single, data, fsdp, tensor"),
-        ("--vocab=100", "vocab=100 does not hold the 256 byte values of text; use 256 or more"),
-        (f"--benchmark-json={ROOT}", "cannot be written: Is a directory; name another"),
-        ("-n2", "cases are timed one at a time, or they would slow each other down; leave out -n"),
+        ({"numprocesses": 2}, "cases are timed one at a time, or they would slow each other down; leave out -n"),
+        ({"resume": True}, "--resume goes on with a run that was stopped; name its --benchmark-json"),
+        ({"resume": True, "benchmark_json": Path("/never/run.json")}, "--resume goes on with a run that was stopped"),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(option: str, message: str) -> None:
-    """A bad option ends the run before its first case, with a line that says what is wrong."""
-    process = run(option)
-    assert process.returncode == pytest.ExitCode.USAGE_ERROR
-    assert message in process.stderr
-    assert "collected" not in process.stdout
+def test_nothing_is_started_for_what_is_refused(options: dict[str, Any], message: str) -> None:
+    """What can be seen to be wrong without a backend is refused before there is a process to start one."""
+    offered = {"help": False, "version": False, "collectonly": False, "resume": False, "benchmark_json": None}
+    config: Any = SimpleNamespace(option=argparse.Namespace(**offered | options))
+    with pytest.raises(pytest.UsageError, match=message):
+        pytest_cmdline_main(config)
+
+
+BEGAN, STOPPED = '{"began": "single"}\n', '{"stopped": true}\n'
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ([(1, False, BEGAN + STOPPED)], 1),
+        ([(-signal.SIGABRT, False, "")], 134),  # before there was a case to blame
+        ([(-signal.SIGABRT, False, BEGAN), (0, False, BEGAN + STOPPED)], 0),
+        ([(-signal.SIGSEGV, False, BEGAN + STOPPED)], 139),  # when all had been measured
+        ([(TIMED_OUT, False, BEGAN), (TIMED_OUT, True, BEGAN)], 130),  # Ctrl-C, and nobody there to hear
+        ([(130, True, BEGAN + STOPPED)], 130),
+        ([(UNWRITTEN, False, BEGAN)], UNWRITTEN),
+        ([(pytest.ExitCode.USAGE_ERROR, False, BEGAN)], pytest.ExitCode.USAGE_ERROR),  # that another run wrote
+    ],
+)
+def test_process_that_died_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: list[tuple[int, bool, str]], status: int
+) -> None:
+    """One that has ended is not, nor is any after somebody has stopped the run; an old journal is no sign of life."""
+    journal, left = tmp_path / "journal", list(ends)
+    journal.write_text(BEGAN)
+
+    def ended(command: Any, environment: dict[str, str]) -> tuple[int, bool]:
+        assert (RESUMED in environment) == (len(left) < len(ends))
+        status, told, written = left.pop(0)
+        journal.write_text(journal.read_text() + written)
+        return status, told
+
+    monkeypatch.setattr("benchmarks.supervise.run", ended)
+    assert supervise([], journal) == status
+    assert not left
+
+
+def test_stopping_twice_is_stopping_once() -> None:
+    """Who stops a job may tell each of its processes; one that is told directly and by its parent ends in peace."""
+    before = signal.signal(signal.SIGUSR1, stop_once)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from benchmarks.terminal import noise, outcome, progress, table
+from benchmarks.terminal import noise, outcome, progress, table, where_time_goes
 from benchmarks.turns import Ratio
 from tests.benchmarks.test_record import MEASURED, NOTHING_KNOWN
 
@@ -33,8 +33,18 @@ def test_table_says_what_was_not_checked() -> None:
 
 
 def test_noise_is_said() -> None:
-    """The summary tells how much a step differed from itself, and says so loudly where that is too much."""
+    """The summary tells how much a step may have differed from itself, and says so loudly where that is too much."""
     quiet, loud = MEASURED.as_row(), replace(MEASURED, canary=Ratio(0.9, 0.8, 1.0)).as_row()
-    assert noise([quiet, quiet]) == ["noise: the same step timed twice differed by +1.0%"]
-    assert noise([quiet, loud]) == ["noise: the same step timed twice differed by -10.0%, +1.0%; THIS RUN IS NOISY"]
+    assert noise([quiet, quiet]) == ["noise: the same step timed twice differed by -2.0% to +4.0%"]
+    assert noise([quiet, loud]) == [
+        "noise: the same step timed twice differed by -20.0% to +0.0%, -2.0% to +4.0%; THIS RUN IS NOISY"
+    ]
     assert noise([INFEASIBLE.as_row()]) == []
+
+
+def test_parts_of_the_time_are_shown_in_percent() -> None:
+    """What was measured of a step's time stands in columns; rows of which nothing is known are left out."""
+    header, measured = where_time_goes([INFEASIBLE.as_row(), MEASURED.as_row()])
+    assert header.split("  ")[-1].strip() == "in all %"
+    assert measured.split() == ["fsdp", "fsdp=8", "16", "60.0", "20.0", "0.0", "4.0", "0.0", "10.0", "1.0", "95.0"]
+    assert where_time_goes([INFEASIBLE.as_row()]) == []

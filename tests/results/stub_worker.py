@@ -40,6 +40,9 @@ def log(event: str) -> None:
 
 def behave(how: str | None) -> None:
     """Misbehave as asked to."""
+    if how == "die once":
+        how = None if (ROOT / "died").exists() else "die"
+        (ROOT / "died").touch()
     if how == "die":
         sys.exit("a stub that dies")
     if how == "hang":

@@ -15,7 +15,10 @@ MACHINE = {
     "cpu": {"arch": "X86_64", "brand_raw": "made up", "count": 2},
     "versions": {"python": "3.11.7", "jax": "0.10.2", "jaxlib": "0.10.2", "flax": "0.12.8", "optax": "0.2.8"},
     "xla_flags": "",
+    "libtpu_init_args": "",
+    "jax_settings": "jax_enable_x64=False",
     "platform": "cpu",
+    "platform_version": "cpu",
     "device_kind": "cpu",
     "device_count": 8,
     "virtual_devices": True,
@@ -38,6 +41,16 @@ MESHES = [
     *("data=2,tensor=2", "pipeline=2,tensor=2", "data=2,pipeline=2"),
     *("data=4,tensor=2", "data=2,tensor=4", "data=4,pipeline=2", "data=2,pipeline=2,tensor=2"),
 ]
+# Made-up parts of a step's time.
+SHARES = {
+    "compute": 0.6,
+    "exposed_communication": 0.15,
+    "schedule_bubble": 0.1,
+    "lockstep_bubble": -0.01,
+    "recomputation": 0.05,
+    "optimizer": 0.1,
+    "dispatch": 0.01,
+}
 
 
 def row(strategy: str = "single", mesh: str = "data=1", batch: int = 16, **changes: Any) -> dict[str, Any]:
@@ -48,7 +61,7 @@ def row(strategy: str = "single", mesh: str = "data=1", batch: int = 16, **chang
     held = int(40 * MIB * (whole + (1 - whole) / devices))
     seconds = 0.06 * batch * slowdown
     facts = {
-        "schema_version": 2,
+        "schema_version": 3,
         "kind": "timed",
         "status": "ok",
         "reason": None,
@@ -68,6 +81,9 @@ def row(strategy: str = "single", mesh: str = "data=1", batch: int = 16, **chang
         "step_seconds_median": seconds,
         "tokens_per_second": 128 * batch / seconds,
         "canary_ratio": 1.01,
+        **{f"attribution.{part}_seconds": share * seconds for part, share in SHARES.items()},
+        "canary_ratio_low": 0.98,
+        "canary_ratio_high": 1.04,
         "noisy": False,
         "memory.argument_bytes": 3 * held + 1024 * batch,
         "memory.parameter_bytes": held,
@@ -115,7 +131,7 @@ def failed(status: str, strategy: str, mesh: str, batch: int = 16) -> dict[str, 
     unknown = {
         key: None
         for key in row()["extra_info"]
-        if key.startswith(("memory.", "compiled.", "step_", "tokens_", "matches_"))
+        if key.startswith(("memory.", "compiled.", "step_", "tokens_", "attribution.", "matches_"))
     }
     return row(strategy, mesh, batch, **unknown | {"status": status, "reason": "made up"})
 

@@ -129,6 +129,14 @@ def test_a_case_that_fails_is_a_finding(
     assert found["b"].note == note
 
 
+@pytest.mark.parametrize("when", ["prepare", "block"])
+def test_one_death_is_an_accident(tmp_path: Path, capsys: pytest.CaptureFixture[str], when: str) -> None:
+    """A worker that dies once is started afresh, and its case timed again on all sides; that is said."""
+    report = compare(stub(tmp_path / "base"), stub(tmp_path / "head", **{when: {"a": "die once"}}))
+    assert [finding.word for finding in report.findings] == ["same"]
+    assert capsys.readouterr().err.count(", tried again, for head died; ") == 1
+
+
 def test_where_nothing_runs_nothing_is_green(tmp_path: Path) -> None:
     """A gate that compared nothing says so."""
     checkout = stub(tmp_path, prepare={"a": "no memory"})
@@ -255,8 +263,11 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) ->
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
-def test_a_planted_slowdown_is_found(tmp_path: Path) -> None:
+def test_a_planted_slowdown_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two real checkouts, the one whose steps take twice as long is slower."""
+    # What is planted is around the program, and not in it: all workers compile the same, and the first do it for all.
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     base = plant(ROOT, tmp_path / "base", {})
     head = plant(ROOT, tmp_path / "head", {"single-data=1-b4": 1.0})
     tiny = "--layers=1", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--strategy=single"

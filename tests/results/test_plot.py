@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 
 from results.canvas import look_of, what_was_run
+from results.curves import TIMES
 from results.figures import FIGURES
 from results.load import load
 from results.plot import main
-from tests.results.synthetic import STRATEGIES, failed, row, sweep, write_run
+from tests.results.synthetic import SHARES, STRATEGIES, edited, failed, row, sweep, write_run
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_JAX = """
@@ -67,10 +68,11 @@ def test_figures_need_no_jax_and_come_out_the_same(run: Path, drawn: Path, tmp_p
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_strategy_is_named(rows: pd.DataFrame, name: str) -> None:
-    """A figure names each strategy that counts, in its legend or over its panel."""
+    """A figure names each strategy that counts, in its legend, over its panel or beside its bar."""
     figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
     legend = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert set(STRATEGIES) <= legend | {axes.get_title() for axes in figure.axes}
+    bars = {label.get_text().split()[0] for axes in figure.axes for label in axes.get_yticklabels()}
+    assert set(STRATEGIES) <= legend | bars | {axes.get_title() for axes in figure.axes}
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -137,7 +139,7 @@ def test_different_work_is_drawn_apart(tmp_path: Path) -> None:
     [
         ([failed("oom", "data", "data=2")], [], r"nothing to draw, no row counts \(1 oom\)"),
         ([row(), row(batch=8)], ["--batch-size=7"], "no row counts at a global batch of 7; it can be 8, 16"),
-        ([row(schema_version=3)], [], "update meshmark"),
+        ([row(schema_version=4)], [], "update meshmark"),
     ],
     ids=["nothing counts", "no such batch", "unreadable"],
 )
@@ -156,6 +158,17 @@ def test_the_command_fails_in_one_line(
 def test_noisy_run_says_so(tmp_path: Path) -> None:
     """The title of a figure warns of a run in which a step differed too much from itself, and by how much."""
     quiet = load([write_run(tmp_path / "quiet.json", sweep())])
-    loud = load([write_run(tmp_path / "loud.json", [row(noisy=True, canary_ratio=0.88)])])
+    loud = load([write_run(tmp_path / "loud.json", [row(noisy=True, canary_ratio_low=0.88)])])
     assert "noisy" not in what_was_run(quiet)
-    assert what_was_run(loud).endswith("; a noisy run: the same step timed twice differed by 12%")
+    assert what_was_run(loud).endswith("; a noisy run: the same step timed twice differed by -12% to +4%")
+
+
+def test_parts_of_the_time_are_drawn_where_they_are_known(tmp_path: Path, rows: pd.DataFrame) -> None:
+    """Bars are as long as the parts of the step, less what is negative; without any part known there is no figure."""
+    figure = FIGURES["where_time_goes"](rows, look_of(rows["strategy"].unique()))
+    parts = [sum(bar.get_width() for bar in part) for part in figure.axes[0].containers]
+    milliseconds = 1e3 * rows.loc[rows["status"] == "ok", "step_seconds_median"].sum()
+    assert parts == pytest.approx([SHARES[part.replace(" ", "_")] * milliseconds for part in TIMES])
+    unknown = {f"attribution.{part}_seconds": None for part in SHARES}
+    main([str(write_run(tmp_path / "run.json", [edited(row(), unknown)])), "--out", str(tmp_path)])
+    assert {path.stem for path in tmp_path.glob("*.png")} == {*FIGURES} - {"where_time_goes"}

@@ -1,16 +1,21 @@
 """The laws of the command: its exit codes, its reports, and that it is quick."""
 
+import argparse
 import json
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.options import declare, selected
+from benchmarks.record import COMPILED_KEYS, Record
 from results.regress import main
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
 
@@ -111,6 +116,52 @@ def test_nothing_is_not_green(tmp_path: Path, rows: list[dict[str, Any]], there:
     assert run(bad, good) == back
 
 
+HERE, RENAMED = "test_step[data-data=2-b8]", "test_step[ddp-data=2-b8]"
+
+
+@pytest.fixture
+def recorded() -> list[dict[str, Any]]:
+    """Rows as the benchmarks record what they compiled: four cases, and a program each."""
+    parser = argparse.ArgumentParser()
+    declare(parser.add_argument)
+    cases = selected(parser.parse_args(["--strategy=data,fsdp", "--devices=2"])).cases()
+    records = [Record(case, "cpu", "cpu", virtual_devices=True, status="ok", compile_only=True) for case in cases]
+    records = [
+        replace(record, compiled=dict.fromkeys(COMPILED_KEYS, 1) | {"compiled.hash": str(record.case)})
+        for record in records
+    ]
+    return [
+        {"name": f"test_step[{row.case}]", "stats": None, "extra_info": row.extra_info}
+        for row in (record.as_row() for record in records)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "exit_code", "shown"),
+    [
+        (lambda name: name, 0, "green: 4 same"),
+        (lambda name: name.replace(HERE, ""), 1, "red: 1 vanished, 3 same"),
+        (lambda name: name.replace(HERE, RENAMED), 1, "red: 1 vanished, 1 new, 3 same"),
+        (lambda name: f"{name}!", 4, "not comparable: no case of BASE is in HEAD"),
+    ],
+    ids=["none", "one gone", "one renamed", "all renamed"],
+)
+def test_a_recorded_case_may_not_go(
+    tmp_path: Path,
+    recorded: list[dict[str, Any]],
+    name: Callable[[str], str],
+    exit_code: int,
+    shown: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A case that is gone exits with 1, another name's being there or not; where none is left there is no verdict."""
+    kept = [row | {"name": name(row["name"])} for row in recorded if name(row["name"])]
+    assert run(write_run(tmp_path / "base.json", recorded), write_run(tmp_path / "head.json", kept)) == exit_code
+    said = capsys.readouterr().out
+    assert shown in said
+    assert (f"vanished  renamed? {RENAMED} is the same program" in said) == ("1 new" in shown)
+
+
 def content(*rows: dict[str, Any], **machine: Any) -> str:
     """A file as pytest-benchmark writes it."""
     return json.dumps({"machine_info": MACHINE | machine, "benchmarks": rows})
@@ -123,8 +174,8 @@ BROKEN = {
     "cut short": (content(row())[:-9], "is cut short or not JSON"),
     "another program's": ('{"results": []}', "is JSON but not pytest-benchmark's"),
     "without rows": (content(), "has 0 benchmarks, none of meshmark"),
-    "older": (content(row(schema_version=1)), "has schema_version 1 and this meshmark reads 2; run the benchmarks"),
-    "newer": (content(row(schema_version=3)), "has schema_version 3 and this meshmark reads 2; update meshmark"),
+    "older": (content(row(schema_version=2)), "has schema_version 2 and this meshmark reads 3; run the benchmarks"),
+    "newer": (content(row(schema_version=4)), "has schema_version 4 and this meshmark reads 3; update meshmark"),
     "without fingerprint": (content(row(), counters_fingerprint=None), "lacks counters_fingerprint"),
     "without a counter": (content(lacking), "lacks compiled.flops; run the benchmarks again"),
     "one case twice": (content(row(), row()), r"has test_step\[single-data=1-b16\] .* twice"),

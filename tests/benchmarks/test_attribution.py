@@ -1,0 +1,100 @@
+"""Where the time of a step goes: parts that are known, of steps that are."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.attribution import Attribution, attribute
+from benchmarks.cases import Case
+from benchmarks.corpus import read_corpus
+from benchmarks.measure import compile_step
+from benchmarks.prepare import begin_training
+from benchmarks.turns import MIN_ROUNDS
+from strategies import GPTConfig, MeshSpec, Step
+
+CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=16)
+SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
+SECONDS = 0.1
+
+
+def test_parts_are_differences() -> None:
+    """Each part is what its variant does without, and where nothing overlaps they add up to the step."""
+    parts = Attribution.of(
+        {
+            "step": 100,
+            "waiting": 80,
+            "side by side": 74,
+            "alone": 71,
+            "gradients": 61,
+            "kept": 52,
+            "optimizer": 11,
+            "nothing": 1,
+        }
+    )
+    assert parts == Attribution(
+        compute_seconds=51,
+        exposed_communication_seconds=20,
+        schedule_bubble_seconds=6,
+        lockstep_bubble_seconds=3,
+        recomputation_seconds=9,
+        optimizer_seconds=10,
+        dispatch_seconds=1,
+    )
+    assert parts.total_seconds == 100
+
+
+def test_what_has_no_variant_takes_no_time() -> None:
+    """On one device, with nothing recomputed, there are no waiting, no sending and no recomputation."""
+    parts = Attribution.of({"step": 100, "gradients": 90, "optimizer": 11, "nothing": 1})
+    assert parts == Attribution(89, 0, 0, 0, 0, 10, 1)
+
+
+def test_keeping_that_is_slower_leaves_nothing_to_gain() -> None:
+    """Where computing again is faster than keeping, all of the time is compute."""
+    parts = Attribution.of({"step": 100, "gradients": 90, "kept": 95, "optimizer": 11, "nothing": 1})
+    assert (parts.compute_seconds, parts.recomputation_seconds) == (89, 0)
+
+
+def sleeping(function: Callable[..., Any]) -> Any:
+    """A function that takes `SECONDS` longer on one device."""
+
+    def sleep(x: np.ndarray) -> np.ndarray:
+        time.sleep(SECONDS)
+        return x
+
+    def slow(*inputs: Any) -> Any:
+        first, *others = jax.tree.leaves(inputs)
+        first = jax.pure_callback(sleep, first, first)
+        return function(*jax.tree.unflatten(jax.tree.structure(inputs), [first, *others]))
+
+    return jax.jit(slow)
+
+
+@pytest.mark.parametrize(("half", "part"), [("gradients", "compute_seconds"), ("apply", "optimizer_seconds")])
+def test_what_is_slow_is_found(monkeypatch: pytest.MonkeyPatch, half: str, part: str) -> None:
+    """A step of which one half is planted to be slow is said to spend its time there."""
+
+    def build(case: Case, build: Callable[..., Step] = Case.build, **training: Any) -> Step:
+        step = build(case, **training)
+        halves = {"gradients": step.gradients, "apply": step.apply}
+        halves[half] = sleeping(halves[half])
+
+        def update(state: Any, batch: Any) -> Any:
+            _, grads = halves["gradients"](state.params, batch)
+            return halves["apply"](state, grads)
+
+        return replace(step, update=jax.jit(update, donate_argnums=0), **halves)
+
+    monkeypatch.setattr(Case, "build", build)
+    step = SINGLE.build()
+    training = begin_training(step, compile_step(step)[0], step.init, read_corpus(None, CONFIG))
+    began: list[None] = []
+    parts = attribute(SINGLE, step, training, 1.0, 1e-6, lambda: began.append(None))
+    assert getattr(parts, part) == pytest.approx(parts.total_seconds, rel=0.4)
+    assert parts.total_seconds == pytest.approx(1, rel=0.4)
+    assert len(began) == 3 + 4 * MIN_ROUNDS, "before each of three is compiled, and each of four has its turn"
