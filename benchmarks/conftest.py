@@ -82,6 +82,7 @@ def open_journal(chosen: Selection, plan: Plan, *, resume: bool) -> Journal:
         "processor": platform.processor(),
         "selection": str(chosen),
         "compile_only": plan.compile_only,
+        "attribution": plan.attribution,
         "corpus": hashlib.sha256(plan.corpus_N.tobytes()).hexdigest()[:16],
     }
     after = os.environ.get(RESUMED)

@@ -73,11 +73,14 @@ class Reporter:
         return progress(len(self.said), len(self.session.cases), text, self.seconds_left())
 
     def seconds_left(self) -> float | None:
-        """An estimate: cases still to be compiled take as long as those that were, others their time alone."""
+        """An estimate: cases still to be compiled take as long as those that were, others their time alone.
+
+        There is none where variants are compiled, too: these take most of the time.
+        """
         elapsed, plan = time.perf_counter() - self.start, self.session.plan
         timed = self.session.clock.seconds["timed"]
         prepared = self.session.prepared
-        if not prepared or len(self.said) == len(self.session.cases):
+        if plan.attribution or not prepared or len(self.said) == len(self.session.cases):
             return None
         each = (elapsed - timed) / prepared
         waiting = len(self.session.cases) - len(self.said)

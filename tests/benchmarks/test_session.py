@@ -120,7 +120,8 @@ def test_time_is_attributed(rows: list[Info]) -> None:
     assert [single[f"attribution.{part}_seconds"] for part in between] == [0, 0, 0]
     assert data["attribution.exposed_communication_seconds"] != 0
     for row in rows:
-        assert 0 < row["attribution.dispatch_seconds"] < row["attribution.compute_seconds"]
+        assert row["attribution.dispatch_seconds"] > 0
+        assert row["attribution.total_over_step"] > 0
 
 
 def test_text_is_learnt(rows: list[dict[str, Any]]) -> None:

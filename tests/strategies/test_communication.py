@@ -7,6 +7,7 @@ conditional counts as its larger branch: an idle tick of a pipeline as one that 
 
 import collections
 import dataclasses
+import functools
 import math
 
 import jax
@@ -52,6 +53,7 @@ def sent(program, times=1):
     return total
 
 
+@functools.cache
 def communication(name, mesh, config=CONFIG, **options):
     """Of the gradients of a strategy."""
     mesh, train = MeshSpec.parse(mesh), dataclasses.replace(TRAIN, **options)

@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from tests.strategies.quick import compiled
 
 STEPS = 3
 # 257 words, which nothing divides: the padding is tested in every strategy that splits the vocabulary.
@@ -47,13 +48,15 @@ def train(name, mesh, tied=True, **options):
     """A few steps: their losses, their norms, and the state after each, on the host and unpadded."""
     config, options = dataclasses.replace(CONFIG, tied=tied), dataclasses.replace(TRAIN, **options)
     step = STRATEGIES[name].build(config, mesh, options, jax.devices()[: mesh.size])
-    state, losses, norms, states = step.init(jax.random.key(0)), [], [], []
+    key = jax.random.key(0)
+    state, update = compiled(step.init.lower(key))(key), compiled(step.lower())
+    losses, norms, states = [], [], []
     for seed in range(STEPS):
         tokens = np.random.default_rng(seed).integers(0, CONFIG.vocab, step.batch.shape).astype(np.int32)
-        state, metrics = step(state, step.place(tokens))
+        state, metrics = update(state, step.place(tokens))
         losses.append(float(metrics["loss"]))
         norms.append(float(metrics["grad_norm"]))
-        states.append(jax.tree.map(lambda x: np.array(unpadded(x), np.float64), state))
+        states.append(jax.tree.map(lambda x: unpadded(np.array(x, np.float64)), state))
     return np.array(losses), np.array(norms), states
 
 

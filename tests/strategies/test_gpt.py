@@ -13,6 +13,7 @@ from strategies import GPTConfig, TrainConfig
 from strategies.config import Dtype
 from strategies.gpt import GPT
 from strategies.step import forward
+from tests.strategies.quick import jit
 
 TINY = GPTConfig(layers=2, embed=16, heads=4, vocab=19, sequence=12)
 TRAIN = TrainConfig(batch_size=3)
@@ -31,6 +32,11 @@ def build(config=TINY, train=TRAIN, **options):
 def tokens(config=TINY, seed=0):
     """[3, sequence + 1] of them."""
     return jnp.array(np.random.default_rng(seed).integers(0, config.vocab, (3, config.sequence + 1)))
+
+
+def mean_loss(graph, tokens_BS):
+    """As a function of the weights."""
+    return lambda weights: forward(nnx.merge(graph, weights), tokens_BS).mean()
 
 
 def distance(mine, reference):
@@ -80,7 +86,7 @@ def test_it_is_gpt2(tied):
     model = build(config)
     expected = gpt2_losses(float64(model), config, tokens(config))
     assert expected.std() > 0.1, "weights so small that parts of the model would not be seen"
-    assert distance(forward(model, tokens(config)), expected) < ROUNDING
+    assert distance(jit(forward)(model, tokens(config)), expected) < ROUNDING
 
 
 def test_param_count_is_that_of_the_model():
@@ -98,7 +104,7 @@ def test_no_token_sees_a_later_one():
     def loss_at_5(x_BTD):
         return model.losses(model.run(x_BTD), tokens_BS[:, 1:]).reshape(3, -1)[:, 5].sum()
 
-    size_BT = np.abs(jax.grad(loss_at_5)(model.embed(tokens_BS[:, :-1]))).sum(-1)
+    size_BT = np.abs(jit(jax.grad(loss_at_5))(model.embed(tokens_BS[:, :-1]))).sum(-1)
     assert (size_BT[:, 6:] == 0).all()
     assert (size_BT[:, :6] > 0).all()
 
@@ -110,7 +116,7 @@ def test_padding_the_vocabulary_changes_no_number(tied):
 
     def losses_and_grads(rows):
         graph, weights = nnx.split(build(config, rows=rows))
-        loss, grads = jax.value_and_grad(lambda w: forward(nnx.merge(graph, w), tokens(config)).mean())(weights)
+        loss, grads = jit(jax.value_and_grad(mean_loss(graph, tokens(config))))(weights)
         return loss, nnx.to_pure_dict(grads)
 
     (loss, grads), (padded_loss, padded_grads) = losses_and_grads(config.vocab), losses_and_grads(32)
@@ -127,17 +133,15 @@ def test_rematerialisation_changes_memory_and_no_gradient(remat):
     graph, weights = nnx.split(build(train=dataclasses.replace(TRAIN, remat=remat)))
     reference, _ = nnx.split(build(train=dataclasses.replace(TRAIN, remat="none")))
 
-    def grads(graph):
-        return jax.grad(lambda w: forward(nnx.merge(graph, w), tokens()).mean())(weights)
-
-    for mine, theirs in zip(jax.tree.leaves(grads(graph)), jax.tree.leaves(grads(reference)), strict=True):
+    grads, expected = (jit(jax.grad(mean_loss(graph, tokens())))(weights) for graph in (graph, reference))
+    for mine, theirs in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
         assert distance(mine, theirs) < ROUNDING
 
 
 def kept(remat, dtype: Dtype = "float32"):
     """Shapes and dtypes of all that the forward pass keeps for the backward pass."""
     graph, weights = nnx.split(build(train=TrainConfig(batch_size=3, remat=remat, dtype=dtype)))
-    _, pull = jax.vjp(lambda w: forward(nnx.merge(graph, w), tokens()).mean(), weights)
+    pull = jax.eval_shape(lambda w: jax.vjp(mean_loss(graph, tokens()), w)[1], weights)
     return [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(pull)]
 
 
@@ -164,7 +168,7 @@ def test_each_policy_keeps_less_than_the_one_before():
 def test_bfloat16_computes_in_bfloat16():
     """The residual stream has the compute dtype; the weights stay float32, the losses come in float32."""
     model = build(train=dataclasses.replace(TRAIN, dtype="bfloat16"))
-    x_BTD = model.embed(tokens()[:, :-1])
-    assert x_BTD.dtype == model.run(x_BTD).dtype == jnp.bfloat16
-    assert forward(model, tokens()).dtype == jnp.float32
+    x_BTD = jax.eval_shape(model.embed, tokens()[:, :-1])
+    assert x_BTD.dtype == jax.eval_shape(model.run, x_BTD).dtype == jnp.bfloat16
+    assert jax.eval_shape(forward, model, tokens()).dtype == jnp.float32
     assert {w.dtype for w in jax.tree.leaves(nnx.state(model, nnx.Param))} == {jnp.dtype("float32")}

@@ -1,6 +1,7 @@
 """The interface: sharded from birth, traced once, state donated, lowered from shapes alone; and it learns."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from strategies import PRESETS, STRATEGIES, TrainConfig
+from tests.strategies.quick import compiled
 
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32)
 MESHES = {
@@ -23,6 +25,12 @@ def build(name, config=CONFIG, **options):
     return STRATEGIES[name].build(config, mesh, train, jax.devices()[: mesh.size])
 
 
+@functools.cache
+def shared(name):
+    """One that several tests train, compiled once."""
+    return build(name)
+
+
 def tokens(step, seed=0):
     """Of the step's shape."""
     return np.random.default_rng(seed).integers(0, CONFIG.vocab, step.batch.shape).astype(np.int32)
@@ -36,7 +44,7 @@ def held(tree):
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_it_is_traced_once_and_donates_its_state(name):
     """Steps on the state that the last one gave back trace nothing anew and leave nothing of the old state behind."""
-    step = build(name)
+    step = shared(name)
     state, metrics = step.init(jax.random.key(0)), {}
     for seed in range(3):
         before, (state, metrics) = state, step(state, step.place(tokens(step, seed)))
@@ -52,7 +60,7 @@ def test_lowering_allocates_nothing_and_tells_what_init_makes(name):
     step, before = build(name), len(jax.live_arrays())
     step.lower()
     assert len(jax.live_arrays()) <= before
-    state = step.init(jax.random.key(0))
+    state = shared(name).init(jax.random.key(0))
     for real, promised in zip(jax.tree.leaves(state), jax.tree.leaves(step.state), strict=True):
         assert (real.shape, real.dtype) == (promised.shape, promised.dtype)
         assert real.sharding.is_equivalent_to(promised.sharding, real.ndim)
@@ -81,14 +89,14 @@ def test_weights_and_moments_are_split(name, parts, slack):
     """A device holds its part of parameters and optimizer state, and what its strategy does not split."""
     step, whole = build(name), held(build("single").state)
     assert held(step.state) == pytest.approx(whole / parts, rel=slack)
-    memory = step.lower().compile().memory_analysis()
+    memory = compiled(step.lower()).memory_analysis()
     assert memory is not None
     assert memory.argument_size_in_bytes == pytest.approx(held(step.state) + held(step.batch), rel=0.01)
 
 
 def test_the_loss_falls():
     """It learns: on the same few tokens over and over the loss drops well below that of a uniform guess."""
-    step = build("single")
+    step = shared("single")
     state, batch = step.init(jax.random.key(0)), step.place(tokens(step))
     losses = []
     for _ in range(20):
@@ -102,7 +110,8 @@ def test_the_loss_falls():
 def test_gradients_are_clipped_by_the_whole_model_norm(clip_norm):
     """AdamW's first moment after a step is (1 - beta1) x the gradients, scaled to the norm; inf scales nothing."""
     step = build("fsdp", clip_norm=clip_norm)
-    state, metrics = step(step.init(jax.random.key(0)), step.place(tokens(step)))
+    key = jax.random.key(0)
+    state, metrics = compiled(step.lower())(compiled(step.init.lower(key))(key), step.place(tokens(step)))
     moments = jax.tree.leaves(state.optimizer[0].mu)
     norm = math.sqrt(sum(np.square(np.asarray(m, np.float64)).sum() for m in moments)) / (1 - step.train.beta1)
     assert metrics["grad_norm"] > 0.1

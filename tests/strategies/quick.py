@@ -1,0 +1,20 @@
+"""Programs that are soon compiled, for laws on numbers, which hold whoever writes the loops in machine code."""
+
+import functools
+
+import jax
+
+# XLA's older emitter of loops is done in a third of the time. Some passes on the HLO differ with it: what reads the
+# compiled program, and not the numbers that come out, is better off without.
+_OPTIONS: dict[str, str | bool] = {"xla_cpu_use_fusion_emitters": False}
+_programs: dict[str, jax.stages.Compiled] = {}
+
+jit = functools.partial(jax.jit, compiler_options=_OPTIONS)
+
+
+def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """The program, compiled once for all steps whose lowered text is the same: most options leave `init` alone."""
+    text = lowered.as_text()
+    if text not in _programs:
+        _programs[text] = lowered.compile(_OPTIONS)
+    return _programs[text]
