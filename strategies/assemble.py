@@ -63,12 +63,14 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         params = nnx.to_pure_dict(nnx.state(create(key), nnx.Param))
         return State(params, optimizer.init(params))
 
-    def loss(params: Weights, tokens_BS: Tokens) -> Float[Array, ""]:
-        losses_N = spread.forward(nnx.merge(graph, params), tokens_BS)
-        return losses_N.sum() / (train.batch_size * config.sequence)
+    def build(params: Weights) -> GPT:
+        return nnx.merge(graph, params)
+
+    def loss_and_grads(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
+        return spread.differentiate(build, params, tokens_BS, train.batch_size * config.sequence)
 
     def gradients(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
-        differentiate = accumulated(jax.value_and_grad(loss), spread.microbatches)
+        differentiate = accumulated(loss_and_grads, spread.microbatches)
         # float32 is float32: by default GPUs and TPUs multiply it in fewer bits (TF32, bfloat16 passes).
         with jax.default_matmul_precision("highest" if train.dtype == "float32" else "default"):
             return spread.reduce(*differentiate(spread.enter(params), tokens_BS))

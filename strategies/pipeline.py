@@ -32,7 +32,7 @@ from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
 from strategies.gpt import GPT
 from strategies.mesh import Devices, MeshSpec
-from strategies.step import Spread, Step, Strategy, Tokens, require_divides
+from strategies.step import Spread, Step, Strategy, Tokens, backpropagated, require_divides
 
 AXES = ("pipeline",)
 SPLIT = {"layers": "pipeline", "vocab": "pipeline"}
@@ -40,7 +40,7 @@ Stage = Callable[[list[Array], Array], Array]
 
 
 def piped(model: GPT, tokens_BS: Tokens, stages: int, microbatches: int) -> Float[Array, " N"]:
-    """The loss of each token, in the place of `step.forward`."""
+    """The loss of each token, as `step.forward`."""
     graph, weights = nnx.split(model.blocks)
 
     def run(weights: list[Array], x_bTD: Array) -> Array:
@@ -150,7 +150,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         spec=lambda dims: P(*map(SPLIT.get, dims)),
         vocab_shards=mesh.size,
         hooks=tensor.vocab_hooks(AXES),
-        forward=partial(piped, stages=mesh.size, microbatches=train.microbatches),
+        differentiate=backpropagated(partial(piped, stages=mesh.size, microbatches=train.microbatches)),
     )
     return assemble(config, device_mesh, train, spread)
 

@@ -41,6 +41,25 @@ def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
     return model.losses(model.run(model.embed(tokens_BS[:, :-1])), tokens_BS[:, 1:])
 
 
+Differentiate = Callable[[Callable[[Weights], GPT], Weights, Tokens, int], tuple[Array, Weights]]
+"""How to make a model of weights, the weights, this device's sequences, and the tokens of the global batch -> this
+device's share of the mean loss, and its gradients."""
+
+
+def backpropagated(forward: Forward = forward) -> Differentiate:
+    """Loss and gradients by autodiff of a forward pass."""
+
+    def differentiate(
+        build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
+    ) -> tuple[Array, Weights]:
+        return jax.value_and_grad(lambda weights: forward(build(weights), tokens_BS).sum() / token_count)(weights)
+
+    return differentiate
+
+
+AUTODIFF = backpropagated()
+
+
 @dataclass(frozen=True)
 class Spread:
     """All that a strategy decides; as it stands, one device. Its functions run inside `jax.shard_map`.
@@ -50,7 +69,7 @@ class Spread:
         batch_axes: mesh axes that split the batch.
         vocab_shards: parts that the vocabulary is split into.
         hooks: what to do inside the model.
-        forward: model and this device's sequences -> loss of each token.
+        differentiate: this device's part of the batch, or of a microbatch -> its share of loss and gradients.
         microbatches: parts of the batch whose gradients are accumulated one after another.
         enter: weights as the state holds them -> as gradients are taken of them.
         reduce: this device's share of the loss and of the gradients -> the whole.
@@ -60,7 +79,7 @@ class Spread:
     batch_axes: tuple[str, ...] = ()
     vocab_shards: int = 1
     hooks: Hooks = ONE_DEVICE
-    forward: Forward = forward
+    differentiate: Differentiate = AUTODIFF
     microbatches: int = 1
     enter: Callable[[Weights], Weights] = lambda weights: weights
     reduce: Callable[[Array, Weights], tuple[Array, Weights]] = lambda loss, grads: (loss, grads)

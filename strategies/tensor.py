@@ -38,7 +38,7 @@ from strategies.assemble import assemble
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.gpt import GPT, Hooks
 from strategies.mesh import Devices, MeshSpec
-from strategies.step import Forward, Spread, Step, Strategy, Tokens, forward, require_divides
+from strategies.step import Forward, Spread, Step, Strategy, Tokens, backpropagated, forward, require_divides
 
 AXES = ("tensor",)
 SPLIT = {"heads": "tensor", "mlp": "tensor", "vocab": "tensor"}
@@ -109,7 +109,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         spec=lambda dims: P(*map(SPLIT.get, dims)),
         vocab_shards=mesh.size,
         hooks=hooks(AXES, train.sequence_parallel),
-        forward=diverging(forward) if train.sequence_parallel else forward,
+        differentiate=backpropagated(diverging(forward) if train.sequence_parallel else forward),
         microbatches=train.microbatches,
     )
     return assemble(config, device_mesh, train, spread)

@@ -13,7 +13,7 @@ from strategies import data, pipeline, tensor
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec
-from strategies.step import Spread, Step, Strategy, require_divides
+from strategies.step import Spread, Step, Strategy, backpropagated, require_divides
 
 AXES = ("data", "pipeline", "tensor")
 VOCAB_AXES = ("pipeline", "tensor")
@@ -32,7 +32,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         batch_axes=data.AXES,
         vocab_shards=stages * tensors,
         hooks=tensor.hooks(VOCAB_AXES, train.sequence_parallel),
-        forward=tensor.diverging(piped) if train.sequence_parallel else piped,
+        differentiate=backpropagated(tensor.diverging(piped) if train.sequence_parallel else piped),
         enter=data.diverge,
         reduce=data.all_reduce,
     )
