@@ -20,14 +20,14 @@ from strategies.step import Spread, Step, Strategy
 AXES = ("data",)
 
 
-def diverge(weights: Weights) -> Weights:
+def diverge(weights: Weights, axes: tuple[str, ...] = AXES) -> Weights:
     """From here on each device has a copy of its own, and so gradients of its own: no sum is made in passing."""
-    return jax.tree.map(partial(lax.pcast, axis_name="data", to="varying"), weights)
+    return jax.tree.map(partial(lax.pcast, axis_name=axes, to="varying"), weights)
 
 
-def all_reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+def all_reduce(loss: Array, grads: Weights, axes: tuple[str, ...] = AXES) -> tuple[Array, Weights]:
     """The sums over devices, after all microbatches."""
-    return lax.psum((loss, grads), "data")
+    return lax.psum((loss, grads), axes)
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
