@@ -1,0 +1,111 @@
+"""What a step costs on a mesh, by closed formulas: FLOPs, bytes sent, bytes held, bubble. It takes no devices.
+
+    train = TrainConfig(batch_size=1536, microbatches=12, dtype="bfloat16")
+    cost = predict("three_d", PRESETS["gpt3-175b"], MeshSpec.parse("data=16,pipeline=8,tensor=8"), train)
+    cost.sent["all_reduce", ("data",)]  # bytes that one device sends in a step, by what they are
+
+The formulas are held against compiled programs in tests/strategies/test_cost.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strategies import held
+from strategies.config import GPTConfig, Infeasible, TrainConfig
+from strategies.mesh import MeshSpec
+from strategies.plan import Axes, Plan
+from strategies.traffic import LAWS, Traffic, norm
+
+
+def predict(strategy: str, config: GPTConfig, mesh: MeshSpec, train: TrainConfig) -> "Cost":
+    """What a step of a strategy costs.
+
+    Raises:
+        Infeasible: nothing is known of the strategy, or model, mesh and batch do not fit together.
+    """
+    if strategy not in LAWS:
+        raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(LAWS)}")
+    law = LAWS[strategy]
+    plan = law.plan(config, mesh, train)
+    return Cost(plan, tuple(each for term in (*law.terms, norm) for each in term(plan)))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step costs. Bytes are those of one device.
+
+    Attributes:
+        plan: the model as the mesh splits it.
+        traffic: all that a device sends, term by term.
+    """
+
+    plan: Plan
+    traffic: tuple[Traffic, ...]
+
+    @property
+    def sent(self) -> Mapping[tuple[str, Axes], Mapping[str, int]]:
+        """Bytes that a device sends in a step, by kind of collective and mesh axes, and by what they are."""
+        total: dict[tuple[str, Axes], dict[str, int]] = {}
+        for each in self.traffic:
+            parts = total.setdefault((each.kind, each.axes), {})
+            parts[each.what] = parts.get(each.what, 0) + each.sent_bytes
+        return total
+
+    @property
+    def sent_bytes(self) -> int:
+        """By all collectives."""
+        return sum(each.sent_bytes for each in self.traffic)
+
+    @property
+    def arguments(self) -> Mapping[str, int]:
+        """Bytes that a device holds between steps, by what they are, and of the batch."""
+        return held.arguments(self.plan)
+
+    @property
+    def temporaries(self) -> Mapping[str, int]:
+        """Bytes that a device holds at the step's peak besides, by what they are."""
+        return held.temporaries(self.plan)
+
+    def model_flops(self, *, causal: bool = False) -> int:
+        """Of all devices, nothing recomputed (Chowdhery et al. 2022, "PaLM", appendix B).
+
+        Where it is causal, attention counts half: no token attends to those behind it (Dao 2023, section 4.1).
+        """
+        config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
+        masked = 6 * config.layers * config.embed * config.sequence if causal else 0
+        return tokens * (config.flops_per_token - masked)
+
+    @property
+    def flops(self) -> Mapping[str, int]:
+        """Of the matmuls that all devices do, by what they are for: what a model needs, and what is done besides.
+
+        `attention again`: the backward pass computes the scores again (Dao et al. 2022, section 3.1). `recomputed`:
+        with `remat="full"` that pass begins with a block's forward pass, but for its last matmul and the scores, which
+        then are there (Korthikanti et al. 2022, section 4). `padding` of the vocabulary. `idle`: what a program in
+        which every stage did something at every tick would do besides; compilers' counts cannot tell such a program
+        from one in which stages wait.
+        """
+        config, train = self.plan.config, self.plan.train
+        embed, tokens = config.embed, train.batch_size * config.sequence
+        scores = 2 * config.sequence * embed
+        again = scores
+        recomputed = 2 * (4 * embed**2 + embed * config.mlp_dim) + scores if train.remat == "full" else 0
+        head = 6 * embed * config.vocab
+        layers = config.flops_per_token - head + config.layers * (again + recomputed)
+        return {
+            "model": self.model_flops(),
+            "attention again": tokens * config.layers * again,
+            "recomputed": tokens * config.layers * recomputed,
+            "padding": tokens * 6 * embed * (self.plan.rows - config.vocab),
+            "idle": tokens // train.microbatches * layers * (self.plan.ticks - train.microbatches),
+        }
+
+    @property
+    def hardware_flops(self) -> int:
+        """Of all devices, with what is computed again and of padding, and without `idle`."""
+        return sum(self.flops.values()) - self.flops["idle"]
+
+    @property
+    def bubble(self) -> float:
+        """The part of a step's ticks at which a stage has nothing to do (Huang et al. 2019, section 2.3)."""
+        return 1 - self.plan.train.microbatches / self.plan.ticks
