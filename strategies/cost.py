@@ -81,23 +81,22 @@ class Cost:
 
         `attention again`: the backward pass computes the scores again (Dao et al. 2022, section 3.1). `recomputed`:
         with `remat="full"` that pass begins with a block's forward pass, but for its last matmul and the scores, which
-        then are there (Korthikanti et al. 2022, section 4). `padding` of the vocabulary. `idle`: what a program in
-        which every stage did something at every tick would do besides; compilers' counts cannot tell such a program
-        from one in which stages wait.
+        then are there (Korthikanti et al. 2022, section 4), and with sequence parallelism computes the logits again:
+        without, the compiler finds that it has them. `padding` of the vocabulary. `idle`: what a stage would do
+        besides if it worked at every tick, for the count of a compiled program cannot tell that from waiting.
         """
-        config, train = self.plan.config, self.plan.train
-        embed, tokens = config.embed, train.batch_size * config.sequence
-        scores = 2 * config.sequence * embed
-        again = scores
-        recomputed = 2 * (4 * embed**2 + embed * config.mlp_dim) + scores if train.remat == "full" else 0
-        head = 6 * embed * config.vocab
-        layers = config.flops_per_token - head + config.layers * (again + recomputed)
+        plan, config, full = self.plan, self.plan.config, self.plan.train.remat == "full"
+        embed, rows, tokens = config.embed, plan.rows, plan.train.batch_size * config.sequence
+        scores = 2 * config.layers * embed * config.sequence
+        blocks = 2 * config.layers * (4 * embed**2 + embed * config.mlp_dim) + scores if full else 0
+        logits = 2 * embed * rows if full and plan.sequence_parallel else 0
+        layers = config.flops_per_token - 6 * embed * config.vocab + scores + blocks
         return {
             "model": self.model_flops(),
-            "attention again": tokens * config.layers * again,
-            "recomputed": tokens * config.layers * recomputed,
-            "padding": tokens * 6 * embed * (self.plan.rows - config.vocab),
-            "idle": tokens // train.microbatches * layers * (self.plan.ticks - train.microbatches),
+            "attention again": tokens * scores,
+            "recomputed": tokens * (blocks + logits),
+            "padding": tokens * 6 * embed * (rows - config.vocab),
+            "idle": tokens // plan.train.microbatches * layers * (plan.ticks - plan.train.microbatches),
         }
 
     @property

@@ -6,12 +6,16 @@ Programs are compiled for float32: XLA's CPU backend sends bfloat16 as float32, 
 import dataclasses
 import functools
 import math
+import os
+import subprocess
+import sys
+import textwrap
 
 import jax
 import pytest
 
 from benchmarks.compiled import Program, read_program
-from strategies import PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.cost import predict
 from strategies.held import layer_bytes
 from strategies.plan import BYTES
@@ -80,6 +84,18 @@ def test_compiled_program_is_what_formulas_say(name, mesh, config, train):
     assert sent(program) == by_axes(predicted)
     assert program.flops * predicted.plan.mesh.size == sum(predicted.flops.values())
     assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
+    assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
+
+
+@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
+def test_a_formula_that_is_wrong_is_caught(name, mesh, config, train):
+    """One more layer on each stage, and each of these equalities is none; but stages send what is between layers."""
+    program, memory = compiled(name, mesh, config, **train)
+    stages = MeshSpec.parse(mesh).sizes.get("pipeline", 1)
+    wrong = cost(name, mesh, dataclasses.replace(config, layers=config.layers + stages), **train)
+    assert (sent(program) == by_axes(wrong)) == (name in ("single", "pipeline"))
+    assert program.flops * wrong.plan.mesh.size < sum(wrong.flops.values())
+    assert memory.argument_size_in_bytes < sum(wrong.arguments.values())
 
 
 def test_every_strategy_has_its_law_and_is_held_to_it():
@@ -130,3 +146,64 @@ def test_layers_keep_what_the_formula_says(name, mesh, train, remat, dtype):
     assert sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in kept) == (
         plan.layers * layer_bytes(plan)
     )
+
+
+def test_bfloat16_is_sent_as_float32():
+    """Half the bytes, but for what is float32 anyway; XLA's CPU backend sends what it would send in float32."""
+    program, _ = compiled("fsdp", "fsdp=4", SMALL, dtype="bfloat16")
+    half, whole = cost("fsdp", "fsdp=4", dtype="bfloat16"), cost("fsdp", "fsdp=4")
+    assert sent(program) == by_axes(whole)
+    for key in ("all_gather", ("fsdp",)), ("reduce_scatter", ("fsdp",)):
+        assert 2 * by_axes(half)[key] == by_axes(whole)[key]
+    assert half.sent["all_reduce", ("fsdp",)] == whole.sent["all_reduce", ("fsdp",)] == {"loss": 6, "norm": 6}
+
+
+def test_it_takes_no_devices_and_no_time():
+    """A model of 175 billion parameters on 1,024 devices is one call, with JAX unable to find any device."""
+    code = """
+        from strategies import PRESETS, MeshSpec, TrainConfig
+        from strategies.cost import predict
+        train = TrainConfig(batch_size=1536, microbatches=12, dtype="bfloat16")
+        cost = predict("three_d", PRESETS["gpt3-175b"], MeshSpec.parse("data=16,pipeline=8,tensor=8"), train)
+        print(cost.sent_bytes, cost.arguments, cost.temporaries, cost.hardware_flops, cost.bubble)
+    """
+    environment = os.environ | {"JAX_PLATFORMS": "none such"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("preset", ["gpt2-xl", "gpt3-175b"])
+def test_model_flops_are_the_published_formula(preset):
+    """Narayanan et al. 2021, equation 3, without its recomputation: 72 B T L D^2 (1 + T / 6D + V / 12LD)."""
+    config = PRESETS[preset]
+    layers, embed, tokens = config.layers, config.embed, BATCH * config.sequence
+    terms = 1 + config.sequence / (6 * embed) + config.vocab / (12 * layers * embed)
+    predicted = predict("single", config, MeshSpec.parse("data=1"), TrainConfig(BATCH))
+    assert predicted.model_flops() == pytest.approx(72 * tokens * layers * embed**2 * terms, rel=1e-12)
+    halved = predicted.model_flops() - predicted.model_flops(causal=True)
+    assert halved == 6 * tokens * layers * embed * config.sequence
+
+
+def test_what_is_computed_again_is_no_waiting():
+    """Hardware FLOPs are the model's and those done again, in a pipeline as on one device, however long it waits."""
+    one, staged = cost("single", "data=1", remat="full"), cost("pipeline", "pipeline=2", remat="full", microbatches=4)
+    assert staged.hardware_flops == one.hardware_flops > one.model_flops()
+    assert (one.bubble, staged.bubble) == (0, pytest.approx(1 / 5))
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "message"),
+    [
+        ("no_such", "data=2", "nothing is known of what no_such sends; it can be single, data"),
+        ("single", "data=2", "mesh data=2 has the axis data, which splits nothing here"),
+        ("tensor", "tensor=8", "tensor=8 does not divide heads=4; tensor can be 1, 2 or 4"),
+        ("pipeline", "pipeline=4", "pipeline=4 does not divide layers=2"),
+        ("data", "data=32", "data=32 x microbatches=1 does not divide batch_size=16"),
+    ],
+)
+def test_what_does_not_fit_has_no_cost(name, mesh, message):
+    """It is refused as `build` refuses it."""
+    with pytest.raises(Infeasible, match=message):
+        cost(name, mesh)
