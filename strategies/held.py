@@ -49,17 +49,17 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
 
     gradients: of all weights; where microbatches follow one another, those of one besides, to be added
     activations: what all layers keep, of all microbatches that are in flight
-    stages: of a pipeline, what one microbatch keeps, before it is put away; and the ends' gradients of all tokens
-    working: on one layer, or on the logits, whichever takes more
+    stages: of a pipeline, the gradients that enter and leave it, of all tokens
+    working: on one layer (of a pipeline also what its microbatch keeps, taken out of its place) or on the head
     """
     train, staged = plan.train, bool(plan.axes_of("layers"))
     layers = plan.layers * layer_bytes(plan)
-    looped = layers if plan.layers > 1 else 0
+    taken_out = layers if staged and train.microbatches > 1 and plan.layers > 1 else 0
     return {
         "gradients": 4 * plan.elements * (2 if staged or train.microbatches > 1 else 1),
         "activations": layers * (train.microbatches if staged else 1),
-        "stages": (looped if train.microbatches > 1 else 0) + 8 * plan.own_residual if staged else 0,
-        "working": max(layer_work_bytes(plan), logits_work_bytes(plan)),
+        "stages": 2 * 4 * plan.own_residual if staged else 0,
+        "working": max(taken_out + layer_work_bytes(plan), head_work_bytes(plan)),
     }
 
 
@@ -67,15 +67,22 @@ def layer_work_bytes(plan: Plan) -> int:
     """To go back through one layer, in float32: its weights, whole, and arrays of n tokens.
 
     Ten of n D: what norms make, before and behind their scales, queries twice, keys, values, what attention mixed, and
-    the gradient; a tensor axis splits six, and four are of all tokens. Three of n F/t around GELU, n T H/t of scores.
+    the gradient. A tensor axis splits six of them, or four without sequence parallelism. Three of n F/t around GELU,
+    and n T H/t of scores. With `remat="full"` also what goes into GELU, and the sum after attention.
     """
     config, tensors, tokens = plan.config, plan.size("tensor"), plan.tokens // plan.train.microbatches
     weights = sum(weight.elements for weight in plan.weights if weight.of_blocks) * plan.size(*plan.shards)
-    split = 6 * config.embed + 3 * config.mlp_dim + config.sequence * config.heads
     looped = weights // plan.layers if plan.layers > 1 else 0  # a loop of one layer is none, and takes no part out
-    return 4 * (looped + tokens * (4 * config.embed + split // tensors))
+    again = 1 if plan.train.remat == "full" else 0
+    split = 6 if plan.sequence_parallel else 4
+    parts = (split + again) * config.embed + (3 + again) * config.mlp_dim + config.sequence * config.heads
+    return 4 * (looped + tokens * ((10 - split) * config.embed + parts // tensors))
 
 
-def logits_work_bytes(plan: Plan) -> int:
-    """To go back through the head, in float32: logits, their exponentials and their gradients."""
-    return 4 * 3 * plan.tokens // plan.train.microbatches * plan.rows // plan.size(*plan.vocab_axes)
+def head_work_bytes(plan: Plan) -> int:
+    """To go back through the head, in float32: logits, their exponentials and their gradients, and three of n D.
+
+    A pipeline has all its microbatches there at once.
+    """
+    tokens = plan.tokens // (1 if plan.axes_of("layers") else plan.train.microbatches)
+    return 3 * 4 * tokens * (plan.rows // plan.size(*plan.vocab_axes) + plan.config.embed)

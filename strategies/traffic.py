@@ -83,20 +83,27 @@ def gradients(plan: Plan) -> Iterator[Traffic]:
 def gathers(plan: Plan) -> Iterator[Traffic]:
     """fsdp.py: weights that batch axes split, gathered for each microbatch, and their gradients scattered.
 
-    Outside the loop over layers a weight is gathered once, for the compiler finds later gathers of it done; a tied
-    table has its gradients scattered for each of its two uses. The loop's are gathered again for the backward pass,
-    but for the bias at its end, and with `remat="none"` but for all vectors: these it does not need.
+    The loop's over layers are gathered again for the backward pass, but for the bias at its end, and with
+    `remat="none"` but for all vectors: these it does not need. Outside that loop the compiler gathers nothing twice,
+    nor in a loop over microbatches what it can have before, which is all but what the head takes for its backward pass.
+    A table that is tied has its gradients scattered for each of its two uses.
     """
-    times, dtype = plan.train.microbatches, plan.train.dtype
+    microbatches, dtype = plan.train.microbatches, plan.train.dtype
     for weight in plan.weights:
         axes = tuple(axis for axis in weight.axes if axis in plan.batch_axes)
         whole = weight.elements * plan.size(*axes)
-        needed = weight.name != "blocks.down_bias_D" and (plan.train.remat != "none" or is_matrix(weight.dims))
-        uses = 2 if plan.config.tied and weight.name == "embedding.token_VD" else 1
-        yield from traffic(plan, "weights", "all_gather", axes, times * weight.elements, dtype=dtype)
-        if weight.of_blocks and needed:
-            yield from traffic(plan, "weights again", "all_gather", axes, times * weight.elements, dtype=dtype)
-        yield from traffic(plan, "gradients", "reduce_scatter", axes, times * uses * whole, dtype=dtype)
+        tied = plan.config.tied and weight.name == "embedding.token_VD"
+        if weight.of_blocks:
+            once = microbatches
+            needed = weight.name != "blocks.down_bias_D" and (plan.train.remat != "none" or is_matrix(weight.dims))
+        else:
+            once = 1
+            needed = microbatches > 1 and (tied or weight.name.startswith("head."))
+        again = microbatches if needed else 0
+        scattered = microbatches * (2 if tied else 1)
+        yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=dtype)
+        yield from traffic(plan, "weights again", "all_gather", axes, again * weight.elements, dtype=dtype)
+        yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=dtype)
 
 
 def is_matrix(dims: Axes) -> bool:
