@@ -47,19 +47,17 @@ def layer_bytes(plan: Plan) -> int:
 def temporaries(plan: Plan) -> Mapping[str, int]:
     """Bytes of what a step holds at its peak besides its arguments, while it goes back through a layer or the head.
 
-    gradients: of all weights; where microbatches follow one another, those of one besides, to be added
+    gradients: of all weights; where they are accumulated, those of one microbatch besides
     activations: what all layers keep, of all microbatches that are in flight
     stages: of a pipeline, the gradients that enter and leave it, of all tokens
-    working: on one layer (of a pipeline also what its microbatch keeps, taken out of its place) or on the head
+    working: on one layer or on the head, whichever takes more
     """
-    train, staged = plan.train, bool(plan.axes_of("layers"))
-    layers = plan.layers * layer_bytes(plan)
-    taken_out = layers if staged and train.microbatches > 1 and plan.layers > 1 else 0
+    staged, microbatches = bool(plan.axes_of("layers")), plan.train.microbatches
     return {
-        "gradients": 4 * plan.elements * (2 if staged or train.microbatches > 1 else 1),
-        "activations": layers * (train.microbatches if staged else 1),
+        "gradients": 4 * plan.elements * (2 if microbatches > 1 and not staged else 1),
+        "activations": plan.layers * layer_bytes(plan) * (microbatches if staged else 1),
         "stages": 2 * 4 * plan.own_residual if staged else 0,
-        "working": max(taken_out + layer_work_bytes(plan), head_work_bytes(plan)),
+        "working": max(layer_work_bytes(plan) + (stage_work_bytes(plan) if staged else 0), head_work_bytes(plan)),
     }
 
 
@@ -71,18 +69,32 @@ def layer_work_bytes(plan: Plan) -> int:
     and n T H/t of scores. With `remat="full"` also what goes into GELU, and the sum after attention.
     """
     config, tensors, tokens = plan.config, plan.size("tensor"), plan.tokens // plan.train.microbatches
-    weights = sum(weight.elements for weight in plan.weights if weight.of_blocks) * plan.size(*plan.shards)
-    looped = weights // plan.layers if plan.layers > 1 else 0  # a loop of one layer is none, and takes no part out
+    # A loop of one layer is none, and takes no layer's weights out of all.
+    weights = block_elements(plan) * plan.size(*plan.shards) // plan.layers if plan.layers > 1 else 0
     again = 1 if plan.train.remat == "full" else 0
     split = 6 if plan.sequence_parallel else 4
     parts = (split + again) * config.embed + (3 + again) * config.mlp_dim + config.sequence * config.heads
-    return 4 * (looped + tokens * ((10 - split) * config.embed + parts // tensors))
+    return 4 * (weights + tokens * ((10 - split) * config.embed + parts // tensors))
+
+
+def stage_work_bytes(plan: Plan) -> int:
+    """To go back through a stage, besides: the gradients of its weights by one microbatch, and what that had kept."""
+    taken_out = plan.layers * layer_bytes(plan) if plan.train.microbatches > 1 and plan.layers > 1 else 0
+    return 4 * block_elements(plan) + taken_out
 
 
 def head_work_bytes(plan: Plan) -> int:
-    """To go back through the head, in float32: logits, their exponentials and their gradients, and three of n D.
+    """To go back through the head, in float32, of which a pipeline has all microbatches at once.
 
-    A pipeline has all its microbatches there at once.
+    Of n tokens logits, their exponentials and gradients, n V/v each on v devices that split the vocabulary, and where
+    they are computed again once more; three of n D; and a table that is gathered, with its gradients.
     """
     tokens = plan.tokens // (1 if plan.axes_of("layers") else plan.train.microbatches)
-    return 3 * 4 * tokens * (plan.rows // plan.size(*plan.vocab_axes) + plan.config.embed)
+    logits = 4 if plan.train.remat == "full" and plan.sequence_parallel else 3
+    table = 2 * plan.rows * plan.config.embed if plan.size(*plan.shards) > 1 else 0
+    return 4 * (tokens * (logits * plan.rows // plan.size(*plan.vocab_axes) + 3 * plan.config.embed) + table)
+
+
+def block_elements(plan: Plan) -> int:
+    """Parameters that one device holds of its layers."""
+    return sum(weight.elements for weight in plan.weights if weight.of_blocks)

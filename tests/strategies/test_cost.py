@@ -59,7 +59,10 @@ def compiled(name, mesh, config=SMALL, **train):
     """What the compiler made of it: what it does, and the memory that it plans."""
     built = step(name, mesh, config, **train)
     program = built.lower().compile()
-    return read_program(program.as_text(), built.mesh.shape), program.memory_analysis()
+    text, memory = program.as_text(), program.memory_analysis()
+    assert text
+    assert memory
+    return read_program(text, built.mesh.shape), memory
 
 
 def sent(program: Program):
