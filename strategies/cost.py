@@ -81,15 +81,16 @@ class Cost:
 
         `attention again`: the backward pass computes the scores again (Dao et al. 2022, section 3.1). `recomputed`:
         with `remat="full"` that pass begins with a block's forward pass, but for its last matmul and the scores, which
-        then are there (Korthikanti et al. 2022, section 4), and with sequence parallelism computes the logits again:
-        without, the compiler finds that it has them. `padding` of the vocabulary. `idle`: what a stage would do
-        besides if it worked at every tick, for the count of a compiled program cannot tell that from waiting.
+        then are there (Korthikanti et al. 2022, section 4), and may compute the logits again. `padding` of the
+        vocabulary. `idle`: what a stage would do besides if it worked at every tick, for the count of a compiled
+        program cannot tell that from waiting. Of a stack of layers that is no loop, with `unroll` as many as there are,
+        the compiler may find all that would be computed again.
         """
         plan, config, full = self.plan, self.plan.config, self.plan.train.remat == "full"
         embed, rows, tokens = config.embed, plan.rows, plan.train.batch_size * config.sequence
         scores = 2 * config.layers * embed * config.sequence
         blocks = 2 * config.layers * (4 * embed**2 + embed * config.mlp_dim) + scores if full else 0
-        logits = 2 * embed * rows if full and plan.sequence_parallel else 0
+        logits = 2 * embed * rows if plan.logits_again else 0
         layers = config.flops_per_token - 6 * embed * config.vocab + scores + blocks
         return {
             "model": self.model_flops(),

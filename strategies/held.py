@@ -90,7 +90,7 @@ def head_work_bytes(plan: Plan) -> int:
     they are computed again once more; three of n D; and a table that is gathered, with its gradients.
     """
     tokens = plan.tokens // (1 if plan.axes_of("layers") else plan.train.microbatches)
-    logits = 4 if plan.train.remat == "full" and plan.sequence_parallel else 3
+    logits = 4 if plan.logits_again else 3
     table = 2 * plan.rows * plan.config.embed if plan.size(*plan.shards) > 1 else 0
     return 4 * (tokens * (logits * plan.rows // plan.size(*plan.vocab_axes) + 3 * plan.config.embed) + table)
 

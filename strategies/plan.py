@@ -142,6 +142,15 @@ class Plan:
         return self.residual // (self.size("tensor") if self.sequence_parallel else 1)
 
     @property
+    def logits_again(self) -> bool:
+        """Whether the head's backward pass computes the logits again: unless the compiler finds that it has them.
+
+        It does not where what the head takes is gathered again, too.
+        """
+        gathered_again = self.size(*self.shards) > 1 and self.train.microbatches > 1
+        return self.train.remat == "full" and (self.sequence_parallel or gathered_again)
+
+    @property
     def ticks(self) -> int:
         """At which each stage works on a microbatch, or on none. Without stages, one for each microbatch."""
         return self.train.microbatches + self.size("pipeline") - 1
