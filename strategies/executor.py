@@ -109,7 +109,9 @@ class Executor:
 
     def _tick(self, flow: Flow, row: tuple[Turn, Shared]) -> tuple[Flow, None]:
         turn, shared = row
+        counts = self.ticks.counts
         entered_bTD = self._if(
+            counts.enters,
             shared.enters >= 0,
             lambda: own(self.parts.embed(self.ends, self.tokens_MbS[shared.enters])),
             lambda: self.nothing_bTD,
@@ -117,17 +119,28 @@ class Executor:
         x_bTD = jnp.where(turn.first, entered_bTD, flow.x[turn.x])
         y_bTD, dx_bTD, flow = self._take_turn(flow, turn, x_bTD)
         flow, dloss_bTD = self._if(
-            shared.leaves >= 0, lambda: self._leave(flow, y_bTD, shared.leaves), lambda: (flow, self.nothing_bTD)
+            counts.leaves,
+            shared.leaves >= 0,
+            lambda: self._leave(flow, y_bTD, shared.leaves),
+            lambda: (flow, self.nothing_bTD),
         )
         dends = self._if(
-            shared.returns >= 0, lambda: self._return(flow.dends, dx_bTD, shared.returns), lambda: flow.dends
+            counts.returns,
+            shared.returns >= 0,
+            lambda: self._return(flow.dends, dx_bTD, shared.returns),
+            lambda: flow.dends,
         )
-        x = _put(flow.x, lax.ppermute(y_bTD, "pipeline", self.right), turn.got_x)
-        dy = _put(flow.dy, lax.ppermute(dx_bTD, "pipeline", self.left), turn.got_dy)
+
+        def sent(x_bTD: Array, count: int, taken: Any, ways: list[tuple[int, int]]) -> Array:
+            return self._if(count, taken, lambda: lax.ppermute(x_bTD, "pipeline", ways), lambda: self.nothing_bTD)
+
+        x = _put(flow.x, sent(y_bTD, counts.sends_x, shared.sends_x, self.right), turn.got_x)
+        dy = _put(flow.dy, sent(dx_bTD, counts.sends_dy, shared.sends_dy, self.left), turn.got_dy)
         return flow._replace(x=x, dy=_put(dy, dloss_bTD, turn.got_loss), dends=dends), None
 
     def _take_turn(self, flow: Flow, turn: Turn, x_bTD: Array) -> tuple[Array, Array, Flow]:
         """What this stage sends forward and backward, of which one or both are nothing, and what it hands on."""
+
         def idle(kept: Any, put_off: Any, dblocks: Leaves) -> Changed:
             return self.nothing_bTD, self.nothing_bTD, kept, put_off, dblocks
 
@@ -209,9 +222,9 @@ class Executor:
 
         return jax.tree.map(add, dblocks, dchunk)
 
-    def _if(self, taken: Any, work: Callable[[], Any], leave: Callable[[], Any]) -> Any:
-        """A conditional that all devices take alike, once for each microbatch."""
-        with _taken(self.schedule.ticks - self.schedule.microbatches, self.schedule.microbatches):
+    def _if(self, count: int, taken: Any, work: Callable[[], Any], leave: Callable[[], Any]) -> Any:
+        """A conditional that all devices take alike, in so many ticks."""
+        with _taken(self.schedule.ticks - count, count):
             return lax.cond(taken, work, leave)
 
 

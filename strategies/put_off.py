@@ -14,6 +14,8 @@ from jax.extend import core
 
 VIEWS = {"broadcast_in_dim", "convert_element_type", "pvary", "reshape", "slice", "squeeze", "transpose"}
 """What costs next to nothing: computed again where it is needed, and not handed on."""
+ELEMENTWISE = {"add", "div", "exp", "integer_pow", "max", "mul", "neg", "rsqrt", "select_n", "square", "sub", "tanh"}
+"""What costs little: computed again where it is made of nothing but what is there anyway."""
 
 Values = list[Any]
 
@@ -36,7 +38,14 @@ class Halves:
         weights, inputs = self._jaxpr.outvars[: (n := self._structures[0].num_leaves)], self._jaxpr.outvars[n:]
         self._known = self._jaxpr.invars[: jax.tree.structure(known).num_leaves]
         self._first = list(needed(self._jaxpr.eqns, inputs))
-        done = {id(equation) for equation in self._first if equation.primitive.name not in VIEWS}
+        again = {*self._known, *self._jaxpr.constvars}
+        done = set()
+        for equation in self._first:
+            operands = {var for var in equation.invars if isinstance(var, core.Var)}
+            if equation.primitive.name in VIEWS | ELEMENTWISE and operands <= again:
+                again.update(equation.outvars)
+            elif equation.primitive.name not in VIEWS:
+                done.add(id(equation))
         self._second = list(needed((e for e in self._jaxpr.eqns if id(e) not in done), weights))
         made = {var for equation in self._second for var in equation.outvars}
         there = {*made, *self._known, *self._jaxpr.constvars}

@@ -46,17 +46,20 @@ class Turn(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What all stages do together in one tick: int32 arrays [ticks], or one entry of each; -1 for nothing.
+    """What all stages do together in one tick: arrays [ticks], or one entry of each; microbatches are -1 for none.
 
     Attributes:
         enters: the microbatch that is embedded, before the turns.
         leaves: the one whose loss is computed, after them.
         returns: the one whose gradient has come back to the embedding.
+        sends_x, sends_dy: whether any stage sends to the one behind it, and to the one before.
     """
 
     enters: Any
     leaves: Any
     returns: Any
+    sends_x: Any
+    sends_dy: Any
 
 
 class Depths(NamedTuple):
@@ -81,51 +84,57 @@ class Ticks:
         """Find the ticks and the slots of a schedule's operations."""
         tick_of = {(stage, op): tick for stage, row in enumerate(schedule.table) for tick, op in enumerate(row) if op}
         last: Kind = "W" if schedule.splits_backward else "B"
-        sent = {key: tick for key, tick in tick_of.items() if key[1].kind != "W"}
-        sources = {key: schedule.needs(*key) for key in sent}
-        # What is sent in one tick can be used from the next on; in that very tick another may take its slot.
-        arrivals = {key: (tick_of[source], tick_of[key]) for key, source in sources.items() if source != key}
+
+        def lives(start: Kind, end: Kind) -> Lifetimes:
+            """Of each microbatch and chunk: from the tick of one operation on, and until that of another is over."""
+            passes = [(stage, op) for stage, op in tick_of if op.kind == "F"]
+            return {
+                (stage, op): (tick_of[stage, op._replace(kind=start)], tick_of[stage, op._replace(kind=end)] + 1)
+                for stage, op in passes
+            }
+
+        # What arrives at the end of one tick may lie in the slot of what was used in that very tick.
+        arrivals = {
+            key: (tick_of[source], tick)
+            for key, tick in tick_of.items()
+            if key[1].kind != "W" and (source := schedule.needs(*key)) != key
+        }
         x, x_depth = slots({key: life for key, life in arrivals.items() if key[1].kind == "F"})
         dy, dy_depth = slots({key: life for key, life in arrivals.items() if key[1].kind == "B"})
-        passes = [(stage, op.microbatch, op.chunk) for (stage, op) in tick_of if op.kind == "F"]
-        ends = {(stage, m, c): tick_of[stage, Op(last, m, c)] + 1 for stage, m, c in passes}
-        kept, kept_depth = slots({(s, Op("F", m, c)): (tick_of[s, Op("F", m, c)], ends[s, m, c]) for s, m, c in passes})
-        put_off, put_off_depth = slots(
-            {(s, Op("F", m, c)): (tick_of[s, Op("B", m, c)], ends[s, m, c]) for s, m, c in passes}
-            if schedule.splits_backward
-            else {}
-        )
-        depths = Depths(x_depth, dy_depth, kept_depth, put_off_depth)
+        kept, kept_depth = slots(lives("F", last))
+        put_off, put_off_depth = slots(lives("B", "W") if schedule.splits_backward else {})
+
         shape = schedule.ticks, schedule.stages
-        nowhere = {"x": x_depth, "dy": dy_depth, "kept": kept_depth, "put_off": put_off_depth}
-        nowhere |= {"got_x": x_depth, "got_dy": dy_depth, "got_loss": dy_depth}
-        turns = Turn(**{name: np.full(shape, nowhere.get(name, 0), np.int32) for name in Turn._fields})
-        shared = Shared(*(np.full(schedule.ticks, -1, np.int32) for _ in Shared._fields))
-        for key, tick in tick_of.items():
-            stage, op = key
-            at, about = (tick, stage), (stage, Op("F", op.microbatch, op.chunk))
-            turns.kind[at] = KINDS.index(op.kind)
-            turns.chunk[at] = op.chunk
-            turns.kept[at] = kept[about]
-            turns.put_off[at] = put_off.get(about, 0)
-            if op.kind == "W":
-                continue
-            slot = (x if op.kind == "F" else dy).get(key)
-            if slot is None:
-                turns.first[at], shared.enters[tick] = 1, op.microbatch
-                continue
-            getattr(turns, "x" if op.kind == "F" else "dy")[at] = slot
-            source = sources[key]
-            sent_at = tick_of[source]
-            if op.kind == "F":
-                turns.got_x[sent_at, stage] = slot
-            elif source == about:
-                turns.got_loss[sent_at, stage], shared.leaves[sent_at] = slot, op.microbatch
-            else:
-                turns.got_dy[sent_at, stage] = slot
+        turns = Turn(*(np.zeros(shape, np.int32) for _ in Turn._fields))
+        for nobody, depth in ((turns.got_x, x_depth), (turns.got_dy, dy_depth), (turns.got_loss, dy_depth)):
+            nobody[:] = depth
+        shared = Shared(*(np.full(schedule.ticks, -1, np.int32) for _ in range(3)), *np.zeros((2, shape[0]), bool))
+        for (stage, op), tick in tick_of.items():
+            at, forward = (tick, stage), (stage, op._replace(kind="F"))
+            turns.kind[at], turns.chunk[at], turns.kept[at] = KINDS.index(op.kind), op.chunk, kept[forward]
+            turns.put_off[at] = put_off.get(forward, 0)
+            turns.x[at], turns.dy[at] = x.get((stage, op), 0), dy.get((stage, op), 0)
             if op.kind == "B" and stage == op.chunk == 0:
                 shared.returns[tick] = op.microbatch
-        return cls(turns, shared, depths)
+            if (stage, op) not in arrivals:
+                if op.kind == "F":
+                    turns.first[at], shared.enters[tick] = 1, op.microbatch
+                continue
+            sent = arrivals[stage, op][0]
+            if op.kind == "F":
+                turns.got_x[sent, stage], shared.sends_x[sent] = x[stage, op], True
+            elif schedule.needs(stage, op) == forward:
+                turns.got_loss[sent, stage], shared.leaves[sent] = dy[stage, op], op.microbatch
+            else:
+                turns.got_dy[sent, stage], shared.sends_dy[sent] = dy[stage, op], True
+        return cls(turns, shared, Depths(x_depth, dy_depth, kept_depth, put_off_depth))
+
+    @property
+    def counts(self) -> Shared:
+        """In how many ticks each of these is done."""
+        return Shared(
+            *(int((column >= 0).sum()) if column.dtype != bool else int(column.sum()) for column in self.shared)
+        )
 
 
 def slots(lifetimes: Lifetimes) -> tuple[dict[Key, int], int]:
