@@ -96,7 +96,7 @@ class TrainConfig:
         attention: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which takes the first where it can.
         unroll: layers in one iteration of the loop over them.
         schedule: the order in which stages work on microbatches.
-        chunks: parts of the layers that a stage holds, of "interleaved" alone more than one.
+        chunks: parts of the layers that a stage holds where the schedule is "interleaved"; it is one in the others.
         sequence_parallel: the tensor axis splits the residual stream, too, over its tokens.
 
     Raises:
@@ -110,7 +110,7 @@ class TrainConfig:
     attention: Attention = "auto"
     unroll: int = 1
     schedule: PipelineSchedule = "1f1b"
-    chunks: int = 1
+    chunks: int = 2
     sequence_parallel: bool = True
     learning_rate: float = 3e-4
     beta1: float = 0.9

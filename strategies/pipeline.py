@@ -30,7 +30,7 @@ from jaxtyping import Array
 
 from strategies import tensor
 from strategies.assemble import assemble
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.executor import Executor, Leaves, Parts, own
 from strategies.gpt import GPT, Weights
 from strategies.mesh import Devices, MeshSpec
@@ -86,8 +86,12 @@ def piped(config: GPTConfig, train: TrainConfig, stages: int) -> Pipe:
     Raises:
         Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
     """
-    layer_places = places(config.layers, stages, train.chunks)
-    schedule = SCHEDULES[train.schedule](stages, train.microbatches, train.chunks)
+    chunks = train.chunks if train.schedule == "interleaved" else 1
+    layer_places = places(config.layers, stages, chunks)
+    if train.schedule == "zb-h1" and -1 in layer_places:
+        problem = f"pipeline={stages} does not divide layers={config.layers}, as zb-h1 needs"
+        raise Infeasible(f"{problem}; {legal(config.layers, 'pipeline')}, or any with another schedule")
+    schedule = SCHEDULES[train.schedule](stages, train.microbatches, chunks)
     return Pipe(layer_places, scheduled(schedule, layer_places))
 
 
@@ -105,4 +109,5 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     return assemble(config, device_mesh, train, spread)
 
 
-PIPELINE = Strategy("pipeline", AXES, build)
+OPTIONS = "schedule", "chunks"
+PIPELINE = Strategy("pipeline", AXES, build, OPTIONS)

@@ -132,11 +132,15 @@ class Strategy:
 
     `build(config, mesh, train, devices=None)` takes all of `jax.devices()` unless told otherwise, and raises
     `Infeasible`, before anything is compiled, where model, mesh and batch do not fit.
+
+    Attributes:
+        options: fields of `TrainConfig` that make another step of this strategy, besides those that do of every one.
     """
 
     name: str
     axes: tuple[str, ...]
     build: Callable[..., Step]
+    options: tuple[str, ...] = ()
     most_devices: float = math.inf
 
     def meshes(self, devices: int) -> list[MeshSpec]:

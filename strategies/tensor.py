@@ -114,4 +114,5 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     return assemble(config, device_mesh, train, spread)
 
 
-TENSOR = Strategy("tensor", AXES, build)
+OPTIONS = ("sequence_parallel",)
+TENSOR = Strategy("tensor", AXES, build, OPTIONS)

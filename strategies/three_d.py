@@ -37,4 +37,4 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     return assemble(config, device_mesh, train, spread)
 
 
-THREE_D = Strategy("three_d", AXES, build)
+THREE_D = Strategy("three_d", AXES, build, (*pipeline.OPTIONS, *tensor.OPTIONS))
