@@ -19,8 +19,8 @@ def partition(costs: Sequence[float], parts: int, first: float = 0.0, last: floa
 
     >>> partition([1, 1, 1, 1, 1, 1, 1, 1], 3)
     (3, 3, 2)
-    >>> partition([1, 1, 1, 1, 1, 1, 1, 1], 2, last=3)
-    (5, 3)
+    >>> partition([1, 1, 1, 1, 1, 1, 1, 1], 2, last=4)
+    (6, 2)
     """
     count = len(costs)
     if parts > count:

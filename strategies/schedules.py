@@ -139,7 +139,7 @@ class Schedule:
         """A line for each stage, a column for each tick.
 
         >>> print(one_f_one_b(2, 3))
-        F0 F1 B0 F2 B1 .. B2 ..
+        F0 F1 .. B0 F2 B1 .. B2
         .. F0 B0 F1 B1 F2 B2 ..
         """
         rows = [[_cell(op, self.chunks) for op in row] for row in self.table]
