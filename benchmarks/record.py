@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 import jax
 
 from benchmarks.attribution import Attribution
-from benchmarks.cases import Case
+from benchmarks.cases import Case, spelled
 from benchmarks.compiled import ROW_KEYS
 from benchmarks.failures import Status
 from benchmarks.memory import Memory
@@ -146,6 +146,7 @@ class Record:
             "microbatches": case.microbatches,
             "dtype": case.dtype,
             "remat": case.remat,
+            "options": ",".join(spelled(case.options)),
             "step_seconds_median": self.step_seconds_median,
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_second_per_device": _over(self.tokens_per_second, case.mesh.size),

@@ -73,7 +73,9 @@ class Silence:
             return [lax.optimization_barrier(jnp.int32(0))]  # not known to the compiler, or it would do less
         if name != "axis_index" and mesh_axes(params):
             raise ValueError(f"nothing is known to stand in for the collective {name}")
-        outputs = equation.primitive.bind(*inputs, **{key: self._silent(param) for key, param in params.items()})
+        # A conditional is told how often its branches are taken by the scope that it stands in (see compiled.py).
+        with jax.named_scope(str(equation.source_info.name_stack) or name):
+            outputs = equation.primitive.bind(*inputs, **{key: self._silent(param) for key, param in params.items()})
         return outputs if equation.primitive.multiple_results else [outputs]
 
     def _stand_in(self, name: str, x: Array, params: dict[str, Any]) -> Array:

@@ -45,7 +45,8 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
 
     def create(key: PRNGKeyArray | int) -> GPT:
         attention = _attention(mesh, train)
-        return GPT(config, train, nnx.Rngs(key), rows=rows, hooks=spread.hooks, attention=attention)
+        how = {"rows": rows, "places": spread.places, "hooks": spread.hooks, "attention": attention}
+        return GPT(config, train, nnx.Rngs(key), **how)
 
     graph, variables = nnx.split(nnx.eval_shape(lambda: create(0)), nnx.Param)
     specs = nnx.to_pure_dict(
@@ -113,6 +114,7 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         apply=jax.jit(spread_out(apply, (state_specs, specs), (state_specs, P()))),
         state=jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings),
         batch=jax.ShapeDtypeStruct(batch_shape, jnp.int32, sharding=NamedSharding(mesh, batch_spec)),
+        places=spread.places,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 Attention = Literal["auto", "xla", "cudnn"]
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1"]
 
 
 class Infeasible(ValueError):
@@ -94,6 +95,8 @@ class TrainConfig:
         remat: what the backward pass recomputes: nothing, all but the outputs of matmuls, or whole blocks.
         attention: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which takes the first where it can.
         unroll: layers in one iteration of the loop over them.
+        schedule: the order in which stages work on microbatches.
+        chunks: parts of the layers that a stage holds where the schedule is "interleaved"; it is one in the others.
         sequence_parallel: the tensor axis splits the residual stream, too, over its tokens.
 
     Raises:
@@ -106,6 +109,8 @@ class TrainConfig:
     remat: Remat = "dots"
     attention: Attention = "auto"
     unroll: int = 1
+    schedule: PipelineSchedule = "1f1b"
+    chunks: int = 2
     sequence_parallel: bool = True
     learning_rate: float = 3e-4
     beta1: float = 0.9
@@ -116,7 +121,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be cut or is not known."""
-        for name in ("batch_size", "microbatches", "unroll"):
+        for name in ("batch_size", "microbatches", "unroll", "chunks"):
             if getattr(self, name) < 1:
                 raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
         if not self.clip_norm > 0:
@@ -124,7 +129,12 @@ class TrainConfig:
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
-        for name, known in (("dtype", Dtype), ("remat", Remat), ("attention", Attention)):
+        for name, known in (
+            ("dtype", Dtype),
+            ("remat", Remat),
+            ("attention", Attention),
+            ("schedule", PipelineSchedule),
+        ):
             if getattr(self, name) not in get_args(known):
                 raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
 

@@ -32,10 +32,6 @@ class State(NamedTuple):
     """AdamW's moments and count, as optax keeps them."""
 
 
-Forward = Callable[[GPT, Tokens], Float[Array, " N"]]
-"""A model and this device's sequences -> the loss of each token."""
-
-
 def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
     """The loss of each token: the whole model, one part after another."""
     return model.losses(model.run(model.embed(tokens_BS[:, :-1])), tokens_BS[:, 1:])
@@ -46,18 +42,11 @@ Differentiate = Callable[[Callable[[Weights], GPT], Weights, Tokens, int], tuple
 device's share of the mean loss, and its gradients."""
 
 
-def backpropagated(forward: Forward = forward) -> Differentiate:
-    """Loss and gradients by autodiff of a forward pass."""
-
-    def differentiate(
-        build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
-    ) -> tuple[Array, Weights]:
-        return jax.value_and_grad(lambda weights: forward(build(weights), tokens_BS).sum() / token_count)(weights)
-
-    return differentiate
-
-
-AUTODIFF = backpropagated()
+def autodiff(
+    build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
+) -> tuple[Array, Weights]:
+    """A `Differentiate`: loss and gradients by autodiff of the forward pass."""
+    return jax.value_and_grad(lambda weights: forward(build(weights), tokens_BS).sum() / token_count)(weights)
 
 
 @dataclass(frozen=True)
@@ -68,6 +57,7 @@ class Spread:
         spec: dims of a weight -> the mesh axes that split them.
         batch_axes: mesh axes that split the batch.
         vocab_shards: parts that the vocabulary is split into.
+        places: which layer is in each place of the stacked blocks, -1 for none; None where they are in order.
         hooks: what to do inside the model.
         differentiate: this device's part of the batch, or of a microbatch -> its share of loss and gradients.
         microbatches: parts of the batch whose gradients are accumulated one after another.
@@ -78,8 +68,9 @@ class Spread:
     spec: Callable[[Sequence[str]], P] = lambda dims: P()
     batch_axes: tuple[str, ...] = ()
     vocab_shards: int = 1
+    places: tuple[int, ...] | None = None
     hooks: Hooks = ONE_DEVICE
-    differentiate: Differentiate = AUTODIFF
+    differentiate: Differentiate = autodiff
     microbatches: int = 1
     enter: Callable[[Weights], Weights] = lambda weights: weights
     reduce: Callable[[Array, Weights], tuple[Array, Weights]] = lambda loss, grads: (loss, grads)
@@ -95,6 +86,7 @@ class Step:
         gradients: the first half of it, jitted: (params, batch) -> (loss, gradients before clipping).
         apply: the other half, jitted: (state, gradients) -> (state, {"grad_norm"}). Neither donates anything.
         state: shapes, dtypes and shardings of the state; `batch` likewise.
+        places: as in `Spread`.
         train, mesh, config: what the step was built from.
     """
 
@@ -107,6 +99,7 @@ class Step:
     apply: Any
     state: State
     batch: jax.ShapeDtypeStruct
+    places: tuple[int, ...] | None = None
 
     def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:
         """Train on one batch. The state that is given is donated: use the one that comes back."""
@@ -139,11 +132,15 @@ class Strategy:
 
     `build(config, mesh, train, devices=None)` takes all of `jax.devices()` unless told otherwise, and raises
     `Infeasible`, before anything is compiled, where model, mesh and batch do not fit.
+
+    Attributes:
+        options: fields of `TrainConfig` that make another step of this strategy, besides those that do of every one.
     """
 
     name: str
     axes: tuple[str, ...]
     build: Callable[..., Step]
+    options: tuple[str, ...] = ()
     most_devices: float = math.inf
 
     def meshes(self, devices: int) -> list[MeshSpec]:

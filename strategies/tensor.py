@@ -24,21 +24,20 @@ sequence parallelism (4 L + 2) 2 B T D (n-1)/n; with `remat="full"` sums of the 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.gpt import GPT, Hooks
+from strategies.gpt import GPT, Hooks, Weights
 from strategies.mesh import Devices, MeshSpec
-from strategies.step import Forward, Spread, Step, Strategy, Tokens, backpropagated, forward, require_divides
+from strategies.step import Differentiate, Spread, Step, Strategy, Tokens, autodiff, require_divides
 
 AXES = ("tensor",)
 SPLIT = {"heads": "tensor", "mlp": "tensor", "vocab": "tensor"}
@@ -77,18 +76,18 @@ def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
     )
 
 
-def diverging(forward: Forward) -> Forward:
+def diverging(differentiate: Differentiate) -> Differentiate:
     """The same, each device with its own copy of what is not cut: its gradient is summed once, not once a layer."""
 
-    def copy(weight: Any) -> Any:
-        if SPLIT.keys() & set(weight.dims):
-            return weight
-        return weight.replace(lax.pcast(weight[...], "tensor", to="varying"))
-
-    def diverged(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
-        graph, weights = nnx.split(model)
-        copies = jax.tree.map(copy, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param))
-        return forward(nnx.merge(graph, copies), tokens_BS)
+    def diverged(
+        build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
+    ) -> tuple[Array, Weights]:
+        params = nnx.split(build(weights))[1]
+        cut = jax.tree.map(lambda p: bool(SPLIT.keys() & set(p.dims)), params, is_leaf=lambda p: hasattr(p, "dims"))
+        cut = nnx.to_pure_dict(cut)
+        own = jax.tree.map(lambda w, is_cut: w if is_cut else lax.pcast(w, "tensor", to="varying"), weights, cut)
+        loss, grads = differentiate(build, own, tokens_BS, token_count)
+        return loss, jax.tree.map(lambda g, is_cut: g if is_cut else lax.psum(g, "tensor"), grads, cut)
 
     return diverged
 
@@ -109,10 +108,11 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         spec=lambda dims: P(*map(SPLIT.get, dims)),
         vocab_shards=mesh.size,
         hooks=hooks(AXES, train.sequence_parallel),
-        differentiate=backpropagated(diverging(forward) if train.sequence_parallel else forward),
+        differentiate=diverging(autodiff) if train.sequence_parallel else autodiff,
         microbatches=train.microbatches,
     )
     return assemble(config, device_mesh, train, spread)
 
 
-TENSOR = Strategy("tensor", AXES, build)
+OPTIONS = ("sequence_parallel",)
+TENSOR = Strategy("tensor", AXES, build, OPTIONS)

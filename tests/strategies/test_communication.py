@@ -1,8 +1,8 @@
 """Each strategy communicates as its docstring says, read from the program that autodiff made of it.
 
 The primitives are counted in the jaxpr of the gradients, those in loops once for each iteration, with the bytes of
-what a device hands to them. What the compiler then makes of them is another matter, and not looked at here. A
-conditional counts as its larger branch: an idle tick of a pipeline as one that works.
+what a device hands to them. What the compiler then makes of them is another matter, and not looked at here. Pipelines,
+whose ticks are conditionals, are looked at in tests/benchmarks/test_compiled.py.
 """
 
 import collections
@@ -121,21 +121,3 @@ def test_tensor_without_sequence_parallelism_sums_the_residual_stream_twice_a_la
     assert set(counted) == {("psum", ("tensor",)), ("pmax", ("tensor",))}
     sums = (4 + again) * CONFIG.layers + 2
     assert counted["psum", ("tensor",)] == sums * RESIDUAL + LOSS
-
-
-@pytest.mark.parametrize("microbatches", [1, 8])
-def test_pipeline_permutes_each_tick_and_shares_both_ends(microbatches):
-    """A microbatch to the next stage at each tick, forward and back; the two ends are summed, forward and back."""
-    counted = communication("pipeline", "pipeline=8", microbatches=microbatches)
-    assert counted["ppermute", ("pipeline",)] == 2 * (microbatches + 7) * RESIDUAL / microbatches
-    assert counted["psum", ("pipeline",)] == 4 * RESIDUAL + 2 * CONFIG.embed + LOSS
-
-
-def test_three_d_communicates_as_the_three_do():
-    """Each axis as in its own strategy, for the part of batch, layers and weights that is left to it."""
-    counted = communication("three_d", "data=2,pipeline=2,tensor=2", microbatches=4)
-    assert counted["ppermute", ("pipeline",)] == 2 * (4 + 1) * RESIDUAL / 2 / 2 / 4
-    assert counted["reduce_scatter", ("tensor",)] == (5 / 4 * 4 * (CONFIG.layers / 2) + 2) * RESIDUAL / 2
-    assert counted["psum", ("pipeline",)] == 4 * RESIDUAL / 2 / 2 + 2 * CONFIG.embed
-    split = WEIGHTS - (CONFIG.sequence + 2) * CONFIG.embed
-    assert split / 4 < counted["psum", ("data",)] < split / 4 * 1.05
