@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.cases import Case
 from benchmarks.compiled import KINDS, SEVERAL
-from strategies import Infeasible, TrainConfig
+from strategies import Infeasible
 from strategies.cost import Cost, predict
 from strategies.mesh import AXES
 
@@ -34,7 +34,6 @@ def predicted(case: Case, compiled: Mapping[str, Any]) -> dict[str, float | None
 def cost_of(case: Case) -> Cost | None:
     """What a case costs by formulas: None where none are known of its strategy, or it cannot be spread so."""
     try:
-        train = TrainConfig(case.batch_size, case.microbatches, dtype=case.dtype, remat=case.remat)
-        return predict(case.strategy, case.config, case.mesh, train)
+        return predict(case.strategy, case.config, case.mesh, case.training())
     except Infeasible:
         return None

@@ -82,14 +82,16 @@ class Cost:
         `attention again`: the backward pass computes the scores again (Dao et al. 2022, section 3.1). `recomputed`:
         with `remat="full"` that pass begins with a block's forward pass, but for its last matmul and the scores, which
         then are there (Korthikanti et al. 2022, section 4), and may compute the logits again. `padding` of the
-        vocabulary. `idle`: what a stage would do besides if it worked at every tick, for the count of a compiled
-        program cannot tell that from waiting. Of a stack of layers that is no loop, with `unroll` as many as there are,
+        vocabulary. `empty`: what stages with fewer layers than the largest do not do, but a compiled program counts,
+        for it cannot tell. Of a stack of layers that is no loop, with `unroll` as many as there are,
         the compiler may find all that would be computed again.
         """
         plan, config, full = self.plan, self.plan.config, self.plan.train.remat == "full"
         embed, rows, tokens = config.embed, plan.rows, plan.train.batch_size * config.sequence
         scores = 2 * config.layers * embed * config.sequence
-        blocks = 2 * config.layers * (4 * embed**2 + embed * config.mlp_dim) + scores if full else 0
+        forward = 2 * config.layers * (4 * embed**2 + embed * config.mlp_dim) + scores
+        # Behind the conditional of an empty place the compiler does not find the scores.
+        blocks = (forward + (scores if plan.uneven else 0)) if full else 0
         logits = 2 * embed * rows if plan.logits_again else 0
         layers = config.flops_per_token - 6 * embed * config.vocab + scores + blocks
         return {
@@ -97,15 +99,16 @@ class Cost:
             "attention again": tokens * scores,
             "recomputed": tokens * (blocks + logits),
             "padding": tokens * 6 * embed * (rows - config.vocab),
-            "idle": tokens // plan.train.microbatches * layers * (plan.ticks - plan.train.microbatches),
+            "empty": tokens * layers // config.layers * (plan.places - config.layers),
         }
 
     @property
     def hardware_flops(self) -> int:
-        """Of all devices, with what is computed again and of padding, and without `idle`."""
-        return sum(self.flops.values()) - self.flops["idle"]
+        """Of all devices, with what is computed again and of padding, and without `empty`."""
+        return sum(self.flops.values()) - self.flops["empty"]
 
     @property
     def bubble(self) -> float:
-        """The part of a step's ticks at which a stage has nothing to do (Huang et al. 2019, section 2.3)."""
-        return 1 - self.plan.train.microbatches / self.plan.ticks
+        """The part of its time for which a stage has nothing to do, by its schedule: (S-1) / (M+S-1) for S stages and M
+        microbatches of most of them (Huang et al. 2019, section 2.3)."""
+        return self.plan.schedule.bubble() if self.plan.size("pipeline") > 1 else 0.0

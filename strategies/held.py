@@ -8,6 +8,7 @@ never kept, the statistics of norms and softmax are, and so is what a norm compu
 from collections.abc import Mapping
 
 from strategies.plan import BYTES, Plan
+from strategies.ticks import Depths, Ticks
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
@@ -49,16 +50,39 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
 
     gradients: of all weights; where they are accumulated, those of one microbatch besides
     activations: what all layers keep, of all microbatches that are in flight
-    stages: of a pipeline, the gradients that enter and leave it, of all tokens
-    working: on one layer or on the head, whichever takes more
+    stages: of a pipeline, see `stage_bytes`
+    working: on one layer, twice where it is in the conditional of an empty place; or on the head, if that takes more
     """
-    staged, microbatches = bool(plan.axes_of("layers")), plan.train.microbatches
+    accumulated = plan.train.microbatches > 1 and not plan.staged
     return {
-        "gradients": 4 * plan.elements * (2 if microbatches > 1 and not staged else 1),
-        "activations": plan.layers * layer_bytes(plan) * (microbatches if staged else 1),
-        "stages": 2 * 4 * plan.own_residual if staged else 0,
-        "working": max(layer_work_bytes(plan) + (stage_work_bytes(plan) if staged else 0), head_work_bytes(plan)),
+        "gradients": 4 * plan.elements * (2 if accumulated else 1),
+        "activations": slots(plan).kept * plan.layers * layer_bytes(plan) // plan.schedule.chunks,
+        "stages": stage_bytes(plan) if plan.staged else 0,
+        "working": max(layer_work_bytes(plan) * (2 if plan.uneven else 1), head_work_bytes(plan)),
     }
+
+
+def slots(plan: Plan) -> Depths:
+    """Of what waits on a stage; without stages, one microbatch is kept at a time."""
+    return Ticks.of(plan.schedule).depths if plan.staged else Depths(x=0, dy=0, kept=1, put_off=0)
+
+
+def stage_bytes(plan: Plan) -> int:
+    """What a pipeline holds besides, that goes through a chunk of a stage at a time.
+
+    Inputs and gradients that have arrived; what backward passes put off (zb-h1: of a layer 7 n D + n F, of which a
+    tensor axis splits 3 n D + n F; with `remat="full"` 12 n D + 3 n F, and 4 n D + 3 n F); all that is kept or put off
+    once more, for XLA's CPU backend copies what a conditional hands on; and of the chunk at work its gradients by one
+    microbatch and, taken out from among others, what that has kept.
+    """
+    config, train, depths, chunks = plan.config, plan.train, slots(plan), plan.schedule.chunks
+    number, tokens = BYTES[train.dtype], plan.tokens // train.microbatches
+    arrived = (depths.x + depths.dy + 2) * number * plan.own_residual // train.microbatches
+    whole, split, hidden = (8, 4, 3) if train.remat == "full" else (4, 3, 1)
+    width = whole * config.embed + (split * config.embed + hidden * config.mlp_dim) // plan.size("tensor")
+    put_off = depths.put_off * plan.layers * number * tokens * width
+    kept = plan.layers * layer_bytes(plan) // chunks * (depths.kept + (1 if depths.kept > 1 else 0))
+    return arrived + 2 * put_off + kept + 4 * block_elements(plan) // chunks
 
 
 def layer_work_bytes(plan: Plan) -> int:
@@ -77,19 +101,13 @@ def layer_work_bytes(plan: Plan) -> int:
     return 4 * (weights + tokens * ((10 - split) * config.embed + parts // tensors))
 
 
-def stage_work_bytes(plan: Plan) -> int:
-    """To go back through a stage, besides: the gradients of its weights by one microbatch, and what that had kept."""
-    taken_out = plan.layers * layer_bytes(plan) if plan.train.microbatches > 1 and plan.layers > 1 else 0
-    return 4 * block_elements(plan) + taken_out
-
-
 def head_work_bytes(plan: Plan) -> int:
-    """To go back through the head, in float32, of which a pipeline has all microbatches at once.
+    """To go back through the head, in float32.
 
     Of n tokens logits, their exponentials and gradients, n V/v each on v devices that split the vocabulary, and where
     they are computed again once more; three of n D; and a table that is gathered, with its gradients.
     """
-    tokens = plan.tokens // (1 if plan.axes_of("layers") else plan.train.microbatches)
+    tokens = plan.tokens // plan.train.microbatches
     logits = 4 if plan.logits_again else 3
     table = 2 * plan.rows * plan.config.embed if plan.size(*plan.shards) > 1 else 0
     return 4 * (tokens * (logits * plan.rows // plan.size(*plan.vocab_axes) + 3 * plan.config.embed) + table)

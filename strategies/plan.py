@@ -14,6 +14,8 @@ from strategies.assemble import vocab_rows
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.gpt import GPT
 from strategies.mesh import MeshSpec
+from strategies.partition import places
+from strategies.schedules import SCHEDULES, Schedule
 from strategies.step import require_divides
 
 Axes = tuple[str, ...]
@@ -24,7 +26,6 @@ Cut = Mapping[str, str | Axes]
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "int32": 4}
 DIVIDED: Mapping[str, Dims] = {
     "fsdp": ("embed", "mlp"),
-    "pipeline": ("layers",),
     "context": ("sequence",),
     "tensor": ("heads", "mlp"),
 }
@@ -88,6 +89,8 @@ class Plan:
             require_divides(axis, size, **{dim: sizes[dim] for dim in DIVIDED.get(axis, ())})
         if self.sequence_parallel:
             require_divides("tensor", self.size("tensor"), sequence=self.config.sequence)
+        if self.train.schedule == "zb-h1":
+            require_divides("pipeline", self.size("pipeline"), layers=self.config.layers)
         parts = self.size(*self.batch_axes) * self.train.microbatches
         if self.train.batch_size % parts:
             problem = f"{self.mesh} x microbatches={self.train.microbatches} does not divide"
@@ -122,9 +125,34 @@ class Plan:
         return vocab_rows(self.config.vocab, self.size(*self.vocab_axes))
 
     @property
+    def staged(self) -> bool:
+        """Whether the layers are split into stages, be it one."""
+        return bool(self.axes_of("layers"))
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The order in which stages work."""
+        if not self.staged:
+            return SCHEDULES["gpipe"](1, self.train.microbatches)
+        chunks = self.train.chunks if self.train.schedule == "interleaved" else 1
+        return SCHEDULES[self.train.schedule](self.size("pipeline"), self.train.microbatches, chunks)
+
+    @cached_property
+    def places(self) -> int:
+        """For layers, on all stages: as many on each as the largest needs."""
+        if not self.staged:
+            return self.config.layers
+        return len(places(self.config.layers, self.schedule.stages, self.schedule.chunks))
+
+    @property
+    def uneven(self) -> bool:
+        """Whether some stages have fewer layers than the largest, and so empty places."""
+        return self.places > self.config.layers
+
+    @property
     def layers(self) -> int:
-        """Of one device."""
-        return self.config.layers // self.size(*self.axes_of("layers"))
+        """Of one device, counting empty places."""
+        return self.places // self.size(*self.axes_of("layers"))
 
     @property
     def tokens(self) -> int:
@@ -150,15 +178,10 @@ class Plan:
         gathered_again = self.size(*self.shards) > 1 and self.train.microbatches > 1
         return self.train.remat == "full" and (self.sequence_parallel or gathered_again)
 
-    @property
-    def ticks(self) -> int:
-        """At which each stage works on a microbatch, or on none. Without stages, one for each microbatch."""
-        return self.train.microbatches + self.size("pipeline") - 1
-
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """All of the model's."""
-        sizes = dict(self.config.dim_sizes, vocab=self.rows)
+        sizes = dict(self.config.dim_sizes, vocab=self.rows, layers=self.places)
         return tuple(
             Weight(name, dims, axes, math.prod(sizes[dim] for dim in dims) // self.size(*axes))
             for name, dims in weight_dims(self.config.tied).items()

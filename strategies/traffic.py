@@ -14,6 +14,7 @@ from strategies import pipeline, tensor, three_d
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import MeshSpec
 from strategies.plan import BYTES, Axes, Cut, Plan
+from strategies.ticks import Ticks
 
 SENT: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda operand, group: 2 * operand * (group - 1) // group,
@@ -112,28 +113,21 @@ def is_matrix(dims: Axes) -> bool:
 
 
 def layers(plan: Plan) -> Iterator[Traffic]:
-    """tensor.py: what completes the layers and the head.
-
-    A stage of a pipeline that has nothing to do at a tick counts as one that works, as in the compiled program.
-    """
-    dtype, each = plan.train.dtype, plan.layers * plan.ticks
+    """tensor.py: what completes the layers and the head; on a stage that has an empty place, as if there were one."""
+    dtype = plan.train.dtype
     again = 1 if plan.train.remat == "full" else 0  # the sum after attention; that after the MLP is the next layer's x
-
-    def times(count: int, elements: int) -> int:
-        """For so many each tick and layer."""
-        return count * each * elements // plan.train.microbatches
-
+    sums = (4 + again) * plan.layers * plan.residual
     if not plan.sequence_parallel:
-        yield from traffic(plan, "layers", "all_reduce", "tensor", times(4 + again, plan.residual), dtype=dtype)
+        yield from traffic(plan, "layers", "all_reduce", "tensor", sums, dtype=dtype)
         yield from traffic(plan, "head", "all_reduce", "tensor", plan.residual, dtype=dtype)
         return
-    yield from traffic(plan, "layers", "reduce_scatter", "tensor", times(4 + again, plan.residual), dtype=dtype)
-    yield from traffic(plan, "layers", "all_gather", "tensor", times(6, plan.own_residual), dtype=dtype)
+    yield from traffic(plan, "layers", "reduce_scatter", "tensor", sums, dtype=dtype)
+    yield from traffic(plan, "layers", "all_gather", "tensor", 6 * plan.layers * plan.own_residual, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", "tensor", plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", "tensor", 2 * plan.own_residual, dtype=dtype)
-    accumulated = plan.train.microbatches if plan.size("pipeline") == 1 else 1
+    times = 1 if plan.staged else plan.train.microbatches
     alike = sum(weight.elements for weight in plan.weights if "tensor" not in weight.axes)
-    yield from traffic(plan, "gradients held alike", "all_reduce", "tensor", accumulated * alike)
+    yield from traffic(plan, "gradients held alike", "all_reduce", "tensor", times * alike)
 
 
 def vocabulary(plan: Plan) -> Iterator[Traffic]:
@@ -151,8 +145,10 @@ def vocabulary(plan: Plan) -> Iterator[Traffic]:
 
 
 def stages(plan: Plan) -> Iterator[Traffic]:
-    """pipeline.py: a microbatch to the next stage at each tick, both ways, and what first and last stage share."""
-    sent = 2 * plan.ticks * plan.own_residual // plan.train.microbatches
+    """pipeline.py: a microbatch to the next stage, and its gradient back, at each tick at which any stage sends so; and
+    what first and last stage share."""
+    counts = Ticks.of(plan.schedule).counts
+    sent = (counts.sends_x + counts.sends_dy) * plan.own_residual // plan.train.microbatches
     yield from traffic(plan, "stages", "permute", "pipeline", sent, dtype=plan.train.dtype)
     # The last stage's result, its gradient, and that of the first stage's input.
     yield from traffic(plan, "ends", "all_reduce", "pipeline", 3 * plan.own_residual, dtype=plan.train.dtype)

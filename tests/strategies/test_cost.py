@@ -25,21 +25,22 @@ SMALL = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=16)
 # Sizes of which none is another's multiple by chance, and a vocabulary that tensor and pipeline must pad.
 ODD = GPTConfig(layers=6, embed=48, heads=4, vocab=257, sequence=24, mlp=80)
 UNTIED = dataclasses.replace(ODD, tied=False)
+EVEN = dataclasses.replace(ODD, layers=8)
 BATCH = 16
 
 CASES = [
     ("single", "data=1", ODD, {"remat": "full"}),
     ("data", "data=8", UNTIED, {"microbatches": 2}),
     ("fsdp", "fsdp=8", ODD, {"remat": "none"}),
-    ("fsdp", "fsdp=2", UNTIED, {"remat": "dots", "microbatches": 2}),
-    ("fsdp", "fsdp=4", SMALL, {"remat": "full"}),
+    ("fsdp", "fsdp=2", UNTIED, {"remat": "full", "microbatches": 2}),
     ("tensor", "tensor=4", ODD, {"remat": "full"}),
     ("tensor", "tensor=2", UNTIED, {"remat": "none", "microbatches": 2}),
     ("tensor", "tensor=4", SMALL, {"remat": "full", "sequence_parallel": False}),
-    ("pipeline", "pipeline=2", ODD, {"microbatches": 4}),
-    ("three_d", "data=2,pipeline=2,tensor=2", UNTIED, {"microbatches": 2, "remat": "full"}),
+    ("pipeline", "pipeline=4", ODD, {"microbatches": 8, "remat": "full"}),
+    ("pipeline", "pipeline=2", EVEN, {"microbatches": 4, "schedule": "interleaved"}),
+    ("three_d", "data=2,pipeline=2,tensor=2", UNTIED, {"microbatches": 2, "schedule": "zb-h1"}),
     ("three_d", "data=4,tensor=2", SMALL, {"remat": "none"}),
-    ("three_d", "pipeline=2,tensor=4", ODD, {"microbatches": 4, "sequence_parallel": False}),
+    ("three_d", "pipeline=2,tensor=4", ODD, {"microbatches": 4, "schedule": "gpipe", "sequence_parallel": False}),
 ]
 
 
@@ -202,7 +203,7 @@ def test_what_is_computed_again_is_no_waiting():
         ("no_such", "data=2", "nothing is known of what no_such sends; it can be single, data"),
         ("single", "data=2", "mesh data=2 has the axis data, which splits nothing here"),
         ("tensor", "tensor=8", "tensor=8 does not divide heads=4; tensor can be 1, 2 or 4"),
-        ("pipeline", "pipeline=4", "pipeline=4 does not divide layers=2"),
+        ("pipeline", "pipeline=4", "2 layers are too few for 4 parts of a pipeline"),
         ("data", "data=32", "data=32 x microbatches=1 does not divide batch_size=16"),
     ],
 )
