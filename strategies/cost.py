@@ -83,8 +83,8 @@ class Cost:
         with `remat="full"` that pass begins with a block's forward pass, but for its last matmul and the scores, which
         then are there (Korthikanti et al. 2022, section 4), and may compute the logits again. `padding` of the
         vocabulary. `empty`: what stages with fewer layers than the largest do not do, but a compiled program counts,
-        for it cannot tell. Of a stack of layers that is no loop, with `unroll` as many as there are,
-        the compiler may find all that would be computed again.
+        for it cannot tell. Of layers that are in no loop, with `unroll` as many as there are, the compiler may find all
+        that would be computed again.
         """
         plan, config, full = self.plan, self.plan.config, self.plan.train.remat == "full"
         embed, rows, tokens = config.embed, plan.rows, plan.train.batch_size * config.sequence
@@ -109,6 +109,8 @@ class Cost:
 
     @property
     def bubble(self) -> float:
-        """The part of its time for which a stage has nothing to do, by its schedule: (S-1) / (M+S-1) for S stages and M
-        microbatches of most of them (Huang et al. 2019, section 2.3)."""
-        return self.plan.schedule.bubble() if self.plan.size("pipeline") > 1 else 0.0
+        """The part of its time for which a stage has nothing to do, by its schedule, see schedules.py.
+
+        With GPipe and 1F1B that is (S-1) / (M+S-1) for S stages and M microbatches (Huang et al. 2019, section 2.3).
+        """
+        return self.plan.schedule.bubble()

@@ -8,7 +8,6 @@ never kept, the statistics of norms and softmax are, and so is what a norm compu
 from collections.abc import Mapping
 
 from strategies.plan import BYTES, Plan
-from strategies.ticks import Depths, Ticks
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
@@ -48,6 +47,9 @@ def layer_bytes(plan: Plan) -> int:
 def temporaries(plan: Plan) -> Mapping[str, int]:
     """Bytes of what a step holds at its peak besides its arguments, while it goes back through a layer or the head.
 
+    As XLA's CPU backend plans it, in float32. Others order the work otherwise, and fuse attention; what they must hold
+    is `gradients` and `activations`.
+
     gradients: of all weights; where they are accumulated, those of one microbatch besides
     activations: what all layers keep, of all microbatches that are in flight
     stages: of a pipeline, see `stage_bytes`
@@ -56,15 +58,10 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     accumulated = plan.train.microbatches > 1 and not plan.staged
     return {
         "gradients": 4 * plan.elements * (2 if accumulated else 1),
-        "activations": slots(plan).kept * plan.layers * layer_bytes(plan) // plan.schedule.chunks,
+        "activations": plan.ticks.depths.kept * plan.layers * layer_bytes(plan) // plan.schedule.chunks,
         "stages": stage_bytes(plan) if plan.staged else 0,
         "working": max(layer_work_bytes(plan) * (2 if plan.uneven else 1), head_work_bytes(plan)),
     }
-
-
-def slots(plan: Plan) -> Depths:
-    """Of what waits on a stage; without stages, one microbatch is kept at a time."""
-    return Ticks.of(plan.schedule).depths if plan.staged else Depths(x=0, dy=0, kept=1, put_off=0)
 
 
 def stage_bytes(plan: Plan) -> int:
@@ -75,7 +72,7 @@ def stage_bytes(plan: Plan) -> int:
     once more, for XLA's CPU backend copies what a conditional hands on; and of the chunk at work its gradients by one
     microbatch and, taken out from among others, what that has kept.
     """
-    config, train, depths, chunks = plan.config, plan.train, slots(plan), plan.schedule.chunks
+    config, train, depths, chunks = plan.config, plan.train, plan.ticks.depths, plan.schedule.chunks
     number, tokens = BYTES[train.dtype], plan.tokens // train.microbatches
     arrived = (depths.x + depths.dy + 2) * number * plan.own_residual // train.microbatches
     whole, split, hidden = (8, 4, 3) if train.remat == "full" else (4, 3, 1)

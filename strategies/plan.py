@@ -17,6 +17,7 @@ from strategies.mesh import MeshSpec
 from strategies.partition import places
 from strategies.schedules import SCHEDULES, Schedule
 from strategies.step import require_divides
+from strategies.ticks import Ticks
 
 Axes = tuple[str, ...]
 Dims = tuple[str, ...]
@@ -131,11 +132,16 @@ class Plan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The order in which stages work."""
+        """The order in which stages work on microbatches; without stages, one is done with before the next."""
         if not self.staged:
-            return SCHEDULES["gpipe"](1, self.train.microbatches)
+            return SCHEDULES["1f1b"](1, self.train.microbatches)
         chunks = self.train.chunks if self.train.schedule == "interleaved" else 1
         return SCHEDULES[self.train.schedule](self.size("pipeline"), self.train.microbatches, chunks)
+
+    @cached_property
+    def ticks(self) -> Ticks:
+        """The schedule tick by tick."""
+        return Ticks.of(self.schedule)
 
     @cached_property
     def places(self) -> int:

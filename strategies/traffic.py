@@ -14,7 +14,6 @@ from strategies import pipeline, tensor, three_d
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import MeshSpec
 from strategies.plan import BYTES, Axes, Cut, Plan
-from strategies.ticks import Ticks
 
 SENT: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda operand, group: 2 * operand * (group - 1) // group,
@@ -131,7 +130,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
 
 
 def vocabulary(plan: Plan) -> Iterator[Traffic]:
-    """tensor.py: what completes an embedding and a loss that are cut over the vocabulary."""
+    """tensor.py: what completes an embedding, and goes back to it, and a loss that are cut over the vocabulary."""
     axes, dtype = plan.vocab_axes, plan.train.dtype
     if plan.sequence_parallel:
         others = tuple(axis for axis in axes if axis != "tensor")
@@ -145,9 +144,8 @@ def vocabulary(plan: Plan) -> Iterator[Traffic]:
 
 
 def stages(plan: Plan) -> Iterator[Traffic]:
-    """pipeline.py: a microbatch to the next stage, and its gradient back, at each tick at which any stage sends so; and
-    what first and last stage share."""
-    counts = Ticks.of(plan.schedule).counts
+    """pipeline.py: what stages send each other at each tick at which any does, and what they share of both ends."""
+    counts = plan.ticks.counts
     sent = (counts.sends_x + counts.sends_dy) * plan.own_residual // plan.train.microbatches
     yield from traffic(plan, "stages", "permute", "pipeline", sent, dtype=plan.train.dtype)
     # The last stage's result, its gradient, and that of the first stage's input.
