@@ -69,7 +69,7 @@ class Preparation:
     def start(self, entry: Entry) -> Training:
         """A training run on the text, from its beginning."""
         assert entry.step
-        spread = entry.case.strategy, entry.case.mesh
+        spread = entry.case.strategy, entry.case.mesh, entry.case.options
         if spread not in self._inits:  # the same for every batch size
             with self.clock.phase("compile"):
                 self._inits[spread] = entry.step.init.lower(jax.random.key(SEED)).compile()
