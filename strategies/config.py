@@ -9,6 +9,7 @@ from typing import Literal, get_args
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 Attention = Literal["auto", "xla", "cudnn"]
+Gather = Literal["layer", "step"]
 
 
 class Infeasible(ValueError):
@@ -95,6 +96,10 @@ class TrainConfig:
         attention: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which takes the first where it can.
         unroll: layers in one iteration of the loop over them.
         sequence_parallel: the tensor axis splits the residual stream, too, over its tokens.
+        gather: fsdp makes weights whole layer by layer, whenever a layer runs, or all of them once a step.
+        regather: layer by layer, fsdp gathers weights again for the backward pass, and does not keep them for it.
+
+        bucket_bytes: data sums gradients in buckets of so many bytes, or each weight's by itself.
 
     Raises:
         Infeasible: microbatches that do not divide the batch, a norm that nothing passes, or an unknown option.
@@ -107,6 +112,9 @@ class TrainConfig:
     attention: Attention = "auto"
     unroll: int = 1
     sequence_parallel: bool = True
+    gather: Gather = "layer"
+    regather: bool = True
+    bucket_bytes: int | None = None
     learning_rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
@@ -119,12 +127,14 @@ class TrainConfig:
         for name in ("batch_size", "microbatches", "unroll"):
             if getattr(self, name) < 1:
                 raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
+        if self.bucket_bytes is not None and self.bucket_bytes < 4:
+            raise Infeasible(f"bucket_bytes={self.bucket_bytes}; it must be at least 4, for one gradient in float32")
         if not self.clip_norm > 0:
             raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and inf clips nothing")
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
-        for name, known in (("dtype", Dtype), ("remat", Remat), ("attention", Attention)):
+        for name, known in (("dtype", Dtype), ("remat", Remat), ("attention", Attention), ("gather", Gather)):
             if getattr(self, name) not in get_args(known):
                 raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
 

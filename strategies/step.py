@@ -72,7 +72,11 @@ class Spread:
         differentiate: this device's part of the batch, or of a microbatch -> its share of loss and gradients.
         microbatches: parts of the batch whose gradients are accumulated one after another.
         enter: weights as the state holds them -> as gradients are taken of them.
-        reduce: this device's share of the loss and of the gradients -> the whole.
+        reduce: this device's share of the loss and of the gradients -> the whole, the gradients as they are applied.
+        update_spec: dims of a weight -> the mesh axes that split its gradient, its moments and its update; None where
+            they are split as the weight is.
+        own: weights as the state holds them -> the parts that this device updates.
+        collect: such parts -> weights as the state holds them.
     """
 
     spec: Callable[[Sequence[str]], P] = lambda dims: P()
@@ -83,6 +87,9 @@ class Spread:
     microbatches: int = 1
     enter: Callable[[Weights], Weights] = lambda weights: weights
     reduce: Callable[[Array, Weights], tuple[Array, Weights]] = lambda loss, grads: (loss, grads)
+    update_spec: Callable[[Sequence[str]], P] | None = None
+    own: Callable[[Weights], Weights] = lambda weights: weights
+    collect: Callable[[Weights], Weights] = lambda parts: parts
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ class Step:
         update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state.
         gradients: the first half of it, jitted: (params, batch) -> (loss, gradients before clipping).
         apply: the other half, jitted: (state, gradients) -> (state, {"grad_norm"}). Neither donates anything.
-        state: shapes, dtypes and shardings of the state; `batch` likewise.
+        state: shapes, dtypes and shardings of the state; `grads`, between the halves, and `batch` likewise.
         train, mesh, config: what the step was built from.
     """
 
@@ -106,6 +113,7 @@ class Step:
     gradients: Any
     apply: Any
     state: State
+    grads: Weights
     batch: jax.ShapeDtypeStruct
 
     def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:

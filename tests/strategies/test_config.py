@@ -63,6 +63,8 @@ def test_a_model_that_cannot_be_is_refused(sizes, message):
         ({"batch_size": 6, "microbatches": 4}, "microbatches=4 does not divide batch_size=6; it can be 1, 2, 3 or 6"),
         ({"batch_size": 8, "dtype": "float16"}, "dtype='float16'; it can be float32, bfloat16"),
         ({"batch_size": 8, "remat": "some"}, "remat='some'; it can be none, dots, full"),
+        ({"batch_size": 8, "gather": "never"}, "gather='never'; it can be layer, step"),
+        ({"batch_size": 8, "bucket_bytes": 3}, "bucket_bytes=3; it must be at least 4"),
     ],
 )
 def test_a_step_that_cannot_be_is_refused(options, message):
