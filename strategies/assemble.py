@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.gpt import GPT, Weights, weight_dims
-from strategies.step import Metrics, Spread, State, Step, Tokens
+from strategies.step import Metrics, Optimizer, Spread, State, Step, Tokens
 
 LossAndGrads = Callable[[Weights, Tokens], tuple[Array, Weights]]
 
@@ -50,9 +50,7 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
     graph, _ = nnx.split(nnx.eval_shape(lambda: create(0)), nnx.Param)
     specs = _specs(spread.spec, config)
     update_specs = _specs(spread.update_spec, config) if spread.update_spec else specs
-    optimizer = optax.adamw(
-        train.learning_rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay
-    )
+    optimizer = spread.optimizer(adamw(train, update_specs))
 
     def init(key: PRNGKeyArray) -> State:
         params = nnx.to_pure_dict(nnx.state(create(key), nnx.Param))
@@ -71,11 +69,10 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
             return spread.reduce(*differentiate(spread.enter(params), tokens_BS))
 
     def apply(state: State, grads: Weights) -> tuple[State, Metrics]:
-        norm, own = global_norm(grads, update_specs), spread.own(state.params)
-        clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
-        updates, moments = optimizer.update(jax.tree.map(lambda g: g * clip, grads), state.optimizer, own)
+        own = spread.own(state.params)
+        updates, kept, norm = optimizer.update(grads, state.optimizer, own)
         updated: Any = optax.apply_updates(own, updates)
-        return State(spread.collect(updated), moments), {"grad_norm": norm}
+        return State(spread.collect(updated), kept), {"grad_norm": norm}
 
     def update(state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
         value, grads = gradients(state.params, tokens_BS)
@@ -83,10 +80,8 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         return state, {"loss": value, **metrics}
 
     shapes = jax.eval_shape(init, jax.random.key(0))
-    moments = optax.tree_map_params(
-        optimizer, lambda _, spec: spec, shapes.optimizer, update_specs, transform_non_params=lambda _: P()
-    )
-    state_specs, batch_spec = State(specs, moments), P(spread.batch_axes or None)
+    grads, grad_specs = optimizer.takes(shapes.params)
+    state_specs, batch_spec = State(specs, optimizer.specs(shapes.optimizer)), P(spread.batch_axes or None)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), state_specs)
     batch_shape = (train.batch_size, config.sequence + 1)
 
@@ -107,12 +102,32 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
             out_shardings=(shardings, NamedSharding(mesh, P())),
             donate_argnums=0,
         ),
-        gradients=jax.jit(spread_out(gradients, (specs, batch_spec), (P(), update_specs))),
-        apply=jax.jit(spread_out(apply, (state_specs, update_specs), (state_specs, P()))),
+        gradients=jax.jit(spread_out(gradients, (specs, batch_spec), (P(), grad_specs))),
+        apply=jax.jit(spread_out(apply, (state_specs, grad_specs), (state_specs, P()))),
         state=jax.tree.map(placed, shapes, state_specs),
-        grads=jax.tree.map(placed, shapes.params, update_specs),
+        grads=jax.tree.map(placed, grads, grad_specs),
         batch=jax.ShapeDtypeStruct(batch_shape, jnp.int32, sharding=NamedSharding(mesh, batch_spec)),
+        inexact=spread.inexact,
     )
+
+
+def adamw(train: TrainConfig, specs: Weights) -> Optimizer:
+    """AdamW behind clipping, of gradients and moments that are split so."""
+    adamw = optax.adamw(
+        train.learning_rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay
+    )
+
+    def state_specs(state: Any) -> Any:
+        return optax.tree_map_params(adamw, lambda _, spec: spec, state, specs, transform_non_params=lambda _: P())
+
+    def update(grads: Weights, state: Any, weights: Weights) -> tuple[Weights, Any, Array]:
+        norm = global_norm(grads, specs)
+        clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
+        updates: Any
+        updates, state = adamw.update(jax.tree.map(lambda g: g * clip, grads), state, weights)
+        return updates, state, norm
+
+    return Optimizer(lambda weights: (weights, specs), adamw.init, state_specs, update)
 
 
 def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads:

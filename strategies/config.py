@@ -10,6 +10,8 @@ Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 Attention = Literal["auto", "xla", "cudnn"]
 Gather = Literal["layer", "step"]
+Compression = Literal["none", "int8", "onebit"]
+_KNOWN = {"dtype": Dtype, "remat": Remat, "attention": Attention, "gather": Gather, "compression": Compression}
 
 
 class Infeasible(ValueError):
@@ -100,6 +102,8 @@ class TrainConfig:
         regather: layer by layer, fsdp gathers weights again for the backward pass, and does not keep them for it.
 
         bucket_bytes: data sums gradients in buckets of so many bytes, or each weight's by itself.
+        compression: data sums gradients in bytes, or after the first steps momentum in bits, with error feedback.
+        compression_warmup: the steps before it sums momentum in bits.
 
     Raises:
         Infeasible: microbatches that do not divide the batch, a norm that nothing passes, or an unknown option.
@@ -115,6 +119,8 @@ class TrainConfig:
     gather: Gather = "layer"
     regather: bool = True
     bucket_bytes: int | None = None
+    compression: Compression = "none"
+    compression_warmup: int = 20
     learning_rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
@@ -124,17 +130,21 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be cut or is not known."""
-        for name in ("batch_size", "microbatches", "unroll"):
+        for name in ("batch_size", "microbatches", "unroll", "compression_warmup"):
             if getattr(self, name) < 1:
                 raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
         if self.bucket_bytes is not None and self.bucket_bytes < 4:
             raise Infeasible(f"bucket_bytes={self.bucket_bytes}; it must be at least 4, for one gradient in float32")
+        if self.bucket_bytes is not None and self.compression != "none":
+            raise Infeasible(
+                f"bucket_bytes={self.bucket_bytes} with compression={self.compression}, which has no buckets"
+            )
         if not self.clip_norm > 0:
             raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and inf clips nothing")
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
-        for name, known in (("dtype", Dtype), ("remat", Remat), ("attention", Attention), ("gather", Gather)):
+        for name, known in _KNOWN.items():
             if getattr(self, name) not in get_args(known):
                 raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
 

@@ -4,10 +4,12 @@
 
 A device sends 2 P (n-1)/n elements a step, for P parameters on n devices; and the loss. With `bucket_bytes` a
 collective is no longer one weight's: gradients are laid end to end, in the order in which the backward pass makes them,
-and each `bucket_bytes` of them are one all-reduce (section 3.2.3 there). A device sends the same elements.
+and each `bucket_bytes` of them are one all-reduce (section 3.2.3 there). A device sends the same elements. With
+`compression` they are not sent in float32, and not summed exactly: see compression.py.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -17,6 +19,7 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies.assemble import assemble
+from strategies.compression import compressed
 from strategies.config import GPTConfig, TrainConfig
 from strategies.gpt import Weights
 from strategies.mesh import Devices, MeshSpec
@@ -77,11 +80,20 @@ def all_reduce_buckets(loss: Array, grads: Weights, bucket_bytes: int) -> tuple[
     return loss, dict(zip(BACKWARD, parts, strict=True))
 
 
+def stack(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+    """The sum of the loss; of the gradients each device keeps its share, until compression.py sums them."""
+    return lax.psum(loss, AXES), jax.tree.map(lambda grad: grad[None], grads)
+
+
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
-    reduce = partial(all_reduce_buckets, bucket_bytes=train.bucket_bytes) if train.bucket_bytes else all_reduce
-    spread = Spread(batch_axes=AXES, microbatches=train.microbatches, enter=diverge, reduce=reduce)
+    spread = Spread(batch_axes=AXES, microbatches=train.microbatches, enter=diverge, reduce=all_reduce)
+    if train.compression != "none":
+        optimizer = partial(compressed, train=train, devices=mesh.size)
+        spread = replace(spread, reduce=stack, optimizer=optimizer, inexact=f"compression={train.compression}")
+    elif train.bucket_bytes:
+        spread = replace(spread, reduce=partial(all_reduce_buckets, bucket_bytes=train.bucket_bytes))
     return assemble(config, device_mesh, train, spread)
 
 

@@ -29,7 +29,7 @@ class State(NamedTuple):
 
     params: Weights
     optimizer: Any
-    """AdamW's moments and count, as optax keeps them."""
+    """AdamW's moments and count, as optax keeps them; and whatever else the optimizer keeps of the steps before."""
 
 
 Forward = Callable[[GPT, Tokens], Float[Array, " N"]]
@@ -60,6 +60,22 @@ def backpropagated(forward: Forward = forward) -> Differentiate:
 AUTODIFF = backpropagated()
 
 
+class Optimizer(NamedTuple):
+    """How gradients change the weights.
+
+    Attributes:
+        takes: shapes of the weights -> shapes of the gradients that `update` takes, and the mesh axes that split them.
+        init: weights -> its state, before the first step.
+        specs: that state -> the mesh axes that split it.
+        update: inside `jax.shard_map`, (gradients, state, weights) -> (what to add to the weights, state, global norm).
+    """
+
+    takes: Callable[[Weights], tuple[Weights, Weights]]
+    init: Callable[[Weights], Any]
+    specs: Callable[[Any], Any]
+    update: Callable[[Weights, Any, Weights], tuple[Weights, Any, Array]]
+
+
 @dataclass(frozen=True)
 class Spread:
     """All that a strategy decides; as it stands, one device. Its functions run inside `jax.shard_map`.
@@ -77,6 +93,8 @@ class Spread:
             they are split as the weight is.
         own: weights as the state holds them -> the parts that this device updates.
         collect: such parts -> weights as the state holds them.
+        optimizer: AdamW behind clipping -> what is to take its place.
+        inexact: why the step computes something else than one device by design; nothing where it does not.
     """
 
     spec: Callable[[Sequence[str]], P] = lambda dims: P()
@@ -90,6 +108,8 @@ class Spread:
     update_spec: Callable[[Sequence[str]], P] | None = None
     own: Callable[[Weights], Weights] = lambda weights: weights
     collect: Callable[[Weights], Weights] = lambda parts: parts
+    optimizer: Callable[[Optimizer], Optimizer] = lambda optimizer: optimizer
+    inexact: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,6 +122,7 @@ class Step:
         gradients: the first half of it, jitted: (params, batch) -> (loss, gradients before clipping).
         apply: the other half, jitted: (state, gradients) -> (state, {"grad_norm"}). Neither donates anything.
         state: shapes, dtypes and shardings of the state; `grads`, between the halves, and `batch` likewise.
+        inexact: why it computes something else than one device by design; nothing where it does not.
         train, mesh, config: what the step was built from.
     """
 
@@ -115,6 +136,7 @@ class Step:
     state: State
     grads: Weights
     batch: jax.ShapeDtypeStruct
+    inexact: str = ""
 
     def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:
         """Train on one batch. The state that is given is donated: use the one that comes back."""

@@ -8,7 +8,7 @@ updates that part of the weights, and the devices exchange what they updated:
 
 For P parameters on n devices a device of zero1 sends 2 P (n-1)/n elements a step, as much as with data, and the loss
 and the gradients' norm. With zero2 and M microbatches it is (M + 1) P (n-1)/n, and in return the gradients that it
-accumulates are a part as well: whole they exist for one microbatch at a time.
+accumulates are a part as well: whole they exist for one microbatch at a time. With one microbatch the two are the same.
 """
 
 from functools import partial

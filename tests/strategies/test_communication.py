@@ -26,6 +26,8 @@ HELD_ALIKE = (6 * CONFIG.layers + 2 + CONFIG.sequence) * CONFIG.embed
 LOSS = 3 * TRAIN.batch_size * CONFIG.sequence
 """Elements summed for the loss: of each token the sum of exponentials, the target's logit, and the first once again."""
 
+COLLECTIVES = {"psum", "pmax", "all_gather", "reduce_scatter", "psum_scatter", "all_to_all", "ppermute"}
+
 
 def inner(equation):
     """The programs inside an equation, and how often each runs; of a conditional, the one that does the most."""
@@ -44,7 +46,7 @@ def sent(program, times=1, unit="elements"):
         axes = equation.params.get("axes", equation.params.get("axis_name", ()))
         axes = tuple(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis in AXES)
         name = equation.primitive.name.removesuffix("_invariant")
-        if axes and name in {"psum", "pmax", "all_gather", "reduce_scatter", "psum_scatter", "ppermute"}:
+        if axes and name in COLLECTIVES:
             shapes = [(math.prod(x.aval.shape), x.aval.dtype.itemsize) for x in equation.invars]
             total[name, axes] += times * sum(size * (itemsize if unit == "bytes" else 1) for size, itemsize in shapes)
         parts = [sent(part, times * often, unit) for part, often in inner(equation)]

@@ -64,6 +64,11 @@ def test_a_model_that_cannot_be_is_refused(sizes, message):
         ({"batch_size": 8, "dtype": "float16"}, "dtype='float16'; it can be float32, bfloat16"),
         ({"batch_size": 8, "remat": "some"}, "remat='some'; it can be none, dots, full"),
         ({"batch_size": 8, "gather": "never"}, "gather='never'; it can be layer, step"),
+        ({"batch_size": 8, "compression": "zip"}, "compression='zip'; it can be none, int8, onebit"),
+        (
+            {"batch_size": 8, "compression": "int8", "bucket_bytes": 4},
+            "bucket_bytes=4 does not go with compression=int8",
+        ),
         ({"batch_size": 8, "bucket_bytes": 3}, "bucket_bytes=3; it must be at least 4"),
     ],
 )
