@@ -136,9 +136,8 @@ class TrainConfig:
         if self.bucket_bytes is not None and self.bucket_bytes < 4:
             raise Infeasible(f"bucket_bytes={self.bucket_bytes}; it must be at least 4, for one gradient in float32")
         if self.bucket_bytes is not None and self.compression != "none":
-            raise Infeasible(
-                f"bucket_bytes={self.bucket_bytes} with compression={self.compression}, which has no buckets"
-            )
+            problem = f"bucket_bytes={self.bucket_bytes} does not go with compression={self.compression}"
+            raise Infeasible(f"{problem}, which has no buckets; leave one of them out")
         if not self.clip_norm > 0:
             raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and inf clips nothing")
         if self.batch_size % self.microbatches:

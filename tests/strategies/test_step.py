@@ -71,7 +71,7 @@ def test_lowering_allocates_nothing_and_tells_what_init_makes(name):
 def test_no_full_size_array_exists_even_in_init(name):
     """In the program that creates the state, nothing has the shape of a whole weight that is split, in any dtype."""
     # Sizes of which none is another's part, or parts would have the shapes of wholes by chance.
-    step = build(name, dataclasses.replace(CONFIG, layers=16, vocab=384, sequence=24, mlp=448))
+    step = build(name, dataclasses.replace(CONFIG, layers=40, vocab=384, sequence=24, mlp=448))
     program = step.init.lower(jax.random.key(0)).compile()
     weights = jax.tree.leaves(step.state.params)
     split = {w.shape for w in weights if w.sharding.shard_shape(w.shape) != w.shape}
