@@ -26,11 +26,11 @@ def held(tree):
 
 
 def accumulators(program):
-    """Elements that a microbatch hands to the next, in the outermost loop of a program."""
+    """Bytes that a microbatch hands to the next, in the outermost loop of a program."""
     for equation in program.eqns:
         if equation.primitive.name == "scan":
             carried = equation.invars[equation.params["num_consts"] :][: equation.params["num_carry"]]
-            return sum(math.prod(x.aval.shape) for x in carried)
+            return sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in carried)
         for part, _ in inner(equation):
             if found := accumulators(part):
                 return found
@@ -53,7 +53,14 @@ def test_each_stage_splits_one_thing_more(name, mesh, weights, moments, gradient
     assert held(step.state.params) == WEIGHTS / weights
     assert held(step.state.optimizer) == 2 * WEIGHTS / moments
     program = jax.make_jaxpr(step.gradients)(step.state.params, step.batch)
-    assert accumulators(program.jaxpr) == WEIGHTS / gradients + 1
+    assert accumulators(program.jaxpr) == 4 * (WEIGHTS / gradients + 1)
+
+
+def test_gradients_of_gathered_weights_add_up_in_float32():
+    """Gathered once a step in bfloat16, weights have gradients in bfloat16, but their sums over microbatches are not."""
+    step = build("fsdp", "fsdp=8", gather="step", microbatches=2, dtype="bfloat16")
+    program = jax.make_jaxpr(step.gradients)(step.state.params, step.batch)
+    assert accumulators(program.jaxpr) == 4 * (WEIGHTS + 1)
 
 
 @pytest.mark.parametrize(
