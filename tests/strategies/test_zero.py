@@ -57,7 +57,7 @@ def test_each_stage_splits_one_thing_more(name, mesh, weights, moments, gradient
 
 
 def test_gradients_of_gathered_weights_add_up_in_float32():
-    """Gathered once a step in bfloat16, weights have gradients in bfloat16, but their sums over microbatches are not."""
+    """Weights gathered once a step in bfloat16 have gradients in bfloat16, but their sums over microbatches are not."""
     step = build("fsdp", "fsdp=8", gather="step", microbatches=2, dtype="bfloat16")
     program = jax.make_jaxpr(step.gradients)(step.state.params, step.batch)
     assert accumulators(program.jaxpr) == 4 * (WEIGHTS + 1)
