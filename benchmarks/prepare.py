@@ -81,6 +81,9 @@ class Preparation:
     def _check(self, entry: Entry, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
         """Whether the first steps are those of one device: not until it is shown."""
         case = entry.case
+        if entry.step and entry.step.inexact:
+            yield {"reason": f"not exact by design: {entry.step.inexact}"}
+            return
         if case == case.single:
             self._references[case], self._trajectories[case] = entry, trajectory
         reference = self.reference(case.single)

@@ -128,7 +128,7 @@ def _as_it_is(x: Array, params: dict[str, Any]) -> Array:
 
 
 STAND_INS: dict[str, Callable[[Array, dict[str, Any]], Array]] = {
-    "all_gather": _gathered,
+    **dict.fromkeys(("all_gather", "all_gather_invariant"), _gathered),
     "reduce_scatter": _scattered,
     **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin", "ppermute", "pvary"), _as_it_is),
 }

@@ -7,6 +7,7 @@ layer's weights, sum partial products) the model calls `Hooks`, which do nothing
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -21,6 +22,8 @@ from strategies.config import GPTConfig, TrainConfig
 
 Weights = dict[str, Any]
 """A nested dict of arrays, as NNX spells it: {"embedding": {...}, "blocks": {...}, "head": {...}}."""
+GATHERED = "gathered"
+"""The name of gathered weights that are to be kept for the backward pass."""
 Split = tuple[Any, Any]
 """A module as `nnx.split` takes it apart: its graph and its weights."""
 
@@ -265,6 +268,18 @@ class GPT(nnx.Module):
         return nnx.merge(graph, jax.tree.map(ready, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
 
 
+@cache
+def weight_dims(config: GPTConfig) -> Weights:
+    """The dims of each weight in its place; those of the blocks are stacked over layers."""
+    model = nnx.eval_shape(lambda: GPT(config, TrainConfig(batch_size=1), nnx.Rngs(0)))
+
+    def dims(path: Any, weight: nnx.Param) -> Any:
+        return ("layers", *weight.dims) if path[0].key == "blocks" else weight.dims
+
+    weights = nnx.state(model, nnx.Param)
+    return nnx.to_pure_dict(jax.tree.map_with_path(dims, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
+
+
 _REARRANGING = {"all_gather", "reshape", "transpose", "convert_element_type"}
 
 
@@ -277,7 +292,7 @@ _POLICIES = jax.checkpoint_policies
 _REMAT = {
     "none": _all_but_gathered,
     "dots": _POLICIES.save_from_both_policies(
-        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(KEPT)
+        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(KEPT, GATHERED)
     ),
-    "full": _POLICIES.nothing_saveable,
+    "full": _POLICIES.save_only_these_names(GATHERED),
 }
