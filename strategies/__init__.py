@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from strategies.config import PRESETS, GPTConfig, Infeasible, TrainConfig
+from strategies.context import CONTEXT
 from strategies.data import DATA
 from strategies.fsdp import FSDP
 from strategies.mesh import MeshSpec
@@ -41,6 +42,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
             DATA,
             FSDP,
             TENSOR,
+            CONTEXT,
             PIPELINE,
             THREE_D,
         )

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.gpt import GPT, Weights
+from strategies.loss import tokens_at_once
 from strategies.step import Metrics, Spread, State, Step, Tokens
 
 LossAndGrads = Callable[[Weights, Tokens], tuple[Array, Weights]]
@@ -38,10 +39,13 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
     """The step of a strategy, lowered and compiled by nothing yet.
 
     Raises:
-        Infeasible: the batch cannot be cut into the mesh's batch axes and the microbatches.
+        Infeasible: the batch cannot be cut into the mesh's batch axes and the microbatches, or `logits_bytes` are too
+            few for one token.
     """
     _require_batch(mesh, train, spread)
     rows = vocab_rows(config.vocab, spread.vocab_shards)
+    if train.logits_bytes is not None:
+        tokens_at_once(1, rows // spread.vocab_shards, train.logits_bytes)
 
     def create(key: PRNGKeyArray | int) -> GPT:
         attention = _attention(mesh, train)
@@ -127,7 +131,7 @@ def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads
 
         tokens_MbS = tokens_BS.reshape(microbatches, -1, tokens_BS.shape[-1])
         # Zeros made from what they stand for: a loop's carry must enter varying over the axes that it leaves varying.
-        zeros = jnp.zeros_like(tokens_BS[0, 0], jnp.float32), jax.tree.map(jnp.zeros_like, params)
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(loss_and_grads, params, tokens_MbS[0]))
         return lax.scan(add, zeros, tokens_MbS)[0]
 
     return accumulate

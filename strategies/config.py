@@ -9,6 +9,7 @@ from typing import Literal, get_args
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 Attention = Literal["auto", "xla", "cudnn"]
+ContextAttention = Literal["ring", "ulysses"]
 
 
 class Infeasible(ValueError):
@@ -95,6 +96,11 @@ class TrainConfig:
         attention: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which takes the first where it can.
         unroll: layers in one iteration of the loop over them.
         sequence_parallel: the tensor axis splits the residual stream, too, over its tokens.
+        context_attention: how devices that each hold a part of every sequence attend to the rest of it.
+        logits_bytes: that float32 logits may cost a device at once: it computes them for so many tokens at a time,
+            again in the backward pass. None is enough for all tokens.
+        z_loss: times the square of log Z, for each token besides the cross entropy (Chowdhery et al. 2022, "PaLM",
+            section 5); Z is what softmax divides by.
 
     Raises:
         Infeasible: microbatches that do not divide the batch, a norm that nothing passes, or an unknown option.
@@ -107,6 +113,9 @@ class TrainConfig:
     attention: Attention = "auto"
     unroll: int = 1
     sequence_parallel: bool = True
+    context_attention: ContextAttention = "ring"
+    logits_bytes: int | None = None
+    z_loss: float = 0.0
     learning_rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
@@ -121,10 +130,13 @@ class TrainConfig:
                 raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
         if not self.clip_norm > 0:
             raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and inf clips nothing")
+        if not self.z_loss >= 0:
+            raise Infeasible(f"z_loss={self.z_loss}; it must be at least 0")
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
-        for name, known in (("dtype", Dtype), ("remat", Remat), ("attention", Attention)):
+        options = {"dtype": Dtype, "remat": Remat, "attention": Attention, "context_attention": ContextAttention}
+        for name, known in options.items():
             if getattr(self, name) not in get_args(known):
                 raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
 

@@ -44,7 +44,7 @@ def sent(program, times=1):
         axes = equation.params.get("axes", equation.params.get("axis_name", ()))
         axes = tuple(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis in AXES)
         name = equation.primitive.name.removesuffix("_invariant")
-        if axes and name in {"psum", "pmax", "all_gather", "reduce_scatter", "psum_scatter", "ppermute"}:
+        if axes and name in {"psum", "pmax", "all_gather", "reduce_scatter", "psum_scatter", "ppermute", "all_to_all"}:
             total[name, axes] += times * sum(math.prod(x.aval.shape) for x in equation.invars)
         parts = [sent(part, times * often) for part, often in inner(equation)]
         if equation.primitive.name == "cond":
@@ -123,12 +123,45 @@ def test_tensor_without_sequence_parallelism_sums_the_residual_stream_twice_a_la
     assert counted["psum", ("tensor",)] == sums * RESIDUAL + LOSS
 
 
+@pytest.mark.parametrize(("remat", "again"), [("none", 0), ("dots", 0), ("full", 1)])
+@pytest.mark.parametrize("devices", [2, 8])
+def test_context_sends_keys_and_values_around_a_ring(devices, remat, again):
+    """To each of the others forward and backward, their gradients on the way back, and then home.
+
+    Only rematerialisation in full goes around once more. Gradients of the weights are summed once a step.
+    """
+    counted = communication("context", f"context={devices}", remat=remat)
+    hops = (1 + again) * (devices - 1) + (devices - 1) + devices
+    assert counted == {
+        ("ppermute", ("context",)): hops * CONFIG.layers * 2 * RESIDUAL / devices,
+        ("psum", ("context",)): WEIGHTS + 1,
+    }
+
+
+@pytest.mark.parametrize(("remat", "times"), [("none", 2), ("dots", 2), ("full", 3)])
+def test_context_exchanges_tokens_for_heads_and_back(remat, times):
+    """Queries, keys, values and what attention makes of them, once each way; recomputed only where all is."""
+    counted = communication("context", "context=8", remat=remat, context_attention="ulysses")
+    assert counted == {
+        ("all_to_all", ("context",)): times * CONFIG.layers * 4 * RESIDUAL / 8,
+        ("psum", ("context",)): WEIGHTS + 1,
+    }
+
+
 @pytest.mark.parametrize("microbatches", [1, 8])
 def test_pipeline_permutes_each_tick_and_shares_both_ends(microbatches):
     """A microbatch to the next stage at each tick, forward and back; the two ends are summed, forward and back."""
     counted = communication("pipeline", "pipeline=8", microbatches=microbatches)
     assert counted["ppermute", ("pipeline",)] == 2 * (microbatches + 7) * RESIDUAL / microbatches
     assert counted["psum", ("pipeline",)] == 4 * RESIDUAL + 2 * CONFIG.embed + LOSS
+
+
+@pytest.mark.parametrize("name", ["fsdp", "tensor"])
+def test_logits_in_chunks_communicate_as_much(name):
+    """Sums over a split vocabulary are made for each token; a table that is gathered is so for all chunks at once."""
+    mesh, logits_bytes = f"{name}=8", 4 * CONFIG.vocab * 8
+    chunked, whole = communication(name, mesh, logits_bytes=logits_bytes), communication(name, mesh)
+    assert chunked == whole
 
 
 def test_three_d_communicates_as_the_three_do():
