@@ -129,4 +129,4 @@ def test_side_by_side_all_are_the_first_stage() -> None:
 def test_unknown_collective_is_refused() -> None:
     """What has no stand-in is named, and not left as it is."""
     with pytest.raises(ValueError, match="stand in for the collective pbroadcast"):
-        on_two(lambda x: lax.pbroadcast(x, "pipeline", 0), ALONE)
+        on_two(lambda x: lax.pbroadcast(x, ("pipeline",), 0), ALONE)
