@@ -169,8 +169,8 @@ EXACT = (
     ),
     regression(
         "a loss that is NaN",
-        "strategies/gpt.py",
-        ("return jnp.log(total_N) + ", "return jnp.nan + jnp.log(total_N) + "),
+        "strategies/loss.py",
+        ("= jnp.log(total_N) + ", "= jnp.nan + jnp.log(total_N) + "),
         cases=(SINGLE,),
         evidence="worse nan_loss: ",
         timed=True,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from strategies.config import PRESETS, GPTConfig, Infeasible, TrainConfig
+from strategies.context import CONTEXT
 from strategies.data import DATA
 from strategies.fsdp import FSDP
 from strategies.hsdp import HSDP
@@ -46,6 +47,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
             FSDP,
             HSDP,
             TENSOR,
+            CONTEXT,
             PIPELINE,
             THREE_D,
         )

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.gpt import GPT, Weights, weight_dims
+from strategies.loss import tokens_at_once
 from strategies.step import Metrics, Optimizer, Spread, State, Step, Tokens
 
 LossAndGrads = Callable[[Weights, Tokens], tuple[Array, Weights]]
@@ -38,10 +39,11 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
     """The step of a strategy, lowered and compiled by nothing yet.
 
     Raises:
-        Infeasible: the batch cannot be cut into the mesh's batch axes and the microbatches.
+        Infeasible: the batch cannot be cut into the mesh's batch axes and the microbatches, or `logits_bytes` are too
+            few for one token.
     """
-    _require_batch(mesh, train, spread)
     rows = vocab_rows(config.vocab, spread.vocab_shards)
+    _require_fit(mesh, train, spread, rows)
 
     def create(key: PRNGKeyArray | int) -> GPT:
         attention = _attention(mesh, train)
@@ -171,7 +173,9 @@ def _attention(mesh: Mesh, train: TrainConfig) -> str:
     return ("cudnn" if fused else "xla") if train.attention == "auto" else train.attention
 
 
-def _require_batch(mesh: Mesh, train: TrainConfig, spread: Spread) -> None:
+def _require_fit(mesh: Mesh, train: TrainConfig, spread: Spread, rows: int) -> None:
+    if train.logits_bytes is not None:
+        tokens_at_once(1, rows // spread.vocab_shards, train.logits_bytes)
     shards = math.prod(mesh.shape[axis] for axis in spread.batch_axes)
     parts = max(spread.microbatches, train.microbatches)
     if train.batch_size % (shards * parts):

@@ -12,11 +12,13 @@ Attention = Literal["auto", "xla", "cudnn"]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1"]
 Gather = Literal["layer", "step"]
 Compression = Literal["none", "int8", "onebit"]
+ContextAttention = Literal["ring", "ulysses"]
 _KNOWN = {
     "dtype": Dtype,
     "remat": Remat,
     "attention": Attention,
     "schedule": PipelineSchedule,
+    "context_attention": ContextAttention,
     "gather": Gather,
     "compression": Compression,
 }
@@ -113,6 +115,11 @@ class TrainConfig:
         bucket_bytes: data sums gradients in buckets of so many bytes, or each weight's by itself.
         compression: data sums gradients in bytes, or after the first steps momentum in bits, with error feedback.
         compression_warmup: the steps before it sums momentum in bits.
+        context_attention: how devices that each hold a part of every sequence attend to the rest of it.
+        logits_bytes: that float32 logits may cost a device at once: it computes them for so many tokens at a time,
+            again in the backward pass. None is enough for all tokens.
+        z_loss: times the square of log Z, for each token besides the cross entropy (Chowdhery et al. 2022, "PaLM",
+            section 5); Z is what softmax divides by.
 
     Raises:
         Infeasible: microbatches that do not divide the batch, a norm that nothing passes, or an unknown option.
@@ -132,6 +139,9 @@ class TrainConfig:
     bucket_bytes: int | None = None
     compression: Compression = "none"
     compression_warmup: int = 20
+    context_attention: ContextAttention = "ring"
+    logits_bytes: int | None = None
+    z_loss: float = 0.0
     learning_rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
@@ -151,6 +161,8 @@ class TrainConfig:
             raise Infeasible(f"{problem}, which has no buckets; leave one of them out")
         if not self.clip_norm > 0:
             raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and inf clips nothing")
+        if not self.z_loss >= 0:
+            raise Infeasible(f"z_loss={self.z_loss}; it must be at least 0")
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")

@@ -186,3 +186,36 @@ def test_tensor_without_sequence_parallelism_sums_the_residual_stream_twice_a_la
     assert set(counted) == {("psum", ("tensor",)), ("pmax", ("tensor",))}
     sums = (4 + again) * CONFIG.layers + 2
     assert counted["psum", ("tensor",)] == sums * RESIDUAL + LOSS
+
+
+@pytest.mark.parametrize(("remat", "again"), [("none", 0), ("dots", 0), ("full", 1)])
+@pytest.mark.parametrize("devices", [2, 8])
+def test_context_sends_keys_and_values_around_a_ring(devices, remat, again):
+    """To each of the others forward and backward, their gradients on the way back, and then home.
+
+    Only rematerialisation in full goes around once more. Gradients of the weights are summed once a step.
+    """
+    counted = communication("context", f"context={devices}", remat=remat)
+    hops = (1 + again) * (devices - 1) + (devices - 1) + devices
+    assert counted == {
+        ("ppermute", ("context",)): hops * CONFIG.layers * 2 * RESIDUAL / devices,
+        ("psum", ("context",)): WEIGHTS + 1,
+    }
+
+
+@pytest.mark.parametrize(("remat", "times"), [("none", 2), ("dots", 2), ("full", 3)])
+def test_context_exchanges_tokens_for_heads_and_back(remat, times):
+    """Queries, keys, values and what attention makes of them, once each way; recomputed only where all is."""
+    counted = communication("context", "context=8", remat=remat, context_attention="ulysses")
+    assert counted == {
+        ("all_to_all", ("context",)): times * CONFIG.layers * 4 * RESIDUAL / 8,
+        ("psum", ("context",)): WEIGHTS + 1,
+    }
+
+
+@pytest.mark.parametrize("name", ["fsdp", "tensor"])
+def test_logits_in_chunks_communicate_as_much(name):
+    """Sums over a split vocabulary are made for each token; a table that is gathered is so for all chunks at once."""
+    mesh, logits_bytes = f"{name}=8", 4 * CONFIG.vocab * 8
+    chunked, whole = communication(name, mesh, logits_bytes=logits_bytes), communication(name, mesh)
+    assert chunked == whole

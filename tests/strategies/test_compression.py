@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,7 @@ def test_codes_are_as_small_as_they_say(codec, bits):
 
 def test_codes_are_as_close_as_they_can_be():
     """A byte is off by half a step, of 127 to its block's largest; signs by what normal numbers differ in magnitude."""
-    x = np.random.default_rng(0).normal(size=(8, BLOCK)).astype(np.float32)
+    x: Any = np.random.default_rng(0).normal(size=(8, BLOCK)).astype(np.float32)
     x[0] = 0
     largest = np.abs(x).max(-1, keepdims=True)
     assert (np.abs(INT8.decode(INT8.encode(x)) - x) <= largest / 127 * 0.5001).all()
