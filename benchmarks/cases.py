@@ -47,9 +47,16 @@ class Case:
         Raises:
             Infeasible: strategy, mesh, model and batch do not fit together.
         """
-        training = {"dtype": self.dtype, "remat": self.remat, **dict(self.options), **training}
-        train = TrainConfig(self.batch_size, self.microbatches, **training)
-        return STRATEGIES[self.strategy].build(self.config, self.mesh, train, jax.devices()[: self.mesh.size])
+        devices = jax.devices()[: self.mesh.size]
+        return STRATEGIES[self.strategy].build(self.config, self.mesh, self.training(**training), devices)
+
+    def training(self, **others: Any) -> TrainConfig:
+        """How it is trained; `others` is what else is to be in it."""
+        return TrainConfig(
+            self.batch_size,
+            self.microbatches,
+            **{"dtype": self.dtype, "remat": self.remat, **dict(self.options), **others},
+        )
 
     @property
     def single(self) -> "Case":

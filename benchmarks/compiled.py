@@ -3,13 +3,14 @@
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.hlo import Computation, HLOError, Instruction, Module, bytes_of, dims, integers, parse, replica_groups
 from strategies.mesh import AXES
+from strategies.traffic import SENT
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+KINDS = tuple(SENT)
 SEVERAL = "several"
 """In the place of an axis: groups that span more than one."""
 
@@ -139,13 +140,6 @@ def read_program(text: str, axes: Mapping[str, int]) -> Program:
     )
 
 
-_SENT: Mapping[str, Callable[[int, int], int]] = {
-    "all_reduce": lambda operand, group: 2 * operand * (group - 1) // group,
-    "all_gather": lambda operand, group: operand * (group - 1),
-    "reduce_scatter": lambda operand, group: operand * (group - 1) // group,
-    "all_to_all": lambda operand, group: operand * (group - 1) // group,
-    "permute": lambda operand, group: operand,
-}
 _OPCODES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _KINDS = dict(zip(_OPCODES, KINDS, strict=True))
 _STRANGE = ("collective-broadcast", "ragged-all-to-all", "send", "recv")
@@ -214,7 +208,7 @@ class _Reader:
         if not axes:
             return Work()
         operand_bytes = sum(bytes_of(operand.shape) for operand in where.operands(instruction))
-        return Work((Collective(kind, axes, 1, False, _SENT[kind](operand_bytes, whole)),))
+        return Work((Collective(kind, axes, 1, False, SENT[kind](operand_bytes, whole)),))
 
 
 def _conditional(branches: Sequence[Work], taken: Sequence[int]) -> Work:

@@ -12,6 +12,7 @@ from benchmarks.cases import Case, spelled
 from benchmarks.compiled import ROW_KEYS
 from benchmarks.failures import Status
 from benchmarks.memory import Memory
+from benchmarks.predicted import predicted
 from benchmarks.turns import Ratio, Turns
 
 SCHEMA_VERSION = 3
@@ -167,6 +168,7 @@ class Record:
             **{f"memory.{item.name}": getattr(self.memory, item.name) for item in fields(Memory)},
             "memory.total_bytes": self.memory.total_bytes,
             **{key: self.compiled.get(key) for key in COMPILED_KEYS},
+            **predicted(case, self.compiled),
             "loss_first": self.loss_first,
             "loss_last": self.loss_last,
             "matches_single": self.matches_single,

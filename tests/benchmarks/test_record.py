@@ -45,6 +45,8 @@ KEYS = """
     matmul_flops_per_second compile_seconds memory.argument_bytes memory.parameter_bytes memory.optimizer_bytes
     memory.temp_bytes memory.output_bytes memory.alias_bytes memory.total_bytes memory.device_peak_bytes
     memory.host_peak_rss_bytes loss_first loss_last matches_single
+    predicted.flops predicted.sent_bytes predicted.argument_bytes predicted.temp_bytes predicted.bubble
+    sent_over_predicted sent_as_predicted
 """
 
 
