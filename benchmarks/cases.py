@@ -13,7 +13,7 @@ from strategies.config import Dtype, Remat
 from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")
-COMMON = ("attention", "unroll")
+COMMON = ("attention", "unroll", "logits_bytes", "z_loss")
 """Options of every strategy, `single` too."""
 
 Options = tuple[tuple[str, Any], ...]

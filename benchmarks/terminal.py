@@ -66,7 +66,7 @@ def shares(row: Row) -> tuple[str, ...]:
     info: dict[str, Any] = row.extra_info
     parts = [info[f"attribution.{part}_seconds"] / info["step_seconds_median"] for part in PARTS.values()]
     percent = [f"{100 * part:.1f}" for part in (*parts, info["attribution.total_over_step"])]
-    return (info["strategy"], info["mesh"], str(info["global_batch_sequences"]), *percent)
+    return (info["strategy"], spread(info), str(info["global_batch_sequences"]), *percent)
 
 
 def aligned(lines: Sequence[tuple[str, ...]], align: Sequence[str]) -> list[str]:
@@ -85,7 +85,7 @@ def cells(row: Row) -> tuple[str, ...]:
     held = info["predicted.argument_bytes"], info["predicted.temp_bytes"]
     return (
         info["strategy"],
-        info["mesh"],
+        spread(info),
         str(info["global_batch_sequences"]),
         known(",.0f", info["tokens_per_second"]),
         known(".2f", info["relative_to_single"]),
@@ -96,6 +96,11 @@ def cells(row: Row) -> tuple[str, ...]:
         mib(info["predicted.sent_bytes"]),
         verdict(info),
     )
+
+
+def spread(info: dict[str, Any]) -> str:
+    """The mesh, and the options that were asked for."""
+    return " ".join(filter(None, (info["mesh"], info["options"])))
 
 
 def known(spec: str, number: float | None) -> str:

@@ -123,13 +123,22 @@ def _scattered(x: Array, params: dict[str, Any]) -> Array:
     return lax.slice_in_dim(x, 0, x.shape[dim] // parts, axis=dim)
 
 
+def _exchanged(x: Array, params: dict[str, Any]) -> Array:
+    """Its own parts in the places of the others' parts."""
+    split, concat = params["split_axis"], params["concat_axis"]
+    if not params["tiled"]:
+        return jnp.moveaxis(x, split, concat)
+    return jnp.concatenate(jnp.split(x, lax.axis_size(params["axis_name"]), split), concat)
+
+
 def _as_it_is(x: Array, params: dict[str, Any]) -> Array:
     return x
 
 
 STAND_INS: dict[str, Callable[[Array, dict[str, Any]], Array]] = {
-    "all_gather": _gathered,
+    **dict.fromkeys(("all_gather", "all_gather_invariant"), _gathered),
     "reduce_scatter": _scattered,
+    "all_to_all": _exchanged,
     **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin", "ppermute", "pvary"), _as_it_is),
 }
 """What of a shard here is as large as what the collective would make of all."""

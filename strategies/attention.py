@@ -1,7 +1,12 @@
-"""Causal self-attention that keeps nothing of size [B,H,T,T] for the backward pass.
+"""Causal self-attention that keeps nothing of size [B,H,T,T] for the backward pass; whole, and a block at a time.
 
-Dims: B batch, T query tokens, S key tokens (the same ones), H heads, K head dim, C = 3 (query, key, value), A = H x K.
+A block is some of the queries and some of the keys. `causal` says that these are the same tokens, and no query sees a
+key behind it; else each query sees each key.
+
+Dims: B batch, T query tokens, S key tokens, H heads, K head dim, C = 3 (query, key, value), A = H x K.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,36 +38,94 @@ def attend(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array) -> Array:
     return _forward(q_BHTK, k_BHSK, v_BHSK)[0]
 
 
-def _scores(q_BHTK: Array, k_BHSK: Array) -> Array:
-    tokens = jnp.arange(q_BHTK.shape[2])
-    scores_BHTS = jnp.einsum("bhtk,bhsk->bhts", q_BHTK * q_BHTK.shape[-1] ** -0.5, k_BHSK).astype(jnp.float32)
-    return jnp.where(tokens[:, None] >= tokens, scores_BHTS, jnp.finfo(jnp.float32).min)
+class Mix(NamedTuple):
+    """Values mixed by softmax over some of the keys, in float32, and the statistics to go on with others.
+
+    Attributes:
+        mixed_BHTK: sums of values, each times its exponential; not normalised yet.
+        largest_BHT1: score; exponentials are relative to its own.
+        total_BHT1: of exponentials.
+    """
+
+    mixed_BHTK: Array
+    largest_BHT1: Array
+    total_BHT1: Array
 
 
-def _forward(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array) -> tuple[Array, tuple[Array, ...]]:
-    """Normalised after the values are mixed: K divisions a token instead of T."""
-    scores_BHTS = _scores(q_BHTK, k_BHSK)
+def mix(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array, causal: bool = False) -> Mix:
+    """What the queries of a block get from its keys."""
+    scores_BHTS = _scores(q_BHTK, k_BHSK, causal)
     largest_BHT1 = scores_BHTS.max(-1, keepdims=True)
     weights_BHTS = jnp.exp(scores_BHTS - largest_BHT1)
     total_BHT1 = weights_BHTS.sum(-1, keepdims=True)
-    mixed_BHTK = jnp.einsum("bhts,bhsk->bhtk", weights_BHTS.astype(v_BHSK.dtype), v_BHSK) / total_BHT1
-    mixed_BHTK = checkpoint_name(mixed_BHTK.astype(v_BHSK.dtype), KEPT)
-    log_total_BHT1 = checkpoint_name(largest_BHT1 + jnp.log(total_BHT1), KEPT)
-    return mixed_BHTK, (q_BHTK, k_BHSK, v_BHSK, mixed_BHTK, log_total_BHT1)
+    mixed_BHTK = jnp.einsum("bhts,bhsk->bhtk", weights_BHTS.astype(v_BHSK.dtype), v_BHSK)
+    return Mix(mixed_BHTK.astype(jnp.float32), largest_BHT1, total_BHT1)
 
 
-def _backward(kept: tuple[Array, ...], dmixed_BHTK: Array) -> tuple[Array, Array, Array]:
-    """Equations of Dao et al. 2022, appendix B.2."""
-    q_BHTK, k_BHSK, v_BHSK, mixed_BHTK, log_total_BHT1 = kept
-    weights_BHTS = jnp.exp(_scores(q_BHTK, k_BHSK) - log_total_BHT1)
+def merged(one: Mix, other: Mix) -> Mix:
+    """What the same queries get from the keys of both blocks (Dao et al. 2022, section 3.1)."""
+    largest_BHT1 = jnp.maximum(one.largest_BHT1, other.largest_BHT1)
+    a_BHT1, b_BHT1 = jnp.exp(one.largest_BHT1 - largest_BHT1), jnp.exp(other.largest_BHT1 - largest_BHT1)
+    return Mix(
+        one.mixed_BHTK * a_BHT1 + other.mixed_BHTK * b_BHT1,
+        largest_BHT1,
+        one.total_BHT1 * a_BHT1 + other.total_BHT1 * b_BHT1,
+    )
+
+
+def normalised(mix: Mix, dtype: jnp.dtype) -> tuple[Array, Array]:
+    """Mixed values whose weights add up to one, and the logarithm of what they did add up to; both worth keeping.
+
+    Normalised after the values are mixed: K divisions a token instead of T.
+    """
+    mixed_BHTK = checkpoint_name((mix.mixed_BHTK / mix.total_BHT1).astype(dtype), KEPT)
+    return mixed_BHTK, checkpoint_name(mix.largest_BHT1 + jnp.log(mix.total_BHT1), KEPT)
+
+
+def shared(mixed_BHTK: Array, dmixed_BHTK: Array) -> Float[Array, "B H T 1"]:
+    """What all scores of a query have in common in their gradients (D in Dao et al. 2022, appendix B.2)."""
+    return (dmixed_BHTK * mixed_BHTK).astype(jnp.float32).sum(-1, keepdims=True)
+
+
+def gradients(
+    q_BHTK: Array,
+    dmixed_BHTK: Array,
+    log_total_BHT1: Array,
+    shared_BHT1: Array,
+    k_BHSK: Array,
+    v_BHSK: Array,
+    causal: bool = False,
+) -> tuple[Array, Array, Array]:
+    """A block's part of the gradients of its queries, keys and values (Dao et al. 2022, appendix B.2).
+
+    What is known of the queries, `log_total_BHT1` and `shared_BHT1`, is over all keys, not over those of the block.
+    """
+    weights_BHTS = jnp.exp(_scores(q_BHTK, k_BHSK, causal) - log_total_BHT1)
     dv_BHSK = jnp.einsum("bhts,bhtk->bhsk", weights_BHTS.astype(v_BHSK.dtype), dmixed_BHTK)
     dweights_BHTS = jnp.einsum("bhtk,bhsk->bhts", dmixed_BHTK, v_BHSK).astype(jnp.float32)
-    common_BHT1 = (dmixed_BHTK * mixed_BHTK).astype(jnp.float32).sum(-1, keepdims=True)
-    dscores_BHTS = (weights_BHTS * (dweights_BHTS - common_BHT1)).astype(q_BHTK.dtype)
+    dscores_BHTS = (weights_BHTS * (dweights_BHTS - shared_BHT1)).astype(q_BHTK.dtype)
     scale = q_BHTK.shape[-1] ** -0.5
     dq_BHTK = jnp.einsum("bhts,bhsk->bhtk", dscores_BHTS, k_BHSK) * scale
     dk_BHSK = jnp.einsum("bhts,bhtk->bhsk", dscores_BHTS, q_BHTK * scale)
     return dq_BHTK, dk_BHSK, dv_BHSK
+
+
+def _scores(q_BHTK: Array, k_BHSK: Array, causal: bool) -> Array:
+    tokens = jnp.arange(q_BHTK.shape[2])
+    scores_BHTS = jnp.einsum("bhtk,bhsk->bhts", q_BHTK * q_BHTK.shape[-1] ** -0.5, k_BHSK).astype(jnp.float32)
+    return jnp.where(tokens[:, None] >= tokens, scores_BHTS, jnp.finfo(jnp.float32).min) if causal else scores_BHTS
+
+
+def _forward(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array) -> tuple[Array, tuple[Array, ...]]:
+    """All queries and all keys in one block."""
+    mixed_BHTK, log_total_BHT1 = normalised(mix(q_BHTK, k_BHSK, v_BHSK, causal=True), v_BHSK.dtype)
+    return mixed_BHTK, (q_BHTK, k_BHSK, v_BHSK, mixed_BHTK, log_total_BHT1)
+
+
+def _backward(kept: tuple[Array, ...], dmixed_BHTK: Array) -> tuple[Array, Array, Array]:
+    q_BHTK, k_BHSK, v_BHSK, mixed_BHTK, log_total_BHT1 = kept
+    shared_BHT1 = shared(mixed_BHTK, dmixed_BHTK)
+    return gradients(q_BHTK, dmixed_BHTK, log_total_BHT1, shared_BHT1, k_BHSK, v_BHSK, causal=True)
 
 
 attend.defvjp(_forward, _backward)

@@ -10,6 +10,18 @@ Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 Attention = Literal["auto", "xla", "cudnn"]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1"]
+Gather = Literal["layer", "step"]
+Compression = Literal["none", "int8", "onebit"]
+ContextAttention = Literal["ring", "ulysses"]
+_KNOWN = {
+    "dtype": Dtype,
+    "remat": Remat,
+    "attention": Attention,
+    "schedule": PipelineSchedule,
+    "context_attention": ContextAttention,
+    "gather": Gather,
+    "compression": Compression,
+}
 
 
 class Infeasible(ValueError):
@@ -98,6 +110,16 @@ class TrainConfig:
         schedule: the order in which stages work on microbatches.
         chunks: parts of the layers that a stage holds where the schedule is "interleaved"; it is one in the others.
         sequence_parallel: the tensor axis splits the residual stream, too, over its tokens.
+        gather: fsdp makes weights whole layer by layer, whenever a layer runs, or all of them once a step.
+        regather: layer by layer, fsdp gathers weights again for the backward pass, and does not keep them for it.
+        bucket_bytes: data sums gradients in buckets of so many bytes, or each weight's by itself.
+        compression: data sums gradients in bytes, or after the first steps momentum in bits, with error feedback.
+        compression_warmup: the steps before it sums momentum in bits.
+        context_attention: how devices that each hold a part of every sequence attend to the rest of it.
+        logits_bytes: that float32 logits may cost a device at once: it computes them for so many tokens at a time,
+            again in the backward pass. None is enough for all tokens.
+        z_loss: times the square of log Z, for each token besides the cross entropy (Chowdhery et al. 2022, "PaLM",
+            section 5); Z is what softmax divides by.
 
     Raises:
         Infeasible: microbatches that do not divide the batch, a norm that nothing passes, or an unknown option.
@@ -112,6 +134,14 @@ class TrainConfig:
     schedule: PipelineSchedule = "1f1b"
     chunks: int = 2
     sequence_parallel: bool = True
+    gather: Gather = "layer"
+    regather: bool = True
+    bucket_bytes: int | None = None
+    compression: Compression = "none"
+    compression_warmup: int = 20
+    context_attention: ContextAttention = "ring"
+    logits_bytes: int | None = None
+    z_loss: float = 0.0
     learning_rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
@@ -121,20 +151,22 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be cut or is not known."""
-        for name in ("batch_size", "microbatches", "unroll", "chunks"):
+        for name in ("batch_size", "microbatches", "unroll", "chunks", "compression_warmup"):
             if getattr(self, name) < 1:
                 raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
+        if self.bucket_bytes is not None and self.bucket_bytes < 4:
+            raise Infeasible(f"bucket_bytes={self.bucket_bytes}; it must be at least 4, for one gradient in float32")
+        if self.bucket_bytes is not None and self.compression != "none":
+            problem = f"bucket_bytes={self.bucket_bytes} does not go with compression={self.compression}"
+            raise Infeasible(f"{problem}, which has no buckets; leave one of them out")
         if not self.clip_norm > 0:
             raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and inf clips nothing")
+        if not self.z_loss >= 0:
+            raise Infeasible(f"z_loss={self.z_loss}; it must be at least 0")
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
-        for name, known in (
-            ("dtype", Dtype),
-            ("remat", Remat),
-            ("attention", Attention),
-            ("schedule", PipelineSchedule),
-        ):
+        for name, known in _KNOWN.items():
             if getattr(self, name) not in get_args(known):
                 raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
 

@@ -5,8 +5,8 @@ L layers. A suffix is the order in which an array is stored. Where a strategy mu
 layer's weights, sum partial products) the model calls `Hooks`, which do nothing on one device.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import jax
@@ -16,41 +16,17 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from strategies.attention import KEPT, causal_attention
+from strategies.attention import KEPT
 from strategies.config import GPTConfig, TrainConfig
+from strategies.hooks import ONE_DEVICE, Hooks
+from strategies.loss import losses
 
 Weights = dict[str, Any]
 """A nested dict of arrays, as NNX spells it: {"embedding": {...}, "blocks": {...}, "head": {...}}."""
+GATHERED = "gathered"
+"""The name of gathered weights that are to be kept for the backward pass."""
 Split = tuple[Any, Any]
 """A module as `nnx.split` takes it apart: its graph and its weights."""
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """Where a strategy acts inside the model; as they stand, the identities of one device.
-
-    Attributes:
-        gather: a weight as it is stored here, and its dims -> as it is used; of the blocks, one layer's.
-        sum: a partial product of this device -> the whole, for the tokens whose residual stream is held here.
-        all_tokens: an array [B,T,D] of the tokens held here -> of all tokens.
-        own_tokens: an array [T,D] of all tokens -> of those held here.
-        embed_sum: embeddings found in the rows held here -> the residual stream, for the tokens held here.
-        vocab_start: rows of the vocabulary held here -> the first of them.
-        vocab_sum: a sum over the rows held here -> over all rows.
-        vocab_max: a maximum over the rows held here -> over all rows.
-    """
-
-    gather: Callable[[Array, Sequence[str]], Array] = lambda weight, dims: weight
-    sum: Callable[[Array], Array] = lambda x: x
-    all_tokens: Callable[[Array], Array] = lambda x: x
-    own_tokens: Callable[[Array], Array] = lambda x: x
-    embed_sum: Callable[[Array], Array] = lambda x: x
-    vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0
-    vocab_sum: Callable[[Array], Array] = lambda x: x
-    vocab_max: Callable[[Array], Array] = lambda x: x
-
-
-ONE_DEVICE = Hooks()
 
 
 def _param(value: Array, *dims: str) -> nnx.Param:
@@ -119,11 +95,12 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens_BT: Int[Array, "B T"], hooks: Hooks) -> Float[Array, "B T D"]:
         """Look up the tokens whose rows are held here, and sum over who holds the others."""
-        rows = self.token_VD.shape[0]
+        position_TD = hooks.own_context(self.position_TD[: tokens_BT.shape[1]], 0)
+        tokens_BT, rows = hooks.own_context(tokens_BT, 1), self.token_VD.shape[0]
         row_BT = tokens_BT - hooks.vocab_start(rows)
         held_BT1 = ((row_BT >= 0) & (row_BT < rows))[..., None]
         found_BTD = jnp.where(held_BT1, self.token_VD[jnp.clip(row_BT, 0, rows - 1)], 0)
-        return hooks.embed_sum(found_BTD) + hooks.own_tokens(self.position_TD[: tokens_BT.shape[1]])
+        return hooks.embed_sum(found_BTD) + hooks.own_tokens(position_TD)
 
 
 class Block(nnx.Module):
@@ -153,7 +130,7 @@ class Block(nnx.Module):
         normed_BTD = hooks.all_tokens(self.norm1(x_BTD))
         qkv_BTX = _matmul(normed_BTD, self.qkv_DCA.reshape(-1, 3 * features))
         qkv_BTCA = qkv_BTX.reshape(*normed_BTD.shape[:2], 3, features) + self.qkv_bias_CA
-        mixed_BTA = causal_attention(qkv_BTCA, self.head_dim, attention)
+        mixed_BTA = hooks.attend(qkv_BTCA, self.head_dim, attention)
         x_BTD = x_BTD + checkpoint_name(hooks.sum(_matmul(mixed_BTA, self.out_AD[...])), KEPT) + self.out_bias_D
         normed_BTD = hooks.all_tokens(self.norm2(x_BTD))
         hidden_BTF = jax.nn.gelu(_matmul(normed_BTD, self.up_DF[...]) + self.up_bias_F, approximate=True)
@@ -163,9 +140,9 @@ class Block(nnx.Module):
 class Head(nnx.Module):
     """The last norm, and a table of its own where the head is not tied to the embedding."""
 
-    def __init__(self, config: GPTConfig, rows: int, rngs: nnx.Rngs):
+    def __init__(self, config: GPTConfig, train: TrainConfig, rows: int, rngs: nnx.Rngs):
         """`rows` is the vocabulary with its padding."""
-        self.vocab = config.vocab
+        self.vocab, self.how = config.vocab, train
         self.norm = LayerNorm(config)
         if not config.tied:
             self.token_VD = _table(rngs, config, rows)
@@ -173,18 +150,9 @@ class Head(nnx.Module):
     def __call__(
         self, x_BTD: Float[Array, "B T D"], token_VD: Array, targets_BT: Int[Array, "B T"], hooks: Hooks
     ) -> Float[Array, " N"]:
-        """Cross entropy of each token in float32; of the logits just the rows held here ever exist here.
-
-        Softmax over a split vocabulary: Shoeybi et al. 2019, "Megatron-LM", section 3.
-        """
-        logits_NV = hooks.all_tokens(self.norm(x_BTD)).reshape(-1, x_BTD.shape[-1]) @ token_VD.T
-        rows = token_VD.shape[0]
-        row_V = hooks.vocab_start(rows) + jnp.arange(rows)
-        logits_NV = jnp.where(row_V < self.vocab, logits_NV.astype(jnp.float32), -jnp.inf)
-        largest_N = hooks.vocab_max(lax.stop_gradient(logits_NV.max(-1)))
-        total_N = hooks.vocab_sum(jnp.exp(logits_NV - largest_N[:, None]).sum(-1))
-        target_N = hooks.vocab_sum(jnp.where(row_V == targets_BT.reshape(-1, 1), logits_NV, 0).sum(-1))
-        return jnp.log(total_N) + largest_N - target_N
+        """The loss of each token in float32; of the logits just the rows held here ever exist here."""
+        normed_ND = hooks.all_tokens(self.norm(x_BTD)).reshape(-1, x_BTD.shape[-1])
+        return losses(normed_ND, token_VD, targets_BT.reshape(-1), hooks, vocab=self.vocab, train=self.how)
 
 
 class GPT(nnx.Module):
@@ -218,7 +186,7 @@ class GPT(nnx.Module):
 
         stacked = jax.vmap(block)(place_L)
         self.blocks = nnx.merge(blocks, stacked)
-        self.head = Head(config, rows, rngs)
+        self.head = Head(config, train, rows, rngs)
 
     def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Tokens to the residual stream, in the compute dtype."""
@@ -246,14 +214,15 @@ class GPT(nnx.Module):
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
         """Residual stream to the loss of each token. Of the logits at most one copy, in the compute dtype, is kept."""
+        targets_BT = self.hooks.own_context(targets_BT, 1)
 
-        def losses(head: Split, table: Split, x_BTD: Array) -> Array:
+        def run(head: Split, table: Split, x_BTD: Array) -> Array:
             return self._ready(head)(x_BTD, self._ready(table).token_VD[...], targets_BT, self.hooks)
 
         head = nnx.split(self.head)
         table = head if hasattr(self.head, "token_VD") else nnx.split(self.embedding)
-        policy = _REMAT["full" if self.how.remat == "full" else "dots"]
-        return jax.checkpoint(losses, policy=policy)(head, table, x_BTD)
+        keeps_logits = self.how.remat != "full" and self.how.logits_bytes is None
+        return jax.checkpoint(run, policy=_REMAT["dots" if keeps_logits else "full"])(head, table, x_BTD)
 
     def _ready(self, split: Split) -> Any:
         """A module with its weights in the compute dtype, and gathered in that dtype."""
@@ -263,6 +232,18 @@ class GPT(nnx.Module):
 
         graph, weights = split
         return nnx.merge(graph, jax.tree.map(ready, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
+
+
+@cache
+def weight_dims(config: GPTConfig) -> Weights:
+    """The dims of each weight in its place; those of the blocks are stacked over layers."""
+    model = nnx.eval_shape(lambda: GPT(config, TrainConfig(batch_size=1), nnx.Rngs(0)))
+
+    def dims(path: Any, weight: nnx.Param) -> Any:
+        return ("layers", *weight.dims) if path[0].key == "blocks" else weight.dims
+
+    weights = nnx.state(model, nnx.Param)
+    return nnx.to_pure_dict(jax.tree.map_with_path(dims, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
 
 
 _REARRANGING = {"all_gather", "reshape", "transpose", "convert_element_type"}
@@ -277,7 +258,7 @@ _POLICIES = jax.checkpoint_policies
 _REMAT = {
     "none": _all_but_gathered,
     "dots": _POLICIES.save_from_both_policies(
-        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(KEPT)
+        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(KEPT, GATHERED)
     ),
-    "full": _POLICIES.nothing_saveable,
+    "full": _POLICIES.save_only_these_names(GATHERED),
 }

@@ -28,14 +28,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
-from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.gpt import GPT, Hooks, Weights
+from strategies.gpt import GPT, Hooks, Weights, weight_dims
 from strategies.mesh import Devices, MeshSpec
 from strategies.step import Differentiate, Spread, Step, Strategy, Tokens, autodiff, require_divides
 
@@ -76,18 +75,19 @@ def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
     )
 
 
-def diverging(differentiate: Differentiate) -> Differentiate:
+def diverging(differentiate: Differentiate, config: GPTConfig) -> Differentiate:
     """The same, each device with its own copy of what is not cut: its gradient is summed once, not once a layer."""
+
+    def where_whole(change: Callable[[Array], Array], weights: Weights) -> Weights:
+        cut = lambda dims: bool(SPLIT.keys() & set(dims))  # noqa: E731
+        return jax.tree.map(lambda w, dims: w if cut(dims) else change(w), weights, weight_dims(config))
 
     def diverged(
         build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
     ) -> tuple[Array, Weights]:
-        params = nnx.split(build(weights))[1]
-        cut = jax.tree.map(lambda p: bool(SPLIT.keys() & set(p.dims)), params, is_leaf=lambda p: hasattr(p, "dims"))
-        cut = nnx.to_pure_dict(cut)
-        own = jax.tree.map(lambda w, is_cut: w if is_cut else lax.pcast(w, "tensor", to="varying"), weights, cut)
-        loss, grads = differentiate(build, own, tokens_BS, token_count)
-        return loss, jax.tree.map(lambda g, is_cut: g if is_cut else lax.psum(g, "tensor"), grads, cut)
+        copies = where_whole(partial(lax.pcast, axis_name="tensor", to="varying"), weights)
+        loss, grads = differentiate(build, copies, tokens_BS, token_count)
+        return loss, where_whole(partial(lax.psum, axis_name="tensor"), grads)
 
     return diverged
 
@@ -108,7 +108,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         spec=lambda dims: P(*map(SPLIT.get, dims)),
         vocab_shards=mesh.size,
         hooks=hooks(AXES, train.sequence_parallel),
-        differentiate=diverging(autodiff) if train.sequence_parallel else autodiff,
+        differentiate=diverging(autodiff, config) if train.sequence_parallel else autodiff,
         microbatches=train.microbatches,
     )
     return assemble(config, device_mesh, train, spread)

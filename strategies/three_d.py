@@ -30,7 +30,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         vocab_shards=stages * tensors,
         places=pipe.places,
         hooks=tensor.hooks(VOCAB_AXES, train.sequence_parallel),
-        differentiate=tensor.diverging(pipe.differentiate) if train.sequence_parallel else pipe.differentiate,
+        differentiate=tensor.diverging(pipe.differentiate, config) if train.sequence_parallel else pipe.differentiate,
         enter=data.diverge,
         reduce=data.all_reduce,
     )

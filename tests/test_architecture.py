@@ -16,8 +16,8 @@ FORBIDDEN = {
     "benchmarks": {"results", "pandas", "seaborn", "matplotlib"},
     "results": {"strategies", "benchmarks", "jax", "jaxlib", "flax", "optax"},
 }
-MODEL = {"strategies.config", "strategies.attention"}
-"""All that the model may know of the strategies: sizes, and how it attends."""
+MODEL = {f"strategies.{name}" for name in ("config", "attention", "hooks", "loss")}
+"""All that the model may know of the strategies: sizes, and its own parts."""
 
 
 def imported(path):
@@ -36,7 +36,7 @@ def test_nothing_imports_against_the_arrows(path):
     assert not {name.split(".")[0] for name in imported(path)} & FORBIDDEN[path.parts[0]]
 
 
-@pytest.mark.parametrize("name", ["gpt", "attention"])
+@pytest.mark.parametrize("name", ["gpt", "attention", "hooks", "loss"])
 def test_the_model_knows_no_strategy(name):
     """One GPT for all: it imports no strategy, no mesh and no step."""
     assert {module for module in imported(f"strategies/{name}.py") if module.startswith("strategies")} <= MODEL

@@ -90,6 +90,15 @@ def test_combination_never_repeats_a_part(devices: int) -> None:
         assert len(simpler & set(mesh.sizes)) > 1
 
 
+def test_hybrid_is_neither_of_its_parts() -> None:
+    """Groups of one device, or a single group, are cases of data and of fsdp."""
+    assert [str(mesh) for n in (2, 4, 8) for mesh in own_meshes("hsdp", n)] == [
+        "data=2,fsdp=2",
+        "data=2,fsdp=4",
+        "data=4,fsdp=2",
+    ]
+
+
 @pytest.mark.parametrize("batch_size", [8, 16, 64])
 @pytest.mark.parametrize("mesh", ["pipeline=2", "pipeline=8", "data=2,pipeline=4"])
 def test_microbatches_fill_the_pipeline_and_divide_the_batch(mesh: str, batch_size: int) -> None:

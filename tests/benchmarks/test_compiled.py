@@ -474,6 +474,18 @@ def test_devices_share_the_flops(strategy: str, mesh: str) -> None:
             {"all_reduce.tensor": 2 * ((4 * L + 2) * BTD + 5 * TOKENS + 1) * 3 / 4},
         ),
         (
+            "context",
+            "context=4",
+            {},
+            {"permute.context": (3 * 4 - 2) * 2 * L * BTD / 4, "all_reduce.context": 2 * (PARAMS + 1) * 3 / 4},
+        ),
+        (
+            "context",
+            "context=4",
+            {"context_attention": "ulysses"},
+            {"all_to_all.context": 8 * L * BTD * 3 / 4**2, "all_reduce.context": 2 * (PARAMS + 1) * 3 / 4},
+        ),
+        (
             "pipeline",
             "pipeline=2",
             {"microbatches": 4},

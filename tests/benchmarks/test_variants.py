@@ -19,8 +19,10 @@ from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
 CONFIG = GPTConfig(layers=4, embed=16, heads=4, vocab=256, sequence=16)
 SPREADS = {
     "data": "data=4",
+    "zero1": "data=4",
     "fsdp": "fsdp=4",
     "tensor": "tensor=4",
+    "context": "context=4",
     "pipeline": "pipeline=4",
     "three_d": "data=2,pipeline=2,tensor=2",
 }
@@ -91,6 +93,7 @@ def on_two(function: Callable[[jax.Array], jax.Array], silence: Silence, check: 
 
 
 swap = partial(lax.ppermute, axis_name="pipeline", perm=[(0, 1), (1, 0)])
+exchange = partial(lax.all_to_all, axis_name="pipeline", split_axis=0, concat_axis=1, tiled=True)
 gather = partial(lax.all_gather, axis_name="pipeline", tiled=True)
 
 
@@ -104,6 +107,9 @@ gather = partial(lax.all_gather, axis_name="pipeline", tiled=True)
         (lambda x: lax.all_gather(x, "pipeline").reshape(-1), [0, 1, 0, 1, 2, 3, 2, 3], [2, 1, 0, 1, 2, 3, 2, 3]),
         (lambda x: lax.psum_scatter(x, "pipeline", tiled=True), [0, 2], [2, 2]),
         (lambda x: lax.psum_scatter(x, "pipeline")[None], [0, 2], [2, 2]),
+        (lambda x: lax.all_to_all(x, "pipeline", 0, 0, tiled=True), [0, 1, 2, 3], [2, 1, 2, 3]),
+        (lambda x: exchange(x[:, None]).reshape(-1), [0, 1, 2, 3], [2, 1, 2, 3]),
+        (lambda x: lax.all_to_all(x[:, None], "pipeline", 0, 1).reshape(-1), [0, 1, 2, 3], [2, 1, 2, 3]),
         (lambda x: lax.scan(lambda y, _: (swap(y), None), x, None, 3)[0], [0, 1, 2, 3], [2, 1, 0, 3]),
         (lambda x: lax.cond(x.sum() < 9, swap, lambda y: y + 1, x), [0, 1, 2, 3], [2, 1, 0, 3]),
         (lambda x: jax.jit(jax.checkpoint(lambda y: jnp.sin(swap(y)) * 0 + y))(x), [0, 1, 2, 3], [0, 1, 2, 3]),
@@ -123,5 +129,5 @@ def test_side_by_side_all_are_the_first_stage() -> None:
 
 def test_unknown_collective_is_refused() -> None:
     """What has no stand-in is named, and not left as it is."""
-    with pytest.raises(ValueError, match="stand in for the collective all_to_all"):
-        on_two(lambda x: lax.all_to_all(x, "pipeline", 0, 0, tiled=True), ALONE)
+    with pytest.raises(ValueError, match="stand in for the collective pbroadcast"):
+        on_two(lambda x: lax.pbroadcast(x, ("pipeline",), 0), ALONE)

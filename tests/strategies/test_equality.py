@@ -1,7 +1,8 @@
 """The first law: every strategy, on every legal mesh, computes what one device computes.
 
 Why the bounds are what they are. Spreading a step changes no operation, only the order in which sums are added up:
-over the batch (data, fsdp), over a contracted dim (tensor), over microbatches (pipeline), over the vocabulary.
+over the batch (data, fsdp), over a contracted dim (tensor), over the keys of a sequence (context), over microbatches
+(pipeline), over the vocabulary.
 A sum of n float32 terms in another order differs by about sqrt(n) u, with u = 2^-24, relative to the norm of its
 terms (Higham & Mary 2019, theorem 2.4). Along the longest path, forward and back, some 12 such operations a layer each
 way follow each other, and their errors add up. `ROUNDING` is that, for the loss and for each gradient in its norm.
@@ -111,6 +112,12 @@ def test_equals_one_device(name, mesh):
     assert_equal(train(name, mesh, microbatches=microbatches), single(), ROUNDING["float32"])
 
 
+@pytest.mark.parametrize("mesh", [mesh for name, mesh in MESHES if name == "context"], ids=str)
+def test_equals_one_device_with_heads_exchanged_for_tokens(mesh):
+    """So does the other way for devices to attend to tokens that they do not hold."""
+    assert_equal(train("context", mesh, context_attention="ulysses"), single(), ROUNDING["float32"])
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -121,6 +128,7 @@ def test_equals_one_device(name, mesh):
         {"unroll": 2},
         {"tied": False},
         {"sequence_parallel": False},
+        {"logits_bytes": 2**14, "z_loss": 1e-2},
     ],
     ids=str,
 )
@@ -128,7 +136,7 @@ def test_equals_one_device(name, mesh):
 def test_equals_one_device_with_every_option(name, options):
     """So it does in bfloat16, to its own rounding, however it computes again or accumulates, and untied."""
     mesh = max(STRATEGIES[name].meshes(8), key=lambda mesh: len(mesh.axes))
-    reference = single(**{key: options[key] for key in options if key in ("dtype", "tied")})
+    reference = single(**{key: options[key] for key in options if key in ("dtype", "tied", "z_loss")})
     assert_equal(train(name, mesh, **options), reference, ROUNDING[options.get("dtype", "float32")])
 
 

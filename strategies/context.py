@@ -1,0 +1,103 @@
+"""Context parallel: each device holds all weights, and its part of the tokens of every sequence.
+
+    dW[D,F] -all_reduce(context)-> dW[D,F], each weight, once a step
+
+Only attention looks at the tokens of other devices. In a ring (`context_attention="ring"`, see ring.py) keys and values
+go around, and on the way back their gradients with them:
+
+    k, v[B,T_context,D] -permute(context)-> the next device, n-1 times a layer forward, and n-1 times again backward
+    dk, dv[B,T_context,D] -permute(context)-> the next device, n times a layer backward, the last time home
+
+Or attention is split over its heads instead of over tokens (`"ulysses"`; Jacobs et al. 2023, "DeepSpeed Ulysses",
+section 3):
+
+    q, k, v[B,T_context,D] -all_to_all(context)-> q, k, v[B,T,D_context], once a layer forward
+    mixed[B,T,D_context] -all_to_all(context)-> mixed[B,T_context,D], once a layer forward
+    each has the other for its transpose: once and once a layer backward
+
+For P parameters and L layers on n devices a device sends 2 P (n-1)/n elements a step, in float32, and the loss; and
+in the compute dtype (3n-2) 2 L B T D / n elements around a ring, or 8 L B T D (n-1)/n^2 elements from all to all.
+With `remat="full"` n-1 hops of k and v more, or half of the 8 L again. The ring does (2n+1)/4n of the FLOPs that
+attention has on one device, which computes what causality masks out; from all to all does as many.
+"""
+
+import dataclasses
+from functools import partial
+
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from strategies import data
+from strategies.assemble import assemble
+from strategies.attention import KEPT, causal_attention
+from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
+from strategies.gpt import ONE_DEVICE, Hooks
+from strategies.mesh import Devices, MeshSpec
+from strategies.ring import ring_attention, zigzag
+from strategies.step import Spread, Step, Strategy, require_divides
+
+AXES = ("context",)
+
+
+def contiguous(x: Array, dim: int) -> Array:
+    """Of an array of whole sequences, whose tokens are dim `dim`: this device's part, the parts in their order."""
+    own = x.shape[dim] // lax.axis_size("context")
+    return lax.dynamic_slice_in_dim(x, lax.axis_index("context") * own, own, dim)
+
+
+def ulysses_attention(qkv_BTCA: Float[Array, "B t 3 A"], head_dim: int, kind: str) -> Float[Array, "B t A"]:
+    """As `causal_attention`, for the tokens that `contiguous` leaves here: of all tokens, this device's heads.
+
+    What arrives is worth keeping: computing it again would communicate again.
+    """
+    all_to_all = partial(lax.all_to_all, axis_name="context", tiled=True)
+    qkv_BTCA = checkpoint_name(all_to_all(qkv_BTCA, split_axis=3, concat_axis=1), KEPT)
+    mixed_BTA = causal_attention(qkv_BTCA, head_dim, kind)
+    return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
+
+
+def hooks(train: TrainConfig, size: int, others: Hooks = ONE_DEVICE) -> Hooks:
+    """Hooks of other axes, and besides what completes attention where this one splits the tokens.
+
+    Other axes may split what is held here further, heads or tokens, after this one has.
+    """
+    if size == 1:
+        return others
+    if train.context_attention == "ring":
+        return dataclasses.replace(others, own_context=zigzag, attend=ring_attention)
+    return dataclasses.replace(others, own_context=contiguous, attend=ulysses_attention)
+
+
+def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int = 1) -> None:
+    """Refuse an axis that does not divide what it is to split, where `tensors` devices have split the heads before.
+
+    Raises:
+        Infeasible: names the numbers and the legal sizes, or an attention that has no ring.
+    """
+    if train.context_attention == "ulysses":
+        heads = "heads" if tensors == 1 else "heads/tensor"
+        require_divides("context", size, **{"sequence": config.sequence, heads: config.heads // tensors})
+    elif size > 1:
+        if train.attention == "cudnn":
+            raise Infeasible("attention=cudnn has no ring; use auto or xla, or context_attention=ulysses")
+        if config.sequence % (2 * size):
+            sizes = legal(config.sequence // 2 if config.sequence % 2 == 0 else 1, "context")
+            raise Infeasible(f"2 x context={size} chunks do not divide sequence={config.sequence}; {sizes}")
+
+
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
+    """See `Strategy`."""
+    device_mesh = mesh.over(AXES, devices)
+    require_fit(config, train, mesh.size)
+    spread = Spread(
+        hooks=hooks(train, mesh.size),
+        microbatches=train.microbatches,
+        enter=partial(data.diverge, axes=AXES),
+        reduce=partial(data.all_reduce, axes=AXES),
+    )
+    return assemble(config, device_mesh, train, spread)
+
+
+OPTIONS = ("context_attention",)
+CONTEXT = Strategy("context", AXES, build, OPTIONS)

@@ -1,0 +1,110 @@
+"""Attention is softmax attention to nothing behind, and blocks of it add up to the whole."""
+
+import math
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from strategies.attention import Mix, attend, causal_attention, gradients, merged, mix, normalised, shared
+
+BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, 12, 4
+SHAPE = (BATCH, HEADS, TOKENS, HEAD_DIM)
+ROUNDING = 12 * math.sqrt(TOKENS) * 2**-24
+"""A dozen operations one after another, each of which rounds sums of at most `TOKENS` terms (see test_equality.py)."""
+
+
+def normal(seed, shape=SHAPE, size=1.0):
+    """Of standard deviation `size`."""
+    return size * jax.random.normal(jax.random.key(seed), shape)
+
+
+def inputs(size=1.0):
+    """Queries, keys, values and the gradient of what is made of them; scores are of that size."""
+    return normal(0, size=math.sqrt(size)), normal(1, size=math.sqrt(size)), normal(2), normal(3)
+
+
+def softmax_attention(q, k, v, causal=True):
+    """In float64 numpy."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    scores = np.where(np.tri(*scores.shape[-2:], dtype=bool) | (not causal), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def distance(mine, reference):
+    """Between two arrays, relative to the norm of the second."""
+    return np.linalg.norm(np.asarray(mine) - np.asarray(reference)) / np.linalg.norm(reference)
+
+
+def cut(x, sizes):
+    """Into blocks of these many tokens."""
+    return jnp.split(x, np.cumsum(sizes)[:-1], axis=2)
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_it_is_causal_softmax_attention(size):
+    """As written independently, however sharp its maxima are."""
+    q, k, v, _ = inputs(size)
+    assert distance(attend(q, k, v), softmax_attention(q, k, v)) < size * ROUNDING
+
+
+def test_heads_are_runs_of_features():
+    """`causal_attention` is `attend` in each head by itself, the features of a head side by side."""
+    q, k, v, _ = inputs()
+    stacked_BTCA = jnp.stack([x.transpose(0, 2, 1, 3).reshape(BATCH, TOKENS, -1) for x in (q, k, v)], 2)
+    mixed_BTA = causal_attention(stacked_BTCA, HEAD_DIM, "xla")
+    assert distance(mixed_BTA.reshape(BATCH, TOKENS, HEADS, -1).swapaxes(1, 2), attend(q, k, v)) < ROUNDING
+
+
+@pytest.mark.parametrize("size", [1, 100])
+@pytest.mark.parametrize("sizes", [[12], [6, 6], [1, 4, 2, 5]], ids=str)
+def test_blocks_of_keys_add_up_to_all_keys(sizes, size):
+    """Whatever the blocks, in whatever order: maxima so far apart that exponentials vanish do not matter."""
+    q, k, v, _ = inputs(size)
+    blocks = [mix(q, *kv) for kv in zip(cut(k, sizes), cut(v, sizes), strict=True)]
+    for order in (blocks, blocks[::-1]):
+        mixed, log_total = normalised(reduce(merged, order), v.dtype)
+        assert distance(mixed, softmax_attention(q, k, v, causal=False)) < size * ROUNDING
+        assert distance(log_total, normalised(mix(q, k, v), v.dtype)[1]) < ROUNDING
+
+
+def test_merging_is_commutative():
+    """A mix has no first block."""
+    q, k, v, _ = inputs()
+    one, other = (mix(q, *kv) for kv in zip(cut(k, [5, 7]), cut(v, [5, 7]), strict=True))
+    assert isinstance(one, Mix)
+    jax.tree.map(np.testing.assert_array_equal, merged(one, other), merged(other, one))
+
+
+def test_its_gradients_are_those_of_softmax():
+    """Written by hand, they are what autodiff makes of attention written in one line."""
+    q, k, v, dmixed = inputs()
+
+    def plain(q, k, v):
+        scores = jnp.where(jnp.tri(TOKENS, dtype=bool), q @ k.swapaxes(2, 3) / math.sqrt(HEAD_DIM), -jnp.inf)
+        return jax.nn.softmax(scores) @ v
+
+    mine, theirs = (jax.vjp(function, q, k, v)[1](dmixed) for function in (attend, plain))
+    assert max(map(distance, mine, theirs)) < ROUNDING
+
+
+def test_gradients_of_blocks_add_up():
+    """Over the blocks of keys for the queries, over those of queries for keys and values; masked blocks have none."""
+    q, k, v, dmixed = inputs()
+    mixed, log_total = normalised(mix(q, k, v, causal=True), v.dtype)
+    queries = [cut(x, [6, 6]) for x in (q, dmixed, log_total, shared(mixed, dmixed))]
+    early: Any
+    late: Any
+    (early, late), (k0, k1), (v0, v1) = zip(*queries, strict=True), cut(k, [6, 6]), cut(v, [6, 6])
+    dq0, dk0, dv0 = gradients(*early, k0, v0, causal=True)
+    dq1, dk1, dv1 = gradients(*late, k1, v1, causal=True)
+    dq10, dk10, dv10 = gradients(*late, k0, v0)
+    blocks = [(dq0, dq1 + dq10), (dk0 + dk10, dk1), (dv0 + dv10, dv1)]
+    whole = jax.vjp(attend, q, k, v)[1](dmixed)
+    for parts, expected in zip(blocks, whole, strict=True):
+        assert distance(jnp.concatenate(parts, 2), expected) < ROUNDING

@@ -1,0 +1,172 @@
+"""Sequences split over devices: each token is on one of them, and each does the same part of half the square."""
+
+import dataclasses
+import math
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.compiled import read_program
+from strategies import GPTConfig, Infeasible, MeshSpec, Spread, TrainConfig, context, data, tensor
+from strategies.assemble import assemble
+from strategies.attention import causal_attention
+from strategies.context import contiguous, ulysses_attention
+from strategies.ring import ring_attention, zigzag
+from strategies.single import SINGLE
+from strategies.step import autodiff
+from tests.strategies.quick import compiled, jit
+
+BATCH, TOKENS, HEADS, HEAD_DIM = 2, 16, 8, 4
+ROUNDING = 12 * math.sqrt(TOKENS) * 2**-24
+"""A dozen operations one after another, each of which rounds sums of at most `TOKENS` terms (see test_equality.py)."""
+MODES = {"ring": (zigzag, ring_attention), "ulysses": (contiguous, ulysses_attention)}
+
+
+WHOLE, SPLIT = P(), P("context")
+
+
+def around(function, devices, outputs=WHOLE):
+    """A function of arrays that all devices of a ring have whole."""
+    mesh = MeshSpec.parse(f"context={devices}").over(("context",), jax.devices()[:devices])
+    return jax.shard_map(function, mesh=mesh, in_specs=WHOLE, out_specs=outputs, check_vma=False)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_device_i_has_chunks_i_and_2n_minus_1_minus_i(devices):
+    """Zig-zag: as many tokens before the early chunk as behind the late one; each token is on one device."""
+    places = around(partial(zigzag, dim=1), devices, SPLIT)(jnp.arange(TOKENS)[None])
+    chunks = np.asarray(places).reshape(devices, 2, -1) * 2 * devices // TOKENS
+    assert (chunks == chunks[..., :1]).all()
+    assert (chunks[:, 0, 0] == np.arange(devices)).all()
+    assert (chunks[:, 1, 0] == 2 * devices - 1 - np.arange(devices)).all()
+    assert sorted(np.asarray(places).ravel()) == list(range(TOKENS))
+
+
+@pytest.mark.parametrize("size", [1.0, 10.0])
+@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("mode", MODES)
+def test_it_attends_as_one_device(mode, devices, size):
+    """Values and gradients are those of whole sequences, though scores be far apart from one chunk to the next."""
+    own, attention = MODES[mode]
+    qkv_BTCA = jax.random.normal(jax.random.key(0), (BATCH, TOKENS, 3, HEADS * HEAD_DIM))
+    qkv_BTCA = qkv_BTCA * jnp.array([size, size, 1])[:, None]
+    weight_BTA = jax.random.normal(jax.random.key(1), (BATCH, TOKENS, HEADS * HEAD_DIM))
+
+    def here(qkv_BTCA, weight_BTA):
+        return (attention(own(qkv_BTCA, 1), HEAD_DIM, "xla") * own(weight_BTA, 1)).sum()
+
+    def mine(*inputs):
+        return lax.psum(jax.value_and_grad(here)(*inputs), "context")
+
+    def whole(qkv_BTCA, weight_BTA):
+        return (causal_attention(qkv_BTCA, HEAD_DIM, "xla") * weight_BTA).sum()
+
+    value, grads = jit(around(mine, devices))(qkv_BTCA, weight_BTA)
+    expected, expected_grads = jit(jax.value_and_grad(whole))(qkv_BTCA, weight_BTA)
+    assert abs(value - expected) < size**2 * ROUNDING * math.sqrt(weight_BTA.size)
+    assert np.linalg.norm(grads - expected_grads) < size**2 * ROUNDING * np.linalg.norm(expected_grads)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_the_ring_keeps_what_is_here(devices):
+    """Queries, keys, values and outputs of the tokens here, and a number a head for each: nothing that travelled."""
+    qkv_BTCA = jax.ShapeDtypeStruct((BATCH, TOKENS // devices, 3, HEADS * HEAD_DIM), jnp.float32)
+
+    def kept(qkv_BTCA):
+        return jax.tree.leaves(jax.vjp(lambda qkv_BTCA: ring_attention(qkv_BTCA, HEAD_DIM), qkv_BTCA)[1])
+
+    elements = sum(math.prod(x.shape) for x in jax.eval_shape(around(kept, devices), qkv_BTCA))
+    assert elements == BATCH * TOKENS // devices * (4 * HEADS * HEAD_DIM + HEADS)
+
+
+CONFIG = GPTConfig(layers=2, embed=32, heads=8, vocab=64, sequence=64)
+TRAIN = TrainConfig(batch_size=4)
+MATMULS = 6 * TRAIN.batch_size * CONFIG.sequence * (12 * CONFIG.layers * CONFIG.embed**2 + CONFIG.embed * CONFIG.vocab)
+SQUARE = 14 * CONFIG.layers * TRAIN.batch_size * CONFIG.sequence**2 * CONFIG.embed
+"""FLOPs of attention that causality does not halve: two matmuls forward, and five backward."""
+
+
+@cache
+def program(strategy, mesh, **options):
+    """The compiled gradients of a step, and what a device does in them."""
+    mesh, train = MeshSpec.parse(mesh), dataclasses.replace(TRAIN, **options)
+    step = strategy.build(CONFIG, mesh, train, jax.devices()[: mesh.size])
+    text = compiled(step.gradients.lower(step.state.params, step.batch)).as_text() or ""
+    return text, read_program(text, step.mesh.shape)
+
+
+def test_one_device_computes_the_full_square():
+    """What the ring is compared with, and what Ulysses computes, too: masked scores are computed."""
+    assert program(SINGLE, "data=1")[1].flops == MATMULS + SQUARE
+    assert 8 * program(context.CONTEXT, "context=8", context_attention="ulysses")[1].flops == MATMULS + SQUARE
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_the_ring_computes_half_the_square_alike_on_each_device(devices):
+    """2n + 1 of the 4n pairs of chunks that a device has: the same program on each, no branch of which differs."""
+    text, work = program(context.CONTEXT, f"context={devices}")
+    assert devices * work.flops == MATMULS + SQUARE * (2 * devices + 1) / (4 * devices)
+    assert "conditional" not in text
+
+
+def first_gradients(step, tokens):
+    """Of a step with the weights that it starts from, on the host."""
+    key, batch = jax.random.key(0), step.place(tokens)
+    params = compiled(step.init.lower(key))(key).params
+    return jax.tree.map(np.asarray, compiled(step.gradients.lower(params, batch))(params, batch))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_axes_split_what_this_one_leaves(mode):
+    """With the hooks of `tensor` besides, which splits heads, features and tokens again, gradients are the same."""
+    train = dataclasses.replace(TRAIN, context_attention=mode)
+    spread = Spread(
+        spec=lambda dims: P(*map(tensor.SPLIT.get, dims)),
+        vocab_shards=2,
+        hooks=context.hooks(train, 2, tensor.hooks(("tensor",), train.sequence_parallel)),
+        differentiate=tensor.diverging(autodiff, CONFIG),
+        enter=partial(data.diverge, axes=context.AXES),
+        reduce=partial(data.all_reduce, axes=context.AXES),
+    )
+    mesh = MeshSpec.parse("context=2,tensor=2").over(("context", "tensor"), jax.devices()[:4])
+    both = assemble(CONFIG, mesh, train, spread)
+    alone = SINGLE.build(CONFIG, MeshSpec.parse("data=1"), train, jax.devices()[:1])
+    tokens = np.random.default_rng(0).integers(0, CONFIG.vocab, both.batch.shape)
+    (loss, grads), (expected, expected_grads) = (first_gradients(step, tokens) for step in (both, alone))
+    depth = 2 * 12 * CONFIG.layers * math.sqrt(tokens.size) * 2**-24  # see test_equality.py
+    assert abs(loss - expected) < depth * expected
+    for mine, theirs in zip(jax.tree.leaves(grads), jax.tree.leaves(expected_grads), strict=True):
+        whole = max(np.linalg.norm(theirs), 2**-12)
+        assert np.linalg.norm(mine - theirs) < depth * whole
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "message"),
+    [
+        ({"sequence": 24}, {}, "2 x context=8 chunks do not divide sequence=24; context can be 1, 2, 3, 4, 6 or 12"),
+        ({"sequence": 63}, {}, "2 x context=8 chunks do not divide sequence=63; context can be 1$"),
+        ({"sequence": 20}, {"context_attention": "ulysses"}, "context=8 does not divide sequence=20; context can be"),
+        ({"heads": 4}, {"context_attention": "ulysses"}, "context=8 does not divide heads=4; context can be 1, 2 or 4"),
+        ({}, {"attention": "cudnn"}, "attention=cudnn has no ring; use auto or xla, or context_attention=ulysses"),
+        ({}, {"context_attention": "star"}, "context_attention='star'; it can be ring, ulysses"),
+    ],
+)
+def test_what_does_not_fit_is_refused(sizes, options, message):
+    """Before anything is compiled; the error names the numbers and the way out."""
+    with pytest.raises(Infeasible, match=message):
+        context.CONTEXT.build(
+            dataclasses.replace(CONFIG, **sizes), MeshSpec.parse("context=8"), dataclasses.replace(TRAIN, **options)
+        )
+
+
+def test_heads_that_tensor_has_split_are_split_again():
+    """Of eight heads, two devices along tensor leave four to each: eight along context find too few."""
+    train = dataclasses.replace(TRAIN, context_attention="ulysses")
+    context.require_fit(CONFIG, train, 4, tensors=2)
+    with pytest.raises(Infeasible, match="context=8 does not divide heads/tensor=4; context can be 1, 2 or 4"):
+        context.require_fit(CONFIG, train, 8, tensors=2)
