@@ -96,7 +96,7 @@ def program(strategy, mesh, **options):
     """The compiled gradients of a step, and what a device does in them."""
     mesh, train = MeshSpec.parse(mesh), dataclasses.replace(TRAIN, **options)
     step = strategy.build(CONFIG, mesh, train, jax.devices()[: mesh.size])
-    text = compiled(step.gradients.lower(step.state.params, step.batch)).as_text()
+    text = compiled(step.gradients.lower(step.state.params, step.batch)).as_text() or ""
     return text, read_program(text, step.mesh.shape)
 
 
