@@ -45,7 +45,8 @@ def zigzag(x: Array, dim: int) -> Array:
 def ring_attention(qkv_BTCA: Float[Array, "B 2*T 3 A"], head_dim: int, kind: str = "xla") -> Float[Array, "B 2*T A"]:
     """As `causal_attention`, for the tokens that `zigzag` leaves here, to all before them on any device.
 
-    For two devices or more. There is no fused kernel: `kind` is "xla".
+    For two devices or more. There is no fused kernel: `kind` is "xla". On CPUs a permutation waits for all devices of
+    the mesh, those of other rings too: not to be called in a branch that some of them do not take.
     """
     batch, tokens, _, features = qkv_BTCA.shape
     qkv_BPTCHK = qkv_BTCA.reshape(batch, 2, tokens // 2, 3, -1, head_dim)
