@@ -125,7 +125,7 @@ def variants(case: Case) -> dict[str, Update]:
     if case.remat != "none":
         found["kept"] = differentiation(replace(case, remat="none").build())
     found["optimizer"] = lambda state, batch: ALONE(step.apply)(state, state.params)
-    found["nothing"] = lambda state, batch: (touched(step.state, state, state), {})
+    found["nothing"] = lambda state, batch: (touched(step.state, state, step.state, state), {})
     return found
 
 
@@ -135,23 +135,25 @@ def differentiation(step: Step) -> Update:
     def update(state: State, batch: Any) -> tuple[State, dict[str, Any]]:
         loss, grads = ALONE(step.gradients)(state.params, batch)
         # All of them are made: what is behind the barrier takes them as a whole.
-        params = touched(step.state.params, state.params, lax.optimization_barrier(grads))
+        params = touched(step.state.params, state.params, step.grads, lax.optimization_barrier(grads))
         return State(params, state.optimizer), {"loss": loss}
 
     return update
 
 
-def touched(shapes: Any, arrays: Any, others: Any) -> Any:
+def touched(shapes: Any, arrays: Any, other_shapes: Any, others: Any) -> Any:
     """Arrays of these shapes and shardings as they are, but the compiler thinks that they depend on the others."""
-    specs = jax.tree.map(lambda shape: shape.sharding.spec, shapes)
+    specs, other_specs = (jax.tree.map(lambda shape: shape.sharding.spec, each) for each in (shapes, other_shapes))
     mesh = jax.tree.leaves(shapes)[0].sharding.mesh
 
     def touch(x: jax.Array, y: jax.Array) -> jax.Array:
-        first = (0,) * x.ndim
-        return x.at[first].add(0 * y[first])
+        element = 0 * y[(0,) * y.ndim]
+        return x.at[(0,) * x.ndim].add(element)
 
     touch_all = partial(jax.tree.map, touch)
-    return jax.shard_map(touch_all, mesh=mesh, in_specs=(specs, specs), out_specs=specs)(arrays, others)
+    # Where others are split and arrays are not, devices do not know that they agree.
+    spread = jax.shard_map(touch_all, mesh=mesh, in_specs=(specs, other_specs), out_specs=specs, check_vma=False)
+    return spread(arrays, others)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import jax
@@ -12,11 +13,19 @@ from strategies.config import Dtype, Remat
 from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")
+COMMON = ("attention", "unroll", "logits_bytes", "z_loss")
+"""Options of every strategy, `single` too."""
+
+Options = tuple[tuple[str, Any], ...]
+"""Fields of `TrainConfig` by name, with values."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One step to measure: a strategy on a mesh, with a model and a global batch of `batch_size` sequences."""
+    """One step to measure: a strategy on a mesh, with a model and a global batch of `batch_size` sequences.
+
+    `options` are those that were asked for, of its strategy or of every one.
+    """
 
     strategy: str
     mesh: MeshSpec
@@ -26,10 +35,11 @@ class Case:
     microbatches: int
     dtype: Dtype
     remat: Remat
+    options: Options = ()
 
     def __str__(self) -> str:
-        """The test id, such as `fsdp-fsdp=8-b16`."""
-        return f"{self.strategy}-{self.mesh}-b{self.batch_size}"
+        """The test id, such as `fsdp-fsdp=8-b16` or `pipeline-pipeline=8-b16-schedule=gpipe`."""
+        return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *spelled(self.options)])
 
     def build(self, **training: Any) -> Step:
         """The step, on the first devices; `training` is what else is to be in its `TrainConfig`.
@@ -37,13 +47,22 @@ class Case:
         Raises:
             Infeasible: strategy, mesh, model and batch do not fit together.
         """
-        train = TrainConfig(self.batch_size, self.microbatches, dtype=self.dtype, remat=self.remat, **training)
-        return STRATEGIES[self.strategy].build(self.config, self.mesh, train, jax.devices()[: self.mesh.size])
+        devices = jax.devices()[: self.mesh.size]
+        return STRATEGIES[self.strategy].build(self.config, self.mesh, self.training(**training), devices)
+
+    def training(self, **others: Any) -> TrainConfig:
+        """How it is trained; `others` is what else is to be in it."""
+        return TrainConfig(
+            self.batch_size,
+            self.microbatches,
+            **{"dtype": self.dtype, "remat": self.remat, **dict(self.options), **others},
+        )
 
     @property
     def single(self) -> "Case":
         """The same work on one device, whole: what this case is checked against and compared with."""
-        return replace(self, strategy="single", mesh=ONE_DEVICE, microbatches=1)
+        options = tuple((name, value) for name, value in self.options if name in COMMON)
+        return replace(self, strategy="single", mesh=ONE_DEVICE, microbatches=1, options=options)
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,7 @@ class Selection:
         batch_sizes: sequences in a global batch.
         microbatches: parts of a batch; None lets `default_microbatches` choose.
         preset: the name of `config`, with the sizes that were overridden.
+        options: what else of `TrainConfig` to vary, and over which values, for the strategies that have it.
     """
 
     strategies: tuple[str, ...]
@@ -68,11 +88,17 @@ class Selection:
     config: GPTConfig
     dtype: Dtype
     remat: Remat
+    options: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def cases(self) -> list[Case]:
         """Every strategy on its meshes, one batch size after another."""
         spreads = list(self._spreads())
-        return [self._case(name, mesh, size) for size in self.batch_sizes for name, mesh in spreads]
+        return [
+            self._case(name, mesh, size, options)
+            for size in self.batch_sizes
+            for name, mesh in spreads
+            for options in self._variations(name)
+        ]
 
     def _spreads(self) -> Iterator[tuple[str, MeshSpec]]:
         """Strategies with meshes. Where both are asked for they go together, fit or not: the row will say why."""
@@ -84,9 +110,24 @@ class Selection:
             else:
                 yield from ((name, mesh) for devices in self.devices for mesh in own_meshes(name, devices))
 
-    def _case(self, name: str, mesh: MeshSpec, batch_size: int) -> Case:
+    def _variations(self, strategy: str) -> Iterator[Options]:
+        """Every combination of the values of its options; once without any, if none of these was asked for."""
+        own = [(name, values) for name, values in self.options if name in (*COMMON, *STRATEGIES[strategy].options)]
+        for chosen in product(*(values for _, values in own)):
+            yield tuple((name, value) for (name, _), value in zip(own, chosen, strict=True))
+
+    def _case(self, name: str, mesh: MeshSpec, batch_size: int, options: Options) -> Case:
         microbatches = self.microbatches or default_microbatches(mesh, batch_size)
-        return Case(name, mesh, self.preset, self.config, batch_size, microbatches, self.dtype, self.remat)
+        return Case(name, mesh, self.preset, self.config, batch_size, microbatches, self.dtype, self.remat, options)
+
+
+def spelled(options: Options) -> list[str]:
+    """As they are given on the command line.
+
+    >>> spelled((("schedule", "gpipe"), ("sequence_parallel", False)))
+    ['schedule=gpipe', 'sequence_parallel=false']
+    """
+    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options]
 
 
 def own_meshes(name: str, devices: int) -> list[MeshSpec]:

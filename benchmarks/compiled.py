@@ -3,13 +3,14 @@
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.hlo import Computation, HLOError, Instruction, Module, bytes_of, dims, integers, parse, replica_groups
 from strategies.mesh import AXES
+from strategies.traffic import SENT
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+KINDS = tuple(SENT)
 SEVERAL = "several"
 """In the place of an axis: groups that span more than one."""
 
@@ -47,10 +48,13 @@ class Work:
     Attributes:
         flops: two for each multiplication in dots and convolutions, none for anything else. Calls of cuBLAS and of
             cuDNN's attention count as the dots they stand for; nothing is halved for causality.
+        told: of conditionals that are told how often their branches are taken while the loop around them runs: the
+            trips of that loop, what is done in all of these, and what is done in one of them at most.
     """
 
     collectives: tuple[Collective, ...] = ()
     flops: int = 0
+    told: tuple[tuple[int, "Work", "Work"], ...] = ()
 
     @property
     def sent_bytes(self) -> int:
@@ -58,12 +62,23 @@ class Work:
         return sum(each.times * each.sent_bytes for each in self.collectives)
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(self.collectives + other.collectives, self.flops + other.flops)
+        return Work(self.collectives + other.collectives, self.flops + other.flops, self.told + other.told)
 
     def looped(self, trips: int) -> "Work":
         """The same in a loop."""
-        looped = (replace(each, times=trips * each.times, in_loop=True) for each in self.collectives)
-        return Work(tuple(looped), trips * self.flops)
+        own = Work(self.collectives, self.flops)._repeated(trips)
+        for told_trips, in_all, in_one in self.told:  # another loop than was meant may go the other way each time
+            own += in_all._repeated(1) if told_trips == trips else in_one._repeated(trips)
+        return own
+
+    def at_most(self) -> "Work":
+        """Without a loop around it."""
+        return sum((in_one for _, _, in_one in self.told), start=Work(self.collectives, self.flops))
+
+    def _repeated(self, times: int) -> "Work":
+        work = self.at_most()
+        collectives = (replace(each, times=times * each.times, in_loop=True) for each in work.collectives)
+        return Work(tuple(collectives), times * work.flops)
 
 
 @dataclass(frozen=True)
@@ -105,8 +120,9 @@ ROW_KEYS = tuple(Program().as_row())
 def read_program(text: str, axes: Mapping[str, int]) -> Program:
     """Read `jax.stages.Compiled.as_text()` of a step on a mesh of these axes, outermost first, and their sizes.
 
-    What a loop repeats counts as often as it runs. Of a conditional one branch counts: the one that sends the most
-    bytes, and among equals the one with the most FLOPs. What is asynchronous counts where it starts.
+    What a loop repeats counts as often as it runs. The branches of a conditional count as often as it is told that
+    they are taken; where nothing is told, one counts each time: the one that sends the most bytes, and among equals the
+    one with the most FLOPs. What is asynchronous counts where it starts.
 
     Raises:
         HLOError: a loop of unknown length, groups that make up no axes of the mesh, or text that is no such program.
@@ -115,7 +131,7 @@ def read_program(text: str, axes: Mapping[str, int]) -> Program:
     reader = _Reader(module, axes)
     for computation in module.computations.values():
         reader.read(computation)
-    work = reader.works[module.entry.name]
+    work = reader.works[module.entry.name].at_most()
     return Program(
         work.collectives,
         work.flops,
@@ -124,13 +140,6 @@ def read_program(text: str, axes: Mapping[str, int]) -> Program:
     )
 
 
-_SENT: Mapping[str, Callable[[int, int], int]] = {
-    "all_reduce": lambda operand, group: 2 * operand * (group - 1) // group,
-    "all_gather": lambda operand, group: operand * (group - 1),
-    "reduce_scatter": lambda operand, group: operand * (group - 1) // group,
-    "all_to_all": lambda operand, group: operand * (group - 1) // group,
-    "permute": lambda operand, group: operand,
-}
 _OPCODES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _KINDS = dict(zip(_OPCODES, KINDS, strict=True))
 _STRANGE = ("collective-broadcast", "ragged-all-to-all", "send", "recv")
@@ -170,7 +179,9 @@ class _Reader:
             return body.looped(trips) + condition.looped(trips + 1)
         if opcode == "conditional":
             branches = self._called(instruction, "branch_computations", "true_computation", "false_computation")
-            return max(branches, key=lambda branch: (branch.sent_bytes, branch.flops))
+            return _conditional(
+                [branch.at_most() for branch in branches], integers(instruction.attributes.get("taken", ""))
+            )
         # What others apply makes one number of two.
         called = self._called(instruction, "to_apply" if opcode == "call" else "calls", "called_computations")
         return sum(called, start=Work(flops=_flops(instruction, where)))
@@ -197,7 +208,19 @@ class _Reader:
         if not axes:
             return Work()
         operand_bytes = sum(bytes_of(operand.shape) for operand in where.operands(instruction))
-        return Work((Collective(kind, axes, 1, False, _SENT[kind](operand_bytes, whole)),))
+        return Work((Collective(kind, axes, 1, False, SENT[kind](operand_bytes, whole)),))
+
+
+def _conditional(branches: Sequence[Work], taken: Sequence[int]) -> Work:
+    """One of its branches at most; or each as often as it is taken, where that is told."""
+    most = max(branches, key=lambda branch: (branch.sent_bytes, branch.flops))
+    if not taken:
+        return most
+    in_all = Work()
+    for branch, times in zip(branches, taken, strict=True):
+        collectives = (replace(each, times=times * each.times) for each in branch.collectives)
+        in_all += Work(tuple(each for each in collectives if each.times), times * branch.flops)
+    return Work(told=((sum(taken), in_all, most),))
 
 
 def _spanned(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[str, ...]:

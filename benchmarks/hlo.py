@@ -77,7 +77,8 @@ class Module:
     """A program.
 
     Attributes:
-        text: what is computed, without names, sources, and how loops are cut up among the cores of a CPU.
+        text: what is computed, without names, sources, and how loops are cut up among the cores of a CPU. A conditional
+            in a scope `taken_7_2` has the attribute `taken={7,2}`: how often its branches are, while its loop runs.
         computations: by name, those called before those that call them.
         entry: the computation that the program is.
     """
@@ -94,6 +95,7 @@ _NOISE = re.compile(  # what is said of a program that is no part of it
     r'|,"outer_dimension_partitions":\[[^\]]*\]'
     r'|fingerprint_before_lhs="[0-9a-f]*"'
 )
+_TAKEN = re.compile(r'/taken_([0-9_]+)/cond"')
 _COMPUTATION = re.compile(r"(ENTRY )?%([^\s(]+) \(.*\{")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = (.*)")
 _CALL = re.compile(r" ([a-z][a-z0-9-]*)\(")
@@ -107,7 +109,7 @@ def parse(text: str) -> Module:
     Raises:
         HLOError: a line that is no instruction, a computation that does not end, or no entry.
     """
-    header, *lines = _NOISE.sub("", text).split("\n")
+    header, *lines = _NOISE.sub(_told, text).split("\n")
     kept, computations, entry = [header.partition(",")[2]], {}, ""
     rest = iter(lines)
     for line in rest:
@@ -120,6 +122,12 @@ def parse(text: str) -> Module:
     if not entry:
         raise HLOError("no ENTRY computation")
     return Module(_numbered("\n".join(kept)), computations, computations[entry])
+
+
+def _told(noise: re.Match[str]) -> str:
+    """What is left of noise: of a conditional, how often its branches are taken, if its name says so."""
+    taken = _TAKEN.search(noise[0])
+    return f", taken={{{taken[1].replace('_', ',')}}}" if taken else ""
 
 
 def _numbered(text: str) -> str:

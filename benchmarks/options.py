@@ -4,13 +4,13 @@ import argparse
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import jax
 import pytest
 
-from benchmarks.cases import Selection
-from strategies import PRESETS, STRATEGIES, MeshSpec
+from benchmarks.cases import COMMON, Selection
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
 
 DEVICES = (1, 2, 4, 8)
@@ -18,6 +18,9 @@ BATCH_SIZES = (8, 16)
 CASE_SECONDS = 1.0
 CASE_TIMEOUT = 600.0
 SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
+
+OPTIONS = tuple(dict.fromkeys([*COMMON, *(name for each in STRATEGIES.values() for name in each.options)]))
+"""Fields of `TrainConfig` that can be varied, of strategies that have them."""
 
 T = TypeVar("T")
 
@@ -52,6 +55,7 @@ def declare(add: Callable[..., Any]) -> None:
     add("--untied", action="store_true", help="a head of its own instead of the embedding")
     add("--dtype", choices=get_args(Dtype), default="float32", help="of the computation; default: %(default)s")
     add("--remat", choices=get_args(Remat), default="dots", help="what backward recomputes; default: %(default)s")
+    add("--option", type=option, metavar="NAME=VALUE,...", **several, help=f"of {', '.join(OPTIONS)}; repeatable")
     add("--corpus", type=Path, metavar="FILE", help="the text to train on; default: the prose of pydoc_data.topics")
 
 
@@ -69,6 +73,9 @@ def selected(option: argparse.Namespace) -> Selection:
         model = dataclasses.replace(PRESETS[option.preset], **sizes)
     except Infeasible as error:
         raise ValueError(f"--preset {option.preset} with {sizes}: {error}") from error
+    varied: dict[str, list[Any]] = {}
+    for name, values in option.option:
+        varied.setdefault(name, []).extend(values)
     chosen = Selection(
         strategies=unique(option.strategy),
         meshes=unique(option.mesh),
@@ -79,7 +86,13 @@ def selected(option: argparse.Namespace) -> Selection:
         config=model,
         dtype=option.dtype,
         remat=option.remat,
+        options=tuple((name, unique(values)) for name, values in varied.items()),
     )
+    if strange := [
+        name for name, _ in chosen.options if not any(name in dict(case.options) for case in chosen.cases())
+    ]:
+        having = [each.name for each in STRATEGIES.values() if strange[0] in each.options]
+        raise ValueError(f"--option {strange[0]} is none of the selected strategies'; it is one of {', '.join(having)}")
     if not chosen.cases():
         raise ValueError(_nothing_selected(chosen))
     return chosen
@@ -124,12 +137,42 @@ def strategy(text: str) -> str:
     return text
 
 
+def option(text: str) -> list[tuple[str, list[Any]]]:
+    """An option of strategies and its values, each of the kind that `TrainConfig` takes.
+
+    >>> option("sequence_parallel=true,false")
+    [('sequence_parallel', [True, False])]
+    """
+    name, _, values = text.partition("=")
+    if name not in OPTIONS:
+        raise argparse.ArgumentTypeError(f"{name!r} is no option of a strategy; there are {', '.join(OPTIONS)}")
+    read = READERS.get(get_type_hints(TrainConfig)[name], str)
+    try:
+        found = commas(read)(values)
+        for value in found:
+            TrainConfig(batch_size=1, **{name: value})
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"--option {text}: {error}") from error
+    return [(name, found)]
+
+
+def flag(text: str) -> bool:
+    """True or false."""
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text == "true"
+
+
 def mesh(text: str) -> MeshSpec:
     """A mesh as it is printed."""
     try:
         return MeshSpec.parse(text)
     except Infeasible as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+READERS: dict[Any, Callable[[str], Any]] = {int: count, int | None: count, float: float, bool: flag}
+"""By the type of a field; a text is taken as it is."""
 
 
 def _nothing_selected(chosen: Selection) -> str:

@@ -69,7 +69,7 @@ class Preparation:
     def start(self, entry: Entry) -> Training:
         """A training run on the text, from its beginning."""
         assert entry.step
-        spread = entry.case.strategy, entry.case.mesh
+        spread = entry.case.strategy, entry.case.mesh, entry.case.options
         if spread not in self._inits:  # the same for every batch size
             with self.clock.phase("compile"):
                 self._inits[spread] = entry.step.init.lower(jax.random.key(SEED)).compile()
@@ -81,6 +81,9 @@ class Preparation:
     def _check(self, entry: Entry, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
         """Whether the first steps are those of one device: not until it is shown."""
         case = entry.case
+        if entry.step and entry.step.inexact:
+            yield {"reason": f"not exact by design: {entry.step.inexact}"}
+            return
         if case == case.single:
             self._references[case], self._trajectories[case] = entry, trajectory
         reference = self.reference(case.single)

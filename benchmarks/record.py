@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, fields
 import jax
 
 from benchmarks.attribution import Attribution
-from benchmarks.cases import Case
+from benchmarks.cases import Case, spelled
 from benchmarks.compiled import ROW_KEYS
 from benchmarks.failures import Status
 from benchmarks.memory import Memory
+from benchmarks.predicted import predicted
 from benchmarks.turns import Ratio, Turns
 
 SCHEMA_VERSION = 3
@@ -145,6 +146,7 @@ class Record:
             "microbatches": case.microbatches,
             "dtype": case.dtype,
             "remat": case.remat,
+            "options": ",".join(spelled(case.options)),
             "step_seconds_median": self.step_seconds_median,
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_second_per_device": _over(self.tokens_per_second, case.mesh.size),
@@ -166,6 +168,7 @@ class Record:
             **{f"memory.{item.name}": getattr(self.memory, item.name) for item in fields(Memory)},
             "memory.total_bytes": self.memory.total_bytes,
             **{key: self.compiled.get(key) for key in COMPILED_KEYS},
+            **predicted(case, self.compiled),
             "loss_first": self.loss_first,
             "loss_last": self.loss_last,
             "matches_single": self.matches_single,

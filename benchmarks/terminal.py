@@ -5,8 +5,11 @@ from typing import Any
 
 from benchmarks.record import Row
 
-HEADER = ("strategy", "mesh", "batch", "tokens/s", "time/single", "95% between", "MiB/device", "loss check")
-ALIGN = ("<", "<", ">", ">", ">", ">", ">", "<")
+HEADER = (
+    *("strategy", "mesh", "batch", "tokens/s", "time/single", "95% between"),
+    *("MiB/device", "predicted", "MiB sent", "predicted", "loss check"),
+)
+ALIGN = ("<", "<", *">" * 8, "<")
 PARTS = {
     "compute": "compute",
     "sending": "exposed_communication",
@@ -63,7 +66,7 @@ def shares(row: Row) -> tuple[str, ...]:
     info: dict[str, Any] = row.extra_info
     parts = [info[f"attribution.{part}_seconds"] / info["step_seconds_median"] for part in PARTS.values()]
     percent = [f"{100 * part:.1f}" for part in (*parts, info["attribution.total_over_step"])]
-    return (info["strategy"], info["mesh"], str(info["global_batch_sequences"]), *percent)
+    return (info["strategy"], spread(info), str(info["global_batch_sequences"]), *percent)
 
 
 def aligned(lines: Sequence[tuple[str, ...]], align: Sequence[str]) -> list[str]:
@@ -78,19 +81,26 @@ def aligned(lines: Sequence[tuple[str, ...]], align: Sequence[str]) -> list[str]
 def cells(row: Row) -> tuple[str, ...]:
     """What the summary says of a case; what is not known stays empty."""
     info: dict[str, Any] = row.extra_info
-    low, high, total_bytes = (
-        info[key] for key in ("relative_to_single_low", "relative_to_single_high", "memory.total_bytes")
-    )
+    low, high = (info[key] for key in ("relative_to_single_low", "relative_to_single_high"))
+    held = info["predicted.argument_bytes"], info["predicted.temp_bytes"]
     return (
         info["strategy"],
-        info["mesh"],
+        spread(info),
         str(info["global_batch_sequences"]),
         known(",.0f", info["tokens_per_second"]),
         known(".2f", info["relative_to_single"]),
         "" if low is None else f"{low:.2f} {high:.2f}",
-        known(",.1f", total_bytes and total_bytes / MIB),
+        mib(info["memory.total_bytes"]),
+        mib(None if None in held else sum(held)),
+        mib(info["compiled.sent_bytes"]),
+        mib(info["predicted.sent_bytes"]),
         verdict(info),
     )
+
+
+def spread(info: dict[str, Any]) -> str:
+    """The mesh, and the options that were asked for."""
+    return " ".join(filter(None, (info["mesh"], info["options"])))
 
 
 def known(spec: str, number: float | None) -> str:
@@ -100,6 +110,15 @@ def known(spec: str, number: float | None) -> str:
     ('11,000', '')
     """
     return "" if number is None else format(number, spec)
+
+
+def mib(count: int | None) -> str:
+    """Bytes, or nothing.
+
+    >>> mib(3 * 2**19), mib(None)
+    ('1.5', '')
+    """
+    return known(",.1f", None if count is None else count / MIB)
 
 
 def verdict(info: dict[str, Any]) -> str:

@@ -73,7 +73,9 @@ class Silence:
             return [lax.optimization_barrier(jnp.int32(0))]  # not known to the compiler, or it would do less
         if name != "axis_index" and mesh_axes(params):
             raise ValueError(f"nothing is known to stand in for the collective {name}")
-        outputs = equation.primitive.bind(*inputs, **{key: self._silent(param) for key, param in params.items()})
+        # A conditional is told how often its branches are taken by the scope that it stands in (see compiled.py).
+        with jax.named_scope(str(equation.source_info.name_stack) or name):
+            outputs = equation.primitive.bind(*inputs, **{key: self._silent(param) for key, param in params.items()})
         return outputs if equation.primitive.multiple_results else [outputs]
 
     def _stand_in(self, name: str, x: Array, params: dict[str, Any]) -> Array:
@@ -134,7 +136,7 @@ def _as_it_is(x: Array, params: dict[str, Any]) -> Array:
 
 
 STAND_INS: dict[str, Callable[[Array, dict[str, Any]], Array]] = {
-    "all_gather": _gathered,
+    **dict.fromkeys(("all_gather", "all_gather_invariant"), _gathered),
     "reduce_scatter": _scattered,
     "all_to_all": _exchanged,
     **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin", "ppermute", "pvary"), _as_it_is),

@@ -10,7 +10,8 @@ from results.decision import MIN_LAUNCHES
 
 # With `--untied`, the options of `pytest benchmarks` that select cases. What they mean is up to the workers.
 SELECTING = (
-    "strategy devices mesh batch-size microbatches preset layers embed heads mlp vocab sequence dtype remat corpus"
+    "strategy devices mesh batch-size microbatches option "
+    "preset layers embed heads mlp vocab sequence dtype remat corpus"
 )
 
 

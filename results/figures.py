@@ -112,7 +112,7 @@ def where_time_goes(rows: pd.DataFrame, look: Look) -> Figure:
     points = attributed(rows)
     figure, (axes,) = canvas(rows, points, "Where the time of a step goes", needs="its time attributed")
     figure.set_figheight(max(4.5, 2 + 0.3 * len(points)))
-    names = points["strategy"] + " " + points["mesh"]
+    names = points["strategy"] + " " + points["name"].str.extract(r"-(.*)\]", expand=False)
     milliseconds = 1e3 * points[list(TIMES.values())].set_axis(list(TIMES), axis="columns").set_axis(names)
     milliseconds.plot.barh(stacked=True, ax=axes, color=list(TIME_COLOURS.values()), legend=False, width=0.7, lw=0)
     whole = {"color": "black", "marker": "|", "markersize": 14, "linestyle": "", "label": "the step, measured"}

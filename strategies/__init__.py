@@ -14,12 +14,14 @@ from strategies.config import PRESETS, GPTConfig, Infeasible, TrainConfig
 from strategies.context import CONTEXT
 from strategies.data import DATA
 from strategies.fsdp import FSDP
+from strategies.hsdp import HSDP
 from strategies.mesh import MeshSpec
 from strategies.pipeline import PIPELINE
 from strategies.single import SINGLE
 from strategies.step import Spread, State, Step, Strategy
 from strategies.tensor import TENSOR
 from strategies.three_d import THREE_D
+from strategies.zero import ZERO1, ZERO2
 
 __all__ = [
     "PRESETS",
@@ -40,7 +42,10 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
         for strategy in (
             SINGLE,
             DATA,
+            ZERO1,
+            ZERO2,
             FSDP,
+            HSDP,
             TENSOR,
             CONTEXT,
             PIPELINE,

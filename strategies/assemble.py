@@ -6,7 +6,7 @@ communication of its own but that of the global norm: the rest comes with the `S
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,9 +19,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.gpt import GPT, Weights
+from strategies.gpt import GPT, Weights, weight_dims
 from strategies.loss import tokens_at_once
-from strategies.step import Metrics, Spread, State, Step, Tokens
+from strategies.step import Metrics, Optimizer, Spread, State, Step, Tokens
 
 LossAndGrads = Callable[[Weights, Tokens], tuple[Array, Weights]]
 
@@ -42,26 +42,18 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         Infeasible: the batch cannot be cut into the mesh's batch axes and the microbatches, or `logits_bytes` are too
             few for one token.
     """
-    _require_batch(mesh, train, spread)
     rows = vocab_rows(config.vocab, spread.vocab_shards)
-    if train.logits_bytes is not None:
-        tokens_at_once(1, rows // spread.vocab_shards, train.logits_bytes)
+    _require_fit(mesh, train, spread, rows)
 
     def create(key: PRNGKeyArray | int) -> GPT:
         attention = _attention(mesh, train)
-        return GPT(config, train, nnx.Rngs(key), rows=rows, hooks=spread.hooks, attention=attention)
+        how = {"rows": rows, "places": spread.places, "hooks": spread.hooks, "attention": attention}
+        return GPT(config, train, nnx.Rngs(key), **how)
 
-    graph, variables = nnx.split(nnx.eval_shape(lambda: create(0)), nnx.Param)
-    specs = nnx.to_pure_dict(
-        jax.tree.map_with_path(
-            lambda path, weight: spread.spec(_dims(path, weight)),
-            variables,
-            is_leaf=lambda leaf: isinstance(leaf, nnx.Param),
-        )
-    )
-    optimizer = optax.adamw(
-        train.learning_rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay
-    )
+    graph, _ = nnx.split(nnx.eval_shape(lambda: create(0)), nnx.Param)
+    specs = _specs(spread.spec, config)
+    update_specs = _specs(spread.update_spec, config) if spread.update_spec else specs
+    optimizer = spread.optimizer(adamw(train, update_specs))
 
     def init(key: PRNGKeyArray) -> State:
         params = nnx.to_pure_dict(nnx.state(create(key), nnx.Param))
@@ -80,11 +72,10 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
             return spread.reduce(*differentiate(spread.enter(params), tokens_BS))
 
     def apply(state: State, grads: Weights) -> tuple[State, Metrics]:
-        norm = global_norm(grads, specs)
-        clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
-        updates, moments = optimizer.update(jax.tree.map(lambda g: g * clip, grads), state.optimizer, state.params)
-        params: Any = optax.apply_updates(state.params, updates)
-        return State(params, moments), {"grad_norm": norm}
+        own = spread.own(state.params)
+        updates, kept, norm = optimizer.update(grads, state.optimizer, own)
+        updated: Any = optax.apply_updates(own, updates)
+        return State(spread.collect(updated), kept), {"grad_norm": norm}
 
     def update(state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
         value, grads = gradients(state.params, tokens_BS)
@@ -92,12 +83,13 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         return state, {"loss": value, **metrics}
 
     shapes = jax.eval_shape(init, jax.random.key(0))
-    moments = optax.tree_map_params(
-        optimizer, lambda _, spec: spec, shapes.optimizer, specs, transform_non_params=lambda _: P()
-    )
-    state_specs, batch_spec = State(specs, moments), P(spread.batch_axes or None)
+    grads, grad_specs = optimizer.takes(shapes.params)
+    state_specs, batch_spec = State(specs, optimizer.specs(shapes.optimizer)), P(spread.batch_axes or None)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), state_specs)
     batch_shape = (train.batch_size, config.sequence + 1)
+
+    def placed(array: Any, spec: P) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(mesh, spec))
 
     def spread_out(function: Callable, inputs: Any, outputs: Any) -> Callable:
         return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs)
@@ -113,11 +105,33 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
             out_shardings=(shardings, NamedSharding(mesh, P())),
             donate_argnums=0,
         ),
-        gradients=jax.jit(spread_out(gradients, (specs, batch_spec), (P(), specs))),
-        apply=jax.jit(spread_out(apply, (state_specs, specs), (state_specs, P()))),
-        state=jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings),
+        gradients=jax.jit(spread_out(gradients, (specs, batch_spec), (P(), grad_specs))),
+        apply=jax.jit(spread_out(apply, (state_specs, grad_specs), (state_specs, P()))),
+        state=jax.tree.map(placed, shapes, state_specs),
+        grads=jax.tree.map(placed, grads, grad_specs),
         batch=jax.ShapeDtypeStruct(batch_shape, jnp.int32, sharding=NamedSharding(mesh, batch_spec)),
+        places=spread.places,
+        inexact=spread.inexact,
     )
+
+
+def adamw(train: TrainConfig, specs: Weights) -> Optimizer:
+    """AdamW behind clipping, of gradients and moments that are split so."""
+    adamw = optax.adamw(
+        train.learning_rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay
+    )
+
+    def state_specs(state: Any) -> Any:
+        return optax.tree_map_params(adamw, lambda _, spec: spec, state, specs, transform_non_params=lambda _: P())
+
+    def update(grads: Weights, state: Any, weights: Weights) -> tuple[Weights, Any, Array]:
+        norm = global_norm(grads, specs)
+        clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
+        updates: Any
+        updates, state = adamw.update(jax.tree.map(lambda g: g * clip, grads), state, weights)
+        return updates, state, norm
+
+    return Optimizer(lambda weights: (weights, specs), adamw.init, state_specs, update)
 
 
 def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads:
@@ -130,8 +144,8 @@ def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads
             return jax.tree.map(jnp.add, total, loss_and_grads(params, tokens_bS)), None
 
         tokens_MbS = tokens_BS.reshape(microbatches, -1, tokens_BS.shape[-1])
-        # Zeros made from what they stand for: a loop's carry must enter varying over the axes that it leaves varying.
-        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(loss_and_grads, params, tokens_MbS[0]))
+        shapes = jax.eval_shape(loss_and_grads, params, tokens_MbS[0])  # and over which axes they vary
+        zeros = jax.tree.map(lambda like: jnp.zeros_like(like, jnp.float32), shapes)
         return lax.scan(add, zeros, tokens_MbS)[0]
 
     return accumulate
@@ -146,9 +160,9 @@ def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
     return jnp.sqrt(sum(lax.psum(sum(parts), axes) if axes else sum(parts) for axes, parts in squares.items()))
 
 
-def _dims(path: Any, weight: nnx.Param) -> tuple[str, ...]:
-    """A weight's dims; those of the blocks are stacked over layers."""
-    return ("layers", *weight.dims) if path[0].key == "blocks" else weight.dims
+def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:
+    """The layout of each weight in its place."""
+    return jax.tree.map(spec, weight_dims(config), is_leaf=lambda leaf: isinstance(leaf, tuple))
 
 
 def _attention(mesh: Mesh, train: TrainConfig) -> str:
@@ -159,7 +173,9 @@ def _attention(mesh: Mesh, train: TrainConfig) -> str:
     return ("cudnn" if fused else "xla") if train.attention == "auto" else train.attention
 
 
-def _require_batch(mesh: Mesh, train: TrainConfig, spread: Spread) -> None:
+def _require_fit(mesh: Mesh, train: TrainConfig, spread: Spread, rows: int) -> None:
+    if train.logits_bytes is not None:
+        tokens_at_once(1, rows // spread.vocab_shards, train.logits_bytes)
     shards = math.prod(mesh.shape[axis] for axis in spread.batch_axes)
     parts = max(spread.microbatches, train.microbatches)
     if train.batch_size % (shards * parts):

@@ -9,7 +9,19 @@ from typing import Literal, get_args
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 Attention = Literal["auto", "xla", "cudnn"]
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1"]
+Gather = Literal["layer", "step"]
+Compression = Literal["none", "int8", "onebit"]
 ContextAttention = Literal["ring", "ulysses"]
+_KNOWN = {
+    "dtype": Dtype,
+    "remat": Remat,
+    "attention": Attention,
+    "schedule": PipelineSchedule,
+    "context_attention": ContextAttention,
+    "gather": Gather,
+    "compression": Compression,
+}
 
 
 class Infeasible(ValueError):
@@ -95,7 +107,14 @@ class TrainConfig:
         remat: what the backward pass recomputes: nothing, all but the outputs of matmuls, or whole blocks.
         attention: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which takes the first where it can.
         unroll: layers in one iteration of the loop over them.
+        schedule: the order in which stages work on microbatches.
+        chunks: parts of the layers that a stage holds where the schedule is "interleaved"; it is one in the others.
         sequence_parallel: the tensor axis splits the residual stream, too, over its tokens.
+        gather: fsdp makes weights whole layer by layer, whenever a layer runs, or all of them once a step.
+        regather: layer by layer, fsdp gathers weights again for the backward pass, and does not keep them for it.
+        bucket_bytes: data sums gradients in buckets of so many bytes, or each weight's by itself.
+        compression: data sums gradients in bytes, or after the first steps momentum in bits, with error feedback.
+        compression_warmup: the steps before it sums momentum in bits.
         context_attention: how devices that each hold a part of every sequence attend to the rest of it.
         logits_bytes: that float32 logits may cost a device at once: it computes them for so many tokens at a time,
             again in the backward pass. None is enough for all tokens.
@@ -112,7 +131,14 @@ class TrainConfig:
     remat: Remat = "dots"
     attention: Attention = "auto"
     unroll: int = 1
+    schedule: PipelineSchedule = "1f1b"
+    chunks: int = 2
     sequence_parallel: bool = True
+    gather: Gather = "layer"
+    regather: bool = True
+    bucket_bytes: int | None = None
+    compression: Compression = "none"
+    compression_warmup: int = 20
     context_attention: ContextAttention = "ring"
     logits_bytes: int | None = None
     z_loss: float = 0.0
@@ -125,9 +151,14 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be cut or is not known."""
-        for name in ("batch_size", "microbatches", "unroll"):
+        for name in ("batch_size", "microbatches", "unroll", "chunks", "compression_warmup"):
             if getattr(self, name) < 1:
                 raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
+        if self.bucket_bytes is not None and self.bucket_bytes < 4:
+            raise Infeasible(f"bucket_bytes={self.bucket_bytes}; it must be at least 4, for one gradient in float32")
+        if self.bucket_bytes is not None and self.compression != "none":
+            problem = f"bucket_bytes={self.bucket_bytes} does not go with compression={self.compression}"
+            raise Infeasible(f"{problem}, which has no buckets; leave one of them out")
         if not self.clip_norm > 0:
             raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and inf clips nothing")
         if not self.z_loss >= 0:
@@ -135,8 +166,7 @@ class TrainConfig:
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
-        options = {"dtype": Dtype, "remat": Remat, "attention": Attention, "context_attention": ContextAttention}
-        for name, known in options.items():
+        for name, known in _KNOWN.items():
             if getattr(self, name) not in get_args(known):
                 raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
 

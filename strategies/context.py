@@ -99,4 +99,5 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     return assemble(config, device_mesh, train, spread)
 
 
-CONTEXT = Strategy("context", AXES, build)
+OPTIONS = ("context_attention",)
+CONTEXT = Strategy("context", AXES, build, OPTIONS)

@@ -1,7 +1,7 @@
 """Fully sharded data parallel: ZeRO stage 3 (Rajbhandari et al. 2020, section 5.3).
 
-Weights, gradients and optimizer state are split over the devices, each weight along its first dim that divides; a
-layer's weights are whole only while the layer runs. So is the batch split.
+Weights, gradients and optimizer state are split over the devices, cut as shards.py says; so is the batch. With
+`gather="layer"` the weights of a layer are whole only while it runs:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
     dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], the transpose that autodiff makes of the gather
@@ -9,48 +9,71 @@ layer's weights are whole only while the layer runs. So is the batch split.
 For P parameters on n devices, of which E in the embedding, a device sends (3 P - E) (n-1)/n elements for each
 microbatch, all in the compute dtype: the embedding is gathered once, for its backward pass needs no weights. A tied
 head uses the table of tokens a second time: it is gathered two times more and its gradient scattered once more.
-Vectors that the backward pass does not need are not gathered again.
+Vectors that the backward pass does not need are not gathered again. With `regather=False` nothing is: what was
+gathered is kept for the backward pass, and a device sends 2 P (n-1)/n elements for each microbatch.
+
+With `gather="step"` all weights are gathered before the first microbatch, and kept to the last:
+
+    W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], each weight, in the compute dtype, once a step
+    dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], each weight, in the compute dtype, once a step
+
+A device sends 2 P (n-1)/n elements a step, however many microbatches; while they last it holds all weights in the
+compute dtype, and all gradients, added up in float32.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
+import jax
 from jax import lax
-from jax.sharding import PartitionSpec as P
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
-from strategies.gpt import Hooks, Weights
+from strategies.gpt import GATHERED, ONE_DEVICE, Hooks, Weights
 from strategies.mesh import Devices, MeshSpec
-from strategies.step import Spread, Step, Strategy, require_divides
+from strategies.shards import Shards
+from strategies.step import Spread, Step, Strategy
 
 AXES = ("fsdp",)
 
 
-def split_dim(dims: Sequence[str], sizes: Mapping[str, int], shards: int) -> int:
-    """Which dim of a weight is split: the first that divides, layers apart. Every weight has one where embed has."""
-    return next(i for i, name in enumerate(dims) if name != "layers" and sizes[name] % shards == 0)
+def spread(config: GPTConfig, size: int, train: TrainConfig) -> Spread:
+    """What fsdp decides for a group of `size` devices."""
+    shards = Shards("fsdp", size, config)
+
+    def gather(part: Array, dims: Sequence[str]) -> Array:
+        weight = shards.gather(part, dims)
+        return weight if train.regather else checkpoint_name(weight, GATHERED)
+
+    def gather_all(parts: Weights) -> Weights:
+        return shards.each(shards.gather, _cast(parts, train.dtype))
+
+    def scatter_all(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+        parts = shards.each(shards.scatter, _cast(grads, train.dtype))
+        return lax.psum(loss, "fsdp"), _cast(parts, "float32")
+
+    by_layer = Spread(
+        spec=shards.spec,
+        batch_axes=AXES,
+        hooks=Hooks(gather=gather),
+        microbatches=train.microbatches,
+        reduce=lambda loss, grads: (lax.psum(loss, "fsdp"), grads),
+    )
+    by_step = replace(by_layer, hooks=ONE_DEVICE, enter=gather_all, reduce=scatter_all)
+    return by_step if train.gather == "step" else by_layer
+
+
+def _cast(arrays: Weights, dtype: str) -> Weights:
+    return jax.tree.map(lambda x: x.astype(dtype), arrays)
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
-    shards, sizes = mesh.size, config.dim_sizes
-    require_divides("fsdp", shards, embed=config.embed, mlp=config.mlp_dim)
-
-    def spec(dims: Sequence[str]) -> P:
-        return P(*[None] * split_dim(dims, sizes, shards), "fsdp")
-
-    def gather(weight: Array, dims: Sequence[str]) -> Array:
-        return lax.all_gather(weight, "fsdp", axis=split_dim(dims, sizes, shards), tiled=True)
-
-    def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        return lax.psum(loss, "fsdp"), grads
-
-    spread = Spread(
-        spec=spec, batch_axes=AXES, hooks=Hooks(gather=gather), microbatches=train.microbatches, reduce=reduce
-    )
-    return assemble(config, device_mesh, train, spread)
+    return assemble(config, device_mesh, train, spread(config, mesh.size, train))
 
 
-FSDP = Strategy("fsdp", AXES, build)
+OPTIONS = "gather", "regather"
+FSDP = Strategy("fsdp", AXES, build, OPTIONS)

@@ -5,6 +5,8 @@ L layers. A suffix is the order in which an array is stored. Where a strategy mu
 layer's weights, sum partial products) the model calls `Hooks`, which do nothing on one device.
 """
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from strategies.attention import KEPT
 from strategies.config import GPTConfig, TrainConfig
@@ -21,6 +23,8 @@ from strategies.loss import losses
 
 Weights = dict[str, Any]
 """A nested dict of arrays, as NNX spells it: {"embedding": {...}, "blocks": {...}, "head": {...}}."""
+GATHERED = "gathered"
+"""The name of gathered weights that are to be kept for the backward pass."""
 Split = tuple[Any, Any]
 """A module as `nnx.split` takes it apart: its graph and its weights."""
 
@@ -161,16 +165,26 @@ class GPT(nnx.Module):
         rngs: nnx.Rngs,
         *,
         rows: int | None = None,
+        places: Sequence[int] | None = None,
         hooks: Hooks = ONE_DEVICE,
         attention: Any = "xla",
     ):
-        """`rows` is the vocabulary with its padding; how it is trained (dtype, remat) is fixed at birth."""
+        """`rows` is the vocabulary with its padding; how it is trained (dtype, remat) is fixed at birth.
+
+        `places` says which layer is in each place of the stacked blocks; -1 is a place of zeros.
+        """
         self.how, self.hooks, self.attention = train, hooks, attention
         rows = rows or config.vocab
         self.embedding = Embedding(config, rows, rngs)
         layer_keys = jax.random.split(rngs.params(), config.layers)
         blocks, _ = nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(0))))
-        stacked = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(Block(config, nnx.Rngs(key)), nnx.Param)))(layer_keys)
+        place_L = jnp.arange(config.layers) if places is None else jnp.asarray(places)
+
+        def block(place: Array) -> Weights:
+            weights = nnx.to_pure_dict(nnx.state(Block(config, nnx.Rngs(layer_keys[place])), nnx.Param))
+            return weights if places is None else jax.tree.map(lambda w: jnp.where(place < 0, 0, w), weights)
+
+        stacked = jax.vmap(block)(place_L)
         self.blocks = nnx.merge(blocks, stacked)
         self.head = Head(config, train, rows, rngs)
 
@@ -178,17 +192,25 @@ class GPT(nnx.Module):
         """Tokens to the residual stream, in the compute dtype."""
         return self._ready(nnx.split(self.embedding))(tokens_BT, self.hooks)
 
-    def run(self, x_BTD: Float[Array, "B T D"], blocks: Any = None) -> Float[Array, "B T D"]:
-        """All blocks held here, one after another; what the backward pass recomputes is `train.remat`."""
-        graph, stacked = nnx.split(blocks or self.blocks)
+    def run(self, x_BTD: Float[Array, "B T D"], used_L: Bool[Array, " L"] | None = None) -> Float[Array, "B T D"]:
+        """All blocks held here, one after another; what the backward pass recomputes is `train.remat`.
 
-        def layer(x_BTD: Array, weights: nnx.State) -> tuple[Array, None]:
-            return self._ready((graph, weights))(x_BTD, self.hooks, self.attention), None
+        Places that are not `used_L` are passed by.
+        """
+        graph, stacked = nnx.split(self.blocks)
+
+        def layer(x_BTD: Array, place: tuple[nnx.State, Array | None]) -> tuple[Array, None]:
+            weights, used = place
+
+            def run(x_BTD: Array) -> Array:
+                return self._ready((graph, weights))(x_BTD, self.hooks, self.attention)
+
+            return run(x_BTD) if used is None else lax.cond(used, run, lambda x_BTD: x_BTD, x_BTD), None
 
         # Iterations of a loop do not share subexpressions: no barrier is needed against that. A loop of one is none.
         loops = jax.tree.leaves(stacked)[0].shape[0] > self.how.unroll
         layer = jax.checkpoint(layer, policy=_REMAT[self.how.remat], prevent_cse=not loops)
-        return lax.scan(layer, x_BTD, stacked, unroll=self.how.unroll)[0]
+        return lax.scan(layer, x_BTD, (stacked, used_L), unroll=self.how.unroll)[0]
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
         """Residual stream to the loss of each token. Of the logits at most one copy, in the compute dtype, is kept."""
@@ -212,6 +234,18 @@ class GPT(nnx.Module):
         return nnx.merge(graph, jax.tree.map(ready, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
 
 
+@cache
+def weight_dims(config: GPTConfig) -> Weights:
+    """The dims of each weight in its place; those of the blocks are stacked over layers."""
+    model = nnx.eval_shape(lambda: GPT(config, TrainConfig(batch_size=1), nnx.Rngs(0)))
+
+    def dims(path: Any, weight: nnx.Param) -> Any:
+        return ("layers", *weight.dims) if path[0].key == "blocks" else weight.dims
+
+    weights = nnx.state(model, nnx.Param)
+    return nnx.to_pure_dict(jax.tree.map_with_path(dims, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
+
+
 _REARRANGING = {"all_gather", "reshape", "transpose", "convert_element_type"}
 
 
@@ -224,7 +258,7 @@ _POLICIES = jax.checkpoint_policies
 _REMAT = {
     "none": _all_but_gathered,
     "dots": _POLICIES.save_from_both_policies(
-        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(KEPT)
+        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(KEPT, GATHERED)
     ),
-    "full": _POLICIES.nothing_saveable,
+    "full": _POLICIES.save_only_these_names(GATHERED),
 }

@@ -29,11 +29,7 @@ class State(NamedTuple):
 
     params: Weights
     optimizer: Any
-    """AdamW's moments and count, as optax keeps them."""
-
-
-Forward = Callable[[GPT, Tokens], Float[Array, " N"]]
-"""A model and this device's sequences -> the loss of each token."""
+    """AdamW's moments and count, as optax keeps them; and whatever else the optimizer keeps of the steps before."""
 
 
 def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
@@ -46,18 +42,27 @@ Differentiate = Callable[[Callable[[Weights], GPT], Weights, Tokens, int], tuple
 device's share of the mean loss, and its gradients."""
 
 
-def backpropagated(forward: Forward = forward) -> Differentiate:
-    """Loss and gradients by autodiff of a forward pass."""
-
-    def differentiate(
-        build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
-    ) -> tuple[Array, Weights]:
-        return jax.value_and_grad(lambda weights: forward(build(weights), tokens_BS).sum() / token_count)(weights)
-
-    return differentiate
+def autodiff(
+    build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
+) -> tuple[Array, Weights]:
+    """A `Differentiate`: loss and gradients by autodiff of the forward pass."""
+    return jax.value_and_grad(lambda weights: forward(build(weights), tokens_BS).sum() / token_count)(weights)
 
 
-AUTODIFF = backpropagated()
+class Optimizer(NamedTuple):
+    """How gradients change the weights.
+
+    Attributes:
+        takes: shapes of the weights -> shapes of the gradients that `update` takes, and the mesh axes that split them.
+        init: weights -> its state, before the first step.
+        specs: that state -> the mesh axes that split it.
+        update: inside `jax.shard_map`, (gradients, state, weights) -> (what to add to the weights, state, global norm).
+    """
+
+    takes: Callable[[Weights], tuple[Weights, Weights]]
+    init: Callable[[Weights], Any]
+    specs: Callable[[Any], Any]
+    update: Callable[[Weights, Any, Weights], tuple[Weights, Any, Array]]
 
 
 @dataclass(frozen=True)
@@ -68,21 +73,34 @@ class Spread:
         spec: dims of a weight -> the mesh axes that split them.
         batch_axes: mesh axes that split the batch.
         vocab_shards: parts that the vocabulary is split into.
+        places: which layer is in each place of the stacked blocks, -1 for none; None where they are in order.
         hooks: what to do inside the model.
         differentiate: this device's part of the batch, or of a microbatch -> its share of loss and gradients.
         microbatches: parts of the batch whose gradients are accumulated one after another.
         enter: weights as the state holds them -> as gradients are taken of them.
-        reduce: this device's share of the loss and of the gradients -> the whole.
+        reduce: this device's share of the loss and of the gradients -> the whole, the gradients as they are applied.
+        update_spec: dims of a weight -> the mesh axes that split its gradient, its moments and its update; None where
+            they are split as the weight is.
+        own: weights as the state holds them -> the parts that this device updates.
+        collect: such parts -> weights as the state holds them.
+        optimizer: AdamW behind clipping -> what is to take its place.
+        inexact: why the step computes something else than one device by design; nothing where it does not.
     """
 
     spec: Callable[[Sequence[str]], P] = lambda dims: P()
     batch_axes: tuple[str, ...] = ()
     vocab_shards: int = 1
+    places: tuple[int, ...] | None = None
     hooks: Hooks = ONE_DEVICE
-    differentiate: Differentiate = AUTODIFF
+    differentiate: Differentiate = autodiff
     microbatches: int = 1
     enter: Callable[[Weights], Weights] = lambda weights: weights
     reduce: Callable[[Array, Weights], tuple[Array, Weights]] = lambda loss, grads: (loss, grads)
+    update_spec: Callable[[Sequence[str]], P] | None = None
+    own: Callable[[Weights], Weights] = lambda weights: weights
+    collect: Callable[[Weights], Weights] = lambda parts: parts
+    optimizer: Callable[[Optimizer], Optimizer] = lambda optimizer: optimizer
+    inexact: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,7 +112,9 @@ class Step:
         update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state.
         gradients: the first half of it, jitted: (params, batch) -> (loss, gradients before clipping).
         apply: the other half, jitted: (state, gradients) -> (state, {"grad_norm"}). Neither donates anything.
-        state: shapes, dtypes and shardings of the state; `batch` likewise.
+        state: shapes, dtypes and shardings of the state; `grads`, between the halves, and `batch` likewise.
+        places: as in `Spread`.
+        inexact: why it computes something else than one device by design; nothing where it does not.
         train, mesh, config: what the step was built from.
     """
 
@@ -106,7 +126,10 @@ class Step:
     gradients: Any
     apply: Any
     state: State
+    grads: Weights
     batch: jax.ShapeDtypeStruct
+    places: tuple[int, ...] | None = None
+    inexact: str = ""
 
     def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:
         """Train on one batch. The state that is given is donated: use the one that comes back."""
@@ -139,11 +162,15 @@ class Strategy:
 
     `build(config, mesh, train, devices=None)` takes all of `jax.devices()` unless told otherwise, and raises
     `Infeasible`, before anything is compiled, where model, mesh and batch do not fit.
+
+    Attributes:
+        options: fields of `TrainConfig` that make another step of this strategy, besides those that do of every one.
     """
 
     name: str
     axes: tuple[str, ...]
     build: Callable[..., Step]
+    options: tuple[str, ...] = ()
     most_devices: float = math.inf
 
     def meshes(self, devices: int) -> list[MeshSpec]:

@@ -24,21 +24,19 @@ sequence parallelism (4 L + 2) 2 B T D (n-1)/n; with `remat="full"` sums of the 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
-from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.gpt import GPT, Hooks
+from strategies.gpt import GPT, Hooks, Weights, weight_dims
 from strategies.mesh import Devices, MeshSpec
-from strategies.step import Forward, Spread, Step, Strategy, Tokens, backpropagated, forward, require_divides
+from strategies.step import Differentiate, Spread, Step, Strategy, Tokens, autodiff, require_divides
 
 AXES = ("tensor",)
 SPLIT = {"heads": "tensor", "mlp": "tensor", "vocab": "tensor"}
@@ -77,18 +75,19 @@ def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
     )
 
 
-def diverging(forward: Forward) -> Forward:
+def diverging(differentiate: Differentiate, config: GPTConfig) -> Differentiate:
     """The same, each device with its own copy of what is not cut: its gradient is summed once, not once a layer."""
 
-    def copy(weight: Any) -> Any:
-        if SPLIT.keys() & set(weight.dims):
-            return weight
-        return weight.replace(lax.pcast(weight[...], "tensor", to="varying"))
+    def where_whole(change: Callable[[Array], Array], weights: Weights) -> Weights:
+        cut = lambda dims: bool(SPLIT.keys() & set(dims))  # noqa: E731
+        return jax.tree.map(lambda w, dims: w if cut(dims) else change(w), weights, weight_dims(config))
 
-    def diverged(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
-        graph, weights = nnx.split(model)
-        copies = jax.tree.map(copy, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param))
-        return forward(nnx.merge(graph, copies), tokens_BS)
+    def diverged(
+        build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
+    ) -> tuple[Array, Weights]:
+        copies = where_whole(partial(lax.pcast, axis_name="tensor", to="varying"), weights)
+        loss, grads = differentiate(build, copies, tokens_BS, token_count)
+        return loss, where_whole(partial(lax.psum, axis_name="tensor"), grads)
 
     return diverged
 
@@ -109,10 +108,11 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         spec=lambda dims: P(*map(SPLIT.get, dims)),
         vocab_shards=mesh.size,
         hooks=hooks(AXES, train.sequence_parallel),
-        differentiate=backpropagated(diverging(forward) if train.sequence_parallel else forward),
+        differentiate=diverging(autodiff, config) if train.sequence_parallel else autodiff,
         microbatches=train.microbatches,
     )
     return assemble(config, device_mesh, train, spread)
 
 
-TENSOR = Strategy("tensor", AXES, build)
+OPTIONS = ("sequence_parallel",)
+TENSOR = Strategy("tensor", AXES, build, OPTIONS)

@@ -5,15 +5,13 @@ vocabulary, and the data axis repeats it all for its part of the batch. The comm
 pipeline.py and tensor.py, each over its own axis and for the part of the batch and of the weights that is left.
 """
 
-from functools import partial
-
 from jax.sharding import PartitionSpec as P
 
 from strategies import data, pipeline, tensor
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec
-from strategies.step import Spread, Step, Strategy, backpropagated, require_divides
+from strategies.step import Spread, Step, Strategy
 
 AXES = ("data", "pipeline", "tensor")
 VOCAB_AXES = ("pipeline", "tensor")
@@ -25,18 +23,18 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     device_mesh = mesh.over(AXES, devices)
     stages, tensors = mesh.sizes.get("pipeline", 1), mesh.sizes.get("tensor", 1)
     tensor.require_fit(config, train, tensors)
-    require_divides("pipeline", stages, layers=config.layers)
-    piped = partial(pipeline.piped, stages=stages, microbatches=train.microbatches)
+    pipe = pipeline.piped(config, train, stages)
     spread = Spread(
         spec=lambda dims: P(*map(SPLIT.get, dims)),
         batch_axes=data.AXES,
         vocab_shards=stages * tensors,
+        places=pipe.places,
         hooks=tensor.hooks(VOCAB_AXES, train.sequence_parallel),
-        differentiate=backpropagated(tensor.diverging(piped) if train.sequence_parallel else piped),
+        differentiate=tensor.diverging(pipe.differentiate, config) if train.sequence_parallel else pipe.differentiate,
         enter=data.diverge,
         reduce=data.all_reduce,
     )
     return assemble(config, device_mesh, train, spread)
 
 
-THREE_D = Strategy("three_d", AXES, build)
+THREE_D = Strategy("three_d", AXES, build, (*pipeline.OPTIONS, *tensor.OPTIONS))

@@ -56,6 +56,11 @@ def wrong(step: Step) -> Step:
     return changed(step, lambda metrics: metrics | {"grad_norm": metrics["grad_norm"] * 1.01})
 
 
+def inexact(step: Step) -> Step:
+    """So they are, and it says that it does not mean to be exact."""
+    return dataclasses.replace(wrong(step), inexact="gradients of another size")
+
+
 def diverging(step: Step) -> Step:
     """The loss is a number in the first steps, but not for long."""
     return changed(step, lambda m: m | {"loss": jnp.where(m["grad_norm"] < 2, jnp.nan, m["loss"])})
@@ -128,7 +133,7 @@ def killed_later(step: Step) -> Step:
 
 
 FAULTS = (
-    *(nan, wrong, diverging, uncompilable, huge, stopped, stopped_once, full_once, broken, retraced),
+    *(nan, wrong, inexact, diverging, uncompilable, huge, stopped, stopped_once, full_once, broken, retraced),
     *(hanging, aborting, hanging_later, killed_later),
 )
 

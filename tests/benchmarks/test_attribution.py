@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.attribution import Attribution, attribute
+from benchmarks.attribution import Attribution, attribute, variants
 from benchmarks.cases import Case
+from benchmarks.compiled import read_program
 from benchmarks.corpus import read_corpus
 from benchmarks.measure import compile_step
 from benchmarks.prepare import begin_training
@@ -58,6 +59,15 @@ def test_keeping_that_is_slower_leaves_nothing_to_gain() -> None:
     """Where computing again is faster than keeping, all of the time is compute."""
     parts = Attribution.of({"step": 100, "gradients": 90, "kept": 95, "optimizer": 11, "nothing": 1})
     assert (parts.compute_seconds, parts.recomputation_seconds) == (89, 0)
+
+
+def test_halves_of_another_layout_than_the_weights_send_nothing() -> None:
+    """Where gradients are split and weights are not, each half of the step is timed without changing it."""
+    case = replace(SINGLE, strategy="zero1", mesh=MeshSpec.parse("data=4"))
+    step, found = case.build(), variants(case)
+    for name in ("gradients", "optimizer"):
+        text = jax.jit(found[name], donate_argnums=0).lower(step.state, step.batch).compile().as_text() or ""
+        assert read_program(text, step.mesh.shape).sent_bytes == 0
 
 
 def sleeping(function: Callable[..., Any]) -> Any:

@@ -46,6 +46,26 @@ def test_default_cases_are_feasible(case: Case) -> None:
     assert case.build().tokens_per_step == case.batch_size * case.config.sequence
 
 
+def test_options_multiply_the_cases_of_the_strategies_that_have_them() -> None:
+    """Each value is a case, and part of its id; strategies without the option are as they were."""
+    options = ("schedule", ("gpipe", "1f1b")), ("unroll", (2,))
+    asked = ids(strategies=("single", "pipeline"), devices=(1, 2), batch_sizes=(8,), options=options)
+    assert asked == [
+        "single-data=1-b8-unroll=2",
+        "pipeline-pipeline=2-b8-schedule=gpipe-unroll=2",
+        "pipeline-pipeline=2-b8-schedule=1f1b-unroll=2",
+    ]
+
+
+def test_options_reach_the_step_and_the_common_ones_its_reference() -> None:
+    """A step is trained with its options, and compared with one device that has those which it can have."""
+    options = ("schedule", "gpipe"), ("unroll", 2)
+    mesh = MeshSpec.parse("pipeline=2")
+    case = Case("pipeline", mesh, "nano", PRESETS["nano"], 8, 4, "float32", "dots", options)
+    assert (case.build().train.schedule, case.build().train.unroll) == ("gpipe", 2)
+    assert str(case.single) == "single-data=1-b8-unroll=2"
+
+
 def test_mesh_alone_selects_its_strategies() -> None:
     """A mesh without a strategy goes to those that have it as their own."""
     assert ids(meshes=(FSDP,), batch_sizes=(8,)) == ["fsdp-fsdp=8-b8"]
@@ -68,6 +88,15 @@ def test_combination_never_repeats_a_part(devices: int) -> None:
     simpler = {axis for name in ("single", "data", "tensor", "pipeline") for axis in STRATEGIES[name].axes}
     for mesh in own_meshes("three_d", devices):
         assert len(simpler & set(mesh.sizes)) > 1
+
+
+def test_hybrid_is_neither_of_its_parts() -> None:
+    """Groups of one device, or a single group, are cases of data and of fsdp."""
+    assert [str(mesh) for n in (2, 4, 8) for mesh in own_meshes("hsdp", n)] == [
+        "data=2,fsdp=2",
+        "data=2,fsdp=4",
+        "data=4,fsdp=2",
+    ]
 
 
 @pytest.mark.parametrize("batch_size", [8, 16, 64])

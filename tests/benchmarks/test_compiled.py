@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from benchmarks.compiled import KINDS, ROW_KEYS, Collective, Program, read_program
-from benchmarks.hlo import HLOError
+from benchmarks.hlo import HLOError, parse
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.mesh import AXES
 
@@ -117,6 +117,27 @@ def test_conditional_of_two_branches_may_name_them() -> None:
         named = re.sub("branch_computations={(.*?), (.*?)}", names, text)
         assert "true_computation=%" in named
         assert read_program(named, MESH).collectives == read_program(text, MESH).collectives != ()
+
+
+@pytest.mark.parametrize("length", [7, 8])
+def test_conditional_counts_its_branches_as_often_as_it_is_told(length: int) -> None:
+    """For as many trips of the loop around it as they add up to; in any other loop one counts each time."""
+
+    def turn(x: jax.Array, t: jax.Array) -> tuple[jax.Array, None]:
+        branches = [lambda x: x, lambda x: lax.psum(x @ x.T @ x, "data"), lambda x: permute(x @ x.T @ x, "tensor")]
+        with jax.named_scope("taken_1_4_2"):
+            x = lax.switch(t, branches, x)
+        return lax.cond(t > 2, lambda x: lax.psum(x, BOTH), jnp.sin, x), None
+
+    text = compiled(lambda x: lax.scan(turn, x, jnp.arange(length) % 3)[0], (8, 16))
+    program = read_program(text, MESH)
+    assert "taken={1,4,2}" in parse(text).text
+    told = (
+        {("all_reduce", ("data",), 4), ("permute", ("tensor",), 2)} if length == 7 else {("all_reduce", ("data",), 8)}
+    )
+    both = {("all_reduce", BOTH, length)}
+    assert {(each.kind, each.axes, each.times) for each in program.collectives} == told | both
+    assert program.flops == (6 if length == 7 else 8) * 2 * 2 * 8 * 8 * 16
 
 
 def test_loop_of_unknown_length_is_refused() -> None:
@@ -469,7 +490,7 @@ def test_devices_share_the_flops(strategy: str, mesh: str) -> None:
             "pipeline=2",
             {"microbatches": 4},
             {
-                "permute.pipeline": 2 * (4 + 2 - 1) * BTD / 4,
+                "permute.pipeline": 2 * BTD,  # of two stages one sends forward and one back, each microbatch once
                 "all_reduce.pipeline": 2 * (4 * BTD + 5 * TOKENS + 2 * D + 1) / 2,
             },
         ),
@@ -477,11 +498,11 @@ def test_devices_share_the_flops(strategy: str, mesh: str) -> None:
             "three_d",
             "data=2,pipeline=2,tensor=2",
             {"microbatches": 2},
-            # For half of the sequences, and half of the layers at each of three ticks.
+            # For half of the sequences, and half of the layers.
             {
-                "all_gather.tensor": (6 * L / 2 * 3 / 2 + 3) * BTD / 2 / 2,
-                "reduce_scatter.tensor": (4 * L / 2 * 3 / 2 + 2) * BTD / 2 / 2,
-                "permute.pipeline": 2 * 3 * BTD / 2 / 2 / 2,
+                "all_gather.tensor": (6 * L / 2 + 3) * BTD / 2 / 2,
+                "reduce_scatter.tensor": (4 * L / 2 + 2) * BTD / 2 / 2,
+                "permute.pipeline": 2 * BTD / 2 / 2,
                 "all_reduce.pipeline": 2 * (4 * BTD / 2 / 2 + 2 * D + 1) / 2,
                 "all_reduce.several": 2 * (5 * TOKENS / 2 + 1) * 3 / 4,
                 "all_reduce.tensor": 2 * (VECTORS - 6 * L / 2 * D) / 2,

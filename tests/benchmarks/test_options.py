@@ -47,9 +47,19 @@ def test_repeated_values_count_once(select: Select) -> None:
     assert [str(case) for case in chosen.cases()] == ["fsdp-fsdp=4-b8"]
 
 
+def test_options_are_read_as_the_kinds_they_are(select: Select) -> None:
+    """Texts, flags and counts; one that is given twice takes the values of both."""
+    given = [*options.option("sequence_parallel=false"), *options.option("unroll=2,4"), *options.option("unroll=1,2")]
+    assert select(option=given).options == (("sequence_parallel", (False,)), ("unroll", (2, 4, 1)))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (
+            {"strategy": ["data"], "option": [("schedule", ["gpipe"])]},
+            "--option schedule is none of the selected strategies'; it is one of pipeline, three_d",
+        ),
         ({"heads": 3}, r"--preset nano with {'heads': 3}: heads=3 does not divide embed=128; it can be 1, 2, 4"),
         ({"mesh": [MeshSpec.parse("data=2")], "devices": [2]}, r"leave --devices out, or leave --mesh out"),
         (
@@ -79,6 +89,10 @@ def test_impossible_options_are_refused(select: Select, given: dict[str, Any], m
         (options.seconds, "-1", r"'-1' is not a time; give a positive number of seconds"),
         (options.seconds, "soon", r"'soon' is not a time"),
         (options.seconds, "nan", r"'nan' is not a time"),
+        (options.option, "order=1f1b", r"'order' is no option of a strategy; there are attention, unroll, "),
+        (options.option, "schedule=2f2b", r"schedule='2f2b'; it can be gpipe, 1f1b"),
+        (options.option, "unroll=0", r"'0' is not a count"),
+        (options.option, "sequence_parallel=1", r"'1' is neither true nor false"),
     ],
 )
 def test_bad_values_are_refused(read: Callable[[str], Any], text: str, message: str) -> None:

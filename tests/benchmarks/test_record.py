@@ -36,7 +36,7 @@ MEASURED = Record(
 )
 KEYS = """
     schema_version kind status reason strategy mesh devices platform device_kind virtual_devices preset param_count
-    global_batch_sequences sequence_tokens microbatches dtype remat step_seconds_median tokens_per_second
+    global_batch_sequences sequence_tokens microbatches dtype remat options step_seconds_median tokens_per_second
     tokens_per_second_per_device relative_to_single relative_to_single_low relative_to_single_high
     dispatch_seconds_median steps_timed canary_ratio canary_ratio_low canary_ratio_high noisy
     attribution.compute_seconds attribution.exposed_communication_seconds attribution.schedule_bubble_seconds
@@ -45,6 +45,8 @@ KEYS = """
     matmul_flops_per_second compile_seconds memory.argument_bytes memory.parameter_bytes memory.optimizer_bytes
     memory.temp_bytes memory.output_bytes memory.alias_bytes memory.total_bytes memory.device_peak_bytes
     memory.host_peak_rss_bytes loss_first loss_last matches_single
+    predicted.flops predicted.sent_bytes predicted.argument_bytes predicted.temp_bytes predicted.bubble
+    sent_over_predicted sent_as_predicted
 """
 
 

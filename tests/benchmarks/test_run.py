@@ -95,6 +95,20 @@ def test_every_case_leaves_its_row(sweep: tuple[Process, Rows]) -> None:
     }
 
 
+def test_options_make_cases_that_begin_as_their_own(tmp_path: Path) -> None:
+    """Each value of an option has a row, checked against one device, even where it holds the layers in other places."""
+    report = tmp_path / "run.json"
+    selected = "--strategy=pipeline", "--mesh=pipeline=2", "--option=schedule=gpipe,interleaved", "--layers=4"
+    process = run(*selected, f"--benchmark-json={report}", single="")
+    found = {name: row["extra_info"] for name, row in rows(report).items()}
+    ids = [f"pipeline-pipeline=2-b4-schedule={schedule}" for schedule in ("gpipe", "interleaved")]
+    assert {name: (row["status"], row["matches_single"]) for name, row in found.items()} == dict.fromkeys(
+        ids, ("ok", True)
+    )
+    assert [row["options"] for row in found.values()] == ["schedule=gpipe", "schedule=interleaved"]
+    assert "pipeline=2 schedule=interleaved " in process.stdout
+
+
 def test_rows_have_equal_keys(sweep: tuple[Process, Rows]) -> None:
     """A row differs from another in values alone, in its statistics too."""
     _, found = sweep

@@ -173,6 +173,15 @@ def test_failing_case_is_a_row_without_times(
 
 
 @pytest.mark.usefixtures("toys")
+def test_step_that_does_not_mean_to_be_exact_is_timed_and_says_so(begin: Begin) -> None:
+    """It is not held against one device: its row neither passes the check nor fails it, and has the reason."""
+    _, row = measure(begin(), SINGLE, replace(SINGLE, strategy="inexact"))
+    assert (row["status"], row["matches_single"]) == ("ok", None)
+    assert row["reason"] == "not exact by design: gradients of another size"
+    assert row["step_seconds_median"] > 0
+
+
+@pytest.mark.usefixtures("toys")
 def test_infeasible_case_says_why(begin: Begin) -> None:
     """What cannot be is a row with the numbers, and no failure but one that has that name."""
     session, case = begin(), replace(SINGLE, mesh=MeshSpec.parse("data=3"))

@@ -2,11 +2,17 @@
 
 from dataclasses import replace
 
-from benchmarks.terminal import noise, outcome, progress, table, where_time_goes
+from benchmarks.memory import Memory
+from benchmarks.terminal import MIB, noise, outcome, progress, table, where_time_goes
 from benchmarks.turns import Ratio
-from tests.benchmarks.test_record import MEASURED, NOTHING_KNOWN
+from tests.benchmarks.test_record import CASE, MEASURED, NOTHING_KNOWN
 
-INFEASIBLE = replace(NOTHING_KNOWN, status="infeasible", reason="fsdp=8 does not divide embed=12")
+INFEASIBLE = replace(
+    NOTHING_KNOWN,
+    case=replace(CASE, config=replace(CASE.config, embed=12, heads=4)),
+    status="infeasible",
+    reason="fsdp=8 does not divide embed=12",
+)
 
 
 def test_progress_has_place_outcome_and_time_left() -> None:
@@ -18,10 +24,15 @@ def test_progress_has_place_outcome_and_time_left() -> None:
 
 
 def test_table_has_a_line_for_each_case() -> None:
-    """Numbers stand under their heading, and a case without any says why."""
-    header, measured, infeasible = table([MEASURED.as_row(), INFEASIBLE.as_row()])
+    """Numbers stand under their heading, what was predicted behind what is, and a case without any says why."""
+    measured = replace(MEASURED, memory=Memory(9 * MIB, 2 * MIB, 6 * MIB, 3 * MIB, 9 * MIB, 9 * MIB))
+    measured = replace(measured, compiled={"compiled.sent_bytes": 33 * MIB})
+    header, measured, infeasible = table([measured.as_row(), INFEASIBLE.as_row()])
     assert header.split("  ")[:2] == ["strategy", "mesh"]
-    assert measured.split() == ["fsdp", "fsdp=8", "16", "4,096", "2.00", "1.80", "2.10", "0.0", "equal"]
+    assert measured.split() == [
+        *("fsdp", "fsdp=8", "16", "4,096", "2.00", "1.80", "2.10"),
+        *("12.0", "11.6", "33.0", "32.7", "equal"),
+    ]
     assert infeasible.split(maxsplit=3)[3] == "infeasible: fsdp=8 does not divide embed=12"
     assert header.index("loss check") == measured.index("equal") == infeasible.index("infeasible")
 

@@ -19,6 +19,7 @@ from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
 CONFIG = GPTConfig(layers=4, embed=16, heads=4, vocab=256, sequence=16)
 SPREADS = {
     "data": "data=4",
+    "zero1": "data=4",
     "fsdp": "fsdp=4",
     "tensor": "tensor=4",
     "context": "context=4",
@@ -72,7 +73,7 @@ def test_side_by_side_stages_do_the_same_work() -> None:
     (_, waiting), (_, side_by_side) = compiled("pipeline", WAITING), compiled("pipeline", SIDE_BY_SIDE)
     assert side_by_side["compiled.flops"] == waiting["compiled.flops"]
     permutes = "compiled.collectives.permute.in_loops"
-    assert side_by_side[permutes] == waiting[permutes] == 2 * (4 + 4 - 1)
+    assert side_by_side[permutes] == waiting[permutes] == compiled("pipeline")[1][permutes] > 0
 
 
 def test_one_device_computes_what_it_did() -> None:

@@ -1,8 +1,8 @@
 """Each strategy communicates as its docstring says, read from the program that autodiff made of it.
 
-The primitives are counted in the jaxpr of the gradients, those in loops once for each iteration, with the bytes of
-what a device hands to them. What the compiler then makes of them is another matter, and not looked at here. A
-conditional counts as its larger branch: an idle tick of a pipeline as one that works.
+The primitives are counted in the jaxpr of the gradients, those in loops once for each iteration, with the elements of
+what a device hands to them. What the compiler then makes of them is another matter, and not looked at here. Pipelines,
+whose ticks are conditionals, are looked at in tests/benchmarks/test_compiled.py.
 """
 
 import collections
@@ -26,6 +26,8 @@ HELD_ALIKE = (6 * CONFIG.layers + 2 + CONFIG.sequence) * CONFIG.embed
 LOSS = 3 * TRAIN.batch_size * CONFIG.sequence
 """Elements summed for the loss: of each token the sum of exponentials, the target's logit, and the first once again."""
 
+COLLECTIVES = {"psum", "pmax", "all_gather", "reduce_scatter", "psum_scatter", "all_to_all", "ppermute"}
+
 
 def inner(equation):
     """The programs inside an equation, and how often each runs; of a conditional, the one that does the most."""
@@ -37,16 +39,17 @@ def inner(equation):
                 yield program, times
 
 
-def sent(program, times=1):
-    """(primitive, axes) -> elements that a device hands to it."""
+def sent(program, times=1, unit="elements"):
+    """(primitive, axes) -> elements, or bytes, that a device hands to it."""
     total = collections.Counter()
     for equation in program.eqns:
         axes = equation.params.get("axes", equation.params.get("axis_name", ()))
         axes = tuple(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis in AXES)
         name = equation.primitive.name.removesuffix("_invariant")
-        if axes and name in {"psum", "pmax", "all_gather", "reduce_scatter", "psum_scatter", "ppermute", "all_to_all"}:
-            total[name, axes] += times * sum(math.prod(x.aval.shape) for x in equation.invars)
-        parts = [sent(part, times * often) for part, often in inner(equation)]
+        if axes and name in COLLECTIVES:
+            shapes = [(math.prod(x.aval.shape), x.aval.dtype.itemsize) for x in equation.invars]
+            total[name, axes] += times * sum(size * (itemsize if unit == "bytes" else 1) for size, itemsize in shapes)
+        parts = [sent(part, times * often, unit) for part, often in inner(equation)]
         if equation.primitive.name == "cond":
             parts = [max(parts, key=collections.Counter.total)]
         total.update(sum(parts, collections.Counter()))
@@ -54,11 +57,12 @@ def sent(program, times=1):
 
 
 @functools.cache
-def communication(name, mesh, config=CONFIG, **options):
-    """Of the gradients of a strategy."""
+def communication(name, mesh, config=CONFIG, part="gradients", unit="elements", **options):
+    """Of the gradients of a strategy, or of its whole update."""
     mesh, train = MeshSpec.parse(mesh), dataclasses.replace(TRAIN, **options)
     step = STRATEGIES[name].build(config, mesh, train, jax.devices()[: mesh.size])
-    return sent(jax.make_jaxpr(step.gradients)(step.state.params, step.batch).jaxpr)
+    program = jax.make_jaxpr(getattr(step, part))(step.state.params if part == "gradients" else step.state, step.batch)
+    return sent(program.jaxpr, unit=unit)
 
 
 def test_single_communicates_nothing():
@@ -70,6 +74,26 @@ def test_single_communicates_nothing():
 def test_data_sums_each_gradient_once_a_step(microbatches):
     """However many microbatches are accumulated; besides, the loss."""
     assert communication("data", "data=8", microbatches=microbatches) == {("psum", ("data",)): WEIGHTS + 1}
+
+
+def test_data_sums_the_same_in_buckets():
+    """Cutting gradients into buckets sends nothing more."""
+    whole = communication("data", "data=8", part="update")
+    assert communication("data", "data=8", part="update", bucket_bytes=10_000) == whole
+
+
+@pytest.mark.parametrize(("name", "scatters"), [("zero1", 1), ("zero2", 2)])
+def test_zero_scatters_gradients_and_gathers_what_it_updated(name, scatters):
+    """Of two microbatches zero1 scatters the sum and zero2 each; weights are gathered once, in float32.
+
+    Besides there are two sums of one number: the loss, and the norm of gradients that no device has whole.
+    """
+    counted = communication(name, "data=8", part="update", unit="bytes", microbatches=2, dtype="bfloat16")
+    assert counted == {
+        ("reduce_scatter", ("data",)): 4 * scatters * WEIGHTS,
+        ("all_gather", ("data",)): 4 * WEIGHTS / 8,
+        ("psum", ("data",)): 4 * 2,
+    }
 
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
@@ -98,6 +122,47 @@ def test_fsdp_gathers_and_scatters_for_each_microbatch():
     for kind in ("all_gather", "reduce_scatter"):
         assert twice[kind, ("fsdp",)] == 2 * once[kind, ("fsdp",)]
     assert twice["psum", ("fsdp",)] == 1
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_fsdp_keeps_what_it_gathered_if_told_to(remat):
+    """Without regathering each weight is gathered once a microbatch, exactly, whatever else is computed again."""
+    counted = communication("fsdp", "fsdp=8", remat=remat, regather=False, microbatches=2)
+    assert counted == {
+        ("all_gather", ("fsdp",)): 2 * WEIGHTS / 8,
+        ("reduce_scatter", ("fsdp",)): 2 * WEIGHTS,
+        ("psum", ("fsdp",)): 1,
+    }
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_fsdp_gathers_once_a_step_if_told_to(microbatches):
+    """Each weight is gathered once and its gradient scattered once, however many microbatches there are."""
+    counted = communication("fsdp", "fsdp=8", gather="step", microbatches=microbatches)
+    assert counted == {
+        ("all_gather", ("fsdp",)): WEIGHTS / 8,
+        ("reduce_scatter", ("fsdp",)): WEIGHTS,
+        ("psum", ("fsdp",)): 1,
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"regather": False}, {"gather": "step", "microbatches": 2}], ids=str)
+def test_fsdp_communicates_in_the_compute_dtype(options):
+    """In bfloat16 an element is two bytes, of weights as of gradients; the loss alone stays float32."""
+    elements = communication("fsdp", "fsdp=8", **options)
+    counted = communication("fsdp", "fsdp=8", unit="bytes", dtype="bfloat16", **options)
+    for kind in ("all_gather", "reduce_scatter"):
+        assert counted[kind, ("fsdp",)] == 2 * elements[kind, ("fsdp",)]
+    assert counted["psum", ("fsdp",)] == 4
+
+
+@pytest.mark.parametrize("options", [{"microbatches": 2}, {"gather": "step"}], ids=str)
+def test_hsdp_is_fsdp_in_a_group_and_sums_parts_between_groups(options):
+    """Inside a group as fsdp over as many devices; between groups each device's part of the gradients, once a step."""
+    counted = communication("hsdp", "data=2,fsdp=4", **options)
+    between = counted.pop(("psum", ("data",)))
+    assert counted == communication("fsdp", "fsdp=4", **options)
+    assert between == WEIGHTS / 4 + 1
 
 
 @pytest.mark.parametrize(("remat", "again"), [("none", 0), ("dots", 0), ("full", 1)])
@@ -148,27 +213,9 @@ def test_context_exchanges_tokens_for_heads_and_back(remat, times):
     }
 
 
-@pytest.mark.parametrize("microbatches", [1, 8])
-def test_pipeline_permutes_each_tick_and_shares_both_ends(microbatches):
-    """A microbatch to the next stage at each tick, forward and back; the two ends are summed, forward and back."""
-    counted = communication("pipeline", "pipeline=8", microbatches=microbatches)
-    assert counted["ppermute", ("pipeline",)] == 2 * (microbatches + 7) * RESIDUAL / microbatches
-    assert counted["psum", ("pipeline",)] == 4 * RESIDUAL + 2 * CONFIG.embed + LOSS
-
-
 @pytest.mark.parametrize("name", ["fsdp", "tensor"])
 def test_logits_in_chunks_communicate_as_much(name):
     """Sums over a split vocabulary are made for each token; a table that is gathered is so for all chunks at once."""
     mesh, logits_bytes = f"{name}=8", 4 * CONFIG.vocab * 8
     chunked, whole = communication(name, mesh, logits_bytes=logits_bytes), communication(name, mesh)
     assert chunked == whole
-
-
-def test_three_d_communicates_as_the_three_do():
-    """Each axis as in its own strategy, for the part of batch, layers and weights that is left to it."""
-    counted = communication("three_d", "data=2,pipeline=2,tensor=2", microbatches=4)
-    assert counted["ppermute", ("pipeline",)] == 2 * (4 + 1) * RESIDUAL / 2 / 2 / 4
-    assert counted["reduce_scatter", ("tensor",)] == (5 / 4 * 4 * (CONFIG.layers / 2) + 2) * RESIDUAL / 2
-    assert counted["psum", ("pipeline",)] == 4 * RESIDUAL / 2 / 2 + 2 * CONFIG.embed
-    split = WEIGHTS - (CONFIG.sequence + 2) * CONFIG.embed
-    assert split / 4 < counted["psum", ("data",)] < split / 4 * 1.05

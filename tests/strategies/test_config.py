@@ -63,6 +63,13 @@ def test_a_model_that_cannot_be_is_refused(sizes, message):
         ({"batch_size": 6, "microbatches": 4}, "microbatches=4 does not divide batch_size=6; it can be 1, 2, 3 or 6"),
         ({"batch_size": 8, "dtype": "float16"}, "dtype='float16'; it can be float32, bfloat16"),
         ({"batch_size": 8, "remat": "some"}, "remat='some'; it can be none, dots, full"),
+        ({"batch_size": 8, "gather": "never"}, "gather='never'; it can be layer, step"),
+        ({"batch_size": 8, "compression": "zip"}, "compression='zip'; it can be none, int8, onebit"),
+        (
+            {"batch_size": 8, "compression": "int8", "bucket_bytes": 4},
+            "bucket_bytes=4 does not go with compression=int8",
+        ),
+        ({"batch_size": 8, "bucket_bytes": 3}, "bucket_bytes=3; it must be at least 4"),
     ],
 )
 def test_a_step_that_cannot_be_is_refused(options, message):

@@ -18,7 +18,7 @@ from strategies.attention import causal_attention
 from strategies.context import contiguous, ulysses_attention
 from strategies.ring import ring_attention, zigzag
 from strategies.single import SINGLE
-from strategies.step import backpropagated, forward
+from strategies.step import autodiff
 from tests.strategies.quick import compiled, jit
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 2, 16, 8, 4
@@ -129,7 +129,7 @@ def test_other_axes_split_what_this_one_leaves(mode):
         spec=lambda dims: P(*map(tensor.SPLIT.get, dims)),
         vocab_shards=2,
         hooks=context.hooks(train, 2, tensor.hooks(("tensor",), train.sequence_parallel)),
-        differentiate=backpropagated(tensor.diverging(forward)),
+        differentiate=tensor.diverging(autodiff, CONFIG),
         enter=partial(data.diverge, axes=context.AXES),
         reduce=partial(data.all_reduce, axes=context.AXES),
     )

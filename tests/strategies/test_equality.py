@@ -18,8 +18,8 @@ either side, of which the two runs that are compared may stand apart by twice as
 """
 
 import dataclasses
-import functools
 import math
+from functools import cache, partial
 
 import jax
 import numpy as np
@@ -57,19 +57,23 @@ def train(name, mesh, tied=True, **options):
         state, metrics = update(state, step.place(tokens))
         losses.append(float(metrics["loss"]))
         norms.append(float(metrics["grad_norm"]))
-        states.append(jax.tree.map(lambda x: unpadded(np.array(x, np.float64)), state))
+        states.append(jax.tree.map_with_path(partial(ordered, step.places), state))
     return np.array(losses), np.array(norms), states
 
 
-def unpadded(x):
-    """A table of the vocabulary without its padding, which must be zero."""
+def ordered(places, path, x):
+    """On the host, without padding, which must be zero: a table by words, and stacked blocks in the model's order."""
+    x = np.array(x, np.float64)
+    if places and jax.tree_util.DictKey("blocks") in path:
+        assert all((layer == 0).all() for place, layer in zip(places, x, strict=True) if place < 0)
+        return x[[places.index(layer) for layer in range(CONFIG.layers)]]
     if x.ndim == 2 and x.shape[0] > CONFIG.vocab:
         assert (x[CONFIG.vocab :] == 0).all()
         return x[: CONFIG.vocab]
     return x
 
 
-@functools.cache
+@cache
 def single(**options):
     """The reference."""
     return train("single", MeshSpec.parse("data=1"), **options)

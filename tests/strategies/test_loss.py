@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +101,7 @@ LOGITS = 4 * BATCH * CONFIG.sequence * CONFIG.vocab
 
 
 @cache
-def program(logits_bytes):
+def program(logits_bytes) -> Any:
     """The compiled gradients of a step with a vocabulary much larger than all else."""
     train = TrainConfig(BATCH, logits_bytes=logits_bytes)
     step = STRATEGIES["single"].build(CONFIG, MeshSpec.parse("data=1"), train, jax.devices()[:1])

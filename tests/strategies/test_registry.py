@@ -1,6 +1,7 @@
 """The table of strategies, and the errors that each raises before anything is compiled."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import pytest
@@ -8,10 +9,10 @@ import pytest
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 
 
-def build(name, mesh, batch_size=16, microbatches=1, **sizes):
+def build(name, mesh, batch_size=16, microbatches=1, schedule: Any = "1f1b", **sizes):
     """A step of the nano preset with other sizes, on as many devices as the mesh takes."""
     config, mesh = dataclasses.replace(PRESETS["nano"], **sizes), MeshSpec.parse(mesh)
-    train = TrainConfig(batch_size=batch_size, microbatches=microbatches)
+    train = TrainConfig(batch_size=batch_size, microbatches=microbatches, schedule=schedule)
     return STRATEGIES[name].build(config, mesh, train, jax.devices()[: mesh.size])
 
 
@@ -36,6 +37,9 @@ def test_meshes_use_exactly_the_devices(name, devices):
         ("data", "data=8", {"batch_size": 12}, "data=8 x microbatches=1 does not divide batch_size=12"),
         ("data", "data=8", {"microbatches": 4}, "data=8 x microbatches=4 does not divide batch_size=16"),
         ("fsdp", "fsdp=8", {"embed": 12, "heads": 4}, "fsdp=8 does not divide embed=12; fsdp can be 1, 2, 3, 4, 6 or"),
+        ("zero1", "data=8", {"embed": 12, "heads": 4}, "data=8 does not divide embed=12; data can be 1, 2, 3, 4, 6 or"),
+        ("hsdp", "data=2,fsdp=4", {"mlp": 102}, "fsdp=4 does not divide mlp=102; fsdp can be 1, 2, 3, 6, 17, 34"),
+        ("hsdp", "data=2,fsdp=4", {"batch_size": 4}, "data=2 x fsdp=4 x microbatches=1 does not divide batch_size=4"),
         ("fsdp", "fsdp=8", {"batch_size": 4}, "fsdp=8 x microbatches=1 does not divide batch_size=4"),
         ("tensor", "tensor=8", {"heads": 4}, "tensor=8 does not divide heads=4; tensor can be 1, 2 or 4"),
         ("tensor", "tensor=8", {"mlp": 100}, "tensor=8 does not divide mlp=100; tensor can be 1, 2, 4, 5, 10"),
@@ -45,8 +49,11 @@ def test_meshes_use_exactly_the_devices(name, devices):
             {"sequence": 20},
             "tensor=8 .* sequence=20; .* or any with sequence_parallel",
         ),
-        ("pipeline", "pipeline=8", {"layers": 6}, "pipeline=8 does not divide layers=6; pipeline can be 1, 2, 3 or 6"),
-        ("three_d", "pipeline=4,tensor=2", {"layers": 2}, "pipeline=4 does not divide layers=2"),
+        ("pipeline", "pipeline=8", {"layers": 6}, "6 layers are too few for 8 parts of a pipeline; take at most 6"),
+        ("pipeline", "pipeline=8", {"schedule": "interleaved", "microbatches": 8}, "8 layers are too few for 16 parts"),
+        ("pipeline", "pipeline=4", {"schedule": "interleaved"}, "pipeline=4 does not divide microbatches=1, as an int"),
+        ("pipeline", "pipeline=4", {"layers": 6, "schedule": "zb-h1"}, "=6, as zb-h1 needs; pipeline can be 1, 2, 3"),
+        ("three_d", "pipeline=4,tensor=2", {"layers": 2}, "2 layers are too few for 4 parts"),
         ("three_d", "pipeline=4,tensor=2", {"heads": 1}, "tensor=2 does not divide heads=1; tensor can be 1"),
         ("three_d", "data=4,tensor=2", {"batch_size": 6}, "data=4 x microbatches=1 does not divide batch_size=6"),
     ],

@@ -67,11 +67,11 @@ def test_lowering_allocates_nothing_and_tells_what_init_makes(name):
     assert step.place(tokens(step)).sharding == step.batch.sharding
 
 
-@pytest.mark.parametrize("name", ["fsdp", "tensor", "pipeline", "three_d"])
+@pytest.mark.parametrize("name", ["fsdp", "hsdp", "tensor", "pipeline", "three_d"])
 def test_no_full_size_array_exists_even_in_init(name):
     """In the program that creates the state, nothing has the shape of a whole weight that is split, in any dtype."""
     # Sizes of which none is another's part, or parts would have the shapes of wholes by chance.
-    step = build(name, dataclasses.replace(CONFIG, layers=16, vocab=384, sequence=24, mlp=448))
+    step = build(name, dataclasses.replace(CONFIG, layers=40, vocab=384, sequence=24, mlp=448))
     program = step.init.lower(jax.random.key(0)).compile()
     weights = jax.tree.leaves(step.state.params)
     split = {w.shape for w in weights if w.sharding.shard_shape(w.shape) != w.shape}
@@ -83,7 +83,7 @@ def test_no_full_size_array_exists_even_in_init(name):
 @pytest.mark.parametrize(
     ("name", "parts", "slack"),
     # tensor and three_d hold whole what they do not split: norms, positions and the biases behind sums.
-    [("fsdp", 8, 0.02), ("pipeline", 8, 0.06), ("tensor", 8, 0.20), ("three_d", 4, 0.10)],
+    [("fsdp", 8, 0.02), ("hsdp", 4, 0.02), ("pipeline", 8, 0.06), ("tensor", 8, 0.20), ("three_d", 4, 0.10)],
 )
 def test_weights_and_moments_are_split(name, parts, slack):
     """A device holds its part of parameters and optimizer state, and what its strategy does not split."""

@@ -1,0 +1,39 @@
+"""What formulas say of a case, before anything is compiled; and whether its program sends what they say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.cases import Case
+from benchmarks.compiled import KINDS, SEVERAL
+from strategies import Infeasible
+from strategies.cost import Cost, predict
+from strategies.mesh import AXES
+
+SENT = tuple(f"sent_bytes.{kind}.{axis}" for kind in KINDS for axis in (*AXES, SEVERAL))
+
+
+def predicted(case: Case, compiled: Mapping[str, Any]) -> dict[str, float | None]:
+    """The columns of a row, of one device and one step; None where the formulas do not say, or `compiled` does not."""
+    cost = cost_of(case)
+    sent = {key: compiled.get(f"compiled.{key}") for key in SENT}
+    by_axis = dict.fromkeys(SENT, 0)
+    for (kind, axes), parts in cost.sent.items() if cost else ():
+        by_axis[f"sent_bytes.{kind}.{axes[0] if len(axes) == 1 else SEVERAL}"] += sum(parts.values())
+    total = compiled.get("compiled.sent_bytes")
+    return {
+        "predicted.flops": cost and sum(cost.flops.values()) // case.mesh.size,
+        "predicted.sent_bytes": cost and cost.sent_bytes,
+        "predicted.argument_bytes": cost and sum(cost.arguments.values()),
+        "predicted.temp_bytes": cost and sum(cost.temporaries.values()),
+        "predicted.bubble": cost and cost.bubble,
+        "sent_over_predicted": total / cost.sent_bytes if total is not None and cost and cost.sent_bytes else None,
+        "sent_as_predicted": sent == by_axis if total is not None and cost else None,
+    }
+
+
+def cost_of(case: Case) -> Cost | None:
+    """What a case costs by formulas: None where none are known of its strategy, or it cannot be spread so."""
+    try:
+        return predict(case.strategy, case.config, case.mesh, case.training())
+    except Infeasible:
+        return None

@@ -1,0 +1,114 @@
+"""What a step costs on a mesh, by closed formulas: FLOPs, bytes sent, bytes held, bubble. It takes no devices.
+
+    train = TrainConfig(batch_size=1536, microbatches=12, dtype="bfloat16")
+    cost = predict("three_d", PRESETS["gpt3-175b"], MeshSpec.parse("data=16,pipeline=8,tensor=8"), train)
+    cost.sent["all_reduce", ("data",)]  # bytes that one device sends in a step, by what they are
+
+The formulas are held against compiled programs in tests/strategies/test_cost.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strategies import held
+from strategies.config import GPTConfig, Infeasible, TrainConfig
+from strategies.mesh import MeshSpec
+from strategies.plan import Axes, Plan
+from strategies.traffic import LAWS, Traffic, norm
+
+
+def predict(strategy: str, config: GPTConfig, mesh: MeshSpec, train: TrainConfig) -> "Cost":
+    """What a step of a strategy costs.
+
+    Raises:
+        Infeasible: nothing is known of the strategy, or model, mesh and batch do not fit together.
+    """
+    if strategy not in LAWS:
+        raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(LAWS)}")
+    law = LAWS[strategy]
+    plan = law.plan(config, mesh, train)
+    return Cost(plan, tuple(each for term in (*law.terms, norm) for each in term(plan)))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step costs. Bytes are those of one device.
+
+    Attributes:
+        plan: the model as the mesh splits it.
+        traffic: all that a device sends, term by term.
+    """
+
+    plan: Plan
+    traffic: tuple[Traffic, ...]
+
+    @property
+    def sent(self) -> Mapping[tuple[str, Axes], Mapping[str, int]]:
+        """Bytes that a device sends in a step, by kind of collective and mesh axes, and by what they are."""
+        total: dict[tuple[str, Axes], dict[str, int]] = {}
+        for each in self.traffic:
+            parts = total.setdefault((each.kind, each.axes), {})
+            parts[each.what] = parts.get(each.what, 0) + each.sent_bytes
+        return total
+
+    @property
+    def sent_bytes(self) -> int:
+        """By all collectives."""
+        return sum(each.sent_bytes for each in self.traffic)
+
+    @property
+    def arguments(self) -> Mapping[str, int]:
+        """Bytes that a device holds between steps, by what they are, and of the batch."""
+        return held.arguments(self.plan)
+
+    @property
+    def temporaries(self) -> Mapping[str, int]:
+        """Bytes that a device holds at the step's peak besides, by what they are."""
+        return held.temporaries(self.plan)
+
+    def model_flops(self, *, causal: bool = False) -> int:
+        """Of all devices, nothing recomputed (Chowdhery et al. 2022, "PaLM", appendix B).
+
+        Where it is causal, attention counts half: no token attends to those behind it (Dao 2023, section 4.1).
+        """
+        config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
+        masked = 6 * config.layers * config.embed * config.sequence if causal else 0
+        return tokens * (config.flops_per_token - masked)
+
+    @property
+    def flops(self) -> Mapping[str, int]:
+        """Of the matmuls that all devices do, by what they are for: what a model needs, and what is done besides.
+
+        `attention again`: the backward pass computes the scores again (Dao et al. 2022, section 3.1). `recomputed`:
+        with `remat="full"` that pass begins with a block's forward pass, but for its last matmul and the scores, which
+        then are there (Korthikanti et al. 2022, section 4), and may compute the logits again. `padding` of the
+        vocabulary. `empty`: what stages with fewer layers than the largest do not do, but a compiled program counts,
+        for it cannot tell. Of a stack of layers that is no loop, with `unroll` as many as there are,
+        the compiler may find all that would be computed again.
+        """
+        plan, config, full = self.plan, self.plan.config, self.plan.train.remat == "full"
+        embed, rows, tokens = config.embed, plan.rows, plan.train.batch_size * config.sequence
+        scores = 2 * config.layers * embed * config.sequence
+        forward = 2 * config.layers * (4 * embed**2 + embed * config.mlp_dim) + scores
+        # Behind the conditional of an empty place the compiler does not find the scores.
+        blocks = (forward + (scores if plan.uneven else 0)) if full else 0
+        logits = 2 * embed * rows if plan.logits_again else 0
+        layers = config.flops_per_token - 6 * embed * config.vocab + scores + blocks
+        return {
+            "model": self.model_flops(),
+            "attention again": tokens * scores,
+            "recomputed": tokens * (blocks + logits),
+            "padding": tokens * 6 * embed * (rows - config.vocab),
+            "empty": tokens * layers // config.layers * (plan.places - config.layers),
+        }
+
+    @property
+    def hardware_flops(self) -> int:
+        """Of all devices, with what is computed again and of padding, and without `empty`."""
+        return sum(self.flops.values()) - self.flops["empty"]
+
+    @property
+    def bubble(self) -> float:
+        """The part of its time for which a stage has nothing to do, by its schedule: (S-1) / (M+S-1) for S stages and M
+        microbatches of most of them (Huang et al. 2019, section 2.3)."""
+        return self.plan.schedule.bubble() if self.plan.size("pipeline") > 1 else 0.0

@@ -1,0 +1,39 @@
+"""Hybrid sharded data parallel: fsdp inside a group of devices, data between the groups (Zhao et al. 2023, "PyTorch
+FSDP", section 3.2.2).
+
+A group of devices along the fsdp axis holds the weights once, and each group has its part of the batch. The
+communication is that of fsdp.py inside a group, for the group's part of the batch, and
+
+    dW[D_fsdp,F] -all_reduce(data)-> dW[D_fsdp,F], each weight in float32, once a step
+
+For P parameters, d groups of f devices: beside what fsdp sends over f devices, a device sends 2 P/f (d-1)/d elements a
+step to the other groups, over the slower links.
+"""
+
+from dataclasses import replace
+
+from jaxtyping import Array
+
+from strategies import data, fsdp
+from strategies.assemble import assemble
+from strategies.config import GPTConfig, TrainConfig
+from strategies.gpt import Weights
+from strategies.mesh import Devices, MeshSpec
+from strategies.step import Step, Strategy
+
+AXES = (*data.AXES, *fsdp.AXES)
+
+
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
+    """See `Strategy`. An axis that the mesh leaves out has size one."""
+    device_mesh = mesh.over(AXES, devices)
+    group = fsdp.spread(config, mesh.sizes.get("fsdp", 1), train)
+
+    def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+        return data.all_reduce(*group.reduce(loss, grads))
+
+    spread = replace(group, batch_axes=AXES, enter=lambda weights: group.enter(data.diverge(weights)), reduce=reduce)
+    return assemble(config, device_mesh, train, spread)
+
+
+HSDP = Strategy("hsdp", AXES, build, fsdp.OPTIONS)

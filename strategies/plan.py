@@ -1,0 +1,194 @@
+"""What each device of a mesh gets of a model and a batch, by arithmetic alone: no devices, no arrays.
+
+The laws in traffic.py, held.py and cost.py are written in these numbers.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from flax import nnx
+
+from strategies.assemble import vocab_rows
+from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
+from strategies.gpt import GPT
+from strategies.mesh import MeshSpec
+from strategies.partition import places
+from strategies.schedules import SCHEDULES, Schedule
+from strategies.step import require_divides
+
+Axes = tuple[str, ...]
+Dims = tuple[str, ...]
+Cut = Mapping[str, str | Axes]
+"""A dim of the model -> the mesh axes that split it, as strategies' own tables `SPLIT` have it."""
+
+BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "int32": 4}
+DIVIDED: Mapping[str, Dims] = {
+    "fsdp": ("embed", "mlp"),
+    "context": ("sequence",),
+    "tensor": ("heads", "mlp"),
+}
+"""What of a model a mesh axis must divide."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An array of weights: its name in the model, its dims, and how many elements one device holds."""
+
+    name: str
+    dims: Dims
+    axes: Axes
+    elements: int
+
+    @property
+    def of_blocks(self) -> bool:
+        """Whether it is stacked over layers."""
+        return self.dims[0] == "layers"
+
+
+@cache
+def weight_dims(tied: bool) -> Mapping[str, Dims]:
+    """The dims of every weight of a model, whatever its sizes, by the weight's name there."""
+    config = GPTConfig(layers=1, embed=1, heads=1, tied=tied)
+    model = nnx.eval_shape(lambda: GPT(config, TrainConfig(batch_size=1), nnx.Rngs(0)))
+    weights = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {
+        ".".join(map(str, path)): (("layers", *weight.dims) if path[0] == "blocks" else weight.dims)
+        for path, weight in weights
+    }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model, a mesh and a batch, and which axes split what.
+
+    Attributes:
+        batch_axes: mesh axes that split the batch.
+        cut: mesh axes that split dims of the model, and so the work.
+        shards: mesh axes that split every weight besides, along whichever dim it may be.
+
+    Raises:
+        Infeasible: an axis that splits nothing, or does not divide what it is to split.
+    """
+
+    config: GPTConfig
+    mesh: MeshSpec
+    train: TrainConfig
+    batch_axes: Axes
+    cut: Cut
+    shards: Axes
+
+    def __post_init__(self) -> None:
+        """Refuse what does not fit, as `build` does."""
+        used = {*self.batch_axes, *self.shards, *(axis for dim in self.cut for axis in self.axes_of(dim))}
+        if strange := self.over(set(self.mesh.sizes) - used):
+            raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")
+        sizes = dict(self.config.dim_sizes, heads=self.config.heads)
+        for axis, size in self.mesh.axes:
+            require_divides(axis, size, **{dim: sizes[dim] for dim in DIVIDED.get(axis, ())})
+        if self.sequence_parallel:
+            require_divides("tensor", self.size("tensor"), sequence=self.config.sequence)
+        if self.train.schedule == "zb-h1":
+            require_divides("pipeline", self.size("pipeline"), layers=self.config.layers)
+        parts = self.size(*self.batch_axes) * self.train.microbatches
+        if self.train.batch_size % parts:
+            problem = f"{self.mesh} x microbatches={self.train.microbatches} does not divide"
+            raise Infeasible(f"{problem} batch_size={self.train.batch_size}; {legal(self.train.batch_size, 'it')}")
+
+    def size(self, *axes: str) -> int:
+        """Devices along some axes; one that the mesh leaves out has size one."""
+        return math.prod(self.mesh.sizes.get(axis, 1) for axis in axes)
+
+    def over(self, axes: Iterable[str]) -> Axes:
+        """Those of the axes along which there is more than one device, in the mesh's order."""
+        return tuple(axis for axis, size in self.mesh.axes if size > 1 and axis in axes)
+
+    def axes_of(self, dim: str) -> Axes:
+        """Those that split a dim of the model."""
+        axes = self.cut.get(dim, ())
+        return (axes,) if isinstance(axes, str) else axes
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether the tensor axis splits the residual stream over its tokens."""
+        return self.train.sequence_parallel and self.size("tensor") > 1
+
+    @property
+    def vocab_axes(self) -> Axes:
+        """Those that split the vocabulary."""
+        return self.axes_of("vocab")
+
+    @property
+    def rows(self) -> int:
+        """Of the vocabulary, with its padding."""
+        return vocab_rows(self.config.vocab, self.size(*self.vocab_axes))
+
+    @property
+    def staged(self) -> bool:
+        """Whether the layers are split into stages, be it one."""
+        return bool(self.axes_of("layers"))
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The order in which stages work."""
+        if not self.staged:
+            return SCHEDULES["gpipe"](1, self.train.microbatches)
+        chunks = self.train.chunks if self.train.schedule == "interleaved" else 1
+        return SCHEDULES[self.train.schedule](self.size("pipeline"), self.train.microbatches, chunks)
+
+    @cached_property
+    def places(self) -> int:
+        """For layers, on all stages: as many on each as the largest needs."""
+        if not self.staged:
+            return self.config.layers
+        return len(places(self.config.layers, self.schedule.stages, self.schedule.chunks))
+
+    @property
+    def uneven(self) -> bool:
+        """Whether some stages have fewer layers than the largest, and so empty places."""
+        return self.places > self.config.layers
+
+    @property
+    def layers(self) -> int:
+        """Of one device, counting empty places."""
+        return self.places // self.size(*self.axes_of("layers"))
+
+    @property
+    def tokens(self) -> int:
+        """Of one device's sequences, in a step."""
+        return self.train.batch_size * self.config.sequence // self.size(*self.batch_axes)
+
+    @property
+    def residual(self) -> int:
+        """Elements of the residual stream x[B,T,D] of these tokens."""
+        return self.tokens * self.config.embed
+
+    @property
+    def own_residual(self) -> int:
+        """Elements of the part of it that one device holds between layers."""
+        return self.residual // (self.size("tensor") if self.sequence_parallel else 1)
+
+    @property
+    def logits_again(self) -> bool:
+        """Whether the head's backward pass computes the logits again: unless the compiler finds that it has them.
+
+        It does not where what the head takes is gathered again, too.
+        """
+        gathered_again = self.size(*self.shards) > 1 and self.train.microbatches > 1
+        return self.train.remat == "full" and (self.sequence_parallel or gathered_again)
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """All of the model's."""
+        sizes = dict(self.config.dim_sizes, vocab=self.rows, layers=self.places)
+        return tuple(
+            Weight(name, dims, axes, math.prod(sizes[dim] for dim in dims) // self.size(*axes))
+            for name, dims in weight_dims(self.config.tied).items()
+            for axes in [(*self.shards, *(axis for dim in dims for axis in self.axes_of(dim)))]
+        )
+
+    @property
+    def elements(self) -> int:
+        """Parameters that one device holds."""
+        return sum(weight.elements for weight in self.weights)

@@ -1,0 +1,251 @@
+"""Pipeline schedules as tables: what each stage does at each tick. Plain Python; the executor is in pipeline.py.
+
+A schedule is an order of operations for each stage. An operation takes a tick, and starts as soon as the one before it
+and those that it needs have ended: forward of a microbatch needs the stage before, backward the stage behind. With
+chunks a stage holds several parts of the model, and a microbatch goes round the stages once for each.
+
+    python -m strategies.schedules 1f1b --stages 4 --microbatches 8
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from strategies.config import Infeasible
+
+Kind = Literal["F", "B", "W"]
+"""Forward; backward, which is that of the inputs alone where there are W; and that of the weights."""
+
+
+class Op(NamedTuple):
+    """What a stage does in one tick."""
+
+    kind: Kind
+    microbatch: int
+    chunk: int = 0
+
+
+Orders = Sequence[Sequence[Op]]
+
+
+class Costs(NamedTuple):
+    """How long the operations of a whole stage take, in any unit: forward, gradients of inputs and of weights."""
+
+    forward: float = 1.0
+    inputs: float = 1.0
+    weights: float = 1.0
+
+
+EQUAL = Costs()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Stages, microbatches and chunks of a stage, and for each stage its operations in order.
+
+    Raises:
+        ValueError: operations that wait for each other.
+    """
+
+    name: str
+    stages: int
+    microbatches: int
+    chunks: int
+    orders: tuple[tuple[Op, ...], ...]
+
+    def needs(self, stage: int, op: Op) -> tuple[int, Op]:
+        """The operation whose result this one takes; of the very first, itself."""
+        kind, m, chunk = op
+        if kind == "W":
+            return stage, Op("B", m, chunk)
+        step = 1 if kind == "B" else -1
+        place = chunk * self.stages + stage + step  # in the model, whose parts go round the stages
+        if place == self.chunks * self.stages:
+            return stage, Op("F", m, chunk)
+        return (stage, op) if place < 0 else (place % self.stages, Op(kind, m, place // self.stages))
+
+    def starts(self, duration: Callable[[Op], float]) -> dict[tuple[int, Op], float]:
+        """When each operation starts if no stage waits for another but for what it needs."""
+        ends: dict[tuple[int, Op], float] = {}
+        started: dict[tuple[int, Op], float] = {}
+        left = [list(reversed(order)) for order in self.orders]
+        free = [0.0] * self.stages
+        while any(left):
+            before = len(ends)
+            for stage, ops in enumerate(left):
+                while ops and ((need := self.needs(stage, ops[-1])) in ends or need == (stage, ops[-1])):
+                    key = stage, ops.pop()
+                    started[key] = max(free[stage], ends.get(need, 0.0))
+                    free[stage] = ends[key] = started[key] + duration(key[1])
+            if len(ends) == before:
+                raise ValueError(f"{self.name}: {[ops[-1] for ops in left if ops]} wait for each other")
+        return started
+
+    @cached_property
+    def table(self) -> tuple[tuple[Op | None, ...], ...]:
+        """For each stage what it does at each tick; None where it is idle."""
+        ticks = {key: int(start) for key, start in self.starts(lambda op: 1).items()}
+        rows: list[list[Op | None]] = [[None] * (1 + max(ticks.values())) for _ in range(self.stages)]
+        for (stage, op), tick in ticks.items():
+            rows[stage][tick] = op
+        return tuple(map(tuple, rows))
+
+    @property
+    def ticks(self) -> int:
+        """Until the last operation has ended."""
+        return len(self.table[0])
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the gradients of weights are an operation of their own."""
+        return any(op.kind == "W" for op in self.orders[0])
+
+    def duration(self, op: Op, costs: Costs = EQUAL) -> float:
+        """Of one operation: on one chunk."""
+        whole = costs.inputs if self.splits_backward else costs.inputs + costs.weights
+        return {"F": costs.forward, "B": whole, "W": costs.weights}[op.kind] / self.chunks
+
+    def makespan(self, costs: Costs = EQUAL) -> float:
+        """From the first start to the last end, if a stage waits for nothing but what it needs."""
+        starts = self.starts(lambda op: self.duration(op, costs))
+        return max(start + self.duration(op, costs) for (_, op), start in starts.items())
+
+    def bubble(self, costs: Costs = EQUAL) -> float:
+        """The part of the time for which a stage is idle, by the order of its operations."""
+        return 1 - self.microbatches * sum(costs) / self.makespan(costs)
+
+    def lockstep_bubble(self, costs: Costs = EQUAL) -> float:
+        """The part of the time that is added where each tick lasts as long as the longest operation in it."""
+        columns = zip(*self.table, strict=True)
+        lockstep = sum(max(self.duration(op, costs) for op in column if op) for column in columns)
+        return 1 - self.makespan(costs) / lockstep
+
+    def in_flight(self, stage: int) -> int:
+        """The most microbatches, each chunk counted, that have gone forward there and not yet all the way back."""
+        last: Kind = "W" if self.splits_backward else "B"
+        most = held = 0
+        for op in self.orders[stage]:
+            held += op.kind == "F"
+            most = max(most, held)
+            held -= op.kind == last
+        return most
+
+    def __str__(self) -> str:
+        """A line for each stage, a column for each tick.
+
+        >>> print(one_f_one_b(2, 3))
+        F0 F1 .. B0 F2 B1 .. B2
+        .. F0 B0 F1 B1 F2 B2 ..
+        """
+        rows = [[_cell(op, self.chunks) for op in row] for row in self.table]
+        width = max(len(cell) for row in rows for cell in row)
+        return "\n".join(" ".join(cell.ljust(width, "." if cell == ".." else " ") for cell in row) for row in rows)
+
+
+def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """All forward, then all backward (Huang et al. 2019, "GPipe", section 2.2)."""
+    _require_one_chunk("gpipe", chunks)
+    forward = [Op("F", m) for m in range(microbatches)]
+    order = forward + [Op("B", m) for m in reversed(range(microbatches))]
+    return Schedule("gpipe", stages, microbatches, 1, (tuple(order),) * stages)
+
+
+def one_f_one_b(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """One forward, one backward, after just enough forward (Narayanan et al. 2021, "PTD-P", section 2.2.1)."""
+    _require_one_chunk("1f1b", chunks)
+    return _alternating("1f1b", stages, microbatches, 1, [stages - 1 - stage for stage in range(stages)])
+
+
+def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
+    """1F1B with several chunks a stage, each for as many microbatches as there are stages (there, section 2.2.2).
+
+    Raises:
+        Infeasible: microbatches that the stages do not divide.
+    """
+    if microbatches % stages:
+        problem = f"pipeline={stages} does not divide microbatches={microbatches}"
+        raise Infeasible(f"{problem}, as an interleaved schedule needs; take a multiple of {stages}, or 1f1b")
+    ahead = [2 * (stages - 1 - stage) + (chunks - 1) * stages for stage in range(stages)]
+    return _alternating("interleaved", stages, microbatches, chunks, ahead)
+
+
+def zero_bubble(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """ZB-H1: 1F1B that computes gradients of weights where it would wait (Qi et al. 2023, section 2.2).
+
+    Stage s puts off those of s microbatches, and so no stage has more in flight than the first.
+    """
+    _require_one_chunk("zb-h1", chunks)
+    orders = []
+    for stage, order in enumerate(one_f_one_b(stages, microbatches).orders):
+        ops: list[Op] = []
+        for op in order:
+            late = op.microbatch - stage
+            ops += [op, Op("W", late)] if op.kind == "B" and late >= 0 else [op]
+        orders.append((*ops, *(Op("W", m) for m in range(max(0, microbatches - stage), microbatches))))
+    return Schedule("zb-h1", stages, microbatches, 1, tuple(orders))
+
+
+SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
+    {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "zb-h1": zero_bubble}
+)
+
+
+def _alternating(name: str, stages: int, microbatches: int, chunks: int, ahead: Sequence[int]) -> Schedule:
+    """Each stage some forward ahead, then one forward and one backward in turns, then the backward that are left."""
+    turns = [divmod(turn, stages * chunks) for turn in range(microbatches * chunks)]
+    # Chunks take turns for as many microbatches as there are stages; backward, the last chunk comes first.
+    parts = [(group * stages + place % stages, place // stages) for group, place in turns]
+    if chunks == 1:
+        parts = [(m, 0) for m in range(microbatches)]
+    forward = [Op("F", m, chunk) for m, chunk in parts]
+    backward = [Op("B", m, chunks - 1 - chunk) for m, chunk in parts]
+    orders = []
+    for count in ahead:
+        late = forward[count:]
+        pairs = [op for pair in zip(late, backward, strict=False) for op in pair]
+        orders.append((*forward[:count], *pairs, *backward[len(late) :]))
+    return Schedule(name, stages, microbatches, chunks, tuple(orders))
+
+
+def _require_one_chunk(name: str, chunks: int) -> None:
+    if chunks != 1:
+        raise Infeasible(f"schedule {name} has one chunk a stage, not {chunks}; take interleaved for more")
+
+
+def _cell(op: Op | None, chunks: int) -> str:
+    """As `F0`; of a chunk but the first, with a prime for each before it."""
+    return ".." if op is None else f"{op.kind}{op.microbatch}{chr(39) * op.chunk}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command: a schedule as text, or as JSON for `python -m results.timeline`."""
+    parser = argparse.ArgumentParser(prog="python -m strategies.schedules", description="Print a pipeline schedule.")
+    add = parser.add_argument
+    add("schedule", choices=tuple(SCHEDULES))
+    add("--stages", type=int, required=True, metavar="S")
+    add("--microbatches", type=int, required=True, metavar="M")
+    add("--chunks", type=int, metavar="V", help="of a stage; default: 2 of interleaved, else 1")
+    add("--json", action="store_true", help="the table as JSON")
+    options = parser.parse_args(arguments)
+    chunks = options.chunks or (2 if options.schedule == "interleaved" else 1)
+    try:
+        schedule = SCHEDULES[options.schedule](options.stages, options.microbatches, chunks)
+    except Infeasible as error:
+        parser.error(str(error))
+    if options.json:
+        rows = [[op and op._asdict() for op in row] for row in schedule.table]
+        json.dump({"schedule": schedule.name, "chunks": schedule.chunks, "stages": rows}, sys.stdout)
+        return
+    print(schedule)
+    for name, share in (("bubble", schedule.bubble()), ("lockstep bubble", schedule.lockstep_bubble())):
+        print(f"{name} {share:.1%} of the time, where backward of inputs and of weights each take as long as forward")
+    print(f"in flight {', '.join(str(schedule.in_flight(stage)) for stage in range(schedule.stages))}")
+
+
+if __name__ == "__main__":
+    main()

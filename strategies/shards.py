@@ -1,0 +1,67 @@
+"""What the ZeRO family shares: arrays as large as the weights, split over one mesh axis (Rajbhandari et al. 2020).
+
+              weights   gradients   optimizer state
+    data      whole     whole       whole
+    zero1     whole     whole       split               stage 1, section 5.1
+    zero2     whole     split       split               stage 2, section 5.2
+    fsdp      split     split       split               stage 3, section 5.3
+    hsdp      as fsdp in each of several groups of devices, which hold the same
+
+Whatever is split is split along the same dim, so that a device's parts of weight, gradient and moments fit together.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from strategies.config import GPTConfig
+from strategies.gpt import Weights, weight_dims
+from strategies.step import require_divides
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Each weight in `count` parts, one for each device of an axis, cut along its first dim that divides but layers.
+
+    Raises:
+        Infeasible: `count` does not divide the dims of which every weight has one, embed and mlp.
+    """
+
+    axis: str
+    count: int
+    config: GPTConfig
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be cut."""
+        require_divides(self.axis, self.count, embed=self.config.embed, mlp=self.config.mlp_dim)
+
+    def dim(self, dims: Sequence[str]) -> int:
+        """Which dim of a weight is cut."""
+        sizes = self.config.dim_sizes
+        return next(i for i, name in enumerate(dims) if name != "layers" and sizes[name] % self.count == 0)
+
+    def spec(self, dims: Sequence[str]) -> P:
+        """The parts as a layout."""
+        return P(*[None] * self.dim(dims), self.axis)
+
+    def gather(self, part: Array, dims: Sequence[str], to: Literal["varying", "invarying"] = "varying") -> Array:
+        """W[D_axis,F] -> W[D,F], which devices may change each for itself, or not."""
+        return lax.all_gather(part, self.axis, axis=self.dim(dims), tiled=True, to=to)
+
+    def scatter(self, grad: Array, dims: Sequence[str]) -> Array:
+        """dW[D,F] of each device -> dW[D_axis,F], this device's part of their sum."""
+        return lax.psum_scatter(grad, self.axis, scatter_dimension=self.dim(dims), tiled=True)
+
+    def own(self, weight: Array, dims: Sequence[str]) -> Array:
+        """W[D,F] -> W[D_axis,F], the part of this device."""
+        size = weight.shape[self.dim(dims)] // self.count
+        return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axis) * size, size, self.dim(dims))
+
+    def each(self, function: Callable[[Array, Sequence[str]], Array], weights: Weights) -> Weights:
+        """A function of an array and its dims, such as the three above, of all arrays of a model."""
+        return jax.tree.map(function, weights, weight_dims(self.config))

@@ -1,0 +1,172 @@
+"""What each strategy sends: one table, `LAWS`, of terms that strategies share.
+
+A term is a function of a `Plan` that yields what one device sends in a step, and why. The sum of a strategy's terms is
+what its program sends, to the byte: tests/strategies/test_cost.py holds them against the compiled program. A strategy
+that combines others lists their terms.
+
+Bytes are those of the dtype that the program computes in. XLA's CPU backend sends bfloat16 as float32.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from strategies import pipeline, tensor, three_d
+from strategies.config import GPTConfig, TrainConfig
+from strategies.mesh import MeshSpec
+from strategies.plan import BYTES, Axes, Cut, Plan
+from strategies.ticks import Ticks
+
+SENT: Mapping[str, Callable[[int, int], int]] = {
+    "all_reduce": lambda operand, group: 2 * operand * (group - 1) // group,
+    "all_gather": lambda operand, group: operand * (group - 1),
+    "reduce_scatter": lambda operand, group: operand * (group - 1) // group,
+    "all_to_all": lambda operand, group: operand * (group - 1) // group,
+    "permute": lambda operand, group: operand,
+}
+"""Bytes that a device sends, of an operand in bytes and the size of a group: the least that it can be (Thakur et al.
+2005, "Optimization of Collective Communication Operations in MPICH", section 4; NCCL tests, doc/PERFORMANCE.md)."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one device sends in a step, by one kind of collective, over some axes, for one reason.
+
+    Attributes:
+        what: is sent.
+        kind: of `SENT`.
+        axes: along which the devices of a group differ.
+        operand_bytes: that it hands to these collectives, all together.
+        sent_bytes: that leave it.
+    """
+
+    what: str
+    kind: str
+    axes: Axes
+    operand_bytes: int
+    sent_bytes: int
+
+
+Term = Callable[[Plan], Iterator[Traffic]]
+
+
+@dataclass(frozen=True)
+class Law:
+    """What a strategy splits, as its `Spread` says it, and the terms of what it sends."""
+
+    terms: tuple[Term, ...] = ()
+    batch_axes: Axes = ()
+    cut: Cut = field(default_factory=dict)
+    shards: Axes = ()
+
+    def plan(self, config: GPTConfig, mesh: MeshSpec, train: TrainConfig) -> Plan:
+        """Of a model on a mesh."""
+        return Plan(config, mesh, train, self.batch_axes, self.cut, self.shards)
+
+
+def traffic(
+    plan: Plan, what: str, kind: str, axes: Axes | str, elements: int, *, dtype: str = "float32"
+) -> Iterator[Traffic]:
+    """A collective of so many elements; none where there is nobody to talk to."""
+    over = plan.over((axes,) if isinstance(axes, str) else axes)
+    if over and elements:
+        operand = BYTES[dtype] * elements
+        yield Traffic(what, kind, over, operand, SENT[kind](operand, plan.size(*over)))
+
+
+def gradients(plan: Plan) -> Iterator[Traffic]:
+    """data.py: each gradient once a step, over the batch axes that do not split its weight; and the loss."""
+    for weight in plan.weights:
+        axes = tuple(axis for axis in plan.batch_axes if axis not in weight.axes)
+        yield from traffic(plan, "gradients", "all_reduce", axes, weight.elements)
+    yield from traffic(plan, "loss", "all_reduce", plan.batch_axes, 1)
+
+
+def gathers(plan: Plan) -> Iterator[Traffic]:
+    """fsdp.py: weights that batch axes split, gathered for each microbatch, and their gradients scattered.
+
+    The loop's over layers are gathered again for the backward pass, but for the bias at its end, and with
+    `remat="none"` but for all vectors: these it does not need. Outside that loop the compiler gathers nothing twice,
+    nor in a loop over microbatches what it can have before, which is all but what the head takes for its backward pass.
+    A table that is tied has its gradients scattered for each of its two uses.
+    """
+    microbatches, dtype = plan.train.microbatches, plan.train.dtype
+    for weight in plan.weights:
+        axes = tuple(axis for axis in weight.axes if axis in plan.batch_axes)
+        whole = weight.elements * plan.size(*axes)
+        tied = plan.config.tied and weight.name == "embedding.token_VD"
+        if weight.of_blocks:
+            once = microbatches
+            needed = weight.name != "blocks.down_bias_D" and (plan.train.remat != "none" or is_matrix(weight.dims))
+        else:
+            once = 1
+            needed = microbatches > 1 and (tied or weight.name.startswith("head."))
+        again = microbatches if needed else 0
+        scattered = microbatches * (2 if tied else 1)
+        yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=dtype)
+        yield from traffic(plan, "weights again", "all_gather", axes, again * weight.elements, dtype=dtype)
+        yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=dtype)
+
+
+def is_matrix(dims: Axes) -> bool:
+    """Whether a weight is multiplied by: it has an input dim and an output dim."""
+    return len(set(dims) - {"layers", "qkv"}) == 2
+
+
+def layers(plan: Plan) -> Iterator[Traffic]:
+    """tensor.py: what completes the layers and the head; on a stage that has an empty place, as if there were one."""
+    dtype = plan.train.dtype
+    again = 1 if plan.train.remat == "full" else 0  # the sum after attention; that after the MLP is the next layer's x
+    sums = (4 + again) * plan.layers * plan.residual
+    if not plan.sequence_parallel:
+        yield from traffic(plan, "layers", "all_reduce", "tensor", sums, dtype=dtype)
+        yield from traffic(plan, "head", "all_reduce", "tensor", plan.residual, dtype=dtype)
+        return
+    yield from traffic(plan, "layers", "reduce_scatter", "tensor", sums, dtype=dtype)
+    yield from traffic(plan, "layers", "all_gather", "tensor", 6 * plan.layers * plan.own_residual, dtype=dtype)
+    yield from traffic(plan, "head", "reduce_scatter", "tensor", plan.residual, dtype=dtype)
+    yield from traffic(plan, "head", "all_gather", "tensor", 2 * plan.own_residual, dtype=dtype)
+    times = 1 if plan.staged else plan.train.microbatches
+    alike = sum(weight.elements for weight in plan.weights if "tensor" not in weight.axes)
+    yield from traffic(plan, "gradients held alike", "all_reduce", "tensor", times * alike)
+
+
+def vocabulary(plan: Plan) -> Iterator[Traffic]:
+    """tensor.py: what completes an embedding and a loss that are cut over the vocabulary."""
+    axes, dtype = plan.vocab_axes, plan.train.dtype
+    if plan.sequence_parallel:
+        others = tuple(axis for axis in axes if axis != "tensor")
+        yield from traffic(plan, "embedding", "reduce_scatter", "tensor", plan.residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_reduce", others, plan.own_residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_gather", "tensor", plan.own_residual, dtype=dtype)
+    else:
+        yield from traffic(plan, "embedding", "all_reduce", axes, plan.residual, dtype=dtype)
+    # Of each token the largest logit and the sum of exponentials, both again backward, and the target's logit.
+    yield from traffic(plan, "loss", "all_reduce", axes, 5 * plan.tokens)
+
+
+def stages(plan: Plan) -> Iterator[Traffic]:
+    """pipeline.py: a microbatch to the next stage, and its gradient back, at each tick at which any stage sends so; and
+    what first and last stage share."""
+    counts = Ticks.of(plan.schedule).counts
+    sent = (counts.sends_x + counts.sends_dy) * plan.own_residual // plan.train.microbatches
+    yield from traffic(plan, "stages", "permute", "pipeline", sent, dtype=plan.train.dtype)
+    # The last stage's result, its gradient, and that of the first stage's input.
+    yield from traffic(plan, "ends", "all_reduce", "pipeline", 3 * plan.own_residual, dtype=plan.train.dtype)
+    yield from traffic(plan, "gradients held alike", "all_reduce", "pipeline", 2 * plan.config.embed)
+
+
+def norm(plan: Plan) -> Iterator[Traffic]:
+    """assemble.py, in every strategy: a sum of squares for each set of axes that splits any weights."""
+    for axes in sorted({weight.axes for weight in plan.weights}):
+        yield from traffic(plan, "norm", "all_reduce", axes, 1)
+
+
+LAWS: Mapping[str, Law] = {
+    "single": Law(),
+    "data": Law((gradients,), batch_axes=("data",)),
+    "fsdp": Law((gathers, gradients), batch_axes=("fsdp",), shards=("fsdp",)),
+    "tensor": Law((layers, vocabulary), cut=tensor.SPLIT),
+    "pipeline": Law((stages, vocabulary), cut=pipeline.SPLIT),
+    "three_d": Law((gradients, stages, layers, vocabulary), batch_axes=("data",), cut=three_d.SPLIT),
+}
+"""Strategies by name, each with its expected communication."""

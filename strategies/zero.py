@@ -1,0 +1,63 @@
+"""Data parallel whose devices share the optimizer's work: ZeRO stages 1 and 2 (Rajbhandari et al. 2020, section 5).
+
+Each device holds all weights and its part of the batch, and of AdamW's moments just a part, cut as shards.py says. It
+updates that part of the weights, and the devices exchange what they updated:
+
+    dW[D,F] -reduce_scatter(data)-> dW[D_data,F], each weight, in float32: zero1 once a step, zero2 each microbatch
+    W[D_data,F] -all_gather(data)-> W[D,F], each weight once a step, in float32, after the update
+
+For P parameters on n devices a device of zero1 sends 2 P (n-1)/n elements a step, as much as with data, and the loss
+and the gradients' norm. With zero2 and M microbatches it is (M + 1) P (n-1)/n, and in return the gradients that it
+accumulates are a part as well: whole they exist for one microbatch at a time. With one microbatch the two are the same.
+"""
+
+from functools import partial
+from typing import Any
+
+from jax import lax
+from jaxtyping import Array
+
+from strategies import data
+from strategies.assemble import assemble
+from strategies.config import GPTConfig, TrainConfig
+from strategies.gpt import Weights
+from strategies.mesh import Devices, MeshSpec
+from strategies.shards import Shards
+from strategies.step import Differentiate, Spread, Step, Strategy, autodiff
+
+AXES = data.AXES
+
+
+def scattered(differentiate: Differentiate, shards: Shards) -> Differentiate:
+    """The same, and of the sum of all devices' gradients this device's part."""
+
+    def parts(*inputs: Any) -> tuple[Array, Weights]:
+        loss, grads = differentiate(*inputs)
+        return loss, shards.each(shards.scatter, grads)
+
+    return parts
+
+
+def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None, *, stage: int) -> Step:
+    """See `Strategy`."""
+    device_mesh = mesh.over(AXES, devices)
+    shards = Shards("data", mesh.size, config)
+
+    def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+        return lax.psum(loss, AXES), grads if stage == 2 else shards.each(shards.scatter, grads)
+
+    spread = Spread(
+        batch_axes=AXES,
+        differentiate=scattered(autodiff, shards) if stage == 2 else autodiff,
+        microbatches=train.microbatches,
+        enter=data.diverge,
+        reduce=reduce,
+        update_spec=shards.spec,
+        own=partial(shards.each, shards.own),
+        collect=partial(shards.each, partial(shards.gather, to="invarying")),
+    )
+    return assemble(config, device_mesh, train, spread)
+
+
+ZERO1 = Strategy("zero1", AXES, partial(build, stage=1))
+ZERO2 = Strategy("zero2", AXES, partial(build, stage=2))

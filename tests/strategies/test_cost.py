@@ -1,0 +1,213 @@
+"""What a step costs is what formulas say, held against compiled programs: bytes sent and arguments to the byte.
+
+Programs are compiled for float32: XLA's CPU backend sends bfloat16 as float32, by `test_bfloat16_is_sent_as_float32`.
+"""
+
+import dataclasses
+import functools
+import math
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import pytest
+
+from benchmarks.compiled import Program, read_program
+from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies.cost import predict
+from strategies.held import layer_bytes
+from strategies.plan import BYTES
+from strategies.traffic import LAWS
+
+SMALL = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=16)
+# Sizes of which none is another's multiple by chance, and a vocabulary that tensor and pipeline must pad.
+ODD = GPTConfig(layers=6, embed=48, heads=4, vocab=257, sequence=24, mlp=80)
+UNTIED = dataclasses.replace(ODD, tied=False)
+EVEN = dataclasses.replace(ODD, layers=8)
+BATCH = 16
+
+CASES = [
+    ("single", "data=1", ODD, {"remat": "full"}),
+    ("data", "data=8", UNTIED, {"microbatches": 2}),
+    ("fsdp", "fsdp=8", ODD, {"remat": "none"}),
+    ("fsdp", "fsdp=2", UNTIED, {"remat": "full", "microbatches": 2}),
+    ("tensor", "tensor=4", ODD, {"remat": "full"}),
+    ("tensor", "tensor=2", UNTIED, {"remat": "none", "microbatches": 2}),
+    ("tensor", "tensor=4", SMALL, {"remat": "full", "sequence_parallel": False}),
+    ("pipeline", "pipeline=4", ODD, {"microbatches": 8, "remat": "full"}),
+    ("pipeline", "pipeline=2", EVEN, {"microbatches": 4, "schedule": "interleaved"}),
+    ("three_d", "data=2,pipeline=2,tensor=2", UNTIED, {"microbatches": 2, "schedule": "zb-h1"}),
+    ("three_d", "data=4,tensor=2", SMALL, {"remat": "none"}),
+    ("three_d", "pipeline=2,tensor=4", ODD, {"microbatches": 4, "schedule": "gpipe", "sequence_parallel": False}),
+]
+
+
+def cost(name, mesh, config=SMALL, **train):
+    """What formulas say."""
+    return predict(name, config, MeshSpec.parse(mesh), TrainConfig(BATCH, **train))
+
+
+def step(name, mesh, config=SMALL, **train):
+    """The step itself."""
+    spec = MeshSpec.parse(mesh)
+    return STRATEGIES[name].build(config, spec, TrainConfig(BATCH, **train), jax.devices()[: spec.size])
+
+
+@functools.cache
+def compiled(name, mesh, config=SMALL, **train):
+    """What the compiler made of it: what it does, and the memory that it plans."""
+    built = step(name, mesh, config, **train)
+    program = built.lower().compile()
+    text, memory = program.as_text(), program.memory_analysis()
+    assert text
+    assert memory
+    return read_program(text, built.mesh.shape), memory
+
+
+def sent(program: Program):
+    """Bytes by kind and axes."""
+    total = {}
+    for each in program.collectives:
+        key = each.kind, each.axes
+        total[key] = total.get(key, 0) + each.times * each.sent_bytes
+    return total
+
+
+def by_axes(predicted):
+    """Bytes by kind and axes, whatever they are."""
+    return {key: sum(parts.values()) for key, parts in predicted.sent.items()}
+
+
+@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
+def test_compiled_program_is_what_formulas_say(name, mesh, config, train):
+    """Each kind of collective over each axis sends as many bytes, matmuls do as many FLOPs, arguments are as large."""
+    program, memory = compiled(name, mesh, config, **train)
+    predicted = cost(name, mesh, config, **train)
+    assert sent(program) == by_axes(predicted)
+    assert program.flops * predicted.plan.mesh.size == sum(predicted.flops.values())
+    assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
+    assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
+
+
+@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
+def test_a_formula_that_is_wrong_is_caught(name, mesh, config, train):
+    """One more layer on each stage, and each of these equalities is none; but stages send what is between layers."""
+    program, memory = compiled(name, mesh, config, **train)
+    stages = MeshSpec.parse(mesh).sizes.get("pipeline", 1)
+    wrong = cost(name, mesh, dataclasses.replace(config, layers=config.layers + stages), **train)
+    assert (sent(program) == by_axes(wrong)) == (name in ("single", "pipeline"))
+    assert program.flops * wrong.plan.mesh.size < sum(wrong.flops.values())
+    assert memory.argument_size_in_bytes < sum(wrong.arguments.values())
+
+
+def test_every_strategy_has_its_law_and_is_held_to_it():
+    """What is in the registry is in the table of laws, and among the programs that are compiled here."""
+    assert set(LAWS) == set(STRATEGIES) == {name for name, *_ in CASES}
+
+
+@pytest.mark.parametrize("config", [*PRESETS.values(), UNTIED], ids=str)
+def test_weights_are_those_of_the_model(config):
+    """On one device the formulas have as many parameters as the model."""
+    assert predict("single", config, MeshSpec.parse("data=1"), TrainConfig(BATCH)).plan.elements == config.param_count
+
+
+def loops(program):
+    """Every loop of a jaxpr, and of those inside."""
+    for equation in program.eqns:
+        if equation.primitive.name == "scan":
+            yield equation
+        for value in equation.params.values():
+            for item in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(item, "jaxpr", item)
+                if hasattr(inner, "eqns"):
+                    yield from loops(inner)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize(
+    ("name", "mesh", "train"),
+    [
+        ("fsdp", "fsdp=4", {"microbatches": 2}),
+        ("tensor", "tensor=4", {}),
+        ("tensor", "tensor=2", {"sequence_parallel": False}),
+        ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
+    ],
+    ids=str,
+)
+def test_layers_keep_what_the_formula_says(name, mesh, train, remat, dtype):
+    """What the loop over layers hands to the one of the backward pass, to the byte, by policy and dtype."""
+    built = step(name, mesh, ODD, remat=remat, dtype=dtype, **train)
+    plan = cost(name, mesh, ODD, remat=remat, dtype=dtype, **train).plan
+    jaxpr = jax.make_jaxpr(built.gradients)(built.state.params, built.batch).jaxpr
+    forward, _ = [
+        loop for loop in loops(jaxpr) if loop.params["num_carry"] == 1 and loop.params["length"] == plan.layers
+    ]
+    kept = forward.outvars[1:]
+    assert not forward.params["reverse"]
+    assert sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in kept) == (
+        plan.layers * layer_bytes(plan)
+    )
+
+
+def test_bfloat16_is_sent_as_float32():
+    """Half the bytes, but for what is float32 anyway; XLA's CPU backend sends what it would send in float32."""
+    program, _ = compiled("fsdp", "fsdp=4", SMALL, dtype="bfloat16")
+    half, whole = cost("fsdp", "fsdp=4", dtype="bfloat16"), cost("fsdp", "fsdp=4")
+    assert sent(program) == by_axes(whole)
+    for key in ("all_gather", ("fsdp",)), ("reduce_scatter", ("fsdp",)):
+        assert 2 * by_axes(half)[key] == by_axes(whole)[key]
+    assert half.sent["all_reduce", ("fsdp",)] == whole.sent["all_reduce", ("fsdp",)] == {"loss": 6, "norm": 6}
+
+
+def test_it_takes_no_devices_and_no_time():
+    """A model of 175 billion parameters on 1,024 devices is one call, with JAX unable to find any device."""
+    code = """
+        from strategies import PRESETS, MeshSpec, TrainConfig
+        from strategies.cost import predict
+        train = TrainConfig(batch_size=1536, microbatches=12, dtype="bfloat16")
+        cost = predict("three_d", PRESETS["gpt3-175b"], MeshSpec.parse("data=16,pipeline=8,tensor=8"), train)
+        print(cost.sent_bytes, cost.arguments, cost.temporaries, cost.hardware_flops, cost.bubble)
+    """
+    environment = os.environ | {"JAX_PLATFORMS": "none such"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("preset", ["gpt2-xl", "gpt3-175b"])
+def test_model_flops_are_the_published_formula(preset):
+    """Narayanan et al. 2021, equation 3, without its recomputation: 72 B T L D^2 (1 + T / 6D + V / 12LD)."""
+    config = PRESETS[preset]
+    layers, embed, tokens = config.layers, config.embed, BATCH * config.sequence
+    terms = 1 + config.sequence / (6 * embed) + config.vocab / (12 * layers * embed)
+    predicted = predict("single", config, MeshSpec.parse("data=1"), TrainConfig(BATCH))
+    assert predicted.model_flops() == pytest.approx(72 * tokens * layers * embed**2 * terms, rel=1e-12)
+    halved = predicted.model_flops() - predicted.model_flops(causal=True)
+    assert halved == 6 * tokens * layers * embed * config.sequence
+
+
+def test_what_is_computed_again_is_no_waiting():
+    """Hardware FLOPs are the model's and those done again, in a pipeline as on one device, however long it waits."""
+    one, staged = cost("single", "data=1", remat="full"), cost("pipeline", "pipeline=2", remat="full", microbatches=4)
+    assert staged.hardware_flops == one.hardware_flops > one.model_flops()
+    assert (one.bubble, staged.bubble) == (0, pytest.approx(1 / 5))
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "message"),
+    [
+        ("no_such", "data=2", "nothing is known of what no_such sends; it can be single, data"),
+        ("single", "data=2", "mesh data=2 has the axis data, which splits nothing here"),
+        ("tensor", "tensor=8", "tensor=8 does not divide heads=4; tensor can be 1, 2 or 4"),
+        ("pipeline", "pipeline=4", "2 layers are too few for 4 parts of a pipeline"),
+        ("data", "data=32", "data=32 x microbatches=1 does not divide batch_size=16"),
+    ],
+)
+def test_what_does_not_fit_has_no_cost(name, mesh, message):
+    """It is refused as `build` refuses it."""
+    with pytest.raises(Infeasible, match=message):
+        cost(name, mesh)

@@ -1,0 +1,89 @@
+"""A pipeline computes the same in every order, does no work twice, and keeps what its schedule says."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import pytest
+
+from benchmarks.compiled import read_program
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies.config import Infeasible
+from strategies.schedules import SCHEDULES
+from tests.strategies.test_equality import ROUNDING, assert_equal, single, train
+
+SMALL = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, vocab=256, sequence=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [
+        ("pipeline", "pipeline=4", {"schedule": "gpipe"}),
+        ("pipeline", "pipeline=4", {"schedule": "zb-h1"}),
+        ("pipeline", "pipeline=4", {"schedule": "zb-h1", "remat": "none"}),
+        ("pipeline", "pipeline=4", {"schedule": "interleaved", "chunks": 2}),
+        ("pipeline", "pipeline=3", {"schedule": "1f1b"}),
+        ("pipeline", "pipeline=2", {"schedule": "interleaved", "chunks": 3}),
+        ("three_d", "data=2,pipeline=2,tensor=2", {"schedule": "zb-h1"}),
+        ("three_d", "pipeline=4,tensor=2", {"schedule": "interleaved", "chunks": 2}),
+    ],
+    ids=str,
+)
+def test_equals_one_device_in_every_order(name, mesh, options):
+    """Several AdamW steps compute what one device computes, whichever schedule, chunks, and layers a stage."""
+    mine = train(name, MeshSpec.parse(mesh), **{"microbatches": 8, **options})
+    assert_equal(mine, single(), ROUNDING["float32"])
+
+
+@functools.cache
+def compiled(schedule, microbatches, stages=4, batch_size=None, **options):
+    """A step of a pipeline, compiled."""
+    train = TrainConfig(batch_size or microbatches, microbatches, schedule=schedule, **options)
+    mesh = MeshSpec.parse(f"pipeline={stages}")
+    program: Any = STRATEGIES["pipeline"].build(SMALL, mesh, train, jax.devices()[:stages]).lower().compile()
+    return program
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("interleaved", 2)])
+def test_stages_share_the_flops(schedule, chunks):
+    """No stage computes in a bubble, and none what another has computed: equal parts of one device's FLOPs."""
+    stages = 4 // chunks
+    step = STRATEGIES["single"].build(SMALL, MeshSpec.parse("data=1"), TrainConfig(8), jax.devices()[:1])
+    alone = read_program(step.lower().compile().as_text() or "", {"data": 1})
+    program = compiled(schedule, 8, stages, chunks=chunks)
+    assert read_program(program.as_text(), {"pipeline": stages}).flops * stages == alone.flops
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_stages_send_where_one_has_something_to_send(schedule):
+    """One permute each way in every tick in which any stage sends that way: 2 (M + S - 2) of GPipe's 2 (M + S - 1)."""
+    program = read_program(compiled(schedule, 8).as_text(), {"pipeline": 4})
+    permutes = sum(each.times for each in program.collectives if each.kind == "permute")
+    rows = [[op and op.kind for op in row] for row in SCHEDULES[schedule](4, 8).table]
+    forward, backward = zip(*rows[:-1], strict=True), zip(*rows[1:], strict=True)  # the last sends nothing forward
+    assert permutes == sum("F" in tick for tick in forward) + sum("B" in tick for tick in backward)
+    assert schedule != "gpipe" or permutes == 2 * (8 + 4 - 2)
+
+
+def test_memory_does_not_grow_with_microbatches():
+    """Temporaries of 1F1B, and of ZB-H1, are those of the microbatches in flight; GPipe's are those of all of them.
+
+    With microbatches of one size: 1F1B has 64 of them for at most 1.05 of what 8 take, and a fifth of GPipe's.
+    """
+    temporaries = {
+        (schedule, count): compiled(schedule, count).memory_analysis().temp_size_in_bytes
+        for schedule in ("1f1b", "zb-h1", "gpipe")
+        for count in (8, 64)
+    }
+    for schedule in ("1f1b", "zb-h1"):
+        assert temporaries[schedule, 64] <= 1.05 * temporaries[schedule, 8]
+    assert temporaries["1f1b", 64] <= temporaries["gpipe", 64] / 5
+    assert temporaries["gpipe", 64] > 2 * temporaries["gpipe", 8]
+
+
+def test_what_does_not_fit_is_refused():
+    """More parts than layers, and microbatches that the schedule cannot order, with the numbers."""
+    build = functools.partial(STRATEGIES["pipeline"].build, SMALL, MeshSpec.parse("pipeline=8"), devices=jax.devices())
+    with pytest.raises(Infeasible, match="4 layers are too few for 8 parts of a pipeline; take at most 4"):
+        build(TrainConfig(8, 8))

@@ -1,0 +1,91 @@
+"""The ZeRO family: what each stage holds, and that its options change what is sent and when, and no number."""
+
+import math
+
+import jax
+import pytest
+
+from benchmarks.compiled import read_program
+from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from tests.strategies.test_communication import inner
+from tests.strategies.test_equality import ROUNDING, assert_equal, single, train
+
+CONFIG = GPTConfig(layers=1, embed=32, heads=2, vocab=64, sequence=16)
+WEIGHTS = CONFIG.param_count
+
+
+def build(name, mesh, **options):
+    """A small step."""
+    mesh = MeshSpec.parse(mesh)
+    return STRATEGIES[name].build(CONFIG, mesh, TrainConfig(batch_size=16, **options), jax.devices()[: mesh.size])
+
+
+def held(tree):
+    """Elements of a tree that each of its devices holds, counts of steps apart."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree) if x.shape)
+
+
+def accumulators(program):
+    """Bytes that a microbatch hands to the next, in the outermost loop of a program."""
+    for equation in program.eqns:
+        if equation.primitive.name == "scan":
+            carried = equation.invars[equation.params["num_consts"] :][: equation.params["num_carry"]]
+            return sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in carried)
+        for part, _ in inner(equation):
+            if found := accumulators(part):
+                return found
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "weights", "moments", "gradients"),
+    [
+        ("data", "data=8", 1, 1, 1),
+        ("zero1", "data=8", 1, 8, 1),
+        ("zero2", "data=8", 1, 8, 8),
+        ("fsdp", "fsdp=8", 8, 8, 8),
+        ("hsdp", "data=2,fsdp=4", 4, 4, 4),
+    ],
+)
+def test_each_stage_splits_one_thing_more(name, mesh, weights, moments, gradients):
+    """A device holds exactly its part of weights and moments, and between two microbatches of the gradients."""
+    step = build(name, mesh, microbatches=2)
+    assert held(step.state.params) == WEIGHTS / weights
+    assert held(step.state.optimizer) == 2 * WEIGHTS / moments
+    program = jax.make_jaxpr(step.gradients)(step.state.params, step.batch)
+    assert accumulators(program.jaxpr) == 4 * (WEIGHTS / gradients + 1)
+
+
+def test_gradients_of_gathered_weights_add_up_in_float32():
+    """Weights gathered once a step in bfloat16 have gradients in bfloat16, but their sums over microbatches are not."""
+    step = build("fsdp", "fsdp=8", gather="step", microbatches=2, dtype="bfloat16")
+    program = jax.make_jaxpr(step.gradients)(step.state.params, step.batch)
+    assert accumulators(program.jaxpr) == 4 * (WEIGHTS + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [
+        ("data", "data=8", {"bucket_bytes": 10_000}),
+        ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2}),
+        ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2, "dtype": "bfloat16"}),
+        ("fsdp", "fsdp=8", {"regather": False}),
+        ("hsdp", "data=2,fsdp=4", {"gather": "step"}),
+    ],
+    ids=str,
+)
+def test_options_of_one_strategy_change_no_number(name, mesh, options):
+    """In buckets, gathered for a step or kept for the backward pass: the step computes what one device computes."""
+    reference = single(**{key: options[key] for key in options if key == "dtype"})
+    assert_equal(train(name, MeshSpec.parse(mesh), **options), reference, ROUNDING[options.get("dtype", "float32")])
+
+
+def test_each_bucket_is_one_all_reduce_of_the_compiled_program():
+    """All are full but the last, which has what is left; the loss is in the first. The compiler joins none of them."""
+    bucket = 16_384
+    step = build("data", "data=8", bucket_bytes=bucket)
+    program = read_program(step.lower().compile().as_text() or "", step.mesh.shape)
+    sizes = [each.sent_bytes for each in program.collectives for _ in range(each.times)]
+    left = 4 * (WEIGHTS + 1) % bucket
+    assert sorted(sizes) == [2 * left * 7 // 8] + 4 * (WEIGHTS + 1) // bucket * [2 * bucket * 7 // 8]
+    assert {each.kind for each in program.collectives} == {"all_reduce"}
