@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.corpus import read_corpus, tokens
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
-from strategies.compression import BLOCK, INT8, SIGNS, Errors, all_reduce, padded
+from strategies.assemble import adamw
+from strategies.compression import BLOCK, INT8, SIGNS, Errors, all_reduce, compressed, padded
 from tests.strategies.quick import compiled, jit
 from tests.strategies.test_communication import sent
 
@@ -75,6 +76,28 @@ def test_what_is_lost_in_one_step_comes_in_the_next(codec):
     left = np.asarray(errors.shares).reshape(DEVICES, -1).sum(0) + np.asarray(errors.sums)
     assert np.linalg.norm(delivered - true) > 1e-3 * np.linalg.norm(true), "nothing was lost in the first place"
     np.testing.assert_allclose(delivered + left[:SIZE], true, atol=1e-4)
+
+
+def test_momentum_in_bits_moves_weights_as_adamw_does():
+    """Where all gradients are equally large, and the same in each step, neither signs nor the variance that no longer
+    changes lose anything: before the warm-up's end and behind it, every update and every norm is AdamW's."""
+    train = TrainConfig(batch_size=4, compression="onebit", compression_warmup=2)
+    shapes = {"up": (2 * DEVICES, BLOCK), "down": (BLOCK, DEVICES)}
+    rng = np.random.default_rng(0)
+    weights = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    grads = {name: jnp.asarray(0.3 * rng.choice([-1, 1], shape), jnp.float32) for name, shape in shapes.items()}
+    shares = jax.tree.map(lambda grad: jnp.stack(DEVICES * [grad / DEVICES]), grads)
+    plain = adamw(train, jax.tree.map(lambda _: P(), weights))
+    ours = compressed(plain, train, DEVICES)
+    state, kept = plain.init(weights), ours.init(weights)
+    specs = P("data"), ours.specs(kept), P()
+    mesh = Mesh(np.array(jax.devices()[:DEVICES]), "data")
+    update = jit(jax.shard_map(ours.update, mesh=mesh, in_specs=specs, out_specs=(P(), specs[1], P())))
+    for _ in range(5):
+        expected, state, norm = plain.update(grads, state, weights)
+        updates, kept, our_norm = update(shares, kept, weights)
+        np.testing.assert_allclose(our_norm, norm, rtol=1e-5)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), updates, expected)
 
 
 @functools.cache
