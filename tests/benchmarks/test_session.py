@@ -75,7 +75,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
 
 
 def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
-    """A row that is ok lacks nothing but what its backend does not tell, and of one that sends nothing a ratio of it."""
+    """A row that is ok lacks nothing but what its backend does not tell, and a ratio where nothing is sent."""
     for row in rows:
         assert row["status"] == "ok"
         missing = {"reason", "memory.device_peak_bytes"} | (
