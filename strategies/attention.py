@@ -87,19 +87,18 @@ def shared(mixed_BHTK: Array, dmixed_BHTK: Array) -> Float[Array, "B H T 1"]:
     return (dmixed_BHTK * mixed_BHTK).astype(jnp.float32).sum(-1, keepdims=True)
 
 
-def gradients(
-    q_BHTK: Array,
-    dmixed_BHTK: Array,
-    log_total_BHT1: Array,
-    shared_BHT1: Array,
-    k_BHSK: Array,
-    v_BHSK: Array,
-    causal: bool = False,
-) -> tuple[Array, Array, Array]:
-    """A block's part of the gradients of its queries, keys and values (Dao et al. 2022, appendix B.2).
+class Queries(NamedTuple):
+    """What the backward pass has of queries: the gradients of what they mixed, and of all keys two numbers a head."""
 
-    What is known of the queries, `log_total_BHT1` and `shared_BHT1`, is over all keys, not over those of the block.
-    """
+    q_BHTK: Array
+    dmixed_BHTK: Array
+    log_total_BHT1: Array
+    shared_BHT1: Array
+
+
+def gradients(queries: Queries, k_BHSK: Array, v_BHSK: Array, causal: bool = False) -> tuple[Array, Array, Array]:
+    """A block's part of the gradients of its queries, keys and values (Dao et al. 2022, appendix B.2)."""
+    q_BHTK, dmixed_BHTK, log_total_BHT1, shared_BHT1 = queries
     weights_BHTS = jnp.exp(_scores(q_BHTK, k_BHSK, causal) - log_total_BHT1)
     dv_BHSK = jnp.einsum("bhts,bhtk->bhsk", weights_BHTS.astype(v_BHSK.dtype), dmixed_BHTK)
     dweights_BHTS = jnp.einsum("bhtk,bhsk->bhts", dmixed_BHTK, v_BHSK).astype(jnp.float32)
@@ -124,8 +123,8 @@ def _forward(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array) -> tuple[Array, tuple[
 
 def _backward(kept: tuple[Array, ...], dmixed_BHTK: Array) -> tuple[Array, Array, Array]:
     q_BHTK, k_BHSK, v_BHSK, mixed_BHTK, log_total_BHT1 = kept
-    shared_BHT1 = shared(mixed_BHTK, dmixed_BHTK)
-    return gradients(q_BHTK, dmixed_BHTK, log_total_BHT1, shared_BHT1, k_BHSK, v_BHSK, causal=True)
+    queries = Queries(q_BHTK, dmixed_BHTK, log_total_BHT1, shared(mixed_BHTK, dmixed_BHTK))
+    return gradients(queries, k_BHSK, v_BHSK, causal=True)
 
 
 attend.defvjp(_forward, _backward)

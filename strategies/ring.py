@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from strategies.attention import Mix, gradients, merged, mix, normalised, shared
+from strategies.attention import Mix, Queries, gradients, merged, mix, normalised, shared
 
 AXIS = "context"
 EARLY, LATE = 0, 1
@@ -45,7 +45,8 @@ def zigzag(x: Array, dim: int) -> Array:
 def ring_attention(qkv_BTCA: Float[Array, "B 2*T 3 A"], head_dim: int, kind: str = "xla") -> Float[Array, "B 2*T A"]:
     """As `causal_attention`, for the tokens that `zigzag` leaves here, to all before them on any device.
 
-    For two devices or more. There is no fused kernel: `kind` is "xla".
+    For two devices or more. There is no fused kernel: `kind` is "xla". On CPUs a permutation waits for all devices of
+    the mesh, those of other rings too: not to be called in a branch that some of them do not take.
     """
     batch, tokens, _, features = qkv_BTCA.shape
     qkv_BPTCHK = qkv_BTCA.reshape(batch, 2, tokens // 2, 3, -1, head_dim)
@@ -112,11 +113,11 @@ def _backward(kept: tuple[Array, ...], dmixed_PBHTK: Array) -> tuple[Array, Arra
     They travel in the compute dtype; those of the queries, which stay, are added up in float32.
     """
     q_PBHTK, kv_PCBHSK, mixed_PBHTK, log_total_PBHT1 = kept
-    queries = q_PBHTK, dmixed_PBHTK, log_total_PBHT1, shared(mixed_PBHTK, dmixed_PBHTK)
+    queries = Queries(q_PBHTK, dmixed_PBHTK, log_total_PBHT1, shared(mixed_PBHTK, dmixed_PBHTK))
 
     def learn(grads: Grads, kv_PCBHSK: Array, query: Array | int, key: Array | int) -> Grads:
         dq_PBHTK, dkv_PCBHSK = grads
-        dq_BHTK, *dkv_CBHSK = gradients(*_at(queries, query), *_at(kv_PCBHSK, key))
+        dq_BHTK, *dkv_CBHSK = gradients(_at(queries, query), *_at(kv_PCBHSK, key))
         return _add(dq_PBHTK, dq_BHTK, query), _add(dkv_PCBHSK, jnp.stack(dkv_CBHSK), key)
 
     def work(grads: Grads, kv_PCBHSK: Array, hop: Array | int) -> Grads:
@@ -128,7 +129,7 @@ def _backward(kept: tuple[Array, ...], dmixed_PBHTK: Array) -> tuple[Array, Arra
         return (work(grads, kv_PCBHSK, hop), _hop(kv_PCBHSK)), None
 
     size, passing_PCBHSK = lax.axis_size(AXIS), _hop(kv_PCBHSK)
-    dq_PBHTK, *dkv = jax.vmap(partial(gradients, causal=True))(*queries, kv_PCBHSK[:, 0], kv_PCBHSK[:, 1])
+    dq_PBHTK, *dkv = jax.vmap(partial(gradients, causal=True))(queries, kv_PCBHSK[:, 0], kv_PCBHSK[:, 1])
     own = learn((dq_PBHTK.astype(jnp.float32), jnp.stack(dkv, 1)), kv_PCBHSK, LATE, EARLY)
     (grads, passing_PCBHSK), _ = lax.scan(tick, (own, passing_PCBHSK), jnp.arange(1, size - 1))
     dq_PBHTK, dkv_PCBHSK = work(grads, passing_PCBHSK, size - 1)

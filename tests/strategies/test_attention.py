@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies.attention import Mix, attend, causal_attention, gradients, merged, mix, normalised, shared
+from strategies.attention import Mix, Queries, attend, causal_attention, gradients, merged, mix, normalised, shared
 
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, 12, 4
 SHAPE = (BATCH, HEADS, TOKENS, HEAD_DIM)
@@ -96,12 +96,12 @@ def test_gradients_of_blocks_add_up():
     """Over the blocks of keys for the queries, over those of queries for keys and values; masked blocks have none."""
     q, k, v, dmixed = inputs()
     mixed, log_total = normalised(mix(q, k, v, causal=True), v.dtype)
-    queries = [cut(x, [6, 6]) for x in (q, dmixed, log_total, shared(mixed, dmixed))]
-    early, late = ([halves[i] for halves in queries] for i in (0, 1))
+    blocks_of_each = [cut(x, [6, 6]) for x in (q, dmixed, log_total, shared(mixed, dmixed))]
+    early, late = (Queries(*(blocks[chunk] for blocks in blocks_of_each)) for chunk in (0, 1))
     (k0, k1), (v0, v1) = cut(k, [6, 6]), cut(v, [6, 6])
-    dq0, dk0, dv0 = gradients(*early, k_BHSK=k0, v_BHSK=v0, causal=True)
-    dq1, dk1, dv1 = gradients(*late, k_BHSK=k1, v_BHSK=v1, causal=True)
-    dq10, dk10, dv10 = gradients(*late, k_BHSK=k0, v_BHSK=v0)
+    dq0, dk0, dv0 = gradients(early, k0, v0, causal=True)
+    dq1, dk1, dv1 = gradients(late, k1, v1, causal=True)
+    dq10, dk10, dv10 = gradients(late, k0, v0)
     blocks = [(dq0, dq1 + dq10), (dk0 + dk10, dk1), (dv0 + dv10, dv1)]
     whole = jax.vjp(attend, q, k, v)[1](dmixed)
     for parts, expected in zip(blocks, whole, strict=True):
