@@ -83,24 +83,35 @@ class Cost:
         with `remat="full"` that pass begins with a block's forward pass, but for its last matmul and the scores, which
         then are there (Korthikanti et al. 2022, section 4), and may compute the logits again. `padding` of the
         vocabulary. `empty`: what stages with fewer layers than the largest do not do, but a compiled program counts,
-        for it cannot tell. Of a stack of layers that is no loop, with `unroll` as many as there are,
-        the compiler may find all that would be computed again.
+        for it cannot tell. `masked`, below zero: what a ring leaves out of attention, for causality masks it out. Of
+        layers that are in no loop, with `unroll` as many as there are, the compiler may find all that would be computed
+        again.
         """
         plan, config, full = self.plan, self.plan.config, self.plan.train.remat == "full"
         embed, rows, tokens = config.embed, plan.rows, plan.train.batch_size * config.sequence
         scores = 2 * config.layers * embed * config.sequence
         forward = 2 * config.layers * (4 * embed**2 + embed * config.mlp_dim) + scores
-        # Behind the conditional of an empty place the compiler does not find the scores.
-        blocks = (forward + (scores if plan.uneven else 0)) if full else 0
+        pairs, blocks = 4 * self.ring, 2 * self.ring + 1
+        # Behind the conditional of an empty place, or of what has passed a ring's loop, the compiler finds no scores.
+        passing = blocks - 3 if self.ring > 2 else 0
+        hidden = scores if plan.uneven else scores * passing // pairs
+        recomputed = forward + hidden if full else 0
         logits = 2 * embed * rows if plan.logits_again else 0
-        layers = config.flops_per_token - 6 * embed * config.vocab + scores + blocks
+        layers = config.flops_per_token - 6 * embed * config.vocab + scores + recomputed
+        masked = (8 if full else 7) * scores * (pairs - blocks) // pairs if self.ring > 1 else 0
         return {
             "model": self.model_flops(),
             "attention again": tokens * scores,
-            "recomputed": tokens * (blocks + logits),
+            "recomputed": tokens * (recomputed + logits),
             "padding": tokens * 6 * embed * (rows - config.vocab),
             "empty": tokens * layers // config.layers * (plan.places - config.layers),
+            "masked": -tokens * masked,
         }
+
+    @property
+    def ring(self) -> int:
+        """Devices around which keys and values go, of whose 4 n pairs of chunks causality leaves 2 n + 1 (ring.py)."""
+        return 1 if self.plan.ulysses else self.plan.size(*self.plan.token_axes)
 
     @property
     def hardware_flops(self) -> int:
@@ -109,6 +120,8 @@ class Cost:
 
     @property
     def bubble(self) -> float:
-        """The part of its time for which a stage has nothing to do, by its schedule: (S-1) / (M+S-1) for S stages and M
-        microbatches of most of them (Huang et al. 2019, section 2.3)."""
-        return self.plan.schedule.bubble() if self.plan.size("pipeline") > 1 else 0.0
+        """The part of its time for which a stage has nothing to do, by its schedule, see schedules.py.
+
+        With GPipe and 1F1B that is (S-1) / (M+S-1) for S stages and M microbatches (Huang et al. 2019, section 2.3).
+        """
+        return self.plan.schedule.bubble()

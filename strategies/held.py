@@ -7,16 +7,24 @@ never kept, the statistics of norms and softmax are, and so is what a norm compu
 
 from collections.abc import Mapping
 
+from strategies.compression import padded
 from strategies.plan import BYTES, Plan
-from strategies.ticks import Depths, Ticks
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
-    """Bytes of what a step takes: parameters, AdamW's two moments of each and its count, and tokens."""
-    sequences = plan.tokens // plan.config.sequence
+    """Bytes of what a step takes: parameters, AdamW's two moments of each and its count, and tokens.
+
+    Compression keeps besides what its codes were short of.
+    """
+    sequences, parts = plan.train.batch_size // plan.size(*plan.batch_axes), plan.size(*plan.updates)
+    short = 0
+    if plan.train.compression != "none":
+        devices = plan.size(*plan.batch_axes)
+        short = padded(plan.elements, devices) // devices * (devices + 1)
     return {
         "parameters": 4 * plan.elements,
-        "optimizer": 2 * 4 * plan.elements + 4,
+        "optimizer": 2 * 4 * plan.elements // parts + 4,
+        "errors": 4 * short,
         "batch": 4 * sequences * (plan.config.sequence + 1),
     }
 
@@ -28,7 +36,8 @@ def layer_bytes(plan: Plan) -> int:
 
     full: x, c s D
     dots: besides, the sum after attention c s D, means and deviations of the norms 16 s, queries, keys, values and what
-        attention mixes of them 4 c n D/t, the sums of exponentials 4 n H/t, and what goes into GELU c n F/t
+        attention mixes of them 4 c n D/t (once more if it comes from other devices, c n D), the sums of exponentials
+        4 n H/t, and what goes into GELU c n F/t
     none: besides, what either norm makes before and behind its scale 16 s D (but what a matmul takes, c s D, where that
         is the next to come), the scales 8 D, and five more arrays of the size of what goes into GELU
     """
@@ -38,7 +47,7 @@ def layer_bytes(plan: Plan) -> int:
     kept = number * own
     if train.remat != "full":
         statistics = 4 * 4 * own // config.embed + 4 * tokens * config.heads
-        kept += number * (own + 4 * tokens * config.embed + hidden) + statistics
+        kept += number * (own + (5 if plan.ulysses else 4) * tokens * config.embed + hidden) + statistics
     if train.remat == "none":
         taken = number if tensors > 1 and not plan.sequence_parallel else 4
         kept += 2 * (4 + taken) * own + 2 * 4 * config.embed + 5 * number * hidden
@@ -48,23 +57,27 @@ def layer_bytes(plan: Plan) -> int:
 def temporaries(plan: Plan) -> Mapping[str, int]:
     """Bytes of what a step holds at its peak besides its arguments, while it goes back through a layer or the head.
 
+    As XLA's CPU backend plans it, in float32. Others order the work otherwise, and fuse attention; what they must hold
+    is `weights`, `gradients` and `activations`. Of what compression takes nothing is known.
+
+    weights: whole, where what is gathered stays
     gradients: of all weights; where they are accumulated, those of one microbatch besides
     activations: what all layers keep, of all microbatches that are in flight
     stages: of a pipeline, see `stage_bytes`
     working: on one layer, twice where it is in the conditional of an empty place; or on the head, if that takes more
     """
-    accumulated = plan.train.microbatches > 1 and not plan.staged
+    train, shards = plan.train, plan.size(*plan.shards)
+    whole, by_step = plan.elements * shards, shards > 1 and train.gather == "step"
+    gradients = whole if by_step else plan.elements
+    if train.microbatches > 1 and not plan.staged:
+        gradients += gradients // (plan.size(*plan.updates) if plan.scatters_each else 1)
     return {
-        "gradients": 4 * plan.elements * (2 if accumulated else 1),
-        "activations": slots(plan).kept * plan.layers * layer_bytes(plan) // plan.schedule.chunks,
+        "weights": BYTES[train.dtype] * whole if by_step or (shards > 1 and not train.regather) else 0,
+        "gradients": 4 * gradients,
+        "activations": plan.ticks.depths.kept * plan.layers * layer_bytes(plan) // plan.schedule.chunks,
         "stages": stage_bytes(plan) if plan.staged else 0,
         "working": max(layer_work_bytes(plan) * (2 if plan.uneven else 1), head_work_bytes(plan)),
     }
-
-
-def slots(plan: Plan) -> Depths:
-    """Of what waits on a stage; without stages, one microbatch is kept at a time."""
-    return Ticks.of(plan.schedule).depths if plan.staged else Depths(x=0, dy=0, kept=1, put_off=0)
 
 
 def stage_bytes(plan: Plan) -> int:
@@ -75,7 +88,7 @@ def stage_bytes(plan: Plan) -> int:
     once more, for XLA's CPU backend copies what a conditional hands on; and of the chunk at work its gradients by one
     microbatch and, taken out from among others, what that has kept.
     """
-    config, train, depths, chunks = plan.config, plan.train, slots(plan), plan.schedule.chunks
+    config, train, depths, chunks = plan.config, plan.train, plan.ticks.depths, plan.schedule.chunks
     number, tokens = BYTES[train.dtype], plan.tokens // train.microbatches
     arrived = (depths.x + depths.dy + 2) * number * plan.own_residual // train.microbatches
     whole, split, hidden = (8, 4, 3) if train.remat == "full" else (4, 3, 1)
@@ -104,13 +117,15 @@ def layer_work_bytes(plan: Plan) -> int:
 def head_work_bytes(plan: Plan) -> int:
     """To go back through the head, in float32.
 
-    Of n tokens logits, their exponentials and gradients, n V/v each on v devices that split the vocabulary, and where
-    they are computed again once more; three of n D; and a table that is gathered, with its gradients.
+    Of the tokens whose logits there are at once these, their exponentials and gradients, V/v each on v devices that
+    split the vocabulary, and where they are computed again once more; three of n D; and a table that is gathered, with
+    its gradients.
     """
-    tokens = plan.tokens // plan.train.microbatches
-    logits = 4 if plan.logits_again else 3
-    table = 2 * plan.rows * plan.config.embed if plan.size(*plan.shards) > 1 else 0
-    return 4 * (tokens * (logits * plan.rows // plan.size(*plan.vocab_axes) + 3 * plan.config.embed) + table)
+    tokens, rows = plan.tokens // plan.train.microbatches, plan.rows // plan.size(*plan.vocab_axes)
+    logits = (4 if plan.logits_again else 3) * plan.logits_tokens * rows
+    gathered = plan.size(*plan.shards) > 1 and plan.train.gather == "layer"
+    table = 2 * plan.rows * plan.config.embed if gathered else 0
+    return 4 * (logits + 3 * tokens * plan.config.embed + table)
 
 
 def block_elements(plan: Plan) -> int:

@@ -8,25 +8,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from flax import nnx
+import jax
 
+from strategies import context
 from strategies.assemble import vocab_rows
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.gpt import GPT
+from strategies.gpt import weight_dims
+from strategies.loss import tokens_at_once
 from strategies.mesh import MeshSpec
 from strategies.partition import places
 from strategies.schedules import SCHEDULES, Schedule
 from strategies.step import require_divides
+from strategies.ticks import Ticks
 
 Axes = tuple[str, ...]
 Dims = tuple[str, ...]
 Cut = Mapping[str, str | Axes]
 """A dim of the model -> the mesh axes that split it, as strategies' own tables `SPLIT` have it."""
 
-BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "int32": 4}
+BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
 DIVIDED: Mapping[str, Dims] = {
     "fsdp": ("embed", "mlp"),
-    "context": ("sequence",),
     "tensor": ("heads", "mlp"),
 }
 """What of a model a mesh axis must divide."""
@@ -48,15 +50,11 @@ class Weight:
 
 
 @cache
-def weight_dims(tied: bool) -> Mapping[str, Dims]:
+def named_dims(tied: bool) -> Mapping[str, Dims]:
     """The dims of every weight of a model, whatever its sizes, by the weight's name there."""
-    config = GPTConfig(layers=1, embed=1, heads=1, tied=tied)
-    model = nnx.eval_shape(lambda: GPT(config, TrainConfig(batch_size=1), nnx.Rngs(0)))
-    weights = nnx.to_flat_state(nnx.state(model, nnx.Param))
-    return {
-        ".".join(map(str, path)): (("layers", *weight.dims) if path[0] == "blocks" else weight.dims)
-        for path, weight in weights
-    }
+    tree = weight_dims(GPTConfig(layers=1, embed=1, heads=1, tied=tied))
+    paths, _ = jax.tree.flatten_with_path(tree, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    return {".".join(key.key for key in path): dims for path, dims in paths}
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,11 @@ class Plan:
 
     Attributes:
         batch_axes: mesh axes that split the batch.
+        token_axes: mesh axes that split the tokens of each sequence.
         cut: mesh axes that split dims of the model, and so the work.
         shards: mesh axes that split every weight besides, along whichever dim it may be.
+        updates: mesh axes that split the gradients, moments and updates of weights that they do not split.
+        scatters_each: whether they split the gradients of each microbatch, and not just their sum.
 
     Raises:
         Infeasible: an axis that splits nothing, or does not divide what it is to split.
@@ -76,17 +77,28 @@ class Plan:
     mesh: MeshSpec
     train: TrainConfig
     batch_axes: Axes
+    token_axes: Axes
     cut: Cut
     shards: Axes
+    updates: Axes
+    scatters_each: bool
 
     def __post_init__(self) -> None:
         """Refuse what does not fit, as `build` does."""
-        used = {*self.batch_axes, *self.shards, *(axis for dim in self.cut for axis in self.axes_of(dim))}
+        used = {
+            *self.batch_axes,
+            *self.token_axes,
+            *self.shards,
+            *(axis for dim in self.cut for axis in self.axes_of(dim)),
+        }
         if strange := self.over(set(self.mesh.sizes) - used):
             raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")
         sizes = dict(self.config.dim_sizes, heads=self.config.heads)
         for axis, size in self.mesh.axes:
             require_divides(axis, size, **{dim: sizes[dim] for dim in DIVIDED.get(axis, ())})
+        context.require_fit(self.config, self.train, self.size(*self.token_axes))
+        if self.updates:
+            require_divides("data", self.size(*self.updates), embed=self.config.embed, mlp=self.config.mlp_dim)
         if self.sequence_parallel:
             require_divides("tensor", self.size("tensor"), sequence=self.config.sequence)
         if self.train.schedule == "zb-h1":
@@ -115,6 +127,11 @@ class Plan:
         return self.train.sequence_parallel and self.size("tensor") > 1
 
     @property
+    def ulysses(self) -> bool:
+        """Whether attention is split over heads where else tokens are."""
+        return self.size(*self.token_axes) > 1 and self.train.context_attention == "ulysses"
+
+    @property
     def vocab_axes(self) -> Axes:
         """Those that split the vocabulary."""
         return self.axes_of("vocab")
@@ -131,11 +148,16 @@ class Plan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The order in which stages work."""
+        """The order in which stages work on microbatches; without stages, one is done with before the next."""
         if not self.staged:
-            return SCHEDULES["gpipe"](1, self.train.microbatches)
+            return SCHEDULES["1f1b"](1, self.train.microbatches)
         chunks = self.train.chunks if self.train.schedule == "interleaved" else 1
         return SCHEDULES[self.train.schedule](self.size("pipeline"), self.train.microbatches, chunks)
+
+    @cached_property
+    def ticks(self) -> Ticks:
+        """The schedule tick by tick."""
+        return Ticks.of(self.schedule)
 
     @cached_property
     def places(self) -> int:
@@ -156,8 +178,8 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Of one device's sequences, in a step."""
-        return self.train.batch_size * self.config.sequence // self.size(*self.batch_axes)
+        """On which one device works, in a step."""
+        return self.train.batch_size * self.config.sequence // self.size(*self.batch_axes, *self.token_axes)
 
     @property
     def residual(self) -> int:
@@ -171,12 +193,20 @@ class Plan:
 
     @property
     def logits_again(self) -> bool:
-        """Whether the head's backward pass computes the logits again: unless the compiler finds that it has them.
+        """Whether the head's backward pass computes the logits again: in chunks; else the compiler may find them there.
 
-        It does not where what the head takes is gathered again, too.
+        Not so where what the head takes is gathered again, too, or kept as gathered.
         """
-        gathered_again = self.size(*self.shards) > 1 and self.train.microbatches > 1
-        return self.train.remat == "full" and (self.sequence_parallel or gathered_again)
+        train = self.train
+        by_layer = self.size(*self.shards) > 1 and train.gather == "layer"
+        gathered = by_layer and (train.microbatches > 1 or not train.regather)
+        return train.logits_bytes is not None or (train.remat == "full" and (self.sequence_parallel or gathered))
+
+    @property
+    def logits_tokens(self) -> int:
+        """Tokens whose logits there are at once."""
+        tokens, rows = self.tokens // self.train.microbatches, self.rows // self.size(*self.vocab_axes)
+        return tokens_at_once(tokens, rows, self.train.logits_bytes) if self.train.logits_bytes else tokens
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -184,7 +214,7 @@ class Plan:
         sizes = dict(self.config.dim_sizes, vocab=self.rows, layers=self.places)
         return tuple(
             Weight(name, dims, axes, math.prod(sizes[dim] for dim in dims) // self.size(*axes))
-            for name, dims in weight_dims(self.config.tied).items()
+            for name, dims in named_dims(self.config.tied).items()
             for axes in [(*self.shards, *(axis for dim in dims for axis in self.axes_of(dim)))]
         )
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from strategies import pipeline, tensor, three_d
+from strategies.compression import BLOCK, padded
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import MeshSpec
 from strategies.plan import BYTES, Axes, Cut, Plan
-from strategies.ticks import Ticks
 
 SENT: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda operand, group: 2 * operand * (group - 1) // group,
@@ -55,12 +55,16 @@ class Law:
 
     terms: tuple[Term, ...] = ()
     batch_axes: Axes = ()
+    token_axes: Axes = ()
     cut: Cut = field(default_factory=dict)
     shards: Axes = ()
+    updates: Axes = ()
+    scatters_each: bool = False
 
     def plan(self, config: GPTConfig, mesh: MeshSpec, train: TrainConfig) -> Plan:
         """Of a model on a mesh."""
-        return Plan(config, mesh, train, self.batch_axes, self.cut, self.shards)
+        layout = self.batch_axes, self.token_axes, self.cut, self.shards, self.updates, self.scatters_each
+        return Plan(config, mesh, train, *layout)
 
 
 def traffic(
@@ -74,37 +78,57 @@ def traffic(
 
 
 def gradients(plan: Plan) -> Iterator[Traffic]:
-    """data.py: each gradient once a step, over the batch axes that do not split its weight; and the loss."""
+    """data.py: each gradient once a step, over the axes that split tokens and not its weight; and the loss.
+
+    With compression="int8" codes instead, see compression.py. With "onebit" what is sent in the first steps: a compiled
+    program counts the larger branch of a conditional.
+    """
+    split = *plan.batch_axes, *plan.token_axes
+    for axes in (plan.shards, tuple(axis for axis in split if axis not in plan.shards)):
+        yield from traffic(plan, "loss", "all_reduce", axes, 1)
+    if plan.train.compression == "int8":
+        codes = padded(plan.elements, plan.size(*split))
+        for kind, share in (("all_to_all", codes), ("all_gather", codes // plan.size(*split))):
+            yield from traffic(plan, "codes", kind, split, share, dtype="int8")
+            yield from traffic(plan, "scales", kind, split, share // BLOCK)
+        return
     for weight in plan.weights:
-        axes = tuple(axis for axis in plan.batch_axes if axis not in weight.axes)
+        axes = tuple(axis for axis in split if axis not in (*weight.axes, *plan.updates))
         yield from traffic(plan, "gradients", "all_reduce", axes, weight.elements)
-    yield from traffic(plan, "loss", "all_reduce", plan.batch_axes, 1)
+
+
+def updates(plan: Plan) -> Iterator[Traffic]:
+    """zero.py: gradients scattered, once or for each microbatch, and weights gathered that were updated in parts."""
+    times = plan.train.microbatches if plan.scatters_each else 1
+    parts = plan.elements // plan.size(*plan.updates)
+    yield from traffic(plan, "gradients", "reduce_scatter", plan.updates, times * plan.elements)
+    yield from traffic(plan, "weights", "all_gather", plan.updates, parts)
 
 
 def gathers(plan: Plan) -> Iterator[Traffic]:
-    """fsdp.py: weights that batch axes split, gathered for each microbatch, and their gradients scattered.
+    """fsdp.py: weights that axes of the batch split are gathered, and their gradients scattered.
 
-    The loop's over layers are gathered again for the backward pass, but for the bias at its end, and with
-    `remat="none"` but for all vectors: these it does not need. Outside that loop the compiler gathers nothing twice,
-    nor in a loop over microbatches what it can have before, which is all but what the head takes for its backward pass.
+    Layer by layer, those in the loop over layers are gathered again for the backward pass, but for the bias at its end,
+    and with `remat="none"` but for all vectors: these it does not need. Outside that loop the compiler gathers nothing
+    twice, nor in a loop over microbatches what it can have before: all but what the head takes for its backward pass.
     A table that is tied has its gradients scattered for each of its two uses.
     """
-    microbatches, dtype = plan.train.microbatches, plan.train.dtype
+    train = plan.train
     for weight in plan.weights:
         axes = tuple(axis for axis in weight.axes if axis in plan.batch_axes)
         whole = weight.elements * plan.size(*axes)
         tied = plan.config.tied and weight.name == "embedding.token_VD"
         if weight.of_blocks:
-            once = microbatches
-            needed = weight.name != "blocks.down_bias_D" and (plan.train.remat != "none" or is_matrix(weight.dims))
+            needed = weight.name != "blocks.down_bias_D" and (train.remat != "none" or is_matrix(weight.dims))
         else:
-            once = 1
-            needed = microbatches > 1 and (tied or weight.name.startswith("head."))
-        again = microbatches if needed else 0
-        scattered = microbatches * (2 if tied else 1)
-        yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=dtype)
-        yield from traffic(plan, "weights again", "all_gather", axes, again * weight.elements, dtype=dtype)
-        yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=dtype)
+            needed = train.microbatches > 1 and (tied or weight.name.startswith("head."))
+        by_layer = train.gather == "layer"
+        once = train.microbatches if by_layer and weight.of_blocks else 1
+        again = train.microbatches if by_layer and train.regather and needed else 0
+        scattered = train.microbatches * (2 if tied else 1) if by_layer else 1
+        yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=train.dtype)
+        yield from traffic(plan, "weights again", "all_gather", axes, again * weight.elements, dtype=train.dtype)
+        yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=train.dtype)
 
 
 def is_matrix(dims: Axes) -> bool:
@@ -131,7 +155,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
 
 
 def vocabulary(plan: Plan) -> Iterator[Traffic]:
-    """tensor.py: what completes an embedding and a loss that are cut over the vocabulary."""
+    """tensor.py: what completes an embedding, and goes back to it, and a loss that are cut over the vocabulary."""
     axes, dtype = plan.vocab_axes, plan.train.dtype
     if plan.sequence_parallel:
         others = tuple(axis for axis in axes if axis != "tensor")
@@ -145,9 +169,8 @@ def vocabulary(plan: Plan) -> Iterator[Traffic]:
 
 
 def stages(plan: Plan) -> Iterator[Traffic]:
-    """pipeline.py: a microbatch to the next stage, and its gradient back, at each tick at which any stage sends so; and
-    what first and last stage share."""
-    counts = Ticks.of(plan.schedule).counts
+    """pipeline.py: what stages send each other at each tick at which any does, and what they share of both ends."""
+    counts = plan.ticks.counts
     sent = (counts.sends_x + counts.sends_dy) * plan.own_residual // plan.train.microbatches
     yield from traffic(plan, "stages", "permute", "pipeline", sent, dtype=plan.train.dtype)
     # The last stage's result, its gradient, and that of the first stage's input.
@@ -155,17 +178,35 @@ def stages(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "gradients held alike", "all_reduce", "pipeline", 2 * plan.config.embed)
 
 
+def attention(plan: Plan) -> Iterator[Traffic]:
+    """context.py: keys and values around a ring and back with their gradients, or from tokens to heads and back."""
+    devices, kept = plan.size("context"), plan.train.remat != "full"
+    if not plan.ulysses:
+        # Around again, but for the first hop: the compiler finds that the backward pass makes it, too.
+        again = 0 if kept else devices - 2
+        hops = 2 * (devices - 1) + devices + again
+        sent = hops * 2 * plan.layers * plan.residual
+        yield from traffic(plan, "keys and values", "permute", "context", sent, dtype=plan.train.dtype)
+    else:
+        sent = (2 if kept else 3) * 4 * plan.layers * plan.residual
+        yield from traffic(plan, "tokens and heads", "all_to_all", "context", sent, dtype=plan.train.dtype)
+
+
 def norm(plan: Plan) -> Iterator[Traffic]:
-    """assemble.py, in every strategy: a sum of squares for each set of axes that splits any weights."""
-    for axes in sorted({weight.axes for weight in plan.weights}):
+    """assemble.py, in every strategy: a sum of squares for each set of axes that splits any gradients."""
+    for axes in sorted({(*weight.axes, *plan.updates) for weight in plan.weights}):
         yield from traffic(plan, "norm", "all_reduce", axes, 1)
 
 
 LAWS: Mapping[str, Law] = {
     "single": Law(),
     "data": Law((gradients,), batch_axes=("data",)),
+    "zero1": Law((updates, gradients), batch_axes=("data",), updates=("data",)),
+    "zero2": Law((updates, gradients), batch_axes=("data",), updates=("data",), scatters_each=True),
     "fsdp": Law((gathers, gradients), batch_axes=("fsdp",), shards=("fsdp",)),
+    "hsdp": Law((gathers, gradients), batch_axes=("data", "fsdp"), shards=("fsdp",)),
     "tensor": Law((layers, vocabulary), cut=tensor.SPLIT),
+    "context": Law((attention, gradients), token_axes=("context",)),
     "pipeline": Law((stages, vocabulary), cut=pipeline.SPLIT),
     "three_d": Law((gradients, stages, layers, vocabulary), batch_axes=("data",), cut=three_d.SPLIT),
 }

@@ -29,17 +29,22 @@ EVEN = dataclasses.replace(ODD, layers=8)
 BATCH = 16
 
 CASES = [
-    ("single", "data=1", ODD, {"remat": "full"}),
+    ("single", "data=1", ODD, {"remat": "full", "logits_bytes": 2**16}),
     ("data", "data=8", UNTIED, {"microbatches": 2}),
+    ("zero1", "data=2", SMALL, {"remat": "none"}),
+    ("zero2", "data=4", ODD, {"microbatches": 2}),
     ("fsdp", "fsdp=8", ODD, {"remat": "none"}),
     ("fsdp", "fsdp=2", UNTIED, {"remat": "full", "microbatches": 2}),
+    ("fsdp", "fsdp=4", SMALL, {"regather": False}),
+    ("hsdp", "data=2,fsdp=4", SMALL, {"gather": "step", "microbatches": 2}),
     ("tensor", "tensor=4", ODD, {"remat": "full"}),
     ("tensor", "tensor=2", UNTIED, {"remat": "none", "microbatches": 2}),
     ("tensor", "tensor=4", SMALL, {"remat": "full", "sequence_parallel": False}),
+    ("context", "context=4", ODD, {"remat": "full"}),
+    ("context", "context=4", SMALL, {"context_attention": "ulysses"}),
     ("pipeline", "pipeline=4", ODD, {"microbatches": 8, "remat": "full"}),
     ("pipeline", "pipeline=2", EVEN, {"microbatches": 4, "schedule": "interleaved"}),
     ("three_d", "data=2,pipeline=2,tensor=2", UNTIED, {"microbatches": 2, "schedule": "zb-h1"}),
-    ("three_d", "data=4,tensor=2", SMALL, {"remat": "none"}),
     ("three_d", "pipeline=2,tensor=4", ODD, {"microbatches": 4, "schedule": "gpipe", "sequence_parallel": False}),
 ]
 
@@ -133,6 +138,8 @@ def loops(program):
         ("fsdp", "fsdp=4", {"microbatches": 2}),
         ("tensor", "tensor=4", {}),
         ("tensor", "tensor=2", {"sequence_parallel": False}),
+        ("context", "context=2", {}),
+        ("context", "context=4", {"context_attention": "ulysses"}),
         ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
     ],
     ids=str,
