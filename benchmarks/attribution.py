@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.cases import Case
@@ -124,7 +125,7 @@ def variants(case: Case) -> dict[str, Update]:
     found["gradients"] = differentiation(step)
     if case.remat != "none":
         found["kept"] = differentiation(replace(case, remat="none").build())
-    found["optimizer"] = lambda state, batch: ALONE(step.apply)(state, state.params)
+    found["optimizer"] = lambda state, batch: ALONE(step.apply)(state, like_gradients(step, state.params))
     found["nothing"] = lambda state, batch: (touched(step.state, state, step.state, state), {})
     return found
 
@@ -139,6 +140,11 @@ def differentiation(step: Step) -> Update:
         return State(params, state.optimizer), {"loss": loss}
 
     return update
+
+
+def like_gradients(step: Step, params: Any) -> Any:
+    """The weights as if they were gradients; where devices have one each, each has all the weights."""
+    return jax.tree.map(lambda grad, param: jnp.broadcast_to(param, grad.shape), step.grads, params)
 
 
 def touched(shapes: Any, arrays: Any, other_shapes: Any, others: Any) -> Any:

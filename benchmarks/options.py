@@ -13,7 +13,7 @@ from benchmarks.cases import COMMON, Selection
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
 
-DEVICES = (1, 2, 4, 8)
+DEVICES = (1, 2, 8)
 BATCH_SIZES = (8, 16)
 CASE_SECONDS = 1.0
 CASE_TIMEOUT = 600.0

@@ -112,8 +112,8 @@ EXACT = (
         "a gather out of its loop",
         "strategies/gpt.py",
         (
-            "nnx.split(blocks or self.blocks)\n",
-            "nnx.split(blocks or self.blocks)\n"
+            "nnx.split(self.blocks)\n",
+            "nnx.split(self.blocks)\n"
             "        stacked = jax.vmap(lambda weights: nnx.split(self._ready((graph, weights)))[1])(stacked)\n",
         ),
         ("self._ready((graph, weights))(x_BTD", "nnx.merge(graph, weights)(x_BTD"),
@@ -147,7 +147,7 @@ EXACT = (
     regression(
         "a case gone",
         "strategies/fsdp.py",
-        ('Strategy("fsdp", AXES, build)', 'Strategy("fsdp", AXES, build, most_devices=0)'),
+        ('Strategy("fsdp", AXES, build, OPTIONS)', 'Strategy("fsdp", AXES, build, OPTIONS, most_devices=0)'),
         cases=(FSDP,),
         evidence="vanished",
     ),
@@ -155,8 +155,8 @@ EXACT = (
         "a case renamed",
         "benchmarks/cases.py",
         (
-            'f"{self.strategy}-{self.mesh}-b{self.batch_size}"',
-            'f"{self.strategy}-{self.mesh}-b{self.batch_size}".replace("fsdp-", "zero-")',
+            '"-".join([self.strategy, ',
+            '"-".join([self.strategy.replace("fsdp", "zero"), ',
         ),
         cases=(FSDP,),
         evidence="vanished renamed? test_step[zero-fsdp=2-b8] is the same program",

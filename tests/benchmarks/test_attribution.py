@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.attribution import Attribution, attribute, variants
-from benchmarks.cases import Case
+from benchmarks.cases import Case, Options
 from benchmarks.compiled import read_program
 from benchmarks.corpus import read_corpus
 from benchmarks.measure import compile_step
@@ -61,9 +61,10 @@ def test_keeping_that_is_slower_leaves_nothing_to_gain() -> None:
     assert (parts.compute_seconds, parts.recomputation_seconds) == (89, 0)
 
 
-def test_halves_of_another_layout_than_the_weights_send_nothing() -> None:
-    """Where gradients are split and weights are not, each half of the step is timed without changing it."""
-    case = replace(SINGLE, strategy="zero1", mesh=MeshSpec.parse("data=4"))
+@pytest.mark.parametrize(("strategy", "options"), [("zero1", ()), ("data", (("compression", "onebit"),))])
+def test_halves_of_another_layout_than_the_weights_send_nothing(strategy: str, options: Options) -> None:
+    """Where gradients are split or each device's own, and weights are not, each half is timed as it is."""
+    case = replace(SINGLE, strategy=strategy, mesh=MeshSpec.parse("data=4"), options=options)
     step, found = case.build(), variants(case)
     for name in ("gradients", "optimizer"):
         text = jax.jit(found[name], donate_argnums=0).lower(step.state, step.batch).compile().as_text() or ""

@@ -75,10 +75,13 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
 
 
 def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
-    """A row that is ok lacks nothing but what its backend does not tell."""
+    """A row that is ok lacks nothing but what its backend does not tell, and a ratio where nothing is sent."""
     for row in rows:
         assert row["status"] == "ok"
-        assert {key for key, value in row.items() if value is None} == {"reason", "memory.device_peak_bytes"}
+        missing = {"reason", "memory.device_peak_bytes"} | (
+            {"sent_over_predicted"} if not row["predicted.sent_bytes"] else set()
+        )
+        assert {key for key, value in row.items() if value is None} == missing
 
 
 def test_strategies_are_compared_with_single(rows: list[Info]) -> None:
