@@ -8,8 +8,8 @@ chunk of the numbers (Tang et al. 2021, "1-bit Adam", algorithm 1, with a server
     e[P] and f[P/n] are kept: what the codes are short of
 
 For P numbers on n devices, padded to a multiple of 256 n, a device sends 2 P (n-1)/n codes, and 4 bytes for each 256
-of them. A code is a byte with `int8`, against 4 bytes of float32: gradients. With `onebit` it is one bit: momentum. Its program
-has the steps of the warm-up too, which send the most: what is read from it are their bytes.
+of them. A code is a byte with `int8`, against 4 bytes of float32: gradients. With `onebit` it is one bit: momentum. Its
+program has the steps of the warm-up too, which send the most: what is read from it are their bytes.
 """
 
 from collections.abc import Callable
