@@ -4,12 +4,9 @@ A schedule is an order of operations for each stage. An operation takes a tick, 
 and those that it needs have ended: forward of a microbatch needs the stage before, backward the stage behind. With
 chunks a stage holds several parts of the model, and a microbatch goes round the stages once for each.
 
-    python -m strategies.schedules 1f1b --stages 4 --microbatches 8
+    python -m strategies schedule 1f1b --stages 4 --microbatches 8
 """
 
-import argparse
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -220,32 +217,3 @@ def _require_one_chunk(name: str, chunks: int) -> None:
 def _cell(op: Op | None, chunks: int) -> str:
     """As `F0`; of a chunk but the first, with a prime for each before it."""
     return ".." if op is None else f"{op.kind}{op.microbatch}{chr(39) * op.chunk}"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command: a schedule as text, or as JSON for `python -m results.timeline`."""
-    parser = argparse.ArgumentParser(prog="python -m strategies.schedules", description="Print a pipeline schedule.")
-    add = parser.add_argument
-    add("schedule", choices=tuple(SCHEDULES))
-    add("--stages", type=int, required=True, metavar="S")
-    add("--microbatches", type=int, required=True, metavar="M")
-    add("--chunks", type=int, metavar="V", help="of a stage; default: 2 of interleaved, else 1")
-    add("--json", action="store_true", help="the table as JSON")
-    options = parser.parse_args(arguments)
-    chunks = options.chunks or (2 if options.schedule == "interleaved" else 1)
-    try:
-        schedule = SCHEDULES[options.schedule](options.stages, options.microbatches, chunks)
-    except Infeasible as error:
-        parser.error(str(error))
-    if options.json:
-        rows = [[op and op._asdict() for op in row] for row in schedule.table]
-        json.dump({"schedule": schedule.name, "chunks": schedule.chunks, "stages": rows}, sys.stdout)
-        return
-    print(schedule)
-    for name, share in (("bubble", schedule.bubble()), ("lockstep bubble", schedule.lockstep_bubble())):
-        print(f"{name} {share:.1%} of the time, where backward of inputs and of weights each take as long as forward")
-    print(f"in flight {', '.join(str(schedule.in_flight(stage)) for stage in range(schedule.stages))}")
-
-
-if __name__ == "__main__":
-    main()

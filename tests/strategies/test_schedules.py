@@ -1,6 +1,5 @@
 """Schedules do all work once and in an order that can be, and wait as long as their papers say."""
 
-import json
 from itertools import product
 
 import pytest
@@ -14,7 +13,6 @@ from strategies.schedules import (
     Schedule,
     gpipe,
     interleaved,
-    main,
     one_f_one_b,
     zero_bubble,
 )
@@ -122,21 +120,3 @@ def test_what_does_not_fit_is_refused() -> None:
         interleaved(4, 6, 2)
     with pytest.raises(Infeasible, match="1f1b has one chunk a stage, not 2; take interleaved"):
         one_f_one_b(4, 8, 2)
-
-
-def test_it_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """As text with its figures, and as JSON for who draws it."""
-    main(["zb-h1", "--stages", "2", "--microbatches", "2"])
-    assert capsys.readouterr().out == (
-        "F0 F1 .. B0 W0 B1 W1\n.. F0 B0 F1 B1 W0 W1\n"
-        "bubble 14.3% of the time, where backward of inputs and of weights each take as long as forward\n"
-        "lockstep bubble 0.0% of the time, where backward of inputs and of weights each take as long as forward\n"
-        "in flight 2, 2\n"
-    )
-    main(["interleaved", "--stages", "1", "--microbatches", "1", "--json"])
-    drawn = json.loads(capsys.readouterr().out)
-    assert drawn["stages"] == [
-        [{"kind": kind, "microbatch": 0, "chunk": chunk} for kind, chunk in (("F", 0), ("F", 1), ("B", 1), ("B", 0))]
-    ]
-    with pytest.raises(SystemExit):
-        main(["interleaved", "--stages", "2", "--microbatches", "3"])

@@ -1,0 +1,61 @@
+"""What can be asked of strategies without running any.
+
+python -m strategies schedule 1f1b --stages 4 --microbatches 8
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from strategies.config import Infeasible
+from strategies.schedules import SCHEDULES, Schedule
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m strategies", description="Ask about strategies.")
+    commands = parser.add_subparsers(required=True, metavar="schedule")
+    schedule = commands.add_parser("schedule", help="print what the stages of a pipeline do, tick by tick")
+    schedule.set_defaults(run=print_schedule, refuse=schedule.error)
+    add = schedule.add_argument
+    add("name", choices=tuple(SCHEDULES))
+    add("--stages", type=int, required=True, metavar="S")
+    add("--microbatches", type=int, required=True, metavar="M")
+    add("--chunks", type=int, metavar="V", help="of a stage; default: 2 of interleaved, else 1")
+    add("--json", action="store_true", help="the table as JSON, for `python -m results.timeline`")
+    options = parser.parse_args(arguments)
+    options.run(options)
+
+
+def print_schedule(options: argparse.Namespace) -> None:
+    """Print a schedule as text with its figures, or as JSON."""
+    try:
+        schedule = asked(options)
+    except Infeasible as error:
+        options.refuse(str(error))
+        return
+    if options.json:
+        rows = [[op and op._asdict() for op in row] for row in schedule.table]
+        json.dump({"schedule": schedule.name, "chunks": schedule.chunks, "stages": rows}, sys.stdout)
+        return
+    print(schedule)
+    for name, share in (("bubble", schedule.bubble()), ("lockstep bubble", schedule.lockstep_bubble())):
+        print(f"{name} {share:.1%} of the time, where backward of inputs and of weights each take as long as forward")
+    print(f"in flight {', '.join(str(schedule.in_flight(stage)) for stage in range(schedule.stages))}")
+
+
+def asked(options: argparse.Namespace) -> Schedule:
+    """The schedule.
+
+    Raises:
+        Infeasible: the numbers do not fit it.
+    """
+    if options.stages < 1 or options.microbatches < 1:
+        raise Infeasible("--stages and --microbatches must be at least 1")
+    chunks = options.chunks or (2 if options.name == "interleaved" else 1)
+    return SCHEDULES[options.name](options.stages, options.microbatches, chunks)
+
+
+if __name__ == "__main__":
+    main()

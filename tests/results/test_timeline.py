@@ -1,0 +1,43 @@
+"""A schedule, drawn."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from matplotlib.patches import Rectangle
+
+from results.timeline import main, timeline
+from strategies import __main__ as strategies
+
+
+def drawn(*arguments: str) -> dict:
+    """A schedule as the other command prints it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", text := io.StringIO())
+        strategies.main(["schedule", *arguments, "--json"])
+    return json.loads(text.getvalue())
+
+
+@pytest.mark.parametrize(("name", "operations"), [("gpipe", 2), ("zb-h1", 3)])
+def test_each_operation_is_a_cell(name: str, operations: int) -> None:
+    """On its stage and tick, and with its microbatch in it; idle ticks are empty."""
+    schedule = drawn(name, "--stages=3", "--microbatches=4")
+    (axes,) = timeline(schedule).axes
+    cells = {patch.get_xy() for patch in axes.patches if isinstance(patch, Rectangle)}
+    rows = enumerate(schedule["stages"])
+    assert cells == {(tick, stage) for stage, row in rows for tick, op in enumerate(row) if op}
+    assert len(cells) == operations * 3 * 4
+    labels = {(text.get_position()[0] - 0.5, text.get_position()[1] - 0.5): text.get_text() for text in axes.texts}
+    assert labels == {(t, s): str(schedule["stages"][s][t]["microbatch"]) for t, s in cells}
+
+
+def test_the_command_writes_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what comes in; what is no schedule is refused."""
+    schedule = drawn("interleaved", "--stages=2", "--microbatches=2")
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(schedule)))
+    main([str(tmp_path / "new" / "schedule.png")])
+    assert (tmp_path / "new" / "schedule.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr("sys.stdin", io.StringIO("nothing"))
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "schedule.png")])

@@ -1,0 +1,29 @@
+"""`python -m strategies`."""
+
+import json
+
+import pytest
+
+from strategies.__main__ import main
+
+
+def test_it_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """As text with its figures, and as JSON for who draws it."""
+    main(["schedule", "zb-h1", "--stages", "2", "--microbatches", "2"])
+    assert capsys.readouterr().out == (
+        "F0 F1 .. B0 W0 B1 W1\n.. F0 B0 F1 B1 W0 W1\n"
+        "bubble 14.3% of the time, where backward of inputs and of weights each take as long as forward\n"
+        "lockstep bubble 0.0% of the time, where backward of inputs and of weights each take as long as forward\n"
+        "in flight 2, 2\n"
+    )
+    main(["schedule", "interleaved", "--stages", "1", "--microbatches", "1", "--json"])
+    drawn = json.loads(capsys.readouterr().out)
+    assert drawn["stages"] == [
+        [{"kind": kind, "microbatch": 0, "chunk": chunk} for kind, chunk in (("F", 0), ("F", 1), ("B", 1), ("B", 0))]
+    ]
+    with pytest.raises(SystemExit):
+        main(["schedule", "interleaved", "--stages", "2", "--microbatches", "3"])
+    assert "pipeline=2 does not divide microbatches=3" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["schedule", "gpipe", "--stages", "0", "--microbatches", "3"])
+    assert "must be at least 1" in capsys.readouterr().err
