@@ -94,11 +94,12 @@ class Executor:
             put_off = jax.eval_shape(
                 lambda *known: self._halves(*known).first(*known)[1], (chunk, kept), self.nothing_bTD
             )
+        self.nobody = jax.tree.map(jnp.zeros_like, (kept, put_off))
         flow = Flow(
             x=_slots(self.nothing_bTD, depths.x + 1),
             dy=_slots(self.nothing_bTD, depths.dy + 1),
-            kept=_slots(kept, depths.kept),
-            put_off=_slots(put_off, depths.put_off),
+            kept=_slots(kept, depths.kept + 1),
+            put_off=_slots(put_off, depths.put_off + 1),
             loss=jnp.zeros_like(self.tokens_MbS[0, 0, 0], jnp.float32),
             dblocks=jax.tree.map(jnp.zeros_like, self.blocks),
             dends=jax.tree.map(jnp.zeros_like, self.ends),
@@ -141,32 +142,35 @@ class Executor:
     def _take_turn(self, flow: Flow, turn: Turn, x_bTD: Array) -> tuple[Array, Array, Flow]:
         """What this stage sends forward and backward, of which one or both are nothing, and what it hands on."""
 
-        def idle(kept: Any, put_off: Any, dblocks: Leaves) -> Changed:
-            return self.nothing_bTD, self.nothing_bTD, kept, put_off, dblocks
+        # Buffers are read in the branches and written behind them: XLA copies what a conditional takes and gives back.
+        nothing = self.nothing_bTD, self.nothing_bTD, *self.nobody
 
-        def forward(kept: Any, put_off: Any, dblocks: Leaves) -> Changed:
+        def idle(dblocks: Leaves) -> Changed:
+            return *nothing, dblocks
+
+        def forward(dblocks: Leaves) -> Changed:
             y_bTD, needed = self._forward(turn.chunk, x_bTD)
-            return y_bTD, self.nothing_bTD, _put(kept, needed, turn.kept), put_off, dblocks
+            return y_bTD, self.nothing_bTD, needed, self.nobody[1], dblocks
 
-        def backward(kept: Any, put_off: Any, dblocks: Leaves) -> Changed:
-            known, dy_bTD = (self._chunk(turn.chunk), _take(kept, turn.kept)), flow.dy[turn.dy]
+        def backward(dblocks: Leaves) -> Changed:
+            known, dy_bTD = (self._chunk(turn.chunk), _take(flow.kept, turn.kept)), flow.dy[turn.dy]
             if self.schedule.splits_backward:
                 dx_bTD, between = self._halves(known, dy_bTD).first(known, dy_bTD)
-                return self.nothing_bTD, dx_bTD, kept, _put(put_off, between, turn.put_off), dblocks
+                return self.nothing_bTD, dx_bTD, self.nobody[0], between, dblocks
             dchunk, dx_bTD = self._backward(known, dy_bTD)
-            return self.nothing_bTD, dx_bTD, kept, put_off, self._add(dblocks, dchunk, turn.chunk)
+            return self.nothing_bTD, dx_bTD, *self.nobody, self._add(dblocks, dchunk, turn.chunk)
 
-        def weights(kept: Any, put_off: Any, dblocks: Leaves) -> Changed:
-            known = self._chunk(turn.chunk), _take(kept, turn.kept)
-            dchunk = self._halves(known, self.nothing_bTD).second(known, _take(put_off, turn.put_off))
-            return self.nothing_bTD, self.nothing_bTD, kept, put_off, self._add(dblocks, dchunk, turn.chunk)
+        def weights(dblocks: Leaves) -> Changed:
+            known = self._chunk(turn.chunk), _take(flow.kept, turn.kept)
+            dchunk = self._halves(known, self.nothing_bTD).second(known, _take(flow.put_off, turn.put_off))
+            return *nothing, self._add(dblocks, dchunk, turn.chunk)
 
         branches = (idle, forward, backward, weights)[: 4 if self.schedule.splits_backward else 3]
         work = self.schedule.microbatches * self.schedule.chunks
         with _taken(self.schedule.ticks - (len(branches) - 1) * work, *[work] * (len(branches) - 1)):
-            y_bTD, dx_bTD, kept, put_off, dblocks = lax.switch(
-                turn.kind, branches, flow.kept, flow.put_off, flow.dblocks
-            )
+            y_bTD, dx_bTD, needed, between, dblocks = lax.switch(turn.kind, branches, flow.dblocks)
+        kept = _put(flow.kept, needed, jnp.where(turn.kind == 1, turn.kept, self.ticks.depths.kept))
+        put_off = _put(flow.put_off, between, jnp.where(turn.kind == 2, turn.put_off, self.ticks.depths.put_off))
         return y_bTD, dx_bTD, flow._replace(kept=kept, put_off=put_off, dblocks=dblocks)
 
     def _leave(self, flow: Flow, y_bTD: Array, m: Array) -> tuple[Flow, Array]:

@@ -84,18 +84,18 @@ def stage_bytes(plan: Plan) -> int:
     """What a pipeline holds besides, that goes through a chunk of a stage at a time.
 
     Inputs and gradients that have arrived; what backward passes put off (zb-h1: of a layer 7 n D + n F, of which a
-    tensor axis splits 3 n D + n F; with `remat="full"` 12 n D + 3 n F, and 4 n D + 3 n F); all that is kept or put off
-    once more, for XLA's CPU backend copies what a conditional hands on; and of the chunk at work its gradients by one
-    microbatch and, taken out from among others, what that has kept.
+    tensor axis splits 3 n D + n F; with `remat="full"` 12 n D + 3 n F, and 4 n D + 3 n F); of what is kept and of what is
+    put off a slot that nobody reads, and what is on the way between the buffer and a stage's turn; and of the chunk at
+    work its gradients by one microbatch.
     """
     config, train, depths, chunks = plan.config, plan.train, plan.ticks.depths, plan.schedule.chunks
     number, tokens = BYTES[train.dtype], plan.tokens // train.microbatches
     arrived = (depths.x + depths.dy + 2) * number * plan.own_residual // train.microbatches
     whole, split, hidden = (8, 4, 3) if train.remat == "full" else (4, 3, 1)
     width = whole * config.embed + (split * config.embed + hidden * config.mlp_dim) // plan.size("tensor")
-    put_off = depths.put_off * plan.layers * number * tokens * width
-    kept = plan.layers * layer_bytes(plan) // chunks * (depths.kept + (1 if depths.kept > 1 else 0))
-    return arrived + 2 * put_off + kept + 4 * block_elements(plan) // chunks
+    put_off = (depths.put_off + 2 if depths.put_off else 0) * plan.layers * number * tokens * width
+    kept = 2 * plan.layers * layer_bytes(plan) // chunks
+    return arrived + put_off + kept + 4 * block_elements(plan) // chunks
 
 
 def layer_work_bytes(plan: Plan) -> int:
