@@ -84,9 +84,9 @@ def stage_bytes(plan: Plan) -> int:
     """What a pipeline holds besides, that goes through a chunk of a stage at a time.
 
     Inputs and gradients that have arrived; what backward passes put off (zb-h1: of a layer 7 n D + n F, of which a
-    tensor axis splits 3 n D + n F; with `remat="full"` 12 n D + 3 n F, and 4 n D + 3 n F); of what is kept and of what is
-    put off a slot that nobody reads, and what is on the way between the buffer and a stage's turn; and of the chunk at
-    work its gradients by one microbatch.
+    tensor axis splits 3 n D + n F; with `remat="full"` 12 n D + 3 n F, and 4 n D + 3 n F). Of what is kept a slot that
+    nobody reads, the zeros that go there, what a turn makes, and what it takes where its layers are a loop; of what is
+    put off the first two. And of the chunk at work its gradients by one microbatch.
     """
     config, train, depths, chunks = plan.config, plan.train, plan.ticks.depths, plan.schedule.chunks
     number, tokens = BYTES[train.dtype], plan.tokens // train.microbatches
@@ -94,7 +94,7 @@ def stage_bytes(plan: Plan) -> int:
     whole, split, hidden = (8, 4, 3) if train.remat == "full" else (4, 3, 1)
     width = whole * config.embed + (split * config.embed + hidden * config.mlp_dim) // plan.size("tensor")
     put_off = (depths.put_off + 2 if depths.put_off else 0) * plan.layers * number * tokens * width
-    kept = 2 * plan.layers * layer_bytes(plan) // chunks
+    kept = (4 if plan.layers > chunks else 3) * plan.layers * layer_bytes(plan) // chunks
     return arrived + put_off + kept + 4 * block_elements(plan) // chunks
 
 
