@@ -15,6 +15,11 @@ SEVERAL = "several"
 """In the place of an axis: groups that span more than one."""
 
 
+def axis_of(axes: Sequence[str]) -> str:
+    """The one axis, or `SEVERAL`."""
+    return axes[0] if len(axes) == 1 else SEVERAL
+
+
 @dataclass(frozen=True)
 class Collective:
     """A collective of a step, between devices: one in groups of a single device communicates nothing, and is left out.
@@ -37,8 +42,8 @@ class Collective:
 
     @property
     def axis(self) -> str:
-        """The one axis, or `SEVERAL`."""
-        return self.axes[0] if len(self.axes) == 1 else SEVERAL
+        """As a row's columns name it."""
+        return axis_of(self.axes)
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.cases import Case
-from benchmarks.compiled import KINDS, SEVERAL
+from benchmarks.compiled import ROW_KEYS, axis_of
 from strategies import Infeasible
 from strategies.cost import Cost, predict
-from strategies.mesh import AXES
 
-SENT = tuple(f"sent_bytes.{kind}.{axis}" for kind in KINDS for axis in (*AXES, SEVERAL))
+SENT = tuple(key for key in ROW_KEYS if key.startswith("compiled.sent_bytes."))
 
 
 def predicted(case: Case, compiled: Mapping[str, Any]) -> dict[str, float | None]:
     """The columns of a row, of one device and one step; None where the formulas do not say, or `compiled` does not."""
     cost = cost_of(case)
-    sent = {key: compiled.get(f"compiled.{key}") for key in SENT}
+    sent = {key: compiled.get(key) for key in SENT}
     by_axis = dict.fromkeys(SENT, 0)
     for (kind, axes), parts in cost.sent.items() if cost else ():
-        by_axis[f"sent_bytes.{kind}.{axes[0] if len(axes) == 1 else SEVERAL}"] += sum(parts.values())
+        by_axis[f"compiled.sent_bytes.{kind}.{axis_of(axes)}"] += sum(parts.values())
     total = compiled.get("compiled.sent_bytes")
     return {
         "predicted.flops": cost and sum(cost.flops.values()) // case.mesh.size,

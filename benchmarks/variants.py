@@ -15,6 +15,8 @@ from jax import lax
 from jax.extend import core
 from jaxtyping import Array
 
+from strategies.interpreter import run
+
 Function = Callable[..., Any]
 
 
@@ -46,16 +48,8 @@ class Silence:
         return silent
 
     def _evaluate(self, jaxpr: core.Jaxpr, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """Go through the equations one after another."""
-        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
-
-        def value_of(atom: Any) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-        for equation in jaxpr.eqns:
-            outputs = self._outputs(equation, [value_of(atom) for atom in equation.invars])
-            values.update(zip(equation.outvars, outputs, strict=True))
-        return [value_of(atom) for atom in jaxpr.outvars]
+        """What is left of a program, one equation after another."""
+        return run(jaxpr, consts, inputs, self._outputs)
 
     def _outputs(self, equation: core.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         """What an equation makes of its inputs: another thing than it says, if it communicates."""

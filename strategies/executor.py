@@ -8,7 +8,6 @@ of the loop.
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,15 +15,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from strategies.data import diverge
 from strategies.gpt import Weights
 from strategies.put_off import Halves
 from strategies.schedules import Schedule
-from strategies.ticks import Shared, Ticks, Turn
+from strategies.ticks import KINDS, Shared, Ticks, Turn
 
 Leaves = list[Array]
 """Weights of a stage, as `jax.tree.leaves` lists them, stacked over its layers."""
 Changed = tuple[Array, Array, Any, Any, Leaves]
-"""What a turn sends forward and backward, and what it has changed: `kept`, `put_off` and `dblocks` of the flow."""
+"""What a turn sends forward and backward, what is to be kept and what is put off of it, and `dblocks` of the flow."""
 
 
 class Parts(NamedTuple):
@@ -169,8 +169,13 @@ class Executor:
         work = self.schedule.microbatches * self.schedule.chunks
         with _taken(self.schedule.ticks - (len(branches) - 1) * work, *[work] * (len(branches) - 1)):
             y_bTD, dx_bTD, needed, between, dblocks = lax.switch(turn.kind, branches, flow.dblocks)
-        kept = _put(flow.kept, needed, jnp.where(turn.kind == 1, turn.kept, self.ticks.depths.kept))
-        put_off = _put(flow.put_off, between, jnp.where(turn.kind == 2, turn.put_off, self.ticks.depths.put_off))
+        depths, is_forward, is_backward = (
+            self.ticks.depths,
+            turn.kind == KINDS.index("F"),
+            turn.kind == KINDS.index("B"),
+        )
+        kept = _put(flow.kept, needed, jnp.where(is_forward, turn.kept, depths.kept))
+        put_off = _put(flow.put_off, between, jnp.where(is_backward, turn.put_off, depths.put_off))
         return y_bTD, dx_bTD, flow._replace(kept=kept, put_off=put_off, dblocks=dblocks)
 
     def _leave(self, flow: Flow, y_bTD: Array, m: Array) -> tuple[Flow, Array]:
@@ -234,7 +239,7 @@ class Executor:
 
 def own(tree: Any) -> Any:
     """As it is, but each stage has its own."""
-    return jax.tree.map(partial(lax.pcast, axis_name="pipeline", to="varying"), tree)
+    return diverge(tree, ("pipeline",))
 
 
 def _taken(*counts: int) -> Any:

@@ -6,16 +6,16 @@ and shared among all stages, so that no stage holds or computes more than anothe
 Pipeline Parallelism with Vocabulary Parallelism"): all stages embed a microbatch when the first needs it, and compute
 its loss when the last has done with it.
 
-    x[b,T,D] -permute(pipeline)-> the next stage, and dx[b,T,D] -permute(pipeline)-> the one before, at every tick
+    x[b,T,D] -permute(pipeline)-> the next stage, at each tick at which any stage sends one; dx to the one before alike
     for each microbatch:
     x[b,T,D] embedded, partial -all_reduce(pipeline)-> every stage; backward the same for dx, from the first stage
     x[b,T,D] of the last stage -all_reduce(pipeline)-> every stage, for the loss; backward the same for dx
     a few numbers a token for the loss, as in tensor.py
     once a step: dW[D] of the last norm -all_reduce(pipeline)-> every stage
 
-For S stages, M microbatches of b = B / M sequences and a schedule of K ticks, a device sends 2 K b T D elements to its
-neighbours and 4 times 2 B T D (S-1)/S in all-reduces a step, in the compute dtype. Positions and the last norm are
-held by every stage alike.
+For S stages, M microbatches of b = B / M sequences and a schedule with K ticks at which x is sent and K' at which dx is
+(both M + S - 2 of GPipe's), a device sends (K + K') b T D elements to its neighbours and 4 times 2 B T D (S-1)/S in
+all-reduces a step, in the compute dtype. Positions and the last norm are held by every stage alike.
 """
 
 from collections.abc import Callable
@@ -84,15 +84,24 @@ def piped(config: GPTConfig, train: TrainConfig, stages: int) -> Pipe:
     """The pipeline of as many stages.
 
     Raises:
-        Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
+        Infeasible: as `order` does.
+    """
+    schedule, layer_places = order(config, train, stages)
+    return Pipe(layer_places, scheduled(schedule, layer_places))
+
+
+def order(config: GPTConfig, train: TrainConfig, stages: int) -> tuple[Schedule, tuple[int, ...]]:
+    """The schedule of as many stages, and the places of the layers.
+
+    Raises:
+        Infeasible: fewer layers than parts, or layers or microbatches that do not fit the schedule.
     """
     chunks = train.chunks if train.schedule == "interleaved" else 1
     layer_places = places(config.layers, stages, chunks)
     if train.schedule == "zb-h1" and -1 in layer_places:
         problem = f"pipeline={stages} does not divide layers={config.layers}, as zb-h1 needs"
         raise Infeasible(f"{problem}; {legal(config.layers, 'pipeline')}, or any with another schedule")
-    schedule = SCHEDULES[train.schedule](stages, train.microbatches, chunks)
-    return Pipe(layer_places, scheduled(schedule, layer_places))
+    return SCHEDULES[train.schedule](stages, train.microbatches, chunks), layer_places
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:

@@ -10,15 +10,15 @@ from functools import cache, cached_property
 
 import jax
 
-from strategies import context
+from strategies import context, pipeline, tensor
 from strategies.assemble import vocab_rows
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.gpt import weight_dims
 from strategies.loss import tokens_at_once
 from strategies.mesh import MeshSpec
 from strategies.partition import places
-from strategies.schedules import SCHEDULES, Schedule
-from strategies.step import require_divides
+from strategies.schedules import Schedule, one_f_one_b
+from strategies.shards import Shards
 from strategies.ticks import Ticks
 
 Axes = tuple[str, ...]
@@ -27,11 +27,6 @@ Cut = Mapping[str, str | Axes]
 """A dim of the model -> the mesh axes that split it, as strategies' own tables `SPLIT` have it."""
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
-DIVIDED: Mapping[str, Dims] = {
-    "fsdp": ("embed", "mlp"),
-    "tensor": ("heads", "mlp"),
-}
-"""What of a model a mesh axis must divide."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +88,10 @@ class Plan:
         }
         if strange := self.over(set(self.mesh.sizes) - used):
             raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")
-        sizes = dict(self.config.dim_sizes, heads=self.config.heads)
-        for axis, size in self.mesh.axes:
-            require_divides(axis, size, **{dim: sizes[dim] for dim in DIVIDED.get(axis, ())})
+        for axis in (*self.shards, *self.updates):
+            Shards(axis, self.size(axis), self.config)
+        tensor.require_fit(self.config, self.train, self.size("tensor"))
         context.require_fit(self.config, self.train, self.size(*self.token_axes))
-        if self.updates:
-            require_divides("data", self.size(*self.updates), embed=self.config.embed, mlp=self.config.mlp_dim)
-        if self.sequence_parallel:
-            require_divides("tensor", self.size("tensor"), sequence=self.config.sequence)
-        if self.train.schedule == "zb-h1":
-            require_divides("pipeline", self.size("pipeline"), layers=self.config.layers)
         parts = self.size(*self.batch_axes) * self.train.microbatches
         if self.train.batch_size % parts:
             problem = f"{self.mesh} x microbatches={self.train.microbatches} does not divide"
@@ -150,9 +139,8 @@ class Plan:
     def schedule(self) -> Schedule:
         """The order in which stages work on microbatches; without stages, one is done with before the next."""
         if not self.staged:
-            return SCHEDULES["1f1b"](1, self.train.microbatches)
-        chunks = self.train.chunks if self.train.schedule == "interleaved" else 1
-        return SCHEDULES[self.train.schedule](self.size("pipeline"), self.train.microbatches, chunks)
+            return one_f_one_b(1, self.train.microbatches)
+        return pipeline.order(self.config, self.train, self.size("pipeline"))[0]
 
     @cached_property
     def ticks(self) -> Ticks:
@@ -162,8 +150,6 @@ class Plan:
     @cached_property
     def places(self) -> int:
         """For layers, on all stages: as many on each as the largest needs."""
-        if not self.staged:
-            return self.config.layers
         return len(places(self.config.layers, self.schedule.stages, self.schedule.chunks))
 
     @property

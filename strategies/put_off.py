@@ -12,12 +12,12 @@ import jax
 from jax import lax
 from jax.extend import core
 
+from strategies.interpreter import Values, bind, evaluate, run
+
 VIEWS = {"broadcast_in_dim", "convert_element_type", "pvary", "reshape", "slice", "squeeze", "transpose"}
 """What costs next to nothing: computed again where it is needed, and not handed on."""
 ELEMENTWISE = {"add", "div", "exp", "integer_pow", "max", "mul", "neg", "rsqrt", "select_n", "square", "sub", "tanh"}
 """What costs little: computed again where it is made of nothing but what is there anyway."""
-
-Values = list[Any]
 
 
 class Halves:
@@ -81,45 +81,21 @@ def needed(equations: Iterable[core.JaxprEqn], outputs: Iterable[Any]) -> Iterat
     return reversed(found)
 
 
-def evaluate(equations: Iterable[core.JaxprEqn], values: dict[core.Var, Any], outputs: Sequence[Any]) -> Values:
-    """Go through equations one after another."""
-
-    def value_of(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-    for equation in equations:
-        results = equation.primitive.bind(*map(value_of, equation.invars), **equation.params)
-        values.update(zip(equation.outvars, results if equation.primitive.multiple_results else [results], strict=True))
-    return [value_of(atom) for atom in outputs]
-
-
 def flat(function: Callable[..., Any], leaves: Sequence[Any], structure: Any) -> Values:
     """What a function returns, computed by a program without programs in it: no calls, and no loops."""
     closed = jax.make_jaxpr(lambda *leaves: function(*jax.tree.unflatten(structure, leaves)))(*leaves)
-    return _flat(closed, leaves)
-
-
-def _flat(closed: Any, inputs: Sequence[Any]) -> Values:
-    values = dict(zip([*closed.jaxpr.constvars, *closed.jaxpr.invars], [*closed.consts, *inputs], strict=True))
-
-    def value_of(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-    for equation in closed.jaxpr.eqns:
-        outputs = _outputs(equation, [value_of(atom) for atom in equation.invars])
-        values.update(zip(equation.outvars, outputs, strict=True))
-    return [value_of(atom) for atom in closed.jaxpr.outvars]
+    return run(closed.jaxpr, closed.consts, leaves, _outputs)
 
 
 def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
-    params, name = equation.params, equation.primitive.name
-    if name == "scan":
+    params = equation.params
+    if equation.primitive.name == "scan":
         return _unrolled(params, inputs)
     called = params.get("call_jaxpr", params.get("jaxpr"))
-    if called is not None:
-        return _flat(called if isinstance(called, core.ClosedJaxpr) else core.ClosedJaxpr(called, ()), inputs)
-    outputs = equation.primitive.bind(*inputs, **params)
-    return list(outputs) if equation.primitive.multiple_results else [outputs]
+    if called is None:
+        return bind(equation, inputs)
+    # A program comes with its constants, or has none.
+    return run(getattr(called, "jaxpr", called), getattr(called, "consts", ()), inputs, _outputs)
 
 
 def _unrolled(params: dict[str, Any], inputs: Values) -> Values:
@@ -128,7 +104,8 @@ def _unrolled(params: dict[str, Any], inputs: Values) -> Values:
     fixed, state, columns = inputs[:consts], inputs[consts : consts + carry], inputs[consts + carry :]
     rows: dict[int, Values] = {}
     for i in reversed(range(params["length"])) if params["reverse"] else range(params["length"]):
-        outputs = _flat(params["jaxpr"], [*fixed, *state, *(column[i] for column in columns)])
+        body, row = params["jaxpr"], [*fixed, *state, *(column[i] for column in columns)]
+        outputs = run(body.jaxpr, body.consts, row, _outputs)
         state, rows[i] = outputs[:carry], outputs[carry:]
     stacked = [lax.concatenate([rows[i][k][None] for i in range(len(rows))], 0) for k in range(len(rows[0]))]
     return [*state, *stacked]

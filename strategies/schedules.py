@@ -27,9 +27,6 @@ class Op(NamedTuple):
     chunk: int = 0
 
 
-Orders = Sequence[Sequence[Op]]
-
-
 class Costs(NamedTuple):
     """How long the operations of a whole stage take, in any unit: forward, gradients of inputs and of weights."""
 
@@ -197,8 +194,6 @@ def _alternating(name: str, stages: int, microbatches: int, chunks: int, ahead: 
     turns = [divmod(turn, stages * chunks) for turn in range(microbatches * chunks)]
     # Chunks take turns for as many microbatches as there are stages; backward, the last chunk comes first.
     parts = [(group * stages + place % stages, place // stages) for group, place in turns]
-    if chunks == 1:
-        parts = [(m, 0) for m in range(microbatches)]
     forward = [Op("F", m, chunk) for m, chunk in parts]
     backward = [Op("B", m, chunks - 1 - chunk) for m, chunk in parts]
     orders = []

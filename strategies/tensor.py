@@ -11,7 +11,8 @@ normalises no other (sequence parallel; Korthikanti et al. 2022, "Reducing Activ
     each has the other for its transpose, with dx, two and two a layer backward
     the reduce-scatter once for the embedding, the gather twice for the head, and each one's transpose
     for the loss, largest logit, sum of exponentials and target's logit of each token; the first two again backward
-    dW[D] -all_reduce(tensor)-> dW[D], once a step: norms, positions and biases that every device holds alike
+    dW[D] -all_reduce(tensor)-> dW[D], once a microbatch that is accumulated: norms, positions and biases that every
+        device holds alike
 
 With `sequence_parallel=False` every device holds all of the residual stream:
 
