@@ -178,15 +178,16 @@ class _Reader:
             raise HLOError(f"%{instruction.name}: a {opcode} is none of {', '.join(_OPCODES)}")
         if opcode in _KINDS:
             return self._collective(_KINDS[opcode], instruction, where)
+        taken = integers(instruction.attributes.get("taken", ""))
+        if opcode == "while" and taken:
+            return _conditional([Work(), self.works[instruction.computation("body")].at_most()], taken)
         if opcode == "while":
             trips = _trips(instruction, where, self.module)
             body, condition = (self.works[instruction.computation(each)] for each in ("body", "condition"))
             return body.looped(trips) + condition.looped(trips + 1)
         if opcode == "conditional":
             branches = self._called(instruction, "branch_computations", "true_computation", "false_computation")
-            return _conditional(
-                [branch.at_most() for branch in branches], integers(instruction.attributes.get("taken", ""))
-            )
+            return _conditional([branch.at_most() for branch in branches], taken)
         # What others apply makes one number of two.
         called = self._called(instruction, "to_apply" if opcode == "call" else "calls", "called_computations")
         return sum(called, start=Work(flops=_flops(instruction, where)))

@@ -95,7 +95,7 @@ _NOISE = re.compile(  # what is said of a program that is no part of it
     r'|,"outer_dimension_partitions":\[[^\]]*\]'
     r'|fingerprint_before_lhs="[0-9a-f]*"'
 )
-_TAKEN = re.compile(r'/taken_([0-9_]+)/cond"')
+_TAKEN = re.compile(r'/taken_([0-9_]+)/(?:cond|while)"')
 _COMPUTATION = re.compile(r"(ENTRY )?%([^\s(]+) \(.*\{")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = (.*)")
 _CALL = re.compile(r" ([a-z][a-z0-9-]*)\(")

@@ -1,13 +1,14 @@
 """Runs a pipeline schedule, tick by tick: this device is a stage, and does what the table says.
 
-All devices go through the same loop. In each tick the stages embed a microbatch together if the first one needs it,
-then each takes its turn, forward or backward or idle, then they compute together the loss of a microbatch that has left
-the last one; at the end each sends to its neighbours. Differentiated by hand, a stage at a time: no gradient is taken
-of the loop.
+All devices go through the same loop. In each tick a stage takes its turn, forward or backward or idle; then all stages
+together embed the microbatch that the first one needs next, compute the loss of one that has left the last one, and go
+back into the embedding with one that has returned to the first; at the end they send to their neighbours.
+Differentiated by hand, a stage at a time: no gradient is taken of the loop.
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,12 +20,12 @@ from strategies.data import diverge
 from strategies.gpt import Weights
 from strategies.put_off import Halves
 from strategies.schedules import Schedule
-from strategies.ticks import KINDS, Shared, Ticks, Turn
+from strategies.ticks import KINDS, Ends, Shared, Ticks, Turn, Ways
 
 Leaves = list[Array]
 """Weights of a stage, as `jax.tree.leaves` lists them, stacked over its layers."""
-Changed = tuple[Array, Array, Any, Any, Leaves]
-"""What a turn sends forward and backward, what is to be kept and what is put off of it, and `dblocks` of the flow."""
+Row = tuple[Turn, Shared]
+"""What a tick brings."""
 
 
 class Parts(NamedTuple):
@@ -46,14 +47,15 @@ class Flow(NamedTuple):
     """What a stage hands on from tick to tick.
 
     Attributes:
-        x, dy: what has arrived and waits, by slot [slots,b,T,D].
+        arrived: inputs, and gradients of outputs, that wait for their turn, by slot [slots,b,T,D].
+        made: what the latest turn sends on: its output, or the gradient of its input [b,T,D].
         kept: what the backward pass of each microbatch in flight needs besides the weights, by slot.
         put_off: what the gradients of its weights take besides, by slot.
         loss, dblocks, dends: sums so far.
     """
 
-    x: Array
-    dy: Array
+    arrived: Array
+    made: Array
     kept: Any
     put_off: Any
     loss: Array
@@ -83,23 +85,19 @@ class Executor:
 
     def __call__(self) -> tuple[Float[Array, ""], Leaves, Weights]:
         """This device's share of the loss, and the gradients of the blocks and of both ends."""
-        self.stage, stages = lax.axis_index("pipeline"), self.schedule.stages
-        self.right = [(s, (s + 1) % stages) for s in range(stages if self.schedule.chunks > 1 else stages - 1)]
-        self.left = [(there, here) for here, there in self.right]
-        self.nothing_bTD = own(jnp.zeros_like(jax.eval_shape(self.parts.embed, self.ends, self.tokens_MbS[0])))
+        self.stage = lax.axis_index("pipeline")
+        entered_bTD = own(self.parts.embed(self.ends, self.tokens_MbS[0]))
         chunk, depths = self._chunk(0), self.ticks.depths
-        kept = jax.eval_shape(lambda x_bTD: self._forward(0, x_bTD)[1], self.nothing_bTD)
+        kept = jax.eval_shape(lambda x_bTD: self._forward(0, x_bTD)[1], entered_bTD)
         put_off = []
         if self.schedule.splits_backward:
-            put_off = jax.eval_shape(
-                lambda *known: self._halves(*known).first(*known)[1], (chunk, kept), self.nothing_bTD
-            )
-        self.nobody = jax.tree.map(jnp.zeros_like, (kept, put_off))
+            put_off = jax.eval_shape(lambda *known: self._halves(*known).first(*known)[1], (chunk, kept), entered_bTD)
         flow = Flow(
-            x=_slots(self.nothing_bTD, depths.x + 1),
-            dy=_slots(self.nothing_bTD, depths.dy + 1),
-            kept=_slots(kept, depths.kept + 1),
-            put_off=_slots(put_off, depths.put_off + 1),
+            # One slot more, for what nobody will read.
+            arrived=_put(_slots(entered_bTD, depths.arrived + 1), entered_bTD, 0),
+            made=jnp.zeros_like(entered_bTD),
+            kept=_slots(kept, depths.kept),
+            put_off=_slots(put_off, depths.put_off),
             loss=jnp.zeros_like(self.tokens_MbS[0, 0, 0], jnp.float32),
             dblocks=jax.tree.map(jnp.zeros_like, self.blocks),
             dends=jax.tree.map(jnp.zeros_like, self.ends),
@@ -108,90 +106,85 @@ class Executor:
         flow, _ = lax.scan(self._tick, flow, (turns, Shared(*map(jnp.asarray, self.ticks.shared))))
         return flow.loss, flow.dblocks, flow.dends
 
-    def _tick(self, flow: Flow, row: tuple[Turn, Shared]) -> tuple[Flow, None]:
+    def _tick(self, flow: Flow, row: Row) -> tuple[Flow, None]:
         turn, shared = row
-        counts = self.ticks.counts
-        entered_bTD = self._if(
-            counts.enters,
-            shared.enters >= 0,
-            lambda: own(self.parts.embed(self.ends, self.tokens_MbS[shared.enters])),
-            lambda: self.nothing_bTD,
-        )
-        x_bTD = jnp.where(turn.first, entered_bTD, flow.x[turn.x])
-        y_bTD, dx_bTD, flow = self._take_turn(flow, turn, x_bTD)
-        flow, dloss_bTD = self._if(
-            counts.leaves,
-            shared.leaves >= 0,
-            lambda: self._leave(flow, y_bTD, shared.leaves),
-            lambda: (flow, self.nothing_bTD),
-        )
-        dends = self._if(
-            counts.returns,
-            shared.returns >= 0,
-            lambda: self._return(flow.dends, dx_bTD, shared.returns),
-            lambda: flow.dends,
-        )
-
-        def sent(x_bTD: Array, count: int, taken: Any, ways: list[tuple[int, int]]) -> Array:
-            return self._if(count, taken, lambda: lax.ppermute(x_bTD, "pipeline", ways), lambda: self.nothing_bTD)
-
-        x = _put(flow.x, sent(y_bTD, counts.sends_x, shared.sends_x, self.right), turn.got_x)
-        dy = _put(flow.dy, sent(dx_bTD, counts.sends_dy, shared.sends_dy, self.left), turn.got_dy)
-        return flow._replace(x=x, dy=_put(dy, dloss_bTD, turn.got_loss), dends=dends), None
-
-    def _take_turn(self, flow: Flow, turn: Turn, x_bTD: Array) -> tuple[Array, Array, Flow]:
-        """What this stage sends forward and backward, of which one or both are nothing, and what it hands on."""
-
-        # Buffers are read in the branches and written behind them: XLA copies what a conditional takes and gives back.
-        nothing = self.nothing_bTD, self.nothing_bTD, *self.nobody
-
-        def idle(dblocks: Leaves) -> Changed:
-            return *nothing, dblocks
-
-        def forward(dblocks: Leaves) -> Changed:
-            y_bTD, needed = self._forward(turn.chunk, x_bTD)
-            return y_bTD, self.nothing_bTD, needed, self.nobody[1], dblocks
-
-        def backward(dblocks: Leaves) -> Changed:
-            known, dy_bTD = (self._chunk(turn.chunk), _take(flow.kept, turn.kept)), flow.dy[turn.dy]
-            if self.schedule.splits_backward:
-                dx_bTD, between = self._halves(known, dy_bTD).first(known, dy_bTD)
-                return self.nothing_bTD, dx_bTD, self.nobody[0], between, dblocks
-            dchunk, dx_bTD = self._backward(known, dy_bTD)
-            return self.nothing_bTD, dx_bTD, *self.nobody, self._add(dblocks, dchunk, turn.chunk)
-
-        def weights(dblocks: Leaves) -> Changed:
-            known = self._chunk(turn.chunk), _take(flow.kept, turn.kept)
-            dchunk = self._halves(known, self.nothing_bTD).second(known, _take(flow.put_off, turn.put_off))
-            return *nothing, self._add(dblocks, dchunk, turn.chunk)
-
-        branches = (idle, forward, backward, weights)[: 4 if self.schedule.splits_backward else 3]
+        turns = {"F": self._turn_forward, "B": self._turn_backward, "W": self._turn_weights}
         work = self.schedule.microbatches * self.schedule.chunks
-        with _taken(self.schedule.ticks - (len(branches) - 1) * work, *[work] * (len(branches) - 1)):
-            y_bTD, dx_bTD, needed, between, dblocks = lax.switch(turn.kind, branches, flow.dblocks)
-        depths, is_forward, is_backward = (
-            self.ticks.depths,
-            turn.kind == KINDS.index("F"),
-            turn.kind == KINDS.index("B"),
-        )
-        kept = _put(flow.kept, needed, jnp.where(is_forward, turn.kept, depths.kept))
-        put_off = _put(flow.put_off, between, jnp.where(is_backward, turn.put_off, depths.put_off))
-        return y_bTD, dx_bTD, flow._replace(kept=kept, put_off=put_off, dblocks=dblocks)
+        for kind in "FBW" if self.schedule.splits_backward else "FB":
+            flow = self._if(turn.kind == KINDS.index(kind), work, turns[kind], flow, row)
+        of_all = self.ticks.shared
+        for index, ends in enumerate(self.ticks.ends):
+            times = (of_all.ends == index).sum()
+            flow = self._if(shared.ends == index, times, partial(self._meet, ends), flow, row)
+        for exchange, different in enumerate(self.ticks.ways):
+            for index, ways in enumerate(different):
+                times = (of_all.ways[:, exchange] == index).sum()
+                flow = self._if(shared.ways[exchange] == index, times, partial(self._send, exchange, ways), flow, row)
+        return flow, None
 
-    def _leave(self, flow: Flow, y_bTD: Array, m: Array) -> tuple[Flow, Array]:
-        """The loss of a microbatch that has left the last stage, and the gradient that goes back there."""
+    def _if(
+        self, taken: Array, times: int, work: Callable[[Flow, Turn, Shared], Flow], flow: Flow, row: Row
+    ) -> Flow:
+        """What some work makes of the flow, where it is taken, as it is in so many of the ticks.
 
-        def lose(ends: Weights, y_bTD: Array) -> Array:
-            return self.parts.lose(ends, own(y_bTD), self.tokens_MbS[m])
+        A loop that runs once or not at all: XLA changes in place what goes through a loop, and copies what goes through
+        a conditional. What the work takes is hidden behind what the loop changes: else it would be the same each time
+        around, and XLA might compute it ahead of the loop, in every tick.
+        """
 
-        y_bTD = lax.psum(jnp.where(self.stage == self.schedule.stages - 1, y_bTD, 0), "pipeline")
-        loss, (dends, dy_bTD) = jax.value_and_grad(lose, (0, 1))(self.ends, y_bTD)
-        return flow._replace(loss=flow.loss + loss, dends=jax.tree.map(jnp.add, flow.dends, dends)), own(dy_bTD)
+        def once(state: tuple[Array, Flow]) -> tuple[Array, Flow]:
+            taken, flow = state
+            _, made, (turn, shared) = lax.optimization_barrier((taken, flow.made, row))
+            return jnp.zeros_like(taken), work(flow._replace(made=made), turn, shared)
 
-    def _return(self, dends: Weights, dx_bTD: Array, m: Array) -> Weights:
-        """The gradient of the embedding of a microbatch that has come back to the first stage."""
-        _, pull = jax.vjp(lambda ends: own(self.parts.embed(ends, self.tokens_MbS[m])), self.ends)
-        return jax.tree.map(jnp.add, dends, *pull(jnp.where(self.stage == 0, dx_bTD, 0)))
+        # How often it runs in the loop around it stands in its name, for who reads the program.
+        with jax.named_scope(f"taken_{self.schedule.ticks - times}_{times}"):
+            return lax.while_loop(lambda state: state[0], once, (taken, flow))[1]
+
+    def _turn_forward(self, flow: Flow, turn: Turn, shared: Shared) -> Flow:
+        y_bTD, needed = self._forward(turn.chunk, flow.arrived[turn.takes])
+        return flow._replace(made=y_bTD, kept=_put(flow.kept, needed, turn.kept))
+
+    def _turn_backward(self, flow: Flow, turn: Turn, shared: Shared) -> Flow:
+        known, dy_bTD = (self._chunk(turn.chunk), _take(flow.kept, turn.kept)), flow.arrived[turn.takes]
+        if self.schedule.splits_backward:
+            dx_bTD, between = self._halves(known, dy_bTD).first(known, dy_bTD)
+            return flow._replace(made=dx_bTD, put_off=_put(flow.put_off, between, turn.put_off))
+        dchunk, dx_bTD = self._backward(known, dy_bTD)
+        return flow._replace(made=dx_bTD, dblocks=self._add(flow.dblocks, dchunk, turn.chunk))
+
+    def _turn_weights(self, flow: Flow, turn: Turn, shared: Shared) -> Flow:
+        known = self._chunk(turn.chunk), _take(flow.kept, turn.kept)
+        dchunk = self._halves(known, jnp.zeros_like(flow.made)).second(known, _take(flow.put_off, turn.put_off))
+        return flow._replace(dblocks=self._add(flow.dblocks, dchunk, turn.chunk))
+
+    def _meet(self, ends: Ends, flow: Flow, turn: Turn, shared: Shared) -> Flow:
+        """What is done at both ends of the model, in which all stages share."""
+        enters, leaves, returns = ends
+        arrived, loss, dends = flow.arrived, flow.loss, flow.dends
+        if enters:
+            entered_bTD = own(self.parts.embed(self.ends, self.tokens_MbS[shared.enters]))
+            arrived = _put(arrived, entered_bTD, turn.got_entered)
+        if leaves:
+            y_bTD = self._of(self.schedule.stages - 1, flow.made)
+            more, (dleaving, dy_bTD) = jax.value_and_grad(self._lose, (0, 1))(self.ends, y_bTD, shared.leaves)
+            loss, dends = loss + more, jax.tree.map(jnp.add, dends, dleaving)
+            arrived = _put(arrived, own(dy_bTD), turn.got_loss)
+        if returns:
+            _, pull = jax.vjp(lambda ends: self.parts.embed(ends, self.tokens_MbS[shared.returns]), self.ends)
+            dends = jax.tree.map(jnp.add, dends, *pull(self._of(0, flow.made)))
+        return flow._replace(arrived=arrived, loss=loss, dends=dends)
+
+    def _lose(self, ends: Weights, y_bTD: Array, m: Array) -> Array:
+        return self.parts.lose(ends, own(y_bTD), self.tokens_MbS[m])
+
+    def _of(self, stage: int, made_bTD: Array) -> Array:
+        """What one stage has made, on all of them."""
+        return lax.psum(jnp.where(self.stage == stage, made_bTD, 0), "pipeline")
+
+    def _send(self, exchange: int, ways: Ways, flow: Flow, turn: Turn, shared: Shared) -> Flow:
+        sent_bTD = lax.ppermute(flow.made, "pipeline", ways)
+        return flow._replace(arrived=_put(flow.arrived, sent_bTD, turn.got_sent[exchange]))
 
     def _forward(self, chunk: Any, x_bTD: Array) -> tuple[Array, Any]:
         """The result, and what the backward pass needs besides the weights."""
@@ -231,20 +224,10 @@ class Executor:
 
         return jax.tree.map(add, dblocks, dchunk)
 
-    def _if(self, count: int, taken: Any, work: Callable[[], Any], leave: Callable[[], Any]) -> Any:
-        """A conditional that all devices take alike, in so many ticks."""
-        with _taken(self.schedule.ticks - count, count):
-            return lax.cond(taken, work, leave)
-
 
 def own(tree: Any) -> Any:
     """As it is, but each stage has its own."""
     return diverge(tree, ("pipeline",))
-
-
-def _taken(*counts: int) -> Any:
-    """How often each branch of a conditional is taken in the loop around it, in its name, for who reads the program."""
-    return jax.named_scope("taken_" + "_".join(map(str, counts)))
 
 
 def _slots(shapes: Any, count: int) -> Any:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from strategies.attention import KEPT
 from strategies.config import GPTConfig, TrainConfig
 from strategies.hooks import ONE_DEVICE, Hooks
-from strategies.loss import losses
+from strategies.loss import TOTALS, losses
 
 Weights = dict[str, Any]
 """A nested dict of arrays, as NNX spells it: {"embedding": {...}, "blocks": {...}, "head": {...}}."""
@@ -258,7 +258,7 @@ _POLICIES = jax.checkpoint_policies
 _REMAT = {
     "none": _all_but_gathered,
     "dots": _POLICIES.save_from_both_policies(
-        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(KEPT, GATHERED)
+        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(KEPT, GATHERED, TOTALS)
     ),
-    "full": _POLICIES.save_only_these_names(GATHERED),
+    "full": _POLICIES.save_only_these_names(GATHERED, TOTALS),
 }

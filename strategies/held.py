@@ -90,7 +90,7 @@ def stage_bytes(plan: Plan) -> int:
     """
     config, train, depths, chunks = plan.config, plan.train, plan.ticks.depths, plan.schedule.chunks
     number, tokens = BYTES[train.dtype], plan.tokens // train.microbatches
-    arrived = (depths.x + depths.dy + 2) * number * plan.own_residual // train.microbatches
+    arrived = (depths.arrived + 1) * number * plan.own_residual // train.microbatches
     whole, split, hidden = (8, 4, 3) if train.remat == "full" else (4, 3, 1)
     width = whole * config.embed + (split * config.embed + hidden * config.mlp_dim) // plan.size("tensor")
     put_off = (depths.put_off + 2 if depths.put_off else 0) * plan.layers * number * tokens * width

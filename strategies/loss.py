@@ -8,10 +8,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from strategies.config import Infeasible, TrainConfig
 from strategies.hooks import Hooks
+
+TOTALS = "totals"
+"""The name of what is summed over the vocabulary, one number a token: summing it again would communicate again."""
 
 
 def losses(
@@ -33,7 +37,9 @@ def losses(
     tokens, wide_VD = len(x_ND), token_VD.astype(jnp.float32)
     at_once = tokens_at_once(tokens, len(token_VD), train.logits_bytes)
 
-    @partial(jax.checkpoint, prevent_cse=False)  # iterations of a loop do not share subexpressions
+    keep_totals = jax.checkpoint_policies.save_only_these_names(TOTALS)
+
+    @partial(jax.checkpoint, prevent_cse=False, policy=keep_totals)  # iterations of a loop do not share subexpressions
     def of_chunk(x_nD: Array, targets_n: Array) -> Array:
         return _losses(x_nD, wide_VD.astype(token_VD.dtype), targets_n, hooks, vocab, train.z_loss)
 
@@ -47,8 +53,8 @@ def _losses(x_ND: Array, token_VD: Array, targets_N: Array, hooks: Hooks, vocab:
     rows = token_VD.shape[0]
     row_V = hooks.vocab_start(rows) + jnp.arange(rows)
     logits_NV = jnp.where(row_V < vocab, logits_NV.astype(jnp.float32), -jnp.inf)
-    largest_N = hooks.vocab_max(lax.stop_gradient(logits_NV.max(-1)))
-    total_N = hooks.vocab_sum(jnp.exp(logits_NV - largest_N[:, None]).sum(-1))
+    largest_N = checkpoint_name(hooks.vocab_max(lax.stop_gradient(logits_NV.max(-1))), TOTALS)
+    total_N = checkpoint_name(hooks.vocab_sum(jnp.exp(logits_NV - largest_N[:, None]).sum(-1)), TOTALS)
     target_N = hooks.vocab_sum(jnp.where(row_V == targets_N[:, None], logits_NV, 0).sum(-1))
     log_total_N = jnp.log(total_N) + largest_N
     losses_N = log_total_N - target_N

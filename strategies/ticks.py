@@ -4,7 +4,7 @@ What waits for its turn lies in buffers of slots. They are as few as the schedul
 as what was in it has been used. One slot more, the last of each buffer, takes what nobody will read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,59 +25,69 @@ class Turn(NamedTuple):
     Attributes:
         kind: the index in `KINDS`.
         chunk: of the stage, on which it works.
-        first: whether that is the first part of the model, which takes the embedding.
-        x, dy: slots of its input, and of the gradient of its output.
+        takes: slot of what it works on: its input, or on the way back the gradient of its output.
         kept: slot of what its backward pass needs.
         put_off: slot of what its gradients of weights need besides.
-        got_x, got_dy, got_loss: slots for what arrives at the tick's end: from the stage before, from the one behind,
-            and from the loss.
+        got_entered, got_loss: slots for what arrives at the tick's end from the embedding, and from the loss.
+        got_sent: slots for what arrives from other stages [ticks, stages, exchanges].
     """
 
     kind: Any
     chunk: Any
-    first: Any
-    x: Any
-    dy: Any
+    takes: Any
     kept: Any
     put_off: Any
-    got_x: Any
-    got_dy: Any
+    got_entered: Any
     got_loss: Any
+    got_sent: Any
 
 
 class Shared(NamedTuple):
-    """What all stages do together in one tick: arrays [ticks], or one entry of each; microbatches are -1 for none.
+    """What all stages do together at the end of a tick: arrays [ticks], or one entry of each; -1 is none.
 
     Attributes:
-        enters: the microbatch that is embedded, before the turns.
-        leaves: the one whose loss is computed, after them.
+        ends: the index in `Ticks.ends`.
+        enters: the microbatch that is embedded, for the next tick.
+        leaves: the one whose loss is computed.
         returns: the one whose gradient has come back to the embedding.
-        sends_x, sends_dy: whether any stage sends to the one behind it, and to the one before.
+        ways: the indices in `Ticks.ways` [ticks, exchanges].
     """
 
+    ends: Any
     enters: Any
     leaves: Any
     returns: Any
-    sends_x: Any
-    sends_dy: Any
+    ways: Any
 
 
 class Depths(NamedTuple):
     """Slots of each buffer on the stage that needs the most."""
 
-    x: int
-    dy: int
+    arrived: int
     kept: int
     put_off: int
 
 
+Ends = tuple[bool, bool, bool]
+"""Whether one microbatch enters, one leaves, and one returns."""
+Ways = tuple[tuple[int, int], ...]
+"""Who sends to whom: no stage twice, and to none twice."""
+
+
 @dataclass(frozen=True)
 class Ticks:
-    """A schedule, told tick by tick."""
+    """A schedule, told tick by tick.
+
+    Attributes:
+        ends: what is done at both ends of the model, all together, in some tick.
+        ways: for each exchange at a tick's end, in which ways it goes.
+    """
 
     turns: Turn
     shared: Shared
     depths: Depths
+    ends: tuple[Ends, ...]
+    ways: tuple[tuple[Ways, ...], ...]
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Ticks":
@@ -93,48 +103,85 @@ class Ticks:
                 for stage, op in passes
             }
 
-        # What arrives at the end of one tick may lie in the slot of what was used in that very tick.
+        # What arrives at the end of one tick may lie in the slot of what was used in that very tick. What is embedded
+        # arrives at the end of the tick before it is used; that of the first tick is there from the start, in slot 0.
+        sources = {key: schedule.needs(*key) for key in tick_of if key[1].kind != "W"}
         arrivals = {
-            key: (tick_of[source], tick)
-            for key, tick in tick_of.items()
-            if key[1].kind != "W" and (source := schedule.needs(*key)) != key
+            key: (tick_of[key] - 1 if source == key else tick_of[source], tick_of[key])
+            for key, source in sources.items()
         }
-        x, x_depth = slots({key: life for key, life in arrivals.items() if key[1].kind == "F"})
-        dy, dy_depth = slots({key: life for key, life in arrivals.items() if key[1].kind == "B"})
+        arrived, depth = slots(arrivals)
         kept, kept_depth = slots(lives("F", last))
         put_off, put_off_depth = slots(lives("B", "W") if schedule.splits_backward else {})
 
+        sent: list[list[set[tuple[int, int]]]] = [[set(), set()] for _ in range(schedule.ticks)]
+        for key, source in sources.items():
+            if source != key and source[1].kind == key[1].kind:
+                sent[arrivals[key][0]][key[1].kind == "B"].add((source[0], key[0]))
+        exchanges, ways = exchanged(sent)
+
         shape = schedule.ticks, schedule.stages
-        turns = Turn(*(np.zeros(shape, np.int32) for _ in Turn._fields))
-        for nobody, depth in ((turns.got_x, x_depth), (turns.got_dy, dy_depth), (turns.got_loss, dy_depth)):
+        turns = Turn(*(np.zeros(shape, np.int32) for _ in range(7)), np.zeros((*shape, len(ways)), np.int32))
+        for nobody in (turns.got_entered, turns.got_loss, turns.got_sent):
             nobody[:] = depth
-        shared = Shared(*(np.full(schedule.ticks, -1, np.int32) for _ in range(3)), *np.zeros((2, shape[0]), bool))
+        shared = Shared(*(np.full(schedule.ticks, -1, np.int32) for _ in range(4)), exchanges)
         for (stage, op), tick in tick_of.items():
-            at, forward = (tick, stage), (stage, op._replace(kind="F"))
+            key, at, forward = (stage, op), (tick, stage), (stage, op._replace(kind="F"))
             turns.kind[at], turns.chunk[at], turns.kept[at] = KINDS.index(op.kind), op.chunk, kept[forward]
             turns.put_off[at] = put_off.get(forward, 0)
-            turns.x[at], turns.dy[at] = x.get((stage, op), 0), dy.get((stage, op), 0)
             if op.kind == "B" and stage == op.chunk == 0:
                 shared.returns[tick] = op.microbatch
-            if (stage, op) not in arrivals:
-                if op.kind == "F":
-                    turns.first[at], shared.enters[tick] = 1, op.microbatch
+            if op.kind == "W":
                 continue
-            sent = arrivals[stage, op][0]
-            if op.kind == "F":
-                turns.got_x[sent, stage], shared.sends_x[sent] = x[stage, op], True
-            elif schedule.needs(stage, op) == forward:
-                turns.got_loss[sent, stage], shared.leaves[sent] = dy[stage, op], op.microbatch
+            turns.takes[at], source, before = arrived[key], sources[key], arrivals[key][0]
+            if source == key:
+                if tick:
+                    turns.got_entered[before, stage], shared.enters[before] = arrived[key], op.microbatch
+            elif source[1].kind != op.kind:
+                turns.got_loss[before, stage], shared.leaves[before] = arrived[key], op.microbatch
             else:
-                turns.got_dy[sent, stage], shared.sends_dy[sent] = dy[stage, op], True
-        return cls(turns, shared, Depths(x_depth, dy_depth, kept_depth, put_off_depth))
+                way = (source[0], stage)
+                column = next(i for i, way_index in enumerate(exchanges[before]) if way in ways[i][way_index])
+                turns.got_sent[before, stage, column] = arrived[key]
+        at_ends = list(zip(*(column >= 0 for column in shared[1:4]), strict=True))
+        ends = sorted({tuple(map(bool, each)) for each in at_ends if any(each)})
+        shared.ends[:] = [ends.index(each) if any(each) else -1 for each in at_ends]
+        return cls(turns, shared, Depths(depth, kept_depth, put_off_depth), tuple(ends), ways)
 
     @property
-    def counts(self) -> Shared:
-        """In how many ticks each of these is done."""
-        return Shared(
-            *(int((column >= 0).sum()) if column.dtype != bool else int(column.sum()) for column in self.shared)
-        )
+    def exchanges(self) -> int:
+        """In all ticks."""
+        return int((self.shared.ways >= 0).sum())
+
+
+def exchanged(sent: Sequence[Sequence[set[tuple[int, int]]]]) -> tuple[np.ndarray, tuple[tuple[Ways, ...], ...]]:
+    """The exchanges at each tick's end [ticks, exchanges], and in which ways they go, of what is sent on and back then.
+
+    One exchange does where no stage gets both. Ways that agree as far as they go are one: it carries what nobody reads.
+
+    >>> exchanged([[{(0, 1)}, set()], [{(1, 2)}, {(1, 0)}], [{(0, 1)}, {(2, 1)}]])[1]
+    ((((0, 1), (1, 2)),), (((1, 0), (2, 1)),))
+    """
+    rounds = [[on | back] if one_each(on | back) else [on, back] for on, back in sent]
+    columns = max(map(len, rounds), default=0)
+    found: list[list[set[tuple[int, int]]]] = [[] for _ in range(columns)]
+    chosen = np.full((len(rounds), columns), -1, np.int32)
+    for tick, each in enumerate(rounds):
+        for column, pairs in enumerate(each):
+            if not pairs:
+                continue
+            fits = (i for i, ways in enumerate(found[column]) if one_each(ways | pairs))
+            index = next(fits, len(found[column]))
+            if index == len(found[column]):
+                found[column].append(set())
+            found[column][index] |= pairs
+            chosen[tick, column] = index
+    return chosen, tuple(tuple(tuple(sorted(ways)) for ways in column) for column in found)
+
+
+def one_each(pairs: set[tuple[int, int]]) -> bool:
+    """Whether no stage sends twice, and none gets twice."""
+    return all(len(set(side)) == len(pairs) for side in zip(*pairs, strict=True))
 
 
 def slots(lifetimes: Lifetimes) -> tuple[dict[Key, int], int]:

@@ -164,14 +164,13 @@ def vocabulary(plan: Plan) -> Iterator[Traffic]:
         yield from traffic(plan, "embedding", "all_gather", "tensor", plan.own_residual, dtype=dtype)
     else:
         yield from traffic(plan, "embedding", "all_reduce", axes, plan.residual, dtype=dtype)
-    # Of each token the largest logit and the sum of exponentials, both again backward, and the target's logit.
-    yield from traffic(plan, "loss", "all_reduce", axes, 5 * plan.tokens)
+    # Of each token the largest logit, the sum of exponentials, and the target's logit.
+    yield from traffic(plan, "loss", "all_reduce", axes, 3 * plan.tokens)
 
 
 def stages(plan: Plan) -> Iterator[Traffic]:
-    """pipeline.py: what stages send each other at each tick at which any does, and what they share of both ends."""
-    counts = plan.ticks.counts
-    sent = (counts.sends_x + counts.sends_dy) * plan.own_residual // plan.train.microbatches
+    """pipeline.py: what stages send each other in each exchange, and what they share of both ends."""
+    sent = plan.ticks.exchanges * plan.own_residual // plan.train.microbatches
     yield from traffic(plan, "stages", "permute", "pipeline", sent, dtype=plan.train.dtype)
     # The last stage's result, its gradient, and that of the first stage's input.
     yield from traffic(plan, "ends", "all_reduce", "pipeline", 3 * plan.own_residual, dtype=plan.train.dtype)

@@ -16,58 +16,56 @@ class Stage:
 
     def __init__(self, ticks: Ticks) -> None:
         depths = ticks.depths
-        self.x, self.dy = ["nothing"] * (depths.x + 1), ["nothing"] * (depths.dy + 1)
+        self.arrived, self.made = ["x 0 0", *["nothing"] * depths.arrived], "nothing"
         self.kept, self.put_off = ["nothing"] * depths.kept, ["nothing"] * depths.put_off
 
 
-def take_turn(stage: Stage, turn: Turn, part: int, entered: int) -> tuple[str, str, str]:
-    """What a stage sends on and back, and what it has computed."""
-    kind, x, dy = KINDS[turn.kind], "nothing", "nothing"
-    if kind == "F":
-        assert turn.first == (part == 0)
-        m = entered if turn.first else int(stage.x[turn.x].split()[1])
-        assert turn.first or stage.x[turn.x] == f"x {m} {part}"
-        stage.kept[turn.kept], x = f"kept {m} {part}", f"x {m} {part + 1}"
-    elif kind == "B":
-        m = int(stage.dy[turn.dy].split()[1])
-        assert (stage.dy[turn.dy], stage.kept[turn.kept]) == (f"dy {m} {part}", f"kept {m} {part}")
-        dy = f"dy {m} {part - 1}"
-        if stage.put_off:
-            stage.put_off[turn.put_off] = f"put off {m} {part}"
-    elif kind == "W":
+def take_turn(stage: Stage, turn: Turn, part: int) -> str:
+    """Make what the stage sends on; return what it has computed."""
+    kind, taken = KINDS[turn.kind], stage.arrived[turn.takes]
+    if kind is None:
+        return ""
+    if kind == "W":
         m = int(stage.put_off[turn.put_off].split()[2])
         assert (stage.kept[turn.kept], stage.put_off[turn.put_off]) == (f"kept {m} {part}", f"put off {m} {part}")
+        return f"W {m} {part}"
+    m = int(taken.split()[1])
+    if kind == "F":
+        assert taken == f"x {m} {part}"
+        stage.kept[turn.kept], stage.made = f"kept {m} {part}", f"x {m} {part + 1}"
     else:
-        return x, dy, ""
-    return x, dy, f"{kind} {m} {part}"
+        assert (taken, stage.kept[turn.kept]) == (f"dy {m} {part}", f"kept {m} {part}")
+        stage.made = f"dy {m} {part - 1}"
+        if stage.put_off:
+            stage.put_off[turn.put_off] = f"put off {m} {part}"
+    return f"{kind} {m} {part}"
 
 
 def play(plan: Schedule, ticks: Ticks) -> list[str]:
     """Go through the ticks as executor.py does; return what was computed, by name."""
     stages = [Stage(ticks) for _ in range(plan.stages)]
-    parts, done = plan.stages * plan.chunks, []
+    parts, done = plan.stages * plan.chunks, ["embedding of 0"]
     for tick in range(plan.ticks):
         shared = Shared(*(column[tick] for column in ticks.shared))
         turns = [Turn(*(column[tick, s] for column in ticks.turns)) for s in range(plan.stages)]
-        xs, dys, work = zip(
-            *(
-                take_turn(stage, turn, turn.chunk * plan.stages + s, shared.enters)
-                for s, (stage, turn) in enumerate(zip(stages, turns, strict=True))
-            ),
-            strict=True,
-        )
-        done += filter(None, work)
-        if shared.leaves >= 0:
-            assert xs[-1] == f"x {shared.leaves} {parts}"
-            done.append(f"loss {shared.leaves}")
-        if shared.returns >= 0:
-            assert dys[0] == f"dy {shared.returns} -1"
-            done.append(f"embedding {shared.returns}")
         for s, (stage, turn) in enumerate(zip(stages, turns, strict=True)):
-            stage.x[turn.got_x] = xs[s - 1] if shared.sends_x else "nothing"
-            stage.dy[turn.got_dy] = dys[(s + 1) % plan.stages] if shared.sends_dy else "nothing"
-            stage.dy[turn.got_loss] = f"dy {shared.leaves} {parts - 1}"
-    return done
+            done.append(take_turn(stage, turn, turn.chunk * plan.stages + s))
+        enters, leaves, returns = ticks.ends[shared.ends] if shared.ends >= 0 else (False, False, False)
+        if enters:
+            done.append(f"embedding of {shared.enters}")
+        if leaves:
+            assert stages[-1].made == f"x {shared.leaves} {parts}"
+            done.append(f"loss {shared.leaves}")
+        if returns:
+            assert stages[0].made == f"dy {shared.returns} -1"
+            done.append(f"back to embedding {shared.returns}")
+        for stage, turn in zip(stages, turns, strict=True):
+            stage.arrived[turn.got_entered] = f"x {shared.enters} 0" if enters else "nothing"
+            stage.arrived[turn.got_loss] = f"dy {shared.leaves} {parts - 1}" if leaves else "nothing"
+        for exchange, index in enumerate(shared.ways):
+            for source, target in ticks.ways[exchange][index] if index >= 0 else ():
+                stages[target].arrived[turns[target].got_sent[exchange]] = stages[source].made
+    return list(filter(None, done))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -78,7 +76,7 @@ def test_every_operation_finds_its_inputs(case: tuple[str, int, int, int]) -> No
     done = play(plan, Ticks.of(plan))
     kinds = "FBW" if plan.splits_backward else "FB"
     expected = [f"{kind} {m} {p}" for kind in kinds for m in range(microbatches) for p in range(stages * chunks)]
-    expected += [f"{end} {m}" for end in ("loss", "embedding") for m in range(microbatches)]
+    expected += [f"{end} {m}" for end in ("embedding of", "loss", "back to embedding") for m in range(microbatches)]
     assert sorted(done) == sorted(expected)
 
 
@@ -88,6 +86,17 @@ def test_buffers_are_as_large_as_what_is_in_flight(case: tuple[str, int, int, in
     name, stages, microbatches, chunks = case
     plan = SCHEDULES[name](stages, microbatches, chunks)
     assert Ticks.of(plan).depths.kept == max(plan.in_flight(stage) for stage in range(stages))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_exchange_is_a_permutation(case: tuple[str, int, int, int]) -> None:
+    """No stage sends twice in one exchange, and none gets twice; and a tick takes a second one only where it must."""
+    name, stages, microbatches, chunks = case
+    ticks = Ticks.of(SCHEDULES[name](stages, microbatches, chunks))
+    for ways in (ways for exchange in ticks.ways for ways in exchange):
+        assert len({source for source, _ in ways}) == len({target for _, target in ways}) == len(ways) > 0
+    if name == "1f1b":  # one after another, each stage sends on what the next takes at once
+        assert len(ticks.ways) == 1
 
 
 def test_slots_do_not_grow_with_microbatches() -> None:
