@@ -83,19 +83,20 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
 def stage_bytes(plan: Plan) -> int:
     """What a pipeline holds besides, that goes through a chunk of a stage at a time.
 
-    Inputs and gradients that have arrived; what backward passes put off (zb-h1: of a layer 7 n D + n F, of which a
-    tensor axis splits 3 n D + n F; with `remat="full"` 12 n D + 3 n F, and 4 n D + 3 n F). Of what is kept a slot that
-    nobody reads, the zeros that go there, what a turn makes, and what it takes where its layers are a loop; of what is
-    put off the first two. And of the chunk at work its gradients by one microbatch.
+    Inputs and gradients that have arrived, with a slot that nobody reads, and what is sent; what backward passes put
+    off (zb-h1: of a layer 7 n D + n F, of which a tensor axis splits 3 n D + n F; with `remat="full"` 12 n D + 3 n F,
+    and 4 n D + 3 n F). Of the chunk at work what is to be kept, before it is in its slot; and where its layers are a
+    loop its gradients by one microbatch.
     """
     config, train, depths, chunks = plan.config, plan.train, plan.ticks.depths, plan.schedule.chunks
     number, tokens = BYTES[train.dtype], plan.tokens // train.microbatches
-    arrived = (depths.arrived + 1) * number * plan.own_residual // train.microbatches
+    arrived = (depths.arrived + 2) * number * plan.own_residual // train.microbatches
     whole, split, hidden = (8, 4, 3) if train.remat == "full" else (4, 3, 1)
     width = whole * config.embed + (split * config.embed + hidden * config.mlp_dim) // plan.size("tensor")
-    put_off = (depths.put_off + 2 if depths.put_off else 0) * plan.layers * number * tokens * width
-    kept = (4 if plan.layers > chunks else 3) * plan.layers * layer_bytes(plan) // chunks
-    return arrived + put_off + kept + 4 * block_elements(plan) // chunks
+    put_off = depths.put_off * plan.layers * number * tokens * width
+    kept = plan.layers * layer_bytes(plan) // chunks
+    loops = plan.layers > chunks and not plan.schedule.splits_backward
+    return arrived + put_off + kept + (4 * block_elements(plan) // chunks if loops else 0)
 
 
 def layer_work_bytes(plan: Plan) -> int:
@@ -118,11 +119,10 @@ def head_work_bytes(plan: Plan) -> int:
     """To go back through the head, in float32.
 
     Of the tokens whose logits there are at once these, their exponentials and gradients, V/v each on v devices that
-    split the vocabulary, and where they are computed again once more; three of n D; and a table that is gathered, with
-    its gradients.
+    split the vocabulary; three of n D; and a table that is gathered, with its gradients.
     """
     tokens, rows = plan.tokens // plan.train.microbatches, plan.rows // plan.size(*plan.vocab_axes)
-    logits = (4 if plan.logits_again else 3) * plan.logits_tokens * rows
+    logits = 3 * plan.logits_tokens * rows
     gathered = plan.size(*plan.shards) > 1 and plan.train.gather == "layer"
     table = 2 * plan.rows * plan.config.embed if gathered else 0
     return 4 * (logits + 3 * tokens * plan.config.embed + table)

@@ -6,15 +6,16 @@ and shared among all stages, so that no stage holds or computes more than anothe
 Pipeline Parallelism with Vocabulary Parallelism"): all stages embed a microbatch when the first needs it, and compute
 its loss when the last has done with it.
 
-    x[b,T,D] -permute(pipeline)-> the next stage, at each tick at which any stage sends one; dx to the one before alike
+    x[b,T,D] -permute(pipeline)-> the next stage, dx[b,T,D] -permute(pipeline)-> the one before, in one exchange at the
+        end of each tick at which any stage sends; in two where one stage would get both
     for each microbatch:
     x[b,T,D] embedded, partial -all_reduce(pipeline)-> every stage; backward the same for dx, from the first stage
     x[b,T,D] of the last stage -all_reduce(pipeline)-> every stage, for the loss; backward the same for dx
-    a few numbers a token for the loss, as in tensor.py
+    three numbers a token for the loss, as in tensor.py
     once a step: dW[D] of the last norm -all_reduce(pipeline)-> every stage
 
-For S stages, M microbatches of b = B / M sequences and a schedule with K ticks at which x is sent and K' at which dx is
-(both M + S - 2 of GPipe's), a device sends (K + K') b T D elements to its neighbours and 4 times 2 B T D (S-1)/S in
+For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (2 (M + S - 2) of GPipe's, one more
+of 1F1B's on more than two stages), a device sends K b T D elements to its neighbours and 4 times 2 B T D (S-1)/S in
 all-reduces a step, in the compute dtype. Positions and the last norm are held by every stage alike.
 """
 

@@ -10,7 +10,7 @@ normalises no other (sequence parallel; Korthikanti et al. 2022, "Reducing Activ
     x[B,T,D] partial sums -reduce_scatter(tensor)-> x[B,T_tensor,D], two a layer forward, after attention and the MLP
     each has the other for its transpose, with dx, two and two a layer backward
     the reduce-scatter once for the embedding, the gather twice for the head, and each one's transpose
-    for the loss, largest logit, sum of exponentials and target's logit of each token; the first two again backward
+    for the loss, largest logit, sum of exponentials and target's logit of each token
     dW[D] -all_reduce(tensor)-> dW[D], once a microbatch that is accumulated: norms, positions and biases that every
         device holds alike
 
