@@ -140,6 +140,24 @@ def test_conditional_counts_its_branches_as_often_as_it_is_told(length: int) -> 
     assert program.flops == (6 if length == 7 else 8) * 2 * 2 * 8 * 8 * 16
 
 
+def test_loop_counts_as_often_as_it_is_told_to_run_once() -> None:
+    """A loop that runs once or not at all, inside another, is told in how many of that one's trips it runs."""
+
+    def turn(x: jax.Array, t: jax.Array) -> tuple[jax.Array, None]:
+        def once(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return jnp.zeros_like(state[0]), lax.psum(state[1] @ state[1].T @ state[1], "data") * t
+
+        with jax.named_scope("taken_4_3"):
+            return lax.while_loop(lambda state: state[0], once, (t > 0, x))[1], None
+
+    text = compiled(lambda x: lax.scan(turn, x, jnp.arange(7) % 2)[0], (8, 16))
+    program = read_program(text, MESH)
+    assert [(each.kind, each.times, each.in_loop) for each in program.collectives] == [("all_reduce", 3, True)]
+    assert program.flops == 3 * 2 * 2 * 8 * 8 * 16
+    with pytest.raises(HLOError, match="a loop of unknown length"):
+        read_program(text.replace("taken_4_3", "taken"), MESH)
+
+
 def test_loop_of_unknown_length_is_refused() -> None:
     """A loop that goes on while its data says so is named, and not counted as one."""
     text = compiled(lambda x: lax.while_loop(lambda x: x.sum() < 9, lambda x: lax.psum(x, "data"), x), (8, 16))
