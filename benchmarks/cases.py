@@ -38,8 +38,13 @@ class Case:
     options: Options = ()
 
     def __str__(self) -> str:
-        """The test id, such as `fsdp-fsdp=8-b16` or `pipeline-pipeline=8-b16-schedule=gpipe`."""
-        return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *spelled(self.options)])
+        """The test id, such as `fsdp-fsdp=8-b16` or `pipeline-pipeline=8-b16-schedule=gpipe`.
+
+        It says how many microbatches there are where they are not as many as there are by default.
+        """
+        usual = default_microbatches(self.strategy, self.mesh, self.batch_size)
+        parts = () if self.microbatches == usual else (("microbatches", self.microbatches),)
+        return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *spelled((*parts, *self.options))])
 
     def build(self, **training: Any) -> Step:
         """The step, on the first devices; `training` is what else is to be in its `TrainConfig`.
@@ -74,7 +79,7 @@ class Selection:
         meshes: meshes asked for; none for those that the strategies offer on each of `devices`.
         devices: how many devices to spread over, one count after another.
         batch_sizes: sequences in a global batch.
-        microbatches: parts of a batch; None lets `default_microbatches` choose.
+        microbatches: parts of a batch, one number after another; none lets `default_microbatches` choose.
         preset: the name of `config`, with the sizes that were overridden.
         options: what else of `TrainConfig` to vary, and over which values, for the strategies that have it.
     """
@@ -83,7 +88,7 @@ class Selection:
     meshes: tuple[MeshSpec, ...]
     devices: tuple[int, ...]
     batch_sizes: tuple[int, ...]
-    microbatches: int | None
+    microbatches: tuple[int, ...]
     preset: str
     config: GPTConfig
     dtype: Dtype
@@ -94,9 +99,10 @@ class Selection:
         """Every strategy on its meshes, one batch size after another."""
         spreads = list(self._spreads())
         return [
-            self._case(name, mesh, size, options)
+            self._case(name, mesh, size, microbatches, options)
             for size in self.batch_sizes
             for name, mesh in spreads
+            for microbatches in self.microbatches or [default_microbatches(name, mesh, size)]
             for options in self._variations(name)
         ]
 
@@ -116,8 +122,7 @@ class Selection:
         for chosen in product(*(values for _, values in own)):
             yield tuple((name, value) for (name, _), value in zip(own, chosen, strict=True))
 
-    def _case(self, name: str, mesh: MeshSpec, batch_size: int, options: Options) -> Case:
-        microbatches = self.microbatches or default_microbatches(mesh, batch_size)
+    def _case(self, name: str, mesh: MeshSpec, batch_size: int, microbatches: int, options: Options) -> Case:
         return Case(name, mesh, self.preset, self.config, batch_size, microbatches, self.dtype, self.remat, options)
 
 
@@ -148,13 +153,11 @@ def own_meshes(name: str, devices: int) -> list[MeshSpec]:
     ]
 
 
-def default_microbatches(mesh: MeshSpec, batch_size: int) -> int:
-    """One without stages; with stages two for each, for a smaller bubble, or as many as the batch allows.
+def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:
+    """With stages two for each, for a smaller bubble, or as many as the batch allows; else one, or what a strategy needs.
 
-    >>> [default_microbatches(MeshSpec.parse("pipeline=4"), batch) for batch in (16, 4, 6)]
+    >>> [default_microbatches("pipeline", MeshSpec.parse("pipeline=4"), batch) for batch in (16, 4, 6)]
     [8, 4, 2]
     """
-    stages = mesh.sizes.get("pipeline", 1)
-    if stages == 1:
-        return 1
-    return math.gcd(batch_size // mesh.sizes.get("data", 1), 2 * stages)
+    stages, shards = mesh.sizes.get("pipeline", 1), math.prod(mesh.sizes.get(axis, 1) for axis in ("data", "fsdp"))
+    return math.gcd(batch_size // shards, 2 * stages if stages > 1 else STRATEGIES[name].microbatches)

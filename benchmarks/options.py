@@ -48,7 +48,7 @@ def declare(add: Callable[..., Any]) -> None:
     add("--devices", type=commas(count), metavar="N,...", **several, help=f"default: those of {DEVICES} that are there")
     add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="such as data=2,tensor=4; repeatable")
     add("--batch-size", type=commas(count), metavar="N,...", **several, help=f"sequences; default: {BATCH_SIZES}")
-    add("--microbatches", type=count, metavar="N", help="parts of a batch; default: 1, with stages up to 2 a stage")
+    add("--microbatches", type=commas(count), metavar="N,...", **several, help="of a batch; default: 2 a stage, or 1")
     add("--preset", choices=tuple(PRESETS), default="nano", help="the model; default: %(default)s")
     for size in SIZES:
         add(f"--{size}", type=count, metavar="N", help="instead of the preset's")
@@ -81,7 +81,7 @@ def selected(option: argparse.Namespace) -> Selection:
         meshes=unique(option.mesh),
         devices=unique(option.devices) or tuple(n for n in DEVICES if n <= jax.device_count()),
         batch_sizes=unique(option.batch_size) or BATCH_SIZES,
-        microbatches=option.microbatches,
+        microbatches=unique(option.microbatches),
         preset=",".join([option.preset, *(f"{name}={size}" for name, size in sizes.items())]),
         config=model,
         dtype=option.dtype,

@@ -165,6 +165,7 @@ class Strategy:
 
     Attributes:
         options: fields of `TrainConfig` that make another step of this strategy, besides those that do of every one.
+        microbatches: of a batch, without stages and unless told otherwise: as few as show what it does.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Strategy:
     build: Callable[..., Step]
     options: tuple[str, ...] = ()
     most_devices: float = math.inf
+    microbatches: int = 1
 
     def meshes(self, devices: int) -> list[MeshSpec]:
         """Its meshes of exactly that many devices."""

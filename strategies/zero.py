@@ -60,4 +60,4 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
 
 
 ZERO1 = Strategy("zero1", AXES, partial(build, stage=1))
-ZERO2 = Strategy("zero2", AXES, partial(build, stage=2))
+ZERO2 = Strategy("zero2", AXES, partial(build, stage=2), microbatches=2)

@@ -14,7 +14,7 @@ EVERYTHING = Selection(
     meshes=(),
     devices=(1, 2, 8),
     batch_sizes=(8, 16),
-    microbatches=None,
+    microbatches=(),
     preset="nano",
     config=PRESETS["nano"],
     dtype="float32",
@@ -66,6 +66,25 @@ def test_options_reach_the_step_and_the_common_ones_its_reference() -> None:
     assert str(case.single) == "single-data=1-b8-unroll=2"
 
 
+def test_microbatches_that_are_not_the_default_are_part_of_the_id() -> None:
+    """Each number of them is a case of its own, and one device that accumulates is not the one that others refer to."""
+    strategies, counts = ("single", "pipeline"), (4, 16)
+    asked = ids(strategies=strategies, devices=(1, 8), batch_sizes=(16,), microbatches=counts)
+    assert asked == [
+        "single-data=1-b16-microbatches=4",
+        "single-data=1-b16-microbatches=16",
+        "pipeline-pipeline=8-b16-microbatches=4",
+        "pipeline-pipeline=8-b16",
+    ]
+    chosen = dataclasses.replace(EVERYTHING, strategies=strategies, microbatches=counts, batch_sizes=(16,)).cases()
+    assert {str(case.single) for case in chosen} == {"single-data=1-b16"}
+
+
+def test_zero2_accumulates_where_it_can() -> None:
+    """With one microbatch it would be zero1 again; a device with one sequence has no more."""
+    assert [default_microbatches("zero2", MeshSpec.parse("data=8"), batch) for batch in (8, 16, 24)] == [1, 2, 1]
+
+
 def test_mesh_alone_selects_its_strategies() -> None:
     """A mesh without a strategy goes to those that have it as their own."""
     assert ids(meshes=(FSDP,), batch_sizes=(8,)) == ["fsdp-fsdp=8-b8"]
@@ -104,7 +123,7 @@ def test_hybrid_is_neither_of_its_parts() -> None:
 def test_microbatches_fill_the_pipeline_and_divide_the_batch(mesh: str, batch_size: int) -> None:
     """There is a microbatch for every stage or two, as the batch allows."""
     spec = MeshSpec.parse(mesh)
-    microbatches = default_microbatches(spec, batch_size)
+    microbatches = default_microbatches("three_d", spec, batch_size)
     assert microbatches in (spec.sizes["pipeline"], 2 * spec.sizes["pipeline"])
     assert batch_size % (microbatches * spec.sizes.get("data", 1)) == 0
 
@@ -119,5 +138,6 @@ def test_infeasible_case_says_so_when_built() -> None:
 def test_single_is_its_own_reference() -> None:
     """The same work on one device is the same for every strategy, and one device's is itself."""
     fsdp = Case("fsdp", FSDP, "nano", PRESETS["nano"], 16, 2, "float32", "dots")
+    assert str(fsdp) == "fsdp-fsdp=8-b16-microbatches=2"
     assert str(fsdp.single) == "single-data=1-b16"
     assert fsdp.single.single == fsdp.single

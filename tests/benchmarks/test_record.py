@@ -109,7 +109,7 @@ def test_parts_of_the_time_are_held_against_the_step() -> None:
 def test_row_is_what_the_report_shows() -> None:
     """Samples go to the statistics, all else to the row; a case that was not timed has no samples."""
     row = MEASURED.as_row()
-    assert (row.case, row.samples, row.steps_per_block) == ("fsdp-fsdp=8-b16", (0.5, 0.4, 9.0), 3)
+    assert (row.case, row.samples, row.steps_per_block) == ("fsdp-fsdp=8-b16-microbatches=2", (0.5, 0.4, 9.0), 3)
     assert (NOTHING_KNOWN.as_row().samples, NOTHING_KNOWN.as_row().steps_per_block) == ((), None)
 
 

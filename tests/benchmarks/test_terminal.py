@@ -17,7 +17,7 @@ INFEASIBLE = replace(
 
 def test_progress_has_place_outcome_and_time_left() -> None:
     """A line says which case ended, how, and how long the rest will take."""
-    assert outcome(MEASURED.as_row()) == "fsdp-fsdp=8-b16: 4,096 tokens/s"
+    assert outcome(MEASURED.as_row()) == "fsdp-fsdp=8-b16-microbatches=2: 4,096 tokens/s"
     assert outcome(INFEASIBLE.as_row()).endswith("b16: infeasible: fsdp=8 does not divide embed=12")
     assert progress(1, 12, "fsdp", 110.0) == "[ 1/12] fsdp, about 1:50 left"
     assert progress(12, 12, "fsdp", None) == "[12/12] fsdp"
