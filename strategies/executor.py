@@ -122,9 +122,7 @@ class Executor:
                 flow = self._if(shared.ways[exchange] == index, times, partial(self._send, exchange, ways), flow, row)
         return flow, None
 
-    def _if(
-        self, taken: Array, times: int, work: Callable[[Flow, Turn, Shared], Flow], flow: Flow, row: Row
-    ) -> Flow:
+    def _if(self, taken: Array, times: int, work: Callable[[Flow, Turn, Shared], Flow], flow: Flow, row: Row) -> Flow:
         """What some work makes of the flow, where it is taken, as it is in so many of the ticks.
 
         A loop that runs once or not at all: XLA changes in place what goes through a loop, and copies what goes through

@@ -89,3 +89,21 @@ def test_each_bucket_is_one_all_reduce_of_the_compiled_program():
     left = 4 * (WEIGHTS + 1) % bucket
     assert sorted(sizes) == [2 * left * 7 // 8] + 4 * (WEIGHTS + 1) // bucket * [2 * bucket * 7 // 8]
     assert {each.kind for each in program.collectives} == {"all_reduce"}
+
+
+@pytest.mark.parametrize("layers", [4, 8])
+@pytest.mark.parametrize(
+    ("options", "keeps_all"), [({}, False), ({"remat": "full"}, False), ({"regather": False}, True)]
+)
+def test_fsdp_has_the_weights_of_two_layers_at_once(layers, options, keeps_all):
+    """Of a model that is all weights, temporaries beside own gradients are those of two layers at most, however many.
+
+    Unless it is told to keep what it gathers: that is seen.
+    """
+    config = GPTConfig(layers=layers, embed=128, heads=4, vocab=128, sequence=8)
+    step = STRATEGIES["fsdp"].build(config, MeshSpec.parse("fsdp=8"), TrainConfig(8, **options), jax.devices()[:8])
+    memory = step.lower().compile().memory_analysis()
+    assert memory
+    layer = sum(4 * math.prod(x.shape) // layers for x in jax.tree.leaves(step.state.params["blocks"]))
+    gathered = memory.temp_size_in_bytes - 4 * config.param_count // 8
+    assert gathered >= layers * layer if keeps_all else gathered <= 2 * layer
