@@ -154,7 +154,7 @@ def own_meshes(name: str, devices: int) -> list[MeshSpec]:
 
 
 def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:
-    """With stages two for each, for a smaller bubble, or as many as the batch allows; else one, or what a strategy needs.
+    """With stages two for each, for a smaller bubble, or as many as the batch allows; without, what the strategy says.
 
     >>> [default_microbatches("pipeline", MeshSpec.parse("pipeline=4"), batch) for batch in (16, 4, 6)]
     [8, 4, 2]

@@ -4,7 +4,7 @@ What waits for its turn lies in buffers of slots. They are as few as the schedul
 as what was in it has been used. One slot more, the last of each buffer, takes what nobody will read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -103,55 +103,75 @@ class Ticks:
                 for stage, op in passes
             }
 
-        # What arrives at the end of one tick may lie in the slot of what was used in that very tick. What is embedded
-        # arrives at the end of the tick before it is used; that of the first tick is there from the start, in slot 0.
-        sources = {key: schedule.needs(*key) for key in tick_of if key[1].kind != "W"}
-        arrivals = {
-            key: (tick_of[key] - 1 if source == key else tick_of[source], tick_of[key])
-            for key, source in sources.items()
-        }
-        arrived, depth = slots(arrivals)
+        arrivals = [
+            Arrival.of(schedule.needs(stage, op), (stage, op), tick_of) for stage, op in tick_of if op.kind != "W"
+        ]
+        # What arrives at the end of one tick may lie in the slot of what was used in that very tick.
+        arrived, depth = slots({each.target: (each.after, tick_of[each.target]) for each in arrivals})
         kept, kept_depth = slots(lives("F", last))
         put_off, put_off_depth = slots(lives("B", "W") if schedule.splits_backward else {})
-
-        sent: list[list[set[tuple[int, int]]]] = [[set(), set()] for _ in range(schedule.ticks)]
-        for key, source in sources.items():
-            if source != key and source[1].kind == key[1].kind:
-                sent[arrivals[key][0]][key[1].kind == "B"].add((source[0], key[0]))
-        exchanges, ways = exchanged(sent)
+        sent = [[each for each in arrivals if each.after == tick] for tick in range(schedule.ticks)]
+        exchanges, ways = exchanged([[ways_of(each, "F"), ways_of(each, "B")] for each in sent])
 
         shape = schedule.ticks, schedule.stages
-        turns = Turn(*(np.zeros(shape, np.int32) for _ in range(7)), np.zeros((*shape, len(ways)), np.int32))
+        turns = Turn(*(np.zeros(shape, np.int32) for _ in range(7)), got_sent=np.zeros((*shape, len(ways)), np.int32))
         for nobody in (turns.got_entered, turns.got_loss, turns.got_sent):
             nobody[:] = depth
-        shared = Shared(*(np.full(schedule.ticks, -1, np.int32) for _ in range(4)), exchanges)
+        shared = Shared(*(np.full(schedule.ticks, -1, np.int32) for _ in range(4)), ways=exchanges)
         for (stage, op), tick in tick_of.items():
-            key, at, forward = (stage, op), (tick, stage), (stage, op._replace(kind="F"))
+            at, forward = (tick, stage), (stage, op._replace(kind="F"))
             turns.kind[at], turns.chunk[at], turns.kept[at] = KINDS.index(op.kind), op.chunk, kept[forward]
-            turns.put_off[at] = put_off.get(forward, 0)
+            turns.takes[at], turns.put_off[at] = arrived.get((stage, op), 0), put_off.get(forward, 0)
             if op.kind == "B" and stage == op.chunk == 0:
                 shared.returns[tick] = op.microbatch
-            if op.kind == "W":
-                continue
-            turns.takes[at], source, before = arrived[key], sources[key], arrivals[key][0]
-            if source == key:
-                if tick:
-                    turns.got_entered[before, stage], shared.enters[before] = arrived[key], op.microbatch
+        for source, (stage, op), tick in arrivals:
+            at, slot = (tick, stage), arrived[stage, op]
+            if source == (stage, op) and tick >= 0:
+                turns.got_entered[at], shared.enters[tick] = slot, op.microbatch
             elif source[1].kind != op.kind:
-                turns.got_loss[before, stage], shared.leaves[before] = arrived[key], op.microbatch
-            else:
-                way = (source[0], stage)
-                column = next(i for i, way_index in enumerate(exchanges[before]) if way in ways[i][way_index])
-                turns.got_sent[before, stage, column] = arrived[key]
-        at_ends = list(zip(*(column >= 0 for column in shared[1:4]), strict=True))
-        ends = sorted({tuple(map(bool, each)) for each in at_ends if any(each)})
-        shared.ends[:] = [ends.index(each) if any(each) else -1 for each in at_ends]
-        return cls(turns, shared, Depths(depth, kept_depth, put_off_depth), tuple(ends), ways)
+                turns.got_loss[at], shared.leaves[tick] = slot, op.microbatch
+            elif source != (stage, op):
+                turns.got_sent[at][exchange_of((source[0], stage), exchanges[tick], ways)] = slot
+        return cls(turns, shared, Depths(depth, kept_depth, put_off_depth), together(shared), ways)
 
     @property
     def exchanges(self) -> int:
         """In all ticks."""
         return int((self.shared.ways >= 0).sum())
+
+
+class Arrival(NamedTuple):
+    """What an operation works on: what made it, the operation, and the tick at whose end it arrives.
+
+    What is embedded arrives at the end of the tick before; for the first tick it is there from the start, in slot 0.
+    """
+
+    source: Key
+    target: Key
+    after: int
+
+    @classmethod
+    def of(cls, source: Key, target: Key, tick_of: Mapping[Key, int]) -> "Arrival":
+        """Of an operation and what made its input: itself, for what is embedded."""
+        return cls(source, target, tick_of[target] - 1 if source == target else tick_of[source])
+
+
+def ways_of(arrivals: Iterable[Arrival], kind: Kind) -> set[tuple[int, int]]:
+    """From where to where stages send in a tick, on or back."""
+    return {
+        (source[0], target[0])
+        for source, target, _ in arrivals
+        if source != target and source[1].kind == target[1].kind == kind
+    }
+
+
+def together(shared: Shared) -> tuple[Ends, ...]:
+    """What is done at both ends at once, in any tick; and put down which of these in each."""
+    columns = zip(shared.enters >= 0, shared.leaves >= 0, shared.returns >= 0, strict=True)
+    each = [(bool(enters), bool(leaves), bool(returns)) for enters, leaves, returns in columns]
+    ends = sorted(set(filter(any, each)))
+    shared.ends[:] = [ends.index(tick) if any(tick) else -1 for tick in each]
+    return tuple(ends)
 
 
 def exchanged(sent: Sequence[Sequence[set[tuple[int, int]]]]) -> tuple[np.ndarray, tuple[tuple[Ways, ...], ...]]:
@@ -177,6 +197,11 @@ def exchanged(sent: Sequence[Sequence[set[tuple[int, int]]]]) -> tuple[np.ndarra
             found[column][index] |= pairs
             chosen[tick, column] = index
     return chosen, tuple(tuple(tuple(sorted(ways)) for ways in column) for column in found)
+
+
+def exchange_of(way: tuple[int, int], chosen: Sequence[int], ways: Sequence[Sequence[Ways]]) -> int:
+    """In which of a tick's exchanges something goes this way."""
+    return next(exchange for exchange, index in enumerate(chosen) if way in ways[exchange][index])
 
 
 def one_each(pairs: set[tuple[int, int]]) -> bool:

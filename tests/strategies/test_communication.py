@@ -24,7 +24,7 @@ WEIGHTS = CONFIG.param_count
 HELD_ALIKE = (6 * CONFIG.layers + 2 + CONFIG.sequence) * CONFIG.embed
 """Elements of norms, positions and the biases behind a sum, which the tensor axis does not split."""
 LOSS = 2 * TRAIN.batch_size * CONFIG.sequence
-"""Elements summed for the loss: of each token the sum of exponentials and the target's logit, neither again backward."""
+"""Elements summed for the loss: of each token the sum of exponentials and the target's logit, not again backward."""
 
 COLLECTIVES = {"psum", "pmax", "all_gather", "reduce_scatter", "psum_scatter", "all_to_all", "ppermute"}
 
