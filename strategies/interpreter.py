@@ -1,7 +1,7 @@
 """Goes through the equations of a traced function ("Writing custom Jaxpr interpreters in JAX", JAX documentation)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend import core
 
@@ -41,3 +41,31 @@ def run(
     """All that a traced function returns."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
     return evaluate(jaxpr.eqns, known, jaxpr.outvars, apply)
+
+
+class Loop(NamedTuple):
+    """A `lax.scan`: its body takes `consts` inputs that stay, `carry` that go on, and a row of each of the others.
+
+    What JAX calls these numbers differs from version to version; the shapes tell them.
+    """
+
+    body: core.Jaxpr
+    body_consts: Sequence[Any]
+    consts: int
+    carry: int
+
+    @classmethod
+    def of(cls, equation: core.JaxprEqn) -> "Loop":
+        """Read the equation of one."""
+        program = equation.params["jaxpr"]  # with its constants, or without any
+        body = getattr(program, "jaxpr", program)
+        columns, stacked = (
+            sum(_ndim(whole) > _ndim(row) for whole, row in zip(wholes, rows, strict=True))
+            for wholes, rows in ((equation.invars, body.invars), (equation.outvars, body.outvars))
+        )
+        carry = len(body.outvars) - stacked
+        return cls(body, getattr(program, "consts", ()), len(body.invars) - columns - carry, carry)
+
+
+def _ndim(atom: Any) -> int:
+    return len(atom.aval.shape)

@@ -12,7 +12,7 @@ import jax
 from jax import lax
 from jax.extend import core
 
-from strategies.interpreter import Values, bind, evaluate, run
+from strategies.interpreter import Loop, Values, bind, evaluate, run
 
 VIEWS = {"broadcast_in_dim", "convert_element_type", "pvary", "reshape", "slice", "squeeze", "transpose"}
 """What costs next to nothing: computed again where it is needed, and not handed on."""
@@ -90,7 +90,7 @@ def flat(function: Callable[..., Any], leaves: Sequence[Any], structure: Any) ->
 def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
     params = equation.params
     if equation.primitive.name == "scan":
-        return _unrolled(params, inputs)
+        return _unrolled(equation, inputs)
     called = params.get("call_jaxpr", params.get("jaxpr"))
     if called is None:
         return bind(equation, inputs)
@@ -98,14 +98,14 @@ def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
     return run(getattr(called, "jaxpr", called), getattr(called, "consts", ()), inputs, _outputs)
 
 
-def _unrolled(params: dict[str, Any], inputs: Values) -> Values:
+def _unrolled(equation: core.JaxprEqn, inputs: Values) -> Values:
     """A `lax.scan`, iteration after iteration."""
-    consts, carry = params["num_consts"], params["num_carry"]
+    params, (body, body_consts, consts, carry) = equation.params, Loop.of(equation)
     fixed, state, columns = inputs[:consts], inputs[consts : consts + carry], inputs[consts + carry :]
     rows: dict[int, Values] = {}
     for i in reversed(range(params["length"])) if params["reverse"] else range(params["length"]):
-        body, row = params["jaxpr"], [*fixed, *state, *(column[i] for column in columns)]
-        outputs = run(body.jaxpr, body.consts, row, _outputs)
+        row = [*fixed, *state, *(column[i] for column in columns)]
+        outputs = run(body, body_consts, row, _outputs)
         state, rows[i] = outputs[:carry], outputs[carry:]
     stacked = [lax.concatenate([rows[i][k][None] for i in range(len(rows))], 0) for k in range(len(rows[0]))]
     return [*state, *stacked]

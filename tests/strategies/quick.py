@@ -4,9 +4,19 @@ import functools
 
 import jax
 
+
+def _known(options: dict[str, str | bool]) -> dict[str, str | bool]:
+    """The options, or none where this version of XLA has them no more."""
+    try:
+        jax.jit(lambda: 0, compiler_options=options)()
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return options
+
+
 # XLA's older emitter of loops is done in a third of the time. Some passes on the HLO differ with it: what reads the
 # compiled program, and not the numbers that come out, is better off without.
-_OPTIONS: dict[str, str | bool] = {"xla_cpu_use_fusion_emitters": False}
+_OPTIONS = _known({"xla_cpu_use_fusion_emitters": False})
 _programs: dict[str, jax.stages.Compiled] = {}
 
 jit = functools.partial(jax.jit, compiler_options=_OPTIONS)

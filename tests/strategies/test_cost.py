@@ -18,6 +18,7 @@ from benchmarks.compiled import Program, read_program
 from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.cost import predict
 from strategies.held import layer_bytes
+from strategies.interpreter import Loop
 from strategies.plan import BYTES
 from strategies.traffic import LAWS
 
@@ -148,9 +149,7 @@ def test_layers_keep_what_the_formula_says(name, mesh, train, remat):
     built = step(name, mesh, ODD, remat=remat, dtype="bfloat16", **train)
     plan = cost(name, mesh, ODD, remat=remat, dtype="bfloat16", **train).plan
     jaxpr = jax.make_jaxpr(built.gradients)(built.state.params, built.batch).jaxpr
-    forward, _ = [
-        loop for loop in loops(jaxpr) if loop.params["num_carry"] == 1 and loop.params["length"] == plan.layers
-    ]
+    forward, _ = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == plan.layers]
     kept = forward.outvars[1:]
     assert not forward.params["reverse"]
     assert sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in kept) == (

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.interpreter import Loop
 from tests.strategies.test_communication import inner
 from tests.strategies.test_equality import ROUNDING, assert_equal, single, train
 
@@ -29,7 +30,8 @@ def accumulators(program):
     """Bytes that a microbatch hands to the next, in the outermost loop of a program."""
     for equation in program.eqns:
         if equation.primitive.name == "scan":
-            carried = equation.invars[equation.params["num_consts"] :][: equation.params["num_carry"]]
+            loop = Loop.of(equation)
+            carried = equation.invars[loop.consts :][: loop.carry]
             return sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in carried)
         for part, _ in inner(equation):
             if found := accumulators(part):
