@@ -89,6 +89,7 @@ class Executor:
         entered_bTD = own(self.parts.embed(self.ends, self.tokens_MbS[0]))
         chunk, depths = self._chunk(0), self.ticks.depths
         kept = jax.eval_shape(lambda x_bTD: self._forward(0, x_bTD)[1], entered_bTD)
+        loss = jax.eval_shape(lambda y_bTD: self._lose(self.ends, self._of(0, y_bTD), 0), entered_bTD)
         put_off = []
         if self.schedule.splits_backward:
             put_off = jax.eval_shape(lambda *known: self._halves(*known).first(*known)[1], (chunk, kept), entered_bTD)
@@ -98,7 +99,7 @@ class Executor:
             made=jnp.zeros_like(entered_bTD),
             kept=_slots(kept, depths.kept),
             put_off=_slots(put_off, depths.put_off),
-            loss=jnp.zeros_like(self.tokens_MbS[0, 0, 0], jnp.float32),
+            loss=jnp.zeros_like(loss),
             dblocks=jax.tree.map(jnp.zeros_like, self.blocks),
             dends=jax.tree.map(jnp.zeros_like, self.ends),
         )
