@@ -176,7 +176,7 @@ class Executor:
             dends = jax.tree.map(jnp.add, dends, *pull(self._of(0, flow.made)))
         return flow._replace(arrived=arrived, loss=loss, dends=dends)
 
-    def _lose(self, ends: Weights, y_bTD: Array, m: Array) -> Array:
+    def _lose(self, ends: Weights, y_bTD: Array, m: Any) -> Array:
         return self.parts.lose(ends, own(y_bTD), self.tokens_MbS[m])
 
     def _of(self, stage: int, made_bTD: Array) -> Array:
@@ -203,8 +203,14 @@ class Executor:
         return Halves(self._backward, known, dy_bTD)
 
     def _run(self, chunk: Any) -> Callable[[Leaves, Array], Array]:
-        used = None if self.used_L is None else self._places(self.used_L, chunk)
-        return lambda weights, x_bTD: self.parts.run(weights, x_bTD, used)
+        used_L = None if self.used_L is None else self._places(self.used_L, chunk)
+
+        def run(weights: Leaves, x_bTD: Array) -> Array:
+            # It is kept, too, in slots that vary over the same axes as x.
+            varying = None if used_L is None else used_L | jnp.zeros_like(x_bTD, bool, shape=())
+            return self.parts.run(weights, x_bTD, varying)
+
+        return run
 
     def _chunk(self, number: Any) -> Leaves:
         return [self._places(w, number) for w in self.blocks]
