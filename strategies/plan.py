@@ -196,7 +196,7 @@ class Plan:
         Not so where what the head takes is gathered again, too, or kept as gathered.
         """
         train = self.train
-        by_layer = self.size(*self.shards) > 1 and train.gather == "layer"
+        by_layer = self.size(*self.shards) > 1 and train.gather == "layer" and not self.staged
         gathered = by_layer and (train.microbatches > 1 or not train.regather)
         return train.logits_bytes is not None or (train.remat == "full" and (self.sequence_parallel or gathered))
 

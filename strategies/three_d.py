@@ -61,14 +61,15 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         _require_regather(train, stages)
         cut = {dim: math.prod(mesh.sizes.get(axis, 1) for axis in jax.tree.leaves(axes)) for dim, axes in SPLIT.items()}
         group = fsdp.spread(Shards("fsdp", shards, config, cut), train)
-    hooks = replace(tensor.hooks(VOCAB_AXES, train.sequence_parallel), gather=group.hooks.gather)
+    sequence_parallel = train.sequence_parallel and tensors > 1  # else remat="full" would compute the logits again
+    hooks = replace(tensor.hooks(VOCAB_AXES, sequence_parallel), gather=group.hooks.gather)
     spread = Spread(
         spec=lambda dims: both(P(*map(SPLIT.get, dims)), group.spec(dims)),
         batch_axes=(*data.AXES, *group.batch_axes),
         vocab_shards=stages * tensors,
         places=pipe.places,
         hooks=context.hooks(attending, contexts, hooks),
-        differentiate=tensor.diverging(pipe.differentiate, config) if train.sequence_parallel else pipe.differentiate,
+        differentiate=tensor.diverging(pipe.differentiate, config) if sequence_parallel else pipe.differentiate,
         enter=lambda weights: group.enter(data.diverge(weights, ALIKE)),
         reduce=lambda loss, grads: data.all_reduce(*group.reduce(loss, grads), ALIKE),
     )
