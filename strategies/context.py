@@ -2,8 +2,8 @@
 
     dW[D,F] -all_reduce(context)-> dW[D,F], each weight, once a step
 
-Only attention looks at the tokens of other devices. In a ring (`context_attention="ring"`, see ring.py) keys and values
-go around, and on the way back their gradients with them:
+Only attention looks at the tokens of other devices. In a ring (`context_attention="ring"`, the default; see ring.py)
+keys and values go around, and on the way back their gradients with them:
 
     k, v[B,T_context,D] -permute(context)-> the next device, n-1 times a layer forward, and n-1 times again backward
     dk, dv[B,T_context,D] -permute(context)-> the next device, n times a layer backward, the last time home

@@ -1,30 +1,34 @@
 """The combination: any product of data (or fsdp, or hsdp), pipeline, context and tensor, by composing the strategies.
 
-That of data, pipeline and tensor is "PTD-P" (Narayanan et al. 2021, section 3); with fsdp and context it is what Llama
-3 was trained with (Llama Team 2024, section 3.3.2). Each axis splits what those before it have left:
+That of data, pipeline and tensor is "PTD-P" (Narayanan et al. 2021, section 3); Llama 3 was trained with fsdp and
+context besides (Llama Team 2024, section 3.3.2). Each axis splits what is left by the others:
 
-    data, fsdp   sequences
+    data, fsdp   the batch
     pipeline     layers, and the vocabulary
-    context      tokens of each sequence
-    tensor       heads and features of each layer, the vocabulary once more, and between matmuls the tokens once more
+    context      the tokens of each sequence
+    tensor       heads and features of each layer, the vocabulary again, and between matmuls the tokens again
+    fsdp         each weight that pipeline and tensor have cut, along another dim where it has one
 
-and fsdp cuts every weight that pipeline and tensor have cut, along another dim where it has one. So each axis
-communicates as its strategy's file says, for the part of the sequences, layers, tokens and features that is left:
+So each communicates as its own file says, for its part of batch, layers, tokens and features:
 
-    each microbatch, each layer of the stage (fsdp.py), and for each microbatch what embedding and head use:
-    W[D_fsdp,F_tensor] -all_gather(fsdp)-> W[D,F_tensor], and again backward, but for embedding and head
-    dW[D,F_tensor] -reduce_scatter(fsdp)-> dW[D_fsdp,F_tensor]
-    x[b,T_context,tensor,D] -all_gather(tensor)-> x[b,T_context,D], reduced and scattered alike (tensor.py)
-    q, k, v[b,T_context,D_tensor] -all_to_all(context)-> q, k, v[b,T,D_tensor,context], or around a ring (context.py)
-    x[b,T_context,tensor,D] -permute(pipeline)-> the next stage (pipeline.py)
-    partial embeddings and sums of the loss -all_reduce(pipeline x tensor)-> the whole
-    once a step:
-    dW[D] -all_reduce(tensor)-> dW[D], parts of fsdp of what tensor does not cut; of the last norm also over pipeline
+    for each microbatch, and each layer of the stage:
+    W[D_fsdp,F_tensor] -all_gather(fsdp)-> W[D,F_tensor], again backward; dW -reduce_scatter(fsdp)-> dW[D_fsdp,F_tensor]
+    x[b,T_(context,tensor),D] -all_gather(tensor)-> x[b,T_context,D], and partial sums of it scattered back
+    q, k, v[b,T_context,D_tensor] -all_to_all(context)-> q, k, v[b,T,D_(tensor,context)], and back; or around a ring
+    for each microbatch:
+    W[V_(pipeline,tensor),D_fsdp] -all_gather(fsdp)-> W[V_(pipeline,tensor),D], for the embedding, and for the head
+    x[b,T_(context,tensor),D] -permute(pipeline)-> the next stage, dx to the one before
+    embeddings, and a few numbers a token for the loss -all_reduce(pipeline x tensor)-> the whole
+    once a step, parts of fsdp each:
+    dW[D] -all_reduce(tensor)-> dW[D], what tensor does not cut; of the last norm -all_reduce(pipeline)-> besides
     dW[D_fsdp,F_tensor] -all_reduce(data x context)-> dW[D_fsdp,F_tensor], each weight, in float32
 
-Gathering once for each microbatch costs a pipeline more than others, for it has many: `gather="step"` gathers all
-weights before the first, and scatters the sums of gradients after the last. With stages attention goes from all to all
-and not around a ring, which on CPUs all stages would have to enter at once.
+For P parameters on d x f x p x c x t devices put P / pt for P, B / df for B, T / c for T and L / p for L into what
+those files count, and in context's attention D / t for D; and over n = dc devices 2 P / fpt (n-1)/n elements a step.
+
+fsdp gathers weights as often as there are microbatches, and a pipeline wants many: with `gather="step"` it gathers all
+before the first, and scatters the sums of their gradients after the last. Where there are stages attention goes from
+all to all by default: XLA's permutations wait for all devices of a mesh, and stages work each at its own times.
 """
 
 import math
@@ -34,14 +38,13 @@ from itertools import zip_longest
 import jax
 from jax.sharding import PartitionSpec as P
 
-from strategies import context, data, fsdp, mesh, pipeline, tensor
+from strategies import context, data, fsdp, pipeline, tensor
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import Devices, MeshSpec
+from strategies.mesh import AXES, Devices, MeshSpec
 from strategies.shards import Shards
 from strategies.step import Spread, Step, Strategy
 
-AXES = mesh.AXES
 ALIKE = (*data.AXES, *context.AXES)
 """The axes along which devices hold the same weights, each for its own tokens."""
 VOCAB_AXES = (*pipeline.AXES, *tensor.AXES)
