@@ -76,7 +76,7 @@ class Selection:
 
     Attributes:
         strategies: names asked for; none for all.
-        meshes: meshes asked for; none for those that the strategies offer on each of `devices`.
+        meshes: meshes asked for; none for the usual ones that the strategies have on each of `devices`.
         devices: how many devices to spread over, one count after another.
         batch_sizes: sequences in a global batch.
         microbatches: parts of a batch, one number after another; none lets `default_microbatches` choose.
@@ -114,7 +114,8 @@ class Selection:
             elif self.meshes:
                 yield from ((name, mesh) for mesh in self.meshes if mesh in own_meshes(name, mesh.size))
             else:
-                yield from ((name, mesh) for devices in self.devices for mesh in own_meshes(name, devices))
+                own = (mesh for devices in self.devices for mesh in own_meshes(name, devices))
+                yield from ((name, mesh) for mesh in own if STRATEGIES[name].is_usual(mesh))
 
     def _variations(self, strategy: str) -> Iterator[Options]:
         """Every combination of the values of its options; once without any, if none of these was asked for."""
@@ -138,8 +139,8 @@ def spelled(options: Options) -> list[str]:
 def own_meshes(name: str, devices: int) -> list[MeshSpec]:
     """A strategy's meshes of that many devices, without those on which it is only a simpler strategy again.
 
-    >>> [str(mesh) for mesh in own_meshes("three_d", 4)]
-    ['pipeline=2,tensor=2', 'data=2,tensor=2', 'data=2,pipeline=2']
+    >>> [str(mesh) for mesh in own_meshes("hsdp", 8)]
+    ['data=2,fsdp=4', 'data=4,fsdp=2']
     >>> own_meshes("fsdp", 1)
     []
     """

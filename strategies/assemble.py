@@ -155,7 +155,7 @@ def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
     """The whole model's norm: squares are summed here, then over the axes that split each weight, then over weights."""
     squares: defaultdict[tuple[str, ...], list[Array]] = defaultdict(list)
     for grad, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
-        axes = tuple(axis for axis in jax.tree.leaves(tuple(spec)) if axis)
+        axes = tuple(sorted(axis for axis in jax.tree.leaves(tuple(spec)) if axis))
         squares[axes].append(jnp.sum(jnp.square(grad)))
     return jnp.sqrt(sum(lax.psum(sum(parts), axes) if axes else sum(parts) for axes, parts in squares.items()))
 

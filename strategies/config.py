@@ -12,7 +12,7 @@ Attention = Literal["auto", "xla", "cudnn"]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1"]
 Gather = Literal["layer", "step"]
 Compression = Literal["none", "int8", "onebit"]
-ContextAttention = Literal["ring", "ulysses"]
+ContextAttention = Literal["auto", "ring", "ulysses"]
 _KNOWN = {
     "dtype": Dtype,
     "remat": Remat,
@@ -115,7 +115,8 @@ class TrainConfig:
         bucket_bytes: data sums gradients in buckets of so many bytes, or each weight's by itself.
         compression: data sums gradients in bytes, or after the first steps momentum in bits, with error feedback.
         compression_warmup: the steps before it sums momentum in bits.
-        context_attention: how devices that each hold a part of every sequence attend to the rest of it.
+        context_attention: how devices that each hold a part of every sequence attend to the rest of it; "auto" is a
+            ring, but where a pipeline has stages "ulysses".
         logits_bytes: that float32 logits may cost a device at once: it computes them for so many tokens at a time,
             again in the backward pass. None is enough for all tokens.
         z_loss: times the square of log Z, for each token besides the cross entropy (Chowdhery et al. 2022, "PaLM",
@@ -139,7 +140,7 @@ class TrainConfig:
     bucket_bytes: int | None = None
     compression: Compression = "none"
     compression_warmup: int = 20
-    context_attention: ContextAttention = "ring"
+    context_attention: ContextAttention = "auto"
     logits_bytes: int | None = None
     z_loss: float = 0.0
     learning_rate: float = 3e-4

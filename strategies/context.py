@@ -2,8 +2,8 @@
 
     dW[D,F] -all_reduce(context)-> dW[D,F], each weight, once a step
 
-Only attention looks at the tokens of other devices. In a ring (`context_attention="ring"`, see ring.py) keys and values
-go around, and on the way back their gradients with them:
+Only attention looks at the tokens of other devices. In a ring (`context_attention="ring"`, the default; see ring.py)
+keys and values go around, and on the way back their gradients with them:
 
     k, v[B,T_context,D] -permute(context)-> the next device, n-1 times a layer forward, and n-1 times again backward
     dk, dv[B,T_context,D] -permute(context)-> the next device, n times a layer backward, the last time home
@@ -57,6 +57,20 @@ def ulysses_attention(qkv_BTCA: Float[Array, "B t 3 A"], head_dim: int, kind: st
     return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
 
 
+def attention(train: TrainConfig, stages: int) -> TrainConfig:
+    """The same with a way to attend, where a pipeline has so many stages.
+
+    Raises:
+        Infeasible: a ring in more than one: XLA's permutations wait for all devices of the mesh, and stages work on
+            their layers each at its own times.
+    """
+    if train.context_attention == "auto":
+        return dataclasses.replace(train, context_attention="ring" if stages == 1 else "ulysses")
+    if train.context_attention == "ring" and stages > 1:
+        raise Infeasible(f"pipeline={stages} stages have no ring, which all must enter; use context_attention=ulysses")
+    return train
+
+
 def hooks(train: TrainConfig, size: int, others: Hooks = ONE_DEVICE) -> Hooks:
     """Hooks of other axes, and besides what completes attention where this one splits the tokens.
 
@@ -64,9 +78,9 @@ def hooks(train: TrainConfig, size: int, others: Hooks = ONE_DEVICE) -> Hooks:
     """
     if size == 1:
         return others
-    if train.context_attention == "ring":
-        return dataclasses.replace(others, own_context=zigzag, attend=ring_attention)
-    return dataclasses.replace(others, own_context=contiguous, attend=ulysses_attention)
+    if train.context_attention == "ulysses":
+        return dataclasses.replace(others, own_context=contiguous, attend=ulysses_attention)
+    return dataclasses.replace(others, own_context=zigzag, attend=ring_attention)
 
 
 def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int = 1) -> None:

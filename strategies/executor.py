@@ -89,6 +89,7 @@ class Executor:
         entered_bTD = own(self.parts.embed(self.ends, self.tokens_MbS[0]))
         chunk, depths = self._chunk(0), self.ticks.depths
         kept = jax.eval_shape(lambda x_bTD: self._forward(0, x_bTD)[1], entered_bTD)
+        loss = jax.eval_shape(lambda y_bTD: self._lose(self.ends, self._of(0, y_bTD), 0), entered_bTD)
         put_off = []
         if self.schedule.splits_backward:
             put_off = jax.eval_shape(lambda *known: self._halves(*known).first(*known)[1], (chunk, kept), entered_bTD)
@@ -98,7 +99,7 @@ class Executor:
             made=jnp.zeros_like(entered_bTD),
             kept=_slots(kept, depths.kept),
             put_off=_slots(put_off, depths.put_off),
-            loss=jnp.zeros_like(self.tokens_MbS[0, 0, 0], jnp.float32),
+            loss=jnp.zeros_like(loss),
             dblocks=jax.tree.map(jnp.zeros_like, self.blocks),
             dends=jax.tree.map(jnp.zeros_like, self.ends),
         )
@@ -173,7 +174,7 @@ class Executor:
             dends = jax.tree.map(jnp.add, dends, *pull(self._of(0, flow.made)))
         return flow._replace(arrived=arrived, loss=loss, dends=dends)
 
-    def _lose(self, ends: Weights, y_bTD: Array, m: Array) -> Array:
+    def _lose(self, ends: Weights, y_bTD: Array, m: Any) -> Array:
         return self.parts.lose(ends, own(y_bTD), self.tokens_MbS[m])
 
     def _of(self, stage: int, made_bTD: Array) -> Array:
@@ -200,8 +201,14 @@ class Executor:
         return Halves(self._backward, known, dy_bTD)
 
     def _run(self, chunk: Any) -> Callable[[Leaves, Array], Array]:
-        used = None if self.used_L is None else self._places(self.used_L, chunk)
-        return lambda weights, x_bTD: self.parts.run(weights, x_bTD, used)
+        used_L = None if self.used_L is None else self._places(self.used_L, chunk)
+
+        def run(weights: Leaves, x_bTD: Array) -> Array:
+            # It is kept, too, in slots that vary over the same axes as x.
+            varying = None if used_L is None else used_L | jnp.zeros_like(x_bTD, bool, shape=())
+            return self.parts.run(weights, x_bTD, varying)
+
+        return run
 
     def _chunk(self, number: Any) -> Leaves:
         return [self._places(w, number) for w in self.blocks]

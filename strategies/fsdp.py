@@ -39,9 +39,8 @@ from strategies.step import Spread, Step, Strategy
 AXES = ("fsdp",)
 
 
-def spread(config: GPTConfig, size: int, train: TrainConfig) -> Spread:
-    """What fsdp decides for a group of `size` devices."""
-    shards = Shards("fsdp", size, config)
+def spread(shards: Shards, train: TrainConfig) -> Spread:
+    """What fsdp decides for a group of devices that have these shards."""
 
     def gather(part: Array, dims: Sequence[str]) -> Array:
         weight = shards.gather(part, dims)
@@ -72,7 +71,7 @@ def _cast(arrays: Weights, dtype: str) -> Weights:
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
-    return assemble(config, device_mesh, train, spread(config, mesh.size, train))
+    return assemble(config, device_mesh, train, spread(Shards("fsdp", mesh.size, config), train))
 
 
 OPTIONS = "gather", "regather"

@@ -19,6 +19,7 @@ from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
 from strategies.gpt import Weights
 from strategies.mesh import Devices, MeshSpec
+from strategies.shards import Shards
 from strategies.step import Step, Strategy
 
 AXES = (*data.AXES, *fsdp.AXES)
@@ -27,7 +28,7 @@ AXES = (*data.AXES, *fsdp.AXES)
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`. An axis that the mesh leaves out has size one."""
     device_mesh = mesh.over(AXES, devices)
-    group = fsdp.spread(config, mesh.sizes.get("fsdp", 1), train)
+    group = fsdp.spread(Shards("fsdp", mesh.sizes.get("fsdp", 1), config), train)
 
     def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
         return data.all_reduce(*group.reduce(loss, grads))

@@ -89,9 +89,10 @@ class Plan:
         if strange := self.over(set(self.mesh.sizes) - used):
             raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")
         for axis in (*self.shards, *self.updates):
-            Shards(axis, self.size(axis), self.config)
-        tensor.require_fit(self.config, self.train, self.size("tensor"))
-        context.require_fit(self.config, self.train, self.size(*self.token_axes))
+            Shards(axis, self.size(axis), self.config, {dim: self.size(*self.axes_of(dim)) for dim in self.cut})
+        contexts, tensors = self.size(*self.token_axes), self.size("tensor")
+        tensor.require_fit(self.config, self.train, tensors, contexts)
+        context.require_fit(self.config, self.attending, contexts, tensors)
         parts = self.size(*self.batch_axes) * self.train.microbatches
         if self.train.batch_size % parts:
             problem = f"{self.mesh} x microbatches={self.train.microbatches} does not divide"
@@ -116,9 +117,15 @@ class Plan:
         return self.train.sequence_parallel and self.size("tensor") > 1
 
     @property
+    def attending(self) -> TrainConfig:
+        """With the way in which tokens on different devices attend to each other."""
+        split = self.size(*self.token_axes) > 1
+        return context.attention(self.train, self.size("pipeline")) if split else self.train
+
+    @property
     def ulysses(self) -> bool:
         """Whether attention is split over heads where else tokens are."""
-        return self.size(*self.token_axes) > 1 and self.train.context_attention == "ulysses"
+        return self.size(*self.token_axes) > 1 and self.attending.context_attention == "ulysses"
 
     @property
     def vocab_axes(self) -> Axes:
@@ -129,6 +136,11 @@ class Plan:
     def rows(self) -> int:
         """Of the vocabulary, with its padding."""
         return vocab_rows(self.config.vocab, self.size(*self.vocab_axes))
+
+    @property
+    def gathered(self) -> int:
+        """How much larger than what a device holds are the weights of which gradients are taken."""
+        return self.size(*self.shards) if self.train.gather == "step" else 1
 
     @property
     def staged(self) -> bool:
@@ -184,7 +196,7 @@ class Plan:
         Not so where what the head takes is gathered again, too, or kept as gathered.
         """
         train = self.train
-        by_layer = self.size(*self.shards) > 1 and train.gather == "layer"
+        by_layer = self.size(*self.shards) > 1 and train.gather == "layer" and not self.staged
         gathered = by_layer and (train.microbatches > 1 or not train.regather)
         return train.logits_bytes is not None or (train.remat == "full" and (self.sequence_parallel or gathered))
 

@@ -10,8 +10,8 @@
 Whatever is split is split along the same dim, so that a device's parts of weight, gradient and moments fit together.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import jax
@@ -28,6 +28,10 @@ from strategies.step import require_divides
 class Shards:
     """Each weight in `count` parts, one for each device of an axis, cut along its first dim that divides but layers.
 
+    Attributes:
+        cut: dims that other axes have cut before, and into how many parts. These are cut again where no other dim is
+            left, as of the biases: each part into as many.
+
     Raises:
         Infeasible: `count` does not divide the dims of which every weight has one, embed and mlp.
     """
@@ -35,15 +39,20 @@ class Shards:
     axis: str
     count: int
     config: GPTConfig
+    cut: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be cut."""
-        require_divides(self.axis, self.count, embed=self.config.embed, mlp=self.config.mlp_dim)
+        sizes = {"embed": self.config.embed, "mlp": self.config.mlp_dim}
+        for name, parts in zip(sizes, (self._parts("heads"), self._parts("mlp")), strict=True):
+            left = f"{name}/{parts}" if parts > 1 else name
+            require_divides(self.axis, self.count, **{left: sizes[name] // parts})
 
     def dim(self, dims: Sequence[str]) -> int:
         """Which dim of a weight is cut."""
         sizes = self.config.dim_sizes
-        return next(i for i, name in enumerate(dims) if name != "layers" and sizes[name] % self.count == 0)
+        fit = [i for i, name in enumerate(dims) if sizes[name] // self._parts(name) % self.count == 0]
+        return min((i for i in fit if dims[i] != "layers"), key=lambda i: self._parts(dims[i]) > 1)
 
     def spec(self, dims: Sequence[str]) -> P:
         """The parts as a layout."""
@@ -61,6 +70,9 @@ class Shards:
         """W[D,F] -> W[D_axis,F], the part of this device."""
         size = weight.shape[self.dim(dims)] // self.count
         return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axis) * size, size, self.dim(dims))
+
+    def _parts(self, dim: str) -> int:
+        return self.cut.get(dim, 1)
 
     def each(self, function: Callable[[Array, Sequence[str]], Array], weights: Weights) -> Weights:
         """A function of an array and its dims, such as the three above, of all arrays of a model."""

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.gpt import GPT, ONE_DEVICE, Hooks, Weights
-from strategies.mesh import MeshSpec, factorisations
+from strategies.mesh import AXES, MeshSpec, factorisations
 
 Tokens = Int[Array, "B S"]
 """Sequences of S = T + 1 tokens: all but the last are inputs, all but the first are targets."""
@@ -166,6 +166,7 @@ class Strategy:
     Attributes:
         options: fields of `TrainConfig` that make another step of this strategy, besides those that do of every one.
         microbatches: of a batch, without stages and unless told otherwise: as few as show what it does.
+        usual_axes: of the meshes that stand for all of them where none is asked for.
     """
 
     name: str
@@ -174,10 +175,15 @@ class Strategy:
     options: tuple[str, ...] = ()
     most_devices: float = math.inf
     microbatches: int = 1
+    usual_axes: tuple[str, ...] = AXES
 
     def meshes(self, devices: int) -> list[MeshSpec]:
         """Its meshes of exactly that many devices."""
         return list(factorisations(self.axes, devices)) if devices <= self.most_devices else []
+
+    def is_usual(self, mesh: MeshSpec) -> bool:
+        """Whether it is one of the meshes that stand for all."""
+        return set(mesh.sizes) <= set(self.usual_axes)
 
 
 def require_divides(axis: str, size: int, **numbers: int) -> None:

@@ -93,12 +93,17 @@ def diverging(differentiate: Differentiate, config: GPTConfig) -> Differentiate:
     return diverged
 
 
-def require_fit(config: GPTConfig, train: TrainConfig, size: int) -> None:
-    """Refuse an axis that does not divide what it is to split."""
+def require_fit(config: GPTConfig, train: TrainConfig, size: int, contexts: int = 1) -> None:
+    """Refuse an axis that does not divide what it is to split, where `contexts` devices have split the tokens before.
+
+    Raises:
+        Infeasible: names the numbers and the legal sizes.
+    """
     require_divides("tensor", size, heads=config.heads, mlp=config.mlp_dim)
-    if train.sequence_parallel and config.sequence % size:
-        problem = f"tensor={size} does not divide sequence={config.sequence}"
-        raise Infeasible(f"{problem}; {legal(config.sequence, 'tensor')}, or any with sequence_parallel=False")
+    tokens, name = config.sequence // contexts, "sequence" if contexts == 1 else "sequence/context"
+    if train.sequence_parallel and tokens % size:
+        problem = f"tensor={size} does not divide {name}={tokens}"
+        raise Infeasible(f"{problem}; {legal(tokens, 'tensor')}, or any with sequence_parallel=False")
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:

@@ -1,40 +1,98 @@
-"""The combination: data x pipeline x tensor (Narayanan et al. 2021, "PTD-P", section 3), by composing the three.
+"""The combination: any product of data (or fsdp, or hsdp), pipeline, context and tensor, by composing the strategies.
 
-The tensor axis cuts every layer of a stage, the pipeline axis cuts the stack of layers, the two together cut the
-vocabulary, and the data axis repeats it all for its part of the batch. The communication is that of data.py,
-pipeline.py and tensor.py, each over its own axis and for the part of the batch and of the weights that is left.
+That of data, pipeline and tensor is "PTD-P" (Narayanan et al. 2021, section 3); Llama 3 was trained with fsdp and
+context besides (Llama Team 2024, section 3.3.2). Each axis splits what is left by the others:
+
+    data, fsdp   the batch
+    pipeline     layers, and the vocabulary
+    context      the tokens of each sequence
+    tensor       heads and features of each layer, the vocabulary again, and between matmuls the tokens again
+    fsdp         each weight that pipeline and tensor have cut, along another dim where it has one
+
+So each communicates as its own file says, for its part of batch, layers, tokens and features:
+
+    for each microbatch, and each layer of the stage:
+    W[D_fsdp,F_tensor] -all_gather(fsdp)-> W[D,F_tensor], again backward; dW -reduce_scatter(fsdp)-> dW[D_fsdp,F_tensor]
+    x[b,T_(context,tensor),D] -all_gather(tensor)-> x[b,T_context,D], and partial sums of it scattered back
+    q, k, v[b,T_context,D_tensor] -all_to_all(context)-> q, k, v[b,T,D_(tensor,context)], and back; or around a ring
+    for each microbatch:
+    W[V_(pipeline,tensor),D_fsdp] -all_gather(fsdp)-> W[V_(pipeline,tensor),D], for the embedding, and for the head
+    x[b,T_(context,tensor),D] -permute(pipeline)-> the next stage, dx to the one before
+    embeddings, and a few numbers a token for the loss -all_reduce(pipeline x tensor)-> the whole
+    once a step, parts of fsdp each:
+    dW[D] -all_reduce(tensor)-> dW[D], what tensor does not cut; of the last norm -all_reduce(pipeline)-> besides
+    dW[D_fsdp,F_tensor] -all_reduce(data x context)-> dW[D_fsdp,F_tensor], each weight, in float32
+
+For P parameters on d x f x p x c x t devices put P / pt for P, B / df for B, T / c for T and L / p for L into what
+those files count, and in context's attention D / t for D; and over n = dc devices 2 P / fpt (n-1)/n elements a step.
+
+fsdp gathers weights as often as there are microbatches, and a pipeline wants many: with `gather="step"` it gathers all
+before the first, and scatters the sums of their gradients after the last. Where there are stages attention goes from
+all to all by default: XLA's permutations wait for all devices of a mesh, and stages work each at its own times.
 """
 
+import math
+from dataclasses import replace
+from itertools import zip_longest
+
+import jax
 from jax.sharding import PartitionSpec as P
 
-from strategies import data, pipeline, tensor
+from strategies import context, data, fsdp, pipeline, tensor
 from strategies.assemble import assemble
-from strategies.config import GPTConfig, TrainConfig
-from strategies.mesh import Devices, MeshSpec
+from strategies.config import GPTConfig, Infeasible, TrainConfig
+from strategies.mesh import AXES, Devices, MeshSpec
+from strategies.shards import Shards
 from strategies.step import Spread, Step, Strategy
 
-AXES = ("data", "pipeline", "tensor")
-VOCAB_AXES = ("pipeline", "tensor")
+ALIKE = (*data.AXES, *context.AXES)
+"""The axes along which devices hold the same weights, each for its own tokens."""
+VOCAB_AXES = (*pipeline.AXES, *tensor.AXES)
 SPLIT = {**pipeline.SPLIT, **tensor.SPLIT, "vocab": VOCAB_AXES}
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`. An axis that the mesh leaves out has size one."""
     device_mesh = mesh.over(AXES, devices)
-    stages, tensors = mesh.sizes.get("pipeline", 1), mesh.sizes.get("tensor", 1)
-    tensor.require_fit(config, train, tensors)
+    shards, stages, contexts, tensors = (mesh.sizes.get(axis, 1) for axis in AXES[1:])
+    attending = context.attention(train, stages) if contexts > 1 else train
+    tensor.require_fit(config, train, tensors, contexts)
+    context.require_fit(config, attending, contexts, tensors)
     pipe = pipeline.piped(config, train, stages)
+    group = Spread()
+    if shards > 1:
+        _require_regather(train, stages)
+        cut = {dim: math.prod(mesh.sizes.get(axis, 1) for axis in jax.tree.leaves(axes)) for dim, axes in SPLIT.items()}
+        group = fsdp.spread(Shards("fsdp", shards, config, cut), train)
+    sequence_parallel = train.sequence_parallel and tensors > 1  # else remat="full" would compute the logits again
+    hooks = replace(tensor.hooks(VOCAB_AXES, sequence_parallel), gather=group.hooks.gather)
     spread = Spread(
-        spec=lambda dims: P(*map(SPLIT.get, dims)),
-        batch_axes=data.AXES,
+        spec=lambda dims: both(P(*map(SPLIT.get, dims)), group.spec(dims)),
+        batch_axes=(*data.AXES, *group.batch_axes),
         vocab_shards=stages * tensors,
         places=pipe.places,
-        hooks=tensor.hooks(VOCAB_AXES, train.sequence_parallel),
-        differentiate=tensor.diverging(pipe.differentiate, config) if train.sequence_parallel else pipe.differentiate,
-        enter=data.diverge,
-        reduce=data.all_reduce,
+        hooks=context.hooks(attending, contexts, hooks),
+        differentiate=tensor.diverging(pipe.differentiate, config) if sequence_parallel else pipe.differentiate,
+        enter=lambda weights: group.enter(data.diverge(weights, ALIKE)),
+        reduce=lambda loss, grads: data.all_reduce(*group.reduce(loss, grads), ALIKE),
     )
     return assemble(config, device_mesh, train, spread)
 
 
-THREE_D = Strategy("three_d", AXES, build, (*pipeline.OPTIONS, *tensor.OPTIONS))
+def _require_regather(train: TrainConfig, stages: int) -> None:
+    if stages > 1 and train.gather == "layer" and not train.regather:
+        kept = "keep gathered weights once for each microbatch in flight"
+        raise Infeasible(f"with regather=False pipeline={stages} stages {kept}; use gather=step, which keeps them once")
+
+
+def both(outer: P, inner: P) -> P:
+    """Split by one, and each part by the other.
+
+    >>> both(P("pipeline", None, "tensor"), P(None, None, "fsdp"))
+    P('pipeline', None, ('tensor', 'fsdp'))
+    """
+    return P(*(tuple(jax.tree.leaves(axes)) or None for axes in zip_longest(outer, inner)))
+
+
+OPTIONS = (*pipeline.OPTIONS, *tensor.OPTIONS, *context.OPTIONS, *fsdp.OPTIONS)
+THREE_D = Strategy("three_d", AXES, build, OPTIONS, usual_axes=("data", "pipeline", "tensor"))

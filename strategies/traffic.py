@@ -14,7 +14,7 @@ from strategies import pipeline, tensor, three_d
 from strategies.compression import BLOCK, padded
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import MeshSpec
-from strategies.plan import BYTES, Axes, Cut, Plan
+from strategies.plan import BYTES, Axes, Cut, Plan, Weight
 
 SENT: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda operand, group: 2 * operand * (group - 1) // group,
@@ -108,27 +108,50 @@ def updates(plan: Plan) -> Iterator[Traffic]:
 def gathers(plan: Plan) -> Iterator[Traffic]:
     """fsdp.py: weights that axes of the batch split are gathered, and their gradients scattered.
 
-    Layer by layer, those in the loop over layers are gathered again for the backward pass, but for the bias at its end,
-    and with `remat="none"` but for all vectors: these it does not need. Outside that loop the compiler gathers nothing
-    twice, nor in a loop over microbatches what it can have before: all but what the head takes for its backward pass.
     A table that is tied has its gradients scattered for each of its two uses.
     """
-    train = plan.train
+    by_layer = plan.train.gather == "layer"
     for weight in plan.weights:
         axes = tuple(axis for axis in weight.axes if axis in plan.batch_axes)
         whole = weight.elements * plan.size(*axes)
-        tied = plan.config.tied and weight.name == "embedding.token_VD"
-        if weight.of_blocks:
-            needed = weight.name != "blocks.down_bias_D" and (train.remat != "none" or is_matrix(weight.dims))
-        else:
-            needed = train.microbatches > 1 and (tied or weight.name.startswith("head."))
-        by_layer = train.gather == "layer"
-        once = train.microbatches if by_layer and weight.of_blocks else 1
-        again = train.microbatches if by_layer and train.regather and needed else 0
-        scattered = train.microbatches * (2 if tied else 1) if by_layer else 1
-        yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=train.dtype)
-        yield from traffic(plan, "weights again", "all_gather", axes, again * weight.elements, dtype=train.dtype)
-        yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=train.dtype)
+        once, again = (of_blocks if weight.of_blocks else of_ends)(plan, weight) if by_layer else (1, 0)
+        scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
+        yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=plan.train.dtype)
+        yield from traffic(plan, "weights again", "all_gather", axes, again * weight.elements, dtype=plan.train.dtype)
+        yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=plan.train.dtype)
+
+
+def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
+    """How often a layer's weight is gathered, and again for the backward pass: for each microbatch.
+
+    Not again what the backward pass does not need: the bias at the layer's end; with `remat="none"` any vector; and but
+    for `remat="full"` the biases of queries, keys and values that were kept as they came from other devices.
+    """
+    train, last = plan.train, {"blocks.down_bias_D"}
+    if plan.ulysses and train.remat != "full":
+        last.add("blocks.qkv_bias_CA")
+    needed = weight.name not in last and (train.remat != "none" or is_matrix(weight.dims))
+    return train.microbatches, train.microbatches if train.regather and needed else 0
+
+
+def of_ends(plan: Plan, weight: Weight) -> tuple[int, int]:
+    """How often one of the embedding or of the head is: the compiler gathers nothing twice outside of a loop.
+
+    Nor in a loop over microbatches what it can have before: all but what the head takes for its backward pass. In a
+    schedule it gathers at each tick what that takes: the embedding for a microbatch that enters, the head for one that
+    leaves, and a table that is tied once for both.
+    """
+    microbatches, tied = plan.train.microbatches, is_tied(plan, weight)
+    if plan.staged:
+        shared = plan.ticks.shared
+        return 1 + int(((shared.enters >= 0) | (shared.leaves >= 0)).sum()) if tied else microbatches, 0
+    again = microbatches > 1 and plan.train.regather and (tied or weight.name.startswith("head."))
+    return 1, microbatches if again else 0
+
+
+def is_tied(plan: Plan, weight: Weight) -> bool:
+    """Whether both the embedding and the head use it."""
+    return plan.config.tied and weight.name == "embedding.token_VD"
 
 
 def is_matrix(dims: Axes) -> bool:
@@ -151,7 +174,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "head", "all_gather", "tensor", 2 * plan.own_residual, dtype=dtype)
     times = 1 if plan.staged else plan.train.microbatches
     alike = sum(weight.elements for weight in plan.weights if "tensor" not in weight.axes)
-    yield from traffic(plan, "gradients held alike", "all_reduce", "tensor", times * alike)
+    yield from traffic(plan, "gradients held alike", "all_reduce", "tensor", times * alike * plan.gathered)
 
 
 def vocabulary(plan: Plan) -> Iterator[Traffic]:
@@ -174,20 +197,22 @@ def stages(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "stages", "permute", "pipeline", sent, dtype=plan.train.dtype)
     # The last stage's result, its gradient, and that of the first stage's input.
     yield from traffic(plan, "ends", "all_reduce", "pipeline", 3 * plan.own_residual, dtype=plan.train.dtype)
-    yield from traffic(plan, "gradients held alike", "all_reduce", "pipeline", 2 * plan.config.embed)
+    norm = sum(weight.elements for weight in plan.weights if weight.name.startswith("head.norm"))
+    yield from traffic(plan, "gradients held alike", "all_reduce", "pipeline", norm * plan.gathered)
 
 
 def attention(plan: Plan) -> Iterator[Traffic]:
     """context.py: keys and values around a ring and back with their gradients, or from tokens to heads and back."""
     devices, kept = plan.size("context"), plan.train.remat != "full"
+    features = plan.layers * plan.residual // plan.size("tensor")
     if not plan.ulysses:
         # Around again, but for the first hop: the compiler finds that the backward pass makes it, too.
         again = 0 if kept else devices - 2
         hops = 2 * (devices - 1) + devices + again
-        sent = hops * 2 * plan.layers * plan.residual
+        sent = hops * 2 * features
         yield from traffic(plan, "keys and values", "permute", "context", sent, dtype=plan.train.dtype)
     else:
-        sent = (2 if kept else 3) * 4 * plan.layers * plan.residual
+        sent = (2 if kept else 3) * 4 * features
         yield from traffic(plan, "tokens and heads", "all_to_all", "context", sent, dtype=plan.train.dtype)
 
 
@@ -207,6 +232,12 @@ LAWS: Mapping[str, Law] = {
     "tensor": Law((layers, vocabulary), cut=tensor.SPLIT),
     "context": Law((attention, gradients), token_axes=("context",)),
     "pipeline": Law((stages, vocabulary), cut=pipeline.SPLIT),
-    "three_d": Law((gradients, stages, layers, vocabulary), batch_axes=("data",), cut=three_d.SPLIT),
+    "three_d": Law(
+        (gathers, gradients, stages, attention, layers, vocabulary),
+        batch_axes=("data", "fsdp"),
+        token_axes=("context",),
+        cut=three_d.SPLIT,
+        shards=("fsdp",),
+    ),
 }
 """Strategies by name, each with its expected communication."""

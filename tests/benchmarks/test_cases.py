@@ -104,9 +104,29 @@ def test_single_comes_first_in_whatever_order_it_is_asked_for() -> None:
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_combination_never_repeats_a_part(devices: int) -> None:
     """A mesh over the axes of a simpler strategy is that strategy's case, not one of the combination."""
-    simpler = {axis for name in ("single", "data", "tensor", "pipeline") for axis in STRATEGIES[name].axes}
     for mesh in own_meshes("three_d", devices):
-        assert len(simpler & set(mesh.sizes)) > 1
+        assert len(mesh.sizes) > 1
+        assert mesh not in STRATEGIES["hsdp"].meshes(devices)
+
+
+def test_combinations_are_measured_over_their_usual_axes_unless_asked_for() -> None:
+    """By default three_d is data, pipeline and tensor; any other product of axes is its case when it is named."""
+    default = ids(strategies=("three_d",), devices=(4, 8), batch_sizes=(8,))
+    assert default == [
+        "three_d-pipeline=2,tensor=2-b8",
+        "three_d-data=2,tensor=2-b8",
+        "three_d-data=2,pipeline=2-b8",
+        "three_d-pipeline=2,tensor=4-b8",
+        "three_d-pipeline=4,tensor=2-b8",
+        "three_d-data=2,tensor=4-b8",
+        "three_d-data=2,pipeline=2,tensor=2-b8",
+        "three_d-data=2,pipeline=4-b8",
+        "three_d-data=4,tensor=2-b8",
+        "three_d-data=4,pipeline=2-b8",
+    ]
+    other = MeshSpec.parse("data=2,fsdp=2,tensor=2")
+    assert ids(meshes=(other,), batch_sizes=(8,)) == ["three_d-data=2,fsdp=2,tensor=2-b8"]
+    assert ids(strategies=("three_d",), meshes=(other,), batch_sizes=(8,)) == ["three_d-data=2,fsdp=2,tensor=2-b8"]
 
 
 def test_hybrid_is_neither_of_its_parts() -> None:
@@ -119,13 +139,13 @@ def test_hybrid_is_neither_of_its_parts() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [8, 16, 64])
-@pytest.mark.parametrize("mesh", ["pipeline=2", "pipeline=8", "data=2,pipeline=4"])
+@pytest.mark.parametrize("mesh", ["pipeline=2", "pipeline=8", "data=2,pipeline=4", "data=2,fsdp=2,pipeline=2"])
 def test_microbatches_fill_the_pipeline_and_divide_the_batch(mesh: str, batch_size: int) -> None:
     """There is a microbatch for every stage or two, as the batch allows."""
     spec = MeshSpec.parse(mesh)
     microbatches = default_microbatches("three_d", spec, batch_size)
     assert microbatches in (spec.sizes["pipeline"], 2 * spec.sizes["pipeline"])
-    assert batch_size % (microbatches * spec.sizes.get("data", 1)) == 0
+    assert batch_size % (microbatches * spec.sizes.get("data", 1) * spec.sizes.get("fsdp", 1)) == 0
 
 
 def test_infeasible_case_says_so_when_built() -> None:

@@ -67,8 +67,8 @@ def test_options_are_read_as_the_kinds_they_are(select: Select) -> None:
             r"no case: .*--devices \(8,\) .*single uses data.*has data=1",
         ),
         (
-            {"mesh": [MeshSpec.parse("data=2,context=2")]},
-            r"no case: .*--mesh data=2,context=2 \(single uses data;",
+            {"mesh": [MeshSpec.parse("data=2,context=1")]},
+            r"no case: .*--mesh data=2,context=1 \(single uses data;",
         ),
     ],
 )

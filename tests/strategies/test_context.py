@@ -153,7 +153,7 @@ def test_other_axes_split_what_this_one_leaves(mode):
         ({"sequence": 20}, {"context_attention": "ulysses"}, "context=8 does not divide sequence=20; context can be"),
         ({"heads": 4}, {"context_attention": "ulysses"}, "context=8 does not divide heads=4; context can be 1, 2 or 4"),
         ({}, {"attention": "cudnn"}, "attention=cudnn has no ring; use auto or xla, or context_attention=ulysses"),
-        ({}, {"context_attention": "star"}, "context_attention='star'; it can be ring, ulysses"),
+        ({}, {"context_attention": "star"}, "context_attention='star'; it can be auto, ring, ulysses"),
     ],
 )
 def test_what_does_not_fit_is_refused(sizes, options, message):

@@ -18,6 +18,7 @@ either side, of which the two runs that are compared may stand apart by twice as
 """
 
 import dataclasses
+import itertools
 import math
 from functools import cache, partial
 
@@ -26,7 +27,9 @@ import numpy as np
 import pytest
 
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies.mesh import AXES
 from tests.strategies.quick import compiled
+from tests.strategies.test_step import WIDEST
 
 STEPS = 3
 # 257 words, which nothing divides: the padding is tested in every strategy that splits the vocabulary.
@@ -42,7 +45,18 @@ MESHES = [
     if name != "single"
     for devices in (2, 4, 8)
     for mesh in strategy.meshes(devices)
+    if strategy.is_usual(mesh)
 ]
+COMBINATIONS = [
+    ("data=2,fsdp=2,pipeline=2", {}),
+    ("data=2,context=2,tensor=2", {"context_attention": "ulysses", "sequence_parallel": False}),
+    ("fsdp=2,context=2,tensor=2", {}),
+    ("pipeline=2,context=2,tensor=2", {}),
+    ("fsdp=2,pipeline=2,tensor=2", {"gather": "step"}),
+    ("fsdp=2,pipeline=2,context=2", {"schedule": "zb-h1", "remat": "full"}),
+    ("pipeline=3,tensor=2", {}),
+]
+"""A sample of the other meshes of `three_d`, in which each two axes meet, and each way to spread an axis occurs."""
 
 
 def train(name, mesh, tied=True, **options):
@@ -118,6 +132,28 @@ def test_equals_one_device_with_heads_exchanged_for_tokens(mesh):
     assert_equal(train("context", mesh, context_attention="ulysses"), single(), ROUNDING["float32"])
 
 
+@pytest.mark.parametrize(("mesh", "options"), COMBINATIONS, ids=str)
+def test_combinations_equal_one_device(mesh, options):
+    """So do products of any of the axes, however each of them is spread."""
+    mesh = MeshSpec.parse(mesh)
+    mine = train("three_d", mesh, **{"microbatches": 4 if "pipeline" in mesh.sizes else 1, **options})
+    assert_equal(mine, single(), ROUNDING["float32"])
+
+
+def test_in_combinations_each_two_axes_meet():
+    """The sample leaves out no pair."""
+    meshes = [MeshSpec.parse(mesh).sizes for mesh, _ in COMBINATIONS]
+    assert {pair for mesh in meshes for pair in itertools.combinations(mesh, 2)} == {*itertools.combinations(AXES, 2)}
+
+
+@pytest.mark.factorisations
+@pytest.mark.parametrize("mesh", STRATEGIES["three_d"].meshes(8), ids=str)
+def test_every_factorisation_equals_one_device(mesh):
+    """So does every product of axes that makes eight."""
+    microbatches = 4 if "pipeline" in mesh.sizes else 1
+    assert_equal(train("three_d", mesh, microbatches=microbatches), single(), ROUNDING["float32"])
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -135,9 +171,8 @@ def test_equals_one_device_with_heads_exchanged_for_tokens(mesh):
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "single"])
 def test_equals_one_device_with_every_option(name, options):
     """So it does in bfloat16, to its own rounding, however it computes again or accumulates, and untied."""
-    mesh = max(STRATEGIES[name].meshes(8), key=lambda mesh: len(mesh.axes))
     reference = single(**{key: options[key] for key in options if key in ("dtype", "tied", "z_loss")})
-    assert_equal(train(name, mesh, **options), reference, ROUNDING[options.get("dtype", "float32")])
+    assert_equal(train(name, WIDEST[name], **options), reference, ROUNDING[options.get("dtype", "float32")])
 
 
 def test_a_planted_error_is_caught():

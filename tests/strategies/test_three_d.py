@@ -1,0 +1,70 @@
+"""Any product of axes: what each of them cuts, and what is refused."""
+
+import dataclasses
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig, context
+
+CONFIG = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, heads=4, sequence=16)
+ALL_TO_ALL = {"context_attention": "ulysses"}
+
+
+def build(mesh, sizes=None, **options):
+    """A step on as many devices as the mesh takes."""
+    spec = MeshSpec.parse(mesh)
+    config, train = dataclasses.replace(CONFIG, **(sizes or {})), TrainConfig(16, **options)
+    return STRATEGIES["three_d"].build(config, spec, train, jax.devices()[: spec.size])
+
+
+def test_fsdp_cuts_every_weight_and_another_dim_where_there_is_one():
+    """A device holds half of what pipeline and tensor leave; of biases, which have one dim, half of its part."""
+    params = build("fsdp=2,pipeline=2,tensor=2", microbatches=2).state.params
+    specs = jax.tree.map(lambda w: w.sharding.spec, params)
+    assert specs["blocks"]["qkv_DCA"] == P("pipeline", "fsdp", None, "tensor")
+    assert specs["blocks"]["out_AD"] == P("pipeline", "tensor", "fsdp")
+    assert specs["blocks"]["up_bias_F"] == P("pipeline", ("tensor", "fsdp"))
+    assert specs["blocks"]["qkv_bias_CA"] == P("pipeline", None, ("tensor", "fsdp"))
+    assert specs["embedding"]["token_VD"] == P(("pipeline", "tensor"), "fsdp")
+    assert all(jax.tree.leaves(tuple(spec)).count("fsdp") == 1 for spec in jax.tree.leaves(specs))
+
+
+@pytest.mark.parametrize(("stages", "way"), [(1, "ring"), (2, "ulysses")])
+def test_attention_goes_around_a_ring_but_with_stages_from_all_to_all(stages, way):
+    """Unless it is told otherwise."""
+    assert context.attention(TrainConfig(16), stages).context_attention == way
+    assert context.attention(TrainConfig(16, context_attention="ulysses"), stages).context_attention == "ulysses"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sizes", "options", "message"),
+    [
+        ("fsdp=4,tensor=2", {"embed": 36, "heads": 2}, {}, "fsdp=4 does not divide embed/2=18; fsdp can be 1, 2, 3, 6"),
+        ("fsdp=4,tensor=2", {"mlp": 20}, {}, "fsdp=4 does not divide mlp/2=10; fsdp can be 1, 2, 5 or 10"),
+        ("context=4,tensor=2", {}, ALL_TO_ALL, "context=4 does not divide heads/tensor=2; context can be 1 or 2"),
+        ("pipeline=2,context=4", {"heads": 2}, {}, "context=4 does not divide heads=2; context can be 1 or 2"),
+        (
+            "context=2,tensor=4",
+            {"sequence": 12},
+            ALL_TO_ALL | {"sequence_parallel": True},
+            "tensor=4 does not divide sequence/context=6; tensor can be 1, 2, 3 or 6, or any with sequence_parallel",
+        ),
+        ("pipeline=2,context=2", {}, {"context_attention": "ring"}, "no ring, .*; use context_attention=ulysses"),
+        ("fsdp=2,pipeline=2", {}, {"regather": False}, "with regather=False pipeline=2 stages keep .* use gather=step"),
+        ("data=2,fsdp=4", {}, {"microbatches": 4}, "data=2 x fsdp=4 x microbatches=4 does not divide batch_size=16"),
+    ],
+)
+def test_what_does_not_fit_is_refused(mesh, sizes, options, message):
+    """Before anything is compiled; the error names the numbers and the way out."""
+    with pytest.raises(Infeasible, match=message):
+        build(mesh, sizes, **options)
+
+
+@pytest.mark.parametrize("mesh", STRATEGIES["three_d"].meshes(8), ids=str)
+def test_every_factorisation_of_eight_devices_is_legal(mesh):
+    """The default model is built on each of them, without an option."""
+    train = TrainConfig(16, microbatches=2)
+    step = STRATEGIES["three_d"].build(PRESETS["nano"], mesh, train, jax.devices())
+    assert step.mesh.size == 8
