@@ -27,6 +27,7 @@ class Hooks:
         vocab_start: rows of the vocabulary held here -> the first of them.
         vocab_sum: a sum over the rows held here -> over all rows.
         vocab_max: a maximum over the rows held here -> over all rows.
+        parts: into how many the compiler cuts, over devices, the tokens and the vocabulary that are whole here.
     """
 
     gather: Callable[[Array, Sequence[str]], Array] = lambda weight, dims: weight
@@ -39,6 +40,7 @@ class Hooks:
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0
     vocab_sum: Callable[[Array], Array] = lambda x: x
     vocab_max: Callable[[Array], Array] = lambda x: x
+    parts: tuple[int, int] = (1, 1)
 
 
 ONE_DEVICE = Hooks()

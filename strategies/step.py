@@ -5,7 +5,7 @@ A strategy is a value, `Strategy`. Its `build` checks that model, mesh and batch
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -85,6 +85,7 @@ class Spread:
         collect: such parts -> weights as the state holds them.
         optimizer: AdamW behind clipping -> what is to take its place.
         inexact: why the step computes something else than one device by design; nothing where it does not.
+        partitioned: by the compiler: the functions see whole arrays, in no `jax.shard_map`.
     """
 
     spec: Callable[[Sequence[str]], P] = lambda dims: P()
@@ -101,6 +102,7 @@ class Spread:
     collect: Callable[[Weights], Weights] = lambda parts: parts
     optimizer: Callable[[Optimizer], Optimizer] = lambda optimizer: optimizer
     inexact: str = ""
+    partitioned: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,8 @@ class Strategy:
 
     Attributes:
         options: fields of `TrainConfig` that make another step of this strategy, besides those that do of every one.
+        twins: of a strategy that the compiler partitions, the axes that it offers together, and the strategy that does
+            by hand what it does on these; None where there is none.
     """
 
     name: str
@@ -172,10 +176,12 @@ class Strategy:
     build: Callable[..., Step]
     options: tuple[str, ...] = ()
     most_devices: float = math.inf
+    twins: Mapping[tuple[str, ...], str | None] | None = None
 
     def meshes(self, devices: int) -> list[MeshSpec]:
         """Its meshes of exactly that many devices."""
-        return list(factorisations(self.axes, devices)) if devices <= self.most_devices else []
+        meshes = factorisations(self.axes, devices) if devices <= self.most_devices else ()
+        return [mesh for mesh in meshes if self.twins is None or tuple(mesh.sizes) in self.twins]
 
 
 def require_divides(axis: str, size: int, **numbers: int) -> None:
