@@ -37,6 +37,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding
@@ -45,7 +46,7 @@ from jaxtyping import Array
 
 from strategies import data, fsdp, tensor
 from strategies.assemble import assemble
-from strategies.attention import causal_attention
+from strategies.attention import causal_attention, project
 from strategies.config import GPTConfig, TrainConfig
 from strategies.gpt import GATHERED, Hooks
 from strategies.mesh import Devices, MeshSpec
@@ -115,17 +116,24 @@ def hooks(mesh: Mesh, rules: Rules, sequence_parallel: bool) -> Hooks:
     def gather(weight: Array, dims: Sequence[str]) -> Array:
         used, stored = rules.used(dims), rules.stored(dims)
         weight = moved(weight, to=split(*used), back=split(*stored))
+        if min(rules.size("fsdp"), rules.size("tensor")) > 1:  # or the compiler groups devices along neither axis
+            weight = constrain(weight, split(*used))
         # The head goes back where it went forward, and of two gathers the compiler would not make one.
         return checkpoint_name(weight, GATHERED) if "vocab" in dims else weight
 
     def attend(qkv_BTCA: Array, head_dim: int, kind: str) -> Array:
         return causal_attention(constrain(qkv_BTCA, split(BATCH, None, None, "tensor")), head_dim, kind)
 
+    def project_split(x_BTD: Array, qkv_DCA: Array) -> Array:
+        """Not by one matmul: A, which is split, would be no dim of its own in it."""
+        return jnp.tensordot(x_BTD.reshape(-1, x_BTD.shape[-1]), qkv_DCA, 1).reshape(*x_BTD.shape[:-1], *qkv_DCA.shape[1:])
+
     return Hooks(
         gather=gather,
         sum=partial(moved, to=own_tokens, back=all_tokens),
-        all_tokens=partial(moved, to=all_tokens, back=own_tokens),
+        all_tokens=lambda x_BTD: moved(constrain(x_BTD, own_tokens), to=all_tokens, back=own_tokens),
         own_tokens=lambda x_TD: constrain(x_TD, split(tokens)),
+        project=project_split if rules.size("tensor") > 1 else project,
         attend=attend,
         # Each device looks up all tokens in its rows, and not its tokens in all rows.
         embed_sum=lambda x_BTD: moved(constrain(x_BTD, all_tokens), to=own_tokens, back=all_tokens),
