@@ -8,6 +8,7 @@ partition it (auto.py) it is the same, on all of the weights and all of the batc
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -92,12 +93,7 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
     def placed(array: Any, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(mesh, spec))
 
-    def spread_out(function: Callable, inputs: Any, outputs: Any, **donated: int) -> Any:
-        if not spread.partitioned:
-            function = jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs)
-        # Spelled as `init` spells them, or the second step would not be the first one's program.
-        out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outputs)
-        return jax.jit(function, out_shardings=out_shardings, **donated)
+    spread_out = partial(_spread_out, mesh, spread.partitioned)
 
     return Step(
         config=config,
@@ -116,7 +112,7 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
 
 
 def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimizer:
-    """AdamW behind clipping, of gradients and moments that are split so; `whole` where it is the compiler who splits."""
+    """AdamW behind clipping, of gradients and moments that are split so; `whole` where the compiler splits them."""
     adamw = optax.adamw(
         train.learning_rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay
     )
@@ -159,6 +155,15 @@ def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
         axes = tuple(axis for axis in jax.tree.leaves(tuple(spec)) if axis)
         squares[axes].append(jnp.sum(jnp.square(grad)))
     return jnp.sqrt(sum(lax.psum(sum(parts), axes) if axes else sum(parts) for axes, parts in squares.items()))
+
+
+def _spread_out(mesh: Mesh, partitioned: bool, function: Callable, inputs: Any, outputs: Any, **donated: int) -> Any:
+    """A function jitted over a mesh: on each device's part, or on the whole, which the compiler partitions."""
+    if not partitioned:
+        function = jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs)
+    # Spelled as `init` spells them, or the second step would not be the first one's program.
+    out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outputs)
+    return jax.jit(function, out_shardings=out_shardings, **donated)
 
 
 def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:

@@ -14,8 +14,8 @@ table to look embeddings up, or send what is computed and not the weights. With 
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
     x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D], as often as in tensor.py
-    x[B,T,D] partial sums -all_reduce(tensor)-> x[B,T,D], as often as in tensor.py, which scatters with sequence_parallel
-    dW[D,F] -all_reduce(data, fsdp)-> dW[D,F], each weight, each microbatch, in the compute dtype; fsdp.py scatters
+    x[B,T,D] partial sums -all_reduce(tensor)-> x[B,T,D], as often as in tensor.py, which can scatter
+    dW[D,F] -all_reduce(data or fsdp)-> dW[D,F], each weight, each microbatch, in the compute dtype; fsdp.py scatters
 
 the bytes of data.py, fsdp.py and tensor.py, but for this:
 
@@ -125,8 +125,9 @@ def hooks(mesh: Mesh, rules: Rules, sequence_parallel: bool) -> Hooks:
         return causal_attention(constrain(qkv_BTCA, split(BATCH, None, None, "tensor")), head_dim, kind)
 
     def project_split(x_BTD: Array, qkv_DCA: Array) -> Array:
-        """Not by one matmul: A, which is split, would be no dim of its own in it."""
-        return jnp.tensordot(x_BTD.reshape(-1, x_BTD.shape[-1]), qkv_DCA, 1).reshape(*x_BTD.shape[:-1], *qkv_DCA.shape[1:])
+        """As `project`, but of a matmul in which A, which is split, stays a dim: merged with C it would be gathered."""
+        qkv_NCA = jnp.tensordot(x_BTD.reshape(-1, x_BTD.shape[-1]), qkv_DCA, 1)
+        return qkv_NCA.reshape(*x_BTD.shape[:-1], *qkv_DCA.shape[1:])
 
     return Hooks(
         gather=gather,

@@ -37,6 +37,15 @@ def test_table_has_a_line_for_each_case() -> None:
     assert header.index("loss check") == measured.index("equal") == infeasible.index("infeasible")
 
 
+def test_table_has_twins_where_there_are_any() -> None:
+    """What the compiler partitions stands beside what is by hand, of which that column says nothing."""
+    auto = replace(MEASURED, case=replace(CASE, strategy="auto"), relative_to_twin=Ratio(1.3, 1.2, 1.4))
+    header, by_hand, compared = table([MEASURED.as_row(), auto.as_row()])
+    assert "time/twin" not in table([MEASURED.as_row()])[0]
+    assert compared.split()[4:10] == ["2.00", "1.80", "2.10", "1.30", "1.20", "1.40"]
+    assert set(by_hand[header.index("time/twin") : header.index("  MiB/device")]) == {" "}
+
+
 def test_table_says_what_was_not_checked() -> None:
     """A time without a check is not passed off as one with it."""
     unchecked = replace(MEASURED, matches_single=None, reason="not checked, for single ended in oom")
