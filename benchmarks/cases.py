@@ -69,6 +69,16 @@ class Case:
         options = tuple((name, value) for name, value in self.options if name in COMMON)
         return replace(self, strategy="single", mesh=ONE_DEVICE, microbatches=1, options=options)
 
+    @property
+    def twin(self) -> "Case | None":
+        """The same work on the same mesh by hand, where it is the compiler who partitions this case's step."""
+        strategy = STRATEGIES.get(self.strategy)
+        name = strategy and strategy.twins.get(tuple(self.mesh.sizes))
+        if not name:
+            return None
+        options = tuple((each, value) for each, value in self.options if each in (*COMMON, *STRATEGIES[name].options))
+        return replace(self, strategy=name, options=options)
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -114,8 +124,17 @@ class Selection:
             elif self.meshes:
                 yield from ((name, mesh) for mesh in self.meshes if mesh in own_meshes(name, mesh.size))
             else:
-                own = (mesh for devices in self.devices for mesh in own_meshes(name, devices))
-                yield from ((name, mesh) for mesh in own if STRATEGIES[name].is_usual(mesh))
+                yield from ((name, mesh) for mesh in self._meshes(name))
+
+    def _meshes(self, name: str) -> list[MeshSpec]:
+        """Its usual ones on each count of devices; if it was not asked for and has twins, those of the largest count.
+
+        Of these one for each set of axes: what is by hand and what is the compiler's is compared once, where it shows.
+        """
+        strategy = STRATEGIES[name]
+        if strategy.twins and not self.strategies:
+            return list({tuple(mesh.sizes): mesh for mesh in own_meshes(name, max(self.devices))}.values())
+        return [mesh for devices in self.devices for mesh in own_meshes(name, devices) if strategy.is_usual(mesh)]
 
     def _variations(self, strategy: str) -> Iterator[Options]:
         """Every combination of the values of its options; once without any, if none of these was asked for."""
@@ -139,18 +158,22 @@ def spelled(options: Options) -> list[str]:
 def own_meshes(name: str, devices: int) -> list[MeshSpec]:
     """A strategy's meshes of that many devices, without those on which it is only a simpler strategy again.
 
+    One that the compiler partitions is none again, and no other is it.
+
     >>> [str(mesh) for mesh in own_meshes("hsdp", 8)]
     ['data=2,fsdp=4', 'data=4,fsdp=2']
+    >>> [str(mesh) for mesh in own_meshes("auto", 4)]
+    ['tensor=4', 'fsdp=2,tensor=2', 'fsdp=4', 'data=4']
     >>> own_meshes("fsdp", 1)
     []
     """
-    if devices == 1 and STRATEGIES[name].most_devices > 1:
+    strategy = STRATEGIES[name]
+    if devices == 1 and strategy.most_devices > 1:
         return []
-    simpler = [other for other in STRATEGIES.values() if set(other.axes) < set(STRATEGIES[name].axes)]
+    by_hand = [] if strategy.twins else [other for other in STRATEGIES.values() if not other.twins]
+    simpler = [other for other in by_hand if set(other.axes) < set(strategy.axes)]
     return [
-        mesh
-        for mesh in STRATEGIES[name].meshes(devices)
-        if not any(set(mesh.sizes) <= set(other.axes) for other in simpler)
+        mesh for mesh in strategy.meshes(devices) if not any(set(mesh.sizes) <= set(other.axes) for other in simpler)
     ]
 
 

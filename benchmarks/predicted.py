@@ -12,8 +12,12 @@ SENT = tuple(key for key in ROW_KEYS if key.startswith("compiled.sent_bytes."))
 
 
 def predicted(case: Case, compiled: Mapping[str, Any]) -> dict[str, float | None]:
-    """The columns of a row, of one device and one step; None where the formulas do not say, or `compiled` does not."""
-    cost = cost_of(case)
+    """The columns of a row, of one device and one step; None where the formulas do not say, or `compiled` does not.
+
+    A step that the compiler partitions has its twin's: what it sends stands beside them, and is not judged.
+    """
+    twin = case.twin
+    cost = cost_of(twin or case)
     sent = {key: compiled.get(key) for key in SENT}
     by_axis = dict.fromkeys(SENT, 0)
     for (kind, axes), parts in cost.sent.items() if cost else ():
@@ -26,7 +30,7 @@ def predicted(case: Case, compiled: Mapping[str, Any]) -> dict[str, float | None
         "predicted.temp_bytes": cost and sum(cost.temporaries.values()),
         "predicted.bubble": cost and cost.bubble,
         "sent_over_predicted": total / cost.sent_bytes if total is not None and cost and cost.sent_bytes else None,
-        "sent_as_predicted": sent == by_axis if total is not None and cost else None,
+        "sent_as_predicted": sent == by_axis if total is not None and cost and not twin else None,
     }
 
 

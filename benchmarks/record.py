@@ -58,6 +58,7 @@ class Record:
         compiled: what the compiled program does, by the names of the row.
         timed: the blocks of its turns.
         relative_to_single: its time over that of `single` on the same work, from blocks of the same rounds.
+        relative_to_twin: and over that of its twin by hand, if its own step is partitioned by the compiler.
         canary: the time of a step over that of its own twin, which took turns beside this case: 1 but for the noise.
         attribution: where its time goes.
         compile_only: the compiler was asked, and nothing timed.
@@ -79,6 +80,7 @@ class Record:
     compiled: Mapping[str, Scalar] = field(default_factory=dict)
     timed: Turns | None = None
     relative_to_single: Ratio | None = None
+    relative_to_twin: Ratio | None = None
     canary: Ratio | None = None
     attribution: Attribution | None = None
     compile_only: bool = False
@@ -127,7 +129,7 @@ class Record:
 
     def as_extra_info(self) -> dict[str, Scalar]:
         """The row as pytest-benchmark keeps it: the same keys always, plain scalars, None for missing or NaN."""
-        case, timed, relative, parts = self.case, self.timed, self.relative_to_single, self.attribution
+        case, timed, parts = self.case, self.timed, self.attribution
         row: dict[str, Scalar] = {
             "schema_version": SCHEMA_VERSION,
             "kind": "compiled" if self.compile_only else "timed",
@@ -152,12 +154,9 @@ class Record:
             "tokens_per_second_per_device": _over(self.tokens_per_second, case.mesh.size),
             "dispatch_seconds_median": statistics.median(timed.dispatch_seconds) if timed and timed.seconds else None,
             "steps_timed": timed.steps if timed else None,
-            "relative_to_single": relative and relative.median,
-            "relative_to_single_low": relative and relative.low,
-            "relative_to_single_high": relative and relative.high,
-            "canary_ratio": self.canary and self.canary.median,
-            "canary_ratio_low": self.canary and self.canary.low,
-            "canary_ratio_high": self.canary and self.canary.high,
+            **_interval("relative_to_single", self.relative_to_single),
+            **_interval("relative_to_twin", self.relative_to_twin),
+            **_interval("canary_ratio", self.canary),
             "noisy": self.noisy,
             **{f"attribution.{part.name}": getattr(parts, part.name, None) for part in fields(Attribution)},
             "attribution.total_over_step": _over(parts and parts.total_seconds, self.step_seconds_median),
@@ -176,6 +175,15 @@ class Record:
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
+
+
+def _interval(name: str, ratio: Ratio | None) -> dict[str, float | None]:
+    """The columns of a ratio: its median, and what encloses it."""
+    return {
+        name: ratio and ratio.median,
+        f"{name}_low": ratio and ratio.low,
+        f"{name}_high": ratio and ratio.high,
+    }
 
 
 def _over(amount: float | None, per: float | None) -> float | None:

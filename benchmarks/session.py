@@ -182,8 +182,9 @@ class Session:
             canary = paired(turns, CANARY, str(twin.case))
             for entry in heat:
                 relative = None if isinstance(reference, str) else paired(turns, str(entry.case), str(twin.case))
-                learnt = {"relative_to_single": relative, "canary": canary, "matmul_flops_per_second": rate}
-                entry.record = replace(entry.record, **learnt)
+                by_hand = paired(turns, str(entry.case), str(entry.case.twin))
+                ratios = {"relative_to_single": relative, "relative_to_twin": by_hand, "canary": canary}
+                entry.record = replace(entry.record, **ratios, matmul_flops_per_second=rate)
                 if str(entry.case) in trainings:
                     self._finish(entry, trainings[str(entry.case)], turns[str(entry.case)])
         for entry in heat:

@@ -5,11 +5,8 @@ from typing import Any
 
 from benchmarks.record import Row
 
-HEADER = (
-    *("strategy", "mesh", "batch", "tokens/s", "time/single", "95% between"),
-    *("MiB/device", "predicted", "MiB sent", "predicted", "loss check"),
-)
-ALIGN = ("<", "<", *">" * 8, "<")
+TIMES = {"time/single": "relative_to_single", "time/twin": "relative_to_twin"}
+"""Times in relation to another's, as the summary has them and as the row has them."""
 PARTS = {
     "compute": "compute",
     "sending": "exposed_communication",
@@ -50,8 +47,16 @@ def outcome(row: Row) -> str:
 
 
 def table(rows: Iterable[Row]) -> list[str]:
-    """The lines of the summary, a case a line; one that ended badly says how."""
-    return aligned([HEADER, *map(cells, rows)], ALIGN)
+    """The lines of the summary, a case a line; one that ended badly says how. Twins are there if any row has one."""
+    rows = list(rows)
+    twins = any(row.extra_info["relative_to_twin"] is not None for row in rows)
+    times = tuple(TIMES)[: 2 if twins else 1]
+    header = (
+        *("strategy", "mesh", "batch", "tokens/s", *(cell for time in times for cell in (time, "95% between"))),
+        *("MiB/device", "predicted", "MiB sent", "predicted", "loss check"),
+    )
+    align = ("<", "<", *">" * (len(header) - 3), "<")
+    return aligned([header, *(cells(row, times) for row in rows)], align)
 
 
 def where_time_goes(rows: Iterable[Row]) -> list[str]:
@@ -78,24 +83,28 @@ def aligned(lines: Sequence[tuple[str, ...]], align: Sequence[str]) -> list[str]
     ]
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row, times: Iterable[str]) -> tuple[str, ...]:
     """What the summary says of a case; what is not known stays empty."""
     info: dict[str, Any] = row.extra_info
-    low, high = (info[key] for key in ("relative_to_single_low", "relative_to_single_high"))
     held = info["predicted.argument_bytes"], info["predicted.temp_bytes"]
     return (
         info["strategy"],
         spread(info),
         str(info["global_batch_sequences"]),
         known(",.0f", info["tokens_per_second"]),
-        known(".2f", info["relative_to_single"]),
-        "" if low is None else f"{low:.2f} {high:.2f}",
+        *(cell for time in times for cell in interval(info, TIMES[time])),
         mib(info["memory.total_bytes"]),
         mib(None if None in held else sum(held)),
         mib(info["compiled.sent_bytes"]),
         mib(info["predicted.sent_bytes"]),
         verdict(info),
     )
+
+
+def interval(info: dict[str, Any], name: str) -> tuple[str, str]:
+    """A ratio, and what encloses it."""
+    low, high = info[f"{name}_low"], info[f"{name}_high"]
+    return known(".2f", info[name]), "" if low is None else f"{low:.2f} {high:.2f}"
 
 
 def spread(info: dict[str, Any]) -> str:

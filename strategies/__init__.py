@@ -10,6 +10,7 @@ state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, s
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from strategies.auto import AUTO
 from strategies.config import PRESETS, GPTConfig, Infeasible, TrainConfig
 from strategies.context import CONTEXT
 from strategies.data import DATA
@@ -50,6 +51,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
             CONTEXT,
             PIPELINE,
             THREE_D,
+            AUTO,
         )
     }
 )

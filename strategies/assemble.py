@@ -1,12 +1,14 @@
 """The training step that all strategies share: differentiate, clip by the global norm, AdamW.
 
 It is written once, runs inside `jax.shard_map` on each device's part of the weights and of the batch, and has no
-communication of its own but that of the global norm: the rest comes with the `Spread`.
+communication of its own but that of the global norm: the rest comes with the `Spread`. Where the compiler is to
+partition it (auto.py) it is the same, on all of the weights and all of the batch.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -53,7 +55,7 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
     graph, _ = nnx.split(nnx.eval_shape(lambda: create(0)), nnx.Param)
     specs = _specs(spread.spec, config)
     update_specs = _specs(spread.update_spec, config) if spread.update_spec else specs
-    optimizer = spread.optimizer(adamw(train, update_specs))
+    optimizer = spread.optimizer(adamw(train, update_specs, whole=spread.partitioned))
 
     def init(key: PRNGKeyArray) -> State:
         params = nnx.to_pure_dict(nnx.state(create(key), nnx.Param))
@@ -91,22 +93,16 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
     def placed(array: Any, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(mesh, spec))
 
-    def spread_out(function: Callable, inputs: Any, outputs: Any) -> Callable:
-        return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs)
+    spread_out = partial(_spread_out, mesh, spread.partitioned)
 
     return Step(
         config=config,
         mesh=mesh,
         train=train,
         init=jax.jit(init, out_shardings=shardings),
-        update=jax.jit(
-            spread_out(update, (state_specs, batch_spec), (state_specs, P())),
-            # Spelled as `init` spells them, or the second step would not be the first one's program.
-            out_shardings=(shardings, NamedSharding(mesh, P())),
-            donate_argnums=0,
-        ),
-        gradients=jax.jit(spread_out(gradients, (specs, batch_spec), (P(), grad_specs))),
-        apply=jax.jit(spread_out(apply, (state_specs, grad_specs), (state_specs, P()))),
+        update=spread_out(update, (state_specs, batch_spec), (state_specs, P()), donate_argnums=0),
+        gradients=spread_out(gradients, (specs, batch_spec), (P(), grad_specs)),
+        apply=spread_out(apply, (state_specs, grad_specs), (state_specs, P())),
         state=jax.tree.map(placed, shapes, state_specs),
         grads=jax.tree.map(placed, grads, grad_specs),
         batch=jax.ShapeDtypeStruct(batch_shape, jnp.int32, sharding=NamedSharding(mesh, batch_spec)),
@@ -115,8 +111,8 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
     )
 
 
-def adamw(train: TrainConfig, specs: Weights) -> Optimizer:
-    """AdamW behind clipping, of gradients and moments that are split so."""
+def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimizer:
+    """AdamW behind clipping, of gradients and moments that are split so; `whole` where the compiler splits them."""
     adamw = optax.adamw(
         train.learning_rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay
     )
@@ -125,7 +121,7 @@ def adamw(train: TrainConfig, specs: Weights) -> Optimizer:
         return optax.tree_map_params(adamw, lambda _, spec: spec, state, specs, transform_non_params=lambda _: P())
 
     def update(grads: Weights, state: Any, weights: Weights) -> tuple[Weights, Any, Array]:
-        norm = global_norm(grads, specs)
+        norm = global_norm(grads, jax.tree.map(lambda _: P(), specs) if whole else specs)
         clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
         updates: Any
         updates, state = adamw.update(jax.tree.map(lambda g: g * clip, grads), state, weights)
@@ -143,7 +139,8 @@ def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads
         def add(total: Any, tokens_bS: Tokens) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, loss_and_grads(params, tokens_bS)), None
 
-        tokens_MbS = tokens_BS.reshape(microbatches, -1, tokens_BS.shape[-1])
+        # Every so many sequences one: where the compiler splits the batch, each device has its part of each microbatch.
+        tokens_MbS = tokens_BS.reshape(-1, microbatches, tokens_BS.shape[-1]).swapaxes(0, 1)
         shapes = jax.eval_shape(loss_and_grads, params, tokens_MbS[0])  # and over which axes they vary
         zeros = jax.tree.map(lambda like: jnp.zeros_like(like, jnp.float32), shapes)
         return lax.scan(add, zeros, tokens_MbS)[0]
@@ -158,6 +155,15 @@ def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
         axes = tuple(sorted(axis for axis in jax.tree.leaves(tuple(spec)) if axis))
         squares[axes].append(jnp.sum(jnp.square(grad)))
     return jnp.sqrt(sum(lax.psum(sum(parts), axes) if axes else sum(parts) for axes, parts in squares.items()))
+
+
+def _spread_out(mesh: Mesh, partitioned: bool, function: Callable, inputs: Any, outputs: Any, **donated: int) -> Any:
+    """A function jitted over a mesh: on each device's part, or on the whole, which the compiler partitions."""
+    if not partitioned:
+        function = jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs)
+    # Spelled as `init` spells them, or the second step would not be the first one's program.
+    out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outputs)
+    return jax.jit(function, out_shardings=out_shardings, **donated)
 
 
 def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:

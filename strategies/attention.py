@@ -3,7 +3,7 @@
 A block is some of the queries and some of the keys. `causal` says that these are the same tokens, and no query sees a
 key behind it; else each query sees each key.
 
-Dims: B batch, T query tokens, S key tokens, H heads, K head dim, C = 3 (query, key, value), A = H x K.
+Dims: B batch, T query tokens, S key tokens, D embed, H heads, K head dim, C = 3 (query, key, value), A = H x K.
 """
 
 from typing import NamedTuple
@@ -15,6 +15,16 @@ from jaxtyping import Array, Float
 
 KEPT = "kept"
 """The name of what is worth keeping for the backward pass besides the outputs of plain matmuls."""
+
+
+def matmul(x_BTD: Array, w_DF: Array) -> Array:
+    """Matmul over the last dim as a two-dimensional one, which XLA's CPU backend runs about twice as fast."""
+    return (x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_DF).reshape(*x_BTD.shape[:-1], -1)
+
+
+def project(x_BTD: Float[Array, "B T D"], qkv_DCA: Float[Array, "D 3 A"]) -> Float[Array, "B T 3 A"]:
+    """Queries, keys and values, without their biases, by one matmul."""
+    return matmul(x_BTD, qkv_DCA.reshape(len(qkv_DCA), -1)).reshape(*x_BTD.shape[:-1], *qkv_DCA.shape[1:])
 
 
 def causal_attention(qkv_BTCA: Float[Array, "B T 3 A"], head_dim: int, kind: str) -> Float[Array, "B T A"]:

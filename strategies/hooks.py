@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jaxtyping import Array, Int
 
-from strategies.attention import causal_attention
+from strategies.attention import causal_attention, project
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,13 @@ class Hooks:
         own_tokens: an array [T,D] of all tokens -> of those held here.
         own_context: an array of whole sequences, and which of its dims their tokens are -> this device's part of each;
             to the other hooks, all tokens are those of this part.
+        project: such an array of features and the weights of queries, keys and values -> these, each as many features.
         attend: queries, keys and values of that part, head dim and kind -> as `causal_attention` in whole sequences.
         embed_sum: embeddings found in the rows held here -> the residual stream, for the tokens held here.
         vocab_start: rows of the vocabulary held here -> the first of them.
         vocab_sum: a sum over the rows held here -> over all rows.
         vocab_max: a maximum over the rows held here -> over all rows.
+        parts: into how many the compiler cuts, over devices, the tokens and the vocabulary that are whole here.
     """
 
     gather: Callable[[Array, Sequence[str]], Array] = lambda weight, dims: weight
@@ -34,11 +36,13 @@ class Hooks:
     all_tokens: Callable[[Array], Array] = lambda x: x
     own_tokens: Callable[[Array], Array] = lambda x: x
     own_context: Callable[[Array, int], Array] = lambda x, dim: x
+    project: Callable[[Array, Array], Array] = project
     attend: Callable[[Array, int, str], Array] = causal_attention
     embed_sum: Callable[[Array], Array] = lambda x: x
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0
     vocab_sum: Callable[[Array], Array] = lambda x: x
     vocab_max: Callable[[Array], Array] = lambda x: x
+    parts: tuple[int, int] = (1, 1)
 
 
 ONE_DEVICE = Hooks()

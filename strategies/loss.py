@@ -1,6 +1,6 @@
 """From normalised features to the loss of each token: logits, cross entropy and z-loss, a chunk of tokens at a time.
 
-Dims: N tokens, n tokens of a chunk, D embed, V the rows of the vocabulary that are held here.
+Dims: N tokens, C chunks, n tokens of a chunk, D embed, V the rows of the vocabulary that are held here.
 """
 
 from functools import partial
@@ -34,17 +34,21 @@ def losses(
     """
     if train.logits_bytes is None:
         return _losses(x_ND, token_VD, targets_N, hooks, vocab, train.z_loss)
-    tokens, wide_VD = len(x_ND), token_VD.astype(jnp.float32)
-    at_once = tokens_at_once(tokens, len(token_VD), train.logits_bytes)
+    wide_VD, (parts, vocab_parts) = token_VD.astype(jnp.float32), hooks.parts
+    at_once = tokens_at_once(len(x_ND) // parts, len(token_VD) // vocab_parts, train.logits_bytes)
 
     keep_totals = jax.checkpoint_policies.save_only_these_names(TOTALS)
 
     @partial(jax.checkpoint, prevent_cse=False, policy=keep_totals)  # iterations of a loop do not share subexpressions
-    def of_chunk(x_nD: Array, targets_n: Array) -> Array:
-        return _losses(x_nD, wide_VD.astype(token_VD.dtype), targets_n, hooks, vocab, train.z_loss)
+    def of_chunk(x_pnD: Array, targets_pn: Array) -> Array:
+        x_ND, targets_N = x_pnD.reshape(-1, x_pnD.shape[-1]), targets_pn.reshape(-1)
+        losses_N = _losses(x_ND, wide_VD.astype(token_VD.dtype), targets_N, hooks, vocab, train.z_loss)
+        return losses_N.reshape(targets_pn.shape)
 
-    chunks = x_ND.reshape(-1, at_once, x_ND.shape[1]), targets_N.reshape(-1, at_once)
-    return lax.map(lambda chunk: of_chunk(*chunk), chunks).reshape(tokens)
+    # A chunk has as many tokens of each part (p) of them: parts are on devices of their own.
+    x_CpnD = x_ND.reshape(parts, -1, at_once, x_ND.shape[1]).swapaxes(0, 1)
+    targets_Cpn = targets_N.reshape(parts, -1, at_once).swapaxes(0, 1)
+    return lax.map(lambda chunk: of_chunk(*chunk), (x_CpnD, targets_Cpn)).swapaxes(0, 1).reshape(-1)
 
 
 def _losses(x_ND: Array, token_VD: Array, targets_N: Array, hooks: Hooks, vocab: int, z_loss: float) -> Array:

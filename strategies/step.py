@@ -5,8 +5,8 @@ A strategy is a value, `Strategy`. Its `build` checks that model, mesh and batch
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -85,6 +85,7 @@ class Spread:
         collect: such parts -> weights as the state holds them.
         optimizer: AdamW behind clipping -> what is to take its place.
         inexact: why the step computes something else than one device by design; nothing where it does not.
+        partitioned: by the compiler: the functions see whole arrays, in no `jax.shard_map`.
     """
 
     spec: Callable[[Sequence[str]], P] = lambda dims: P()
@@ -101,6 +102,7 @@ class Spread:
     collect: Callable[[Weights], Weights] = lambda parts: parts
     optimizer: Callable[[Optimizer], Optimizer] = lambda optimizer: optimizer
     inexact: str = ""
+    partitioned: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ class Strategy:
         options: fields of `TrainConfig` that make another step of this strategy, besides those that do of every one.
         microbatches: of a batch, without stages and unless told otherwise: as few as show what it does.
         usual_axes: of the meshes that stand for all of them where none is asked for.
+        twins: of a strategy that the compiler partitions, the axes that it offers together, and the strategy that does
+            by hand what it does on these.
     """
 
     name: str
@@ -176,10 +180,12 @@ class Strategy:
     most_devices: float = math.inf
     microbatches: int = 1
     usual_axes: tuple[str, ...] = AXES
+    twins: Mapping[tuple[str, ...], str] = field(default_factory=dict)
 
     def meshes(self, devices: int) -> list[MeshSpec]:
         """Its meshes of exactly that many devices."""
-        return list(factorisations(self.axes, devices)) if devices <= self.most_devices else []
+        meshes = factorisations(self.axes, devices) if devices <= self.most_devices else ()
+        return [mesh for mesh in meshes if not self.twins or tuple(mesh.sizes) in self.twins]
 
     def is_usual(self, mesh: MeshSpec) -> bool:
         """Whether it is one of the meshes that stand for all."""

@@ -87,7 +87,7 @@ def test_zero2_accumulates_where_it_can() -> None:
 
 def test_mesh_alone_selects_its_strategies() -> None:
     """A mesh without a strategy goes to those that have it as their own."""
-    assert ids(meshes=(FSDP,), batch_sizes=(8,)) == ["fsdp-fsdp=8-b8"]
+    assert ids(meshes=(FSDP,), batch_sizes=(8,)) == ["fsdp-fsdp=8-b8", "auto-fsdp=8-b8"]
 
 
 def test_strategy_and_mesh_go_together_fit_or_not() -> None:
@@ -136,6 +136,30 @@ def test_hybrid_is_neither_of_its_parts() -> None:
         "data=2,fsdp=4",
         "data=4,fsdp=2",
     ]
+
+
+def test_what_the_compiler_partitions_is_nobody_elses_case() -> None:
+    """It has meshes of strategies by hand, and takes none from them; by default it is on the most devices alone."""
+    assert [case for case in ids(batch_sizes=(8,)) if case.startswith("auto")] == [
+        "auto-tensor=8-b8",
+        "auto-fsdp=4,tensor=2-b8",
+        "auto-fsdp=8-b8",
+        "auto-data=8-b8",
+    ]
+    assert len(ids(strategies=("auto",), devices=(1, 2, 8), batch_sizes=(8,))) == 3 + 5
+    assert [str(mesh) for mesh in own_meshes("data", 8)] == ["data=8"]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "twin"), [("data=8", "data"), ("fsdp=8", "fsdp"), ("tensor=8", "tensor"), ("fsdp=4,tensor=2", "three_d")]
+)
+def test_twin_is_the_same_work_by_hand(mesh: str, twin: str) -> None:
+    """On the same mesh, with the options that it has; what is by hand has none itself."""
+    options = ("sequence_parallel", False), ("unroll", 2)
+    auto = Case("auto", MeshSpec.parse(mesh), "nano", PRESETS["nano"], 16, 2, "float32", "dots", options)
+    kept = options if "tensor" in mesh else options[1:]
+    assert auto.twin == dataclasses.replace(auto, strategy=twin, options=kept)
+    assert (auto.twin.twin, auto.twin.single) == (None, auto.single)
 
 
 @pytest.mark.parametrize("batch_size", [8, 16, 64])

@@ -17,13 +17,14 @@ from benchmarks.corpus import read_corpus
 from benchmarks.failures import CaseFailure, status_of
 from benchmarks.journal import Journal, JournalError
 from benchmarks.session import Plan, Session
-from benchmarks.turns import MIN_ROUNDS, take_turns
+from benchmarks.turns import MIN_ROUNDS, Ratio, take_turns
 from strategies import GPTConfig, Infeasible, MeshSpec
 from tests.benchmarks.planted import TOYS
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
 SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
 DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
+TWIN = "relative_to_twin", "relative_to_twin_low", "relative_to_twin_high"
 PLAN = Plan(read_corpus(None, CONFIG), case_seconds=0.01)
 
 Begin = Callable[..., Session]
@@ -75,10 +76,13 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
 
 
 def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
-    """A row that is ok lacks nothing but what its backend does not tell, and a ratio where nothing is sent."""
+    """A row that is ok lacks nothing but what its backend does not tell, and a ratio where nothing is sent.
+
+    Nor is what is written by hand compared with a twin.
+    """
     for row in rows:
         assert row["status"] == "ok"
-        missing = {"reason", "memory.device_peak_bytes"} | (
+        missing = {"reason", "memory.device_peak_bytes", *TWIN} | (
             {"sent_over_predicted"} if not row["predicted.sent_bytes"] else set()
         )
         assert {key for key, value in row.items() if value is None} == missing
@@ -182,6 +186,22 @@ def test_step_that_does_not_mean_to_be_exact_is_timed_and_says_so(begin: Begin) 
     assert (row["status"], row["matches_single"]) == ("ok", None)
     assert row["reason"] == "not exact by design: gradients of another size"
     assert row["step_seconds_median"] > 0
+
+
+def test_what_the_compiler_partitions_is_compared_with_its_twin(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From blocks of the same rounds, in an interval; where the twin was not timed, nothing is said."""
+    auto = replace(TOYS["data"], name="auto", twins={("data",): "data"})
+    monkeypatch.setattr(cases, "STRATEGIES", {**TOYS, "auto": auto})
+    case = replace(DATA, strategy="auto")
+    session = begin()
+    *by_hand, row = measure(session, SINGLE, DATA, case)
+    ratio = Ratio.of_pairs(session.rows[str(case)].samples, session.rows[str(DATA)].samples)
+    assert tuple(row[key] for key in TWIN) == (ratio.median, ratio.low, ratio.high)
+    assert all(other[key] is None for other in by_hand for key in TWIN)
+    alone = replace(case, batch_size=2)
+    _, row = measure(session, alone.single, alone)
+    assert row["relative_to_single"] > 0
+    assert {row[key] for key in TWIN} == {None}
 
 
 @pytest.mark.usefixtures("toys")

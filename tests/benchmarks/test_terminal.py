@@ -18,7 +18,7 @@ INFEASIBLE = replace(
 def test_progress_has_place_outcome_and_time_left() -> None:
     """A line says which case ended, how, and how long the rest will take."""
     assert outcome(MEASURED.as_row()) == "fsdp-fsdp=8-b16-microbatches=2: 4,096 tokens/s"
-    assert outcome(INFEASIBLE.as_row()).endswith("b16: infeasible: fsdp=8 does not divide embed=12")
+    assert outcome(INFEASIBLE.as_row()).endswith("b16-microbatches=2: infeasible: fsdp=8 does not divide embed=12")
     assert progress(1, 12, "fsdp", 110.0) == "[ 1/12] fsdp, about 1:50 left"
     assert progress(12, 12, "fsdp", None) == "[12/12] fsdp"
 
@@ -35,6 +35,15 @@ def test_table_has_a_line_for_each_case() -> None:
     ]
     assert infeasible.split(maxsplit=3)[3] == "infeasible: fsdp=8 does not divide embed=12"
     assert header.index("loss check") == measured.index("equal") == infeasible.index("infeasible")
+
+
+def test_table_has_twins_where_there_are_any() -> None:
+    """What the compiler partitions stands beside what is by hand, of which that column says nothing."""
+    auto = replace(MEASURED, case=replace(CASE, strategy="auto"), relative_to_twin=Ratio(1.3, 1.2, 1.4))
+    header, by_hand, compared = table([MEASURED.as_row(), auto.as_row()])
+    assert "time/twin" not in table([MEASURED.as_row()])[0]
+    assert compared.split()[4:10] == ["2.00", "1.80", "2.10", "1.30", "1.20", "1.40"]
+    assert set(by_hand[header.index("time/twin") : header.index("  MiB/device")]) == {" "}
 
 
 def test_table_says_what_was_not_checked() -> None:
