@@ -37,7 +37,8 @@ class Silence:
         """The function without its communication.
 
         Raises:
-            ValueError: it has a collective that nothing is known to stand in for; names it.
+            ValueError: it has a collective that nothing is known to stand in for; names it. Or it is partitioned by the
+                compiler.
         """
 
         def silent(*inputs: Any) -> Any:
@@ -65,6 +66,8 @@ class Silence:
             return [self._stand_in(name, x, params) for x in inputs]
         if name == "axis_index" and params["axis_name"] == "pipeline" and self.side_by_side:
             return [lax.optimization_barrier(jnp.int32(0))]  # not known to the compiler, or it would do less
+        if name == "sharding_constraint":
+            raise ValueError("collectives that the compiler puts in are not there to be left out")
         if name != "axis_index" and mesh_axes(params):
             raise ValueError(f"nothing is known to stand in for the collective {name}")
         # A conditional is told how often its branches are taken by the scope that it stands in (see compiled.py).

@@ -8,26 +8,24 @@ device does. It is told which mesh axes split which dims:
     batch               data, fsdp
     tokens              of the residual stream, between the matmuls: tensor; with `sequence_parallel=False` nothing
 
-and wherever the strategies by hand have a collective it is told both layouts, of what goes in forward and of the
-gradient that comes back. Left alone it would sum gradients where one device's part is all that is needed, gather the
-table to look embeddings up, or send what is computed and not the weights. With so much said, what it sends is
+and wherever the strategies by hand have a collective it is told how the array is split before and behind. Autodiff
+has the two in reverse, so that the gradient is split as well. Left alone the compiler gathers the table to look up
+embeddings, or the weights of queries, keys and values that the tensor axis splits, and holds what it could split.
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
     x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D], as often as in tensor.py
     x[B,T,D] partial sums -all_reduce(tensor)-> x[B,T,D], as often as in tensor.py, which can scatter
     dW[D,F] -all_reduce(data or fsdp)-> dW[D,F], each weight, each microbatch, in the compute dtype; fsdp.py scatters
 
-the bytes of data.py, fsdp.py and tensor.py, but for this:
+With fsdp x tensor each axis has its own of these. A device sends the bytes of data.py, fsdp.py and tensor.py, but:
 
-    An all-reduce is twice the reduce-scatter that would do: it leaves whole what is then cut. XLA's backends for GPUs
-    and TPUs make a reduce-scatter of the two, that for CPUs does not.
-    A sum over devices stands where its terms are made, and no program can say that it may wait: gradients are summed in
-    every microbatch (data.py: once a step), those of a tied table for each of its two uses (data.py: once), and with
-    `logits_bytes` those of the table for each chunk of tokens (fsdp.py and data.py: once).
-    Of the positions the tensor axis gathers the gradient (tensor.py: an all-reduce, which is twice that).
-    A table that fsdp cuts along D has its embedding's gradient scattered by an all-to-all of dx, and no all-reduce.
-
-With fsdp x tensor each does its part beside the other: no group sends over both axes at once.
+    An all-reduce is twice the reduce-scatter that would do, for just a part of the sum is kept. XLA's backend for TPUs
+    makes a reduce-scatter of the two, that for CPUs does not.
+    Nothing in the program can say that a sum over devices may wait. Gradients are summed in each microbatch (data.py:
+    once a step), those of a tied table for each of its uses (data.py: once), and with `logits_bytes` those of the table
+    for each chunk of tokens (data.py and fsdp.py: once).
+    The tensor axis gathers the gradient of the positions, and sums those of some biases where it has all tokens
+    (tensor.py: all-reduces).
 """
 
 import math
@@ -36,7 +34,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -89,57 +86,44 @@ class Rules:
         return P(*axes)
 
 
-def moved(x: Array, to: NamedSharding, back: NamedSharding) -> Array:
-    """The same, split `to`, and its gradient split `back`: autodiff alone would have that as x is, whole where x is."""
-
-    @jax.custom_vjp
-    def move(x: Array) -> Array:
-        return lax.with_sharding_constraint(x, to)
-
-    move.defvjp(
-        lambda x: (lax.with_sharding_constraint(x, to), None),
-        lambda _, dx: (lax.with_sharding_constraint(dx, back),),
-    )
-    return move(x)
-
-
 def hooks(mesh: Mesh, rules: Rules, sequence_parallel: bool) -> Hooks:
-    """Where the hand-written strategies communicate, the layouts between which they do."""
+    """Where the strategies by hand communicate: how arrays are split before and behind."""
 
     def split(*axes: Any) -> NamedSharding:
         return NamedSharding(mesh, P(*axes))
 
-    constrain = lax.with_sharding_constraint
+    def moved(x: Array, here: NamedSharding, there: NamedSharding) -> Array:
+        """Split another way; its gradient is moved back."""
+        return lax.with_sharding_constraint(lax.with_sharding_constraint(x, here), there)
+
     tokens = "tensor" if sequence_parallel else None
     all_tokens, own_tokens = split(BATCH), split(BATCH, tokens)
 
     def gather(weight: Array, dims: Sequence[str]) -> Array:
-        used, stored = rules.used(dims), rules.stored(dims)
-        weight = moved(weight, to=split(*used), back=split(*stored))
-        if min(rules.size("fsdp"), rules.size("tensor")) > 1:  # or the compiler groups devices along neither axis
-            weight = constrain(weight, split(*used))
+        weight = moved(weight, split(*rules.stored(dims)), split(*rules.used(dims)))
         # The head goes back where it went forward, and of two gathers the compiler would not make one.
         return checkpoint_name(weight, GATHERED) if "vocab" in dims else weight
 
     def attend(qkv_BTCA: Array, head_dim: int, kind: str) -> Array:
-        return causal_attention(constrain(qkv_BTCA, split(BATCH, None, None, "tensor")), head_dim, kind)
+        qkv_BTCA = lax.with_sharding_constraint(qkv_BTCA, split(BATCH, None, None, "tensor"))
+        return causal_attention(qkv_BTCA, head_dim, kind)
 
     def project_split(x_BTD: Array, qkv_DCA: Array) -> Array:
         """As `project`, but of a matmul in which A, which is split, stays a dim: merged with C it would be gathered."""
         qkv_NCA = jnp.tensordot(x_BTD.reshape(-1, x_BTD.shape[-1]), qkv_DCA, 1)
         return qkv_NCA.reshape(*x_BTD.shape[:-1], *qkv_DCA.shape[1:])
 
+    sum_partial = partial(moved, here=all_tokens, there=own_tokens)
     return Hooks(
         gather=gather,
-        sum=partial(moved, to=own_tokens, back=all_tokens),
-        all_tokens=lambda x_BTD: moved(constrain(x_BTD, own_tokens), to=all_tokens, back=own_tokens),
-        own_tokens=lambda x_TD: constrain(x_TD, split(tokens)),
+        sum=sum_partial,
+        all_tokens=partial(moved, here=own_tokens, there=all_tokens),
+        own_tokens=lambda x_TD: lax.with_sharding_constraint(x_TD, split(tokens)),
         project=project_split if rules.size("tensor") > 1 else project,
         attend=attend,
-        # Each device looks up all tokens in its rows, and not its tokens in all rows.
-        embed_sum=lambda x_BTD: moved(constrain(x_BTD, all_tokens), to=own_tokens, back=all_tokens),
-        vocab_sum=lambda x_N: constrain(x_N, split(BATCH)),
-        vocab_max=lambda x_N: constrain(x_N, split(BATCH)),
+        embed_sum=sum_partial,  # each device looks up all tokens in its rows, and not its tokens in all rows
+        vocab_sum=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
+        vocab_max=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
         parts=(rules.size(*BATCH), rules.size("tensor")),
     )
 

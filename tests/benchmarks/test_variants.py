@@ -127,6 +127,14 @@ def test_side_by_side_all_are_the_first_stage() -> None:
     np.testing.assert_array_equal(on_two(lambda x: x + lax.axis_index("pipeline"), SIDE_BY_SIDE), [0, 1, 2, 3])
 
 
+def test_collectives_of_the_compiler_are_refused() -> None:
+    """Of a step that the compiler partitions nothing is left out, and that is not passed off as none of its time."""
+    mesh = MeshSpec.parse("data=2")
+    step = STRATEGIES["auto"].build(CONFIG, mesh, TrainConfig(batch_size=8), jax.devices()[:2])
+    with pytest.raises(ValueError, match="the compiler puts in are not there to be left out"):
+        jax.eval_shape(ALONE(step.update), step.state, step.batch)
+
+
 def test_unknown_collective_is_refused() -> None:
     """What has no stand-in is named, and not left as it is."""
     with pytest.raises(ValueError, match="stand in for the collective pbroadcast"):
