@@ -100,7 +100,7 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         mesh=mesh,
         train=train,
         init=jax.jit(init, out_shardings=shardings),
-        update=spread_out(update, (state_specs, batch_spec), (state_specs, P()), donate_argnums=0),
+        update=spread_out(update, (state_specs, batch_spec), (state_specs, P()), donate_argnums=(0,)),
         gradients=spread_out(gradients, (specs, batch_spec), (P(), grad_specs)),
         apply=spread_out(apply, (state_specs, grad_specs), (state_specs, P())),
         state=jax.tree.map(placed, shapes, state_specs),
@@ -157,13 +157,15 @@ def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
     return jnp.sqrt(sum(lax.psum(sum(parts), axes) if axes else sum(parts) for axes, parts in squares.items()))
 
 
-def _spread_out(mesh: Mesh, partitioned: bool, function: Callable, inputs: Any, outputs: Any, **donated: int) -> Any:
+def _spread_out(
+    mesh: Mesh, partitioned: bool, function: Callable, inputs: Any, outputs: Any, donate_argnums: tuple[int, ...] = ()
+) -> Any:
     """A function jitted over a mesh: on each device's part, or on the whole, which the compiler partitions."""
     if not partitioned:
         function = jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs)
     # Spelled as `init` spells them, or the second step would not be the first one's program.
     out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outputs)
-    return jax.jit(function, out_shardings=out_shardings, **donated)
+    return jax.jit(function, out_shardings=out_shardings, donate_argnums=donate_argnums)
 
 
 def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:

@@ -195,7 +195,8 @@ def test_what_the_compiler_partitions_is_compared_with_its_twin(begin: Begin, mo
     case = replace(DATA, strategy="auto")
     session = begin()
     *by_hand, row = measure(session, SINGLE, DATA, case)
-    ratio = Ratio.of_pairs(session.rows[str(case)].samples, session.rows[str(DATA)].samples)
+    ratio = Ratio.of_pairs(*(list(session.rows[str(each)].samples) for each in (case, DATA)))
+    assert ratio
     assert tuple(row[key] for key in TWIN) == (ratio.median, ratio.low, ratio.high)
     assert all(other[key] is None for other in by_hand for key in TWIN)
     alone = replace(case, batch_size=2)

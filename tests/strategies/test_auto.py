@@ -19,7 +19,7 @@ def sent(name, mesh, **options):
     spec = MeshSpec.parse(mesh)
     step = STRATEGIES[name].build(CONFIG, spec, TrainConfig(BATCH, **options), jax.devices()[: spec.size])
     total = Counter()
-    for each in read_program(step.lower().compile().as_text(), spec.sizes).collectives:
+    for each in read_program(step.lower().compile().as_text() or "", spec.sizes).collectives:
         total[each.kind, each.axes] += each.times * each.sent_bytes
     return total
 
