@@ -86,8 +86,8 @@ def stage_bytes(plan: Plan) -> int:
 
     Inputs and gradients that have arrived, with a slot that nobody reads, and what is sent; what backward passes put
     off (zb-h1: of a layer 7 n D + n F, of which a tensor axis splits 3 n D + n F; with `remat="full"` 12 n D + 3 n F,
-    and 4 n D + 3 n F). Of the chunk at work what is to be kept, before it is in its slot; and where its layers are a
-    loop its gradients by one microbatch.
+    and 4 n D + 3 n F). Of the chunk at work what is to be kept, before it is in its slot, unless there is just one; and
+    where its layers are a loop its gradients by one microbatch.
     """
     config, train, depths, chunks = plan.config, plan.train, plan.ticks.depths, plan.schedule.chunks
     number, tokens = BYTES[train.dtype], plan.tokens // train.microbatches
@@ -95,9 +95,9 @@ def stage_bytes(plan: Plan) -> int:
     whole, split, hidden = (8, 4, 3) if train.remat == "full" else (4, 3, 1)
     width = whole * config.embed + (split * config.embed + hidden * config.mlp_dim) // plan.size("tensor")
     put_off = depths.put_off * plan.layers * number * tokens * width
-    kept = plan.layers * layer_bytes(plan) // chunks
+    kept = plan.layers * layer_bytes(plan) // chunks if depths.kept > 1 else 0
     loops = plan.layers > chunks and not plan.schedule.splits_backward
-    return arrived + put_off + kept + (4 * block_elements(plan) // chunks if loops else 0)
+    return arrived + put_off + kept + (4 * plan.gathered * block_elements(plan) // chunks if loops else 0)
 
 
 def layer_work_bytes(plan: Plan) -> int:

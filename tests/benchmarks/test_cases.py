@@ -159,6 +159,7 @@ def test_twin_is_the_same_work_by_hand(mesh: str, twin: str) -> None:
     auto = Case("auto", MeshSpec.parse(mesh), "nano", PRESETS["nano"], 16, 2, "float32", "dots", options)
     kept = options if "tensor" in mesh else options[1:]
     assert auto.twin == dataclasses.replace(auto, strategy=twin, options=kept)
+    assert auto.twin
     assert (auto.twin.twin, auto.twin.single) == (None, auto.single)
 
 

@@ -47,16 +47,12 @@ CASES = [
     ("pipeline", "pipeline=2", EVEN, {"microbatches": 4, "schedule": "interleaved"}),
     ("pipeline", "pipeline=2", SMALL, {"microbatches": 4, "schedule": "zb-h1"}),
     ("three_d", "data=2,pipeline=2,tensor=2", UNTIED, {"microbatches": 4, "sequence_parallel": False}),
-]
-
-COMBINATIONS = [
     ("three_d", "fsdp=2,pipeline=2,tensor=2", ODD, {"microbatches": 4, "remat": "none"}),
     ("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, {"microbatches": 4, "schedule": "zb-h1"}),
     ("three_d", "fsdp=2,context=2,tensor=2", ODD, {"microbatches": 2, "gather": "step", "remat": "full"}),
     ("three_d", "data=2,context=2,tensor=2", SMALL, {"context_attention": "ulysses", "sequence_parallel": False}),
     ("three_d", "data=2,pipeline=4", ODD, {"microbatches": 4}),
 ]
-"""Of which bytes, FLOPs and arguments are known, but not what they hold besides."""
 
 
 def cost(name, mesh, config=SMALL, **train):
@@ -95,7 +91,7 @@ def by_axes(predicted):
     return {key: sum(parts.values()) for key, parts in predicted.sent.items()}
 
 
-@pytest.mark.parametrize(("name", "mesh", "config", "train"), [*CASES, *COMBINATIONS], ids=str)
+@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
 def test_compiled_program_is_what_formulas_say(name, mesh, config, train):
     """Each kind of collective over each axis sends as many bytes, matmuls do as many FLOPs, arguments are as large."""
     program, memory = compiled(name, mesh, config, **train)
@@ -103,17 +99,10 @@ def test_compiled_program_is_what_formulas_say(name, mesh, config, train):
     assert sent(program) == by_axes(predicted)
     assert program.flops * predicted.plan.mesh.size == sum(predicted.flops.values())
     assert memory.argument_size_in_bytes == sum(predicted.arguments.values())
-
-
-@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
-def test_temporaries_are_nearly_what_formulas_say(name, mesh, config, train):
-    """To 15%."""
-    _, memory = compiled(name, mesh, config, **train)
-    predicted = cost(name, mesh, config, **train)
     assert memory.temp_size_in_bytes == pytest.approx(sum(predicted.temporaries.values()), rel=0.15)
 
 
-@pytest.mark.parametrize(("name", "mesh", "config", "train"), [*CASES, *COMBINATIONS], ids=str)
+@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
 def test_a_formula_that_is_wrong_is_caught(name, mesh, config, train):
     """One more layer on each stage, and each of these equalities is none; but stages send what is between layers."""
     program, memory = compiled(name, mesh, config, **train)
