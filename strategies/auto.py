@@ -100,7 +100,7 @@ def hooks(mesh: Mesh, rules: Rules, sequence_parallel: bool) -> Hooks:
     all_tokens, own_tokens = split(BATCH), split(BATCH, tokens)
 
     def gather(weight: Array, dims: Sequence[str]) -> Array:
-        weight = moved(weight, split(*rules.stored(dims)), split(*rules.used(dims)))
+        weight = lax.with_sharding_constraint(weight, split(*rules.used(dims)))
         # The head goes back where it went forward, and of two gathers the compiler would not make one.
         return checkpoint_name(weight, GATHERED) if "vocab" in dims else weight
 
