@@ -94,7 +94,7 @@ EXACT = (
         "other names and comments",
         "strategies/gpt.py",
         ("        hidden_BTF = jax", "        # What the MLP holds.\n        wide_BTF = jax"),
-        ("_matmul(hidden_BTF,", "_matmul(wide_BTF,"),
+        ("matmul(hidden_BTF,", "matmul(wide_BTF,"),
     ),
     harmless("cases in another order", "benchmarks/cases.py", ('name != "single"', 'name == "data"')),
     regression(
