@@ -180,7 +180,7 @@ class Strategy:
     most_devices: float = math.inf
     microbatches: int = 1
     usual_axes: tuple[str, ...] = AXES
-    twins: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    twins: Mapping[tuple[str, ...], str] = field(default_factory=dict, hash=False)
 
     def meshes(self, devices: int) -> list[MeshSpec]:
         """Its meshes of exactly that many devices."""
