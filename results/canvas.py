@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from results.curves import counts, left_out
 
-MARKERS = "osD^vPX<>ph"  # as many as have no factor in common with the ten colours: 110 looks
+MARKERS = "osD^vPX<>ph*"  # as many as have no factor in common with the eleven colours: 132 looks
 GREY = "0.45"
 
 # The arguments of seaborn's functions that give each strategy its colour and its marker.
@@ -23,7 +23,7 @@ Look = dict[str, Any]
 
 def look_of(strategies: Sequence[str]) -> Look:
     """Give each strategy a colour and a marker: safe for the colour-blind, and told apart without colour too."""
-    colours = sns.color_palette("colorblind")
+    colours = [*sns.color_palette("colorblind"), (0.2, 0.2, 0.2)]
     return {
         "hue": "strategy",
         "hue_order": list(strategies),
