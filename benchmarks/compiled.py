@@ -125,12 +125,14 @@ ROW_KEYS = tuple(Program().as_row())
 def read_program(text: str, axes: Mapping[str, int]) -> Program:
     """Read `jax.stages.Compiled.as_text()` of a step on a mesh of these axes, outermost first, and their sizes.
 
-    What a loop repeats counts as often as it runs. The branches of a conditional count as often as it is told that
-    they are taken; where nothing is told, one counts each time: the one that sends the most bytes, and among equals the
-    one with the most FLOPs. What is asynchronous counts where it starts.
+    What a loop repeats counts as often as it runs. The branches of a conditional count as often as it is told that they
+    are taken, and a loop as often as it is told that it runs once. Where nothing is told of a conditional, one branch
+    counts each time: the one that sends the most bytes, and among equals the one with the most FLOPs. What is
+    asynchronous counts where it starts.
 
     Raises:
-        HLOError: a loop of unknown length, groups that make up no axes of the mesh, or text that is no such program.
+        HLOError: a loop of unknown length, of which nothing is told; groups that make up no axes of the mesh; or text
+            that is no such program.
     """
     module = parse(text)
     reader = _Reader(module, axes)

@@ -100,8 +100,8 @@ class Executor:
             kept=_slots(kept, depths.kept),
             put_off=_slots(put_off, depths.put_off),
             loss=jnp.zeros_like(loss),
-            dblocks=jax.tree.map(jnp.zeros_like, self.blocks),
-            dends=jax.tree.map(jnp.zeros_like, self.ends),
+            dblocks=jax.tree.map(_nothing, self.blocks),
+            dends=jax.tree.map(_nothing, self.ends),
         )
         turns = Turn(*(jnp.asarray(column)[:, self.stage] for column in self.ticks.turns))
         flow, _ = lax.scan(self._tick, flow, (turns, Shared(*map(jnp.asarray, self.ticks.shared))))
@@ -233,6 +233,11 @@ class Executor:
 def own(tree: Any) -> Any:
     """As it is, but each stage has its own."""
     return diverge(tree, ("pipeline",))
+
+
+def _nothing(weight: Array) -> Array:
+    """Zeros, to which gradients of a weight are added up in float32, whatever it was cast to."""
+    return jnp.zeros_like(weight, jnp.float32)
 
 
 def _slots(shapes: Any, count: int) -> Any:

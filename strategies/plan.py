@@ -10,7 +10,7 @@ from functools import cache, cached_property
 
 import jax
 
-from strategies import context, pipeline, tensor
+from strategies import context, pipeline, tensor, three_d
 from strategies.assemble import vocab_rows
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.gpt import weight_dims
@@ -93,6 +93,8 @@ class Plan:
         contexts, tensors = self.size(*self.token_axes), self.size("tensor")
         tensor.require_fit(self.config, self.train, tensors, contexts)
         context.require_fit(self.config, self.attending, contexts, tensors)
+        if self.staged and self.size(*self.shards) > 1:
+            three_d.require_regather(self.train, self.size("pipeline"))
         parts = self.size(*self.batch_axes) * self.train.microbatches
         if self.train.batch_size % parts:
             problem = f"{self.mesh} x microbatches={self.train.microbatches} does not divide"

@@ -61,7 +61,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     pipe = pipeline.piped(config, train, stages)
     group = Spread()
     if shards > 1:
-        _require_regather(train, stages)
+        require_regather(train, stages)
         cut = {dim: math.prod(mesh.sizes.get(axis, 1) for axis in jax.tree.leaves(axes)) for dim, axes in SPLIT.items()}
         group = fsdp.spread(Shards("fsdp", shards, config, cut), train)
     sequence_parallel = train.sequence_parallel and tensors > 1  # else remat="full" would compute the logits again
@@ -79,7 +79,8 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     return assemble(config, device_mesh, train, spread)
 
 
-def _require_regather(train: TrainConfig, stages: int) -> None:
+def require_regather(train: TrainConfig, stages: int) -> None:
+    """Refuse to keep what is gathered for a backward pass that is many ticks away."""
     if stages > 1 and train.gather == "layer" and not train.regather:
         kept = "keep gathered weights once for each microbatch in flight"
         raise Infeasible(f"with regather=False pipeline={stages} stages {kept}; use gather=step, which keeps them once")

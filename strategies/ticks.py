@@ -1,7 +1,7 @@
 """A pipeline schedule as arrays that a device reads: at each tick what it does, and where its inputs lie.
 
 What waits for its turn lies in buffers of slots. They are as few as the schedule allows: a slot is free again as soon
-as what was in it has been used. One slot more, the last of each buffer, takes what nobody will read.
+as what was in it has been used. Of what arrives there is one slot more, the last, for what nobody will read.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -201,7 +201,7 @@ def exchanged(sent: Sequence[Sequence[set[tuple[int, int]]]]) -> tuple[np.ndarra
 
 def exchange_of(way: tuple[int, int], chosen: Sequence[int], ways: Sequence[Sequence[Ways]]) -> int:
     """In which of a tick's exchanges something goes this way."""
-    return next(exchange for exchange, index in enumerate(chosen) if way in ways[exchange][index])
+    return next(exchange for exchange, index in enumerate(chosen) if index >= 0 and way in ways[exchange][index])
 
 
 def one_each(pairs: set[tuple[int, int]]) -> bool:

@@ -65,6 +65,16 @@ def test_gradients_of_gathered_weights_add_up_in_float32():
     assert accumulators(program.jaxpr) == 4 * (WEIGHTS + 1)
 
 
+def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
+    """What a loop over ticks hands on is larger by whole gradients for parts of them, four bytes each."""
+    sums = []
+    for gather in ("step", "layer"):
+        step = build("three_d", "fsdp=2", gather=gather, microbatches=2, dtype="bfloat16")
+        program = jax.make_jaxpr(step.gradients)(step.state.params, step.batch)
+        sums.append(accumulators(program.jaxpr))
+    assert sums[0] - sums[1] == 4 * WEIGHTS / 2
+
+
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
@@ -73,6 +83,7 @@ def test_gradients_of_gathered_weights_add_up_in_float32():
         ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2, "dtype": "bfloat16"}),
         ("fsdp", "fsdp=8", {"regather": False}),
         ("hsdp", "data=2,fsdp=4", {"gather": "step"}),
+        ("three_d", "fsdp=2,pipeline=2", {"gather": "step", "microbatches": 4, "dtype": "bfloat16"}),
     ],
     ids=str,
 )
