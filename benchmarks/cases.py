@@ -66,18 +66,18 @@ class Case:
     @property
     def single(self) -> "Case":
         """The same work on one device, whole: what this case is checked against and compared with."""
-        options = tuple((name, value) for name, value in self.options if name in COMMON)
-        return replace(self, strategy="single", mesh=ONE_DEVICE, microbatches=1, options=options)
+        return replace(self._by("single"), mesh=ONE_DEVICE, microbatches=1)
 
     @property
     def twin(self) -> "Case | None":
         """The same work on the same mesh by hand, where it is the compiler who partitions this case's step."""
-        strategy = STRATEGIES.get(self.strategy)
-        name = strategy and strategy.twins.get(tuple(self.mesh.sizes))
-        if not name:
-            return None
-        options = tuple((each, value) for each, value in self.options if each in (*COMMON, *STRATEGIES[name].options))
-        return replace(self, strategy=name, options=options)
+        name = STRATEGIES[self.strategy].twins.get(tuple(self.mesh.sizes))
+        return self._by(name) if name else None
+
+    def _by(self, strategy: str) -> "Case":
+        """The same work by another strategy, with the options that it has."""
+        has = options_of(strategy)
+        return replace(self, strategy=strategy, options=tuple(each for each in self.options if each[0] in has))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Selection:
         """Every strategy on its meshes, one batch size after another."""
         spreads = list(self._spreads())
         return [
-            self._case(name, mesh, size, microbatches, options)
+            Case(name, mesh, self.preset, self.config, size, microbatches, self.dtype, self.remat, options)
             for size in self.batch_sizes
             for name, mesh in spreads
             for microbatches in self.microbatches or [default_microbatches(name, mesh, size)]
@@ -138,12 +138,14 @@ class Selection:
 
     def _variations(self, strategy: str) -> Iterator[Options]:
         """Every combination of the values of its options; once without any, if none of these was asked for."""
-        own = [(name, values) for name, values in self.options if name in (*COMMON, *STRATEGIES[strategy].options)]
+        own = [(name, values) for name, values in self.options if name in options_of(strategy)]
         for chosen in product(*(values for _, values in own)):
             yield tuple((name, value) for (name, _), value in zip(own, chosen, strict=True))
 
-    def _case(self, name: str, mesh: MeshSpec, batch_size: int, microbatches: int, options: Options) -> Case:
-        return Case(name, mesh, self.preset, self.config, batch_size, microbatches, self.dtype, self.remat, options)
+
+def options_of(strategy: str) -> tuple[str, ...]:
+    """The options that make another step of a strategy."""
+    return (*COMMON, *STRATEGIES[strategy].options)
 
 
 def spelled(options: Options) -> list[str]:

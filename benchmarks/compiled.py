@@ -53,8 +53,9 @@ class Work:
     Attributes:
         flops: two for each multiplication in dots and convolutions, none for anything else. Calls of cuBLAS and of
             cuDNN's attention count as the dots they stand for; nothing is halved for causality.
-        told: of conditionals that are told how often their branches are taken while the loop around them runs: the
-            trips of that loop, what is done in all of these, and what is done in one of them at most.
+        told: of conditionals that are told how often their branches are taken while the loop around them runs, and of
+            loops that are told how often they run once then: the trips of the loop around them, what is done in all of
+            these, and what is done in one of them at most.
     """
 
     collectives: tuple[Collective, ...] = ()
@@ -181,7 +182,7 @@ class _Reader:
         if opcode in _KINDS:
             return self._collective(_KINDS[opcode], instruction, where)
         taken = integers(instruction.attributes.get("taken", ""))
-        if opcode == "while" and taken:
+        if opcode == "while" and taken:  # of a loop that runs once or not at all
             return _conditional([Work(), self.works[instruction.computation("body")].at_most()], taken)
         if opcode == "while":
             trips = _trips(instruction, where, self.module)

@@ -78,7 +78,8 @@ class Module:
 
     Attributes:
         text: what is computed, without names, sources, and how loops are cut up among the cores of a CPU. A conditional
-            in a scope `taken_7_2` has the attribute `taken={7,2}`: how often its branches are, while its loop runs.
+            in a scope `taken_7_2` has the attribute `taken={7,2}`: how often its branches are, while the loop around it
+            runs; and a loop, how often it does not run then, and how often once.
         computations: by name, those called before those that call them.
         entry: the computation that the program is.
     """
@@ -125,7 +126,7 @@ def parse(text: str) -> Module:
 
 
 def _told(noise: re.Match[str]) -> str:
-    """What is left of noise: of a conditional, how often its branches are taken, if its name says so."""
+    """What is left of noise: how often a conditional's branches are taken, or a loop runs once, if its name says so."""
     taken = _TAKEN.search(noise[0])
     return f", taken={{{taken[1].replace('_', ',')}}}" if taken else ""
 

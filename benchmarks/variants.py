@@ -70,7 +70,7 @@ class Silence:
             raise ValueError("collectives that the compiler puts in are not there to be left out")
         if name != "axis_index" and mesh_axes(params):
             raise ValueError(f"nothing is known to stand in for the collective {name}")
-        # A conditional is told how often its branches are taken by the scope that it stands in (see compiled.py).
+        # Of a conditional, or a loop, the scope that it stands in says how often it is taken (see compiled.py).
         with jax.named_scope(str(equation.source_info.name_stack) or name):
             outputs = equation.primitive.bind(*inputs, **{key: self._silent(param) for key, param in params.items()})
         return outputs if equation.primitive.multiple_results else [outputs]

@@ -24,24 +24,19 @@ def timeline(schedule: dict[str, Any]) -> Figure:
     ticks = len(stages[0])
     figure = Figure(figsize=(max(6, 0.32 * ticks), 1.6 + 0.4 * len(stages)), layout="constrained")
     axes = figure.subplots()
-    for stage, row in enumerate(stages):
-        for tick, op in enumerate(row):
-            if op:
-                look = {
-                    "facecolor": colours[op["kind"]],
-                    "edgecolor": "white",
-                    "alpha": 1 - 0.55 * op["chunk"] / chunks,
-                }
-                axes.add_patch(Rectangle((tick, stage), 1, 1, **look))
-                axes.text(tick + 0.5, stage + 0.5, op["microbatch"], ha="center", va="center", fontsize="x-small")
+    done = [(tick, stage, op) for stage, row in enumerate(stages) for tick, op in enumerate(row) if op]
+    for tick, stage, op in done:
+        colour, alpha = colours[op["kind"]], 1 - 0.55 * op["chunk"] / chunks
+        axes.add_patch(Rectangle((tick, stage), 1, 1, facecolor=colour, edgecolor="white", alpha=alpha))
+        axes.text(tick + 0.5, stage + 0.5, op["microbatch"], ha="center", va="center", fontsize="x-small")
     axes.set(xlim=(0, ticks), ylim=(len(stages), 0), xlabel="tick", ylabel="stage")
     axes.set_yticks([stage + 0.5 for stage in range(len(stages))], [str(stage) for stage in range(len(stages))])
-    done = [kind for kind in NAMES if any(op and op["kind"] == kind for row in stages for op in row)]
-    microbatches = 1 + max(op["microbatch"] for row in stages for op in row if op)
+    kinds = {op["kind"] for *_, op in done}
+    microbatches = 1 + max(op["microbatch"] for *_, op in done)
     figure.suptitle(
         f"{schedule['schedule']}: {microbatches} microbatches through {len(stages)} stages", fontsize="medium"
     )
-    handles = [Patch(color=colours[kind], label=NAMES[kind]) for kind in done]
+    handles = [Patch(color=colours[kind], label=name) for kind, name in NAMES.items() if kind in kinds]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     return figure
 

@@ -186,7 +186,10 @@ class Executor:
         return flow._replace(arrived=_put(flow.arrived, sent_bTD, turn.got_sent[exchange]))
 
     def _forward(self, chunk: Any, x_bTD: Array) -> tuple[Array, Any]:
-        """The result, and what the backward pass needs besides the weights."""
+        """The result, and what the backward pass needs besides the weights.
+
+        JAX has no public way to take apart what `jax.vjp` returns: these two are fields of it, here and in `_backward`.
+        """
         pull: Any
         y_bTD, pull = jax.vjp(self._run(chunk), self._chunk(chunk), x_bTD)
         return y_bTD, (pull.args_res[1], pull.opaque_residuals)  # what it keeps: of its arguments, and besides

@@ -68,12 +68,12 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     working: on one layer, twice where it is in the conditional of an empty place; or on the head, if that takes more
     """
     train, shards = plan.train, plan.size(*plan.shards)
-    whole, by_step = plan.elements * shards, shards > 1 and train.gather == "step"
-    gradients = whole if by_step else plan.elements
+    stays = shards > 1 and (train.gather == "step" or not train.regather)
+    gradients = plan.elements * plan.gathered
     if train.microbatches > 1 and not plan.staged:
         gradients += gradients // (plan.size(*plan.updates) if plan.scatters_each else 1)
     return {
-        "weights": BYTES[train.dtype] * whole if by_step or (shards > 1 and not train.regather) else 0,
+        "weights": BYTES[train.dtype] * plan.elements * shards if stays else 0,
         "gradients": 4 * gradients,
         "activations": plan.ticks.depths.kept * plan.layers * layer_bytes(plan) // plan.schedule.chunks,
         "stages": stage_bytes(plan) if plan.staged else 0,

@@ -14,9 +14,9 @@ its loss when the last has done with it.
     three numbers a token for the loss, as in tensor.py
     once a step: dW[D] of the last norm -all_reduce(pipeline)-> every stage
 
-For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (2 (M + S - 2) of GPipe's, one more
-of 1F1B's on more than two stages), a device sends K b T D elements to its neighbours and 4 times 2 B T D (S-1)/S in
-all-reduces a step, in the compute dtype. Positions and the last norm are held by every stage alike.
+For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (`Ticks.exchanges`; 2 (M + S - 2) of
+GPipe's), a device sends K b T D elements to its neighbours and 4 times 2 B T D (S-1)/S in all-reduces a step, in the
+compute dtype. Positions and the last norm are held by every stage alike.
 """
 
 from collections.abc import Callable

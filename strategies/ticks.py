@@ -70,7 +70,9 @@ class Depths(NamedTuple):
 
 Ends = tuple[bool, bool, bool]
 """Whether one microbatch enters, one leaves, and one returns."""
-Ways = tuple[tuple[int, int], ...]
+Way = tuple[int, int]
+"""From which stage to which."""
+Ways = tuple[Way, ...]
 """Who sends to whom: no stage twice, and to none twice."""
 
 
@@ -103,36 +105,36 @@ class Ticks:
                 for stage, op in passes
             }
 
-        arrivals = [
-            Arrival.of(schedule.needs(stage, op), (stage, op), tick_of) for stage, op in tick_of if op.kind != "W"
-        ]
+        arrivals = [Arrival.of(schedule.needs(*key), key, tick_of) for key in tick_of if key[1].kind != "W"]
         # What arrives at the end of one tick may lie in the slot of what was used in that very tick.
         arrived, depth = slots({each.target: (each.after, tick_of[each.target]) for each in arrivals})
         kept, kept_depth = slots(lives("F", last))
         put_off, put_off_depth = slots(lives("B", "W") if schedule.splits_backward else {})
-        sent = [[each for each in arrivals if each.after == tick] for tick in range(schedule.ticks)]
-        exchanges, ways = exchanged([[ways_of(each, "F"), ways_of(each, "B")] for each in sent])
+        exchanges, ways = exchanged(sent(arrivals, schedule.ticks))
 
         shape = schedule.ticks, schedule.stages
         turns = Turn(*(np.zeros(shape, np.int32) for _ in range(7)), got_sent=np.zeros((*shape, len(ways)), np.int32))
         for nobody in (turns.got_entered, turns.got_loss, turns.got_sent):
             nobody[:] = depth
-        shared = Shared(*(np.full(schedule.ticks, -1, np.int32) for _ in range(4)), ways=exchanges)
+        enters, leaves, returns = np.full((3, schedule.ticks), -1, np.int32)
         for (stage, op), tick in tick_of.items():
             at, forward = (tick, stage), (stage, op._replace(kind="F"))
             turns.kind[at], turns.chunk[at], turns.kept[at] = KINDS.index(op.kind), op.chunk, kept[forward]
             turns.takes[at], turns.put_off[at] = arrived.get((stage, op), 0), put_off.get(forward, 0)
             if op.kind == "B" and stage == op.chunk == 0:
-                shared.returns[tick] = op.microbatch
-        for source, (stage, op), tick in arrivals:
-            at, slot = (tick, stage), arrived[stage, op]
-            if source == (stage, op) and tick >= 0:
-                turns.got_entered[at], shared.enters[tick] = slot, op.microbatch
-            elif source[1].kind != op.kind:
-                turns.got_loss[at], shared.leaves[tick] = slot, op.microbatch
-            elif source != (stage, op):
-                turns.got_sent[at][exchange_of((source[0], stage), exchanges[tick], ways)] = slot
-        return cls(turns, shared, Depths(depth, kept_depth, put_off_depth), together(shared), ways)
+                returns[tick] = op.microbatch
+        for each in arrivals:
+            (stage, op), tick = each.target, each.after
+            at, slot = (tick, stage), arrived[each.target]
+            if each.way:
+                turns.got_sent[at][exchange_of(each.way, exchanges[tick], ways)] = slot
+            elif op.kind == "B":
+                turns.got_loss[at], leaves[tick] = slot, op.microbatch
+            elif tick >= 0:
+                turns.got_entered[at], enters[tick] = slot, op.microbatch
+        at_ends, ends = together(enters, leaves, returns)
+        shared = Shared(at_ends, enters, leaves, returns, exchanges)
+        return cls(turns, shared, Depths(depth, kept_depth, put_off_depth), ends, ways)
 
     @property
     def exchanges(self) -> int:
@@ -155,26 +157,30 @@ class Arrival(NamedTuple):
         """Of an operation and what made its input: itself, for what is embedded."""
         return cls(source, target, tick_of[target] - 1 if source == target else tick_of[source])
 
-
-def ways_of(arrivals: Iterable[Arrival], kind: Kind) -> set[tuple[int, int]]:
-    """From where to where stages send in a tick, on or back."""
-    return {
-        (source[0], target[0])
-        for source, target, _ in arrivals
-        if source != target and source[1].kind == target[1].kind == kind
-    }
+    @property
+    def way(self) -> Way | None:
+        """From which stage to which it is sent; None if it comes from the embedding or from the loss."""
+        (source, made), (target, op) = self.source, self.target
+        return (source, target) if self.source != self.target and made.kind == op.kind else None
 
 
-def together(shared: Shared) -> tuple[Ends, ...]:
-    """What is done at both ends at once, in any tick; and put down which of these in each."""
-    columns = zip(shared.enters >= 0, shared.leaves >= 0, shared.returns >= 0, strict=True)
-    each = [(bool(enters), bool(leaves), bool(returns)) for enters, leaves, returns in columns]
-    ends = sorted(set(filter(any, each)))
-    shared.ends[:] = [ends.index(tick) if any(tick) else -1 for tick in each]
-    return tuple(ends)
+def together(*microbatches: np.ndarray) -> tuple[np.ndarray, tuple[Ends, ...]]:
+    """Which of what is done at both ends at once is done in each tick [ticks], of which microbatch enters and so on."""
+    each = [tuple(bool(m >= 0) for m in tick) for tick in zip(*microbatches, strict=True)]
+    ends: Any = sorted(set(filter(any, each)))
+    return np.array([ends.index(tick) if any(tick) else -1 for tick in each], np.int32), tuple(ends)
 
 
-def exchanged(sent: Sequence[Sequence[set[tuple[int, int]]]]) -> tuple[np.ndarray, tuple[tuple[Ways, ...], ...]]:
+def sent(arrivals: Iterable[Arrival], ticks: int) -> list[tuple[set[Way], set[Way]]]:
+    """What stages send on, and what they send back, at each tick's end."""
+    ways: list[tuple[set[Way], set[Way]]] = [(set(), set()) for _ in range(ticks)]
+    for each in arrivals:
+        if each.way:
+            ways[each.after][each.target[1].kind == "B"].add(each.way)
+    return ways
+
+
+def exchanged(sent: Sequence[Sequence[set[Way]]]) -> tuple[np.ndarray, tuple[tuple[Ways, ...], ...]]:
     """The exchanges at each tick's end [ticks, exchanges], and in which ways they go, of what is sent on and back then.
 
     One exchange does where no stage gets both. Ways that agree as far as they go are one: it carries what nobody reads.
@@ -184,7 +190,7 @@ def exchanged(sent: Sequence[Sequence[set[tuple[int, int]]]]) -> tuple[np.ndarra
     """
     rounds = [[on | back] if one_each(on | back) else [on, back] for on, back in sent]
     columns = max(map(len, rounds), default=0)
-    found: list[list[set[tuple[int, int]]]] = [[] for _ in range(columns)]
+    found: list[list[set[Way]]] = [[] for _ in range(columns)]
     chosen = np.full((len(rounds), columns), -1, np.int32)
     for tick, each in enumerate(rounds):
         for column, pairs in enumerate(each):
@@ -199,12 +205,12 @@ def exchanged(sent: Sequence[Sequence[set[tuple[int, int]]]]) -> tuple[np.ndarra
     return chosen, tuple(tuple(tuple(sorted(ways)) for ways in column) for column in found)
 
 
-def exchange_of(way: tuple[int, int], chosen: Sequence[int], ways: Sequence[Sequence[Ways]]) -> int:
+def exchange_of(way: Way, chosen: Sequence[int], ways: Sequence[Sequence[Ways]]) -> int:
     """In which of a tick's exchanges something goes this way."""
     return next(exchange for exchange, index in enumerate(chosen) if index >= 0 and way in ways[exchange][index])
 
 
-def one_each(pairs: set[tuple[int, int]]) -> bool:
+def one_each(pairs: set[Way]) -> bool:
     """Whether no stage sends twice, and none gets twice."""
     return all(len(set(side)) == len(pairs) for side in zip(*pairs, strict=True))
 
