@@ -1,0 +1,182 @@
+"""Devices that are not there: meshes of them are compiled for, by their own compilers, and nothing runs."""
+
+import functools
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from benchmarks.chips import CHIPS, Chip
+from strategies.mesh import Devices
+
+CPU = "cpu"
+EXTRAS = {"tpu": ("tpu", "libtpu"), "cuda": ("gpu", "jax_plugins.xla_cuda13")}
+"""By platform: the extra of ours that has its compiler, and the module that shows that it is there."""
+
+NO_TPU_HOST = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+"""Facts of any host with TPUs, or else libtpu looks for those of this one, and says that there are none."""
+
+GPUS: Mapping[str, Mapping[str, Any]] = {
+    "h100": {"core_count": 132, "l2_cache_size": 50 * 2**20, "clock_rate_ghz": 1.98, "compute_capability": 9},
+    "h200": {"core_count": 132, "l2_cache_size": 50 * 2**20, "clock_rate_ghz": 1.98, "compute_capability": 9},
+    "b200": {"core_count": 148, "l2_cache_size": 126 * 2**20, "clock_rate_ghz": 1.965, "compute_capability": 10},
+}
+"""What XLA wants to know of a GPU besides: as the CUDA runtime says on one (`cudaGetDeviceProperties`)."""
+
+GPU_TARGET = """
+gpu_device_info {{
+  name: "{kind}"
+  cuda_compute_capability {{ major: {compute_capability} }}
+  core_count: {core_count}
+  clock_rate_ghz: {clock_rate_ghz}
+  l2_cache_size: {l2_cache_size}
+  device_memory_size: {memory_bytes}
+  memory_bandwidth: {memory_bandwidth}
+  fpus_per_core: 128
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  shared_memory_per_core: 233472
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{kind}"
+"""
+"""A GpuTargetConfigProto (XLA, stream_executor/device_description.proto); what is not filled in is the same in compute
+capabilities 9 and 10 (CUDA C++ Programming Guide, "Compute Capabilities")."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Devices of one kind: TPUs in a mesh or torus of a shape, GPUs as hosts by GPUs, or so many virtual CPU devices.
+
+    Raises:
+        ValueError: a kind that is not known, or a shape that it does not come in.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.kind != CPU and self.kind not in CHIPS:
+            raise ValueError(f"topology {self}: {self.kind!r} is not known; there are {', '.join((*CHIPS, CPU))}")
+        usual = {CPU: (1,), "tpu": (2, 3), "cuda": (2,)}[self.platform]
+        if len(self.shape) not in usual or min(self.shape) < 1:
+            raise ValueError(f"topology {self} has no shape that {self.kind} comes in; write one as {self._example}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Topology":
+        """Read one as it is printed.
+
+        >>> str(Topology.parse("v5p:4x4x4")), Topology.parse("h100:16x8").platform
+        ('v5p:4x4x4', 'cuda')
+        """
+        if not (parts := re.fullmatch(r"([a-z0-9]+):([0-9]{1,6}(?:x[0-9]{1,6})*)", text)):
+            raise ValueError(f"topology {text!r} cannot be read; write one as v5p:4x4x4, h100:16x8 or cpu:1024")
+        return cls(parts[1], tuple(map(int, parts[2].split("x"))))
+
+    def __str__(self) -> str:
+        """As it is parsed."""
+        return f"{self.kind}:{'x'.join(map(str, self.shape))}"
+
+    @property
+    def chip(self) -> Chip | None:
+        """The figures of a device; none of a virtual one."""
+        return CHIPS.get(self.kind)
+
+    @property
+    def platform(self) -> str:
+        """Whose compiler it takes: of "tpu", "cuda" and "cpu"."""
+        return self.chip.platform if self.chip else CPU
+
+    def devices(self) -> Devices:
+        """To compile for, in their own order. Virtual ones are made by `prepare`.
+
+        Raises:
+            ValueError: the compiler is not installed, or knows no such shape; the message says what to do.
+        """
+        return _devices(self)
+
+    def prepare(self) -> None:
+        """Set JAX up for it, before any backend starts: nothing is to run, so none but the CPU's is wanted."""
+        jax.config.update("jax_platforms", CPU)
+        if self.platform == CPU:
+            jax.config.update("jax_num_cpu_devices", self.shape[0])
+        else:
+            self.require_compiler()
+
+    def require_compiler(self) -> None:
+        """Refuse early what cannot be compiled here.
+
+        Raises:
+            ValueError: the compiler is not installed.
+        """
+        extra, module = EXTRAS[self.platform]
+        if not _installed(module):
+            raise ValueError(
+                f"to compile for {self} takes a compiler: pip install 'meshmark[{extra}]' (no {extra} needed)"
+            )
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """What its compiler has to be told: a GPU's may not try kernels out where there is none."""
+        return {"xla_gpu_autotune_level": 0} if self.platform == "cuda" else {}
+
+    @property
+    def _example(self) -> str:
+        return {CPU: "cpu:1024", "tpu": f"{self.kind}:4x4", "cuda": f"{self.kind}:16x8"}[self.platform]
+
+
+@functools.cache
+def _devices(topology: Topology) -> Devices:
+    chip = topology.chip
+    if chip is None:
+        return jax.devices(CPU)[: math.prod(topology.shape)]
+    topology.require_compiler()
+    if chip.platform == "tpu":
+        for name, value in NO_TPU_HOST.items():
+            os.environ.setdefault(name, value)
+        wanted: dict[str, Any] = {"topology_name": str(topology)}
+        if topology.kind == "v4":
+            wanted["chip_config_name"] = "megacore"  # both of its cores are one device, as JAX uses it
+    else:
+        hosts, gpus = topology.shape
+        shape = f"1x{hosts}x{gpus}"
+        target = GPU_TARGET.format(
+            kind=topology.kind,
+            memory_bytes=chip.memory_bytes,
+            memory_bandwidth=int(chip.memory_bytes_per_second),
+            **GPUS[topology.kind],
+        )
+        wanted = {"topology_name": shape, "topology": shape, "target_config": target}
+    try:
+        return topologies.get_topology_desc(platform=chip.platform, **wanted).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(f"topology {topology}: {str(error).partition(chr(10))[0]}") from error
+
+
+def _installed(module: str) -> bool:
+    """Whether a module is there, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
