@@ -71,7 +71,8 @@ class Case:
     @property
     def twin(self) -> "Case | None":
         """The same work on the same mesh by hand, where it is the compiler who partitions this case's step."""
-        name = STRATEGIES[self.strategy].twins.get(tuple(self.mesh.sizes))
+        strategy = STRATEGIES.get(self.strategy)  # rows are kept of others, too
+        name = strategy and strategy.twins.get(tuple(self.mesh.sizes))
         return self._by(name) if name else None
 
     def _by(self, strategy: str) -> "Case":
