@@ -26,6 +26,7 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.cases import own_meshes
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.mesh import AXES
 from tests.strategies.quick import compiled
@@ -44,7 +45,7 @@ MESHES = [
     for name, strategy in STRATEGIES.items()
     if name != "single"
     for devices in (2, 4, 8)
-    for mesh in strategy.meshes(devices)
+    for mesh in own_meshes(name, devices)
     if strategy.is_usual(mesh)
 ]
 COMBINATIONS = [
@@ -147,28 +148,33 @@ def test_in_combinations_each_two_axes_meet():
 
 
 @pytest.mark.factorisations
-@pytest.mark.parametrize("mesh", STRATEGIES["three_d"].meshes(8), ids=str)
-def test_every_factorisation_equals_one_device(mesh):
-    """So does every product of axes that makes eight."""
+@pytest.mark.parametrize(
+    ("name", "mesh"), [(name, mesh) for name in ("hsdp", "three_d") for mesh in STRATEGIES[name].meshes(8)], ids=str
+)
+def test_every_factorisation_equals_one_device(name, mesh):
+    """So does every product of axes that makes eight, those on which a strategy is only a simpler one among them."""
     microbatches = 4 if "pipeline" in mesh.sizes else 1
-    assert_equal(train("three_d", mesh, microbatches=microbatches), single(), ROUNDING["float32"])
+    assert_equal(train(name, mesh, microbatches=microbatches), single(), ROUNDING["float32"])
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        {"dtype": "bfloat16"},
-        {"remat": "none"},
-        {"remat": "full"},
-        {"microbatches": 2},
-        {"unroll": 2},
-        {"tied": False},
-        {"sequence_parallel": False},
-        {"logits_bytes": 2**14, "z_loss": 1e-2},
+        (name, options)
+        for options in (
+            {"dtype": "bfloat16"},
+            {"remat": "none", "tied": False},
+            {"remat": "full", "microbatches": 2},
+            {"unroll": 2, "logits_bytes": 2**14, "z_loss": 1e-2},
+        )
+        for name in STRATEGIES
+        if name != "single"
+    ]
+    + [
+        (name, {"sequence_parallel": False}) for name, each in STRATEGIES.items() if "sequence_parallel" in each.options
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "single"])
 def test_equals_one_device_with_every_option(name, options):
     """So it does in bfloat16, to its own rounding, however it computes again or accumulates, and untied."""
     reference = single(**{key: options[key] for key in options if key in ("dtype", "tied", "z_loss")})
