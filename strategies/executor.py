@@ -47,8 +47,8 @@ class Flow(NamedTuple):
     Attributes:
         arrived: inputs, and gradients of outputs, that wait for their turn, by slot [slots,b,T,D].
         made: what the latest turn sends on: its output, or the gradient of its input [b,T,D].
-        kept: what the backward pass of each microbatch in flight needs besides the weights, by slot.
-        put_off: what the gradients of its weights take besides, by slot.
+        kept: what the backward pass of each microbatch in flight needs besides the weights, by slot and layer.
+        put_off: what the gradients of its weights take besides, by slot and layer.
         loss, dblocks, dends: sums so far.
     """
 
@@ -126,8 +126,8 @@ class Executor:
 
         A loop that runs once or not at all: XLA changes in place what goes through a loop, and copies what goes through
         a conditional. What the work takes is hidden behind what the loop changes: else it would be the same each time
-        around, and XLA might compute it ahead of the loop, in every tick. On an accelerator the host may have to read
-        the predicate of each of these loops, so that one switch may be faster there; this was not measured.
+        around, and XLA might compute it ahead of the loop, in every tick. On an accelerator each of these loops reads
+        its predicate, so that one switch may be faster there; this was not measured.
         """
 
         def once(state: tuple[Array, Flow]) -> tuple[Array, Flow]:

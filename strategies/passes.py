@@ -1,7 +1,9 @@
-"""Passes through the layers of a stage, forward and backward, layer by layer, between which others may come.
+"""A stage's passes through its layers, forward and backward, layer by layer.
 
-What a layer's backward pass needs of its forward pass, or the second half of it of the first (put_off.py), are arrays.
-They wait in buffers [slots,L,...], in the slot of their microbatch, which each layer reads and writes in place.
+Between those of one microbatch others may come. What a layer's backward pass needs of its forward pass, or the second
+half of it of the first (put_off.py), are arrays: they wait in buffers [slots,L,...], in the slot of their microbatch.
+A layer reads and writes its place there, and adds to its gradients in place. Autodiff of the loop over layers would
+stack what all of them keep, and their gradients, and these would be copied.
 """
 
 import dataclasses
@@ -42,7 +44,7 @@ class Passes:
     unroll: int = 1
 
     def slots(self, x_BTD: Array, depths: Depths) -> tuple[Any, Any]:
-        """Room for what microbatches keep, and for what they put off, with nothing in it."""
+        """Room for what microbatches keep, and for what they put off."""
         weights, put_off = self._layer(0), []
         kept = jax.eval_shape(lambda *inputs: forward(self.run, *inputs)[1], weights, x_BTD)
         if depths.put_off:
@@ -82,7 +84,7 @@ class Passes:
         return self._each(turn, work, dy_BTD, keep, put_off, reverse=True)
 
     def second(self, turn: Turn, like_BTD: Array, kept: Any, put_off: Any, dweights: Leaves) -> Leaves:
-        """The sums of gradients of the weights, with those that were put off; the result is like the given array."""
+        """The sums of gradients of the weights, with what was put off; a gradient of the result is like the array."""
 
         def work(nothing: tuple[()], layer: Array, place: Array) -> tuple[tuple[()], Leaves]:
             known = self._known(turn, kept, layer, place)
@@ -109,9 +111,10 @@ class Passes:
         *,
         reverse: bool = False,
     ) -> tuple[Any, Any]:
-        """Layer after layer of the chunk; an empty place hands on what it is given, and keeps zeros.
+        """Layer after layer of the chunk. An empty place hands on what it is given, and keeps zeros.
 
-        Both functions are told which layer of all it is, and in which place of the chunk.
+        `work` makes of the state the next, and what is to be kept; `keep` puts that into the buffers. Both are told
+        which layer of all it is, and in which place of the chunk.
         """
 
         def step(carried: tuple[Any, Any], place: Array) -> tuple[tuple[Any, Any], None]:

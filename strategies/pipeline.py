@@ -99,7 +99,8 @@ def order(config: GPTConfig, train: TrainConfig, stages: int) -> tuple[Schedule,
         Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
     """
     chunks = train.chunks if train.schedule == "interleaved" else 1
-    return SCHEDULES[train.schedule](stages, train.microbatches, chunks), places(config.layers, stages, chunks)
+    layer_places = places(config.layers, stages, chunks)
+    return SCHEDULES[train.schedule](stages, train.microbatches, chunks), layer_places
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
