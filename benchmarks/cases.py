@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import jax
-
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Remat
+from strategies.mesh import first_devices
 from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")
@@ -47,12 +46,12 @@ class Case:
         return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *spelled((*parts, *self.options))])
 
     def build(self, **training: Any) -> Step:
-        """The step, on the first devices; `training` is what else is to be in its `TrainConfig`.
+        """The step, on `first_devices`; `training` is what else is to be in its `TrainConfig`.
 
         Raises:
             Infeasible: strategy, mesh, model and batch do not fit together.
         """
-        devices = jax.devices()[: self.mesh.size]
+        devices = first_devices(self.mesh.size)
         return STRATEGIES[self.strategy].build(self.config, self.mesh, self.training(**training), devices)
 
     def training(self, **others: Any) -> TrainConfig:

@@ -12,7 +12,7 @@ from benchmarks.cases import Case
 from benchmarks.check import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.clock import Clock
 from benchmarks.compiled import HLOError, read_program
-from benchmarks.corpus import Corpus, tokens
+from benchmarks.corpus import Batch, Corpus
 from benchmarks.failures import reason_of, status_of
 from benchmarks.measure import Training, bytes_accessed, compile_step
 from benchmarks.memory import planned_memory
@@ -119,5 +119,5 @@ class Preparation:
 def begin_training(step: Step, program: Callable[..., Any], init: Callable[..., Any], corpus_N: Corpus) -> Training:
     """A training run of a compiled step on the text, from its beginning: the same for every strategy."""
     sizes = step.train.batch_size, step.config.sequence
-    batches = [step.place(tokens(corpus_N, index, *sizes)) for index in range(BATCHES)]
+    batches = [step.place(Batch(corpus_N, index, *sizes)) for index in range(BATCHES)]
     return Training(program, init(jax.random.key(SEED)), batches)
