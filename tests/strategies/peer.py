@@ -11,7 +11,7 @@ import numpy as np
 where, processes, index, *cases = sys.argv[1:]
 jax.distributed.initialize(where, int(processes), int(index), heartbeat_timeout_seconds=10)
 
-from strategies import STRATEGIES, MeshSpec  # noqa: E402: before these the processes must know of each other
+from strategies import STRATEGIES, MeshSpec  # noqa: E402
 from tests.strategies.test_equality import CONFIG, ROUNDING, TRAIN, assert_equal, single, train  # noqa: E402
 
 
