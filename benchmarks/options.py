@@ -17,6 +17,7 @@ DEVICES = (1, 2, 8)
 BATCH_SIZES = (8, 16)
 CASE_SECONDS = 1.0
 CASE_TIMEOUT = 600.0
+LOST_AFTER = 30.0
 SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
 
 OPTIONS = tuple(dict.fromkeys([*COMMON, *(name for each in STRATEGIES.values() for name in each.options)]))
@@ -36,6 +37,21 @@ def add_options(parser: pytest.Parser) -> None:
     add("--compile-only", action="store_true", help="ask the compiler what each step does, and run nothing")
     add("--resume", action="store_true", help="go on with the run that was writing the same --benchmark-json")
     add("--trace-dir", type=Path, metavar="DIR", help="a profiler's trace of each case, apart from what is timed")
+    together = parser.getgroup("meshmark-processes", "meshmark: several processes, started with the same options each")
+    add = together.addoption
+    add(
+        "--distributed", action="store_true", help="find the others through SLURM, Open MPI, Kubernetes or a TPU's host"
+    )
+    add("--coordinator", metavar="HOST:PORT", help="find the others there: where process 0 runs, a port that is free")
+    add("--processes", type=count, metavar="N", help="how many there are, with --coordinator")
+    add("--process-id", type=index, metavar="I", help="which of them this is, with --coordinator; 0 writes the report")
+    add(
+        "--lost-after",
+        type=seconds,
+        metavar="S",
+        default=LOST_AFTER,
+        help="a dead process ends all; default: %(default)s",
+    )
 
 
 def declare(add: Callable[..., Any]) -> None:
@@ -79,7 +95,7 @@ def selected(option: argparse.Namespace) -> Selection:
     chosen = Selection(
         strategies=unique(option.strategy),
         meshes=unique(option.mesh),
-        devices=unique(option.devices) or tuple(n for n in DEVICES if n <= jax.device_count()),
+        devices=unique(option.devices) or tuple(n for n in DEVICES if n <= jax.device_count() and shared_out(n)),
         batch_sizes=unique(option.batch_size) or BATCH_SIZES,
         microbatches=unique(option.microbatches),
         preset=",".join([option.preset, *(f"{name}={size}" for name, size in sizes.items())]),
@@ -96,6 +112,11 @@ def selected(option: argparse.Namespace) -> Selection:
     if not chosen.cases():
         raise ValueError(_nothing_selected(chosen))
     return chosen
+
+
+def shared_out(devices: int) -> bool:
+    """Whether the processes can have equal parts of so many devices, or one has it to itself."""
+    return devices == 1 or devices % jax.process_count() == 0
 
 
 def unique(values: list[T]) -> tuple[T, ...]:
@@ -116,6 +137,13 @@ def count(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a count; give a whole number of at least 1")
+    return int(text)
+
+
+def index(text: str) -> int:
+    """A whole number, counted from 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of a process; the first is 0")
     return int(text)
 
 
