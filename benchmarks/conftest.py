@@ -75,8 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
             if not processes.is_first():
                 report_nothing(config)
             elif processes.count() > 1 and option.benchmark_json:
-                so_far = SoFar(config, run.all_rows, lambda: len(run.rows))
-                config.pluginmanager.register(so_far, "meshmark-so-far")
+                config.pluginmanager.register(SoFar(config, run.rows), "meshmark-so-far")
     except (ValueError, OSError, RuntimeError, processes.Elsewhere, processes.Lost) as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -99,7 +98,7 @@ def shared_journal(chosen: Selection, plan: Plan, *, resume: bool) -> Journal:
     """
     first = partial(open_journal, chosen, plan, resume=resume) if processes.is_first() else lambda: None
     journal = processes.together(first)
-    known = processes.of_first(lambda: journal.known() if journal else None)
+    known = processes.of_first(lambda: journal.known() if journal else {})
     return journal or Silent(known)
 
 

@@ -8,6 +8,7 @@ another says to stderr is shown behind its number. When one ends badly all are e
 """
 
 import argparse
+import math
 import os
 import signal
 import socket
@@ -106,18 +107,18 @@ def wait(started: Sequence[subprocess.Popen[str]]) -> int:
 
     Where cases have failed they have done so in all of them: that is an end in good order.
     """
-    bad, deadline = 0, 0.0
+    bad, deadline = 0, math.inf
     while any(process.poll() is None for process in started):
-        if not bad and (ended := [each.returncode for each in started if each.returncode not in (None, *IN_ORDER)]):
-            bad, deadline = ended[0], time.monotonic() + GRACE_SECONDS
+        bad = bad or next((each for each in map(subprocess.Popen.poll, started) if each not in (None, *IN_ORDER)), 0)
+        if bad and deadline == math.inf:
+            deadline = time.monotonic() + GRACE_SECONDS
             end(started)
-        if bad and time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             for process in started:
                 process.kill()
         time.sleep(0.1)
-    status = bad or next(
-        (each.returncode for each in started if each.returncode not in IN_ORDER), started[0].returncode
-    )
+    statuses = [process.wait() for process in started]
+    status = bad or next((status for status in statuses if status not in IN_ORDER), statuses[0])
     return 128 - status if status < 0 else status
 
 

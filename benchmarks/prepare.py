@@ -18,6 +18,7 @@ from benchmarks.corpus import Batch, Corpus
 from benchmarks.failures import reason_of, status_of
 from benchmarks.measure import Training, bytes_accessed, compile_step
 from benchmarks.memory import planned_memory
+from benchmarks.processes import crossing
 from benchmarks.record import Record
 from strategies import Step
 
@@ -64,7 +65,8 @@ class Preparation:
         """What the compiled program does; nothing where it is written in a way that cannot be read."""
         assert entry.step
         try:
-            facts = read_program(entry.program.as_text() or "", entry.step.mesh.shape).as_row()
+            program = read_program(entry.program.as_text() or "", entry.step.mesh.shape)
+            facts = program.as_row() | program.as_row_between(crossing(entry.step.mesh))
         except HLOError as error:
             warnings.warn(f"{entry.case}: its compiled program cannot be read: {error}", stacklevel=2)
             facts = {}

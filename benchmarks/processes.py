@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Int
 
 from benchmarks.failures import CaseFailure, Status, reason_of, status_of
 
@@ -92,7 +94,7 @@ class _Group:
 
         The first listens to all, and tells them. Where it is the first that is gone, its service is gone with it.
         """
-        heard = dict.fromkeys(range(self.count), ("", time.monotonic()))
+        heard: dict[int, tuple[str, float]] = dict.fromkeys(range(self.count), ("", time.monotonic()))
         for beat in itertools.count():
             try:
                 self._show(str(beat))
@@ -224,8 +226,14 @@ def _missing(message: str, seconds: float) -> str:
     return f"the other processes are gone: {message.partition(chr(10))[0]}"
 
 
-def axes_between(process_of: np.ndarray, axes: Sequence[str]) -> tuple[str, ...]:
-    """The mesh axes along which devices of different processes lie: what is sent over these goes through a network.
+def crossing(mesh: Mesh) -> tuple[str, ...]:
+    """The axes of a mesh that cross from process to process."""
+    process_of = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
+    return axes_between(process_of, tuple(map(str, mesh.axis_names)))
+
+
+def axes_between(process_of: Int[np.ndarray, "..."], axes: Sequence[str]) -> tuple[str, ...]:
+    """The mesh axes along which devices of different processes lie: what is sent over these may go through a network.
 
     Args:
         process_of: the process of each device of the mesh, a dim for each axis.
@@ -234,4 +242,4 @@ def axes_between(process_of: np.ndarray, axes: Sequence[str]) -> tuple[str, ...]
     >>> axes_between(np.array([[0, 0], [1, 1]]), ("data", "tensor"))
     ('data',)
     """
-    return tuple(axis for dim, axis in enumerate(axes) if (process_of != process_of.take(indices=[0], axis=dim)).any())
+    return tuple(axis for dim, axis in enumerate(axes) if np.diff(process_of, axis=dim).any())

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,14 +59,14 @@ def publish(config: pytest.Config, rows: Sequence[Row]) -> None:
 class SoFar:
     """A plugin that writes the report anew whenever cases have ended, for a run that may be ended at any time."""
 
-    def __init__(self, config: pytest.Config, rows: Callable[[], Sequence[Row]], ended: Callable[[], int]) -> None:
-        self.config, self.rows, self.ended, self.written = config, rows, ended, 0
+    def __init__(self, config: pytest.Config, rows: Mapping[str, Row]) -> None:
+        self.config, self.rows, self.written = config, rows, 0
 
     def pytest_runtest_logfinish(self) -> None:
         """A test has ended, and with it all cases that took turns, or none."""
-        if self.ended() > self.written:
-            self.written = self.ended()
-            publish(self.config, self.rows())
+        if len(self.rows) > self.written:
+            self.written = len(self.rows)
+            publish(self.config, [*self.rows.values()])
             with whole_report(self.config):
                 benchmark_session(self.config).handle_saving()
 

@@ -132,10 +132,6 @@ class Session:
         """End the run; all rows, those of cases that were not finished among them."""
         self._watchdog.rest()
         self.journal.stop()
-        return self.all_rows()
-
-    def all_rows(self) -> list[Row]:
-        """Those of the cases that have ended, and as it stands those of the others that have begun."""
         stopped = {"status": "interrupted", "reason": "the run was stopped before the case was timed"}
         return [*self.rows.values(), *(replace(entry.record, **stopped).as_row() for entry in self._waiting())]
 

@@ -1,21 +1,18 @@
 """Processes that work together on this machine, each with a few virtual devices."""
 
 import os
-import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.launch import free_port
+
 ROOT = Path(__file__).parents[1]
 
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+Ended = subprocess.CompletedProcess[str]
 
 
 def environment(devices_each: int, **variables: Any) -> dict[str, str]:
@@ -31,25 +28,39 @@ def environment(devices_each: int, **variables: Any) -> dict[str, str]:
     return inherited | ours | {name: str(value) for name, value in variables.items()}
 
 
+def start_together(processes: int, devices_each: int, *command: str, **variables: Any) -> list[subprocess.Popen[str]]:
+    """Start `python` with the same arguments in each process, where `{}` stands for its number.
+
+    Args:
+        processes: how many.
+        devices_each: virtual devices of each.
+        command: the arguments.
+        variables: of the environment.
+    """
+    env = environment(devices_each, **variables)
+    commands = ([sys.executable, *(part.replace("{}", str(i)) for part in command)] for i in range(processes))
+    return [subprocess.Popen(each, cwd=ROOT, env=env, stdout=-1, stderr=-1, text=True) for each in commands]
+
+
+def finish_together(started: Sequence[subprocess.Popen[str]], timeout_seconds: float = 300) -> list[Ended]:
+    """Wait for all of them; each one's exit status, and what it said."""
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        said = [process.communicate(timeout=max(1, deadline - time.monotonic())) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [Ended(process.args, process.returncode, *texts) for process, texts in zip(started, said, strict=True)]
+
+
 def run_together(processes: int, devices_each: int, module: str, arguments: Sequence[str]) -> list[str]:
     """Run `python -m module HOST:PORT PROCESSES INDEX arguments` in each process; what each of them has printed.
 
     Raises:
         AssertionError: one of them failed; with what it said.
     """
-    where = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", module, where, str(processes)]
-    started = [
-        subprocess.Popen(
-            [*command, str(index), *arguments], cwd=ROOT, env=environment(devices_each), stdout=-1, stderr=-1, text=True
-        )
-        for index in range(processes)
-    ]
-    try:
-        said = [process.communicate(timeout=300) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, (output, errors) in zip(started, said, strict=True):
-        assert process.returncode == 0, f"{output}\n{errors}"
-    return [output for output, _ in said]
+    where = f"127.0.0.1:{free_port()}", str(processes), "{}"
+    ended = finish_together(start_together(processes, devices_each, "-m", module, *where, *arguments))
+    for process in ended:
+        assert process.returncode == 0, f"{process.stdout}\n{process.stderr}"
+    return [process.stdout for process in ended]
