@@ -69,7 +69,7 @@ class Journal:
 
     def known(self) -> dict[str, Any]:
         """What another process must know of it, to do as this one: how cases ended, and what processes died of."""
-        ends = {name: [row.extra_info[key] for key in ("status", "reason")] for name, row in self.rows.items()}
+        ends = {name: [row.extra_info.get(key) for key in ("status", "reason")] for name, row in self.rows.items()}
         return {"ends": ends, "deaths": dict(self.deaths)}
 
     def begin(self, case: str) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -186,6 +187,26 @@ def test_launched_processes_measure_together(tmp_path: Path) -> None:
     assert sent["data"] == sum(row[f"compiled.sent_bytes.{kind}.data"] for kind in KINDS) > 0
     assert row["between_processes.sent_bytes"] == sum(sent.values()) < row["compiled.sent_bytes"]
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.processes
+def test_processes_find_each_other_in_a_cluster(tmp_path: Path) -> None:
+    """By what SLURM tells each of its tasks, and nothing else."""
+    report, job = tmp_path / "run.json", {"SLURM_JOB_ID": os.getpid(), "SLURM_STEP_NODELIST": "localhost"}
+    selected = "--distributed", "--strategy=data", "--mesh=data=4", f"--benchmark-json={report}"
+    started = [
+        process
+        for task in range(2)
+        for process in start_together(
+            *(1, 2, "-m", "pytest", *PLUGINS, "benchmarks", *TINY, *selected),
+            **{**TOYS, **job, "SLURM_NTASKS": 2, "SLURM_PROCID": task, "SLURM_LOCALID": task},
+        )
+    ]
+    first, second = finish_together(started)
+    assert (first.returncode, second.returncode) == (0, 0), first.stdout + first.stderr + second.stderr
+    assert second.stdout == ""
+    (row,) = rows(report).values()
+    assert (row["extra_info"]["status"], row["extra_info"]["processes"]) == ("ok", 2)
 
 
 def sleeper(seconds: float, status: int = 0) -> subprocess.Popen[str]:
