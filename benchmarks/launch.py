@@ -45,16 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     where = f"127.0.0.1:{free_port()}"
     started: list[subprocess.Popen[str]] = []
-    # Ctrl-C reaches them from the terminal; SIGTERM stops this process alone, and is passed on.
-    heard = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: lambda number, frame: end(started)}
-    before = {number: signal.signal(number, handler) for number, handler in heard.items()}
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = {number: signal.signal(number, lambda number, _: tell(started, number)) for number in numbers}
     try:
         for index in range(options.processes):
             command = [sys.executable, "-m", "pytest", "benchmarks", "--coordinator", where]
             command += ["--processes", str(options.processes), "--process-id", str(index), *options.pytest]
             own = environment(index, options.devices_per_process, gpus)
             output, errors = (None, None) if index == 0 else (subprocess.DEVNULL, subprocess.PIPE)
-            process = subprocess.Popen(command, env=own, stdout=output, stderr=errors, text=True)
+            # In a group of its own: what it starts is told, and killed, with it.
+            process = subprocess.Popen(command, env=own, stdout=output, stderr=errors, text=True, process_group=0)
             started.append(process)
             if process.stderr:
                 threading.Thread(target=pass_on, args=(process.stderr, index), daemon=True).start()
@@ -62,8 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for process in started:
-            process.kill()
+        tell(started, signal.SIGKILL)
 
 
 def environment(index: int, devices: int, gpus: Sequence[str]) -> dict[str, str]:
@@ -112,21 +111,20 @@ def wait(started: Sequence[subprocess.Popen[str]]) -> int:
         bad = bad or next((each for each in map(subprocess.Popen.poll, started) if each not in (None, *IN_ORDER)), 0)
         if bad and deadline == math.inf:
             deadline = time.monotonic() + GRACE_SECONDS
-            end(started)
+            tell(started, signal.SIGTERM)
         if time.monotonic() > deadline:
-            for process in started:
-                process.kill()
+            tell(started, signal.SIGKILL)
         time.sleep(0.1)
     statuses = [process.wait() for process in started]
     status = bad or next((status for status in statuses if status not in IN_ORDER), statuses[0])
     return 128 - status if status < 0 else status
 
 
-def end(started: Sequence[subprocess.Popen[str]]) -> None:
-    """Tell those that still run to end."""
+def tell(started: Sequence[subprocess.Popen[str]], number: int) -> None:
+    """Send a signal to those that still run, and to all that they have started."""
     for process in started:
         if process.poll() is None:
-            process.terminate()
+            os.killpg(process.pid, number)
 
 
 if __name__ == "__main__":

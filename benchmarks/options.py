@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import jax
 import pytest
 
+from benchmarks import processes
 from benchmarks.cases import COMMON, Selection
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
@@ -116,7 +117,7 @@ def selected(option: argparse.Namespace) -> Selection:
 
 def shared_out(devices: int) -> bool:
     """Whether the processes can have equal parts of so many devices, or one has it to itself."""
-    return devices == 1 or devices % jax.process_count() == 0
+    return devices == 1 or devices % processes.count() == 0
 
 
 def unique(values: list[T]) -> tuple[T, ...]:

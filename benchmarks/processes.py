@@ -75,17 +75,17 @@ class _Group:
         """
         self.meetings += 1
         room = f"meshmark/{self.meetings}"
-        if failure:
-            self.client.key_value_set(f"{room}/failed/{self.index}", json.dumps(failure))
-        if self.index == 0:
-            self.client.key_value_set(f"{room}/word", json.dumps(word))
         try:
+            if failure:
+                self.client.key_value_set(f"{room}/failed/{self.index}", json.dumps(failure))
+            if self.index == 0:
+                self.client.key_value_set(f"{room}/word", json.dumps(word))
             self.client.wait_at_barrier(room, round(1000 * self.patience_seconds))
             said = {key.removeprefix(f"{room}/"): json.loads(text) for key, text in self.client.key_value_dir_get(room)}
+            if self.index == 0:
+                self.client.key_value_delete(f"meshmark/{self.meetings - 1}")  # all have read it, for all are here
         except jax.errors.JaxRuntimeError as error:
             raise Lost(_missing(str(error), self.patience_seconds)) from error
-        if self.index == 0:
-            self.client.key_value_delete(f"meshmark/{self.meetings - 1}")  # all have read it, for all are here
         failures = {int(key.partition("/")[2]): text for key, text in said.items() if key != "word"}
         return failures, said["word"]
 
@@ -157,14 +157,15 @@ def join(option: Namespace) -> None:
         option.processes,
         option.process_id,
         # JAX would end this process, too, but without saying why where it is heard. It comes second.
-        heartbeat_timeout_seconds=round(3 * option.lost_after),
+        heartbeat_timeout_seconds=math.ceil(3 * option.lost_after),
         shutdown_timeout_seconds=math.ceil(option.lost_after),
     )
     # The service's client, with its barriers that time out, has no public name. What is public, `multihost_utils` of
     # `jax.experimental`, agrees by a collective of the devices: where one process is missing it waits for ever.
     from jax._src.distributed import global_state
 
-    _group = _Group(global_state.client, jax.process_index(), jax.process_count(), option.case_timeout)
+    index, count = global_state.process_id, global_state.num_processes or 1
+    _group = _Group(global_state.client, index, count, option.case_timeout)
     stderr = os.fdopen(os.dup(sys.stderr.fileno()), "w")  # the real one: in a test pytest captures what is written
     say = partial(print, file=stderr, flush=True)
     over = threading.Event()
@@ -218,11 +219,11 @@ def _missing(message: str, seconds: float) -> str:
     """Which process did not come, as the service says it.
 
     >>> _missing("Barrier timed out. Some timed out task names:\\n/job:jax_worker/replica:0/task:3", 60)
-    'process 3 did not come within 60 seconds: it hangs, or is where it should not be'
+    'process 3 did not come within 60 seconds: it hangs, or has gone another way'
     """
     name = re.search(r"task names:\s+\S*?([0-9]+)\s*$", message, re.MULTILINE)
     if name:
-        return f"process {name[1]} did not come within {seconds:g} seconds: it hangs, or is where it should not be"
+        return f"process {name[1]} did not come within {seconds:g} seconds: it hangs, or has gone another way"
     return f"the other processes are gone: {message.partition(chr(10))[0]}"
 
 

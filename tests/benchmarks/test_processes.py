@@ -211,7 +211,8 @@ def test_processes_find_each_other_in_a_cluster(tmp_path: Path) -> None:
 
 def sleeper(seconds: float, status: int = 0) -> subprocess.Popen[str]:
     """A process that ends after a while."""
-    return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds}); exit({status})"], text=True)
+    command = [sys.executable, "-c", f"import time; time.sleep({seconds}); exit({status})"]
+    return subprocess.Popen(command, text=True, process_group=0)
 
 
 def test_launcher_ends_the_others_when_one_ends_badly() -> None:
