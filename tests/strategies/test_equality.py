@@ -25,10 +25,11 @@ from functools import cache, partial
 import jax
 import numpy as np
 import pytest
+from jax.experimental.multihost_utils import process_allgather
 
 from benchmarks.cases import own_meshes
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
-from strategies.mesh import AXES
+from strategies.mesh import AXES, first_devices
 from tests.strategies.quick import compiled
 from tests.strategies.test_step import WIDEST
 
@@ -63,7 +64,7 @@ COMBINATIONS = [
 def train(name, mesh, tied=True, **options):
     """A few steps: their losses, their norms, and the state after each, on the host and unpadded."""
     config, options = dataclasses.replace(CONFIG, tied=tied), dataclasses.replace(TRAIN, **options)
-    step = STRATEGIES[name].build(config, mesh, options, jax.devices()[: mesh.size])
+    step = STRATEGIES[name].build(config, mesh, options, first_devices(mesh.size))
     key = jax.random.key(0)
     state, update = compiled(step.init.lower(key))(key), compiled(step.lower())
     losses, norms, states = [], [], []
@@ -78,7 +79,7 @@ def train(name, mesh, tied=True, **options):
 
 def ordered(places, path, x):
     """On the host, without padding, which must be zero: a table by words, and stacked blocks in the model's order."""
-    x = np.array(x, np.float64)
+    x = np.array(x if x.is_fully_addressable else process_allgather(x, tiled=True), np.float64)
     if places and jax.tree_util.DictKey("blocks") in path:
         assert all((layer == 0).all() for place, layer in zip(places, x, strict=True) if place < 0)
         return x[[places.index(layer) for layer in range(CONFIG.layers)]]
