@@ -199,7 +199,7 @@ class Uncompiled:
         """As a jitted function does it."""
         return self
 
-    def compile(self) -> "Uncompiled":
+    def compile(self, options: Any = None) -> "Uncompiled":
         """As a lowered function does it."""
         return self
 
