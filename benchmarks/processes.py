@@ -173,6 +173,7 @@ def join(option: Namespace) -> None:
     pulse.start()
     # Python must not end while it is in a call of the client, nor the client while it is called.
     atexit.register(lambda: (over.set(), pulse.join()))
+    jax.devices()  # in all of them now: a backend that starts waits until it has started in the others
 
 
 def count() -> int:
