@@ -115,7 +115,7 @@ class _Reader:
             branches = self._called(instruction, "branch_computations", "true_computation", "false_computation")
             return conditional([branch.at_most() for branch in branches], taken)
         # What others apply makes one number of two.
-        calls = "to_apply" if instruction.opcode == "call" else "calls"
+        calls = "to_apply" if instruction.opcode.removesuffix("-start") == "call" else "calls"
         called = sum(self._called(instruction, calls, "called_computations"), start=Work())
         if instruction.opcode == "fusion":  # what it does inside does not reach memory
             inside = self.module.computations[instruction.computation("calls")]

@@ -12,7 +12,7 @@ from benchmarks.hlo import Computation, Instruction, Module, bytes_of
 
 _FREE = (
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier", "after-all"),
-    *("partition-id", "replica-id", "while", "conditional", "call", "async-start"),
+    *("partition-id", "replica-id", "while", "conditional", "call", "call-start", "async-start"),
 )
 """They make no bytes of their own, or what they call does."""
 _FREE_CALLS = ("AllocateBuffer", "ConcatBitcast", "AsyncCollectiveDone")

@@ -1,13 +1,14 @@
 """Which collectives run while the device computes: what a schedule has between their start and their end.
 
-On GPUs a start and a done are instructions of their own. A TPU weaves a collective into fusions: the first of a chain
-starts it, the last waits for it, and those in between compute, too.
+On GPUs a start and a done are instructions of their own, and so they are where a TPU has its sparse cores do it. Else
+it weaves a collective into fusions: the first of a chain starts it, the last waits for it, and those in between
+compute, too.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from benchmarks.collectives import Collective, Meanwhile
+from benchmarks.collectives import Collective, Meanwhile, kind_of
 from benchmarks.hlo import Computation, Instruction
 from benchmarks.work import Work
 
@@ -41,7 +42,7 @@ def in_schedule(where: Computation, works: Sequence[Work]) -> list[Work]:
                 continue
             if own or instruction.opcode.endswith("-start"):
                 until = ends.get(own or instruction.name, len(works))
-                each = _while(each, works[place + 1 : until], wrapped=instruction.opcode == "async-start")
+                each = _while(each, works[place + 1 : until], wrapped=not kind_of(instruction))
             chains |= {own} - {""}
             collectives.append(replace(each, chain="") if own else each)
         told.append(replace(work, collectives=tuple(collectives)))

@@ -100,7 +100,7 @@ class _Ledger:
         full: Counter[tuple[str, Axes, str]] = Counter()
         for each in self.compiled:
             if any(term.kind == each.decomposed and term.axes == each.axes for term in self.cost.traffic):
-                for array in each.arrays:
+                for array in filter(dims, each.arrays):  # there are no parts of a scalar
                     full[each.decomposed, each.axes, array] += each.times * bytes_of(array)
         for (kind, axes, array), whole in full.items():
             part = whole // self.plan.size(*axes) if kind == "all_gather" else whole

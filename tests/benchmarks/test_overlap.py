@@ -65,11 +65,25 @@ WRAPPED = f"""%wrapped (q: f32[8,16]) -> f32[2,16] {{
 """
 
 
-def test_wrapped_collective_is_asynchronous() -> None:
-    """What `async-start` wraps goes on until its done, an update in between or not."""
-    start = "%s = ((f32[8,16]), f32[2,16], u32[]) async-start(%p), calls=%wrapped"
-    update = "%u = ((f32[8,16]), f32[2,16], u32[]) async-update(%s), calls=%wrapped"
-    found = program(start, update, DOT, "%d = f32[2,16] async-done(%u), calls=%wrapped", before=WRAPPED)
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (
+            "%s = ((f32[8,16]), f32[2,16], u32[]) async-start(%p), calls=%wrapped",
+            "%u = ((f32[8,16]), f32[2,16], u32[]) async-update(%s), calls=%wrapped",
+            DOT,
+            "%d = f32[2,16] async-done(%u), calls=%wrapped",
+        ),
+        (
+            '%s = ((f32[8,16]), f32[2,16]) call-start(%p), async_execution_thread="sparsecore", to_apply=%wrapped',
+            DOT,
+            "%d = f32[2,16] call-done(%s)",
+        ),
+    ],
+)
+def test_wrapped_collective_is_asynchronous(lines: tuple[str, ...]) -> None:
+    """What a computation that is called asynchronously does goes on until its done, an update in between or not."""
+    found = program(*lines, before=WRAPPED)
     assert [each.meanwhile for each in found.collectives] == [MATMUL]
     assert row(found) == (384, 0, 0)
 
