@@ -88,6 +88,42 @@ def test_a_fusion_reads_the_whole_of_what_it_does_not_only_slice() -> None:
     assert touched(INDEX, FUSED, before=fresh) == 128 + 512 + 128
 
 
+WOVEN = f"""%begin (a: f32[8,16]) -> (f32[8,16], f32[32,16]) {{
+  %a = {HBM} parameter(0)
+  %g = f32[32,16]{{1,0:T(8,128)}} all-gather(%a), replica_groups={{{{0}}}}, frontend_attributes={{chain_id="0"}}
+  ROOT %s = ({HBM}, f32[32,16]{{1,0:T(8,128)}}) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}}
+
+%middle (a: f32[8,16], b: f32[32,16], x: f32[8,16]) -> (f32[8,16], f32[32,16]) {{
+  %a = {HBM} parameter(0)
+  %b = f32[32,16]{{1,0:T(8,128)}} parameter(1)
+  %x = {HBM} parameter(2)
+  %y = {HBM} negate(%x)
+  %g = f32[32,16]{{1,0:T(8,128)}} all-gather(%a), replica_groups={{{{0}}}}, frontend_attributes={{chain_id="0"}}
+  ROOT %t = ({HBM}, f32[32,16]{{1,0:T(8,128)}}) tuple(%y, %b)
+}}
+
+%end (a: f32[8,16], b: f32[32,16]) -> f32[32,16] {{
+  %a = {HBM} parameter(0)
+  %b = f32[32,16]{{1,0:T(8,128)}} parameter(1)
+  %g = f32[32,16]{{1,0:T(8,128)}} all-gather(%a), replica_groups={{{{0}}}}, frontend_attributes={{chain_id="0"}}
+  ROOT %d = f32[32,16]{{1,0:T(8,128)}} custom-call(%a, %b, %g), custom_call_target="AsyncCollectiveDone"
+}}
+
+"""
+
+
+def test_a_collective_that_is_woven_into_fusions_counts_where_it_starts() -> None:
+    """It reads its operand and writes its result once; what a fusion in between computes counts besides."""
+    fusions = (
+        f"%1 = ({HBM}, f32[32,16]{{1,0:T(8,128)}}) fusion(%p), kind=kCustom, calls=%begin",
+        "%2 = f32[32,16]{1,0:T(8,128)} get-tuple-element(%1), index=1",
+        f"%3 = ({HBM}, f32[32,16]{{1,0:T(8,128)}}) fusion(%p, %2, %p), kind=kOutput, calls=%middle",
+        "%4 = f32[32,16]{1,0:T(8,128)} fusion(%p, %2), kind=kCustom, calls=%end",
+    )
+    assert touched(*fusions, before=WOVEN) == (512 + 2048) + 2 * 512
+
+
 LOOP = f"""%body (s: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
   %s = (s32[]{{:T(128)S(6)}}, {HBM}) parameter(0)
   %i = s32[]{{:T(128)S(6)}} get-tuple-element(%s), index=0
