@@ -165,9 +165,9 @@ def _decomposed(kind: str, instruction: Instruction) -> str:
         stated = source.strip('"').rpartition("/")[2]
         return stated if stated in ("all_gather", "reduce_scatter") else ""
     adds = instruction.attributes.get("to_apply", "").removeprefix("%")
-    return (
-        "reduce_scatter" if adds.endswith(".clone") else "all_gather" if re.fullmatch(r"add(\.[0-9]+)?", adds) else ""
-    )
+    if re.fullmatch(r"add(\.[0-9]+)?(\.clone)?", adds):
+        return "all_gather"
+    return "reduce_scatter" if adds.endswith(".clone") else ""
 
 
 def _starts(instruction: Instruction) -> bool:

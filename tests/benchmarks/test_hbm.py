@@ -31,6 +31,7 @@ def touched(*lines: str, before: str = "") -> int:
             f"%r = (({HBM}), f32[2,16]{{1,0:T(8,128)S(1)}}, s32[]{{:S(2)}}) slice-start(%p), slice={{[0:2], [0:16]}}",
             128,
         ),
+        (f"%r = ({HBM}, f32[32,16]{{1,0:T(8,128)}}) all-gather-start(%p), replica_groups={{{{0}}}}", 512 + 2048),
         (f'%r = {HBM} custom-call(), custom_call_target="AllocateBuffer"', 0),
         (f"%r = {HBM} all-reduce(%p), replica_groups={{{{0}}}}, to_apply=%sum", 2 * 512),
     ],
