@@ -193,10 +193,10 @@ STEP = """
     from benchmarks.topology import Topology
     from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
     from strategies.cost import predict
-    topology = Topology.parse("v5e:2x4")
+    topology = Topology.parse("v5e:4x4")
     topology.prepare()
-    config, mesh = GPTConfig(layers=2, embed=1024, heads=8, vocab=1024, sequence=256), MeshSpec.parse("fsdp=8")
-    train = TrainConfig(8, dtype="bfloat16", remat="full")
+    config, mesh = GPTConfig(layers=2, embed=1024, heads=8, vocab=1024, sequence=256), MeshSpec.parse("fsdp=16")
+    train = TrainConfig(16, dtype="bfloat16", remat="full")
     step = STRATEGIES["fsdp"].build(config, mesh, train, topology.devices())
     program = read_program(step.lower().compile().as_text(), step.mesh.shape)
     found = rewrites(predict("fsdp", config, mesh, train), program.collectives)
@@ -208,7 +208,7 @@ STEP = """
     importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu: pip install 'meshmark[tpu]'"
 )
 def test_all_that_a_tpus_compiler_does_is_explained() -> None:
-    """A step of fsdp for eight TPUs: reduce-scatters over all of them are all-reduces, and nothing is unexplained."""
+    """A step of fsdp for 16 TPUs: reduce-scatters over all of them are all-reduces, and nothing is unexplained."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(STEP)], env=environment, capture_output=True, text=True
