@@ -9,7 +9,7 @@ from benchmarks.collectives import KINDS, SEVERAL, collective, kind_of, scattere
 from benchmarks.flops import flops
 from benchmarks.hbm import Memory
 from benchmarks.hlo import Computation, HLOError, Instruction, Module, integers, parse
-from benchmarks.overlap import in_schedule
+from benchmarks.schedule import in_schedule
 from benchmarks.work import Work, conditional
 from strategies.mesh import AXES
 

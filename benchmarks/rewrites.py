@@ -80,6 +80,23 @@ def rewrites(cost: Cost, compiled: Sequence[Collective]) -> list[Rewrite]:
     return sorted(found, key=lambda each: -abs(each.cost_bytes))
 
 
+def more_flops(cost: Cost, flops: int) -> dict[str, int]:
+    """FLOPs of a device that are compiled and not stated, by what they are for; empty where there are none.
+
+    `logits again`: the head's backward pass computes the logits again, as it gathers its weights again. `padding`: GPUs
+    have a matmul with some more rows of the vocabulary, for these to be a multiple.
+    """
+    plan = cost.plan
+    row = 2 * plan.config.embed * plan.train.batch_size * plan.config.sequence // plan.mesh.size
+    left, found = flops - sum(cost.flops.values()) // plan.mesh.size, {}
+    if left >= row * plan.rows and not plan.logits_again:
+        found["logits again"] = row * plan.rows
+        left -= row * plan.rows
+    if left > 0 and left % row == 0 and left // row < 256:
+        found["padding"], left = left, 0
+    return found | ({"unexplained": left} if left else {})
+
+
 class _Ledger:
     """Operand bytes by kind and axes: those compiled, less those stated, less what is explained so far."""
 

@@ -21,7 +21,7 @@ def program(*lines: str, before: str = "", header: str = ", is_scheduled=true") 
 
 def row(program: Program) -> tuple[int | None, ...]:
     """Bytes sent behind compute, behind nothing, and waited for."""
-    return tuple(overlap(program, scheduled=program.scheduled)[column] for column in COLUMNS)
+    return tuple(overlap(program)[column] for column in COLUMNS)
 
 
 GATHER = f"%s = (f32[8,16], f32[32,16]) all-gather-start(%p), dimensions={{0}}, {GROUPS}"

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.collectives import Collective
 from benchmarks.hlo import bytes_of
-from benchmarks.rewrites import NAMES, Rewrite, rewrites
+from benchmarks.rewrites import NAMES, Rewrite, more_flops, rewrites
 from strategies import GPTConfig, MeshSpec, TrainConfig
 from strategies.cost import Cost, predict
 from strategies.traffic import SENT
@@ -184,6 +184,17 @@ def test_what_is_not_known_is_not_dropped() -> None:
         Rewrite("unexplained", "reduce_scatter", ("tensor",), less, 0),
         Rewrite("unexplained", "all_to_all", ("tensor",), 0, 192),
     ]
+
+
+def test_flops_besides_those_stated() -> None:
+    """The logits once more, a matmul of a padded vocabulary, and what is neither."""
+    stated = cost("fsdp", "fsdp=8")
+    flops, row = sum(stated.flops.values()) // 8, 2 * 64 * (16 * 16 // 8)
+    assert more_flops(stated, flops) == {}
+    assert more_flops(stated, flops + 320 * row) == {"logits again": 320 * row}
+    assert more_flops(stated, flops + 335 * row) == {"logits again": 320 * row, "padding": 15 * row}
+    assert more_flops(stated, flops + 7) == {"unexplained": 7}
+    assert more_flops(stated, flops - row) == {"unexplained": -row}
 
 
 STEP = """
