@@ -22,11 +22,10 @@ from benchmarks.chips import CHIPS, Chip
 
 GATHERING: Mapping[str, str] = {
     "xla_tpu_prefer_async_allgather_to_allreduce": "true",
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "false",
     "xla_tpu_enable_sparse_core_collective_offload_all_gather": "true",
     "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": "true",
 }
-"""Compiler options with which all-gathers stay; without any one of them they do not."""
+"""Compiler options with which all-gathers stay: it takes the first two, and the third for sparse cores to make them."""
 
 SCATTERING: Mapping[str, str] = {"xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "true"}
 """The compiler option with which reduce-scatters stay."""
