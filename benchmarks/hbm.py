@@ -44,8 +44,8 @@ class Memory:
         if opcode in _SLICES:
             return written + self._bytes(instruction.shape, like=where.operand(instruction, 0).shape)
         read = sum(self._bytes(operand.shape) for operand in where.operands(instruction))
-        if opcode in ("all-gather-start", "collective-permute-start", "reduce-scatter-start"):
-            written -= read  # they are in what it makes, too
+        if opcode.endswith("-start") and opcode != "all-reduce-start":
+            written -= read  # operands are in what it makes, too
         if target.startswith("__cu"):  # libraries' calls have a workspace
             written = sum(self._bytes(part) for part in _parts(instruction.shape) if not re.match("[su]8", part))
         return read + written

@@ -2,20 +2,33 @@
 
 from collections.abc import Mapping
 
+from benchmarks.collectives import Collective
 from benchmarks.compiled import Program
 
-COLUMNS = tuple(f"overlap.sent_bytes.{how}" for how in ("behind_compute", "behind_nothing", "waited_for"))
+HOW = ("behind_matmuls", "behind_memory", "behind_nothing", "waited_for")
+COLUMNS = tuple(f"overlap.sent_bytes.{how}" for how in HOW)
 
 
 def overlap(program: Program) -> Mapping[str, int | None]:
-    """Bytes that a device sends in a step: while it multiplies, while it does not, and those that it waits for at once.
+    """Bytes that a device sends in a step, by what it does meanwhile.
+
+    It multiplies; or else it reads or writes its memory, for what no matmul is part of; or it does neither; or it waits
+    at once.
 
     Each is None where the text of the program is in no schedule.
     """
     if not program.scheduled:
         return dict.fromkeys(COLUMNS)
-    row = dict.fromkeys(COLUMNS, 0)
+    row: dict[str, int] = dict.fromkeys(HOW, 0)
     for each in program.collectives:
-        behind = COLUMNS[2] if each.meanwhile is None else COLUMNS[0] if each.meanwhile.flops else COLUMNS[1]
-        row[behind] += each.times * each.sent_bytes
-    return {**row}
+        row[_behind(each)] += each.times * each.sent_bytes
+    return dict(zip(COLUMNS, row.values(), strict=True))
+
+
+def _behind(collective: Collective) -> str:
+    """What it is behind, of `HOW`."""
+    if collective.meanwhile is None:
+        return "waited_for"
+    if collective.meanwhile.flops:
+        return "behind_matmuls"
+    return "behind_memory" if collective.meanwhile.memory_bytes else "behind_nothing"

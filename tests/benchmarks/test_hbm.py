@@ -32,6 +32,8 @@ def touched(*lines: str, before: str = "") -> int:
             128,
         ),
         (f"%r = ({HBM}, f32[32,16]{{1,0:T(8,128)}}) all-gather-start(%p), replica_groups={{{{0}}}}", 512 + 2048),
+        (f"%r = (({HBM}), {HBM}) all-to-all-start(%p), replica_groups={{{{0}}}}", 2 * 512),
+        (f"%r = {HBM} all-reduce-start(%p), replica_groups={{{{0}}}}, to_apply=%sum", 2 * 512),
         (f'%r = {HBM} custom-call(), custom_call_target="AllocateBuffer"', 0),
         (f"%r = {HBM} all-reduce(%p), replica_groups={{{{0}}}}, to_apply=%sum", 2 * 512),
     ],
