@@ -46,7 +46,8 @@ class Rewrite:
     def __str__(self) -> str:
         """In words, with the numbers."""
         sent = f"sends {self.sent_bytes / 1e6:,.1f} MB instead of {self.stated_bytes / 1e6:,.1f} MB"
-        return f"{self.what} over {','.join(self.axes)}: {NAMES[self.name]}: {sent}"
+        over = f" over {','.join(self.axes)}" if self.axes else ""
+        return f"{self.what}{over}: {NAMES[self.name]}: {sent}"
 
 
 NAMES = {
@@ -78,6 +79,25 @@ def rewrites(cost: Cost, compiled: Sequence[Collective]) -> list[Rewrite]:
     if rounding := sent - cost.sent_bytes - sum(each.cost_bytes for each in found):
         found.append(Rewrite("rounding", "sums", (), 0, rounding))
     return sorted(found, key=lambda each: -abs(each.cost_bytes))
+
+
+def digest(found: Sequence[Rewrite]) -> list[Rewrite]:
+    """One for each name and axes, for a line of a report: the array that costs most, and how many more there are."""
+    groups: dict[tuple[str, Axes], list[Rewrite]] = {}
+    for each in found:
+        groups.setdefault((each.name, each.axes), []).append(each)
+    return [
+        Rewrite(
+            *(name, _several([each.what for each in group]), axes),
+            sum(each.stated_bytes for each in group),
+            sum(each.sent_bytes for each in group),
+        )
+        for (name, axes), group in groups.items()
+    ]
+
+
+def _several(what: Sequence[str]) -> str:
+    return f"{what[0]} and {len(what) - 1} more" if len(what) > 1 else what[0]
 
 
 def more_flops(cost: Cost, flops: int) -> dict[str, int]:
@@ -172,7 +192,9 @@ class _Ledger:
                             self.left["all_reduce", axes] += more
                             stated += self.sent("all_reduce", axes, more)
                         self.left["all_reduce", union] = 0
-                        yield Rewrite("merged", "sums", union, stated, self.sent("all_reduce", union, more))
+                        mine = [each for each in self.compiled if (each.kind, each.axes) == ("all_reduce", union)]
+                        what = _several([named(array, self.plan) for each in mine for array in each.arrays])
+                        yield Rewrite("merged", what, union, stated, self.sent("all_reduce", union, more))
 
     def gathered_again(self) -> Iterator[Rewrite]:
         """More gathers than stated, of weights."""

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.collectives import Collective
 from benchmarks.hlo import bytes_of
-from benchmarks.rewrites import NAMES, Rewrite, more_flops, rewrites
+from benchmarks.rewrites import NAMES, Rewrite, digest, more_flops, rewrites
 from strategies import GPTConfig, MeshSpec, TrainConfig
 from strategies.cost import Cost, predict
 from strategies.traffic import SENT
@@ -148,7 +148,7 @@ def test_all_reduces_that_became_one_over_both_axes() -> None:
     both = "data", "fsdp"
     compiled += [sends(stated, "all_reduce", both, "f32[]"), sends(stated, "all_reduce", FSDP, "f32[]")]
     found = check(stated, compiled)
-    assert [(each.name, each.axes, each.stated_bytes, each.sent_bytes) for each in found] == [("merged", both, 10, 7)]
+    assert found == [Rewrite("merged", "f32[]", both, 10, 7)]
 
 
 def test_bfloat16_that_is_sent_as_float32() -> None:
@@ -184,6 +184,16 @@ def test_what_is_not_known_is_not_dropped() -> None:
         Rewrite("unexplained", "reduce_scatter", ("tensor",), less, 0),
         Rewrite("unexplained", "all_to_all", ("tensor",), 0, 192),
     ]
+
+
+def test_digest_adds_up_what_has_one_name() -> None:
+    """Rewrites of several arrays over the same axes are one line, which costs as much as all of them."""
+    found = [
+        Rewrite("all_gather_as_all_reduce", "bf16[320,64]", FSDP, 10, 20),
+        Rewrite("merged", "f32[]", ("data", "fsdp"), 10, 7),
+        Rewrite("all_gather_as_all_reduce", "bf16[64]", FSDP, 3, 6),
+    ]
+    assert digest(found) == [Rewrite("all_gather_as_all_reduce", "bf16[320,64] and 1 more", FSDP, 13, 26), found[1]]
 
 
 def test_flops_besides_those_stated() -> None:
