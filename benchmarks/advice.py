@@ -27,8 +27,11 @@ GATHERING: Mapping[str, str] = {
 }
 """Compiler options with which all-gathers stay: it takes the first two, and the third for sparse cores to make them."""
 
-SCATTERING: Mapping[str, str] = {"xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "true"}
-"""The compiler option with which reduce-scatters stay."""
+SCATTERING: Mapping[str, str] = {
+    "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "true",
+    "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": "true",
+}
+"""Those with which reduce-scatters stay: it takes the first, and the second for sparse cores to make them."""
 
 
 @dataclass(frozen=True)

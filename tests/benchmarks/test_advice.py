@@ -58,7 +58,8 @@ def test_what_is_advised_avoids_it() -> None:
     assert advice(CHIPS["v5p"], torus((4, 4, 8), data=4, fsdp=32), ("fsdp",)) == ()
     assert str(scatter) == (
         "a reduce-scatter over all chips of 4x4x8 becomes an all-reduce of the full array; data=4,fsdp=32 avoids it, "
-        "or xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter=true"
+        "or xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter=true "
+        "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true"
     )
 
 
