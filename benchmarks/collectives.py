@@ -30,7 +30,10 @@ def axis_of(axes: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Meanwhile:
-    """What is scheduled between the start of a collective and its end: FLOPs, and bytes of the device's memory."""
+    """What is scheduled between the start of a collective and its end: FLOPs, and bytes of the device's memory.
+
+    Collectives that go on at the same time have what is between them in common.
+    """
 
     flops: int = 0
     memory_bytes: int = 0
