@@ -5,21 +5,27 @@ python -m benchmarks.compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from benchmarks.cases import Case
 from benchmarks.chips import GIB
 from benchmarks.clock import Clock
-from benchmarks.compiled import KINDS
+from benchmarks.collectives import KINDS, SEVERAL
 from benchmarks.corpus import read_corpus
 from benchmarks.failures import reason_of, status_of
 from benchmarks.options import declare, selected
+from benchmarks.overlap import COLUMNS
 from benchmarks.prepare import Entry, Preparation
 from benchmarks.record import Record, Row
 from strategies.mesh import AXES
 
+MEANWHILE = ("hides in matmuls", "hides in memory", "hides in nothing", "waits for")
+"""What a device does while it sends, for `overlap.COLUMNS`."""
+Size = Callable[[float | None], str]
+MIB = 2**20
 PARTS = ("parameter", "optimizer", "argument", "temp", "total")
 """What memory holds: those that compilers tell apart."""
 
@@ -47,37 +53,51 @@ def report(row: Row) -> Iterator[str]:
         yield f"  {info['status']}: {info['reason']}"
     if (seconds := info["compile_seconds"]) is not None:
         yield f"  compiled in {seconds:.1f} s"
-        yield from _memory(info)
-        yield from _sent(info)
+        unit = "GiB" if (info["memory.total_bytes"] or 0) >= GIB else "MiB"
+        size = partial(in_unit, {"GiB": GIB, "MiB": MIB}[unit])
+        yield from (line.format(unit=unit) for line in (*_memory(info, size), *_sent(info, size)))
     if (seconds := info["roofline.step_seconds"]) is not None:
         yield f"a step takes at least {1e3 * seconds:.1f} ms, by the chip's published figures"
         for part in ("compute", "memory", "network"):
-            yield f"  {part:10}{1e3 * info[f'roofline.{part}_seconds']:12.1f} ms"
+            yield f"  {part:18}{1e3 * info[f'roofline.{part}_seconds']:12.1f} ms"
         rate, used = info["roofline.tokens_per_second_per_device"], info["roofline.model_flops_utilization"]
         yield f"  at most {rate:,.0f} tokens/s a device, {used:.0%} of its peak on the model's FLOPs"
 
 
-def _memory(info: dict[str, Any]) -> Iterator[str]:
-    yield "a device holds (GiB)       compiled     formula"
+def _memory(info: dict[str, Any], size: Size) -> Iterator[str]:
+    yield "a device holds ({unit})       compiled     formula"
     formulas = {"argument": info["predicted.argument_bytes"], "temp": info["predicted.temp_bytes"]}
     for part in PARTS:
-        yield f"  {part:18}{_gib(info[f'memory.{part}_bytes'])}{_gib(formulas.get(part))}"
+        yield f"  {part:18}{size(info[f'memory.{part}_bytes'])}{size(formulas.get(part))}"
     if (capacity := info["chip.capacity_bytes"]) is not None:
         share = info["chip.needed_bytes"] / capacity
-        yield f"  {'of a chip':18}{_gib(capacity)}   {share:.0%}: it {'fits' if info['chip.fits'] else 'DOES NOT FIT'}"
+        yield f"  {'of a chip':18}{size(capacity)}   {share:.0%}: it {'fits' if info['chip.fits'] else 'DOES NOT FIT'}"
 
 
-def _sent(info: dict[str, Any]) -> Iterator[str]:
-    yield "a device sends (GiB a step)"
+def _sent(info: dict[str, Any], size: Size) -> Iterator[str]:
+    yield "a device sends ({unit} a step)"
     for kind in KINDS:
-        for axis in (*AXES, "several"):
+        for axis in (*AXES, SEVERAL):
             if sent := info[f"compiled.sent_bytes.{kind}.{axis}"]:
-                yield f"  {kind:18}{_gib(sent)}   over {axis}"
-    yield f"  {'in all':18}{_gib(info['compiled.sent_bytes'])}{_gib(info['predicted.sent_bytes'])} by formula"
+                yield f"  {kind:18}{size(sent)}   over {axis}"
+    yield f"  {'in all':18}{size(info['compiled.sent_bytes'])}{size(info['predicted.sent_bytes'])} by formula"
+    if info[COLUMNS[0]] is not None:
+        for column, text in zip(COLUMNS, MEANWHILE, strict=True):
+            yield f"  {text:18}{size(info[column])}"
+    if info["rewrites.text"]:
+        yield "the compiler does otherwise than the strategy states"
+        yield from (f"  {line}" for line in info["rewrites.text"].split("; "))
+    if info["rewrites.advice"]:
+        yield f"  advice: {info['rewrites.advice']}"
 
 
-def _gib(count: float | None) -> str:
-    return f"{'' if count is None else f'{count / GIB:.3f}':>12}"
+def in_unit(unit_bytes: int, count: float | None) -> str:
+    """A cell.
+
+    >>> in_unit(1024, 1536), in_unit(1024, None)
+    ('       1.500', '            ')
+    """
+    return f"{'' if count is None else f'{count / unit_bytes:.3f}':>12}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -75,13 +75,9 @@ ROW_KEYS = tuple(Estimate(0, 0).as_row(0, 0))
 
 
 def estimate(chip: Chip, step: Step, program: Program, memory: Memory) -> Estimate:
-    """Of a step that was compiled.
-
-    Memory is read and written at least so much: arguments once, outputs once, temporaries both.
-    """
-    moved = (memory.argument_bytes or 0) + (memory.output_bytes or 0) + 2 * (memory.temp_bytes or 0)
+    """Of a step that was compiled."""
     sent = [(each.kind, each.axes, each.times * each.sent_bytes) for each in program.collectives]
-    least = roofline(chip, step.mesh, program.flops, moved, sent)
+    least = roofline(chip, step.mesh, program.flops, program.memory_bytes, sent)
     return Estimate(memory.total_bytes or 0, chip.memory_bytes, least, chip.flops_per_second)
 
 

@@ -16,6 +16,7 @@ from benchmarks.clock import Clock
 from benchmarks.compiled import HLOError, Program, read_program
 from benchmarks.corpus import Batch, Corpus
 from benchmarks.estimate import DoesNotFit, estimate, refused
+from benchmarks.explained import explained
 from benchmarks.failures import CompileError, reason_of, status_of
 from benchmarks.measure import Training, bytes_accessed, compile_step
 from benchmarks.memory import planned_memory
@@ -70,7 +71,7 @@ class Preparation:
             "compiled": {
                 "compiled.compilations": compilations,
                 "compiled.bytes_accessed": bytes_accessed(entry.program),
-                **(program.as_row() | program.as_row_between(crossing(step.mesh)) if program else {}),
+                **(self._facts(entry.case, step, program) if program else {}),
             }
         }
         if topology and topology.chip and program:
@@ -95,6 +96,13 @@ class Preparation:
         except HLOError as error:
             warnings.warn(f"{entry.case}: its compiled program cannot be read: {error}", stacklevel=2)
             return None
+
+    def _facts(self, case: Case, step: Step, program: Program) -> dict[str, Any]:
+        return {
+            **program.as_row(),
+            **program.as_row_between(crossing(step.mesh)),
+            **explained(case, step.mesh, program),
+        }
 
     def start(self, entry: Entry) -> Training:
         """A training run on the text, from its beginning."""

@@ -11,6 +11,7 @@ from benchmarks.cases import Case, spelled
 from benchmarks.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.estimate import Estimate
+from benchmarks.explained import KEYS as EXPLAINED_KEYS
 from benchmarks.failures import Status
 from benchmarks.memory import Memory
 from benchmarks.predicted import predicted
@@ -18,7 +19,7 @@ from benchmarks.turns import Ratio, Turns
 
 SCHEMA_VERSION = 3
 
-COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations", *BETWEEN_KEYS)
+COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations", *BETWEEN_KEYS, *EXPLAINED_KEYS)
 
 NOISE = 0.05
 """A run is noisy where the same step, timed twice, may differ by more than this: its interval reaches so far."""

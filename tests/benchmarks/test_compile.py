@@ -43,6 +43,18 @@ def test_virtual_devices_have_no_figures() -> None:
     assert info["sent_as_predicted"] is True
     assert info["memory.argument_bytes"] == info["predicted.argument_bytes"]
     assert info["chip.fits"] is info["roofline.step_seconds"] is None
+    assert (info["rewrites.text"], info["rewrites.sent_bytes"], info["rewrites.flops"]) == ("", 0, 0)
+
+
+def test_what_the_compiler_does_otherwise_is_named() -> None:
+    """XLA's backend for CPUs sends bfloat16 as float32: the row says so, and what that costs, and the page."""
+    row = compile_case(dataclasses.replace(case(), dtype="bfloat16"))
+    info: dict[str, Any] = row.extra_info
+    assert "it is sent as float32" in info["rewrites.text"]
+    assert info["rewrites.sent_bytes"] == info["compiled.sent_bytes"] - info["predicted.sent_bytes"] > 0
+    assert info["rewrites.unexplained_bytes"] == 0
+    assert info["overlap.sent_bytes.waited_for"] == info["compiled.sent_bytes"]
+    assert "the compiler does otherwise" in "\n".join(report(row))
 
 
 def test_what_fits_has_a_least_time(pretended: Any) -> None:
