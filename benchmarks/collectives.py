@@ -140,20 +140,14 @@ def scattered(fusion: Instruction, inside: Computation, found: Collective) -> Co
     """
     if found.kind != "all_reduce" or "AllReduceScatter" not in fusion.attributes.get("backend_config", ""):
         return found
-    part = _under_bitcasts(inside.root, inside)
-    if part.opcode != "dynamic-slice" or _under_bitcasts(inside.operand(part, 0), inside).opcode != "all-reduce":
+    part = inside.under(inside.root, "bitcast")
+    if part.opcode != "dynamic-slice" or inside.under(inside.operand(part, 0), "bitcast").opcode != "all-reduce":
         return found
     group, rest = divmod(found.operand_bytes, bytes_of(part.shape))
     if rest or SENT["all_reduce"](found.operand_bytes, group) != found.sent_bytes:
         return found
     sent_bytes = SENT["reduce_scatter"](found.operand_bytes, group)
     return replace(found, kind="reduce_scatter", sent_bytes=sent_bytes, decomposed="")
-
-
-def _under_bitcasts(instruction: Instruction, where: Computation) -> Instruction:
-    while instruction.opcode == "bitcast":
-        instruction = where.operand(instruction, 0)
-    return instruction
 
 
 def _decomposed(kind: str, instruction: Instruction) -> str:

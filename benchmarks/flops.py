@@ -4,6 +4,7 @@ import math
 import re
 
 from benchmarks.hlo import Computation, Instruction, dims, integers
+from strategies.cost import Cost
 
 
 def flops(instruction: Instruction, where: Computation) -> int:
@@ -39,3 +40,20 @@ def _of_convolution(convolution: Instruction, where: Computation) -> int:
         places = (o * stride + k * dilation - pad for o in range(out[dim]) for k in range(rhs[dim]))
         flops *= sum(0 <= place <= (lhs[dim] - 1) * gap and place % gap == 0 for place in places)
     return flops
+
+
+def more_flops(cost: Cost, compiled: int) -> dict[str, int]:
+    """FLOPs of a device that are compiled and not stated, by what they are for; empty where there are none.
+
+    `logits again`: the head's backward pass computes the logits again, as it gathers its weights again. `padding`: GPUs
+    have a matmul with some more rows of the vocabulary, for these to be a multiple.
+    """
+    plan = cost.plan
+    row = 2 * plan.config.embed * plan.train.batch_size * plan.config.sequence // plan.mesh.size
+    left, found = compiled - sum(cost.flops.values()) // plan.mesh.size, {}
+    if left >= row * plan.rows and not plan.logits_again:
+        found["logits again"] = row * plan.rows
+        left -= row * plan.rows
+    if left > 0 and left % row == 0 and left // row < 256:
+        found["padding"], left = left, 0
+    return found | ({"unexplained": left} if left else {})

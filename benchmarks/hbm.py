@@ -6,7 +6,7 @@ is it found out what a GPU's caches hold.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from benchmarks.hlo import Computation, Instruction, Module, bytes_of
 
@@ -97,31 +97,22 @@ class Memory:
         if made.opcode == "tuple":
             parts = zip(inside.operands(made), _parts(shape), strict=True)
             return sum(self._written(inside, operand, part) for operand, part in parts)
-        while made.opcode == "bitcast":
-            made = inside.operand(made, 0)
+        made, whole = inside.under(made, "bitcast"), self._bytes(shape)
         if made.opcode == "parameter" or _woven(made):
             return 0
-        if made.opcode == "dynamic-update-slice" and "parameter" in (each.opcode for each in _behind(inside, made)):
-            return self._bytes(inside.operand(made, 1).shape, like=shape)
+        if made.opcode == "dynamic-update-slice":
+            updated = inside.under(inside.operand(made, 0), "bitcast")
+            return self._bytes(inside.operand(made, 1).shape, like=shape) if updated.opcode == "parameter" else whole
         if made.opcode == "fusion":
             nested = self.computations[made.computation("calls")]
             return self._written(nested, nested.root, shape)
-        return self._bytes(shape)
+        return whole
 
 
 def _woven(instruction: Instruction) -> bool:
     """Whether it is of a collective that goes on through several fusions: that counts where it starts."""
     chain, target = (instruction.attributes.get(each, "") for each in ("frontend_attributes", "custom_call_target"))
     return "chain_id=" in chain or "AsyncCollective" in target
-
-
-def _behind(inside: Computation, update: Instruction) -> Iterator[Instruction]:
-    """What it updates, and what that is a bitcast of."""
-    made = inside.operand(update, 0)
-    yield made
-    while made.opcode == "bitcast":
-        made = inside.operand(made, 0)
-        yield made
 
 
 def _parts(shape: str) -> Sequence[str]:

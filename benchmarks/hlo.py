@@ -60,12 +60,19 @@ class Computation:
         return self.instructions[name]
 
     def origin(self, instruction: Instruction, index: int, opcode: str) -> Instruction:
-        """What made an operand, a copy aside; it must be of this opcode."""
-        made = self.operand(instruction, index)
-        made = self.operand(made, 0) if made.opcode == "copy" else made
+        """What made an operand, copies aside; it must be of this opcode."""
+        made = self.under(self.operand(instruction, index), "copy")
         if made.opcode != opcode:
             raise HLOError(f"%{instruction.name}: operand {index} is a {made.opcode}, no {opcode}")
         return made
+
+    def under(self, instruction: Instruction, opcode: str) -> Instruction:
+        """What it is a copy of, or a bitcast, of whatever else that may be one; or itself, if it is none."""
+        for _ in self.instructions:
+            if instruction.opcode != opcode:
+                return instruction
+            instruction = self.operand(instruction, 0)
+        raise HLOError(f"%{instruction.name}: a {opcode} of itself")
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
         """What made its operands."""

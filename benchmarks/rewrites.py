@@ -57,6 +57,7 @@ NAMES = {
     "shifted": "parts that do not begin where a device's part begins are shifted to the neighbour",
     "merged": "all-reduces over one axis after the other became one over all of them",
     "widened": "it is sent as float32",
+    "moved_out": "it is added up over microbatches, whole, and sent once, not in parts for each of them",
     "gathered_again": "it is gathered once more, and not kept for the backward pass",
     "unexplained": "nothing here explains it",
     "rounding": "collectives were combined, and bytes are rounded down for each",
@@ -71,6 +72,7 @@ def rewrites(cost: Cost, compiled: Sequence[Collective]) -> list[Rewrite]:
         *ledger.padded(),
         *ledger.shifted(),
         *ledger.widened(),
+        *ledger.moved_out(),
         *ledger.merged(),
         *ledger.gathered_again(),
         *ledger.unexplained(),
@@ -100,23 +102,6 @@ def _several(what: Sequence[str]) -> str:
     return f"{what[0]} and {len(what) - 1} more" if len(what) > 1 else what[0]
 
 
-def more_flops(cost: Cost, flops: int) -> dict[str, int]:
-    """FLOPs of a device that are compiled and not stated, by what they are for; empty where there are none.
-
-    `logits again`: the head's backward pass computes the logits again, as it gathers its weights again. `padding`: GPUs
-    have a matmul with some more rows of the vocabulary, for these to be a multiple.
-    """
-    plan = cost.plan
-    row = 2 * plan.config.embed * plan.train.batch_size * plan.config.sequence // plan.mesh.size
-    left, found = flops - sum(cost.flops.values()) // plan.mesh.size, {}
-    if left >= row * plan.rows and not plan.logits_again:
-        found["logits again"] = row * plan.rows
-        left -= row * plan.rows
-    if left > 0 and left % row == 0 and left // row < 256:
-        found["padding"], left = left, 0
-    return found | ({"unexplained": left} if left else {})
-
-
 class _Ledger:
     """Operand bytes by kind and axes: those compiled, less those stated, less what is explained so far."""
 
@@ -144,7 +129,9 @@ class _Ledger:
             self.left["all_reduce", axes] -= whole
             self.left[kind, axes] += part
             stated, sent = self.sent(kind, axes, part), self.sent("all_reduce", axes, whole)
-            yield Rewrite(f"{kind}_as_all_reduce", named(array, self.plan), axes, stated, sent)
+            weights = any(what.startswith(("weights", "gradients")) for what in self.cost.sent[kind, axes])
+            what = named(array, self.plan) if weights else array
+            yield Rewrite(f"{kind}_as_all_reduce", what, axes, stated, sent)
 
     def padded(self) -> Iterator[Rewrite]:
         """Operands of reduce-scatters with more rows than there are."""
@@ -174,6 +161,19 @@ class _Ledger:
                 self.left[kind, axes] = 0
                 what = ", ".join(dict.fromkeys(each.what for each in stated))
                 yield Rewrite("widened", what, axes, self.sent(kind, axes, half), self.sent(kind, axes, 2 * half))
+
+    def moved_out(self) -> Iterator[Rewrite]:
+        """Gradients once a step that are stated for each microbatch."""
+        times = self.plan.train.microbatches
+        for (kind, axes), left in [*self.left.items()]:
+            mine = [
+                each for each in self.cost.traffic if (each.kind, each.axes, each.what) == (kind, axes, "gradients")
+            ]
+            stated = sum(each.operand_bytes for each in mine)
+            if left < 0 and -left * times == stated * (times - 1):
+                self.left[kind, axes] = 0
+                sent = self.sent(kind, axes, stated // times)
+                yield Rewrite("moved_out", "gradients", axes, self.sent(kind, axes, stated), sent)
 
     def merged(self) -> Iterator[Rewrite]:
         """All-reduces over several axes of what is stated as one after another."""

@@ -283,6 +283,17 @@ def test_loop_is_counted_where_the_compiler_does_not() -> None:
     assert found == Collective("all_reduce", ("data", "tensor"), 10, True, 2 * 512 * 7 // 8)
 
 
+def test_copies_of_copies_are_what_they_copy() -> None:
+    """However often a TPU's program copies where a loop starts, it starts there; a copy of itself is none."""
+    start, copy, *rest = LOOPING
+    copied = (start, copy.replace("%copy =", "%first ="), "%copy = s32[] copy(%first)", *rest)
+    (found,) = read_program(entry(*copied, before=LOOP), MESH).collectives
+    assert found.times == 10
+    itself = (start, "%copy = s32[] copy(%copy)", *rest)
+    with pytest.raises(HLOError, match="%copy: a copy of itself"):
+        read_program(entry(*itself, before=LOOP), MESH)
+
+
 def test_condition_of_a_loop_runs_once_more() -> None:
     """A loop asks whether to go on once more than it does."""
     asking = "%limit = s32[] constant(32)\n  %all = s32[4] all-gather(%limit), replica_groups=[2,4]<=[8]\n"

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.collectives import Collective
+from benchmarks.flops import more_flops
 from benchmarks.hlo import bytes_of
-from benchmarks.rewrites import NAMES, Rewrite, digest, more_flops, rewrites
+from benchmarks.rewrites import NAMES, Rewrite, digest, rewrites
 from strategies import GPTConfig, MeshSpec, TrainConfig
 from strategies.cost import Cost, predict
 from strategies.traffic import SENT
@@ -149,6 +150,17 @@ def test_all_reduces_that_became_one_over_both_axes() -> None:
     compiled += [sends(stated, "all_reduce", both, "f32[]"), sends(stated, "all_reduce", FSDP, "f32[]")]
     found = check(stated, compiled)
     assert found == [Rewrite("merged", "f32[]", both, 10, 7)]
+
+
+def test_gradients_that_are_moved_out_of_the_loop_over_microbatches() -> None:
+    """Stated for each of four microbatches and sent once; of another number of bytes it is not explained."""
+    stated = cost("zero2", "data=4", microbatches=4)
+    whole = operands(stated, "reduce_scatter", ("data",))
+    others = as_stated(stated, ("reduce_scatter", ("data",)))
+    (found,) = check(stated, [*others, sends(stated, "reduce_scatter", ("data",), f"u8[{whole // 4}]")])
+    assert found == Rewrite("moved_out", "gradients", ("data",), whole * 3 // 4, whole // 4 * 3 // 4)
+    (found,) = check(stated, [*others, sends(stated, "reduce_scatter", ("data",), f"u8[{whole // 2}]")])
+    assert found.name == "unexplained"
 
 
 def test_bfloat16_that_is_sent_as_float32() -> None:
