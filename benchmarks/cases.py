@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 
+from benchmarks.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Remat
+from strategies.mesh import Devices
 from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")
@@ -24,7 +26,8 @@ Options = tuple[tuple[str, Any], ...]
 class Case:
     """One step to measure: a strategy on a mesh, with a model and a global batch of `batch_size` sequences.
 
-    `options` are those that were asked for, of its strategy or of every one.
+    `options` are those that were asked for, of its strategy or of every one; `topology` is that of devices that are not
+    there, all of which it takes.
     """
 
     strategy: str
@@ -36,6 +39,7 @@ class Case:
     dtype: Dtype
     remat: Remat
     options: Options = ()
+    topology: Topology | None = None
 
     def __str__(self) -> str:
         """The test id, such as `fsdp-fsdp=8-b16` or `pipeline-pipeline=8-b16-schedule=gpipe`.
@@ -47,13 +51,17 @@ class Case:
         return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *spelled((*parts, *self.options))])
 
     def build(self, **training: Any) -> Step:
-        """The step, on the first devices; `training` is what else is to be in its `TrainConfig`.
+        """The step, on its `devices`; `training` is what else is to be in its `TrainConfig`.
 
         Raises:
             Infeasible: strategy, mesh, model and batch do not fit together.
         """
-        devices = jax.devices()[: self.mesh.size]
-        return STRATEGIES[self.strategy].build(self.config, self.mesh, self.training(**training), devices)
+        return STRATEGIES[self.strategy].build(self.config, self.mesh, self.training(**training), self.devices)
+
+    @property
+    def devices(self) -> Devices:
+        """The first of those that are there, or those of its topology."""
+        return self.topology.devices() if self.topology else jax.devices()[: self.mesh.size]
 
     def training(self, **others: Any) -> TrainConfig:
         """How it is trained; `others` is what else is to be in it."""
@@ -71,7 +79,8 @@ class Case:
     @property
     def twin(self) -> "Case | None":
         """The same work on the same mesh by hand, where it is the compiler who partitions this case's step."""
-        name = STRATEGIES[self.strategy].twins.get(tuple(self.mesh.sizes))
+        strategy = STRATEGIES.get(self.strategy)  # rows are kept of others, too
+        name = strategy and strategy.twins.get(tuple(self.mesh.sizes))
         return self._by(name) if name else None
 
     def _by(self, strategy: str) -> "Case":
@@ -92,6 +101,7 @@ class Selection:
         microbatches: parts of a batch, one number after another; none lets `default_microbatches` choose.
         preset: the name of `config`, with the sizes that were overridden.
         options: what else of `TrainConfig` to vary, and over which values, for the strategies that have it.
+        topology: of the devices, where they are not there.
     """
 
     strategies: tuple[str, ...]
@@ -104,15 +114,16 @@ class Selection:
     dtype: Dtype
     remat: Remat
     options: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    topology: Topology | None = None
 
     def cases(self) -> list[Case]:
         """Every strategy on its meshes, one batch size after another."""
         spreads = list(self._spreads())
         return [
-            Case(name, mesh, self.preset, self.config, size, microbatches, self.dtype, self.remat, options)
+            Case(name, mesh, self.preset, self.config, size, parts, self.dtype, self.remat, options, self.topology)
             for size in self.batch_sizes
             for name, mesh in spreads
-            for microbatches in self.microbatches or [default_microbatches(name, mesh, size)]
+            for parts in self.microbatches or [default_microbatches(name, mesh, size)]
             for options in self._variations(name)
         ]
 

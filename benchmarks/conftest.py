@@ -43,6 +43,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse what cannot work before anything is compiled."""
     option, clock = config.option, Clock()
+    option.compile_only |= option.topology is not None
     # Errors in the tests; to someone who measures, a warning of a newer library is no failure of the step.
     config.addinivalue_line("filterwarnings", "default")
     quieten(config)
@@ -77,7 +78,7 @@ def open_journal(chosen: Selection, plan: Plan, *, resume: bool) -> Journal:
     """
     if jax.process_count() > 1:
         raise ValueError(f"{jax.process_count()} processes, and cases are timed by one; start one alone")
-    facts = compiler_facts() | {
+    facts = compiler_facts(chosen.topology) | {
         "python": platform.python_version(),
         "processor": platform.processor(),
         "selection": str(chosen),
@@ -162,4 +163,4 @@ def case_in(item: pytest.Item) -> Any:
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     """Say in the report what it was measured on."""
-    update_machine_info(machine_info, config.stash[SESSION].matmul_rates)
+    update_machine_info(machine_info, config.stash[SESSION].matmul_rates, config.option.topology)

@@ -13,6 +13,7 @@ import jax
 from jax.extend.backend import get_backend
 
 from benchmarks.measure import Training, steps_per_block
+from benchmarks.topology import Topology
 from benchmarks.turns import Turns, take_turns
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -44,7 +45,9 @@ def use_virtual_devices() -> None:
         jax.config.update("jax_num_cpu_devices", VIRTUAL_DEVICES)
 
 
-def update_machine_info(info: dict[str, Any], matmul_flops_per_second: Mapping[str, float]) -> None:
+def update_machine_info(
+    info: dict[str, Any], matmul_flops_per_second: Mapping[str, float], topology: Topology | None = None
+) -> None:
     """Make pytest-benchmark's account of the machine fit for comparing runs.
 
     The processor keeps its name and its cores, without the long list of its flags and a clock that differs from one
@@ -54,7 +57,7 @@ def update_machine_info(info: dict[str, Any], matmul_flops_per_second: Mapping[s
     """
     info["cpu"] = {key: info["cpu"].get(key) for key in ("arch", "brand_raw", "count")}
     info["versions"] = {"python": info["python_version"]} | {package: version(package) for package in PACKAGES}
-    facts = compiler_facts()
+    facts = compiler_facts(topology)
     info |= facts
     info["virtual_devices"] = info["platform"] == "cpu"
     info["fingerprint"] = fingerprint({"cpu": info["cpu"], "versions": info["versions"]} | facts)
@@ -62,20 +65,21 @@ def update_machine_info(info: dict[str, Any], matmul_flops_per_second: Mapping[s
     info["matmul_flops_per_second"] = dict(matmul_flops_per_second)
 
 
-def compiler_facts() -> dict[str, Any]:
-    """All that compiled programs depend on, besides what is compiled."""
-    device = jax.devices()[0]
-    return {
+def compiler_facts(topology: Topology | None = None) -> dict[str, Any]:
+    """All that programs depend on that are compiled here, be it for devices that are not, besides what is compiled."""
+    devices = topology.devices() if topology else jax.devices()
+    facts = {
         "compiler_versions": {package: version(package) for package in COMPILER},
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "libtpu_init_args": os.environ.get("LIBTPU_INIT_ARGS", ""),
         "jax_settings": " ".join(f"{name}={getattr(jax.config, name, None)}" for name in SETTINGS),
-        "platform": device.platform,
+        "platform": devices[0].platform,
         "platform_version": get_backend().platform_version,  # of CUDA, libtpu and the like
-        "device_kind": device.device_kind,
-        "device_count": jax.device_count(),
+        "device_kind": devices[0].device_kind,
+        "device_count": len(devices),
         "architecture": platform.machine(),
     }
+    return facts | ({"topology": str(topology), "platform_version": topology.compiler_version} if topology else {})
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -17,10 +17,10 @@ BLOCK_SECONDS = 0.05
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-def compile_step(step: Step) -> tuple[jax.stages.Compiled, float, int]:
+def compile_step(step: Step, options: Mapping[str, Any] | None = None) -> tuple[jax.stages.Compiled, float, int]:
     """The program itself, from shapes alone, the seconds it took, and how many programs were compiled for it.
 
-    It is what is called later, never compiled again.
+    It is what is called later, never compiled again. `options` are the compiler's.
 
     Raises:
         CompileError: whatever the compiler said.
@@ -28,7 +28,7 @@ def compile_step(step: Step) -> tuple[jax.stages.Compiled, float, int]:
     start = time.perf_counter()
     try:
         with compilations() as compiled:
-            program = step.lower().compile()
+            program = step.lower().compile(dict(options or {}))
         return program, time.perf_counter() - start, len(compiled)
     except Exception as error:
         raise CompileError(f"{type(error).__name__}: {error}") from error

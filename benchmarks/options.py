@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from benchmarks.cases import COMMON, Selection
+from benchmarks.topology import Topology
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
 
@@ -46,6 +47,7 @@ def declare(add: Callable[..., Any]) -> None:
     several = {"action": "extend", "default": []}
     add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help=f"default: {', '.join(STRATEGIES)}")
     add("--devices", type=commas(count), metavar="N,...", **several, help=f"default: those of {DEVICES} that are there")
+    add("--topology", type=topology, metavar="TOPOLOGY", help="of devices that are not there, such as v5p:4x4x4")
     add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="such as data=2,tensor=4; repeatable")
     add("--batch-size", type=commas(count), metavar="N,...", **several, help=f"sequences; default: {BATCH_SIZES}")
     add("--microbatches", type=commas(count), metavar="N,...", **several, help="of a batch; default: 2 a stage, or 1")
@@ -63,8 +65,13 @@ def selected(option: argparse.Namespace) -> Selection:
     """What the options ask for. Starts the backend, to count devices.
 
     Raises:
-        ValueError: options that contradict each other, sizes that no model has, or no case at all.
+        ValueError: options that contradict each other, sizes that no model has, no case at all, or devices that are
+            not there, and no compiler for them either.
     """
+    if option.topology:
+        option.topology.prepare()
+    there = len(option.topology.devices()) if option.topology else jax.device_count()
+    usual = (there,) if option.topology else tuple(n for n in DEVICES if n <= there)
     if option.mesh and option.devices:
         raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
     sizes: dict[str, Any] = {size: getattr(option, size) for size in SIZES if getattr(option, size) is not None}
@@ -79,14 +86,15 @@ def selected(option: argparse.Namespace) -> Selection:
     chosen = Selection(
         strategies=unique(option.strategy),
         meshes=unique(option.mesh),
-        devices=unique(option.devices) or tuple(n for n in DEVICES if n <= jax.device_count()),
-        batch_sizes=unique(option.batch_size) or BATCH_SIZES,
+        devices=unique(option.devices) or usual,
+        batch_sizes=unique(option.batch_size) or (usual if option.topology else BATCH_SIZES),
         microbatches=unique(option.microbatches),
         preset=",".join([option.preset, *(f"{name}={size}" for name, size in sizes.items())]),
         config=model,
         dtype=option.dtype,
         remat=option.remat,
         options=tuple((name, unique(values)) for name, values in varied.items()),
+        topology=option.topology,
     )
     if strange := [
         name for name, _ in chosen.options if not any(name in dict(case.options) for case in chosen.cases())
@@ -161,6 +169,14 @@ def flag(text: str) -> bool:
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
     return text == "true"
+
+
+def topology(text: str) -> Topology:
+    """Devices that are not there."""
+    try:
+        return Topology.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def mesh(text: str) -> MeshSpec:

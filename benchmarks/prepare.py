@@ -11,15 +11,19 @@ import jax
 from benchmarks.cases import Case
 from benchmarks.check import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.clock import Clock
-from benchmarks.compiled import HLOError, read_program
+from benchmarks.compiled import HLOError, Program, read_program
 from benchmarks.corpus import Corpus, tokens
-from benchmarks.failures import reason_of, status_of
+from benchmarks.estimate import DoesNotFit, estimate, refused
+from benchmarks.failures import CompileError, reason_of, status_of
 from benchmarks.measure import Training, bytes_accessed, compile_step
 from benchmarks.memory import planned_memory
 from benchmarks.record import Record
 from strategies import Step
 
 SEED = 0
+READ_ONLY = {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_autotune_level": 0}}
+"""Options of the compilers of programs that are read, and not run: machine code need not be good, which changes nothing
+before it, neither the HLO nor what memory is planned for; and kernels cannot be tried out where there is no GPU."""
 
 
 @dataclass
@@ -46,25 +50,45 @@ class Preparation:
         """What is learnt about a case, stage by stage."""
         step = entry.step = entry.case.build()
         yield {"model_flops_per_step": step.config.flops_per_token * step.tokens_per_step}
-        with self.clock.phase("compile"):
-            entry.program, seconds, compilations = compile_step(step)
-        yield {"compile_seconds": seconds, "memory": planned_memory(step, entry.program)}
-        yield {"compiled": {"compiled.compilations": compilations} | self._read(entry)}
+        topology = entry.case.topology
+        options = READ_ONLY.get(entry.case.devices[0].platform, {}) if compile_only else {}
+        try:
+            with self.clock.phase("compile"):
+                entry.program, seconds, compilations = compile_step(step, options)
+        except CompileError as error:
+            if topology and (told := refused(error)):
+                yield {"estimate": told}
+                raise DoesNotFit(f"{told}: {error}") from error
+            raise
+        memory = planned_memory(step, entry.program)
+        yield {"compile_seconds": seconds, "memory": memory}
+        program = self._read(entry)
+        yield {
+            "compiled": {
+                "compiled.compilations": compilations,
+                "compiled.bytes_accessed": bytes_accessed(entry.program),
+                **(program.as_row() if program else {}),
+            }
+        }
+        if topology and topology.chip and program:
+            told = estimate(topology.chip, step, program, memory)
+            yield {"estimate": told}
+            if not told.fits:
+                raise DoesNotFit(str(told))
         if not compile_only:
             trajectory = self._first_steps(entry)
             yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
             trajectory.require_finite("in the first steps")
             yield from self._check(entry, trajectory)
 
-    def _read(self, entry: Entry) -> dict[str, Any]:
-        """What the compiled program does; nothing where it is written in a way that cannot be read."""
+    def _read(self, entry: Entry) -> Program | None:
+        """What the compiled program does; None where it is written in a way that cannot be read."""
         assert entry.step
         try:
-            facts = read_program(entry.program.as_text() or "", entry.step.mesh.shape).as_row()
+            return read_program(entry.program.as_text() or "", entry.step.mesh.shape)
         except HLOError as error:
             warnings.warn(f"{entry.case}: its compiled program cannot be read: {error}", stacklevel=2)
-            facts = {}
-        return facts | {"compiled.bytes_accessed": bytes_accessed(entry.program)}
+            return None
 
     def start(self, entry: Entry) -> Training:
         """A training run on the text, from its beginning."""

@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-import jax
-
 from benchmarks.attribution import Attribution
 from benchmarks.cases import Case, spelled
 from benchmarks.compiled import ROW_KEYS
+from benchmarks.estimate import ROW_KEYS as ESTIMATE_KEYS
+from benchmarks.estimate import Estimate
 from benchmarks.failures import Status
 from benchmarks.memory import Memory
 from benchmarks.predicted import predicted
@@ -62,6 +62,7 @@ class Record:
         canary: the time of a step over that of its own twin, which took turns beside this case: 1 but for the noise.
         attribution: where its time goes.
         compile_only: the compiler was asked, and nothing timed.
+        estimate: what it takes of a chip that is not there.
     """
 
     case: Case
@@ -84,11 +85,12 @@ class Record:
     canary: Ratio | None = None
     attribution: Attribution | None = None
     compile_only: bool = False
+    estimate: Estimate | None = None
 
     @classmethod
     def begin(cls, case: Case, *, compile_only: bool = False) -> "Record":
         """A case of which nothing is known but where it will run; it counts as interrupted until it has ended."""
-        device = jax.devices()[0]
+        device = case.devices[0]
         virtual = device.platform == "cpu"
         return cls(case, device.platform, device.device_kind, virtual, compile_only=compile_only)
 
@@ -141,6 +143,7 @@ class Record:
             "platform": self.platform,
             "device_kind": self.device_kind,
             "virtual_devices": self.virtual_devices,
+            "topology": str(case.topology) if case.topology else None,
             "preset": case.preset,
             "param_count": case.config.param_count,
             "global_batch_sequences": case.batch_size,
@@ -168,6 +171,7 @@ class Record:
             "memory.total_bytes": self.memory.total_bytes,
             **{key: self.compiled.get(key) for key in COMPILED_KEYS},
             **predicted(case, self.compiled),
+            **self._estimated(),
             "loss_first": self.loss_first,
             "loss_last": self.loss_last,
             "matches_single": self.matches_single,
@@ -175,6 +179,13 @@ class Record:
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
+
+    def _estimated(self) -> Mapping[str, Scalar]:
+        case, devices = self.case, self.case.mesh.size
+        if self.estimate is None or self.model_flops_per_step is None:
+            return dict.fromkeys(ESTIMATE_KEYS)
+        tokens = case.batch_size * case.config.sequence
+        return self.estimate.as_row(self.model_flops_per_step / devices, tokens / devices)
 
 
 def _interval(name: str, ratio: Ratio | None) -> dict[str, float | None]:

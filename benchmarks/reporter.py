@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 
 from benchmarks.session import Session
-from benchmarks.terminal import noise, outcome, progress, table, where_time_goes
+from benchmarks.terminal import absent, noise, outcome, progress, table, where_time_goes
 
 
 class Reporter:
@@ -48,7 +48,7 @@ class Reporter:
             return
         terminalreporter.section("steps")
         rows = list(self.session.rows.values())
-        for line in [*table(rows), *noise(rows)]:
+        for line in absent(rows) if self.config.option.topology else [*table(rows), *noise(rows)]:
             terminalreporter.write_line(line)
         if lines := where_time_goes(rows):
             terminalreporter.section("where the time of a step goes")

@@ -7,6 +7,9 @@ from jax.sharding import Mesh
 
 from benchmarks.chips import Chip
 
+Sent = tuple[str, tuple[str, ...], float]
+"""What a device sends in a step: by which kind of collective, over which axes, how many bytes."""
+
 
 @dataclass(frozen=True)
 class Roofline:
@@ -15,7 +18,7 @@ class Roofline:
     Attributes:
         compute_seconds: for its FLOPs.
         memory_seconds: to read and write its memory.
-        network_seconds: to send over each axis what it sends, one axis after another.
+        network_seconds: to send all that it sends, one collective after another.
     """
 
     compute_seconds: float
@@ -34,28 +37,51 @@ class Roofline:
         return max(parts, key=lambda name: parts[name])
 
 
-def roofline(
-    chip: Chip, mesh: Mesh, flops: float, memory_bytes: float, sent: Iterable[tuple[tuple[str, ...], float]]
-) -> Roofline:
-    """Of a step in which one device computes, reads and writes, and sends bytes over some axes of the mesh."""
+def roofline(chip: Chip, mesh: Mesh, flops: float, memory_bytes: float, sent: Iterable[Sent]) -> Roofline:
+    """Of a step in which one device computes, reads and writes, and sends."""
     return Roofline(
         flops / chip.flops_per_second,
         memory_bytes / chip.memory_bytes_per_second,
-        sum(sent_bytes / bytes_per_second(chip, mesh, axes) for axes, sent_bytes in sent),
+        sum(sent_bytes / bytes_per_second(chip, mesh, kind, axes) for kind, axes, sent_bytes in sent),
     )
 
 
-def bytes_per_second(chip: Chip, mesh: Mesh, axes: tuple[str, ...]) -> float:
-    """That a device can send to those of its group along some axes of a mesh.
-
-    In a torus it has a link each way along every dim in which its group extends, of which a ring uses both (Jouppi et
-    al. 2023, "TPU v4", section 2). On one host GPUs share a switch; between hosts each has its share of the network.
-    Cores of one chip share its memory.
-    """
+def bytes_per_second(chip: Chip, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> float:
+    """That a device can send by a kind of collective to those of its group, along some axes of a mesh."""
     index = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)
     group = list(mesh.devices[index].flat)
     if not chip.dims:
-        hosts = {device.process_index for device in group}
-        return chip.link_bytes_per_second if len(hosts) == 1 else chip.network_bytes_per_second
-    dims = sum(len(set(places)) > 1 for places in zip(*(device.coords for device in group), strict=True))
-    return 2 * dims * chip.link_bytes_per_second if dims else chip.memory_bytes_per_second
+        return switched(chip, kind, len(group), len({device.process_index for device in group}))
+    extents = [len(set(places)) for places in zip(*(device.coords for device in group), strict=True)]
+    return wired(chip, kind, [extent for extent in extents if extent > 1])
+
+
+def switched(chip: Chip, kind: str, devices: int, hosts: int) -> float:
+    """GPUs share a switch on a host; between hosts each has its share of the network.
+
+    What all are to get enters each host but once: of the n-1 parts that a device passes on to gather or to reduce those
+    of n devices, the h-1 that cross between h hosts (NCCL's rings: one through each of a host's network cards). What
+    one sends to each of the others crosses for all of these that are elsewhere.
+    """
+    if hosts == 1:
+        return chip.link_bytes_per_second
+    elsewhere = {"permute": 1.0, "all_to_all": (devices - devices / hosts) / (devices - 1)}
+    return min(
+        chip.link_bytes_per_second,
+        chip.network_bytes_per_second / elsewhere.get(kind, (hosts - 1) / (devices - 1)),
+    )
+
+
+def wired(chip: Chip, kind: str, extents: list[int]) -> float:
+    """In a torus there is a link each way along every dim; `extents` are those of a group, where it extends.
+
+    A ring along each of them uses both ways (Jouppi et al. 2023, "TPU v4", section 2). To its neighbour a device has
+    one link. What it sends to each of the others passes a quarter of each extent, on the mean, and as many links. The
+    cores of one chip share its memory.
+    """
+    if not extents:
+        return chip.memory_bytes_per_second
+    if kind == "permute":
+        return chip.link_bytes_per_second
+    passed = max(1.0, sum(extents) / 4) if kind == "all_to_all" else 1.0
+    return 2 * len(extents) * chip.link_bytes_per_second / passed

@@ -109,6 +109,8 @@ class Session:
             Exception: what ended the case.
         """
         entry, row = self._entries.get(str(case)), self.rows.get(str(case))
+        if row and row.extra_info["chip.fits"] is False:
+            return  # a result, and what was asked for
         if entry and entry.error:
             raise entry.error
         if row and row.extra_info["status"] == "infeasible":

@@ -59,6 +59,36 @@ def table(rows: Iterable[Row]) -> list[str]:
     return aligned([header, *(cells(row, times) for row in rows)], align)
 
 
+def absent(rows: Iterable[Row]) -> list[str]:
+    """The lines of a summary of what was compiled for devices that are not there."""
+    header = (
+        *("strategy", "mesh", "batch", "GiB/device", "predicted", "fits", "GiB sent", "predicted"),
+        *("ms at least", "bound by", "MFU at most", "ended"),
+    )
+    align = ("<", "<", *">" * (len(header) - 3), "<")
+    return aligned([header, *map(absent_cells, rows)], align)
+
+
+def absent_cells(row: Row) -> tuple[str, ...]:
+    """What that summary says of a case; what is not known stays empty."""
+    info: dict[str, Any] = row.extra_info
+    held, seconds = info["predicted.argument_bytes"], info["roofline.step_seconds"]
+    return (
+        info["strategy"],
+        spread(info),
+        str(info["global_batch_sequences"]),
+        gib(info["chip.needed_bytes"] or info["memory.total_bytes"]),
+        gib(held and held + info["predicted.temp_bytes"]),
+        {None: "", True: "yes", False: "NO"}[info["chip.fits"]],
+        gib(info["compiled.sent_bytes"]),
+        gib(info["predicted.sent_bytes"]),
+        known(",.1f", seconds and 1e3 * seconds),
+        info["roofline.bound"] or "",
+        known(".0%", info["roofline.model_flops_utilization"]),
+        "compiled" if info["status"] == "ok" else f"{info['status']}: {info['reason']}",
+    )
+
+
 def where_time_goes(rows: Iterable[Row]) -> list[str]:
     """The parts of each step's time in percent, and their sum: a case a line, where they were measured."""
     lines = [shares(row) for row in rows if row.extra_info["attribution.total_over_step"] is not None]
@@ -119,6 +149,15 @@ def known(spec: str, number: float | None) -> str:
     ('11,000', '')
     """
     return "" if number is None else format(number, spec)
+
+
+def gib(count: int | None) -> str:
+    """Bytes, or nothing.
+
+    >>> gib(3 * 2**29), gib(None)
+    ('1.50', '')
+    """
+    return known(",.2f", None if count is None else count / 2**30)
 
 
 def mib(count: int | None) -> str:

@@ -1,12 +1,11 @@
 """Devices that are not there: meshes of them are compiled for, by their own compilers, and nothing runs."""
 
 import functools
-import importlib.util
-import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
@@ -16,8 +15,8 @@ from benchmarks.chips import CHIPS, Chip
 from strategies.mesh import Devices
 
 CPU = "cpu"
-EXTRAS = {"tpu": ("tpu", "libtpu"), "cuda": ("gpu", "jax_plugins.xla_cuda13")}
-"""By platform: the extra of ours that has its compiler, and the module that shows that it is there."""
+COMPILERS = {"tpu": ("tpu", "libtpu"), "cuda": ("gpu", "jax-cuda13-plugin")}
+"""By platform: the extra of ours that has its compiler, and the package that it is in."""
 
 NO_TPU_HOST = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -30,15 +29,33 @@ NO_TPU_HOST = {
 several processes may compile at once, or else it keeps a lock, as if each used the TPUs."""
 
 GPUS: Mapping[str, Mapping[str, Any]] = {
-    "h100": {"core_count": 132, "l2_cache_size": 50 * 2**20, "clock_rate_ghz": 1.98, "compute_capability": 9},
-    "h200": {"core_count": 132, "l2_cache_size": 50 * 2**20, "clock_rate_ghz": 1.98, "compute_capability": 9},
-    "b200": {"core_count": 148, "l2_cache_size": 126 * 2**20, "clock_rate_ghz": 1.965, "compute_capability": 10},
+    "h100": {
+        "name": "NVIDIA H100 80GB HBM3",
+        "core_count": 132,
+        "l2_cache_size": 50 * 2**20,
+        "clock_rate_ghz": 1.98,
+        "compute_capability": 9,
+    },
+    "h200": {
+        "name": "NVIDIA H200",
+        "core_count": 132,
+        "l2_cache_size": 50 * 2**20,
+        "clock_rate_ghz": 1.98,
+        "compute_capability": 9,
+    },
+    "b200": {
+        "name": "NVIDIA B200",
+        "core_count": 148,
+        "l2_cache_size": 126 * 2**20,
+        "clock_rate_ghz": 1.965,
+        "compute_capability": 10,
+    },
 }
 """What XLA wants to know of a GPU besides: as the CUDA runtime says on one (`cudaGetDeviceProperties`)."""
 
 GPU_TARGET = """
 gpu_device_info {{
-  name: "{kind}"
+  name: "{name}"
   cuda_compute_capability {{ major: {compute_capability} }}
   core_count: {core_count}
   clock_rate_ghz: {clock_rate_ghz}
@@ -60,7 +77,7 @@ gpu_device_info {{
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 }}
-device_description_str: "{kind}"
+device_description_str: "{name}"
 """
 """A GpuTargetConfigProto (XLA, stream_executor/device_description.proto); what is not filled in is the same in compute
 capabilities 9 and 10 (CUDA C++ Programming Guide, "Compute Capabilities")."""
@@ -132,16 +149,19 @@ class Topology:
         Raises:
             ValueError: the compiler is not installed.
         """
-        extra, module = EXTRAS[self.platform]
-        if not _installed(module):
-            raise ValueError(
-                f"to compile for {self} takes a compiler: pip install 'meshmark[{extra}]' (no {extra} needed)"
-            )
+        extra, _ = COMPILERS.get(self.platform, ("", ""))
+        if self.compiler_version is None:
+            problem = f"topology {self} takes a compiler that is not installed"
+            raise ValueError(f"{problem} (but no {extra.upper()}): pip install 'meshmark[{extra}]'")
 
     @property
-    def compiler_options(self) -> dict[str, Any]:
-        """What its compiler has to be told: a GPU's may not try kernels out where there is none."""
-        return {"xla_gpu_autotune_level": 0} if self.platform == "cuda" else {}
+    def compiler_version(self) -> str | None:
+        """The package of its compiler, and its version; None if it is not installed."""
+        _, package = COMPILERS.get(self.platform, ("", "jaxlib"))
+        try:
+            return f"{package} {version(package)}"
+        except PackageNotFoundError:
+            return None
 
     @property
     def _example(self) -> str:
@@ -152,33 +172,27 @@ class Topology:
 def _devices(topology: Topology) -> Devices:
     chip = topology.chip
     if chip is None:
-        return jax.devices(CPU)[: math.prod(topology.shape)]
+        wanted, there = topology.shape[0], jax.devices(CPU)
+        if wanted > len(there):
+            raise ValueError(f"topology {topology}: JAX has started with {len(there)} virtual devices; start it anew")
+        return there[:wanted]
     topology.require_compiler()
     if chip.platform == "tpu":
         for name, value in NO_TPU_HOST.items():
             os.environ.setdefault(name, value)
-        wanted: dict[str, Any] = {"topology_name": str(topology)}
+        named: dict[str, Any] = {"topology_name": str(topology)}
         if topology.kind == "v4":
-            wanted["chip_config_name"] = "megacore"  # both of its cores are one device, as JAX uses it
+            named["chip_config_name"] = "megacore"  # both of its cores are one device, as JAX uses it
     else:
         hosts, gpus = topology.shape
         shape = f"1x{hosts}x{gpus}"
         target = GPU_TARGET.format(
-            kind=topology.kind,
             memory_bytes=chip.memory_bytes,
             memory_bandwidth=int(chip.memory_bytes_per_second),
             **GPUS[topology.kind],
         )
-        wanted = {"topology_name": shape, "topology": shape, "target_config": target}
+        named = {"topology_name": shape, "topology": shape, "target_config": target}
     try:
-        return topologies.get_topology_desc(platform=chip.platform, **wanted).devices
+        return topologies.get_topology_desc(platform=chip.platform, **named).devices
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"topology {topology}: {str(error).partition(chr(10))[0]}") from error
-
-
-def _installed(module: str) -> bool:
-    """Whether a module is there, without importing it."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it is in
-        return False

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import options
 from benchmarks.cases import Selection
+from benchmarks.topology import Topology
 from strategies import STRATEGIES, MeshSpec
 
 Select = Callable[..., Selection]
@@ -32,6 +33,16 @@ def test_default_is_everything_on_the_devices_that_are_there(select: Select) -> 
     assert default.devices == (1, 2, 8)
     assert default.batch_sizes == (8, 16)
     assert {case.strategy for case in default.cases()} == set(STRATEGIES)
+
+
+def test_a_topology_is_taken_whole(select: Select, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one, there are as many devices as it has, and by default a sequence for each."""
+    monkeypatch.setattr(Topology, "prepare", lambda self: None)  # JAX has started
+    chosen = select(topology=Topology.parse("cpu:4"), strategy=["fsdp", "data"])
+    assert [(str(case), str(case.topology)) for case in chosen.cases()] == [
+        ("fsdp-fsdp=4-b4", "cpu:4"),
+        ("data-data=4-b4", "cpu:4"),
+    ]
 
 
 def test_overridden_sizes_are_part_of_the_preset(select: Select) -> None:

@@ -8,8 +8,10 @@ import pytest
 
 from benchmarks.attribution import Attribution
 from benchmarks.cases import Case
+from benchmarks.estimate import Estimate
 from benchmarks.memory import Memory
 from benchmarks.record import COMPILED_KEYS, Record
+from benchmarks.roofline import Roofline
 from benchmarks.turns import Ratio, Turns
 from strategies import PRESETS, MeshSpec
 
@@ -47,7 +49,9 @@ KEYS = """
     memory.temp_bytes memory.output_bytes memory.alias_bytes memory.total_bytes memory.device_peak_bytes
     memory.host_peak_rss_bytes loss_first loss_last matches_single
     predicted.flops predicted.sent_bytes predicted.argument_bytes predicted.temp_bytes predicted.bubble
-    sent_over_predicted sent_as_predicted
+    sent_over_predicted sent_as_predicted topology chip.needed_bytes chip.capacity_bytes chip.fits
+    roofline.compute_seconds roofline.memory_seconds roofline.network_seconds roofline.step_seconds roofline.bound
+    roofline.tokens_per_second_per_device roofline.model_flops_utilization
 """
 
 
@@ -55,6 +59,19 @@ KEYS = """
 def test_every_row_has_the_keys_of_the_schema(record: Record) -> None:
     """Rows differ in values, never in keys; a change of keys is a change of schema."""
     assert set(record.as_extra_info()) == {*KEYS.split(), *COMPILED_KEYS}
+
+
+def test_what_a_chip_allows_is_in_the_row() -> None:
+    """The slowest of its parts bounds a step, and what a device can do; one that was not compiled bounds nothing."""
+    estimate = Estimate(60, 50, Roofline(0.1, 0.4, 0.2), flops_per_second=1000.0)
+    row = dataclasses.replace(NOTHING_KNOWN, model_flops_per_step=1600, estimate=estimate).as_extra_info()
+    assert (row["chip.needed_bytes"], row["chip.capacity_bytes"], row["chip.fits"]) == (60, 50, False)
+    assert (row["roofline.step_seconds"], row["roofline.bound"]) == (0.4, "memory")
+    assert row["roofline.tokens_per_second_per_device"] == 16 * 128 / 8 / 0.4
+    assert row["roofline.model_flops_utilization"] == 1600 / 8 / 0.4 / 1000
+    refused = dataclasses.replace(NOTHING_KNOWN, model_flops_per_step=1600, estimate=Estimate(60, 50)).as_extra_info()
+    assert refused["chip.fits"] is False
+    assert refused["roofline.step_seconds"] is refused["roofline.bound"] is None
 
 
 def test_derived_numbers_follow_from_the_samples() -> None:

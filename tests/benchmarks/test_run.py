@@ -95,6 +95,24 @@ def test_every_case_leaves_its_row(sweep: tuple[Process, Rows]) -> None:
     }
 
 
+def test_devices_that_are_not_there_are_compiled_for(tmp_path: Path) -> None:
+    """More devices than there are, nothing run: what a compiler fails at is a failure, what cannot be spread is not."""
+    report = tmp_path / "run.json"
+    selected = "--strategy=fsdp,tensor,uncompilable", "--topology=cpu:16", "--batch-size=16"
+    process = run(*selected, f"--benchmark-json={report}", single="")
+    assert process.returncode == 1
+    found = {name: row["extra_info"] for name, row in rows(report).items()}
+    assert {row["strategy"]: row["status"] for row in found.values()} == {
+        "fsdp": "ok",
+        "tensor": "infeasible",
+        "uncompilable": "compile_error",
+    }
+    fsdp = next(row for row in found.values() if row["strategy"] == "fsdp")
+    assert (fsdp["kind"], fsdp["topology"], fsdp["mesh"], fsdp["loss_first"]) == ("compiled", "cpu:16", "fsdp=16", None)
+    machine = json.loads(report.read_text())["machine_info"]
+    assert (machine["topology"], machine["device_count"]) == ("cpu:16", 16)
+
+
 def test_options_make_cases_that_begin_as_their_own(tmp_path: Path) -> None:
     """Each value of an option has a row, checked against one device, even where it holds the layers in other places."""
     report = tmp_path / "run.json"

@@ -14,6 +14,7 @@ from benchmarks import cases
 from benchmarks.cases import Case
 from benchmarks.clock import Clock
 from benchmarks.corpus import read_corpus
+from benchmarks.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.failures import CaseFailure, status_of
 from benchmarks.journal import Journal, JournalError
 from benchmarks.session import Plan, Session
@@ -78,11 +79,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
 def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
     """A row that is ok lacks nothing but what its backend does not tell, and a ratio where nothing is sent.
 
-    Nor is what is written by hand compared with a twin.
+    Nor is what is written by hand compared with a twin, nor a device that is there with the figures of its kind.
     """
     for row in rows:
         assert row["status"] == "ok"
-        missing = {"reason", "memory.device_peak_bytes", *TWIN} | (
+        missing = {"reason", "memory.device_peak_bytes", "topology", *ESTIMATE_KEYS, *TWIN} | (
             {"sent_over_predicted"} if not row["predicted.sent_bytes"] else set()
         )
         assert {key for key, value in row.items() if value is None} == missing

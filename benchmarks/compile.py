@@ -1,0 +1,102 @@
+"""What one step would do and take on devices that are not there, as their compiler says: a page for a person.
+
+python -m benchmarks.compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --remat full
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.cases import Case
+from benchmarks.chips import GIB
+from benchmarks.clock import Clock
+from benchmarks.compiled import KINDS
+from benchmarks.corpus import read_corpus
+from benchmarks.failures import reason_of, status_of
+from benchmarks.options import declare, selected
+from benchmarks.prepare import Entry, Preparation
+from benchmarks.record import Record, Row
+from strategies.mesh import AXES
+
+PARTS = ("parameter", "optimizer", "argument", "temp", "total")
+"""What memory holds: those that compilers tell apart."""
+
+
+def compile_case(case: Case) -> Row:
+    """Ask the compiler, and run nothing. However it ends, there is a row that says so."""
+    entry = Entry(case, Record.begin(case, compile_only=True))
+    try:
+        for facts in Preparation(read_corpus(None, case.config), Clock()).stages(entry, compile_only=True):
+            entry.record = replace(entry.record, **facts)
+        entry.record = replace(entry.record, status="ok")
+    except Exception as error:
+        entry.record = replace(entry.record, status=status_of(error), reason=reason_of(error))
+    return entry.record.as_row()
+
+
+def report(row: Row) -> Iterator[str]:
+    """The lines of the page."""
+    info: dict[str, Any] = row.extra_info
+    where = (
+        f"{info['devices']} x {info['device_kind']}, {info['topology']}" if info["topology"] else info["device_kind"]
+    )
+    yield f"{row.case}: {info['preset']}, {info['dtype']}, remat={info['remat']}, on {where}"
+    if info["status"] != "ok":
+        yield f"  {info['status']}: {info['reason']}"
+    if (seconds := info["compile_seconds"]) is not None:
+        yield f"  compiled in {seconds:.1f} s"
+        yield from _memory(info)
+        yield from _sent(info)
+    if (seconds := info["roofline.step_seconds"]) is not None:
+        yield f"a step takes at least {1e3 * seconds:.1f} ms, by the chip's published figures"
+        for part in ("compute", "memory", "network"):
+            yield f"  {part:10}{1e3 * info[f'roofline.{part}_seconds']:12.1f} ms"
+        rate, used = info["roofline.tokens_per_second_per_device"], info["roofline.model_flops_utilization"]
+        yield f"  at most {rate:,.0f} tokens/s a device, {used:.0%} of its peak on the model's FLOPs"
+
+
+def _memory(info: dict[str, Any]) -> Iterator[str]:
+    yield "a device holds (GiB)       compiled     formula"
+    formulas = {"argument": info["predicted.argument_bytes"], "temp": info["predicted.temp_bytes"]}
+    for part in PARTS:
+        yield f"  {part:18}{_gib(info[f'memory.{part}_bytes'])}{_gib(formulas.get(part))}"
+    if (capacity := info["chip.capacity_bytes"]) is not None:
+        share = info["chip.needed_bytes"] / capacity
+        yield f"  {'of a chip':18}{_gib(capacity)}   {share:.0%}: it {'fits' if info['chip.fits'] else 'DOES NOT FIT'}"
+
+
+def _sent(info: dict[str, Any]) -> Iterator[str]:
+    yield "a device sends (GiB a step)"
+    for kind in KINDS:
+        for axis in (*AXES, "several"):
+            if sent := info[f"compiled.sent_bytes.{kind}.{axis}"]:
+                yield f"  {kind:18}{_gib(sent)}   over {axis}"
+    yield f"  {'in all':18}{_gib(info['compiled.sent_bytes'])}{_gib(info['predicted.sent_bytes'])} by formula"
+
+
+def _gib(count: float | None) -> str:
+    return f"{'' if count is None else f'{count / GIB:.3f}':>12}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the page of each case; 1 if any cannot be compiled, 2 for a selection that means nothing."""
+    parser = argparse.ArgumentParser("python -m benchmarks.compile", description=(__doc__ or "").partition("\n")[0])
+    declare(parser.add_argument)
+    option = parser.parse_args(arguments)
+    if option.topology is None:
+        parser.error("--topology is missing: the devices to compile for, such as v5p:4x4x4, h100:2x8 or cpu:64")
+    try:
+        cases = selected(option).cases()
+    except ValueError as error:
+        parser.error(str(error))
+    rows = []
+    for case in cases:
+        rows.append(compile_case(case))
+        print("\n".join(report(rows[-1])), end="\n\n", flush=True)
+    return int(any(row.extra_info["status"] not in ("ok", "oom", "infeasible") for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Steps are compiled for devices that are not there, and what their compiler says is a result, however it ends."""
+
+import dataclasses
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import pytest
+
+from benchmarks import compile as page
+from benchmarks import prepare, topology
+from benchmarks.cases import Case
+from benchmarks.chips import CHIPS, GIB
+from benchmarks.compile import compile_case, main, report
+from benchmarks.failures import CompileError
+from benchmarks.topology import Topology
+from strategies import GPTConfig, MeshSpec
+
+CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
+
+
+def case(kind: str = "cpu:4", strategy: str = "fsdp", mesh: str = "fsdp=4") -> Case:
+    """A tiny step for devices that are not there."""
+    return Case(strategy, MeshSpec.parse(mesh), "tiny", CONFIG, 4, 1, "float32", "dots", topology=Topology.parse(kind))
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """GPUs whose place virtual devices take, with as much memory as is asked for."""
+
+    def pretend(memory_bytes: int) -> None:
+        chip = dataclasses.replace(CHIPS["h100"], memory_bytes=memory_bytes)
+        monkeypatch.setattr(topology, "CHIPS", {**CHIPS, "h100": chip})
+        monkeypatch.setattr(Topology, "devices", lambda self: jax.devices()[:4])
+
+    return pretend
+
+
+def test_virtual_devices_have_no_figures() -> None:
+    """What is compiled for them says what it holds and sends, by the formulas, and nothing of a chip."""
+    info = compile_case(case()).extra_info
+    assert (info["status"], info["kind"], info["topology"], info["devices"]) == ("ok", "compiled", "cpu:4", 4)
+    assert info["sent_as_predicted"] is True
+    assert info["memory.argument_bytes"] == info["predicted.argument_bytes"]
+    assert info["chip.fits"] is info["roofline.step_seconds"] is None
+
+
+def test_what_fits_has_a_least_time(pretended: Any) -> None:
+    """On a chip with room for it a step takes the time of its slowest part at least, which the page says."""
+    pretended(80 * GIB)
+    row = compile_case(case("h100:1x4"))
+    info: dict[str, Any] = row.extra_info
+    assert (info["status"], info["chip.fits"], info["chip.capacity_bytes"]) == ("ok", True, 80 * GIB)
+    assert info["chip.needed_bytes"] == info["memory.total_bytes"] > 0
+    parts = [info[f"roofline.{part}_seconds"] for part in ("compute", "memory", "network")]
+    assert info["roofline.step_seconds"] == max(parts)
+    assert info["roofline.network_seconds"] == pytest.approx(
+        info["compiled.sent_bytes"] / CHIPS["h100"].link_bytes_per_second
+    )
+    text = "\n".join(report(row))
+    assert "it fits" in text
+    assert "a step takes at least" in text
+
+
+def test_what_does_not_fit_is_a_result_with_a_number(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its compiler plans for more memory than there is, or gives up: the row says how much is missing."""
+    pretended(1000)
+    info: dict[str, Any] = compile_case(case("h100:1x4")).extra_info
+    assert (info["status"], info["chip.fits"]) == ("oom", False)
+    assert info["chip.needed_bytes"] == info["memory.total_bytes"] > 1000
+    assert info["compiled.sent_bytes"] > 0
+
+    def give_up(*_: Any) -> None:
+        raise CompileError("RESOURCE_EXHAUSTED: the memory required (20.00G) exceeds available HBM (15.75G).")
+
+    monkeypatch.setattr(prepare, "compile_step", give_up)
+    row = compile_case(case("h100:1x4"))
+    info = row.extra_info
+    assert (info["status"], info["chip.fits"]) == ("oom", False)
+    assert (info["chip.needed_bytes"], info["chip.capacity_bytes"]) == (20 * GIB, 15.75 * GIB)
+    assert str(info["reason"]).startswith("needs 20.0 GiB of 15.8 GiB, 4.2 GiB too much: RESOURCE_EXHAUSTED")
+    assert "oom: needs 20.0 GiB" in "\n".join(report(row))
+
+
+def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mesh that does not fit model or devices, and a compiler that fails, end in a row of their own."""
+    assert compile_case(case(strategy="tensor", mesh="tensor=4")).extra_info["status"] == "infeasible"
+    short = compile_case(case("cpu:8")).extra_info
+    assert "mesh fsdp=4 takes 4 devices and 8 are given" in str(short["reason"])
+
+    def fail(*_: Any) -> None:
+        raise CompileError("INTERNAL: no")
+
+    monkeypatch.setattr(prepare, "compile_step", fail)
+    assert compile_case(case()).extra_info["status"] == "compile_error"
+
+
+TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=4", "--mesh=fsdp=4"]
+
+
+def test_page_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A page for each case; what does not fit is no failure, what cannot be compiled is, and so is a bad selection."""
+    monkeypatch.setattr(Topology, "prepare", lambda self: None)  # JAX has started
+    assert main(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == 0
+    assert "fsdp-fsdp=4-b4" in capsys.readouterr().out
+    rows = {"oom": 0, "infeasible": 0, "compile_error": 1, "error": 1}
+    for status, code in rows.items():
+        row = compile_case(case(strategy="tensor", mesh="tensor=4"))
+        row.extra_info["status"] = status
+        monkeypatch.setattr(page, "compile_case", lambda case, row=row: row)
+        assert main(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == code
+    for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(wrong)
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install 'meshmark[tpu]'")
+def test_a_pod_slice_is_compiled_for() -> None:
+    """The TPU's own compiler plans for the chips of a slice, and the program sends over the axes that formulas name."""
+    whole = dataclasses.replace(case("v5e:2x2"), dtype="bfloat16")
+    info: dict[str, Any] = compile_case(whole).extra_info
+    assert (info["status"], info["platform"], info["device_kind"]) == ("ok", "tpu", "TPU v5 lite")
+    assert info["chip.fits"] is True
+    assert info["memory.argument_bytes"] >= info["predicted.argument_bytes"]  # arrays are padded to tiles
+    assert info["compiled.sent_bytes"] > 0
+    assert info["roofline.bound"] in ("compute", "memory", "network")

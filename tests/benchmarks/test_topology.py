@@ -1,0 +1,66 @@
+"""Devices that are not there are named, described and refused as those that are."""
+
+import re
+
+import pytest
+
+from benchmarks import topology as module
+from benchmarks.chips import CHIPS
+from benchmarks.topology import GPUS, Topology
+
+HERE = ["v5e:4x4", "v5p:4x4x4", "tpu7x:2x2x1", "h100:16x8", "b200:1x8", "cpu:8"]
+
+
+@pytest.mark.parametrize("text", HERE)
+def test_it_is_printed_as_it_is_parsed(text):
+    """Parse and print are inverse."""
+    assert str(Topology.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("v5p", "cannot be read; write one as v5p:4x4x4, h100:16x8 or cpu:1024"),
+        ("v5p:4xx4", "cannot be read"),
+        ("v9:4x4", "'v9' is not known; there are v4, v5e, v5p, v6e, tpu7x, h100, h200, b200, cpu"),
+        ("v5e:16", "has no shape that v5e comes in; write one as v5e:4x4"),
+        ("h100:8", "write one as h100:16x8"),
+        ("h100:0x8", "write one as h100:16x8"),
+        ("cpu:4x4", "write one as cpu:1024"),
+    ],
+)
+def test_what_cannot_be_is_refused(text, message):
+    """With what is wrong, and a way to write it."""
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Topology.parse(text)
+
+
+def test_every_kind_is_described():
+    """A chip has figures above zero and says where they are from; a GPU has what its compiler asks besides."""
+    for name, chip in CHIPS.items():
+        assert chip.source, name
+        figures = [
+            *(chip.flops_per_second, chip.memory_bytes, chip.memory_bytes_per_second),
+            *(chip.link_bytes_per_second, chip.network_bytes_per_second),
+        ]
+        assert min(figures) > 0, name
+        # Nearer is faster, or a figure is in the wrong unit.
+        assert chip.memory_bytes_per_second > chip.link_bytes_per_second > chip.network_bytes_per_second, name
+    assert set(GPUS) == {name for name, chip in CHIPS.items() if chip.platform == "cuda"}
+    assert {chip.platform for chip in CHIPS.values()} == set(module.COMPILERS)
+
+
+@pytest.mark.parametrize(("text", "extra"), [("v5e:4x4", "tpu"), ("h100:1x8", "gpu")])
+def test_a_compiler_that_is_missing_is_named(text, extra, monkeypatch):
+    """Not found, it is said what to install."""
+    monkeypatch.setitem(module.COMPILERS, Topology.parse(text).platform, (extra, "no-such-package"))
+    assert Topology.parse(text).compiler_version is None
+    with pytest.raises(ValueError, match=re.escape(f"pip install 'meshmark[{extra}]'")):
+        Topology.parse(text).devices()
+
+
+def test_virtual_devices_are_those_of_jax():
+    """As many as were asked for, and no fewer without a word."""
+    assert len(Topology.parse("cpu:4").devices()) == 4
+    with pytest.raises(ValueError, match="JAX has started with 8 virtual devices"):
+        Topology.parse("cpu:9").devices()
