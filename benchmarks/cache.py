@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import benchmarks
 import strategies
 from benchmarks.cases import Case
 from benchmarks.machine import COMPILER, SETTINGS, fingerprint
+from benchmarks.topology import Topology
 
-VERSIONS = (*COMPILER, "libtpu", "jax-cuda13-plugin")
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
@@ -53,22 +53,19 @@ def usual_folder() -> Path:
 
 def facts(case: Case) -> dict[str, Any]:
     """All that the answer depends on: the case, its topology, versions, flags, settings, and our own sources."""
+    assert case.topology
     return {
         "case": asdict(case) | {"mesh": str(case.mesh), "topology": str(case.topology)},
-        "versions": {name: installed(name) for name in VERSIONS},
+        "versions": versions(case.topology),
         "flags": {name: os.environ.get(name, "") for name in FLAGS},
         "settings": {name: str(getattr(jax.config, name, None)) for name in SETTINGS},
         "sources": sources(),
     }
 
 
-@cache
-def installed(package: str) -> str | None:
-    """The version of a package; None if it is not there."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+def versions(topology: Topology) -> dict[str, str]:
+    """Of what compiles for a topology."""
+    return {name: version(name) for name in COMPILER} | {"compiler": topology.compiler_version or ""}
 
 
 @cache

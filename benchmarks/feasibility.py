@@ -7,7 +7,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -20,7 +20,7 @@ from benchmarks.chips import CHIPS, GIB, Chip
 from benchmarks.compile import compile_case
 from benchmarks.findings import Finding, compiled_table, left_out, shown, table
 from benchmarks.options import commas, count, declare_model, mesh, model, option, seconds, strategy, topology, unique
-from benchmarks.placement import compiles, device_count
+from benchmarks.placement import device_count
 from benchmarks.pool import Outcome, work_off, workers
 from benchmarks.terminal import progress
 from strategies.config import Dtype, Remat
@@ -31,6 +31,9 @@ KEPT = ("ok", "infeasible", "compile_error")
 """What a compiler would say again, of a case that ended so; and that a step does not fit, if it says by how much."""
 
 
+Outcomes = dict[Case, Outcome[Case]]
+
+
 def compile_one(case: Case) -> dict[str, Any]:
     """The columns of a case's row, in a process of its own."""
     assert case.topology
@@ -38,7 +41,9 @@ def compile_one(case: Case) -> dict[str, Any]:
     return compile_case(case).extra_info
 
 
-def compiled(cases: Sequence[Case], kept: cache.Cache, at_once: int, budget_seconds: float) -> dict[Case, Outcome[Case]]:
+def compiled(
+    cases: Sequence[Case], kept: cache.Cache, at_once: int, budget_seconds: float
+) -> dict[Case, Outcome[Case]]:
     """What a compiler says of each, read again where it was asked before; each that ends is said on stderr."""
     found = {case: Outcome(case, columns, "", 0.0) for case in cases if (columns := kept.get(case))}
     missing = [case for case in cases if case not in found]
@@ -80,10 +85,10 @@ def report(space: Space, findings: Sequence[Finding], everything: bool) -> str:
     """What a person reads."""
     chip, by_status = findings[0].chip, [each.status for each in findings]
     counts = ", ".join(f"{by_status.count(status)} {text}" for status, text in STATUSES.items())
+    what = "by formulas" if everything else "by formulas, the best of each strategy and set of mesh axes"
     parts = [
         [f"{_what(space)}, {chip.memory_bytes / GIB:.1f} GiB each", f"{len(findings)} candidates: {counts}"],
-        ["by formulas" + ("" if everything else ", the best of each strategy and set of mesh axes")]
-        + table(shown(findings, everything)),
+        [what, *table(shown(findings, everything))],
     ]
     if lines := compiled_table(findings):
         parts.append(["as compiled, and how far the formulas are off", *lines])
@@ -109,7 +114,7 @@ def document(space: Space, findings: Sequence[Finding], chip_name: str) -> dict[
         "global_batch_sequences": space.batch_size,
         "sequence_tokens": space.config.sequence,
         "dtype": space.dtype,
-        "versions": {name: cache.installed(name) for name in cache.VERSIONS},
+        "versions": cache.versions(space.topology),
         "candidates": [each.as_row() for each in findings],
     }
 
@@ -168,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         if not any(True for _ in space.spreads()):
             raise ValueError(f"no candidate: no strategy asked for has such a mesh of {device_count(asked.topology)}")
-        if asked.topology.chip and compiles(asked.topology):
+        if asked.topology.chip and asked.topology.compiler_version:
             asked.topology.prepare()
             asked.topology.devices()
     except ValueError as error:
@@ -200,11 +205,13 @@ def _to_compile(asked: argparse.Namespace) -> int:
     Raises:
         ValueError: some, and their compiler is not installed.
     """
-    if asked.compile is None and not compiles(asked.topology):
-        say(f"nothing is compiled: no compiler for {asked.topology} is installed")
-        return 0
-    if asked.compile and asked.topology.chip:
+    try:
         asked.topology.require_compiler()
+    except ValueError as error:
+        if asked.compile:
+            raise
+        say(f"nothing is compiled: {error}")
+        return 0
     return COMPILED if asked.compile is None else asked.compile
 
 

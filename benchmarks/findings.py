@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.bounds import Candidate, foremost
 from benchmarks.cases import spelled
-from benchmarks.chips import GIB, Chip
+from benchmarks.chips import Chip
 from benchmarks.estimate import Estimate
 from benchmarks.roofline import Roofline
-from benchmarks.terminal import aligned, known
+from benchmarks.terminal import aligned, gib, known
 from strategies import Infeasible
 
 PARTS = ("compute", "memory", "network")
@@ -107,8 +107,8 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     return (
         known("d", row["rank"]),
         *spread(row),
-        _gib(row["formula.needed_bytes"]),
-        _gib(row["formula.sent_bytes"]),
+        gib(row["formula.needed_bytes"]),
+        gib(row["formula.sent_bytes"]),
         known(".1%", row["formula.bubble"]),
         *map(known, (",.0f", ".1%"), least),
         str(row["reason"] or row["formula.bound"]),
@@ -131,9 +131,9 @@ def _compiled_cells(finding: Finding) -> tuple[str, ...]:
     return (
         known("d", row["rank"]),
         *spread(row),
-        _gib(row["compiled.needed_bytes"]),
+        gib(row["compiled.needed_bytes"]),
         off(row["formula.needed_bytes"], row["compiled.needed_bytes"]),
-        _gib(row["compiled.sent_bytes"]),
+        gib(row["compiled.sent_bytes"]),
         off(row["formula.sent_bytes"], row["compiled.sent_bytes"]),
         known(",.0f", row["compiled.tokens_per_second_per_device"]),
         known(".1%", row["compiled.model_flops_utilization"]),
@@ -179,13 +179,8 @@ def kind_of(reason: str) -> str:
 
 
 def shown(findings: Sequence[Finding], everything: bool) -> list[Finding]:
-    """Those that a person sees: all, or the first of each strategy and set of mesh axes, and what was to be compiled."""
+    """Those that a person sees by formulas: all, or of what fits the first of each strategy and set of mesh axes."""
     if everything:
         return list(findings)
     first = set(map(id, foremost(each.candidate for each in findings if each.status == "fits")))
     return [each for each in findings if id(each.candidate) in first]
-
-
-def _gib(count: float | None) -> str:
-    size = (count or 0) / GIB
-    return known(",.2f" if size >= 1 else ".3g", None if count is None else size)

@@ -1,4 +1,4 @@
-"""Where devices that are not there stand: as JAX places them on a mesh, or by arithmetic where nothing compiles for them."""
+"""Where devices that are not there stand on a mesh: as JAX places them, or by arithmetic where it has no compiler."""
 
 import math
 from dataclasses import dataclass
@@ -22,16 +22,6 @@ class Place:
     process_index: int
 
 
-def compiles(topology: Topology) -> bool:
-    """Whether its compiler is installed."""
-    if topology.chip:
-        try:
-            topology.require_compiler()
-        except ValueError:
-            return False
-    return True
-
-
 def device_count(topology: Topology) -> int:
     """Devices of a topology.
 
@@ -47,7 +37,7 @@ def placed(topology: Topology, spec: MeshSpec) -> Mesh:
 
     Virtual devices stand in a row, on one host. GPUs are in order of their hosts.
     """
-    if topology.chip and compiles(topology):
+    if topology.chip and topology.compiler_version:
         return spec.over(tuple(spec.sizes), topology.devices())
     hosts = topology.platform == "cuda"
     places = [
