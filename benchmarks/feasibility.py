@@ -19,14 +19,17 @@ from benchmarks.cases import Case
 from benchmarks.chips import CHIPS, GIB, Chip
 from benchmarks.compile import compile_case
 from benchmarks.findings import Finding, compiled_table, left_out, shown, table
+from benchmarks.memory import processes_that_fit
 from benchmarks.options import commas, count, declare_model, mesh, model, option, seconds, strategy, topology, unique
 from benchmarks.placement import device_count
-from benchmarks.pool import Outcome, work_off, workers
+from benchmarks.pool import Outcome, work_off
 from benchmarks.terminal import progress
 from strategies.config import Dtype, Remat
 
 COMPILED = 8
 BUDGET_SECONDS = 600.0
+WORKER_BYTES = 4 * GIB
+"""Of the host's memory, for one that compiles: with a GPT of 6.7 billion parameters it took up to 2 GiB."""
 KEPT = ("ok", "infeasible", "compile_error")
 """What a compiler would say again, of a case that ended so; and that a step does not fit, if it says by how much."""
 
@@ -178,7 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             asked.topology.devices()
     except ValueError as error:
         command.error(str(error))
-    findings = find(space, chip, compile_best, cache.Cache(asked.cache), workers(asked.workers), asked.time_budget)
+    at_once = asked.workers or processes_that_fit(WORKER_BYTES)
+    findings = find(space, chip, compile_best, cache.Cache(asked.cache), at_once, asked.time_budget)
     print(report(space, findings, asked.all))
     if asked.json:
         asked.json.parent.mkdir(parents=True, exist_ok=True)

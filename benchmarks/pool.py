@@ -1,10 +1,9 @@
-"""Work in processes, one for each piece of it: as many at a time as memory and cores allow, until time is up.
+"""Work in processes, one for each piece of it, until time is up.
 
 What a compiler takes it gives back when its process ends; and if that dies, its piece alone is lost.
 """
 
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +11,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
-from benchmarks.failures import reason_of
-from benchmarks.memory import free_cgroup_bytes, free_host_bytes
 from benchmarks.supervise import death_of
-
-WORKER_BYTES = 4 * 2**30
-"""Of the host's memory, for one that compiles: a step of a 6.7-billion-parameter GPT took up to 2 GiB."""
 
 Piece = TypeVar("Piece")
 
@@ -30,12 +24,6 @@ class Outcome(Generic[Piece]):
     result: Any
     reason: str
     seconds: float
-
-
-def workers(asked: int | None = None) -> int:
-    """How many at a time: as many as were asked for, or as cores and free memory allow, one at least."""
-    free = min([*free_host_bytes(), *free_cgroup_bytes()], default=WORKER_BYTES)
-    return asked or max(1, min(os.cpu_count() or 1, free // WORKER_BYTES))
 
 
 def work_off(
@@ -104,5 +92,5 @@ def _do(work: Callable[[Any], Any], piece: Any, giving: Connection) -> None:
     try:
         answer = work(piece), ""
     except Exception as error:
-        answer = None, reason_of(error)
+        answer = None, f"{type(error).__name__}: {error}"
     giving.send(answer)

@@ -80,7 +80,7 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
         raise RecordError("nothing to draw, no candidate is feasible; each row's `reason` says why")
     divisor, unit = byte_unit(facts["capacity_bytes"])
     within = feasible[feasible[f"formula.{BYTES}"] <= SHOWN * facts["capacity_bytes"]]
-    strategies = list(feasible["strategy"].value_counts().index)  # the most frequent is drawn first, below the others
+    strategies = list(within["strategy"].value_counts().index)  # the most frequent is drawn first, below the others
     look = look_of(strategies)
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots()
