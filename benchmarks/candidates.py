@@ -98,6 +98,7 @@ def choices(mesh: MeshSpec, batch_size: int) -> list[int]:
     [[1, 2, 4], [8, 16, 32, 64], [4], [1]]
     """
     stages, shards = mesh.sizes.get("pipeline", 1), mesh.sizes.get("data", 1) * mesh.sizes.get("fsdp", 1)
-    sequences = batch_size // shards
-    doubled = [stages << times for times in range(DOUBLINGS)]
-    return [parts for parts in doubled if sequences and sequences % parts == 0] or [math.gcd(sequences, stages) or 1]
+    if batch_size % shards:
+        return [1]
+    sequences, doubled = batch_size // shards, [stages << times for times in range(DOUBLINGS)]
+    return [parts for parts in doubled if sequences % parts == 0] or [math.gcd(sequences, stages)]
