@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks import processes
 from benchmarks.cases import Case
 from benchmarks.measure import Training, steps_per_block
 from benchmarks.turns import Turns, take_turns
@@ -93,7 +94,8 @@ def attribute(
     programs: dict[str, Any] = {"step": training.program}
     for name, update in variants(case).items():
         begin()
-        programs[name] = jax.jit(update, donate_argnums=0).lower(step.state, step.batch).compile()
+        lowered = partial(jax.jit(update, donate_argnums=0).lower, step.state, step.batch)
+        programs[name] = processes.together(lambda lowered=lowered: lowered().compile())
     runs = {name: Variant(training, program) for name, program in programs.items()}
     turns = {name: Turns(steps_per_block(run)) for name, run in runs.items()}
     take_turns(runs, turns, budget_seconds * len(runs), lambda name: begin())

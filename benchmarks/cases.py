@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import jax
-
 from benchmarks.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Remat
-from strategies.mesh import Devices
+from strategies.mesh import Devices, first_devices
 from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")
@@ -61,7 +59,7 @@ class Case:
     @property
     def devices(self) -> Devices:
         """The first of those that are there, or those of its topology."""
-        return self.topology.devices() if self.topology else jax.devices()[: self.mesh.size]
+        return self.topology.devices() if self.topology else first_devices(self.mesh.size)
 
     def training(self, **others: Any) -> TrainConfig:
         """How it is trained; `others` is what else is to be in it."""

@@ -118,9 +118,26 @@ class Program(Work):
                 row[f"compiled.collectives.{kind}.{place}"] = times
         return row
 
+    def as_row_between(self, crossing: Sequence[str]) -> dict[str, int | str]:
+        """The columns of what is sent where axes cross from process to process, always `BETWEEN_KEYS`.
+
+        A collective over several axes counts as one over such an axis if any of them is.
+        """
+        through = Work(tuple(each for each in self.collectives if set(each.axes) & set(crossing)))
+        row: dict[str, int | str] = {
+            "between_processes.axes": ",".join(crossing),
+            "between_processes.sent_bytes": through.sent_bytes,
+        }
+        for axis in (*AXES, SEVERAL):
+            over = Work(tuple(each for each in through.collectives if each.axis == axis))
+            row[f"between_processes.sent_bytes.{axis}"] = over.sent_bytes
+        return row
+
 
 ROW_KEYS = tuple(Program().as_row())
 """The columns of `Program.as_row`, for a record that has no program."""
+BETWEEN_KEYS = tuple(Program().as_row_between(()))
+"""And of `Program.as_row_between`."""
 
 
 def read_program(text: str, axes: Mapping[str, int]) -> Program:

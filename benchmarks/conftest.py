@@ -1,23 +1,26 @@
 """How `pytest benchmarks` runs: cases from the options, a line for each as it ends, a table and a report at the end."""
 
+import argparse
 import hashlib
 import os
 import platform
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
+from benchmarks import processes
 from benchmarks.cases import Case, Selection
 from benchmarks.clock import Clock
-from benchmarks.corpus import read_corpus
-from benchmarks.journal import Journal, journal_path
+from benchmarks.corpus import Corpus, read_corpus
+from benchmarks.journal import Journal, Silent, journal_path
 from benchmarks.machine import compiler_facts, update_machine_info
 from benchmarks.options import selected
-from benchmarks.publish import publish, quieten, require_writable, whole_report
+from benchmarks.publish import SoFar, publish, quieten, report_nothing, require_writable, whole_report
 from benchmarks.reporter import Reporter
 from benchmarks.session import Plan, Session
 from benchmarks.supervise import CTRL_C, JOURNAL, RESUMED, UNWRITTEN, stop_once, supervise, supervised
@@ -37,7 +40,11 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if option.resume and not (report and journal_path(report).exists()):
         raise pytest.UsageError("--resume goes on with a run that was stopped; name its --benchmark-json")
     require_writable(report)
-    return supervise(config.invocation_params.args, report and journal_path(report))
+    try:
+        alone = not processes.asked(option)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    return supervise(config.invocation_params.args, report and journal_path(report), alone=alone)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,9 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not (supervised() or option.collectonly):
         return  # the process that measures looks at the rest: it starts the backend
     try:
-        chosen = selected(option)
+        if supervised():
+            processes.join(option)
+        chosen, corpus_N = processes.together(partial(choose, option))
         config.stash[CASES] = chosen.cases()
-        corpus_N = read_corpus(option.corpus, chosen.config)
         if supervised():
             signal.signal(signal.SIGTERM, stop_once)
             plan = Plan(
@@ -63,21 +71,47 @@ def pytest_configure(config: pytest.Config) -> None:
                 option.case_timeout,
                 option.attribution,
             )
-            config.stash[SESSION] = Session(plan, clock, open_journal(chosen, plan, resume=option.resume))
-            config.pluginmanager.register(Reporter(config, config.stash[SESSION]), "meshmark-reporter")
-    except (ValueError, OSError) as error:
+            run = config.stash[SESSION] = Session(plan, clock, shared_journal(chosen, plan, resume=option.resume))
+            config.pluginmanager.register(Reporter(config, run), "meshmark-reporter")
+            if not processes.is_first():
+                report_nothing(config)
+            elif processes.count() > 1 and option.benchmark_json:
+                config.pluginmanager.register(SoFar(config, run.rows), "meshmark-so-far")
+    except (ValueError, OSError, RuntimeError, processes.Elsewhere, processes.Lost) as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def choose(option: argparse.Namespace) -> tuple[Selection, Corpus]:
+    """What the options ask for, and the text.
+
+    Raises:
+        ValueError: there is no such thing.
+    """
+    chosen = selected(option)
+    return chosen, read_corpus(option.corpus, chosen.config)
+
+
+def shared_journal(chosen: Selection, plan: Plan, *, resume: bool) -> Journal:
+    """The journal of the first process; in the others what it knows.
+
+    Raises:
+        ValueError, OSError, processes.Elsewhere: the first process cannot go on with it, or write it.
+    """
+    first = partial(open_journal, chosen, plan, resume=resume) if processes.is_first() else lambda: None
+    journal = processes.together(first)
+    known = processes.of_first(lambda: journal.known() if journal else {})
+    return journal or Silent(known)
 
 
 def open_journal(chosen: Selection, plan: Plan, *, resume: bool) -> Journal:
     """The journal of this process, which goes on with that of an earlier one only if all is as it was.
 
     Raises:
-        ValueError: it is not, or this process is one of several.
+        ValueError: it is not, or this process is one of several that do not know of each other.
         OSError: it cannot be written.
     """
-    if jax.process_count() > 1:
-        raise ValueError(f"{jax.process_count()} processes, and cases are timed by one; start one alone")
+    if jax.process_count() != processes.count():
+        raise ValueError(f"JAX runs in {jax.process_count()} processes; have them work together with --distributed")
     facts = compiler_facts(chosen.topology) | {
         "python": platform.python_version(),
         "processor": platform.processor(),
@@ -121,6 +155,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """End the run where its journal cannot be written: what it goes on to measure would be lost."""
     try:
         return (yield)
+    except processes.Lost as error:
+        kept = "what had ended is not lost: go on with --resume"
+        pytest.exit(f"{error}; {kept}", returncode=processes.LOST)
     finally:
         run = item.config.stash.get(SESSION, None)
         if run and run.journal.error:
@@ -133,8 +170,9 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     run = session.config.stash.get(SESSION, None)
     if run is None:
         return (yield)
-    order = [str(case) for case in session.config.stash[CASES]]
-    publish(session.config, sorted(run.close(), key=lambda row: order.index(row.case)))
+    order, rows = [str(case) for case in session.config.stash[CASES]], run.close()
+    if processes.is_first():
+        publish(session.config, sorted(rows, key=lambda row: order.index(row.case)))
     try:
         with whole_report(session.config):
             result = yield

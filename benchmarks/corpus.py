@@ -3,6 +3,7 @@
 Dims: N bytes of the corpus, B sequences in a batch, S tokens of a sequence and its last target (`sequence` + 1).
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -17,7 +18,7 @@ Corpus = UInt8[np.ndarray, " N"]
 
 
 def read_corpus(path: Path | None, config: GPTConfig) -> Corpus:
-    """The bytes of a file; without one, the prose on Python's syntax that every CPython carries.
+    """The bytes of a file, read as they are used; without one, the prose on Python's syntax that every CPython carries.
 
     Raises:
         ValueError: a file that cannot be read or is shorter than one sequence and its last target, or a vocabulary
@@ -26,19 +27,52 @@ def read_corpus(path: Path | None, config: GPTConfig) -> Corpus:
     if config.vocab < BYTE_VALUES:
         raise ValueError(f"vocab={config.vocab} does not hold the {BYTE_VALUES} byte values of text; use 256 or more")
     try:
-        text = path.read_bytes() if path else "\n".join(topics[name] for name in sorted(topics)).encode()
+        corpus_N = bytes_of_file(path) if path else prose()
     except OSError as error:
         raise ValueError(f"the corpus {path} cannot be read: {error.strerror}; name a text file") from error
-    if len(text) <= config.sequence:
-        problem = f"the corpus {path or 'of pydoc_data.topics'} has {len(text)} bytes"
+    if len(corpus_N) <= config.sequence:
+        problem = f"the corpus {path or 'of pydoc_data.topics'} has {len(corpus_N)} bytes"
         raise ValueError(f"{problem}; sequence={config.sequence} needs {config.sequence + 1} or more")
-    return np.frombuffer(text, np.uint8)
+    return corpus_N
 
 
-def tokens(corpus_N: Corpus, index: int, batch_size: int, sequence: int) -> Int32[np.ndarray, "B S"]:
-    """Batch number `index`: the next sequences of the text, from the start again where it ends.
+def bytes_of_file(path: Path) -> Corpus:
+    """Mapped into memory, where that can be: of a pipe it cannot, nor of nothing."""
+    if path.is_file() and path.stat().st_size:
+        return np.asarray(np.memmap(path, np.uint8, mode="r"))
+    return np.frombuffer(path.read_bytes(), np.uint8)
+
+
+def prose() -> Corpus:
+    """On Python's syntax."""
+    return np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Batch number `index` for who takes parts of it: only their bytes are read. `tokens` says what it is."""
+
+    corpus_N: Corpus
+    index: int
+    batch_size: int
+    sequence: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """As a whole."""
+        return self.batch_size, self.sequence + 1
+
+    def __getitem__(self, part: tuple[slice, slice]) -> Int32[np.ndarray, "b s"]:
+        rows, columns = part
+        return tokens(self.corpus_N, self.index, self.batch_size, self.sequence, rows)[:, columns]
+
+
+def tokens(
+    corpus_N: Corpus, index: int, batch_size: int, sequence: int, rows: slice = slice(None)
+) -> Int32[np.ndarray, "B S"]:
+    """Batch number `index`, or some of its rows: the next sequences of the text, from the start again where it ends.
 
     It depends on nothing but its arguments, so that every strategy trains on the same tokens.
     """
-    starts_B = (index * batch_size + np.arange(batch_size)) * sequence % (len(corpus_N) - sequence)
+    starts_B = (index * batch_size + np.arange(batch_size)[rows]) * sequence % (len(corpus_N) - sequence)
     return corpus_N[starts_B[:, None] + np.arange(sequence + 1)].astype(np.int32)

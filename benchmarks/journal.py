@@ -67,6 +67,11 @@ class Journal:
             self._file.close()
             raise
 
+    def known(self) -> dict[str, Any]:
+        """What another process must know of it, to do as this one: how cases ended, and what processes died of."""
+        ends = {name: [row.extra_info.get(key) for key in ("status", "reason")] for name, row in self.rows.items()}
+        return {"ends": ends, "deaths": dict(self.deaths)}
+
     def begin(self, case: str) -> None:
         """A case begins, or has its turn: should the process die now, it is to blame."""
         self._write({"began": case})
@@ -148,3 +153,23 @@ class Journal:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise JournalError(f"another run is writing {self.path}; name another --benchmark-json") from error
+
+
+class Silent(Journal):
+    """The journal of a process that writes none, for the first of several does: what that one knows, in memory."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self.rows = {
+            case: Row(case, {"status": status, "reason": reason}, (), None)
+            for case, (status, reason) in known["ends"].items()
+        }
+        self.deaths, self.error = defaultdict(list, known["deaths"]), None
+
+    def remove(self) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """Nor is it open."""
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        pass

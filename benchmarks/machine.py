@@ -78,6 +78,8 @@ def compiler_facts(topology: Topology | None = None) -> dict[str, Any]:
         "device_kind": devices[0].device_kind,
         "device_count": len(devices),
         "architecture": platform.machine(),
+        # Of one alone nothing is said, as before there could be several: the facts are those of earlier reports.
+        **({"process_count": jax.process_count()} if jax.process_count() > 1 else {}),
     }
     return facts | ({"topology": str(topology), "platform_version": topology.compiler_version} if topology else {})
 
@@ -101,7 +103,7 @@ def matmul_flops_per_second(dtype: str) -> float:
     w_DD = x_DD / math.sqrt(size)  # keeps the variance of what it multiplies
     with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):  # as the steps multiply
         program = jax.jit(lambda x, w: (x @ w, {}), donate_argnums=0).lower(x_DD, w_DD).compile()
-    training = Training(program, x_DD, [w_DD])
+    training = Training(program, x_DD, [w_DD], alone=True)
     turns = Turns(steps_per_block(training))
     take_turns({"matmul": training}, {"matmul": turns}, MATMUL_SECONDS, begin=lambda name: None)
     if turns.error:

@@ -5,10 +5,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import jax
 
+from benchmarks import processes
 from benchmarks.check import Trajectory
 from benchmarks.failures import CompileError, Recompiled
 from strategies import Step
@@ -53,10 +55,13 @@ class Training:
     Attributes:
         metrics: loss and gradient norm of the latest step, on the devices.
         dispatch_seconds: of the latest block, until its last step was handed to the devices.
+        here: whether this process takes part in its blocks. What one device does `alone` is timed in the first process,
+            and the others, which may share a machine with it, wait.
     """
 
-    def __init__(self, program: Callable[..., Any], state: Any, batches: Sequence[Any]) -> None:
+    def __init__(self, program: Callable[..., Any], state: Any, batches: Sequence[Any], *, alone: bool = False) -> None:
         self.program, self.state, self.batches = program, state, itertools.cycle(batches)
+        self.here = processes.is_first() or not alone
         self.metrics: dict[str, jax.Array] = {}
         self.dispatch_seconds = 0.0
 
@@ -66,12 +71,23 @@ class Training:
 
     def block(self, steps: int) -> float:
         """Seconds that some chained steps take, waited for once, at their end: dispatch alone says nothing."""
+        if not self.here:
+            return 0.0
         start = time.perf_counter()
         for _ in range(steps):
             self._advance()
         self.dispatch_seconds = time.perf_counter() - start
         jax.block_until_ready((self.state, self.metrics))
         return time.perf_counter() - start
+
+    def require_finite(self, when: str) -> None:
+        """Refuse a run that has left the numbers.
+
+        Raises:
+            NonFinite: names the loss and the gradient norm of the latest step.
+        """
+        if self.here:
+            Trajectory.of([self.metrics]).require_finite(when)
 
     def _advance(self) -> dict[str, jax.Array]:
         """Start one more step, without waiting for it. It takes over the memory of the state."""
@@ -82,7 +98,7 @@ class Training:
 def steps_per_block(training: Timed) -> int:
     """So many steps that a block lasts `BLOCK_SECONDS`, next to which the clock and the wait are nothing."""
     steps = 1
-    while (seconds := training.block(steps)) < BLOCK_SECONDS:
+    while (seconds := processes.of_first(partial(training.block, steps))) < BLOCK_SECONDS:
         steps = math.ceil(1.2 * steps * BLOCK_SECONDS / seconds)
     return steps
 

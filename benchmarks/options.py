@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import jax
 import pytest
 
+from benchmarks import processes
 from benchmarks.cases import COMMON, Selection
 from benchmarks.topology import Topology
 from strategies import PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
@@ -18,6 +19,7 @@ DEVICES = (1, 2, 8)
 BATCH_SIZES = (8, 16)
 CASE_SECONDS = 1.0
 CASE_TIMEOUT = 600.0
+LOST_AFTER = 30.0
 SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
 
 OPTIONS = tuple(dict.fromkeys([*COMMON, *(name for each in STRATEGIES.values() for name in each.options)]))
@@ -37,6 +39,21 @@ def add_options(parser: pytest.Parser) -> None:
     add("--compile-only", action="store_true", help="ask the compiler what each step does, and run nothing")
     add("--resume", action="store_true", help="go on with the run that was writing the same --benchmark-json")
     add("--trace-dir", type=Path, metavar="DIR", help="a profiler's trace of each case, apart from what is timed")
+    together = parser.getgroup("meshmark-processes", "meshmark: several processes, started with the same options each")
+    add = together.addoption
+    add(
+        "--distributed", action="store_true", help="find the others through SLURM, Open MPI, Kubernetes or a TPU's host"
+    )
+    add("--coordinator", metavar="HOST:PORT", help="find the others there: where process 0 runs, a port that is free")
+    add("--processes", type=count, metavar="N", help="how many there are, with --coordinator")
+    add("--process-id", type=index, metavar="I", help="which of them this is, with --coordinator; 0 writes the report")
+    add(
+        "--lost-after",
+        type=seconds,
+        metavar="S",
+        default=LOST_AFTER,
+        help="a dead process ends all; default: %(default)s",
+    )
 
 
 def declare(add: Callable[..., Any]) -> None:
@@ -91,7 +108,7 @@ def selected(option: argparse.Namespace) -> Selection:
     if option.topology:
         option.topology.prepare()
     there = len(option.topology.devices()) if option.topology else jax.device_count()
-    usual = (there,) if option.topology else tuple(n for n in DEVICES if n <= there)
+    usual = (there,) if option.topology else tuple(n for n in DEVICES if n <= there and shared_out(n))
     if option.mesh and option.devices:
         raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
     preset, config = model(option)
@@ -121,6 +138,11 @@ def selected(option: argparse.Namespace) -> Selection:
     return chosen
 
 
+def shared_out(devices: int) -> bool:
+    """Whether the processes can have equal parts of so many devices, or one has it to itself."""
+    return devices == 1 or devices % processes.count() == 0
+
+
 def unique(values: list[T]) -> tuple[T, ...]:
     """The values in order, each once: an id may not occur twice."""
     return tuple(dict.fromkeys(values))
@@ -139,6 +161,13 @@ def count(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a count; give a whole number of at least 1")
+    return int(text)
+
+
+def index(text: str) -> int:
+    """A whole number, counted from 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of a process; the first is 0")
     return int(text)
 
 

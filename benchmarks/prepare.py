@@ -4,19 +4,22 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 
+from benchmarks import processes
 from benchmarks.cases import Case
 from benchmarks.check import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.clock import Clock
 from benchmarks.compiled import HLOError, Program, read_program
-from benchmarks.corpus import Corpus, tokens
+from benchmarks.corpus import Batch, Corpus
 from benchmarks.estimate import DoesNotFit, estimate, refused
 from benchmarks.failures import CompileError, reason_of, status_of
 from benchmarks.measure import Training, bytes_accessed, compile_step
 from benchmarks.memory import planned_memory
+from benchmarks.processes import crossing
 from benchmarks.record import Record
 from strategies import Step
 
@@ -67,7 +70,7 @@ class Preparation:
             "compiled": {
                 "compiled.compilations": compilations,
                 "compiled.bytes_accessed": bytes_accessed(entry.program),
-                **(program.as_row() if program else {}),
+                **(program.as_row() | program.as_row_between(crossing(step.mesh)) if program else {}),
             }
         }
         if topology and topology.chip and program:
@@ -76,7 +79,9 @@ class Preparation:
             if not told.fits:
                 raise DoesNotFit(str(told))
         if not compile_only:
-            trajectory = self._first_steps(entry)
+            training = self.start(entry)
+            yield {}  # all that takes memory is there: from here on processes wait for each other
+            trajectory = training.trajectory(CHECKED_STEPS)
             yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
             trajectory.require_finite("in the first steps")
             yield from self._check(entry, trajectory)
@@ -98,9 +103,6 @@ class Preparation:
             with self.clock.phase("compile"):
                 self._inits[spread] = entry.step.init.lower(jax.random.key(SEED)).compile()
         return begin_training(entry.step, entry.program, self._inits[spread], self.corpus_N)
-
-    def _first_steps(self, entry: Entry) -> Trajectory:
-        return self.start(entry).trajectory(CHECKED_STEPS)
 
     def _check(self, entry: Entry, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
         """Whether the first steps are those of one device: not until it is shown."""
@@ -128,20 +130,25 @@ class Preparation:
         if single not in self._references:
             entry = Entry(single, Record.begin(single))
             try:
-                entry.step = single.build()
-                with self.clock.phase("compile"):
-                    entry.program, _, _ = compile_step(entry.step)
-                trajectory = self._trajectories[single] = self._first_steps(entry)
-                trajectory.require_finite("in the first steps")
+                self._trajectories[single] = processes.together(partial(self._first_steps, entry))
                 self._references[single] = entry
             except Exception as error:
                 traceback.clear_frames(error.__traceback__)
                 self._references[single] = f"not checked, for single ended in {status_of(error)}: {reason_of(error)}"
         return self._references[single]
 
+    def _first_steps(self, entry: Entry) -> Trajectory:
+        """Of the reference. Nobody else is needed for them: each process has its own."""
+        entry.step = entry.case.build()
+        with self.clock.phase("compile"):
+            entry.program, _, _ = compile_step(entry.step)
+        trajectory = self.start(entry).trajectory(CHECKED_STEPS)
+        trajectory.require_finite("in the first steps")
+        return trajectory
+
 
 def begin_training(step: Step, program: Callable[..., Any], init: Callable[..., Any], corpus_N: Corpus) -> Training:
     """A training run of a compiled step on the text, from its beginning: the same for every strategy."""
     sizes = step.train.batch_size, step.config.sequence
-    batches = [step.place(tokens(corpus_N, index, *sizes)) for index in range(BATCHES)]
-    return Training(program, init(jax.random.key(SEED)), batches)
+    batches = [step.place(Batch(corpus_N, index, *sizes)) for index in range(BATCHES)]
+    return Training(program, init(jax.random.key(SEED)), batches, alone=step.mesh.size == 1)

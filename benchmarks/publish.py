@@ -5,10 +5,12 @@ row of what was not timed. Here steps take turns and are timed in blocks that wa
 rows of an interrupted run are taken up again.
 """
 
+import os
 import shutil
+import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +35,8 @@ class NoStats(Stats):
 
 
 def publish(config: pytest.Config, rows: Sequence[Row]) -> None:
-    """Put rows into the report: their samples as the statistics, the rest as `extra_info`."""
+    """Put rows, and no others, into the report: their samples as the statistics, the rest as `extra_info`."""
+    benchmark_session(config).benchmarks.clear()
     for row in rows:
         fixture = SimpleNamespace(
             name=f"test_step[{row.case}]",
@@ -51,6 +54,29 @@ def publish(config: pytest.Config, rows: Sequence[Row]) -> None:
         else:
             entry.stats = NoStats()
         benchmark_session(config).benchmarks.append(entry)
+
+
+class SoFar:
+    """A plugin that writes the report anew whenever cases have ended, for a run that may be ended at any time."""
+
+    def __init__(self, config: pytest.Config, rows: Mapping[str, Row]) -> None:
+        self.config, self.rows, self.written = config, rows, 0
+
+    def pytest_runtest_logfinish(self) -> None:
+        """A test has ended, and with it all cases that took turns, or none."""
+        if len(self.rows) > self.written:
+            self.written = len(self.rows)
+            publish(self.config, [*self.rows.values()])
+            with whole_report(self.config):
+                benchmark_session(self.config).handle_saving()
+
+
+def report_nothing(config: pytest.Config) -> None:
+    """Have this process write and print nothing, for another does."""
+    option = config.option
+    option.benchmark_json = option.benchmark_save = option.benchmark_compare = None
+    option.benchmark_autosave = option.benchmark_compare_fail = False
+    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - pytest's reporter takes it when it starts
 
 
 def use(benchmark: BenchmarkFixture) -> None:

@@ -5,9 +5,10 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from benchmarks import processes
 from benchmarks.attribution import Attribution
 from benchmarks.cases import Case, spelled
-from benchmarks.compiled import ROW_KEYS
+from benchmarks.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.estimate import Estimate
 from benchmarks.failures import Status
@@ -17,7 +18,7 @@ from benchmarks.turns import Ratio, Turns
 
 SCHEMA_VERSION = 3
 
-COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations")
+COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations", *BETWEEN_KEYS)
 
 NOISE = 0.05
 """A run is noisy where the same step, timed twice, may differ by more than this: its interval reaches so far."""
@@ -140,6 +141,7 @@ class Record:
             "strategy": case.strategy,
             "mesh": str(case.mesh),
             "devices": case.mesh.size,
+            "processes": min(processes.count(), case.mesh.size),
             "platform": self.platform,
             "device_kind": self.device_kind,
             "virtual_devices": self.virtual_devices,

@@ -5,14 +5,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from benchmarks import processes
 from benchmarks.attribution import attribute
 from benchmarks.cases import Case
-from benchmarks.check import Trajectory
 from benchmarks.clock import Clock
 from benchmarks.corpus import Corpus
 from benchmarks.failures import CaseFailure, Died, reason_of, status_of
@@ -84,7 +85,8 @@ class Session:
             self._begin(str(case))
             if died := self._died(case):
                 raise Died(died)
-            for facts in self._preparation.stages(entry, compile_only=self.plan.compile_only):
+            stages = self._preparation.stages(entry, compile_only=self.plan.compile_only)
+            while (facts := processes.together(partial(next, stages, None))) is not None:
                 entry.record = replace(entry.record, **facts)
                 self._watchdog.beat(str(case))
         if self.plan.compile_only and not entry.error:
@@ -150,7 +152,7 @@ class Session:
 
     def _heats(self, group: Sequence[Entry]) -> Iterator[list[Entry]]:
         """Those of a group that are timed together: all, or as many as memory holds the states of."""
-        budget, heat = states_budget_bytes(), list[Entry]()
+        budget, heat = processes.of_first(states_budget_bytes), list[Entry]()
         for entry in group:
             if heat and budget is not None and sum(map(state_bytes, [*heat, entry])) > budget:
                 yield heat
@@ -170,7 +172,7 @@ class Session:
         for name, entry in entrants.items():
             self._begin(str(entry.case))
             try:
-                training = self._preparation.start(entry)
+                training = processes.together(partial(self._preparation.start, entry))
                 turns[name], trainings[name] = Turns(steps_per_block(training)), training
             except Exception as error:
                 if entry in heat and name != CANARY:
@@ -198,7 +200,7 @@ class Session:
         try:
             if turns.error:
                 raise turns.error
-            Trajectory.of([training.metrics]).require_finite("after the timed blocks")
+            processes.together(partial(training.require_finite, "after the timed blocks"))
         except Exception as error:
             self._fail(entry, error)
             return

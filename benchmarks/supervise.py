@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.journal import STOPPED
+from benchmarks.processes import LOST
 from benchmarks.watchdog import TIMED_OUT
 
 JOURNAL = "MESHMARK_JOURNAL"
@@ -34,12 +35,13 @@ def supervised() -> bool:
     return JOURNAL in os.environ
 
 
-def supervise(arguments: Sequence[str], journal: Path | None) -> int:
+def supervise(arguments: Sequence[str], journal: Path | None, *, alone: bool = True) -> int:
     """Run pytest until it has ended in an orderly way; its exit status.
 
     Args:
         arguments: of pytest.
         journal: where it is to be; without one it is a temporary file.
+        alone: nobody else takes part. Of several processes one that dies ends all.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = journal or Path(folder, "journal.jsonl")
@@ -53,6 +55,10 @@ def supervise(arguments: Sequence[str], journal: Path | None) -> int:
             if told or ended(status, written):
                 return 128 - status if status < 0 else status
             death = death_of(status)
+            if not alone:
+                kept = f"; {journal} has the rows that had ended, for --resume" if journal else ""
+                print(f"\nthe benchmarks ended by {death}, and in all other processes with it{kept}", file=sys.stderr)
+                return 128 - status if status < 0 else status
             print(f"\nthe benchmarks ended by {death}; going on with the cases that are left", file=sys.stderr)
             environment |= {RESUMED: death}
 
@@ -81,6 +87,8 @@ def death_of(status: int) -> str:
     """
     if status == TIMED_OUT:
         return "a case that timed out"
+    if status == LOST:
+        return "the loss of another process"
     if status == -signal.SIGKILL:
         return "SIGKILL, of which too little memory is the usual cause"
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"

@@ -25,7 +25,7 @@ import jax
 
 import strategies
 from benchmarks.cases import Case
-from benchmarks.check import CHECKED_STEPS, Trajectory
+from benchmarks.check import CHECKED_STEPS
 from benchmarks.corpus import Corpus, read_corpus
 from benchmarks.failures import reason_of, status_of
 from benchmarks.machine import PACKAGES, use_virtual_devices
@@ -81,7 +81,7 @@ class Worker:
         training = self._prepared()
         with no_compilation():
             seconds = training.block(steps)
-        Trajectory.of([training.metrics]).require_finite("after a timed block")
+        training.require_finite("after a timed block")
         return {"seconds": seconds}
 
     def _prepared(self) -> Training:

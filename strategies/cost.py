@@ -92,10 +92,9 @@ class Cost:
         scores = 2 * config.layers * embed * config.sequence
         forward = 2 * config.layers * (4 * embed**2 + embed * config.mlp_dim) + scores
         pairs, blocks = 4 * self.ring, 2 * self.ring + 1
-        # Behind the conditional of an empty place, or of what has passed a ring's loop, the compiler finds no scores.
+        # Of what has passed a ring's loop the compiler does not find the scores that are there.
         passing = blocks - 3 if self.ring > 2 else 0
-        hidden = scores if plan.uneven else scores * passing // pairs
-        recomputed = forward + hidden if full else 0
+        recomputed = forward + scores * passing // pairs if full else 0
         logits = 2 * embed * rows if plan.logits_again else 0
         layers = config.flops_per_token - 6 * embed * config.vocab + scores + recomputed
         masked = (8 if full else 7) * scores * (pairs - blocks) // pairs if self.ring > 1 else 0

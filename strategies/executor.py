@@ -3,7 +3,7 @@
 All devices go through the same loop. In each tick a stage takes its turn, forward or backward or idle; then all stages
 together embed the microbatch that the first one needs next, compute the loss of one that has left the last one, and go
 back into the embedding with one that has returned to the first; at the end they send to their neighbours.
-Differentiated by hand, a stage at a time: no gradient is taken of the loop.
+Differentiated by hand, a layer at a time (passes.py): no gradient is taken of the loop.
 """
 
 import dataclasses
@@ -18,12 +18,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from strategies.data import diverge
 from strategies.gpt import Weights
-from strategies.put_off import Halves
+from strategies.passes import Leaves, Passes, Run, put, room
 from strategies.schedules import Schedule
 from strategies.ticks import KINDS, Ends, Shared, Ticks, Turn, Ways
 
-Leaves = list[Array]
-"""Weights of a stage, as `jax.tree.leaves` lists them, stacked over its layers."""
 Row = tuple[Turn, Shared]
 """What a tick brings."""
 
@@ -33,13 +31,13 @@ class Parts(NamedTuple):
 
     Attributes:
         embed: weights of both ends, tokens [b,S] -> x [b,T,D], alike on all stages.
-        run: weights of a chunk, x, which of its layers there are -> y: the layers of one chunk. It may use collectives
-            over other axes, for the devices of one stage take the same branch.
+        run: weights of a layer, x -> y. It may use collectives over other axes, for the devices of one stage take the
+            same branch.
         lose: weights of both ends, y, tokens -> share of the loss.
     """
 
     embed: Callable[[Weights, Array], Array]
-    run: Callable[[Leaves, Array, Any], Array]
+    run: Run
     lose: Callable[[Weights, Array, Array], Array]
 
 
@@ -49,8 +47,8 @@ class Flow(NamedTuple):
     Attributes:
         arrived: inputs, and gradients of outputs, that wait for their turn, by slot [slots,b,T,D].
         made: what the latest turn sends on: its output, or the gradient of its input [b,T,D].
-        kept: what the backward pass of each microbatch in flight needs besides the weights, by slot.
-        put_off: what the gradients of its weights take besides, by slot.
+        kept: what the backward pass of each microbatch in flight needs besides the weights, by slot and layer.
+        put_off: what the gradients of its weights take besides, by slot and layer.
         loss, dblocks, dends: sums so far.
     """
 
@@ -73,6 +71,7 @@ class Executor:
         ends: weights of embedding and head.
         tokens_MbS: this device's sequences, by microbatch.
         used_L: which of this stage's places hold a layer; None for all.
+        unroll: layers in one iteration of the loop over them.
     """
 
     schedule: Schedule
@@ -82,23 +81,22 @@ class Executor:
     ends: Weights
     tokens_MbS: Int[Array, "M b S"]
     used_L: Bool[Array, " L"] | None = None
+    unroll: int = 1
 
     def __call__(self) -> tuple[Float[Array, ""], Leaves, Weights]:
         """This device's share of the loss, and the gradients of the blocks and of both ends."""
         self.stage = lax.axis_index("pipeline")
         entered_bTD = own(self.parts.embed(self.ends, self.tokens_MbS[0]))
-        chunk, depths = self._chunk(0), self.ticks.depths
-        kept = jax.eval_shape(lambda x_bTD: self._forward(0, x_bTD)[1], entered_bTD)
+        places = len(self.blocks[0]) // self.schedule.chunks
+        self.passes = Passes(self.parts.run, self.blocks, places, self.used_L, self.unroll)
+        kept, put_off = self.passes.slots(entered_bTD, self.ticks.depths)
         loss = jax.eval_shape(lambda y_bTD: self._lose(self.ends, self._of(0, y_bTD), 0), entered_bTD)
-        put_off = []
-        if self.schedule.splits_backward:
-            put_off = jax.eval_shape(lambda *known: self._halves(*known).first(*known)[1], (chunk, kept), entered_bTD)
         flow = Flow(
             # One slot more, for what nobody will read.
-            arrived=_put(_slots(entered_bTD, depths.arrived + 1), entered_bTD, 0),
+            arrived=put(room(entered_bTD, self.ticks.depths.arrived + 1), entered_bTD, 0),
             made=jnp.zeros_like(entered_bTD),
-            kept=_slots(kept, depths.kept),
-            put_off=_slots(put_off, depths.put_off),
+            kept=kept,
+            put_off=put_off,
             loss=jnp.zeros_like(loss),
             dblocks=jax.tree.map(_nothing, self.blocks),
             dends=jax.tree.map(_nothing, self.ends),
@@ -128,7 +126,8 @@ class Executor:
 
         A loop that runs once or not at all: XLA changes in place what goes through a loop, and copies what goes through
         a conditional. What the work takes is hidden behind what the loop changes: else it would be the same each time
-        around, and XLA might compute it ahead of the loop, in every tick.
+        around, and XLA might compute it ahead of the loop, in every tick. On an accelerator each of these loops reads
+        its predicate, so that one switch may be faster there; this was not measured.
         """
 
         def once(state: tuple[Array, Flow]) -> tuple[Array, Flow]:
@@ -141,21 +140,19 @@ class Executor:
             return lax.while_loop(lambda state: state[0], once, (taken, flow))[1]
 
     def _turn_forward(self, flow: Flow, turn: Turn, shared: Shared) -> Flow:
-        y_bTD, needed = self._forward(turn.chunk, flow.arrived[turn.takes])
-        return flow._replace(made=y_bTD, kept=_put(flow.kept, needed, turn.kept))
+        y_bTD, kept = self.passes.forward(turn, flow.arrived[turn.takes], flow.kept)
+        return flow._replace(made=y_bTD, kept=kept)
 
     def _turn_backward(self, flow: Flow, turn: Turn, shared: Shared) -> Flow:
-        known, dy_bTD = (self._chunk(turn.chunk), _take(flow.kept, turn.kept)), flow.arrived[turn.takes]
+        dy_bTD = flow.arrived[turn.takes]
         if self.schedule.splits_backward:
-            dx_bTD, between = self._halves(known, dy_bTD).first(known, dy_bTD)
-            return flow._replace(made=dx_bTD, put_off=_put(flow.put_off, between, turn.put_off))
-        dchunk, dx_bTD = self._backward(known, dy_bTD)
-        return flow._replace(made=dx_bTD, dblocks=self._add(flow.dblocks, dchunk, turn.chunk))
+            dx_bTD, put_off = self.passes.first(turn, dy_bTD, flow.kept, flow.put_off)
+            return flow._replace(made=dx_bTD, put_off=put_off)
+        dx_bTD, dblocks = self.passes.backward(turn, dy_bTD, flow.kept, flow.dblocks)
+        return flow._replace(made=dx_bTD, dblocks=dblocks)
 
     def _turn_weights(self, flow: Flow, turn: Turn, shared: Shared) -> Flow:
-        known = self._chunk(turn.chunk), _take(flow.kept, turn.kept)
-        dchunk = self._halves(known, jnp.zeros_like(flow.made)).second(known, _take(flow.put_off, turn.put_off))
-        return flow._replace(dblocks=self._add(flow.dblocks, dchunk, turn.chunk))
+        return flow._replace(dblocks=self.passes.second(turn, flow.made, flow.kept, flow.put_off, flow.dblocks))
 
     def _meet(self, ends: Ends, flow: Flow, turn: Turn, shared: Shared) -> Flow:
         """What is done at both ends of the model, in which all stages share."""
@@ -163,12 +160,12 @@ class Executor:
         arrived, loss, dends = flow.arrived, flow.loss, flow.dends
         if enters:
             entered_bTD = own(self.parts.embed(self.ends, self.tokens_MbS[shared.enters]))
-            arrived = _put(arrived, entered_bTD, turn.got_entered)
+            arrived = put(arrived, entered_bTD, turn.got_entered)
         if leaves:
             y_bTD = self._of(self.schedule.stages - 1, flow.made)
             more, (dleaving, dy_bTD) = jax.value_and_grad(self._lose, (0, 1))(self.ends, y_bTD, shared.leaves)
             loss, dends = loss + more, jax.tree.map(jnp.add, dends, dleaving)
-            arrived = _put(arrived, own(dy_bTD), turn.got_loss)
+            arrived = put(arrived, own(dy_bTD), turn.got_loss)
         if returns:
             _, pull = jax.vjp(lambda ends: self.parts.embed(ends, self.tokens_MbS[shared.returns]), self.ends)
             dends = jax.tree.map(jnp.add, dends, *pull(self._of(0, flow.made)))
@@ -183,54 +180,7 @@ class Executor:
 
     def _send(self, exchange: int, ways: Ways, flow: Flow, turn: Turn, shared: Shared) -> Flow:
         sent_bTD = lax.ppermute(flow.made, "pipeline", ways)
-        return flow._replace(arrived=_put(flow.arrived, sent_bTD, turn.got_sent[exchange]))
-
-    def _forward(self, chunk: Any, x_bTD: Array) -> tuple[Array, Any]:
-        """The result, and what the backward pass needs besides the weights.
-
-        JAX has no public way to take apart what `jax.vjp` returns: these two are fields of it, here and in `_backward`.
-        """
-        pull: Any
-        y_bTD, pull = jax.vjp(self._run(chunk), self._chunk(chunk), x_bTD)
-        return y_bTD, (pull.args_res[1], pull.opaque_residuals)  # what it keeps: of its arguments, and besides
-
-    def _backward(self, known: tuple[Leaves, Any], dy_bTD: Array) -> tuple[Leaves, Array]:
-        """Weights and what was kept, and the gradient of the result -> gradients of weights and inputs."""
-        chunk, (x_bTD, residuals) = known
-        pull: Any = jax.eval_shape(lambda *inputs: jax.vjp(self._run(0), *inputs)[1], chunk, dy_bTD)
-        return dataclasses.replace(pull, args_res=[chunk, x_bTD], opaque_residuals=residuals)(dy_bTD)
-
-    def _halves(self, known: tuple[Leaves, Any], dy_bTD: Array) -> Halves:
-        return Halves(self._backward, known, dy_bTD)
-
-    def _run(self, chunk: Any) -> Callable[[Leaves, Array], Array]:
-        used_L = None if self.used_L is None else self._places(self.used_L, chunk)
-
-        def run(weights: Leaves, x_bTD: Array) -> Array:
-            # It is kept, too, in slots that vary over the same axes as x.
-            varying = None if used_L is None else used_L | jnp.zeros_like(x_bTD, bool, shape=())
-            return self.parts.run(weights, x_bTD, varying)
-
-        return run
-
-    def _chunk(self, number: Any) -> Leaves:
-        return [self._places(w, number) for w in self.blocks]
-
-    def _places(self, w: Array, chunk: Any) -> Array:
-        """Those of one chunk."""
-        places = len(w) // self.schedule.chunks
-        return w if self.schedule.chunks == 1 else lax.dynamic_slice_in_dim(w, chunk * places, places)
-
-    def _add(self, dblocks: Leaves, dchunk: Leaves, number: Array) -> Leaves:
-        """Add the gradients of a chunk to those of all."""
-        if self.schedule.chunks == 1:
-            return jax.tree.map(jnp.add, dblocks, dchunk)
-
-        def add(total: Array, more: Array) -> Array:
-            sum_of_both = self._places(total, number) + more
-            return lax.dynamic_update_slice_in_dim(total, sum_of_both, number * len(more), 0)
-
-        return jax.tree.map(add, dblocks, dchunk)
+        return flow._replace(arrived=put(flow.arrived, sent_bTD, turn.got_sent[exchange]))
 
 
 def own(tree: Any) -> Any:
@@ -241,16 +191,3 @@ def own(tree: Any) -> Any:
 def _nothing(weight: Array) -> Array:
     """Zeros, to which gradients of a weight are added up in float32, whatever it was cast to."""
     return jnp.zeros_like(weight, jnp.float32)
-
-
-def _slots(shapes: Any, count: int) -> Any:
-    """Room for as many, varying over the same axes as what goes there."""
-    return jax.tree.map(lambda like: jnp.zeros_like(like, shape=(count, *like.shape)), shapes)
-
-
-def _put(slots: Any, values: Any, slot: Any) -> Any:
-    return jax.tree.map(lambda old, new: lax.dynamic_update_index_in_dim(old, new, slot, 0), slots, values)
-
-
-def _take(slots: Any, slot: Any) -> Any:
-    return jax.tree.map(lambda values: values[slot], slots)

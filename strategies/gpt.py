@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from strategies.attention import KEPT, matmul
 from strategies.config import GPTConfig, TrainConfig
@@ -185,25 +185,17 @@ class GPT(nnx.Module):
         """Tokens to the residual stream, in the compute dtype."""
         return self._ready(nnx.split(self.embedding))(tokens_BT, self.hooks)
 
-    def run(self, x_BTD: Float[Array, "B T D"], used_L: Bool[Array, " L"] | None = None) -> Float[Array, "B T D"]:
-        """All blocks held here, one after another; what the backward pass recomputes is `train.remat`.
-
-        Places that are not `used_L` are passed by.
-        """
+    def run(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """All blocks held here, one after another; what the backward pass recomputes is `train.remat`."""
         graph, stacked = nnx.split(self.blocks)
 
-        def layer(x_BTD: Array, place: tuple[nnx.State, Array | None]) -> tuple[Array, None]:
-            weights, used = place
-
-            def run(x_BTD: Array) -> Array:
-                return self._ready((graph, weights))(x_BTD, self.hooks, self.attention)
-
-            return run(x_BTD) if used is None else lax.cond(used, run, lambda x_BTD: x_BTD, x_BTD), None
+        def layer(x_BTD: Array, weights: nnx.State) -> tuple[Array, None]:
+            return self._ready((graph, weights))(x_BTD, self.hooks, self.attention), None
 
         # Iterations of a loop do not share subexpressions: no barrier is needed against that. A loop of one is none.
         loops = jax.tree.leaves(stacked)[0].shape[0] > self.how.unroll
         layer = jax.checkpoint(layer, policy=_REMAT[self.how.remat], prevent_cse=not loops)
-        return lax.scan(layer, x_BTD, (stacked, used_L), unroll=self.how.unroll)[0]
+        return lax.scan(layer, x_BTD, stacked, unroll=self.how.unroll)[0]
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
         """Residual stream to the loss of each token. Of the logits at most one copy, in the compute dtype, is kept."""

@@ -65,7 +65,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     gradients: of all weights; where they are accumulated, those of one microbatch besides
     activations: what all layers keep, of all microbatches that are in flight
     stages: of a pipeline, see `stage_bytes`
-    working: on one layer, twice where it is in the conditional of an empty place; or on the head, if that takes more
+    working: on one layer, or on the head, if that takes more
     """
     train, shards = plan.train, plan.size(*plan.shards)
     stays = shards > 1 and (train.gather == "step" or not train.regather)
@@ -77,27 +77,23 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
         "gradients": 4 * gradients,
         "activations": plan.ticks.depths.kept * plan.layers * layer_bytes(plan) // plan.schedule.chunks,
         "stages": stage_bytes(plan) if plan.staged else 0,
-        "working": max(layer_work_bytes(plan) * (2 if plan.uneven else 1), head_work_bytes(plan)),
+        "working": max(layer_work_bytes(plan), head_work_bytes(plan)),
     }
 
 
 def stage_bytes(plan: Plan) -> int:
-    """What a pipeline holds besides, that goes through a chunk of a stage at a time.
+    """What a pipeline holds besides: what waits on a stage, but for what layers keep.
 
     Inputs and gradients that have arrived, with a slot that nobody reads, and what is sent; what backward passes put
     off (zb-h1: of a layer 7 n D + n F, of which a tensor axis splits 3 n D + n F; with `remat="full"` 12 n D + 3 n F,
-    and 4 n D + 3 n F). Of the chunk at work what is to be kept, before it is in its slot, unless there is just one; and
-    where its layers are a loop its gradients by one microbatch.
+    and 4 n D + 3 n F).
     """
-    config, train, depths, chunks = plan.config, plan.train, plan.ticks.depths, plan.schedule.chunks
+    config, train, depths = plan.config, plan.train, plan.ticks.depths
     number, tokens = BYTES[train.dtype], plan.tokens // train.microbatches
     arrived = (depths.arrived + 2) * number * plan.own_residual // train.microbatches
     whole, split, hidden = (8, 4, 3) if train.remat == "full" else (4, 3, 1)
     width = whole * config.embed + (split * config.embed + hidden * config.mlp_dim) // plan.size("tensor")
-    put_off = depths.put_off * plan.layers * number * tokens * width
-    kept = plan.layers * layer_bytes(plan) // chunks if depths.kept > 1 else 0
-    loops = plan.layers > chunks and not plan.schedule.splits_backward
-    return arrived + put_off + kept + (4 * plan.gathered * block_elements(plan) // chunks if loops else 0)
+    return arrived + depths.put_off * plan.layers * number * tokens * width
 
 
 def layer_work_bytes(plan: Plan) -> int:

@@ -92,6 +92,29 @@ class MeshSpec:
             return Mesh(places, tuple(axes), axis_types=types)
 
 
+def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
+    """So many devices to spread over: the first, or of several processes as many of each, one process after another.
+
+    One device is this process's own: what it computes needs nobody.
+
+    Raises:
+        Infeasible: devices that the processes cannot have equal parts of.
+    """
+    devices = jax.devices() if devices is None else devices
+    processes = sorted({device.process_index for device in devices})
+    if count == 1:
+        return [device for device in devices if device.process_index == jax.process_index()][:1]
+    if count % len(processes):
+        few = f"{len(processes)} processes do not have equal parts of {count} devices"
+        raise Infeasible(f"{few}; take one device, or a multiple of {len(processes)}")
+    each = count // len(processes)
+    return [
+        device
+        for process in processes
+        for device in [device for device in devices if device.process_index == process][:each]
+    ]
+
+
 def factorisations(axes: Sequence[str], devices: int) -> Iterator[MeshSpec]:
     """Every mesh of exactly this many devices over some of the axes, none of size one (one device: the first axis).
 

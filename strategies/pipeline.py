@@ -31,11 +31,12 @@ from jaxtyping import Array
 
 from strategies import tensor
 from strategies.assemble import assemble
-from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.executor import Executor, Leaves, Parts, own
+from strategies.config import GPTConfig, TrainConfig
+from strategies.executor import Executor, Parts, own
 from strategies.gpt import GPT, Weights
 from strategies.mesh import Devices, MeshSpec
 from strategies.partition import places
+from strategies.passes import Leaves
 from strategies.schedules import SCHEDULES, Schedule
 from strategies.step import Differentiate, Spread, Step, Strategy, Tokens
 from strategies.ticks import Ticks
@@ -44,7 +45,7 @@ AXES = ("pipeline",)
 SPLIT = {"layers": "pipeline", "vocab": "pipeline"}
 
 
-def scheduled(schedule: Schedule, layer_places: tuple[int, ...]) -> Differentiate:
+def scheduled(schedule: Schedule, layer_places: tuple[int, ...], unroll: int) -> Differentiate:
     """Loss and gradients, computed in the order of a schedule; `layer_places` are the `places` of a `Spread`."""
     ticks = Ticks.of(schedule)
     used_SL = np.array(layer_places).reshape(schedule.stages, -1) >= 0
@@ -62,12 +63,12 @@ def scheduled(schedule: Schedule, layer_places: tuple[int, ...]) -> Differentiat
 
         parts = Parts(
             embed=lambda ends, tokens_bS: model(ends).embed(tokens_bS[:, :-1]),
-            run=lambda chunk, x_bTD, used_L: model(ends, chunk).run(x_bTD, used_L),
+            run=lambda layer, x_bTD: model(ends, layer).run(x_bTD),
             lose=lambda ends, y_bTD, tokens_bS: model(ends).losses(y_bTD, tokens_bS[:, 1:]).sum() / token_count,
         )
         tokens_MbS = tokens_BS.reshape(schedule.microbatches, -1, tokens_BS.shape[-1])
         used_L = None if used_SL.all() else jnp.asarray(used_SL)[lax.axis_index("pipeline")]
-        loss, dblocks, dends = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L)()
+        loss, dblocks, dends = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, unroll)()
         dends["head"]["norm"] = lax.psum(dends["head"]["norm"], "pipeline")
         return loss, {**dends, "blocks": jax.tree.unflatten(structure, dblocks)}
 
@@ -88,20 +89,17 @@ def piped(config: GPTConfig, train: TrainConfig, stages: int) -> Pipe:
         Infeasible: as `order` does.
     """
     schedule, layer_places = order(config, train, stages)
-    return Pipe(layer_places, scheduled(schedule, layer_places))
+    return Pipe(layer_places, scheduled(schedule, layer_places, train.unroll))
 
 
 def order(config: GPTConfig, train: TrainConfig, stages: int) -> tuple[Schedule, tuple[int, ...]]:
     """The schedule of as many stages, and the places of the layers.
 
     Raises:
-        Infeasible: fewer layers than parts, or layers or microbatches that do not fit the schedule.
+        Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
     """
     chunks = train.chunks if train.schedule == "interleaved" else 1
     layer_places = places(config.layers, stages, chunks)
-    if train.schedule == "zb-h1" and -1 in layer_places:
-        problem = f"pipeline={stages} does not divide layers={config.layers}, as zb-h1 needs"
-        raise Infeasible(f"{problem}; {legal(config.layers, 'pipeline')}, or any with another schedule")
     return SCHEDULES[train.schedule](stages, train.microbatches, chunks), layer_places
 
 

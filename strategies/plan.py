@@ -121,8 +121,10 @@ class Plan:
         contexts, tensors = self.size(*self.token_axes), self.size("tensor")
         tensor.require_fit(self.config, self.train, tensors, contexts)
         context.require_fit(self.config, self.attending, contexts, tensors)
-        if self.staged and self.size(*self.shards) > 1:
-            three_d.require_regather(self.train, self.size("pipeline"))
+        if self.staged:
+            _ = self.order
+            if self.size(*self.shards) > 1:
+                three_d.require_regather(self.train, self.size("pipeline"))
         parts = self.size(*self.batch_axes) * self.train.microbatches
         if self.train.batch_size % parts:
             problem = f"{self.mesh} x microbatches={self.train.microbatches} does not divide"
@@ -203,11 +205,6 @@ class Plan:
     def places(self) -> int:
         """For layers, on all stages: as many on each as the largest needs."""
         return len(places(self.config.layers, self.schedule.stages, self.schedule.chunks))
-
-    @property
-    def uneven(self) -> bool:
-        """Whether some stages have fewer layers than the largest, and so empty places."""
-        return self.places > self.config.layers
 
     @property
     def layers(self) -> int:

@@ -90,7 +90,7 @@ def flat(function: Callable[..., Any], leaves: Sequence[Any], structure: Any) ->
 def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
     params = equation.params
     if equation.primitive.name == "scan":
-        return _unrolled(equation, inputs)
+        return _unrolled(equation, inputs) if params["length"] else bind(equation, inputs)
     called = params.get("call_jaxpr", params.get("jaxpr"))
     if called is None:
         return bind(equation, inputs)

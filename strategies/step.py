@@ -140,13 +140,17 @@ class Step:
     def place(self, tokens_BS: Any) -> Tokens:
         """Put host tokens, anything like a numpy array, on the mesh: each device its own sequences.
 
+        Only what the devices of this process take is looked at: what reads its parts as they are asked for, from a
+        file, reads no more.
+
         Raises:
             ValueError: another shape than [batch_size, sequence + 1].
         """
-        tokens_BS = np.asarray(tokens_BS, np.int32)
-        if tokens_BS.shape != self.batch.shape:
-            raise ValueError(f"tokens of shape {tokens_BS.shape}; this step takes {self.batch.shape}")
-        return jax.device_put(tokens_BS, self.batch.sharding)
+        tokens_BS = tokens_BS if hasattr(tokens_BS, "shape") else np.asarray(tokens_BS)
+        shape, sharding = self.batch.shape, self.batch.sharding
+        if tokens_BS.shape != shape:
+            raise ValueError(f"tokens of shape {tokens_BS.shape}; this step takes {shape}")
+        return jax.make_array_from_callback(shape, sharding, lambda part: np.asarray(tokens_BS[part], np.int32))
 
     def lower(self) -> jax.stages.Lowered:
         """The step lowered from shapes alone, nothing allocated; `.compile()` it to ask the compiler."""

@@ -108,7 +108,8 @@ def updates(plan: Plan) -> Iterator[Traffic]:
 def gathers(plan: Plan) -> Iterator[Traffic]:
     """fsdp.py: weights that axes of the batch split are gathered, and their gradients scattered.
 
-    A table that is tied has its gradients scattered for each of its two uses.
+    A table that is tied has its gradients scattered for each of its two uses. Layers are taken to be a loop: with
+    `unroll` as many as there are, the compiler finds some of what is gathered again, and gathers it once.
     """
     by_layer = plan.train.gather == "layer"
     for weight in plan.weights:

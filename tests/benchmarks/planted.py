@@ -132,9 +132,19 @@ def killed_later(step: Step) -> Step:
     return in_turn(step, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def elsewhere(step: Step) -> Step:
+    """The compiler of another process than the first refuses the step."""
+    return uncompilable(step) if jax.process_index() else step
+
+
+def killed_elsewhere(step: Step) -> Step:
+    """The system ends another process than the first when the step of a batch of 8 takes its turn."""
+    return killed_later(step) if jax.process_index() and step.train.batch_size == 8 else step
+
+
 FAULTS = (
     *(nan, wrong, inexact, diverging, uncompilable, huge, stopped, stopped_once, full_once, broken, retraced),
-    *(hanging, aborting, hanging_later, killed_later),
+    *(hanging, aborting, hanging_later, killed_later, elsewhere, killed_elsewhere),
 )
 
 
@@ -189,7 +199,7 @@ class Uncompiled:
         """As a jitted function does it."""
         return self
 
-    def compile(self) -> "Uncompiled":
+    def compile(self, options: Any = None) -> "Uncompiled":
         """As a lowered function does it."""
         return self
 

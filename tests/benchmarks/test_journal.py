@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.journal import Journal, JournalError
+from benchmarks.journal import Journal, JournalError, Silent
 from benchmarks.record import Row
 
 FACTS = {"jax": "0.10.2", "selection": "nano"}
@@ -58,6 +58,23 @@ def test_rows_survive_their_process(path: Path) -> None:
     """A run that is gone on with has the rows of those before, as they were."""
     leave(path)
     assert list(read(path).rows.values()) == ROWS
+
+
+def test_a_silent_journal_knows_what_decides(path: Path) -> None:
+    """A process that writes none knows, as plain values, which cases have ended and how, and what killed others."""
+    leave(path, "tensor")
+    journal = read(path)
+    silent = Silent(json.loads(json.dumps(journal.known())))
+    assert silent.deaths == journal.deaths
+    ends = [{"status": "ok", "reason": None}, {"status": "oom", "reason": "full"}]
+    assert [(row.case, row.extra_info) for row in silent.rows.values()] == [*zip(journal.rows, ends, strict=True)]
+    before = path.read_bytes()
+    silent.begin("tensor")
+    silent.finish(Row("tensor", {"status": "ok"}, (0.1,), 1))
+    silent.stop()
+    silent.close()
+    assert list(silent.rows) == [*journal.rows, "tensor"]
+    assert path.read_bytes() == before
 
 
 def test_rows_survive_kill_9(path: Path) -> None:

@@ -19,7 +19,6 @@ from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
 CONFIG = GPTConfig(layers=4, embed=16, heads=4, vocab=256, sequence=16)
 SPREADS = {
     "data": "data=4",
-    "zero1": "data=4",
     "fsdp": "fsdp=4",
     "tensor": "tensor=4",
     "context": "context=4",

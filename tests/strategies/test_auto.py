@@ -14,10 +14,10 @@ CONFIG = dataclasses.replace(PRESETS["nano"], layers=2, embed=64, sequence=32, t
 BATCH = 32
 
 
-def sent(name, mesh, **options):
+def sent(name, mesh, tied=False, **options):
     """(kind, axes) -> bytes that a device sends in a step."""
-    spec = MeshSpec.parse(mesh)
-    step = STRATEGIES[name].build(CONFIG, spec, TrainConfig(BATCH, **options), jax.devices()[: spec.size])
+    spec, config = MeshSpec.parse(mesh), dataclasses.replace(CONFIG, tied=tied)
+    step = STRATEGIES[name].build(config, spec, TrainConfig(BATCH, **options), jax.devices()[: spec.size])
     total = Counter()
     for each in read_program(step.lower().compile().as_text() or "", spec.sizes).collectives:
         total[each.kind, each.axes] += each.times * each.sent_bytes
@@ -54,6 +54,22 @@ def test_axes_together_send_each_over_its_own():
     for kind in ("all_gather", "all_reduce"):
         assert mine[kind, ("tensor",)] == pytest.approx(of_tensor[kind, ("tensor",)], rel=0.01)
         assert 1 < mine[kind, ("fsdp",)] / (of_fsdp[kind, ("fsdp",)] / 4) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("options", "again"),
+    [
+        ({"microbatches": 2}, "all of them"),
+        ({"tied": True}, "the table"),
+        ({"logits_bytes": 2**17}, "the table"),  # the logits of 128 of a device's 256 tokens, of 256 words each
+    ],
+    ids=str,
+)
+def test_no_sum_over_devices_waits(options, again):
+    """What is used again is summed again, where by hand it is summed once: to the byte."""
+    by_hand, mine = (sum(sent(name, "data=4", **options).values()) for name in ("data", "auto"))
+    table = 2 * 4 * CONFIG.vocab * CONFIG.embed * 3 // 4  # an all-reduce of it, in float32
+    assert mine - by_hand == {"all of them": by_hand, "the table": table}[again]
 
 
 def with_all_reduces(by_hand):

@@ -45,13 +45,13 @@ CASES = [
     ("context", "context=4", SMALL, {"context_attention": "ulysses"}),
     ("pipeline", "pipeline=4", ODD, {"microbatches": 8, "remat": "full"}),
     ("pipeline", "pipeline=2", EVEN, {"microbatches": 4, "schedule": "interleaved"}),
-    ("pipeline", "pipeline=2", SMALL, {"microbatches": 4, "schedule": "zb-h1"}),
+    ("pipeline", "pipeline=4", ODD, {"microbatches": 8, "schedule": "zb-h1"}),
     ("three_d", "data=2,pipeline=2,tensor=2", UNTIED, {"microbatches": 4, "sequence_parallel": False}),
     ("three_d", "fsdp=2,pipeline=2,tensor=2", ODD, {"microbatches": 4, "remat": "none"}),
     ("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, {"microbatches": 4, "schedule": "zb-h1"}),
     ("three_d", "fsdp=2,context=2,tensor=2", ODD, {"microbatches": 2, "gather": "step", "remat": "full"}),
     ("three_d", "data=2,context=2,tensor=2", SMALL, {"context_attention": "ulysses", "sequence_parallel": False}),
-    ("three_d", "data=2,pipeline=4", ODD, {"microbatches": 4}),
+    ("three_d", "data=2,pipeline=4", ODD, {"microbatches": 4, "schedule": "zb-h1", "remat": "full"}),
 ]
 
 
@@ -158,15 +158,19 @@ def loops(program):
     ids=str,
 )
 def test_layers_keep_what_the_formula_says(name, mesh, train, remat):
-    """What the loop over layers hands to that of the backward pass, to the byte, in bfloat16 and in float32."""
+    """What the loop over layers hands to that of the backward pass, to the byte, in bfloat16 and in float32.
+
+    Of a pipeline, whose passes go layer by layer, what each layer hands on by itself.
+    """
     built = step(name, mesh, ODD, remat=remat, dtype="bfloat16", **train)
     plan = cost(name, mesh, ODD, remat=remat, dtype="bfloat16", **train).plan
     jaxpr = jax.make_jaxpr(built.gradients)(built.state.params, built.batch).jaxpr
-    forward, _ = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == plan.layers]
+    layers = 1 if plan.staged else plan.layers
+    forward, _ = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == layers]
     kept = forward.outvars[1:]
     assert not forward.params["reverse"]
     assert sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in kept) == (
-        plan.layers * layer_bytes(plan)
+        layers * layer_bytes(plan)
     )
 
 
@@ -237,3 +241,24 @@ def test_plans_share_what_takes_long_to_find():
     other = cost("three_d", "data=2,pipeline=2", microbatches=4, remat="none")
     assert one.plan.order is other.plan.order
     assert one.plan.order is not cost("pipeline", "pipeline=2", microbatches=8, remat="full").plan.order
+
+
+@pytest.mark.parametrize(
+    ("mesh", "train", "message"),
+    [
+        ("pipeline=4", {"microbatches": 4}, "2 layers are too few for 4 parts of a pipeline; take at most 2"),
+        ("pipeline=2", {"schedule": "interleaved"}, "2 layers are too few for 4 parts of a pipeline"),
+        (
+            "pipeline=2",
+            {"schedule": "interleaved", "chunks": 1},
+            "pipeline=2 does not divide microbatches=1, as an interleaved schedule needs; take a multiple of 2",
+        ),
+    ],
+)
+def test_what_does_not_fit_has_no_plan(mesh, train, message):
+    """Of stages, too: it is refused before anything is asked of the plan, in the words of `build`."""
+    for name in ("pipeline", "three_d"):
+        with pytest.raises(Infeasible, match=message):
+            LAWS[name].plan(SMALL, MeshSpec.parse(mesh), TrainConfig(BATCH, **train))
+        with pytest.raises(Infeasible, match=message):
+            step(name, mesh, **train)

@@ -25,9 +25,11 @@ from functools import cache, partial
 import jax
 import numpy as np
 import pytest
+from jax.experimental.multihost_utils import process_allgather
 
+from benchmarks.cases import own_meshes
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
-from strategies.mesh import AXES
+from strategies.mesh import AXES, first_devices
 from tests.strategies.quick import compiled
 from tests.strategies.test_step import WIDEST
 
@@ -44,7 +46,7 @@ MESHES = [
     for name, strategy in STRATEGIES.items()
     if name != "single"
     for devices in (2, 4, 8)
-    for mesh in strategy.meshes(devices)
+    for mesh in own_meshes(name, devices)
     if strategy.is_usual(mesh)
 ]
 COMBINATIONS = [
@@ -62,7 +64,7 @@ COMBINATIONS = [
 def train(name, mesh, tied=True, **options):
     """A few steps: their losses, their norms, and the state after each, on the host and unpadded."""
     config, options = dataclasses.replace(CONFIG, tied=tied), dataclasses.replace(TRAIN, **options)
-    step = STRATEGIES[name].build(config, mesh, options, jax.devices()[: mesh.size])
+    step = STRATEGIES[name].build(config, mesh, options, first_devices(mesh.size))
     key = jax.random.key(0)
     state, update = compiled(step.init.lower(key))(key), compiled(step.lower())
     losses, norms, states = [], [], []
@@ -77,7 +79,7 @@ def train(name, mesh, tied=True, **options):
 
 def ordered(places, path, x):
     """On the host, without padding, which must be zero: a table by words, and stacked blocks in the model's order."""
-    x = np.array(x, np.float64)
+    x = np.array(x if x.is_fully_addressable else process_allgather(x, tiled=True), np.float64)
     if places and jax.tree_util.DictKey("blocks") in path:
         assert all((layer == 0).all() for place, layer in zip(places, x, strict=True) if place < 0)
         return x[[places.index(layer) for layer in range(CONFIG.layers)]]
@@ -147,28 +149,33 @@ def test_in_combinations_each_two_axes_meet():
 
 
 @pytest.mark.factorisations
-@pytest.mark.parametrize("mesh", STRATEGIES["three_d"].meshes(8), ids=str)
-def test_every_factorisation_equals_one_device(mesh):
-    """So does every product of axes that makes eight."""
+@pytest.mark.parametrize(
+    ("name", "mesh"), [(name, mesh) for name in ("hsdp", "three_d") for mesh in STRATEGIES[name].meshes(8)], ids=str
+)
+def test_every_factorisation_equals_one_device(name, mesh):
+    """So does every product of axes that makes eight, those on which a strategy is only a simpler one among them."""
     microbatches = 4 if "pipeline" in mesh.sizes else 1
-    assert_equal(train("three_d", mesh, microbatches=microbatches), single(), ROUNDING["float32"])
+    assert_equal(train(name, mesh, microbatches=microbatches), single(), ROUNDING["float32"])
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        {"dtype": "bfloat16"},
-        {"remat": "none"},
-        {"remat": "full"},
-        {"microbatches": 2},
-        {"unroll": 2},
-        {"tied": False},
-        {"sequence_parallel": False},
-        {"logits_bytes": 2**14, "z_loss": 1e-2},
+        (name, options)
+        for options in (
+            {"dtype": "bfloat16"},
+            {"remat": "none", "tied": False},
+            {"remat": "full", "microbatches": 2},
+            {"unroll": 2, "logits_bytes": 2**14, "z_loss": 1e-2},
+        )
+        for name in STRATEGIES
+        if name != "single"
+    ]
+    + [
+        (name, {"sequence_parallel": False}) for name, each in STRATEGIES.items() if "sequence_parallel" in each.options
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "single"])
 def test_equals_one_device_with_every_option(name, options):
     """So it does in bfloat16, to its own rounding, however it computes again or accumulates, and untied."""
     reference = single(**{key: options[key] for key in options if key in ("dtype", "tied", "z_loss")})

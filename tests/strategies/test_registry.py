@@ -66,7 +66,6 @@ def test_a_strategy_that_the_compiler_partitions_has_twins_by_hand():
         ("pipeline", "pipeline=8", {"layers": 6}, "6 layers are too few for 8 parts of a pipeline; take at most 6"),
         ("pipeline", "pipeline=8", {"schedule": "interleaved", "microbatches": 8}, "8 layers are too few for 16 parts"),
         ("pipeline", "pipeline=4", {"schedule": "interleaved"}, "pipeline=4 does not divide microbatches=1, as an int"),
-        ("pipeline", "pipeline=4", {"layers": 6, "schedule": "zb-h1"}, "=6, as zb-h1 needs; pipeline can be 1, 2, 3"),
         ("three_d", "pipeline=4,tensor=2", {"layers": 2}, "2 layers are too few for 4 parts"),
         ("three_d", "pipeline=4,tensor=2", {"heads": 1}, "tensor=2 does not divide heads=1; tensor can be 1"),
         ("three_d", "data=4,tensor=2", {"batch_size": 6}, "data=4 x microbatches=1 does not divide batch_size=6"),

@@ -92,9 +92,18 @@ def test_buffers_are_as_large_as_what_is_in_flight(case: tuple[str, int, int, in
 def test_an_exchange_is_a_permutation(case: tuple[str, int, int, int]) -> None:
     """No stage sends twice in one exchange, and none gets twice; and a tick takes a second one only where it must."""
     name, stages, microbatches, chunks = case
-    ticks = Ticks.of(SCHEDULES[name](stages, microbatches, chunks))
+    plan = SCHEDULES[name](stages, microbatches, chunks)
+    ticks = Ticks.of(plan)
     for ways in (ways for exchange in ticks.ways for ways in exchange):
         assert len({source for source, _ in ways}) == len({target for _, target in ways}) == len(ways) > 0
+    for tick, chosen in enumerate(ticks.shared.ways):
+        made = [(s, op) for s, row in enumerate(plan.table) if (op := row[tick]) and op.kind != "W"]
+        end = {"F": stages * chunks - 1, "B": 0}  # where the last part is done, nothing goes on
+        made = [(s, op.kind) for s, op in made if op.chunk * stages + s != end[op.kind]]
+        must = [(s, (s + (1 if kind == "F" else -1)) % stages) for s, kind in made]
+        taken = [ticks.ways[exchange][index] for exchange, index in enumerate(chosen) if index >= 0]
+        assert all(any(way in ways for ways in taken) for way in must)
+        assert len(taken) == min(len(must), 1 + (len({target for _, target in must}) < len(must)))
     if name == "1f1b":  # one after another, each stage sends on what the next takes at once
         assert len(ticks.ways) == 1
 

@@ -1,0 +1,246 @@
+"""Several processes that measure together, on one machine or on many: how they start, and how they agree.
+
+`join` makes this process one of them. From then on each does the same in the same order. `together` runs a function in
+every process and waits for all: what failed in one has failed in all, and none waits in a collective for one that does
+not come. `of_first` gives all of them what the first one found: whatever a clock, a file or its memory decides. In a
+process that is alone the two call the function, and that is all.
+
+The first process, number 0, is the one that writes and reports.
+"""
+
+import atexit
+import itertools
+import json
+import math
+import os
+import re
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Int
+
+from benchmarks.failures import CaseFailure, Status, reason_of, status_of
+
+T = TypeVar("T")
+
+PULSES, GONE = "meshmark-pulses", "meshmark-gone"
+LEFT = "left"
+"""The last sign of a process that ends in good order."""
+LOST = 69
+"""The exit status of a process that has lost another (`EX_UNAVAILABLE` of sysexits.h)."""
+
+
+class Elsewhere(CaseFailure):
+    """Another process failed; its word for it, and its reason."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Lost(BaseException):
+    """Another process does not come. It ends the run, as Ctrl-C does, and not a case."""
+
+
+@dataclass
+class _Group:
+    """The processes that this one is one of.
+
+    Attributes:
+        client: of the service that `jax.distributed.initialize` starts.
+        patience_seconds: how long the others are waited for.
+        meetings: how often they have agreed: each has done so as often as any other.
+    """
+
+    client: Any
+    index: int
+    count: int
+    patience_seconds: float
+    meetings: int = 0
+
+    def meet(self, failure: tuple[str, str] | None, word: Any) -> tuple[dict[int, tuple[Status, str]], Any]:
+        """Wait for all, and learn which of them have failed, and the word of the first.
+
+        Raises:
+            Lost: not all have come.
+        """
+        self.meetings += 1
+        room = f"meshmark/{self.meetings}"
+        try:
+            if failure:
+                self.client.key_value_set(f"{room}/failed/{self.index}", json.dumps(failure))
+            if self.index == 0:
+                self.client.key_value_set(f"{room}/word", json.dumps(word))
+            self.client.wait_at_barrier(room, round(1000 * self.patience_seconds))
+            said = {key.removeprefix(f"{room}/"): json.loads(text) for key, text in self.client.key_value_dir_get(room)}
+            if self.index == 0:
+                self.client.key_value_delete(f"meshmark/{self.meetings - 1}")  # all have read it, for all are here
+        except jax.errors.JaxRuntimeError as error:
+            raise Lost(_missing(str(error), self.patience_seconds)) from error
+        failures = {int(key.partition("/")[2]): text for key, text in said.items() if key != "word"}
+        return failures, said["word"]
+
+    def pulse(self, lost_after_seconds: float, say: Callable[[str], None], over: threading.Event) -> None:
+        """Show the others that this process is there, and end it where one of them is not: it may hang, waiting for it.
+
+        The first listens to all, and tells them. Where it is the first that is gone, its service is gone with it.
+        """
+        heard: dict[int, tuple[str, float]] = dict.fromkeys(range(self.count), ("", time.monotonic()))
+        for beat in itertools.count():
+            try:
+                self._show(str(beat))
+                gone = self._gone(heard, lost_after_seconds)
+            except jax.errors.JaxRuntimeError:
+                gone = f"process 0 of {self.count}"
+            if gone:
+                say(f"{gone} has not been heard of for {lost_after_seconds:g} seconds: it died, or cannot be reached")
+                os._exit(LOST)
+            if over.wait(lost_after_seconds / 5):
+                return self._show(LEFT)
+
+    def _show(self, sign: str) -> None:
+        self.client.key_value_set(f"{PULSES}/{self.index}", sign, allow_overwrite=True)
+
+    def _gone(self, heard: dict[int, tuple[str, float]], lost_after_seconds: float) -> str | None:
+        """Who is gone. `heard` is what the first has heard last of each, and when that was new."""
+        if self.index == 0:
+            now = time.monotonic()
+            for key, sign in self.client.key_value_dir_get(PULSES):
+                index = int(key.rpartition("/")[2])
+                if sign == LEFT or sign != heard[index][0]:
+                    heard[index] = sign, now
+            if silent := [index for index, (_, when) in heard.items() if now - when > lost_after_seconds]:
+                self.client.key_value_set(f"{GONE}/name", f"process {silent[0]} of {self.count}", allow_overwrite=True)
+        return next((name for _, name in self.client.key_value_dir_get(GONE)), None)
+
+
+_group: _Group | None = None
+
+
+def asked(option: Namespace) -> bool:
+    """Whether the options ask for several processes.
+
+    Raises:
+        ValueError: they say too little, or too much.
+    """
+    by_hand = {"--coordinator": option.coordinator, "--processes": option.processes, "--process-id": option.process_id}
+    missing = [name for name, value in by_hand.items() if value is None]
+    if option.distributed and len(missing) < len(by_hand):
+        raise ValueError(f"--distributed finds out what {', '.join(by_hand)} say; leave it out, or leave them out")
+    if 0 < len(missing) < len(by_hand):
+        raise ValueError(f"{', '.join(by_hand)} go together; {', '.join(missing)} missing")
+    if not missing and option.process_id >= option.processes:
+        raise ValueError(f"--process-id {option.process_id} is none of {option.processes} processes, 0 the first")
+    return option.distributed or not missing
+
+
+def join(option: Namespace) -> None:
+    """Become one of the processes that the options ask for, if they do. It comes before anything asks for devices.
+
+    Raises:
+        RuntimeError, ValueError: from JAX, where the processes do not find each other.
+    """
+    global _group
+    if not asked(option):
+        return
+    jax.distributed.initialize(
+        option.coordinator,
+        option.processes,
+        option.process_id,
+        # JAX would end this process, too, but without saying why where it is heard. It comes second.
+        heartbeat_timeout_seconds=math.ceil(3 * option.lost_after),
+        shutdown_timeout_seconds=math.ceil(option.lost_after),
+    )
+    # The service's client, with its barriers that time out, has no public name. What is public, `multihost_utils` of
+    # `jax.experimental`, agrees by a collective of the devices: where one process is missing it waits for ever.
+    from jax._src.distributed import global_state
+
+    index, count = global_state.process_id, global_state.num_processes or 1
+    _group = _Group(global_state.client, index, count, option.case_timeout)
+    stderr = os.fdopen(os.dup(sys.stderr.fileno()), "w")  # the real one: in a test pytest captures what is written
+    say = partial(print, file=stderr, flush=True)
+    over = threading.Event()
+    pulse = threading.Thread(target=_group.pulse, args=(option.lost_after, say, over), daemon=True)
+    pulse.start()
+    # Python must not end while it is in a call of the client, nor the client while it is called.
+    atexit.register(lambda: (over.set(), pulse.join()))
+
+
+def count() -> int:
+    """How many processes measure together."""
+    return _group.count if _group else 1
+
+
+def is_first() -> bool:
+    """Whether this is the one that writes and reports."""
+    return _group is None or _group.index == 0
+
+
+def together(function: Callable[[], T]) -> T:
+    """What a function returns here, when it has returned in all processes. It may not call `together` itself.
+
+    Raises:
+        Exception: what it raised here.
+        Elsewhere: it raised something in another process, which is named, and nothing here.
+        Lost: a process has not come.
+    """
+    return function() if _group is None else _ended(_group, function, lambda value: None)[0]
+
+
+def of_first(function: Callable[[], T]) -> T:
+    """As `together`, but it returns what the function returned in the first process: plain values, as in JSON."""
+    return function() if _group is None else _ended(_group, function, lambda value: value)[1]
+
+
+def _ended(group: _Group, function: Callable[[], T], tell: Callable[[T], Any]) -> tuple[T, Any]:
+    """What a function returned here, and what was told of it by the first process."""
+    try:
+        value = function()
+    except Exception as error:
+        group.meet((status_of(error), reason_of(error)), None)
+        raise
+    failures, word = group.meet(None, tell(value))
+    if failures:
+        index, (status, reason) = min(failures.items())
+        raise Elsewhere(status, f"process {index} of {group.count}: {reason}")
+    return value, word
+
+
+def _missing(message: str, seconds: float) -> str:
+    """Which process did not come, as the service says it.
+
+    >>> _missing("Barrier timed out. Some timed out task names:\\n/job:jax_worker/replica:0/task:3", 60)
+    'process 3 did not come within 60 seconds: it hangs, or has gone another way'
+    """
+    name = re.search(r"task names:\s+\S*?([0-9]+)\s*$", message, re.MULTILINE)
+    if name:
+        return f"process {name[1]} did not come within {seconds:g} seconds: it hangs, or has gone another way"
+    return f"the other processes are gone: {message.partition(chr(10))[0]}"
+
+
+def crossing(mesh: Mesh) -> tuple[str, ...]:
+    """The axes of a mesh that cross from process to process."""
+    process_of = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
+    return axes_between(process_of, tuple(map(str, mesh.axis_names)))
+
+
+def axes_between(process_of: Int[np.ndarray, "..."], axes: Sequence[str]) -> tuple[str, ...]:
+    """The mesh axes along which devices of different processes lie: what is sent over these may go through a network.
+
+    Args:
+        process_of: the process of each device of the mesh, a dim for each axis.
+        axes: their names.
+
+    >>> axes_between(np.array([[0, 0], [1, 1]]), ("data", "tensor"))
+    ('data',)
+    """
+    return tuple(axis for dim, axis in enumerate(axes) if np.diff(process_of, axis=dim).any())

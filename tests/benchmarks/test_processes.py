@@ -1,0 +1,238 @@
+"""Several processes that measure together: they agree on all that is decided, and none waits for ever for another."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.compiled import KINDS
+from benchmarks.launch import environment, main, wait
+from benchmarks.processes import LOST, Elsewhere, Lost, _ended, _Group, asked, axes_between
+from tests.benchmarks.test_run import PLUGINS, TINY, rows
+from tests.processes import finish_together, free_port, start_together
+
+TOYS = {"SINGLE": "single"}
+
+
+class Service:
+    """What `jax.distributed` starts, for threads."""
+
+    def __init__(self, count: int) -> None:
+        self.texts: dict[str, str] = {}
+        self.barrier = threading.Barrier(count)
+
+    def key_value_set(self, key: str, text: str) -> None:
+        """Keep a text."""
+        self.texts[key] = text
+
+    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
+        """All in a folder."""
+        return [(key, text) for key, text in self.texts.items() if key.startswith(f"{folder}/")]
+
+    def key_value_delete(self, folder: str) -> None:
+        """Forget a folder."""
+        for key, _ in self.key_value_dir_get(folder):
+            del self.texts[key]
+
+    def wait_at_barrier(self, name: str, timeout_ms: int) -> None:
+        """Wait for all, or give up."""
+        try:
+            self.barrier.wait(timeout_ms / 1000)
+        except threading.BrokenBarrierError:
+            raise jax.errors.JaxRuntimeError("Some timed out task names:\n1\n") from None
+
+
+def agree(*functions: Callable[[], Any]) -> list[Any]:
+    """What each process takes for the value of the first when it has run its function, or what was raised in it."""
+    service, ends = Service(len(functions)), list[Any](functions)
+
+    def run(place: int) -> None:
+        group = _Group(service, place, len(functions), patience_seconds=10)
+        try:
+            for _ in range(3):
+                ends[place] = _ended(group, functions[place], lambda value: value)
+        except (Exception, Lost) as error:
+            ends[place] = error
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(service.texts) <= 1 + len(functions)  # what was said in earlier meetings is forgotten
+    return ends
+
+
+def fail() -> None:
+    """As a device without memory does."""
+    raise MemoryError("17 GiB")
+
+
+def test_all_take_the_first_ones_value() -> None:
+    """Each has its own, and that of the first, to the last bit."""
+    assert agree(lambda: 0.1, lambda: 2, lambda: None) == [(0.1, 0.1), (2, 0.1), (None, 0.1)]
+
+
+def test_what_fails_in_one_has_failed_in_all() -> None:
+    """With the word for it, the reason and which process it was; where it failed itself, with its own exception."""
+    for place in (0, 1):
+        ends = agree(*[lambda: 0.1] * place, fail, *[lambda: 0.1] * (2 - place))
+        assert isinstance(ends.pop(place), MemoryError)
+        for end in ends:
+            assert isinstance(end, Elsewhere)
+            assert (end.status, str(end)) == ("oom", f"process {place} of 3: MemoryError: 17 GiB")
+
+
+def test_who_does_not_come_is_not_waited_for_for_ever() -> None:
+    """When patience is at its end, the run is, and what says so is taken for no failure of a case."""
+    group = _Group(Service(2), 0, 2, patience_seconds=0.05)
+    with pytest.raises(Lost, match=r"process 1 did not come within 0\.05 seconds"):
+        _ended(group, lambda: 1, lambda value: value)
+    assert not issubclass(Lost, Exception)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "axes", "crossing"),
+    [
+        ([0, 0, 0, 0], {"data": 2, "tensor": 2}, ()),
+        ([0, 0, 1, 1], {"data": 2, "tensor": 2}, ("data",)),
+        ([0, 1, 0, 1], {"data": 2, "tensor": 2}, ("tensor",)),
+        ([0, 1, 2, 3], {"data": 2, "tensor": 2}, ("data", "tensor")),
+        ([0, 0, 1, 1], {"fsdp": 4}, ("fsdp",)),
+        ([0, 0, 0, 0, 1, 1, 1, 1], {"data": 2, "pipeline": 2, "tensor": 2}, ("data",)),
+        ([0, 0, 1, 1, 2, 2, 3, 3], {"data": 2, "pipeline": 2, "tensor": 2}, ("data", "pipeline")),
+        ([0, 0, 1, 1], {"data": 1, "pipeline": 4, "tensor": 1}, ("pipeline",)),
+    ],
+    ids=str,
+)
+def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
+    hosts: list[int], axes: dict[str, int], crossing: tuple[str, ...]
+) -> None:
+    """Hosts that have a part of the mesh each are told apart by its outer axes; the inner ones stay inside."""
+    assert axes_between(np.reshape(hosts, tuple(axes.values())), tuple(axes)) == crossing
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"coordinator": "a:1"}, "go together; --processes, --process-id missing"),
+        ({"coordinator": "a:1", "processes": 2, "process_id": 2}, "--process-id 2 is none of 2 processes, 0 the first"),
+        ({"distributed": True, "processes": 2}, "--distributed finds out what --coordinator, --processes"),
+    ],
+    ids=str,
+)
+def test_half_of_the_options_is_refused(given: dict[str, Any], message: str) -> None:
+    """What does not say which process this is, or says it twice, is an error with what is missing."""
+    none = {"coordinator": None, "processes": None, "process_id": None, "distributed": False}
+    assert not asked(declared(**none))
+    with pytest.raises(ValueError, match=message):
+        asked(declared(**none | given))
+
+
+def declared(**given: Any) -> Any:
+    """Options."""
+    return argparse.Namespace(**given)
+
+
+def test_a_process_that_dies_ends_all_and_loses_no_finished_row(tmp_path: Path) -> None:
+    """Killed in its turn, it is named in all others in good time, and the report of the rows before is whole.
+
+    What failed in one process alone before that is a row that says where, and the cases after it were measured.
+    """
+    report, port = tmp_path / "run.json", free_port()
+    selected = "--strategy=elsewhere,data,killed_elsewhere", "--mesh=data=2", "--batch-size=8", "--lost-after=3"
+    by_hand = f"--coordinator=127.0.0.1:{port}", "--processes=2", "--process-id={}", f"--benchmark-json={report}"
+    command = "-m", "pytest", *PLUGINS, "benchmarks", *TINY, *selected, *by_hand
+    start = time.monotonic()
+    first, second = finish_together(start_together(2, 2, *command, **TOYS))
+    assert time.monotonic() - start < 120
+    assert (first.returncode, second.returncode) == (LOST, 137)
+    assert "process 1 of 2 has not been heard of for 3 seconds: it died, or cannot be reached" in first.stderr
+    assert f"the loss of another process, and in all other processes with it; {tmp_path}" in first.stderr
+    assert second.stdout == ""
+    found = {name: (row["extra_info"]["status"], row["extra_info"]["reason"]) for name, row in rows(report).items()}
+    assert found == {
+        "elsewhere-data=2-b4": ("compile_error", "process 1 of 2: ValueError: no such instruction"),
+        "elsewhere-data=2-b8": ("compile_error", "process 1 of 2: ValueError: no such instruction"),
+        "data-data=2-b4": ("ok", None),
+        "killed_elsewhere-data=2-b4": ("ok", None),
+    }
+    journal = (tmp_path / "run.journal.jsonl").read_text().splitlines()
+    assert sum("row" in json.loads(line) for line in journal) == 4
+
+
+def test_launched_processes_measure_together(tmp_path: Path) -> None:
+    """Each has its devices, the first has the terminal and writes the report: what is sent between processes, too."""
+    report = tmp_path / "run.json"
+    launch = "-m", "benchmarks.launch", "--processes=2", "--devices-per-process=2", "--"
+    selected = "--strategy=three_d", "--mesh=data=2,tensor=2", "--compile-only", f"--benchmark-json={report}"
+    (ended,) = finish_together(start_together(1, 2, *launch, *PLUGINS, *TINY, *selected, SINGLE=""))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("test session starts") == 1
+    (row,) = (row["extra_info"] for row in rows(report).values())
+    assert (row["status"], row["devices"], row["processes"]) == ("ok", 4, 2)
+    sent = {axis: row[f"between_processes.sent_bytes.{axis}"] for axis in ("data", "tensor", "several")}
+    assert row["between_processes.axes"] == "data"
+    assert sent["tensor"] == 0
+    assert sent["data"] == sum(row[f"compiled.sent_bytes.{kind}.data"] for kind in KINDS) > 0
+    assert row["between_processes.sent_bytes"] == sum(sent.values()) < row["compiled.sent_bytes"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.processes
+def test_processes_find_each_other_in_a_cluster(tmp_path: Path) -> None:
+    """By what SLURM tells each of its tasks, and nothing else."""
+    report, job = tmp_path / "run.json", {"SLURM_JOB_ID": os.getpid(), "SLURM_STEP_NODELIST": "localhost"}
+    selected = "--distributed", "--strategy=data", "--mesh=data=4", f"--benchmark-json={report}"
+    started = [
+        process
+        for task in range(2)
+        for process in start_together(
+            *(1, 2, "-m", "pytest", *PLUGINS, "benchmarks", *TINY, *selected),
+            **{**TOYS, **job, "SLURM_NTASKS": 2, "SLURM_PROCID": task, "SLURM_LOCALID": task},
+        )
+    ]
+    first, second = finish_together(started)
+    assert (first.returncode, second.returncode) == (0, 0), first.stdout + first.stderr + second.stderr
+    assert second.stdout == ""
+    (row,) = rows(report).values()
+    assert (row["extra_info"]["status"], row["extra_info"]["processes"]) == ("ok", 2)
+
+
+def sleeper(seconds: float, status: int = 0) -> subprocess.Popen[str]:
+    """A process that ends after a while."""
+    command = [sys.executable, "-c", f"import time; time.sleep({seconds}); exit({status})"]
+    return subprocess.Popen(command, text=True, process_group=0)
+
+
+def test_launcher_ends_the_others_when_one_ends_badly() -> None:
+    """At once, and its exit status is that of the one; failed tests, which all have, are waited for."""
+    start = time.monotonic()
+    assert wait([sleeper(60), sleeper(0, 77)]) == 77
+    assert time.monotonic() - start < 20
+    assert wait([sleeper(0.5, 1), sleeper(0, 1)]) == 1
+    killed = sleeper(60)
+    killed.kill()
+    assert wait([sleeper(60), killed]) == 137
+
+
+def test_each_launched_process_has_its_own_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next ones each time; too few are an error with both numbers."""
+    assert [environment(place, 1, ["4", "6"])["CUDA_VISIBLE_DEVICES"] for place in (0, 1)] == ["4", "6"]
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(SystemExit):
+        main(["--processes=2"])
+    assert "2 processes of 1 take 2 GPUs of 1" in capsys.readouterr().err

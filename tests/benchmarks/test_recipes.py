@@ -1,0 +1,90 @@
+"""The recipes for clusters say nothing that the benchmarks, or those who read them, do not understand."""
+
+import argparse
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.options import add_options
+from benchmarks.processes import asked
+
+RECIPES = Path(__file__).parents[2] / "benchmarks" / "recipes"
+FILES = sorted(RECIPES.iterdir())
+
+
+class Options:
+    """Takes the options of the benchmarks, as pytest's parser does, and no others of pytest."""
+
+    def __init__(self) -> None:
+        self.parser = argparse.ArgumentParser(exit_on_error=False)
+        self.addoption: Callable[..., Any] = self.parser.add_argument
+        self.addoption("--benchmark-json", type=Path)
+
+    def getgroup(self, *names: str) -> "Options":
+        """There is one."""
+        return self
+
+
+def script(path: Path) -> str:
+    """What a recipe has a shell run."""
+    if path.suffix != ".yaml":
+        return path.read_text()
+    (job,) = yaml.safe_load(path.read_text())["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["bash", "-c"]
+    return container["args"][0]
+
+
+def measures(path: Path) -> list[str]:
+    """The options of its `pytest benchmarks`, which ends with its report."""
+    (found,) = re.findall(
+        r"-m pytest benchmarks (.*?--benchmark-json \S+)", script(path).replace("\\\n", ""), re.DOTALL
+    )
+    return shlex.split(found.rstrip("'"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_its_shell_can_read_it(path: Path) -> None:
+    """There is no mistake in its grammar."""
+    done = subprocess.run(["bash", "-n"], input=script(path), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_its_options_are_ours(path: Path) -> None:
+    """Each is known, has a value that it can have, and together they start several processes that spread over all."""
+    options = Options()
+    add_options(options)  # pyright: ignore[reportArgumentType]
+    words = [re.sub(r"\$\w+", "1", word) for word in measures(path)]
+    option = options.parser.parse_args(words)
+    assert asked(option)
+    assert option.devices == [16]
+    assert option.preset == "gpt2-xl"
+
+
+def test_its_processes_are_those_that_are_started() -> None:
+    """JobSet starts as many pods as are waited for; each knows its number, and all know the name of the first."""
+    manifest = yaml.safe_load((RECIPES / "jobset.yaml").read_text())
+    (job,) = manifest["spec"]["replicatedJobs"]
+    pods, words = job["template"]["spec"], measures(RECIPES / "jobset.yaml")
+    assert (manifest["apiVersion"], manifest["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert pods["completionMode"] == "Indexed"  # which sets JOB_COMPLETION_INDEX
+    assert [str(pods[each]) for each in ("completions", "parallelism")] == [words[words.index("--processes") + 1]] * 2
+    name = manifest["metadata"]["name"]
+    (container,) = pods["template"]["spec"]["containers"]
+    port = container["ports"][0]["containerPort"]
+    assert words[words.index("--coordinator") + 1] == f"{name}-{job['name']}-0-0.{name}:{port}"
+    assert words[words.index("--process-id") + 1] == "$JOB_COMPLETION_INDEX"
+
+
+def test_slurm_starts_as_many_processes_as_there_are_gpus() -> None:
+    """JAX takes a GPU for each task of SLURM."""
+    text = (RECIPES / "slurm.sh").read_text()
+    said = {name: int(count) for name, count in re.findall(r"^#SBATCH --([a-z-]+)=(\d+)$", text, re.MULTILINE)}
+    assert said["ntasks-per-node"] == said["gpus-per-node"] == 16 // said["nodes"]

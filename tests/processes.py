@@ -1,0 +1,66 @@
+"""Processes that work together on this machine, each with a few virtual devices."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.launch import free_port
+
+ROOT = Path(__file__).parents[1]
+
+Ended = subprocess.CompletedProcess[str]
+
+
+def environment(devices_each: int, **variables: Any) -> dict[str, str]:
+    """Of a process with so many virtual devices, which compiles fast and not well."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    ours = {
+        "PYTHONPATH": str(ROOT),
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices_each),
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+    }
+    return inherited | ours | {name: str(value) for name, value in variables.items()}
+
+
+def start_together(processes: int, devices_each: int, *command: str, **variables: Any) -> list[subprocess.Popen[str]]:
+    """Start `python` with the same arguments in each process, where `{}` stands for its number.
+
+    Args:
+        processes: how many.
+        devices_each: virtual devices of each.
+        command: the arguments.
+        variables: of the environment.
+    """
+    env = environment(devices_each, **variables)
+    commands = ([sys.executable, *(part.replace("{}", str(i)) for part in command)] for i in range(processes))
+    return [subprocess.Popen(each, cwd=ROOT, env=env, stdout=-1, stderr=-1, text=True) for each in commands]
+
+
+def finish_together(started: Sequence[subprocess.Popen[str]], timeout_seconds: float = 300) -> list[Ended]:
+    """Wait for all of them; each one's exit status, and what it said."""
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        said = [process.communicate(timeout=max(1, deadline - time.monotonic())) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [Ended(process.args, process.returncode, *texts) for process, texts in zip(started, said, strict=True)]
+
+
+def run_together(processes: int, devices_each: int, module: str, arguments: Sequence[str]) -> list[str]:
+    """Run `python -m module HOST:PORT PROCESSES INDEX arguments` in each process; what each of them has printed.
+
+    Raises:
+        AssertionError: one of them failed; with what it said.
+    """
+    where = f"127.0.0.1:{free_port()}", str(processes), "{}"
+    ended = finish_together(start_together(processes, devices_each, "-m", module, *where, *arguments))
+    for process in ended:
+        assert process.returncode == 0, f"{process.stdout}\n{process.stderr}"
+    return [process.stdout for process in ended]

@@ -1,0 +1,59 @@
+"""The laws hold where a mesh is over the devices of several processes, which may be on several machines."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from strategies.config import Infeasible
+from strategies.mesh import first_devices
+from tests.processes import run_together
+from tests.strategies.test_equality import TRAIN
+
+FOUR = ("data:data=4", "fsdp:fsdp=4", "tensor:tensor=4", "pipeline:pipeline=4")
+EIGHT = ("data:data=8", "fsdp:fsdp=8", "tensor:tensor=8", "pipeline:pipeline=8", "three_d:data=2,pipeline=2,tensor=2")
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices_each", "cases"),
+    [
+        (2, 2, (*FOUR, "three_d:pipeline=2,tensor=2")),
+        pytest.param(4, 2, EIGHT, marks=pytest.mark.processes),
+        pytest.param(2, 4, ("three_d:data=2,pipeline=2,tensor=2",), marks=pytest.mark.processes),
+    ],
+    ids=str,
+)
+def test_several_processes_compute_what_one_device_computes(processes, devices_each, cases):
+    """To the same rounding as in one process; and each process is asked for its own sequences alone."""
+    each = TRAIN.batch_size // processes
+    for index, output in enumerate(run_together(processes, devices_each, "tests.strategies.peer", cases)):
+        assert output.splitlines()[-len(cases) - 1 :] == [
+            *cases,
+            f"sequences {each * index} to {each * (index + 1) - 1}",
+        ]
+
+
+def devices(*processes):
+    """Devices of these processes, in the order in which JAX has them."""
+    return [SimpleNamespace(id=place, process_index=process) for place, process in enumerate(processes)]
+
+
+@pytest.mark.parametrize(
+    ("processes", "count", "taken"),
+    [
+        ((0, 0, 0, 0), 3, [0, 1, 2]),
+        ((0, 0, 1, 1, 2, 2), 3, [0, 2, 4]),
+        ((1, 1, 0, 0), 2, [2, 0]),
+        ((1, 1, 0, 0), 4, [2, 3, 0, 1]),
+        ((1, 1, 0, 0), 1, [2]),  # this process is number 0
+        ((0, 0, 1, 1), 8, [0, 1, 2, 3]),  # there are not so many, and the mesh says so
+    ],
+)
+def test_each_process_has_an_equal_part_of_a_mesh(processes, count, taken):
+    """Of several processes a mesh takes as many devices each, one process after another; one device is this one's."""
+    assert [device.id for device in first_devices(count, devices(*processes))] == taken
+
+
+def test_parts_that_are_not_equal_are_refused():
+    """Three devices of two processes would leave one of them with more to do."""
+    with pytest.raises(Infeasible, match=r"2 processes do not have equal parts of 3 devices; .* a multiple of 2"):
+        first_devices(3, devices(0, 0, 1, 1))
