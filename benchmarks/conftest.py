@@ -77,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
                 report_nothing(config)
             elif processes.count() > 1 and option.benchmark_json:
                 config.pluginmanager.register(SoFar(config, run.rows), "meshmark-so-far")
-    except (ValueError, OSError, RuntimeError, processes.Elsewhere, processes.Lost) as error:
+    except (ValueError, OSError, processes.Elsewhere, processes.Lost) as error:
         raise pytest.UsageError(str(error)) from error
 
 

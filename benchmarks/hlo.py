@@ -9,11 +9,8 @@ Computations come before those that call them (XLA, HloModule::Print). Shapes of
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-import numpy as np
 
 
 class HLOError(ValueError):
@@ -22,7 +19,10 @@ class HLOError(ValueError):
 
 @dataclass(frozen=True)
 class Instruction:
-    """`name = shape opcode(operands), attributes`; the operands of a constant are its value."""
+    """`name = shape opcode(operands), attributes`; the operands of a constant are its value.
+
+    Of metadata `op_name` is an attribute: the function that it stems from, and the scopes around it.
+    """
 
     name: str
     shape: str
@@ -77,6 +77,7 @@ class Module:
     """A program.
 
     Attributes:
+        scheduled: whether instructions stand in the order in which they are run.
         text: what is computed, without names, sources, and how loops are cut up among the cores of a CPU. A conditional
             in a scope `taken_7_2` has the attribute `taken={7,2}`: how often its branches are, while the loop around it
             runs; and a loop, how often it does not run then, and how often once.
@@ -84,6 +85,7 @@ class Module:
         entry: the computation that the program is.
     """
 
+    scheduled: bool
     text: str
     computations: Mapping[str, Computation]
     entry: Computation
@@ -97,6 +99,7 @@ _NOISE = re.compile(  # what is said of a program that is no part of it
     r'|fingerprint_before_lhs="[0-9a-f]*"'
 )
 _TAKEN = re.compile(r'/taken_([0-9_]+)/(?:cond|while)"')
+_OP_NAME = re.compile(r', (op_name="(?:[^"\\]|\\.)*")')
 _COMPUTATION = re.compile(r"(ENTRY )?%([^\s(]+) \(.*\{")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%(\S+) = (.*)")
 _CALL = re.compile(r" ([a-z][a-z0-9-]*)\(")
@@ -118,17 +121,19 @@ def parse(text: str) -> Module:
             name = match[2]
             body = _body(name, rest)
             computations[name] = _computation(name, body)
-            kept += [f"%{name}", *body]
+            kept += [f"%{name}", *(_OP_NAME.sub("", line) for line in body)]
             entry = name if match[1] else entry
     if not entry:
         raise HLOError("no ENTRY computation")
-    return Module(_numbered("\n".join(kept)), computations, computations[entry])
+    text = _numbered("\n".join(kept))
+    return Module("is_scheduled=true" in header, text, computations, computations[entry])
 
 
 def _told(noise: re.Match[str]) -> str:
-    """What is left of noise: how often a conditional's branches are taken, or a loop runs once, if its name says so."""
-    taken = _TAKEN.search(noise[0])
-    return f", taken={{{taken[1].replace('_', ',')}}}" if taken else ""
+    """What is left of noise: a name, and what it says of how often branches are taken, or a loop runs."""
+    name, taken = re.search(r'[{ ](op_name="(?:[^"\\]|\\.)*")', noise[0]), _TAKEN.search(noise[0])
+    told = f", taken={{{taken[1].replace('_', ',')}}}" if taken else ""
+    return f"{told}, {name[1]}" if name else told
 
 
 def _numbered(text: str) -> str:
@@ -220,55 +225,15 @@ def bytes_of(shape: str) -> int:
     return sum(-(-_bits(kind) * math.prod(integers(sizes)) // 8) for kind, sizes in _ARRAY.findall(shape))
 
 
+def arrays(shape: str) -> list[str]:
+    """Those of a tuple, or the one, without their layouts.
+
+    >>> arrays("(bf16[8,64]{1,0:T(8,128)}, s32[])")
+    ['bf16[8,64]', 's32[]']
+    """
+    return [array[0] for array in _ARRAY.finditer(shape)]
+
+
 def _bits(kind: str) -> int:
     """Of an element: its kind says so (f32, bf16, f8e4m3fn), but for pred, and a token has none."""
     return 8 if kind == "pred" else next(iter(integers(kind)), 0)
-
-
-def replica_groups(instruction: Instruction, devices: int) -> list[list[int]]:
-    """The devices of each group, in one of three spellings (XLA, hlo/ir/replica_group.cc and mesh_and_axis.cc).
-
-    - `{{0,1},{2,3}}`, and `{}` for all devices
-    - `[4,2]<=[2,4]T(1,0)`: four groups of two, of the devices as they come when counted up in 2 x 4 and transposed
-    - `mesh['a'=2,'b'=4] {'b'}`: over axes of a mesh of its own. `'b':(2)2` would be half an axis: 'b' in 2 x 2, the
-      latter. `, device_ids=([2,4]T(1,0))` or `, device_ids=(0,4,1,5,2,6,3,7)` in between tell another order.
-
-    Raises:
-        HLOError: another spelling, or one that does not fit so many devices.
-    """
-    text = instruction["replica_groups"]
-    if "device_ids" in instruction.attributes:  # behind a comma, as if it were another attribute
-        text += f" {instruction['device_ids']}"
-    if match := re.fullmatch(r"\{(.*)\}", text):
-        return [integers(group) for group in match[1].split("},")] if match[1] else [list(range(devices))]
-    if match := re.fullmatch(r"\[([0-9]+),([0-9]+)\]<=(\S+)", text):
-        return np.reshape(_order(match[3], devices), (int(match[1]), int(match[2]))).tolist()
-    if match := re.fullmatch(r"mesh\[([^\]]*)\](?: \((.*)\))? \{(.*)\}", text):
-        return _mesh_groups(match[1], _order(match[2] or f"[{devices}]", devices), match[3])
-    raise HLOError(f"%{instruction.name}: replica_groups={text} cannot be read")
-
-
-def _order(text: str, devices: int) -> list[int]:
-    match = re.fullmatch(r"\[([0-9,]+)\](?:T\(([0-9,]+)\))?", text)
-    if not match:
-        return integers(text)
-    sizes = integers(match[1])
-    return np.arange(devices).reshape(sizes).transpose(integers(match[2] or "") or range(len(sizes))).ravel().tolist()
-
-
-def _mesh_groups(mesh: str, order: Sequence[int], axes: str) -> list[list[int]]:
-    """Devices are in a group that differ in nothing but their place along the axes."""
-    sizes = {name: int(size) for name, size in re.findall(r"('[^']*')=([0-9]+)", mesh)}
-    if math.prod(sizes.values()) != len(order):
-        raise ValueError(f"the mesh takes {math.prod(sizes.values())}")
-    places = []
-    for name, before, part in re.findall(r"('[^']*')(?::\(([0-9]+)\)([0-9]+))?", axes):
-        size = int(part or sizes[name])
-        inner = math.prod(list(sizes.values())[list(sizes).index(name) + 1 :])
-        places.append((sizes[name] // (int(before or 1) * size) * inner, size))
-    groups = defaultdict(list)
-    for position, device in enumerate(order):
-        for stride, size in places:
-            position -= position // stride % size * stride
-        groups[position].append(device)
-    return list(groups.values())

@@ -5,6 +5,7 @@
 Each runs `pytest benchmarks` with what stands behind the `--`. On CPUs they have virtual devices, and talk through gloo
 and the loopback; where there are GPUs, each process has so many of its own. The first process has the terminal; what
 another says to stderr is shown behind its number. When one ends badly all are ended, and its exit status is this one's.
+With JAX_PLATFORMS=cpu GPUs are left alone.
 """
 
 import argparse

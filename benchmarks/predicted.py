@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.cases import Case
-from benchmarks.compiled import ROW_KEYS, axis_of
+from benchmarks.collectives import axis_of
+from benchmarks.compiled import ROW_KEYS
 from strategies import Infeasible
 from strategies.cost import Cost, predict
 

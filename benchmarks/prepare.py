@@ -2,7 +2,7 @@
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,7 +49,7 @@ class Preparation:
         self._references: dict[Case, Entry | str] = {}
         self._trajectories: dict[Case, Trajectory] = {}
 
-    def stages(self, entry: Entry, *, compile_only: bool) -> Iterator[dict[str, Any]]:
+    def stages(self, entry: Entry, *, compile_only: bool) -> Generator[dict[str, Any]]:
         """What is learnt about a case, stage by stage."""
         step = entry.step = entry.case.build()
         yield {"model_flops_per_step": step.config.flops_per_token * step.tokens_per_step}
@@ -82,6 +82,7 @@ class Preparation:
             training = self.start(entry)
             yield {}  # all that takes memory is there: from here on processes wait for each other
             trajectory = training.trajectory(CHECKED_STEPS)
+            del training  # its memory is needed
             yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
             trajectory.require_finite("in the first steps")
             yield from self._check(entry, trajectory)

@@ -147,19 +147,22 @@ def join(option: Namespace) -> None:
     """Become one of the processes that the options ask for, if they do. It comes before anything asks for devices.
 
     Raises:
-        RuntimeError, ValueError: from JAX, where the processes do not find each other.
+        ValueError: the processes do not find each other.
     """
     global _group
     if not asked(option):
         return
-    jax.distributed.initialize(
-        option.coordinator,
-        option.processes,
-        option.process_id,
-        # JAX would end this process, too, but without saying why where it is heard. It comes second.
-        heartbeat_timeout_seconds=math.ceil(3 * option.lost_after),
-        shutdown_timeout_seconds=math.ceil(option.lost_after),
-    )
+    try:
+        jax.distributed.initialize(
+            option.coordinator,
+            option.processes,
+            option.process_id,
+            # JAX would end this process, too, but without saying why where it is heard. It comes second.
+            heartbeat_timeout_seconds=math.ceil(3 * option.lost_after),
+            shutdown_timeout_seconds=math.ceil(option.lost_after),
+        )
+    except RuntimeError as error:
+        raise ValueError(f"the processes do not find each other: {error}") from error
     # The service's client, with its barriers that time out, has no public name. What is public, `multihost_utils` of
     # `jax.experimental`, agrees by a collective of the devices: where one process is missing it waits for ever.
     from jax._src.distributed import global_state
@@ -173,6 +176,7 @@ def join(option: Namespace) -> None:
     pulse.start()
     # Python must not end while it is in a call of the client, nor the client while it is called.
     atexit.register(lambda: (over.set(), pulse.join()))
+    jax.devices()  # in all of them now: a backend that starts waits until it has started in the others
 
 
 def count() -> int:

@@ -3,7 +3,7 @@
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -85,10 +85,11 @@ class Session:
             self._begin(str(case))
             if died := self._died(case):
                 raise Died(died)
-            stages = self._preparation.stages(entry, compile_only=self.plan.compile_only)
-            while (facts := processes.together(partial(next, stages, None))) is not None:
-                entry.record = replace(entry.record, **facts)
-                self._watchdog.beat(str(case))
+            # Closed, for of a case that has failed elsewhere the state is still there.
+            with closing(self._preparation.stages(entry, compile_only=self.plan.compile_only)) as stages:
+                while (facts := processes.together(partial(next, stages, None))) is not None:
+                    entry.record = replace(entry.record, **facts)
+                    self._watchdog.beat(str(case))
         if self.plan.compile_only and not entry.error:
             self._end(entry, status="ok")
 

@@ -37,6 +37,7 @@ class Traffic:
         axes: along which the devices of a group differ.
         operand_bytes: that it hands to these collectives, all together.
         sent_bytes: that leave it.
+        dtype: of what is sent.
     """
 
     what: str
@@ -44,6 +45,7 @@ class Traffic:
     axes: Axes
     operand_bytes: int
     sent_bytes: int
+    dtype: str = "float32"
 
 
 Term = Callable[[Plan], Iterator[Traffic]]
@@ -74,7 +76,7 @@ def traffic(
     over = plan.over((axes,) if isinstance(axes, str) else axes)
     if over and elements:
         operand = BYTES[dtype] * elements
-        yield Traffic(what, kind, over, operand, SENT[kind](operand, plan.size(*over)))
+        yield Traffic(what, kind, over, operand, SENT[kind](operand, plan.size(*over)), dtype)
 
 
 def gradients(plan: Plan) -> Iterator[Traffic]:

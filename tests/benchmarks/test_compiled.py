@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from benchmarks.compiled import KINDS, ROW_KEYS, Collective, Program, read_program
+from benchmarks.collectives import KINDS, Collective
+from benchmarks.compiled import ROW_KEYS, Program, read_program
 from benchmarks.hlo import HLOError, parse
 from strategies import MeshSpec
 from strategies.mesh import AXES

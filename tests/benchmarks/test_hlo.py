@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.hlo import HLOError, parse, replica_groups
+from benchmarks.groups import replica_groups
+from benchmarks.hlo import HLOError, parse
 
 TEXT = r"""HloModule jit_step, is_scheduled=true, num_partitions=8, frontend_attributes={fingerprint_before_lhs="1a"}
 

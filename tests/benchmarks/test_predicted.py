@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks.cases import Case
-from benchmarks.compiled import Collective, Program
+from benchmarks.collectives import Collective
+from benchmarks.compiled import Program
 from benchmarks.predicted import predicted
 from results.baseline import BASELINES
 from results.counters import read_snapshot

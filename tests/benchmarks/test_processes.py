@@ -150,7 +150,7 @@ def test_a_process_that_dies_ends_all_and_loses_no_finished_row(tmp_path: Path) 
     What failed in one process alone before that is a row that says where, and the cases after it were measured.
     """
     report, port = tmp_path / "run.json", free_port()
-    selected = "--strategy=elsewhere,data,killed_elsewhere", "--mesh=data=2", "--batch-size=8", "--lost-after=3"
+    selected = "--strategy=elsewhere,data,killed_elsewhere", "--devices=2", "--batch-size=8", "--lost-after=3"
     by_hand = f"--coordinator=127.0.0.1:{port}", "--processes=2", "--process-id={}", f"--benchmark-json={report}"
     command = "-m", "pytest", *PLUGINS, "benchmarks", *TINY, *selected, *by_hand
     start = time.monotonic()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from benchmarks import cases
@@ -17,6 +18,7 @@ from benchmarks.corpus import read_corpus
 from benchmarks.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.failures import CaseFailure, status_of
 from benchmarks.journal import Journal, JournalError
+from benchmarks.processes import Elsewhere
 from benchmarks.session import Plan, Session
 from benchmarks.turns import MIN_ROUNDS, Ratio, take_turns
 from strategies import GPTConfig, Infeasible, MeshSpec
@@ -204,6 +206,29 @@ def test_what_the_compiler_partitions_is_compared_with_its_twin(begin: Begin, mo
     _, row = measure(session, alone.single, alone)
     assert row["relative_to_single"] > 0
     assert {row[key] for key in TWIN} == {None}
+
+
+@pytest.mark.usefixtures("toys")
+def test_case_that_failed_elsewhere_has_failed_here_and_gives_its_memory_back(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another process had no room for its state, this one keeps none of its own, though it keeps the error."""
+
+    def together(function: Callable[[], Any]) -> Any:
+        if (value := function()) == {}:  # the state has been made
+            raise Elsewhere("oom", "process 1 of 2: no room")
+        return value
+
+    session = begin()
+    session.prepare(SINGLE)
+    before = len(jax.live_arrays())
+    monkeypatch.setattr("benchmarks.processes.together", together)
+    session.prepare(DATA)
+    assert len(jax.live_arrays()) == before
+    row = session.rows[str(DATA)].extra_info
+    assert (row["status"], row["reason"]) == ("oom", "process 1 of 2: no room")
+    with pytest.raises(Elsewhere):
+        session.require_good(DATA)
 
 
 @pytest.mark.usefixtures("toys")

@@ -8,9 +8,11 @@ from strategies.config import Infeasible
 from strategies.mesh import first_devices
 from tests.processes import run_together
 from tests.strategies.test_equality import TRAIN
+from tests.strategies.test_step import WIDEST
 
 FOUR = ("data:data=4", "fsdp:fsdp=4", "tensor:tensor=4", "pipeline:pipeline=4")
 EIGHT = ("data:data=8", "fsdp:fsdp=8", "tensor:tensor=8", "pipeline:pipeline=8", "three_d:data=2,pipeline=2,tensor=2")
+EVERY = tuple(f"{name}:{mesh}" for name, mesh in WIDEST.items() if name != "single")
 
 
 @pytest.mark.parametrize(
@@ -18,9 +20,9 @@ EIGHT = ("data:data=8", "fsdp:fsdp=8", "tensor:tensor=8", "pipeline:pipeline=8",
     [
         (2, 2, (*FOUR, "three_d:pipeline=2,tensor=2")),
         pytest.param(4, 2, EIGHT, marks=pytest.mark.processes),
-        pytest.param(2, 4, ("three_d:data=2,pipeline=2,tensor=2",), marks=pytest.mark.processes),
+        pytest.param(2, 4, EVERY, marks=pytest.mark.processes),
     ],
-    ids=str,
+    ids=["2 x 2", "4 x 2", "2 x 4"],
 )
 def test_several_processes_compute_what_one_device_computes(processes, devices_each, cases):
     """To the same rounding as in one process; and each process is asked for its own sequences alone."""

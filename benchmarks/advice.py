@@ -1,0 +1,69 @@
+"""Over which of a TPU's chips weights should be gathered, by what its compiler makes of gathers: seen, not published.
+
+Compiled with libtpu 0.0.42.1 (JAX 0.10.2) for v4, v5e, v5p, v6e and TPU7x: a function that gathers a matrix
+bf16[4096,4096] over some axes, multiplies by it, and scatters a product; and steps of fsdp and hsdp. Nothing was run.
+
+An all-gather over all chips of a torus that is closed in three dims (4x4x4, 4x4x8; not 2x4x4) becomes an all-reduce of
+the full array, and so does a reduce-scatter over all of more than eight chips, in two dims or three, but on TPU7x. Over
+fewer chips than there are both stay what they are. So they do with the options below: on v5p and TPU7x they go to the
+sparse cores, beside the matmuls.
+
+Fewer bytes are not always less time: an all-reduce goes along all dims of a torus at once, and a reduce-scatter, on the
+way through one ring (`StrategyRing`, the program says), along one: in three dims over a third of the links.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jax.sharding import Mesh
+
+from benchmarks.chips import CHIPS, Chip
+
+GATHERING: Mapping[str, str] = {
+    "xla_tpu_prefer_async_allgather_to_allreduce": "true",
+    "xla_tpu_enable_sparse_core_collective_offload_all_gather": "true",
+    "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": "true",
+}
+"""Compiler options with which all-gathers stay: it takes the first two, and the third for sparse cores to make them."""
+
+SCATTERING: Mapping[str, str] = {
+    "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "true",
+    "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": "true",
+}
+"""Those with which reduce-scatters stay: it takes the first, and the second for sparse cores to make them."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What becomes of a kind of collective, and what avoids it: another mesh, or options of the compiler."""
+
+    kind: str
+    problem: str
+    mesh: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """In words."""
+        options = " ".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.problem}; {self.mesh} avoids it, or {options}"
+
+
+def advice(chip: Chip, mesh: Mesh, axes: Sequence[str]) -> tuple[Advice, ...]:
+    """On gathering weights over some axes of a mesh of TPUs; none where there is nothing to avoid."""
+    index = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)
+    group = list(mesh.devices[index].flat)
+    if chip.platform != "tpu" or len(group) < mesh.devices.size:
+        return ()
+    dims = [len(set(places)) for places in zip(*(device.coords for device in group), strict=True)]
+    chips, torus = math.prod(dims), "x".join(map(str, dims))
+    data = min(size for size in dims if size > 1) if chips > 1 else 1
+    instead = f"data={data},fsdp={len(group) // data}"
+    found = []
+    if len(dims) == 3 and all(size % 4 == 0 for size in dims):
+        problem = f"an all-gather over all chips of {torus} becomes an all-reduce of the full array"
+        found.append(Advice("all_gather", problem, instead, GATHERING))
+    if chips > 8 and chip is not CHIPS["tpu7x"]:
+        problem = f"a reduce-scatter over all chips of {torus} becomes an all-reduce of the full array"
+        found.append(Advice("reduce_scatter", problem, instead, SCATTERING))
+    return tuple(found)
