@@ -1,6 +1,7 @@
 """What a step holds: bytes per device, of its state, as its compiler plans it, and as it was seen."""
 
 import math
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -88,6 +89,12 @@ def states_budget_bytes() -> int | None:
         return (stats["bytes_limit"] - stats["bytes_in_use"]) // 2 if "bytes_limit" in stats else None
     free = [*free_host_bytes(), *free_cgroup_bytes()]
     return min(free) // 2 if free else None
+
+
+def processes_that_fit(bytes_each: int) -> int:
+    """How many that need so much of the host's memory can run at once, each on a core: one at least."""
+    free = min([*free_host_bytes(), *free_cgroup_bytes()], default=bytes_each)
+    return max(1, min(os.cpu_count() or 1, free // bytes_each))
 
 
 def free_host_bytes() -> Iterator[int]:

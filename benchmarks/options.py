@@ -12,7 +12,7 @@ import pytest
 from benchmarks import processes
 from benchmarks.cases import COMMON, Selection
 from benchmarks.topology import Topology
-from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies import PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
 
 DEVICES = (1, 2, 8)
@@ -68,14 +68,34 @@ def declare(add: Callable[..., Any]) -> None:
     add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="such as data=2,tensor=4; repeatable")
     add("--batch-size", type=commas(count), metavar="N,...", **several, help=f"sequences; default: {BATCH_SIZES}")
     add("--microbatches", type=commas(count), metavar="N,...", **several, help="of a batch; default: 2 a stage, or 1")
-    add("--preset", choices=tuple(PRESETS), default="nano", help="the model; default: %(default)s")
-    for size in SIZES:
-        add(f"--{size}", type=count, metavar="N", help="instead of the preset's")
-    add("--untied", action="store_true", help="a head of its own instead of the embedding")
+    declare_model(add)
     add("--dtype", choices=get_args(Dtype), default="float32", help="of the computation; default: %(default)s")
     add("--remat", choices=get_args(Remat), default="dots", help="what backward recomputes; default: %(default)s")
     add("--option", type=option, metavar="NAME=VALUE,...", **several, help=f"of {', '.join(OPTIONS)}; repeatable")
     add("--corpus", type=Path, metavar="FILE", help="the text to train on; default: the prose of pydoc_data.topics")
+
+
+def declare_model(add: Callable[..., Any]) -> None:
+    """Declare what says which model it is."""
+    add("--preset", choices=tuple(PRESETS), default="nano", help="the model; default: %(default)s")
+    for size in SIZES:
+        add(f"--{size}", type=count, metavar="N", help="instead of the preset's")
+    add("--untied", action="store_true", help="a head of its own instead of the embedding")
+
+
+def model(option: argparse.Namespace) -> tuple[str, GPTConfig]:
+    """What the model is called, with the sizes that are not the preset's, and the model.
+
+    Raises:
+        ValueError: sizes that no model has.
+    """
+    sizes: dict[str, Any] = {size: getattr(option, size) for size in SIZES if getattr(option, size) is not None}
+    sizes |= {"tied": False} if option.untied else {}
+    try:
+        config = dataclasses.replace(PRESETS[option.preset], **sizes)
+    except Infeasible as error:
+        raise ValueError(f"--preset {option.preset} with {sizes}: {error}") from error
+    return ",".join([option.preset, *(f"{name}={size}" for name, size in sizes.items())]), config
 
 
 def selected(option: argparse.Namespace) -> Selection:
@@ -91,12 +111,7 @@ def selected(option: argparse.Namespace) -> Selection:
     usual = (there,) if option.topology else tuple(n for n in DEVICES if n <= there and shared_out(n))
     if option.mesh and option.devices:
         raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
-    sizes: dict[str, Any] = {size: getattr(option, size) for size in SIZES if getattr(option, size) is not None}
-    sizes |= {"tied": False} if option.untied else {}
-    try:
-        model = dataclasses.replace(PRESETS[option.preset], **sizes)
-    except Infeasible as error:
-        raise ValueError(f"--preset {option.preset} with {sizes}: {error}") from error
+    preset, config = model(option)
     varied: dict[str, list[Any]] = {}
     for name, values in option.option:
         varied.setdefault(name, []).extend(values)
@@ -106,8 +121,8 @@ def selected(option: argparse.Namespace) -> Selection:
         devices=unique(option.devices) or usual,
         batch_sizes=unique(option.batch_size) or (usual if option.topology else BATCH_SIZES),
         microbatches=unique(option.microbatches),
-        preset=",".join([option.preset, *(f"{name}={size}" for name, size in sizes.items())]),
-        config=model,
+        preset=preset,
+        config=config,
         dtype=option.dtype,
         remat=option.remat,
         options=tuple((name, unique(values)) for name, values in varied.items()),

@@ -23,8 +23,10 @@ NO_TPU_HOST = {
     "TPU_ACCELERATOR_TYPE": "v4-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_MIN_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""Facts of any host with TPUs, or else libtpu looks for those of this one, and says that there are none."""
+"""Facts of any host with TPUs, or else libtpu looks for those of this one, and says that there are none; and that
+several processes may compile at once, or else it keeps a lock, as if each used the TPUs."""
 
 GPUS: Mapping[str, Mapping[str, Any]] = {
     "h100": {

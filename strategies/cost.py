@@ -123,4 +123,4 @@ class Cost:
 
         With GPipe and 1F1B that is (S-1) / (M+S-1) for S stages and M microbatches (Huang et al. 2019, section 2.3).
         """
-        return self.plan.schedule.bubble()
+        return self.plan.order.bubble

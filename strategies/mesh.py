@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from strategies.config import Infeasible
@@ -71,6 +72,8 @@ class MeshSpec:
     def over(self, axes: Sequence[str], devices: Devices | None = None) -> Mesh:
         """The mesh of devices, with each of `axes`; one that the spec leaves out has size one.
 
+        In a torus an axis has whole dims of it where it can, and else a part of one.
+
         Raises:
             Infeasible: an axis that is not among `axes`, or another number of devices than the mesh has.
         """
@@ -81,7 +84,12 @@ class MeshSpec:
             problem = f"mesh {self} takes {self.size} devices and {len(devices)} are given"
             raise Infeasible(f"{problem}; change the mesh, the devices given, or JAX_NUM_CPU_DEVICES for virtual ones")
         shape = tuple(self.sizes.get(name, 1) for name in axes)
-        return jax.make_mesh(shape, tuple(axes), axis_types=(AxisType.Auto,) * len(shape), devices=devices)
+        types = (AxisType.Auto,) * len(shape)
+        try:
+            return jax.make_mesh(shape, tuple(axes), axis_types=types, devices=devices)
+        except NotImplementedError:  # but for v5e it gives an axis no part of a dim
+            places = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+            return Mesh(places, tuple(axes), axis_types=types)
 
 
 def first_devices(count: int, devices: Devices | None = None) -> list[Any]:

@@ -1,6 +1,7 @@
 """Which stage gets which layers: the cut of a row of costs into parts whose largest is as small as can be."""
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 
 from strategies.config import Infeasible
@@ -47,6 +48,7 @@ def partition(costs: Sequence[float], parts: int, first: float = 0.0, last: floa
     return tuple(reversed(sizes))
 
 
+@cache
 def places(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
     """Which layer is in each place of the stacked blocks, stage after stage and on each chunk after chunk; -1 for none.
 

@@ -12,12 +12,12 @@ import jax
 
 from strategies import context, pipeline, tensor, three_d
 from strategies.assemble import vocab_rows
-from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
+from strategies.config import GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
 from strategies.gpt import weight_dims
 from strategies.loss import tokens_at_once
 from strategies.mesh import MeshSpec
 from strategies.partition import places
-from strategies.schedules import Schedule, one_f_one_b
+from strategies.schedules import Schedule
 from strategies.shards import Shards
 from strategies.ticks import Ticks
 
@@ -50,6 +50,34 @@ def named_dims(tied: bool) -> Mapping[str, Dims]:
     tree = weight_dims(GPTConfig(layers=1, embed=1, heads=1, tied=tied))
     paths, _ = jax.tree.flatten_with_path(tree, is_leaf=lambda leaf: isinstance(leaf, tuple))
     return {".".join(key.key for key in path): dims for path, dims in paths}
+
+
+@dataclass(frozen=True)
+class Order:
+    """A schedule, and what takes long to find out of it."""
+
+    schedule: Schedule
+
+    @cached_property
+    def ticks(self) -> Ticks:
+        """The schedule tick by tick."""
+        return Ticks.of(self.schedule)
+
+    @cached_property
+    def bubble(self) -> float:
+        """See `Schedule.bubble`."""
+        return self.schedule.bubble()
+
+
+@cache
+def order_of(layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int) -> Order:
+    """Found once for all plans that have it.
+
+    Raises:
+        Infeasible: as `pipeline.order` does.
+    """
+    train = TrainConfig(microbatches, microbatches, schedule=schedule, chunks=chunks)
+    return Order(pipeline.order(GPTConfig(layers, embed=1, heads=1), train, stages)[0])
 
 
 @dataclass(frozen=True)
@@ -94,7 +122,7 @@ class Plan:
         tensor.require_fit(self.config, self.train, tensors, contexts)
         context.require_fit(self.config, self.attending, contexts, tensors)
         if self.staged:
-            pipeline.order(self.config, self.train, self.size("pipeline"))
+            _ = self.order
             if self.size(*self.shards) > 1:
                 three_d.require_regather(self.train, self.size("pipeline"))
         parts = self.size(*self.batch_axes) * self.train.microbatches
@@ -102,9 +130,13 @@ class Plan:
             problem = f"{self.mesh} x microbatches={self.train.microbatches} does not divide"
             raise Infeasible(f"{problem} batch_size={self.train.batch_size}; {legal(self.train.batch_size, 'it')}")
 
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        return self.mesh.sizes
+
     def size(self, *axes: str) -> int:
         """Devices along some axes; one that the mesh leaves out has size one."""
-        return math.prod(self.mesh.sizes.get(axis, 1) for axis in axes)
+        return math.prod(self._sizes.get(axis, 1) for axis in axes)
 
     def over(self, axes: Iterable[str]) -> Axes:
         """Those of the axes along which there is more than one device, in the mesh's order."""
@@ -120,7 +152,7 @@ class Plan:
         """Whether the tensor axis splits the residual stream over its tokens."""
         return self.train.sequence_parallel and self.size("tensor") > 1
 
-    @property
+    @cached_property
     def attending(self) -> TrainConfig:
         """With the way in which tokens on different devices attend to each other."""
         split = self.size(*self.token_axes) > 1
@@ -152,16 +184,22 @@ class Plan:
         return bool(self.axes_of("layers"))
 
     @cached_property
-    def schedule(self) -> Schedule:
-        """The order in which stages work on microbatches; without stages, one is done with before the next."""
+    def order(self) -> Order:
+        """In which stages work on microbatches; without stages, one is done with before the next."""
+        train = self.train
         if not self.staged:
-            return one_f_one_b(1, self.train.microbatches)
-        return pipeline.order(self.config, self.train, self.size("pipeline"))[0]
+            return order_of(1, 1, train.microbatches, "1f1b", 1)
+        return order_of(self.config.layers, self.size("pipeline"), train.microbatches, train.schedule, train.chunks)
 
-    @cached_property
+    @property
+    def schedule(self) -> Schedule:
+        """That order."""
+        return self.order.schedule
+
+    @property
     def ticks(self) -> Ticks:
         """The schedule tick by tick."""
-        return Ticks.of(self.schedule)
+        return self.order.ticks
 
     @cached_property
     def places(self) -> int:

@@ -94,7 +94,7 @@ class Schedule:
         """Until the last operation has ended."""
         return len(self.table[0])
 
-    @property
+    @cached_property
     def splits_backward(self) -> bool:
         """Whether the gradients of weights are an operation of their own."""
         return any(op.kind == "W" for op in self.orders[0])

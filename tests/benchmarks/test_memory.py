@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.memory import free_cgroup_bytes, shard_bytes, states_budget_bytes
+from benchmarks.memory import free_cgroup_bytes, processes_that_fit, shard_bytes, states_budget_bytes
 
 
 def test_shard_bytes_are_those_of_one_device() -> None:
@@ -32,6 +32,15 @@ def test_container_may_have_less_than_its_machine(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("benchmarks.memory.free_host_bytes", lambda: [1000])
     monkeypatch.setattr("benchmarks.memory.free_cgroup_bytes", lambda: [10**18, 600])
     assert states_budget_bytes() == 300
+
+
+@pytest.mark.parametrize(("free", "most"), [(0, 1), (250, 2), (1000, 4)])
+def test_memory_and_cores_say_how_many_processes(monkeypatch: pytest.MonkeyPatch, free: int, most: int) -> None:
+    """One each that there is room for, one at least, and no more than cores."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("benchmarks.memory.free_host_bytes", lambda: [free])
+    monkeypatch.setattr("benchmarks.memory.free_cgroup_bytes", lambda: [])
+    assert processes_that_fit(100) == most
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,14 @@ def test_what_does_not_fit_has_no_cost(name, mesh, message):
         cost(name, mesh)
 
 
+def test_plans_share_what_takes_long_to_find():
+    """A schedule, its ticks and its bubble are found once, whatever else differs between plans."""
+    one = cost("pipeline", "pipeline=2", microbatches=4, remat="full")
+    other = cost("three_d", "data=2,pipeline=2", microbatches=4, remat="none")
+    assert one.plan.order is other.plan.order
+    assert one.plan.order is not cost("pipeline", "pipeline=2", microbatches=8, remat="full").plan.order
+
+
 @pytest.mark.parametrize(
     ("mesh", "train", "message"),
     [

@@ -1,0 +1,223 @@
+"""What could train a model on devices that are not there: every mesh and strategy by formulas, and the best compiled.
+
+python -m benchmarks.feasibility --topology v5p:4x4x4 --preset gpt3-6.7b --batch-size 512 --compile 8
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from benchmarks import cache
+from benchmarks.bounds import foremost, ranked
+from benchmarks.candidates import Space
+from benchmarks.cases import Case
+from benchmarks.chips import CHIPS, GIB, Chip
+from benchmarks.compile import compile_case
+from benchmarks.findings import Finding, compiled_table, left_out, shown, table
+from benchmarks.memory import processes_that_fit
+from benchmarks.options import commas, count, declare_model, mesh, model, option, seconds, strategy, topology, unique
+from benchmarks.placement import device_count
+from benchmarks.pool import Outcome, work_off
+from benchmarks.terminal import progress
+from strategies.config import Dtype, Remat
+
+COMPILED = 8
+BUDGET_SECONDS = 600.0
+WORKER_BYTES = 4 * GIB
+"""Of the host's memory, for one that compiles: with a GPT of 6.7 billion parameters it took up to 2 GiB."""
+KEPT = ("ok", "infeasible", "compile_error")
+"""What a compiler would say again, of a case that ended so; and that a step does not fit, if it says by how much."""
+
+
+Outcomes = dict[Case, Outcome[Case]]
+
+
+def compile_one(case: Case) -> dict[str, Any]:
+    """The columns of a case's row, in a process of its own."""
+    assert case.topology
+    case.topology.prepare()
+    return compile_case(case).extra_info
+
+
+def compiled(
+    cases: Sequence[Case], kept: cache.Cache, at_once: int, budget_seconds: float
+) -> dict[Case, Outcome[Case]]:
+    """What a compiler says of each, read again where it was asked before; each that ends is said on stderr."""
+    found = {case: Outcome(case, columns, "", 0.0) for case in cases if (columns := kept.get(case))}
+    missing = [case for case in cases if case not in found]
+    if found:
+        say(f"{len(found)} of {len(cases)} were compiled before")
+    if missing:
+        say(f"compiling {len(missing)}, {min(at_once, len(missing))} at a time, within {budget_seconds:g} s")
+    for outcome in work_off(missing, compile_one, at_once, budget_seconds):
+        case, columns = outcome.piece, outcome.result
+        found[case] = outcome
+        if columns and (columns["status"] in KEPT or columns["chip.needed_bytes"]):
+            kept.put(case, columns)
+        ended = outcome.reason or columns["reason"] or columns["status"]
+        say(progress(len(found), len(cases), f"{case} remat={case.remat}: {ended}, {outcome.seconds:.0f} s", None))
+    return found
+
+
+def find(space: Space, chip: Chip, compile_best: int, kept: cache.Cache, at_once: int, budget: float) -> list[Finding]:
+    """All candidates, best first; of the best what their compiler says.
+
+    These are the first of each strategy and set of mesh axes, and then what is left: candidates that differ in little
+    else tell little else.
+    """
+    begin = time.monotonic()
+    candidates = ranked(space.cases(), chip)
+    findings = [Finding(rank, each, chip) for rank, each in enumerate(candidates, start=1)]
+    say(f"{len(findings)} candidates by formulas in {time.monotonic() - begin:.1f} s")
+    fitting = [each for each in candidates if each.fits]
+    chosen = dict.fromkeys(each.case for each in (*foremost(fitting), *fitting))
+    outcomes = compiled(list(chosen)[:compile_best], kept, at_once, budget)
+    return [
+        replace(each, compiled=outcomes[case].result, reason=outcomes[case].reason) if case in outcomes else each
+        for each in findings
+        for case in [each.candidate.case]
+    ]
+
+
+def report(space: Space, findings: Sequence[Finding], everything: bool) -> str:
+    """What a person reads."""
+    chip, by_status = findings[0].chip, [each.status for each in findings]
+    counts = ", ".join(f"{by_status.count(status)} {text}" for status, text in STATUSES.items())
+    what = "by formulas" if everything else "by formulas, the best of each strategy and set of mesh axes"
+    parts = [
+        [f"{_what(space)}, {chip.memory_bytes / GIB:.1f} GiB each", f"{len(findings)} candidates: {counts}"],
+        [what, *table(shown(findings, everything))],
+    ]
+    if lines := compiled_table(findings):
+        parts.append(["as compiled, and how far the formulas are off", *lines])
+    if lines := list(left_out(findings)):
+        parts.append(["left out", *lines])
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+STATUSES = {"fits": "fit", "too_large": "are too large", "infeasible": "are infeasible"}
+
+
+def document(space: Space, findings: Sequence[Finding], chip_name: str) -> dict[str, Any]:
+    """What a program reads."""
+    return {
+        "kind": "feasibility",
+        "schema_version": 1,
+        "topology": str(space.topology),
+        "chip": chip_name,
+        "devices": device_count(space.topology),
+        "capacity_bytes": findings[0].chip.memory_bytes,
+        "preset": space.preset,
+        "param_count": space.config.param_count,
+        "global_batch_sequences": space.batch_size,
+        "sequence_tokens": space.config.sequence,
+        "dtype": space.dtype,
+        "versions": cache.versions(space.topology),
+        "candidates": [each.as_row() for each in findings],
+    }
+
+
+def _what(space: Space) -> str:
+    devices = f"{device_count(space.topology)} devices of {space.topology}"
+    return f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}, on {devices}"
+
+
+def say(text: str) -> None:
+    """Tell what is going on, apart from what is found."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command."""
+    parser = argparse.ArgumentParser("python -m benchmarks.feasibility", description=(__doc__ or "").partition("\n")[0])
+    add, several = parser.add_argument, {"action": "extend", "default": []}
+    add("--topology", type=topology, required=True, metavar="TOPOLOGY", help="such as v5p:4x4x4, h100:8x8 or cpu:16")
+    add("--chip", choices=tuple(CHIPS), help="whose figures count; of virtual devices there are none")
+    declare_model(add)
+    add("--batch-size", type=count, required=True, metavar="N", help="sequences")
+    add("--dtype", choices=get_args(Dtype), default="bfloat16", help="of the computation; default: %(default)s")
+    add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help="default: all by hand")
+    add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="default: all; repeatable")
+    add("--microbatches", type=commas(count), metavar="N,...", **several, help="default: 1, 2, 4, 8, times the stages")
+    add("--remat", choices=get_args(Remat), action="append", default=[], help="default: each; repeatable")
+    add("--option", type=option, metavar="NAME=VALUE,...", **several, help="default: each schedule and gather")
+    add("--compile", type=int, metavar="N", help=f"the best; default: {COMPILED}, or none if no compiler is there")
+    add("--time-budget", type=seconds, default=BUDGET_SECONDS, metavar="S", help="to compile; default: %(default)s")
+    add("--workers", type=count, metavar="N", help="that compile at a time; default: as memory and cores allow")
+    add("--cache", type=Path, default=cache.usual_folder(), metavar="DIR", help="default: %(default)s")
+    add("--all", action="store_true", help="print every candidate")
+    add("--json", type=Path, metavar="FILE", help="every candidate, for `python -m results.frontier`")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what was found; 1 if nothing fits, 2 for options that mean nothing."""
+    command = parser()
+    asked = command.parse_args(arguments)
+    try:
+        chip, compile_best = _chip(asked), _to_compile(asked)
+        name, config = model(asked)
+        space = Space(
+            asked.topology,
+            name,
+            config,
+            asked.batch_size,
+            asked.dtype,
+            unique(asked.strategy),
+            unique(asked.mesh),
+            unique(asked.microbatches),
+            unique(asked.remat) or get_args(Remat),
+            tuple((name, unique(values)) for name, values in asked.option),
+        )
+        if not any(True for _ in space.spreads()):
+            raise ValueError(f"no candidate: no strategy asked for has such a mesh of {device_count(asked.topology)}")
+        if asked.topology.chip and asked.topology.compiler_version:
+            asked.topology.prepare()
+            asked.topology.devices()
+    except ValueError as error:
+        command.error(str(error))
+    at_once = asked.workers or processes_that_fit(WORKER_BYTES)
+    findings = find(space, chip, compile_best, cache.Cache(asked.cache), at_once, asked.time_budget)
+    print(report(space, findings, asked.all))
+    if asked.json:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.write_text(json.dumps(document(space, findings, asked.chip or asked.topology.kind)))
+    return int(not any(each.status == "fits" for each in findings))
+
+
+def _chip(asked: argparse.Namespace) -> Chip:
+    """Whose figures count.
+
+    Raises:
+        ValueError: virtual devices, and no chip that they stand for.
+    """
+    if asked.chip:
+        return CHIPS[asked.chip]
+    if asked.topology.chip is None:
+        raise ValueError(f"{asked.topology} has no figures to rank by; say whose, as --chip v5e")
+    return asked.topology.chip
+
+
+def _to_compile(asked: argparse.Namespace) -> int:
+    """How many.
+
+    Raises:
+        ValueError: some, and their compiler is not installed.
+    """
+    try:
+        asked.topology.require_compiler()
+    except ValueError as error:
+        if asked.compile:
+            raise
+        say(f"nothing is compiled: {error}")
+        return 0
+    return COMPILED if asked.compile is None else asked.compile
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""The command: what it weighs, compiles, keeps, prints and writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import feasibility
+from benchmarks.cases import Case
+from benchmarks.findings import kind_of
+from benchmarks.pool import Outcome
+from benchmarks.topology import Topology
+
+TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=16", "--batch-size=8", "--dtype=float32"]
+FOUR = ["--topology=cpu:4", "--chip=v5e", *TINY, "--strategy=data,fsdp,pipeline", "--remat=dots"]
+
+
+def run(folder: Path, *arguments: str) -> dict[str, Any]:
+    """What the command writes."""
+    path = folder / "found.json"
+    assert feasibility.main([*arguments, f"--cache={folder / 'cache'}", f"--json={path}"]) == 0
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+    """The cases that a compiler is asked for, which says the same of each."""
+    cases = []
+
+    def work_off(missing: list[Case], *_: Any) -> Any:
+        cases.extend(missing)
+        memory = {"memory.total_bytes": 10**6, "chip.needed_bytes": None, "compiled.sent_bytes": 7}
+        return [
+            Outcome(case, {"status": "ok", "reason": "", "compile_seconds": 1.0, **memory}, "", 1.0) for case in missing
+        ]
+
+    monkeypatch.setattr(feasibility, "work_off", work_off)
+    return cases
+
+
+def test_the_best_are_compiled_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In processes of their own, which formulas agree with; the second time nothing is, and the answer is the same."""
+    first = run(tmp_path, *FOUR, "--compile=2", "--workers=2")
+    compiled = [row for row in first["candidates"] if row["compiled.status"]]
+    assert [row["compiled.status"] for row in compiled] == ["ok", "ok"]
+    for row in compiled:
+        assert row["compiled.argument_bytes"] == row["formula.argument_bytes"]
+        assert row["compiled.sent_bytes"] == row["formula.sent_bytes"]
+    said = capsys.readouterr()
+    assert "compiling 2, 2 at a time" in said.err
+    assert "[2/2] " in said.err
+    assert "as compiled, and how far the formulas are off" in said.out
+    assert run(tmp_path, *FOUR, "--compile=2") == first
+    assert "2 of 2 were compiled before" in (again := capsys.readouterr().err)
+    assert "compiling" not in again
+
+
+def test_the_best_of_each_kind_come_first(tmp_path: Path, asked: list[Case]) -> None:
+    """Of each strategy and set of axes, and then the others in order; another run compiles what is missing."""
+    two = ["--topology=cpu:4", "--chip=v5e", *TINY, "--strategy=data,context", "--remat=dots"]
+    run(tmp_path, *two, "--compile=1")
+    assert [case.strategy for case in asked] == ["data"]
+    rows = run(tmp_path, *two, "--compile=3")["candidates"]
+    ranks = {name: [row["rank"] for row in rows if row["strategy"] == name] for name in ("data", "context")}
+    assert (ranks["data"][0], ranks["data"][1] < ranks["context"][0]) == (1, True)
+    assert [row["rank"] for row in rows if row["compiled.status"]] == [*ranks["data"], ranks["context"][0]]
+    assert [case.strategy for case in asked] == ["data", "context", "data"]
+
+
+@pytest.mark.parametrize(("status", "needed", "kept"), [("compile_error", None, 1), ("oom", 9, 1), ("oom", None, 0)])
+def test_what_would_be_said_again_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, needed: int | None, kept: int
+) -> None:
+    """But not that the host had too little memory, and not that nobody answered."""
+    columns = {"status": status, "reason": "for a reason", "chip.needed_bytes": needed, "memory.total_bytes": None}
+    monkeypatch.setattr(
+        feasibility,
+        "work_off",
+        lambda cases, *_: [
+            Outcome(case, columns if case == cases[0] else None, "" if case == cases[0] else "died", 1.0)
+            for case in cases
+        ],
+    )
+    rows = run(tmp_path, *FOUR, "--compile=2")["candidates"]
+    assert len([*tmp_path.glob("cache/*.json")]) == kept
+    assert {row["compiled.reason"] for row in rows} == {None, "for a reason", "died"}
+    (row,) = [row for row in rows if row["compiled.status"]]
+    assert row["compiled.needed_bytes"] == needed
+
+
+def test_every_candidate_is_written(tmp_path: Path, asked: list[Case]) -> None:
+    """With its rank, or the reason that it has none, and the same keys."""
+    document = run(tmp_path, *FOUR, "--mesh=pipeline=4", "--mesh=data=4", "--compile=0")
+    assert not asked
+    rows = document["candidates"]
+    assert len({tuple(row) for row in rows}) == 1
+    assert [row["rank"] for row in rows if row["rank"]] == [
+        *range(1, 1 + sum(row["status"] != "infeasible" for row in rows))
+    ]
+    out = [row for row in rows if row["status"] == "infeasible"]
+    assert {row["reason"].partition(";")[0] for row in out} == {
+        "2 layers are too few for 4 parts of a pipeline",
+        "2 layers are too few for 8 parts of a pipeline",
+    }
+    assert (document["chip"], document["devices"], document["topology"]) == ("v5e", 4, "cpu:4")
+
+
+def test_a_person_sees_why_candidates_are_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How many for each reason, with an example; and with --all each of them."""
+    run(tmp_path, *FOUR, "--compile=0")
+    brief = capsys.readouterr().out
+    assert "14 candidates: 6 fit, 0 are too large, 8 are infeasible" in brief
+    assert "8 infeasible, as pipeline pipeline=4 microbatches=4: 2 layers are too few for" in brief
+    run(tmp_path, *FOUR, "--compile=0", "--all")
+    every = capsys.readouterr().out
+    assert brief.count("\n") < every.count("\n")
+    assert all(every.count(f"{name}=4") >= count for name, count in (("data", 2), ("fsdp", 4), ("pipeline", 8)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topology=cpu:4", *TINY], "cpu:4 has no figures to rank by; say whose, as --chip v5e"),
+        ([*FOUR, "--mesh=tensor=4"], "no strategy asked for has such a mesh of 4"),
+        ([*FOUR, "--heads=3"], "heads=3 does not divide embed=16"),
+        (["--topology=v9:4", *TINY], "'v9' is not known"),
+    ],
+)
+def test_what_means_nothing_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Early, with a way out."""
+    with pytest.raises(SystemExit, match="2"):
+        feasibility.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_compiler_there_are_formulas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what would have to be installed; unless it was asked to compile."""
+    monkeypatch.setattr(Topology, "compiler_version", None)
+    rows = run(tmp_path, "--topology=h100:1x4", *TINY)["candidates"]
+    assert {row["status"] for row in rows} == {"fits", "infeasible"}
+    assert "pip install 'meshmark[gpu]'" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        feasibility.main(["--topology=h100:1x4", *TINY, "--compile=1"])
+    assert "pip install 'meshmark[gpu]'" in capsys.readouterr().err
+
+
+def test_reasons_are_alike_but_for_their_numbers() -> None:
+    """And for the ways out."""
+    one, other = ("tensor=3 does not divide heads=8; tensor can be 1", "tensor=16 does not divide heads=8; or 2")
+    assert kind_of(one) == kind_of(other) != kind_of("context=16 does not divide heads=8; or 2")
