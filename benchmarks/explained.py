@@ -8,9 +8,10 @@ from jax.sharding import Mesh
 from benchmarks.advice import advice
 from benchmarks.cases import Case
 from benchmarks.compiled import Program
+from benchmarks.flops import more_flops
 from benchmarks.overlap import COLUMNS, overlap
 from benchmarks.predicted import cost_of
-from benchmarks.rewrites import digest, more_flops, rewrites
+from benchmarks.rewrites import digest, rewrites
 
 KEYS = (
     *("rewrites.sent_bytes", "rewrites.unexplained_bytes", "rewrites.flops", "rewrites.text", "rewrites.advice"),
