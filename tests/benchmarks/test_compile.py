@@ -129,7 +129,7 @@ def test_page_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install 'meshmark[tpu]'")
 def test_a_pod_slice_is_compiled_for() -> None:
     """The TPU's own compiler plans for the chips of a slice, and the program sends over the axes that formulas name."""
-    whole = dataclasses.replace(case("v5e:2x2"), dtype="bfloat16")
+    whole = dataclasses.replace(case("v5e:4x4", mesh="fsdp=16"), batch_size=16, dtype="bfloat16")
     info: dict[str, Any] = compile_case(whole).extra_info
     assert (info["status"], info["platform"], info["device_kind"]) == ("ok", "tpu", "TPU v5 lite")
     assert info["chip.fits"] is True
