@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.attribution import Attribution
 from benchmarks.cases import Case
+from benchmarks.compiled import BETWEEN_KEYS
 from benchmarks.memory import Memory
 from benchmarks.record import COMPILED_KEYS, Record
 from benchmarks.turns import Ratio, Turns
@@ -54,7 +55,7 @@ KEYS = """
 @pytest.mark.parametrize("record", [NOTHING_KNOWN, MEASURED], ids=["nothing known", "measured"])
 def test_every_row_has_the_keys_of_the_schema(record: Record) -> None:
     """Rows differ in values, never in keys; a change of keys is a change of schema."""
-    assert set(record.as_extra_info()) == {*KEYS.split(), *COMPILED_KEYS}
+    assert set(record.as_extra_info()) == {*KEYS.split(), *COMPILED_KEYS, *BETWEEN_KEYS}
 
 
 def test_derived_numbers_follow_from_the_samples() -> None:
