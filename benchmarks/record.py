@@ -19,7 +19,7 @@ from benchmarks.turns import Ratio, Turns
 
 SCHEMA_VERSION = 3
 
-COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations", *BETWEEN_KEYS, *EXPLAINED_KEYS)
+COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations")
 
 NOISE = 0.05
 """A run is noisy where the same step, timed twice, may differ by more than this: its interval reaches so far."""
@@ -172,7 +172,7 @@ class Record:
             "compile_seconds": self.compile_seconds,
             **{f"memory.{item.name}": getattr(self.memory, item.name) for item in fields(Memory)},
             "memory.total_bytes": self.memory.total_bytes,
-            **{key: self.compiled.get(key) for key in COMPILED_KEYS},
+            **{key: self.compiled.get(key) for key in (*COMPILED_KEYS, *BETWEEN_KEYS, *EXPLAINED_KEYS)},
             **predicted(case, self.compiled),
             **self._estimated(),
             "loss_first": self.loss_first,

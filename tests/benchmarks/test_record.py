@@ -8,7 +8,9 @@ import pytest
 
 from benchmarks.attribution import Attribution
 from benchmarks.cases import Case
+from benchmarks.compiled import BETWEEN_KEYS
 from benchmarks.estimate import Estimate
+from benchmarks.explained import KEYS as EXPLAINED_KEYS
 from benchmarks.memory import Memory
 from benchmarks.record import COMPILED_KEYS, Record
 from benchmarks.roofline import Roofline
@@ -58,7 +60,7 @@ KEYS = """
 @pytest.mark.parametrize("record", [NOTHING_KNOWN, MEASURED], ids=["nothing known", "measured"])
 def test_every_row_has_the_keys_of_the_schema(record: Record) -> None:
     """Rows differ in values, never in keys; a change of keys is a change of schema."""
-    assert set(record.as_extra_info()) == {*KEYS.split(), *COMPILED_KEYS}
+    assert set(record.as_extra_info()) == {*KEYS.split(), *COMPILED_KEYS, *BETWEEN_KEYS, *EXPLAINED_KEYS}
 
 
 def test_what_a_chip_allows_is_in_the_row() -> None:
