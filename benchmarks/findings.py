@@ -128,6 +128,7 @@ def compiled_table(findings: Iterable[Finding]) -> list[str]:
 
 def _compiled_cells(finding: Finding) -> tuple[str, ...]:
     row = finding.as_row()
+    unread = "" if row["compiled.sent_bytes"] is not None else ", but its program cannot be read"
     return (
         known("d", row["rank"]),
         *spread(row),
@@ -137,7 +138,7 @@ def _compiled_cells(finding: Finding) -> tuple[str, ...]:
         off(row["formula.sent_bytes"], row["compiled.sent_bytes"]),
         known(",.0f", row["compiled.tokens_per_second_per_device"]),
         known(".1%", row["compiled.model_flops_utilization"]),
-        row["compiled.reason"] or f"in {row['compiled.seconds']:.0f} s",
+        row["compiled.reason"] or f"in {row['compiled.seconds']:.0f} s{unread}",
     )
 
 
