@@ -57,7 +57,7 @@ class Finding:
         """The same keys always; None for what is not known. Bytes and FLOPs are those of one device and one step."""
         case, cost, bound = self.candidate.case, self.candidate.cost, self.candidate.bound
         known_cost = None if isinstance(cost, Infeasible) else cost
-        said = self.compiled or {}
+        said, taken = self.compiled or {}, self.measured
         return {
             "rank": self.rank if bound else None,
             "status": self.status,
@@ -73,9 +73,9 @@ class Finding:
             "formula.sent_bytes": known_cost and known_cost.sent_bytes,
             "formula.flops": known_cost and sum(known_cost.flops.values()) // case.mesh.size,
             "formula.bubble": known_cost and known_cost.bubble,
-            **self._taken("compiled", self.measured),
+            **self._taken("compiled", taken),
             "compiled.status": said.get("status"),
-            "compiled.reason": said.get("reason") or self.reason or None,
+            "compiled.reason": said.get("reason") or self.reason or (str(taken) if taken and not taken.fits else None),
             "compiled.argument_bytes": said.get("memory.argument_bytes"),
             "compiled.temp_bytes": said.get("memory.temp_bytes"),
             "compiled.sent_bytes": said.get("compiled.sent_bytes"),
@@ -128,6 +128,7 @@ def compiled_table(findings: Iterable[Finding]) -> list[str]:
 
 def _compiled_cells(finding: Finding) -> tuple[str, ...]:
     row = finding.as_row()
+    unread = "" if row["compiled.sent_bytes"] is not None else ", but its program cannot be read"
     return (
         known("d", row["rank"]),
         *spread(row),
@@ -137,7 +138,7 @@ def _compiled_cells(finding: Finding) -> tuple[str, ...]:
         off(row["formula.sent_bytes"], row["compiled.sent_bytes"]),
         known(",.0f", row["compiled.tokens_per_second_per_device"]),
         known(".1%", row["compiled.model_flops_utilization"]),
-        row["compiled.reason"] or f"in {row['compiled.seconds']:.0f} s",
+        row["compiled.reason"] or f"in {row['compiled.seconds']:.0f} s{unread}",
     )
 
 

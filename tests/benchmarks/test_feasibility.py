@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import feasibility
 from benchmarks.cases import Case
+from benchmarks.chips import GIB
 from benchmarks.findings import kind_of
 from benchmarks.pool import Outcome
 from benchmarks.topology import Topology
@@ -87,6 +88,15 @@ def test_what_would_be_said_again_is_kept(
     assert {row["compiled.reason"] for row in rows} == {None, "for a reason", "died"}
     (row,) = [row for row in rows if row["compiled.status"]]
     assert row["compiled.needed_bytes"] == needed
+
+
+def test_what_does_not_fit_as_compiled_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where its program was not read, so that nothing else is known of it."""
+    columns = {"status": "ok", "reason": "", "compile_seconds": 1.0, "memory.total_bytes": 20 * GIB}
+    monkeypatch.setattr(feasibility, "work_off", lambda cases, *_: [Outcome(case, columns, "", 1.0) for case in cases])
+    first, *_ = run(tmp_path, *FOUR, "--compile=1")["candidates"]
+    assert (first["status"], first["compiled.fits"]) == ("fits", False)
+    assert first["compiled.reason"] == "needs 20.0 GiB of 16.0 GiB, 4.0 GiB too much"
 
 
 def test_every_candidate_is_written(tmp_path: Path, asked: list[Case]) -> None:
