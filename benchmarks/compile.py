@@ -16,7 +16,7 @@ from benchmarks.clock import Clock
 from benchmarks.collectives import KINDS, SEVERAL
 from benchmarks.corpus import read_corpus
 from benchmarks.failures import reason_of, status_of
-from benchmarks.options import declare, selected
+from benchmarks.options import declare, selected, topology
 from benchmarks.overlap import COLUMNS
 from benchmarks.prepare import Entry, Preparation
 from benchmarks.record import Record, Row
@@ -103,10 +103,9 @@ def in_unit(unit_bytes: int, count: float | None) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page of each case; 1 if any cannot be compiled, 2 for a selection that means nothing."""
     parser = argparse.ArgumentParser("python -m benchmarks.compile", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--topology", type=topology, required=True, help="such as v5p:4x4x4, h100:2x8 or cpu:64")
     declare(parser.add_argument)
     option = parser.parse_args(arguments)
-    if option.topology is None:
-        parser.error("--topology is missing: the devices to compile for, such as v5p:4x4x4, h100:2x8 or cpu:64")
     try:
         cases = selected(option).cases()
     except ValueError as error:

@@ -37,6 +37,7 @@ def add_options(parser: pytest.Parser) -> None:
     add("--case-seconds", type=seconds, metavar="S", default=CASE_SECONDS, help="timed a case; default: %(default)s")
     add("--case-timeout", type=seconds, metavar="S", default=CASE_TIMEOUT, help="without a sign; default: %(default)s")
     add("--compile-only", action="store_true", help="ask the compiler what each step does, and run nothing")
+    add("--topology", type=topology, metavar="TOPOLOGY", help="compile for devices not there, such as v5p:4x4x4")
     add("--resume", action="store_true", help="go on with the run that was writing the same --benchmark-json")
     add("--trace-dir", type=Path, metavar="DIR", help="a profiler's trace of each case, apart from what is timed")
     together = parser.getgroup("meshmark-processes", "meshmark: several processes, started with the same options each")
@@ -64,7 +65,6 @@ def declare(add: Callable[..., Any]) -> None:
     several = {"action": "extend", "default": []}
     add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help=f"default: {', '.join(STRATEGIES)}")
     add("--devices", type=commas(count), metavar="N,...", **several, help=f"default: those of {DEVICES} that are there")
-    add("--topology", type=topology, metavar="TOPOLOGY", help="of devices that are not there, such as v5p:4x4x4")
     add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="such as data=2,tensor=4; repeatable")
     add("--batch-size", type=commas(count), metavar="N,...", **several, help=f"sequences; default: {BATCH_SIZES}")
     add("--microbatches", type=commas(count), metavar="N,...", **several, help="of a batch; default: 2 a stage, or 1")
@@ -105,10 +105,11 @@ def selected(option: argparse.Namespace) -> Selection:
         ValueError: options that contradict each other, sizes that no model has, no case at all, or devices that are
             not there, and no compiler for them either.
     """
-    if option.topology:
-        option.topology.prepare()
-    there = len(option.topology.devices()) if option.topology else jax.device_count()
-    usual = (there,) if option.topology else tuple(n for n in DEVICES if n <= there and shared_out(n))
+    absent = getattr(option, "topology", None)
+    if absent:
+        absent.prepare()
+    there = len(absent.devices()) if absent else jax.device_count()
+    usual = (there,) if absent else tuple(n for n in DEVICES if n <= there and shared_out(n))
     if option.mesh and option.devices:
         raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
     preset, config = model(option)
@@ -119,14 +120,14 @@ def selected(option: argparse.Namespace) -> Selection:
         strategies=unique(option.strategy),
         meshes=unique(option.mesh),
         devices=unique(option.devices) or usual,
-        batch_sizes=unique(option.batch_size) or (usual if option.topology else BATCH_SIZES),
+        batch_sizes=unique(option.batch_size) or (usual if absent else BATCH_SIZES),
         microbatches=unique(option.microbatches),
         preset=preset,
         config=config,
         dtype=option.dtype,
         remat=option.remat,
         options=tuple((name, unique(values)) for name, values in varied.items()),
-        topology=option.topology,
+        topology=absent,
     )
     if strange := [
         name for name, _ in chosen.options if not any(name in dict(case.options) for case in chosen.cases())
