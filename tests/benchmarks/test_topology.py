@@ -50,7 +50,7 @@ def test_every_kind_is_described():
     assert {chip.platform for chip in CHIPS.values()} == set(module.COMPILERS)
 
 
-@pytest.mark.parametrize(("text", "extra"), [("v5e:4x4", "tpu"), ("h100:1x8", "gpu")])
+@pytest.mark.parametrize(("text", "extra"), [("v5e:2x8", "tpu"), ("h100:3x8", "gpu")])  # asked for nowhere else
 def test_a_compiler_that_is_missing_is_named(text, extra, monkeypatch):
     """Not found, it is said what to install."""
     monkeypatch.setitem(module.COMPILERS, Topology.parse(text).platform, (extra, "no-such-package"))
