@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from jax.sharding import Mesh
 
 from benchmarks.chips import CHIPS, Chip
+from benchmarks.roofline import extents, group_along
 
 GATHERING: Mapping[str, str] = {
     "xla_tpu_prefer_async_allgather_to_allreduce": "true",
@@ -62,11 +63,10 @@ class Advice:
 
 def advice(chip: Chip, mesh: Mesh, axes: Sequence[str]) -> tuple[Advice, ...]:
     """On gathering weights over some axes of a mesh of TPUs; none where there is nothing to avoid."""
-    index = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)
-    group = list(mesh.devices[index].flat)
+    group = group_along(mesh, axes)
     if chip.platform != "tpu" or len(group) < mesh.devices.size:
         return ()
-    dims = [len(set(places)) for places in zip(*(device.coords for device in group), strict=True)]
+    dims = extents(group)
     chips, torus = math.prod(dims), "x".join(map(str, dims))
     data = min(size for size in dims if size > 1) if chips > 1 else 1
     instead = f"data={data},fsdp={len(group) // data}"

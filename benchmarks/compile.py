@@ -20,12 +20,12 @@ from benchmarks.options import declare, selected, topology
 from benchmarks.overlap import COLUMNS
 from benchmarks.prepare import Entry, Preparation
 from benchmarks.record import Record, Row
+from benchmarks.terminal import MIB
 from strategies.mesh import AXES
 
 MEANWHILE = ("hides in matmuls", "hides in memory", "hides in nothing", "waits for")
 """What a device does while it sends, for `overlap.COLUMNS`."""
 Size = Callable[[float | None], str]
-MIB = 2**20
 PARTS = ("parameter", "optimizer", "argument", "temp", "total")
 """What memory holds: those that compilers tell apart."""
 

@@ -1,7 +1,8 @@
 """The least time that a step can take on a chip, from its published figures (Williams et al. 2009, "Roofline")."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jax.sharding import Mesh
 
@@ -48,12 +49,21 @@ def roofline(chip: Chip, mesh: Mesh, flops: float, memory_bytes: float, sent: It
 
 def bytes_per_second(chip: Chip, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> float:
     """That a device can send by a kind of collective to those of its group, along some axes of a mesh."""
-    index = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)
-    group = list(mesh.devices[index].flat)
+    group = group_along(mesh, axes)
     if not chip.dims:
         return switched(chip, kind, len(group), len({device.process_index for device in group}))
-    extents = [len(set(places)) for places in zip(*(device.coords for device in group), strict=True)]
-    return wired(chip, kind, [extent for extent in extents if extent > 1])
+    return wired(chip, kind, [extent for extent in extents(group) if extent > 1])
+
+
+def group_along(mesh: Mesh, axes: Sequence[str]) -> list[Any]:
+    """The devices of one group along some axes of a mesh."""
+    index = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)
+    return list(mesh.devices[index].flat)
+
+
+def extents(group: Sequence[Any]) -> list[int]:
+    """In how many places of each dim of their torus some devices are."""
+    return [len(set(places)) for places in zip(*(device.coords for device in group), strict=True)]
 
 
 def switched(chip: Chip, kind: str, devices: int, hosts: int) -> float:
@@ -72,16 +82,16 @@ def switched(chip: Chip, kind: str, devices: int, hosts: int) -> float:
     )
 
 
-def wired(chip: Chip, kind: str, extents: list[int]) -> float:
-    """In a torus there is a link each way along every dim; `extents` are those of a group, where it extends.
+def wired(chip: Chip, kind: str, wide: list[int]) -> float:
+    """In a torus there is a link each way along every dim; `wide` are the extents of a group, where it has any.
 
     A ring along each of them uses both ways (Jouppi et al. 2023, "TPU v4", section 2). To its neighbour a device has
     one link. What it sends to each of the others passes a quarter of each extent, on the mean, and as many links. The
     cores of one chip share its memory.
     """
-    if not extents:
+    if not wide:
         return chip.memory_bytes_per_second
     if kind == "permute":
         return chip.link_bytes_per_second
-    passed = max(1.0, sum(extents) / 4) if kind == "all_to_all" else 1.0
-    return 2 * len(extents) * chip.link_bytes_per_second / passed
+    passed = max(1.0, sum(wide) / 4) if kind == "all_to_all" else 1.0
+    return 2 * len(wide) * chip.link_bytes_per_second / passed

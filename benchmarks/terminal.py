@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks.chips import GIB
 from benchmarks.record import Row
 
 TIMES = {"time/single": "relative_to_single", "time/twin": "relative_to_twin"}
@@ -157,7 +158,7 @@ def gib(count: int | None) -> str:
     >>> gib(3 * 2**29), gib(None)
     ('1.50', '')
     """
-    return known(",.2f", None if count is None else count / 2**30)
+    return known(",.2f", None if count is None else count / GIB)
 
 
 def mib(count: int | None) -> str:
