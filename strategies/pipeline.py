@@ -31,7 +31,7 @@ from jaxtyping import Array
 
 from strategies import tensor
 from strategies.assemble import assemble
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import GPTConfig, PipelineSchedule, TrainConfig
 from strategies.executor import Executor, Parts, own
 from strategies.gpt import GPT, Weights
 from strategies.mesh import Devices, MeshSpec
@@ -88,19 +88,21 @@ def piped(config: GPTConfig, train: TrainConfig, stages: int) -> Pipe:
     Raises:
         Infeasible: as `order` does.
     """
-    schedule, layer_places = order(config, train, stages)
+    schedule, layer_places = order(config.layers, stages, train.microbatches, train.schedule, train.chunks)
     return Pipe(layer_places, scheduled(schedule, layer_places, train.unroll))
 
 
-def order(config: GPTConfig, train: TrainConfig, stages: int) -> tuple[Schedule, tuple[int, ...]]:
-    """The schedule of as many stages, and the places of the layers.
+def order(
+    layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int
+) -> tuple[Schedule, tuple[int, ...]]:
+    """The schedule of as many stages, and the places of the layers; chunks are those of an interleaved one.
 
     Raises:
         Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
     """
-    chunks = train.chunks if train.schedule == "interleaved" else 1
-    layer_places = places(config.layers, stages, chunks)
-    return SCHEDULES[train.schedule](stages, train.microbatches, chunks), layer_places
+    chunks = chunks if schedule == "interleaved" else 1
+    layer_places = places(layers, stages, chunks)
+    return SCHEDULES[schedule](stages, microbatches, chunks), layer_places
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:

@@ -76,8 +76,7 @@ def order_of(layers: int, stages: int, microbatches: int, schedule: PipelineSche
     Raises:
         Infeasible: as `pipeline.order` does.
     """
-    train = TrainConfig(microbatches, microbatches, schedule=schedule, chunks=chunks)
-    return Order(pipeline.order(GPTConfig(layers, embed=1, heads=1), train, stages)[0])
+    return Order(pipeline.order(layers, stages, microbatches, schedule, chunks)[0])
 
 
 @dataclass(frozen=True)
