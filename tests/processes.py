@@ -15,17 +15,21 @@ ROOT = Path(__file__).parents[1]
 Ended = subprocess.CompletedProcess[str]
 
 
-def environment(devices_each: int, **variables: Any) -> dict[str, str]:
-    """Of a process with so many virtual devices, which compiles fast and not well."""
+def environment(**variables: Any) -> dict[str, str]:
+    """Of a process that a test starts: it compiles fast and not well, and no pytest is around it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    ours = {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    return inherited | ours | {name: str(value) for name, value in variables.items()}
+
+
+def peer_environment(devices_each: int, **variables: Any) -> dict[str, str]:
+    """Of one of several, with so many virtual devices."""
     ours = {
-        "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
         "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(devices_each),
+        "JAX_NUM_CPU_DEVICES": devices_each,
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
     }
-    return inherited | ours | {name: str(value) for name, value in variables.items()}
+    return environment(**ours | variables)
 
 
 def start_together(processes: int, devices_each: int, *command: str, **variables: Any) -> list[subprocess.Popen[str]]:
@@ -37,7 +41,7 @@ def start_together(processes: int, devices_each: int, *command: str, **variables
         command: the arguments.
         variables: of the environment.
     """
-    env = environment(devices_each, **variables)
+    env = peer_environment(devices_each, **variables)
     commands = ([sys.executable, *(part.replace("{}", str(i)) for part in command)] for i in range(processes))
     return [subprocess.Popen(each, cwd=ROOT, env=env, stdout=-1, stderr=-1, text=True) for each in commands]
 

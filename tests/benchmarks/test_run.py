@@ -18,6 +18,7 @@ from benchmarks.conftest import pytest_cmdline_main
 from benchmarks.journal import journal_path
 from benchmarks.supervise import RESUMED, UNWRITTEN, stop_once, supervise
 from benchmarks.watchdog import TIMED_OUT
+from tests.processes import environment
 
 ROOT = Path(__file__).parents[2]
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--case-seconds=0.05")
@@ -40,10 +41,7 @@ def start(*options: str, single: str = "single", alone: bool = False, **variable
         alone: out of reach of what is pressed, in a group of processes that can be killed at once.
         variables: of the environment.
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    ours = {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles faster
-    env = inherited | ours | {"SINGLE": single} | {name: str(value) for name, value in variables.items()}
-    command = [*COMMAND, *options]
+    env, command = environment(SINGLE=single, **variables), [*COMMAND, *options]
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=-1, stderr=-1, text=True, start_new_session=alone)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.test_run import PLUGINS, rows
-from tests.processes import environment, finish_together, free_port
+from tests.processes import finish_together, free_port, peer_environment
 
 ROOT = Path(__file__).parents[2]
 BITS_PER_SECOND = 20_000_000
@@ -73,7 +73,7 @@ def step_seconds(names: Path, report: Path) -> dict[str, tuple[float, int]]:
     started = [
         subprocess.Popen(
             [*f"ip netns exec {host} unshare --uts --mount sh -c".split(), begin, host, *benchmarks, str(index)],
-            **{"cwd": ROOT, "env": environment(1, SINGLE=""), "stdout": -1, "stderr": -1, "text": True},
+            **{"cwd": ROOT, "env": peer_environment(1, SINGLE=""), "stdout": -1, "stderr": -1, "text": True},
         )
         for index, host in enumerate(HOSTS)
     ]
