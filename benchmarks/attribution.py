@@ -95,7 +95,8 @@ def attribute(
     for name, update in variants(case).items():
         begin()
         lowered = partial(jax.jit(update, donate_argnums=0).lower, step.state, step.batch)
-        programs[name] = processes.together(lambda lowered=lowered: lowered().compile())
+        options: dict[str, Any] = dict(case.compiler_options)
+        programs[name] = processes.together(lambda lowered=lowered, options=options: lowered().compile(options))
     runs = {name: Variant(training, program) for name, program in programs.items()}
     turns = {name: Turns(steps_per_block(run)) for name, run in runs.items()}
     take_turns(runs, turns, budget_seconds * len(runs), lambda name: begin())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, get_args
 
-from benchmarks.cases import Case, Options, options_of, own_meshes
+from benchmarks.cases import Case, CompilerOptions, Options, options_of, own_meshes
 from benchmarks.placement import device_count
 from benchmarks.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec
@@ -52,6 +52,7 @@ class Space:
     microbatches: tuple[int, ...] = ()
     remats: tuple[Remat, ...] = get_args(Remat)
     options: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    compiler_options: CompilerOptions = ()
 
     def cases(self) -> Iterator[Case]:
         """All of them, whether they fit together or not, each once."""
@@ -59,7 +60,7 @@ class Space:
             for parts in self.microbatches or choices(mesh, self.batch_size):
                 for options, remat in product(self._variations(name, mesh), self.remats):
                     work = self.preset, self.config, self.batch_size, parts, self.dtype, remat
-                    yield Case(name, mesh, *work, options, self.topology)
+                    yield Case(name, mesh, *work, options, self.topology, self.compiler_options)
 
     def spreads(self) -> Iterator[tuple[str, MeshSpec]]:
         """Strategies of which formulas are known, with their own meshes of all devices."""

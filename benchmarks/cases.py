@@ -18,14 +18,16 @@ COMMON = ("attention", "unroll", "logits_bytes", "z_loss")
 
 Options = tuple[tuple[str, Any], ...]
 """Fields of `TrainConfig` by name, with values."""
+CompilerOptions = tuple[tuple[str, str], ...]
+"""By XLA's names, with values as XLA reads them."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One step to measure: a strategy on a mesh, with a model and a global batch of `batch_size` sequences.
 
-    `options` are those that were asked for, of its strategy or of every one; `topology` is that of devices that are not
-    there, all of which it takes.
+    `options` are those that were asked for, of its strategy or of every one; `compiler_options` are the compiler's own;
+    `topology` is that of devices that are not there, all of which it takes.
     """
 
     strategy: str
@@ -38,6 +40,7 @@ class Case:
     remat: Remat
     options: Options = ()
     topology: Topology | None = None
+    compiler_options: CompilerOptions = ()
 
     def __str__(self) -> str:
         """The test id, such as `fsdp-fsdp=8-b16` or `pipeline-pipeline=8-b16-schedule=gpipe`.
@@ -100,6 +103,7 @@ class Selection:
         preset: the name of `config`, with the sizes that were overridden.
         options: what else of `TrainConfig` to vary, and over which values, for the strategies that have it.
         topology: of the devices, where they are not there.
+        compiler_options: of every case.
     """
 
     strategies: tuple[str, ...]
@@ -113,12 +117,13 @@ class Selection:
     remat: Remat
     options: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     topology: Topology | None = None
+    compiler_options: CompilerOptions = ()
 
     def cases(self) -> list[Case]:
         """Every strategy on its meshes, one batch size after another."""
-        spreads = list(self._spreads())
+        spreads, common = list(self._spreads()), (self.topology, self.compiler_options)
         return [
-            Case(name, mesh, self.preset, self.config, size, parts, self.dtype, self.remat, options, self.topology)
+            Case(name, mesh, self.preset, self.config, size, parts, self.dtype, self.remat, options, *common)
             for size in self.batch_sizes
             for name, mesh in spreads
             for parts in self.microbatches or [default_microbatches(name, mesh, size)]

@@ -20,7 +20,19 @@ from benchmarks.chips import CHIPS, GIB, Chip
 from benchmarks.compile import compile_case
 from benchmarks.findings import Finding, compiled_table, left_out, shown, table
 from benchmarks.memory import processes_that_fit
-from benchmarks.options import commas, count, declare_model, mesh, model, option, seconds, strategy, topology, unique
+from benchmarks.options import (
+    commas,
+    count,
+    declare_compiler,
+    declare_model,
+    mesh,
+    model,
+    option,
+    seconds,
+    strategy,
+    topology,
+    unique,
+)
 from benchmarks.placement import device_count
 from benchmarks.pool import Outcome, work_off
 from benchmarks.terminal import progress
@@ -146,6 +158,7 @@ def parser() -> argparse.ArgumentParser:
     add("--microbatches", type=commas(count), metavar="N,...", **several, help="default: 1, 2, 4, 8, times the stages")
     add("--remat", choices=get_args(Remat), action="append", default=[], help="default: each; repeatable")
     add("--option", type=option, metavar="NAME=VALUE,...", **several, help="default: each schedule and gather")
+    declare_compiler(add)
     add("--compile", type=int, metavar="N", help=f"the best; default: {COMPILED}, or none if no compiler is there")
     add("--time-budget", type=seconds, default=BUDGET_SECONDS, metavar="S", help="to compile; default: %(default)s")
     add("--workers", type=count, metavar="N", help="that compile at a time; default: as memory and cores allow")
@@ -173,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             unique(asked.microbatches),
             unique(asked.remat) or get_args(Remat),
             tuple((name, unique(values)) for name, values in asked.option),
+            tuple(dict(asked.compiler_option).items()),
         )
         if not any(True for _ in space.spreads()):
             raise ValueError(f"no candidate: no strategy asked for has such a mesh of {device_count(asked.topology)}")

@@ -72,6 +72,7 @@ def declare(add: Callable[..., Any]) -> None:
     add("--dtype", choices=get_args(Dtype), default="float32", help="of the computation; default: %(default)s")
     add("--remat", choices=get_args(Remat), default="dots", help="what backward recomputes; default: %(default)s")
     add("--option", type=option, metavar="NAME=VALUE,...", **several, help=f"of {', '.join(OPTIONS)}; repeatable")
+    declare_compiler(add)
     add("--corpus", type=Path, metavar="FILE", help="the text to train on; default: the prose of pydoc_data.topics")
 
 
@@ -81,6 +82,12 @@ def declare_model(add: Callable[..., Any]) -> None:
     for size in SIZES:
         add(f"--{size}", type=count, metavar="N", help="instead of the preset's")
     add("--untied", action="store_true", help="a head of its own instead of the embedding")
+
+
+def declare_compiler(add: Callable[..., Any]) -> None:
+    """Declare what the compiler is told."""
+    text = "of XLA, for what its backend takes, such as xla_tpu_enable_latency_hiding_scheduler=true; repeatable"
+    add("--compiler-option", type=compiler_option, metavar="NAME=VALUE", action="append", default=[], help=text)
 
 
 def model(option: argparse.Namespace) -> tuple[str, GPTConfig]:
@@ -128,6 +135,7 @@ def selected(option: argparse.Namespace) -> Selection:
         remat=option.remat,
         options=tuple((name, unique(values)) for name, values in varied.items()),
         topology=absent,
+        compiler_options=tuple(dict(option.compiler_option).items()),
     )
     if strange := [
         name for name, _ in chosen.options if not any(name in dict(case.options) for case in chosen.cases())
@@ -207,6 +215,18 @@ def option(text: str) -> list[tuple[str, list[Any]]]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"--option {text}: {error}") from error
     return [(name, found)]
+
+
+def compiler_option(text: str) -> tuple[str, str]:
+    """An option of XLA and its value; whether there is one of that name is known to its backend alone.
+
+    >>> compiler_option("xla_disable_hlo_passes=reduce-scatter-creator,all-reduce-combiner")
+    ('xla_disable_hlo_passes', 'reduce-scatter-creator,all-reduce-combiner')
+    """
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is no option with a value; write it as xla_name=value")
+    return name, value
 
 
 def flag(text: str) -> bool:

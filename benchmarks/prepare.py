@@ -55,21 +55,23 @@ class Preparation:
         step = entry.step = entry.case.build()
         yield {"model_flops_per_step": step.config.flops_per_token * step.tokens_per_step}
         topology = entry.case.topology
-        options = READ_ONLY.get(entry.case.devices[0].platform, {}) if compile_only else {}
+        read_only = READ_ONLY.get(entry.case.devices[0].platform, {}) if compile_only else {}
         try:
             with self.clock.phase("compile"):
-                entry.program, seconds, compilations = compile_step(step, options)
+                compilation = compile_step(step, read_only | dict(entry.case.compiler_options))
         except CompileError as error:
             if topology and (told := refused(error)):
                 yield {"estimate": told}
                 raise DoesNotFit(f"{told}: {error}") from error
             raise
+        entry.program = compilation.program
         memory = planned_memory(step, entry.program)
-        yield {"compile_seconds": seconds, "memory": memory}
+        options = tuple(option for option in compilation.options.items() if option not in read_only.items())
+        yield {"compile_seconds": compilation.seconds, "memory": memory, "compiler_options": options}
         program = self._read(entry)
         yield {
             "compiled": {
-                "compiled.compilations": compilations,
+                "compiled.compilations": compilation.programs,
                 "compiled.bytes_accessed": bytes_accessed(entry.program),
                 **(self._facts(entry.case, step, program) if program else {}),
             }
@@ -150,7 +152,7 @@ class Preparation:
         """Of the reference. Nobody else is needed for them: each process has its own."""
         entry.step = entry.case.build()
         with self.clock.phase("compile"):
-            entry.program, _, _ = compile_step(entry.step)
+            entry.program = compile_step(entry.step, dict(entry.case.compiler_options)).program
         trajectory = self.start(entry).trajectory(CHECKED_STEPS)
         trajectory.require_finite("in the first steps")
         return trajectory

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from benchmarks import processes
 from benchmarks.attribution import Attribution
-from benchmarks.cases import Case, spelled
+from benchmarks.cases import Case, CompilerOptions, spelled
 from benchmarks.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.estimate import Estimate
@@ -63,6 +63,7 @@ class Record:
         relative_to_twin: and over that of its twin by hand, if its own step is partitioned by the compiler.
         canary: the time of a step over that of its own twin, which took turns beside this case: 1 but for the noise.
         attribution: where its time goes.
+        compiler_options: what the compiler was told, if it came so far.
         compile_only: the compiler was asked, and nothing timed.
         estimate: what it takes of a chip that is not there.
     """
@@ -86,6 +87,7 @@ class Record:
     relative_to_twin: Ratio | None = None
     canary: Ratio | None = None
     attribution: Attribution | None = None
+    compiler_options: CompilerOptions = ()
     compile_only: bool = False
     estimate: Estimate | None = None
 
@@ -155,6 +157,7 @@ class Record:
             "dtype": case.dtype,
             "remat": case.remat,
             "options": ",".join(spelled(case.options)),
+            "compiler_options": " ".join(spelled(self.compiler_options or case.compiler_options)),
             "step_seconds_median": self.step_seconds_median,
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_second_per_device": _over(self.tokens_per_second, case.mesh.size),

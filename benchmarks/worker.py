@@ -65,7 +65,7 @@ class Worker:
         """Compile a case, and train it for its first steps."""
         self.training = None  # its memory is needed
         step = self.cases[case].build()
-        program, _, _ = compile_step(step)
+        program = compile_step(step, dict(self.cases[case].compiler_options)).program
         training = begin_training(step, program, step.init, self.corpus_N)
         first_steps = training.trajectory(CHECKED_STEPS)
         first_steps.require_finite("in the first steps")

@@ -11,7 +11,7 @@ from results.decision import MIN_LAUNCHES
 # With `--untied`, the options of `pytest benchmarks` that select cases. What they mean is up to the workers.
 SELECTING = (
     "strategy devices mesh batch-size microbatches option "
-    "preset layers embed heads mlp vocab sequence dtype remat corpus"
+    "preset layers embed heads mlp vocab sequence dtype remat compiler-option corpus"
 )
 
 

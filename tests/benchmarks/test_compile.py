@@ -16,6 +16,9 @@ from benchmarks.failures import CompileError
 from benchmarks.topology import Topology
 from strategies import GPTConfig, MeshSpec
 
+TAKES_LIBTPU = pytest.mark.skipif(
+    find_spec("libtpu") is None, reason="takes the tpu extra: pip install 'meshmark[tpu]'"
+)
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
 
 
@@ -107,6 +110,17 @@ def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     assert compile_case(case()).extra_info["status"] == "compile_error"
 
 
+def test_the_compiler_is_told_what_was_asked() -> None:
+    """The row has the options; XLA refuses one that it does not know, and so does a row."""
+    told = dataclasses.replace(case(), compiler_options=(("xla_disable_hlo_passes", "cse,dce"),))
+    row = compile_case(told)
+    assert (row.extra_info["status"], row.extra_info["compiler_options"]) == ("ok", "xla_disable_hlo_passes=cse,dce")
+    assert "with xla_disable_hlo_passes=cse,dce" in "\n".join(report(row))
+    strange = compile_case(dataclasses.replace(case(), compiler_options=(("xla_no_such", "1"),))).extra_info
+    assert (strange["status"], strange["compiler_options"]) == ("compile_error", "xla_no_such=1")
+    assert "xla_no_such" in str(strange["reason"])
+
+
 TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=4", "--mesh=fsdp=4"]
 
 
@@ -126,7 +140,7 @@ def test_page_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
             main(wrong)
 
 
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install 'meshmark[tpu]'")
+@TAKES_LIBTPU
 def test_a_pod_slice_is_compiled_for() -> None:
     """The TPU's own compiler plans for the chips of a slice, and the program sends over the axes that formulas name."""
     whole = dataclasses.replace(case("v5e:4x4", mesh="fsdp=16"), batch_size=16, dtype="bfloat16")
@@ -136,3 +150,12 @@ def test_a_pod_slice_is_compiled_for() -> None:
     assert info["memory.argument_bytes"] >= info["predicted.argument_bytes"]  # arrays are padded to tiles
     assert info["compiled.sent_bytes"] > 0
     assert info["roofline.bound"] in ("compute", "memory", "network")
+
+
+@TAKES_LIBTPU
+def test_a_pass_that_fails_is_left_out_and_named() -> None:
+    """libtpu fails on layers gathered where tensor splits them as well; told to do without that pass, it does not."""
+    split = dataclasses.replace(case("v5e:4x4", "three_d", "fsdp=8,tensor=2"), batch_size=16, dtype="bfloat16")
+    info = compile_case(split).extra_info
+    assert info["status"] == "ok"
+    assert info["compiler_options"] == "xla_disable_hlo_passes=while-loop-all-reduce-code-motion"

@@ -69,6 +69,13 @@ def test_the_best_of_each_kind_come_first(tmp_path: Path, asked: list[Case]) -> 
     assert [case.strategy for case in asked] == ["data", "context", "data"]
 
 
+def test_what_the_compiler_is_told_is_part_of_what_is_kept(tmp_path: Path, asked: list[Case]) -> None:
+    """With another option it is asked again."""
+    for options in ([], ["--compiler-option=xla_a=1"], ["--compiler-option=xla_a=2"], ["--compiler-option=xla_a=1"]):
+        run(tmp_path, *FOUR, "--compile=1", *options)
+    assert [case.compiler_options for case in asked] == [(), (("xla_a", "1"),), (("xla_a", "2"),)]
+
+
 @pytest.mark.parametrize(("status", "needed", "kept"), [("compile_error", None, 1), ("oom", 9, 1), ("oom", None, 0)])
 def test_what_would_be_said_again_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, needed: int | None, kept: int

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.failures import Recompiled
-from benchmarks.measure import BLOCK_SECONDS, Training, no_compilation, steps_per_block
+from benchmarks.failures import CompileError, Recompiled
+from benchmarks.measure import BLOCK_SECONDS, Training, compile_step, no_compilation, steps_per_block
+from strategies import Step
 
 
 def training(seconds: float, batches: tuple[Any, ...] = ("batch",)) -> Training:
@@ -43,6 +44,50 @@ def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
     steps = steps_per_block(run)
     assert run.block(steps) >= BLOCK_SECONDS
     assert steps == 1 or (steps - 1) * seconds < 2 * BLOCK_SECONDS
+
+
+class Uncompilable:
+    """A step on which a pass of the compiler fails, unless it is left out and that `helps`."""
+
+    def __init__(self, message: str, *, helps: bool = True) -> None:
+        self.message, self.helps, self.told = message, helps, []
+
+    def lower(self) -> "Uncompilable":
+        """Itself."""
+        return self
+
+    def compile(self, options: dict[str, Any]) -> str:
+        """What comes of it."""
+        self.told.append(options)
+        if self.helps and "while-loop-all-reduce-code-motion" in options.get("xla_disable_hlo_passes", ""):
+            return "program"
+        raise RuntimeError(self.message)
+
+
+FAULT = "INTERNAL: RET_CHECK failure (xla/service/while_loop_all_reduce_code_motion.cc:1125)"
+
+
+def test_a_pass_that_fails_is_left_out() -> None:
+    """Besides those that the user leaves out, and among the options that say how the program was made."""
+    made = compile_step(cast(Step, Uncompilable(FAULT)), {"xla_disable_hlo_passes": "cse", "xla_a": "1"})
+    assert made.program == "program"
+    assert made.options == {"xla_disable_hlo_passes": "cse,while-loop-all-reduce-code-motion", "xla_a": "1"}
+
+
+def test_any_other_failure_is_the_compilers() -> None:
+    """It is not asked again: it would say the same."""
+    step = Uncompilable("INTERNAL: RET_CHECK failure (xla/service/another.cc:1)")
+    with pytest.raises(CompileError, match=r"another\.cc"):
+        compile_step(cast(Step, step), {"xla_a": "1"})
+    assert step.told == [{"xla_a": "1"}]
+
+
+def test_a_failure_without_the_pass_is_told() -> None:
+    """Should the fault be another's after all."""
+    step = Uncompilable(FAULT, helps=False)
+    with pytest.raises(CompileError, match="code_motion"):
+        compile_step(cast(Step, step))
+    assert len(step.told) == 2
 
 
 @pytest.fixture

@@ -64,6 +64,14 @@ def test_options_are_read_as_the_kinds_they_are(select: Select) -> None:
     assert select(option=given).options == (("sequence_parallel", (False,)), ("unroll", (2, 4, 1)))
 
 
+def test_the_compiler_is_told_the_same_in_every_case(select: Select) -> None:
+    """Its options are every case's, and of one that is given twice the later value counts."""
+    given = [options.compiler_option(text) for text in ("xla_a=1", "xla_b=x,y", "xla_a=2")]
+    cases = select(compiler_option=given, strategy=["fsdp", "data"]).cases()
+    assert {case.compiler_options for case in cases} == {(("xla_a", "2"), ("xla_b", "x,y"))}
+    assert {case.single.compiler_options for case in cases} == {(("xla_a", "2"), ("xla_b", "x,y"))}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -103,6 +111,7 @@ def test_impossible_options_are_refused(select: Select, given: dict[str, Any], m
         (options.option, "order=1f1b", r"'order' is no option of a strategy; there are attention, unroll, "),
         (options.option, "schedule=2f2b", r"schedule='2f2b'; it can be gpipe, 1f1b"),
         (options.option, "unroll=0", r"'0' is not a count"),
+        (options.compiler_option, "xla_a", r"'xla_a' is no option with a value; write it as xla_name=value"),
         (options.option, "sequence_parallel=1", r"'1' is neither true nor false"),
     ],
 )
