@@ -1,5 +1,6 @@
 """The command: what it weighs, compiles, keeps, prints and writes."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import feasibility
-from benchmarks.cases import Case
-from benchmarks.chips import GIB
+from benchmarks.cases import Case, spelled
+from benchmarks.chips import CHIPS, GIB
 from benchmarks.findings import kind_of
 from benchmarks.pool import Outcome
 from benchmarks.topology import Topology
@@ -74,6 +75,22 @@ def test_what_the_compiler_is_told_is_part_of_what_is_kept(tmp_path: Path, asked
     for options in ([], ["--compiler-option=xla_a=1"], ["--compiler-option=xla_a=2"], ["--compiler-option=xla_a=1"]):
         run(tmp_path, *FOUR, "--compile=1", *options)
     assert [case.compiler_options for case in asked] == [(), (("xla_a", "1"),), (("xla_a", "2"),)]
+
+
+def test_what_leaves_little_room_is_compiled_last(
+    tmp_path: Path, asked: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formulas are not every compiler's: what fits by a hair may not, and is not the first that a compiler is asked."""
+    most = max(row["formula.needed_bytes"] for row in run(tmp_path, *FOUR, "--compile=0")["candidates"] if row["rank"])
+    chip = dataclasses.replace(CHIPS["v5e"], memory_bytes=most)
+    monkeypatch.setattr(feasibility, "CHIPS", CHIPS | {"v5e": chip})
+    rows = [row for row in run(tmp_path, *FOUR, "--compile=99")["candidates"] if row["status"] == "fits"]
+    tight = [row["formula.needed_bytes"] > feasibility.ROOM * most for row in rows]
+    assert sorted(tight) != tight, "a tight one is better than one with room"
+    place = {(row["strategy"], row["mesh"], row["microbatches"], row["options"]): row["rank"] for row in rows}
+    order = [place[case.strategy, str(case.mesh), case.microbatches, ",".join(spelled(case.options))] for case in asked]
+    tight_rank = {row["rank"]: is_tight for row, is_tight in zip(rows, tight, strict=True)}
+    assert [tight_rank[rank] for rank in order] == sorted(tight)
 
 
 @pytest.mark.parametrize(("status", "needed", "kept"), [("compile_error", None, 1), ("oom", 9, 1), ("oom", None, 0)])
