@@ -16,7 +16,7 @@ import pytest
 from benchmarks import processes
 from benchmarks.cases import Case, Selection
 from benchmarks.clock import Clock
-from benchmarks.corpus import Corpus, read_corpus
+from benchmarks.corpus import NO_TEXT, Corpus, read_corpus
 from benchmarks.journal import Journal, Silent, journal_path
 from benchmarks.machine import compiler_facts, update_machine_info
 from benchmarks.options import selected
@@ -82,13 +82,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def choose(option: argparse.Namespace) -> tuple[Selection, Corpus]:
-    """What the options ask for, and the text.
+    """What the options ask for, and the text, if anything is to run.
 
     Raises:
         ValueError: there is no such thing.
     """
     chosen = selected(option)
-    return chosen, read_corpus(option.corpus, chosen.config)
+    return chosen, NO_TEXT if option.compile_only else read_corpus(option.corpus, chosen.config)
 
 
 def shared_journal(chosen: Selection, plan: Plan, *, resume: bool) -> Journal:

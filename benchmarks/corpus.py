@@ -15,6 +15,8 @@ from strategies import GPTConfig
 BYTE_VALUES = 256
 
 Corpus = UInt8[np.ndarray, " N"]
+NO_TEXT: Corpus = np.empty(0, np.uint8)
+"""For steps that are compiled, and not run."""
 
 
 def read_corpus(path: Path | None, config: GPTConfig) -> Corpus:

@@ -110,6 +110,12 @@ def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     assert compile_case(case()).extra_info["status"] == "compile_error"
 
 
+def test_no_text_is_needed() -> None:
+    """Sequences may be longer than the text that steps are trained on, and the vocabulary smaller."""
+    long = dataclasses.replace(CONFIG, sequence=2**20, vocab=64)
+    assert compile_case(dataclasses.replace(case(), config=long, remat="full")).extra_info["status"] == "ok"
+
+
 def test_the_compiler_is_told_what_was_asked() -> None:
     """The row has the options; XLA refuses one that it does not know, and so does a row."""
     told = dataclasses.replace(case(), compiler_options=(("xla_disable_hlo_passes", "cse,dce"),))
