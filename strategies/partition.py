@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 
+import numpy as np
+
 from strategies.config import Infeasible
 
 
 def partition(costs: Sequence[float], parts: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
     """How many of the costs go to each part, in order, none empty; exact, by dynamic programming.
 
+    For n costs and p parts it takes p n log n steps. Of cuts that are as good, the last parts are the smallest.
+
     Args:
-        costs: of the layers, measured or modelled: seconds, FLOPs or bytes.
+        costs: of the layers, measured or modelled: seconds, FLOPs or bytes; none is negative.
         parts: stages, or stages times chunks.
         first, last: what the first and the last part have besides, as an embedding and a head that are not shared.
 
@@ -26,26 +30,24 @@ def partition(costs: Sequence[float], parts: int, first: float = 0.0, last: floa
     count = len(costs)
     if parts > count:
         raise Infeasible(f"{count} layers are too few for {parts} parts of a pipeline; take at most {count}")
-    sums = list(accumulate(costs, initial=0.0))
-    # best[end]: the least largest part of the costs before `end`, and where the last of these parts starts.
-    best = {end: (first + sums[end], 0) for end in range(1, count + 1)}
-    starts = [best]
+    sums = np.cumsum([0.0, *costs])
+    best = first + sums[1:]  # the least largest part, if the parts so far end at each end that they can have
+    cuts = []
     for part in range(1, parts):
-        extra = last if part == parts - 1 else 0.0
-        best = {
-            end: min(
-                ((max(best[start][0], sums[end] - sums[start] + extra), start) for start in range(part, end)),
-                key=lambda cut: (cut[0], -cut[1]),
-            )
-            for end in range(part + 1, count + 1)
-        }
-        starts.append(best)
-    sizes, end = [], count
-    for cuts in reversed(starts):
-        start = cuts[end][1]
-        sizes.append(end - start)
-        end = start
-    return tuple(reversed(sizes))
+        best, start, furthest = best[:-1], sums[part:-1], np.arange(count - part)
+        end = sums[part + 1 :] + (last if part == parts - 1 else 0.0)
+        # A later start leaves more to the parts before it, and less to this one: the best is where the two cross.
+        late = np.minimum(np.searchsorted(best + start, end), furthest)
+        early = np.maximum(late - 1, 0)
+        with_early, with_late = (np.maximum(best[cut], end - start[cut]) for cut in (early, late))
+        least = np.minimum(with_early, with_late)
+        latest = np.minimum(np.searchsorted(best, least, side="right") - 1, furthest)
+        cuts.append(part + np.where(with_early < with_late, early, latest))
+        best = least
+    ends = [count]
+    for part in range(parts - 1, 0, -1):
+        ends.append(int(cuts[part - 1][ends[-1] - part - 1]))
+    return tuple(int(size) for size in np.diff([0, *reversed(ends)]))
 
 
 @cache

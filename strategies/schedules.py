@@ -69,15 +69,21 @@ class Schedule:
         started: dict[tuple[int, Op], float] = {}
         left = [list(reversed(order)) for order in self.orders]
         free = [0.0] * self.stages
-        while any(left):
-            before = len(ends)
-            for stage, ops in enumerate(left):
-                while ops and ((need := self.needs(stage, ops[-1])) in ends or need == (stage, ops[-1])):
-                    key = stage, ops.pop()
-                    started[key] = max(free[stage], ends.get(need, 0.0))
-                    free[stage] = ends[key] = started[key] + duration(key[1])
-            if len(ends) == before:
-                raise ValueError(f"{self.name}: {[ops[-1] for ops in left if ops]} wait for each other")
+        waiting: dict[tuple[int, Op], int] = {}
+        ready = list(range(self.stages))
+        while ready:
+            stage = ready.pop()
+            while ops := left[stage]:
+                key, need = (stage, ops[-1]), self.needs(stage, ops[-1])
+                if need not in ends and need != key:
+                    waiting[need] = stage
+                    break
+                started[key] = max(free[stage], ends.get(need, 0.0))
+                free[stage] = ends[key] = started[key] + duration(ops.pop())
+                if key in waiting:
+                    ready.append(waiting.pop(key))
+        if stuck := [ops[-1] for ops in left if ops]:
+            raise ValueError(f"{self.name}: {stuck} wait for each other")
         return started
 
     @cached_property

@@ -83,7 +83,7 @@ def test_what_leaves_little_room_is_compiled_last(
     """Formulas are not every compiler's: what fits by a hair may not, and is not the first that a compiler is asked."""
     most = max(row["formula.needed_bytes"] for row in run(tmp_path, *FOUR, "--compile=0")["candidates"] if row["rank"])
     chip = dataclasses.replace(CHIPS["v5e"], memory_bytes=most)
-    monkeypatch.setattr(feasibility, "CHIPS", CHIPS | {"v5e": chip})
+    monkeypatch.setattr(feasibility, "CHIPS", {**CHIPS, "v5e": chip})
     rows = [row for row in run(tmp_path, *FOUR, "--compile=99")["candidates"] if row["status"] == "fits"]
     tight = [row["formula.needed_bytes"] > feasibility.ROOM * most for row in rows]
     assert sorted(tight) != tight, "a tight one is better than one with room"
