@@ -5,8 +5,9 @@ bf16[4096,4096] over some axes, multiplies by it, and scatters a product; and st
 
 An all-gather over all chips of a torus that is closed in three dims (4x4x4, 4x4x8; not 2x4x4) becomes an all-reduce of
 the full array, and so does a reduce-scatter over all of more than eight chips, in two dims or three, but on TPU7x. Over
-fewer chips than there are both stay what they are. So they do with the options below: on v5p and TPU7x they go to the
-sparse cores, beside the matmuls.
+fewer chips than there are both stay what they are. So they do with the options below, where parts are large and no
+innermost dim is split: on v5p and TPU7x they go to the sparse cores, beside the matmuls. Of gpt2 with two layers, whose
+token table is most of it, an all-reduce of the table's gradients stays.
 
 A step of gpt3-6.7b on 64 chips of v5p:4x4x4 (batch 64, bfloat16, remat="full"), by what a chip sends in GB, how much
 of that is behind matmuls, and its temporaries:
@@ -26,6 +27,7 @@ way through one ring (`StrategyRing`, the program says), along one: in three dim
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from jax.sharding import Mesh
 
@@ -48,7 +50,10 @@ SCATTERING: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Advice:
-    """What becomes of a kind of collective, and what avoids it: another mesh, or options of the compiler."""
+    """What becomes of a kind of collective, and what avoids it: another mesh, or mostly options of the compiler.
+
+    There are none where it was told these already.
+    """
 
     kind: str
     problem: str
@@ -57,12 +62,17 @@ class Advice:
 
     def __str__(self) -> str:
         """In words."""
-        options = " ".join(f"{name}={value}" for name, value in self.options.items())
-        return f"{self.problem}; {self.mesh} avoids it, or {options}"
+        options = " ".join(f"--compiler-option {name}={value}" for name, value in self.options.items())
+        return f"{self.problem}; {self.mesh} avoids it{options and f', or for the most part {options}'}"
 
 
-def advice(chip: Chip, mesh: Mesh, axes: Sequence[str]) -> tuple[Advice, ...]:
-    """On gathering weights over some axes of a mesh of TPUs; none where there is nothing to avoid."""
+def advice(
+    chip: Chip, mesh: Mesh, axes: Sequence[str], told: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Advice, ...]:
+    """On gathering weights over some axes of a mesh of TPUs, to whose compiler some options were `told` already.
+
+    There is none where there is nothing to avoid.
+    """
     group = group_along(mesh, axes)
     if chip.platform != "tpu" or len(group) < mesh.devices.size:
         return ()
@@ -73,8 +83,10 @@ def advice(chip: Chip, mesh: Mesh, axes: Sequence[str]) -> tuple[Advice, ...]:
     found = []
     if len(dims) == 3 and all(size % 4 == 0 for size in dims):
         problem = f"an all-gather over all chips of {torus} becomes an all-reduce of the full array"
-        found.append(Advice("all_gather", problem, instead, GATHERING))
+        found.append(Advice("all_gather", problem, instead, {} if GATHERING.items() <= told.items() else GATHERING))
     if chips > 8 and chip is not CHIPS["tpu7x"]:
         problem = f"a reduce-scatter over all chips of {torus} becomes an all-reduce of the full array"
-        found.append(Advice("reduce_scatter", problem, instead, SCATTERING))
+        found.append(
+            Advice("reduce_scatter", problem, instead, {} if SCATTERING.items() <= told.items() else SCATTERING)
+        )
     return tuple(found)

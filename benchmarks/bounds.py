@@ -1,7 +1,7 @@
 """What a step is bound to take on devices that need not be there, by formulas alone; and the order of candidates by it.
 
 The bound on its time is that of roofline.py, of what formulas say of the step: nobody waits, but for the bubble of a
-pipeline, and everything overlaps. No step is faster; how much slower it is nobody knows who has not run it.
+pipeline, and everything overlaps. How much slower a step is nobody knows who has not run it.
 """
 
 from collections.abc import Iterable

@@ -17,14 +17,12 @@ from benchmarks.collectives import KINDS, SEVERAL
 from benchmarks.corpus import NO_TEXT
 from benchmarks.failures import reason_of, status_of
 from benchmarks.options import declare, selected, topology
-from benchmarks.overlap import COLUMNS
+from benchmarks.overlap import HOW, SENT
 from benchmarks.prepare import Entry, Preparation
 from benchmarks.record import Record, Row
 from benchmarks.terminal import MIB
 from strategies.mesh import AXES
 
-MEANWHILE = ("hides in matmuls", "hides in memory", "hides in nothing", "waits for")
-"""What a device does while it sends, for `overlap.COLUMNS`."""
 Size = Callable[[float | None], str]
 PARTS = ("parameter", "optimizer", "argument", "temp", "total")
 """What memory holds: those that compilers tell apart."""
@@ -61,6 +59,8 @@ def report(row: Row) -> Iterator[str]:
         yield f"a step takes at least {1e3 * seconds:.1f} ms, by the chip's published figures"
         for part in ("compute", "memory", "network"):
             yield f"  {part:18}{1e3 * info[f'roofline.{part}_seconds']:12.1f} ms"
+        if (exposed := info["overlap.exposed_seconds"]) is not None:
+            yield f"  {'exposed network':18}{1e3 * exposed:12.1f} ms"
         rate, used = info["roofline.tokens_per_second_per_device"], info["roofline.model_flops_utilization"]
         yield f"  at most {rate:,.0f} tokens/s a device, {used:.0%} of its peak on the model's FLOPs"
 
@@ -82,9 +82,12 @@ def _sent(info: dict[str, Any], size: Size) -> Iterator[str]:
             if sent := info[f"compiled.sent_bytes.{kind}.{axis}"]:
                 yield f"  {kind:18}{size(sent)}   over {axis}"
     yield f"  {'in all':18}{size(info['compiled.sent_bytes'])}{size(info['predicted.sent_bytes'])} by formula"
-    if info[COLUMNS[0]] is not None:
-        for column, text in zip(COLUMNS, MEANWHILE, strict=True):
-            yield f"  {text:18}{size(info[column])}"
+    if info["overlap.text"] is not None:
+        for column, how in zip(SENT, HOW, strict=True):
+            yield f"  {how.replace('_', ' '):18}{size(info[column])}"
+    if info["overlap.text"]:
+        yield "meanwhile"
+        yield from (f"  {line}" for line in info["overlap.text"].split("; "))
     if info["rewrites.text"]:
         yield "the compiler does otherwise than the strategy states"
         yield from (f"  {line}" for line in info["rewrites.text"].split("; "))

@@ -12,6 +12,7 @@ from benchmarks.flops import more_flops
 from benchmarks.overlap import COLUMNS, overlap
 from benchmarks.predicted import cost_of
 from benchmarks.rewrites import digest, rewrites
+from benchmarks.units import amount
 
 KEYS = (
     *("rewrites.sent_bytes", "rewrites.unexplained_bytes", "rewrites.flops", "rewrites.text", "rewrites.advice"),
@@ -25,19 +26,21 @@ def explained(case: Case, mesh: Mesh, program: Program) -> Mapping[str, Any]:
     `sent_bytes` and `flops` are those of a device in a step, more than stated; `text` names them, and `advice` says
     what avoids the costly ones, where that is known.
     """
-    row: dict[str, Any] = {**dict.fromkeys(KEYS), **overlap(program)}
+    chip = case.topology and case.topology.chip
+    row: dict[str, Any] = {**dict.fromkeys(KEYS), **overlap(program, mesh, chip)}
     cost = None if case.twin else cost_of(case)
     if cost is None:
         return row
     found = rewrites(cost, program.collectives)
     more = more_flops(cost, program.flops)
-    computed = [f"{what}: {1e-9 * flops:,.1f} GFLOP more" for what, flops in more.items()]
-    chip = case.topology and case.topology.chip
+    computed = [f"{what}: {amount(flops, 'FLOP')} more" for what, flops in more.items()]
     axes = dict.fromkeys(each.axes for each in found if each.name.endswith("_as_all_reduce")) if chip else ()
     return row | {
         "rewrites.sent_bytes": sum(each.cost_bytes for each in found),
         "rewrites.unexplained_bytes": sum(abs(each.cost_bytes) for each in found if each.name == "unexplained"),
         "rewrites.text": "; ".join([*map(str, digest(found)), *computed]),
         "rewrites.flops": sum(more.values()),
-        "rewrites.advice": "; ".join(str(each) for over in axes if chip for each in advice(chip, mesh, over)),
+        "rewrites.advice": "; ".join(
+            str(each) for over in axes if chip for each in advice(chip, mesh, over, dict(case.compiler_options))
+        ),
     }

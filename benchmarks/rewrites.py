@@ -13,6 +13,7 @@ from itertools import combinations
 
 from benchmarks.collectives import Collective
 from benchmarks.hlo import bytes_of, dims
+from benchmarks.units import amount
 from strategies.cost import Cost
 from strategies.plan import BYTES, Axes, Plan
 from strategies.traffic import SENT
@@ -45,7 +46,7 @@ class Rewrite:
 
     def __str__(self) -> str:
         """In words, with the numbers."""
-        sent = f"sends {self.sent_bytes / 1e6:,.1f} MB instead of {self.stated_bytes / 1e6:,.1f} MB"
+        sent = f"sends {amount(self.sent_bytes, 'B')} instead of {amount(self.stated_bytes, 'B')}"
         over = f" over {','.join(self.axes)}" if self.axes else ""
         return f"{self.what}{over}: {NAMES[self.name]}: {sent}"
 

@@ -1,4 +1,8 @@
-"""The least time that a step can take on a chip, from its published figures (Williams et al. 2009, "Roofline")."""
+"""The time that a step takes on a chip at best, from its published figures (Williams et al. 2009, "Roofline").
+
+Not quite a bound: collectives are added up, though some could go over other links at once, and so are all accesses to
+memory, of which caches keep some.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,7 +32,7 @@ class Roofline:
 
     @property
     def step_seconds(self) -> float:
-        """If all three overlap entirely: no step is faster."""
+        """If all three overlap entirely."""
         return max(self.compute_seconds, self.memory_seconds, self.network_seconds)
 
     @property

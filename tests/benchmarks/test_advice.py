@@ -58,9 +58,17 @@ def test_what_is_advised_avoids_it() -> None:
     assert advice(CHIPS["v5p"], torus((4, 4, 8), data=4, fsdp=32), ("fsdp",)) == ()
     assert str(scatter) == (
         "a reduce-scatter over all chips of 4x4x8 becomes an all-reduce of the full array; data=4,fsdp=32 avoids it, "
-        "or xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter=true "
-        "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true"
+        "or for the most part --compiler-option xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter=true "
+        "--compiler-option xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true"
     )
+
+
+def test_what_was_told_is_not_advised_again() -> None:
+    """Where options did not avoid it, a mesh does; half of them are advised whole."""
+    mesh = torus((4, 4, 8), fsdp=128)
+    gather, scatter = advice(CHIPS["v5p"], mesh, ("fsdp",), {**SCATTERING, **dict([*GATHERING.items()][:1])})
+    assert (gather.options, scatter.options) == (GATHERING, {})
+    assert str(scatter).endswith("becomes an all-reduce of the full array; data=4,fsdp=32 avoids it")
 
 
 def test_gpus_keep_what_is_stated() -> None:

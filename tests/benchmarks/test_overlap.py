@@ -1,14 +1,24 @@
 """What is found to run while collectives do: fragments of GPUs' and TPUs' programs, with smaller arrays."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
 import pytest
 
+from benchmarks.chips import CHIPS
 from benchmarks.collectives import Meanwhile
 from benchmarks.compiled import Program, read_program
-from benchmarks.overlap import COLUMNS, overlap
+from benchmarks.overlap import SENT, overlap
 
 MESH = {"data": 2, "fsdp": 4}
 GROUPS = "replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true"
 DOT = "%m = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
+H100S: Any = SimpleNamespace(
+    axis_names=("data", "fsdp"), devices=np.array([SimpleNamespace(process_index=0)] * 8).reshape(2, 4)
+)
+"""A mesh of the GPUs of one host."""
 MATMUL = Meanwhile(2 * 8 * 8 * 16, 512 + 512 + 256)
 
 
@@ -20,8 +30,9 @@ def program(*lines: str, before: str = "", header: str = ", is_scheduled=true") 
 
 
 def row(program: Program) -> tuple[int | None, ...]:
-    """Bytes sent behind matmuls, behind memory, behind nothing, and waited for."""
-    return tuple(overlap(program)[column] for column in COLUMNS)
+    """Bytes sent beside matmuls, beside memory, beside nothing, and waited for."""
+    found = overlap(program, H100S)
+    return tuple(cast(int | None, found[column]) for column in SENT)
 
 
 GATHER = f"%s = (f32[8,16], f32[32,16]) all-gather-start(%p), dimensions={{0}}, {GROUPS}"
@@ -151,4 +162,34 @@ def test_loops_multiply_bytes_and_not_what_is_meanwhile() -> None:
 
 def test_nothing_is_said_without_a_schedule() -> None:
     """The order of a text that is not scheduled means nothing."""
-    assert row(program(GATHER, DOT, DONE, header="")) == (None, None, None, None)
+    assert set(overlap(program(GATHER, DOT, DONE, header=""), H100S, CHIPS["h100"]).values()) == {None}
+
+
+def test_what_is_beside_what_is_told() -> None:
+    """Each kind over each axes, with what runs meanwhile; the most bytes first."""
+    other = (GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2"))
+    reduce = f"%r = f32[8,8] all-reduce(%m), {GROUPS}, to_apply=%sum"
+    assert overlap(program(GATHER, DOT, DONE, *other, reduce), H100S)["overlap.text"] == (
+        "all_gather over fsdp: 1.54 kB beside matmuls (2.05 kFLOP, 1.28 kB of memory); "
+        "all_gather over fsdp: 1.54 kB beside nothing; all_reduce over fsdp: 384 B waited for"
+    )
+
+
+def test_what_takes_longer_than_what_is_beside_it_is_exposed() -> None:
+    """By the chip's figures: the network's time, less that of the FLOPs or the bytes of memory meanwhile."""
+    seconds = 1536 / CHIPS["h100"].link_bytes_per_second
+
+    def exposed(**figures: float) -> Any:
+        chip = replace(CHIPS["h100"], **cast(Any, figures))
+        return overlap(program(GATHER, DOT, DONE), H100S, chip)["overlap.exposed_seconds"]
+
+    endless = 1e30
+    assert exposed(flops_per_second=endless, memory_bytes_per_second=endless) == pytest.approx(seconds)
+    half = MATMUL.flops / (seconds / 2)
+    assert exposed(flops_per_second=half, memory_bytes_per_second=endless) == pytest.approx(seconds / 2)
+    third = MATMUL.memory_bytes / (seconds / 3)
+    assert exposed(flops_per_second=endless, memory_bytes_per_second=third) == pytest.approx(2 * seconds / 3)
+    assert exposed(flops_per_second=half / 4, memory_bytes_per_second=endless) == 0
+    waits = program(GATHER.replace("-start", "").replace("(f32[8,16], f32[32,16])", "f32[32,16]"), DOT)
+    assert overlap(waits, H100S, CHIPS["h100"])["overlap.exposed_seconds"] == pytest.approx(seconds)
+    assert overlap(waits, H100S)["overlap.exposed_seconds"] is None
