@@ -50,8 +50,9 @@ def report(row: Row) -> Iterator[str]:
     if info["status"] != "ok":
         yield f"  {info['status']}: {info['reason']}"
     if (seconds := info["compile_seconds"]) is not None:
-        options = f", with {info['compiler_options']}" if info["compiler_options"] else ""
-        yield f"  compiled in {seconds:.1f} s{options}"
+        options = f", told {info['compiler_options']}" if info["compiler_options"] else ""
+        host = info["memory.host_peak_rss_bytes"] / GIB
+        yield f"  compiled in {seconds:.1f} s with {host:.1f} GiB of the host's memory at most{options}"
         unit = "GiB" if (info["memory.total_bytes"] or 0) >= GIB else "MiB"
         size = partial(in_unit, {"GiB": GIB, "MiB": MIB}[unit])
         yield from (line.format(unit=unit) for line in (*_memory(info, size), *_sent(info, size)))
