@@ -16,6 +16,7 @@ from benchmarks.clock import Clock
 from benchmarks.collectives import KINDS, SEVERAL
 from benchmarks.corpus import NO_TEXT
 from benchmarks.failures import reason_of, status_of
+from benchmarks.memory import host_peak_rss_bytes
 from benchmarks.options import declare, selected, topology
 from benchmarks.overlap import HOW, SENT
 from benchmarks.prepare import Entry, Preparation
@@ -34,7 +35,8 @@ def compile_case(case: Case) -> Row:
     try:
         for facts in Preparation(NO_TEXT, Clock()).stages(entry, compile_only=True):
             entry.record = replace(entry.record, **facts)
-        entry.record = replace(entry.record, status="ok")
+        memory = replace(entry.record.memory, host_peak_rss_bytes=host_peak_rss_bytes())
+        entry.record = replace(entry.record, status="ok", memory=memory)
     except Exception as error:
         entry.record = replace(entry.record, status=status_of(error), reason=reason_of(error))
     return entry.record.as_row()
@@ -51,8 +53,9 @@ def report(row: Row) -> Iterator[str]:
         yield f"  {info['status']}: {info['reason']}"
     if (seconds := info["compile_seconds"]) is not None:
         options = f", told {info['compiler_options']}" if info["compiler_options"] else ""
-        host = info["memory.host_peak_rss_bytes"] / GIB
-        yield f"  compiled in {seconds:.1f} s with {host:.1f} GiB of the host's memory at most{options}"
+        peak = info["memory.host_peak_rss_bytes"]
+        host = f" with {peak / GIB:.1f} GiB of the host's memory" if peak else ""
+        yield f"  compiled in {seconds:.1f} s{host}{options}"
         unit = "GiB" if (info["memory.total_bytes"] or 0) >= GIB else "MiB"
         size = partial(in_unit, {"GiB": GIB, "MiB": MIB}[unit])
         yield from (line.format(unit=unit) for line in (*_memory(info, size), *_sent(info, size)))
