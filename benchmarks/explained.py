@@ -38,7 +38,7 @@ def explained(case: Case, mesh: Mesh, program: Program) -> Mapping[str, Any]:
     return row | {
         "rewrites.sent_bytes": sum(each.cost_bytes for each in found),
         "rewrites.unexplained_bytes": sum(abs(each.cost_bytes) for each in found if each.name == "unexplained"),
-        "rewrites.text": "; ".join([*map(str, digest(found)), *computed]),
+        "rewrites.text": "; ".join([*(str(each) for each in digest(found) if each.name != "rounding"), *computed]),
         "rewrites.flops": sum(more.values()),
         "rewrites.advice": "; ".join(
             str(each) for over in axes if chip for each in advice(chip, mesh, over, dict(case.compiler_options))
