@@ -48,16 +48,22 @@ def outcome(row: Row) -> str:
 
 
 def table(rows: Iterable[Row]) -> list[str]:
-    """The lines of the summary, a case a line; one that ended badly says how. Twins are there if any row has one."""
+    """The lines of the summary, a case a line; one that ended badly says how.
+
+    Twins are there if any row has one, and what goes between processes if there are several.
+    """
     rows = list(rows)
     twins = any(row.extra_info["relative_to_twin"] is not None for row in rows)
+    several = any(row.extra_info["between_processes.axes"] for row in rows)
     times = tuple(TIMES)[: 2 if twins else 1]
     header = (
         *("strategy", "mesh", "batch", "tokens/s", *(cell for time in times for cell in (time, "95% between"))),
-        *("MiB/device", "predicted", "MiB sent", "predicted", "loss check"),
+        *("MiB/device", "predicted", "MiB sent", "predicted"),
+        *(("between processes",) if several else ()),
+        "loss check",
     )
     align = ("<", "<", *">" * (len(header) - 3), "<")
-    return aligned([header, *(cells(row, times) for row in rows)], align)
+    return aligned([header, *(cells(row, times, several) for row in rows)], align)
 
 
 def absent(rows: Iterable[Row]) -> list[str]:
@@ -114,7 +120,7 @@ def aligned(lines: Sequence[tuple[str, ...]], align: Sequence[str]) -> list[str]
     ]
 
 
-def cells(row: Row, times: Iterable[str]) -> tuple[str, ...]:
+def cells(row: Row, times: Iterable[str], several: bool) -> tuple[str, ...]:
     """What the summary says of a case; what is not known stays empty."""
     info: dict[str, Any] = row.extra_info
     held = info["predicted.argument_bytes"], info["predicted.temp_bytes"]
@@ -128,8 +134,15 @@ def cells(row: Row, times: Iterable[str]) -> tuple[str, ...]:
         mib(None if None in held else sum(held)),
         mib(info["compiled.sent_bytes"]),
         mib(info["predicted.sent_bytes"]),
+        *((between(info),) if several else ()),
         verdict(info),
     )
+
+
+def between(info: dict[str, Any]) -> str:
+    """What goes between processes, and along which axes; nothing of what is in one."""
+    axes = info["between_processes.axes"]
+    return f"{mib(info['between_processes.sent_bytes'])} {axes}" if axes else ""
 
 
 def interval(info: dict[str, Any], name: str) -> tuple[str, str]:

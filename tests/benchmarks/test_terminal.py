@@ -46,6 +46,17 @@ def test_table_has_twins_where_there_are_any() -> None:
     assert set(by_hand[header.index("time/twin") : header.index("  MiB/device")]) == {" "}
 
 
+def test_table_has_what_goes_between_processes_where_there_are_several() -> None:
+    """By axes; a step in one process sends nothing to another."""
+    split = replace(MEASURED, compiled={"between_processes.axes": "data", "between_processes.sent_bytes": 3 * MIB})
+    header, alone, over = table([MEASURED.as_row(), split.as_row()])
+    assert "between processes" not in table([MEASURED.as_row()])[0]
+    assert over.split()[-3:] == ["3.0", "data", "equal"]
+    end = header.index("between processes") + len("between processes")
+    assert over[:end].endswith("3.0 data")
+    assert set(alone[header.index("between processes") : end]) == {" "}
+
+
 def test_table_says_what_was_not_checked() -> None:
     """A time without a check is not passed off as one with it."""
     unchecked = replace(MEASURED, matches_single=None, reason="not checked, for single ended in oom")
