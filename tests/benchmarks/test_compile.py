@@ -97,6 +97,22 @@ def test_what_does_not_fit_is_a_result_with_a_number(pretended: Any, monkeypatch
     assert "oom: needs 20.0 GiB" in "\n".join(report(row))
 
 
+def test_a_kernel_that_is_too_large_is_no_step_that_is(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core's own memory is not the device's: what the compiler fails in there says nothing of what a step needs."""
+    pretended(80 * GIB)
+
+    def give_up(*_: Any) -> None:
+        raise CompileError(
+            "JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack. "
+            "Scoped allocation with size 17.19M and limit 16.00M exceeded scoped vmem limit by 1.19M."
+        )
+
+    monkeypatch.setattr(prepare, "compile_step", give_up)
+    info: dict[str, Any] = compile_case(case("h100:1x4")).extra_info
+    assert (info["status"], info["chip.fits"], info["chip.needed_bytes"]) == ("compile_error", None, None)
+    assert "memory space vmem" in info["reason"]
+
+
 def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mesh that does not fit model or devices, and a compiler that fails, end in a row of their own."""
     assert compile_case(case(strategy="tensor", mesh="tensor=4")).extra_info["status"] == "infeasible"
