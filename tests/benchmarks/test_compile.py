@@ -143,6 +143,8 @@ def test_the_compiler_is_told_what_was_asked() -> None:
     assert "xla_no_such" in str(strange["reason"])
 
 
+TEXT = ["--topology=cpu:4", "--corpus=README.md"]
+"""Of which nothing is read where nothing runs."""
 TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=4", "--mesh=fsdp=4"]
 
 
@@ -157,7 +159,7 @@ def test_page_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         row.extra_info["status"] = status
         monkeypatch.setattr(page, "compile_case", lambda case, row=row: row)
         assert main(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == code
-    for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"]):
+    for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"], TEXT):
         with pytest.raises(SystemExit, match="2"):
             main(wrong)
 

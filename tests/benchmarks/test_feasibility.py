@@ -79,6 +79,22 @@ def test_what_the_compiler_is_told_is_part_of_what_is_kept(tmp_path: Path, asked
     assert [case.compiler_options for case in asked] == [(), (("xla_a", "1"),), (("xla_a", "2"),)]
 
 
+def test_with_again_the_compiler_is_asked_again(tmp_path: Path, asked: list[Case]) -> None:
+    """Whatever is kept; what it says then is kept as usual."""
+    for options in ([], [], ["--again"], []):
+        run(tmp_path, *FOUR, "--compile=1", *options)
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
+
+
+def test_an_option_takes_all_values_that_it_is_given(tmp_path: Path) -> None:
+    """However often it is given."""
+    given = ["--option=schedule=1f1b", "--option=gather=step", "--option=schedule=zb-h1,1f1b"]
+    rows = run(tmp_path, *FOUR, *given, "--compile=0")["candidates"]
+    options = {row["options"] for row in rows}
+    assert options == {"", "gather=step", "schedule=1f1b", "schedule=zb-h1"}
+
+
 def test_what_leaves_little_room_is_compiled_last(
     tmp_path: Path, asked: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,12 +111,20 @@ def test_what_leaves_little_room_is_compiled_last(
     assert [tight_rank[rank] for rank in order] == sorted(tight)
 
 
-@pytest.mark.parametrize(("status", "needed", "kept"), [("compile_error", None, 1), ("oom", 9, 1), ("oom", None, 0)])
+@pytest.mark.parametrize(
+    ("status", "reason", "needed", "kept"),
+    [
+        ("compile_error", "JaxRuntimeError: INTERNAL: no", None, 1),
+        ("compile_error", "OSError: [Errno 28] No space left on device", None, 0),
+        ("oom", "needs more", 9, 1),
+        ("oom", "JaxRuntimeError: RESOURCE_EXHAUSTED: no", None, 0),
+    ],
+)
 def test_what_would_be_said_again_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, needed: int | None, kept: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, reason: str, needed: int | None, kept: int
 ) -> None:
-    """But not that the host had too little memory, and not that nobody answered."""
-    columns = {"status": status, "reason": "for a reason", "chip.needed_bytes": needed, "memory.total_bytes": None}
+    """But not what others than the compiler fail in, not that the host had too little memory, nor that nobody said."""
+    columns = {"status": status, "reason": reason, "chip.needed_bytes": needed, "memory.total_bytes": None}
     monkeypatch.setattr(
         feasibility,
         "work_off",
@@ -111,7 +135,7 @@ def test_what_would_be_said_again_is_kept(
     )
     rows = run(tmp_path, *FOUR, "--compile=2")["candidates"]
     assert len([*tmp_path.glob("cache/*.json")]) == kept
-    assert {row["compiled.reason"] for row in rows} == {None, "for a reason", "died"}
+    assert {row["compiled.reason"] for row in rows} == {None, reason, "died"}
     (row,) = [row for row in rows if row["compiled.status"]]
     assert row["compiled.needed_bytes"] == needed
 
@@ -225,6 +249,12 @@ def test_a_person_sees_why_candidates_are_out(tmp_path: Path, capsys: pytest.Cap
         ([*FOUR, "--mesh=tensor=4"], "no strategy asked for has such a mesh of 4"),
         ([*FOUR, "--heads=3"], "heads=3 does not divide embed=16"),
         (["--topology=v9:4", *TINY], "'v9' is not known"),
+        (
+            ["--topology=v5p:2x2x1", "--chip=v5e", *TINY],
+            "v5p:2x2x1 has figures of its own; leave --chip out, or take cpu:4 as v5e",
+        ),
+        ([*FOUR, "--mesh=data=4", "--mesh=fsdp=8"], "--mesh fsdp=8 takes 8 devices, and cpu:4 has 4, all of which"),
+        ([*FOUR, "--option=sequence_parallel=false"], "--option sequence_parallel changes none of the selected steps"),
     ],
 )
 def test_what_means_nothing_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
