@@ -13,11 +13,16 @@ from benchmarks.cases import Case
 from benchmarks.chips import CHIPS, GIB
 from benchmarks.compile import compile_case, main, report
 from benchmarks.failures import CompileError
-from benchmarks.topology import Topology
+from benchmarks.feasibility import compile_one
+from benchmarks.pool import work_off
+from benchmarks.topology import GPUS, Topology
 from strategies import GPTConfig, MeshSpec
 
 TAKES_LIBTPU = pytest.mark.skipif(
     find_spec("libtpu") is None, reason="takes the tpu extra: pip install 'meshmark[tpu]'"
+)
+TAKES_CUDA = pytest.mark.skipif(
+    Topology.parse("h100:1x4").compiler_version is None, reason="takes the gpu extra: pip install 'meshmark[gpu]'"
 )
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
 
@@ -172,8 +177,34 @@ def test_a_pod_slice_is_compiled_for() -> None:
     assert (info["status"], info["platform"], info["device_kind"]) == ("ok", "tpu", "TPU v5 lite")
     assert info["chip.fits"] is True
     assert info["memory.argument_bytes"] >= info["predicted.argument_bytes"]  # arrays are padded to tiles
-    assert info["compiled.sent_bytes"] > 0
-    assert info["roofline.bound"] in ("compute", "memory", "network")
+    require_explained(info)
+    parts = {part: info[f"roofline.{part}_seconds"] for part in ("compute", "memory", "network")}
+    assert info["roofline.step_seconds"] == parts[info["roofline.bound"]] == max(parts.values())
+    fastest = 4 * CHIPS["v5e"].link_bytes_per_second  # a chip has links along two dims, both ways
+    assert parts["network"] >= (1 - 1e-9) * info["compiled.sent_bytes"] / fastest
+
+
+@TAKES_CUDA
+def test_a_host_of_gpus_is_compiled_for() -> None:
+    """Their own compiler plans for GPUs that it is told of, and the program sends what the strategy states.
+
+    In a process of its own, as the command does: JAX finds the plugin there without a GPU, if it is asked for no other
+    backend than the CPU's before it starts.
+    """
+    tiny = dataclasses.replace(case("h100:1x4"), dtype="bfloat16")
+    (outcome,) = work_off([tiny], compile_one, 1, 300)
+    assert outcome.reason == ""
+    info: dict[str, Any] = outcome.result
+    assert (info["status"], info["platform"], info["device_kind"]) == ("ok", "gpu", GPUS["h100"]["name"])
+    assert (info["chip.fits"], info["chip.capacity_bytes"]) == (True, CHIPS["h100"].memory_bytes)
+    assert info["memory.argument_bytes"] == info["predicted.argument_bytes"]
+    require_explained(info)
+
+
+def require_explained(info: dict[str, Any]) -> None:
+    """What a program sends is what its strategy states, and what is named of that which its compiler made of it."""
+    assert info["compiled.sent_bytes"] - info["rewrites.sent_bytes"] == info["predicted.sent_bytes"] > 0
+    assert info["rewrites.unexplained_bytes"] == 0
 
 
 @TAKES_LIBTPU
