@@ -89,7 +89,7 @@ def test_with_again_the_compiler_is_asked_again(tmp_path: Path, asked: list[Case
 
 def test_an_option_takes_all_values_that_it_is_given(tmp_path: Path) -> None:
     """However often it is given."""
-    given = ["--option=schedule=1f1b", "--option=gather=step", "--option=schedule=zb-h1,1f1b"]
+    given = ["--option=schedule=1f1b", "--option=gather=step", "--option=schedule=zb-h1"]
     rows = run(tmp_path, *FOUR, *given, "--compile=0")["candidates"]
     options = {row["options"] for row in rows}
     assert options == {"", "gather=step", "schedule=1f1b", "schedule=zb-h1"}
