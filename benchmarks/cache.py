@@ -23,12 +23,19 @@ FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of files."""
+    """A folder of files.
+
+    Attributes:
+        again: whether nothing that is kept counts: all is asked for anew, and kept in its place.
+    """
 
     folder: Path
+    again: bool = False
 
     def get(self, case: Case) -> dict[str, Any] | None:
-        """What is kept of a case; None if there is nothing that can be read."""
+        """What is kept of a case; None if there is nothing that can be read, or that counts."""
+        if self.again:
+            return None
         try:
             return json.loads(self._path(case).read_text())["columns"]
         except (OSError, ValueError, LookupError, TypeError):

@@ -17,6 +17,7 @@ class Chip:
         memory_bytes, memory_bytes_per_second: of its HBM.
         link_bytes_per_second: that it sends over one link: to a neighbour in a torus, or into the switch of its host.
         dims: of the torus that chips are in, with a link each way along each; 0 where a host's devices share a switch.
+        slice_chips: in the largest torus that there is; 0 where there is none.
         network_bytes_per_second: that it sends to other hosts outside of the torus: its share of the host's network.
         source: where the figures are from.
     """
@@ -27,10 +28,13 @@ class Chip:
     memory_bytes_per_second: float
     link_bytes_per_second: float
     dims: int
+    slice_chips: int
     network_bytes_per_second: float
     source: str
 
 
+# What GPUs hold is what XLA's own descriptions of them say (openxla/xla, xla/backends/gpu/target_config/specs/*.txtpb):
+# 6 to 7% more than as many gigabytes of 10^9 bytes as their datasheets name.
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         # Its 6 links carry 50 GB/s each way (Jouppi et al. 2023, "TPU v4", table 4); no network is published, so v5p's.
@@ -41,6 +45,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=1200 * GB,
             link_bytes_per_second=50 * GB,
             dims=3,
+            slice_chips=4096,
             network_bytes_per_second=50 * GB / 8,
             source="docs.cloud.google.com/tpu/docs/v4",
         ),
@@ -52,10 +57,12 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=819 * GB,
             link_bytes_per_second=400 * GB / 2 / 4,
             dims=2,
+            slice_chips=256,
             network_bytes_per_second=200 * GB / 8 / 8,
             source="docs.cloud.google.com/tpu/docs/v5e",
         ),
-        # 1,200 GB/s of links, both ways, at 6 ports; 50 Gbit/s of network a chip.
+        # 1,200 GB/s of links, both ways, at 6 ports; 50 Gbit/s of network a chip. A pod has 8,960 chips, a
+        # slice 16x16x24 of them at most.
         "v5p": Chip(
             platform="tpu",
             flops_per_second=459 * TFLOP,
@@ -63,6 +70,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=2765 * GB,
             link_bytes_per_second=1200 * GB / 2 / 6,
             dims=3,
+            slice_chips=6144,
             network_bytes_per_second=50 * GB / 8,
             source="docs.cloud.google.com/tpu/docs/v5p",
         ),
@@ -74,6 +82,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=1638 * GB,
             link_bytes_per_second=800 * GB / 2 / 4,
             dims=2,
+            slice_chips=256,
             network_bytes_per_second=100 * GB / 8,
             source="docs.cloud.google.com/tpu/docs/v6e",
         ),
@@ -85,6 +94,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=7380 * GB / 2,
             link_bytes_per_second=1200 * GB / 2 / 6 / 2,
             dims=3,
+            slice_chips=9216,
             network_bytes_per_second=100 * GB / 8 / 2,
             source="docs.cloud.google.com/tpu/docs/tpu7x",
         ),
@@ -92,33 +102,37 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
         "h100": Chip(
             platform="cuda",
             flops_per_second=989 * TFLOP,
-            memory_bytes=80 * GB,
+            memory_bytes=84_942_979_072,
             memory_bytes_per_second=3350 * GB,
             link_bytes_per_second=450 * GB,
             dims=0,
+            slice_chips=0,
             network_bytes_per_second=400 * GB / 8,
-            source="NVIDIA H100 SXM datasheet; DGX H100 user guide",
+            source="NVIDIA H100 SXM datasheet; DGX H100 user guide; memory: XLA's h100_sxm.txtpb",
         ),
         "h200": Chip(
             platform="cuda",
             flops_per_second=989 * TFLOP,
-            memory_bytes=141 * GB,
+            memory_bytes=151_397_597_184,
             memory_bytes_per_second=4800 * GB,
             link_bytes_per_second=450 * GB,
             dims=0,
+            slice_chips=0,
             network_bytes_per_second=400 * GB / 8,
-            source="NVIDIA H200 SXM datasheet; DGX H200 user guide",
+            source="NVIDIA H200 SXM datasheet; DGX H200 user guide; memory: XLA's h200.txtpb",
         ),
-        # NVLink 5: 1,800 GB/s, both ways.
+        # NVLink 5: 1,800 GB/s, both ways. XLA's description says 7,672 GB/s of its memory, and XLA is told so; bounds
+        # are by what is published, as with all chips: no step may be faster than its bound.
         "b200": Chip(
             platform="cuda",
             flops_per_second=2250 * TFLOP,
-            memory_bytes=180 * GB,
+            memory_bytes=191_514_411_008,
             memory_bytes_per_second=8000 * GB,
             link_bytes_per_second=900 * GB,
             dims=0,
+            slice_chips=0,
             network_bytes_per_second=400 * GB / 8,
-            source="NVIDIA HGX B200 datasheet; DGX B200 user guide",
+            source="NVIDIA HGX B200 datasheet; DGX B200 user guide; memory: XLA's b200.txtpb",
         ),
     }
 )

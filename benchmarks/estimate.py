@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.chips import GIB, Chip
 from benchmarks.compiled import Program
-from benchmarks.failures import CaseFailure, Status
+from benchmarks.failures import HBM, CaseFailure, Status, exhausted
 from benchmarks.memory import Memory
 from benchmarks.roofline import Roofline, roofline
 from strategies import Step
@@ -82,13 +82,13 @@ def estimate(chip: Chip, step: Step, program: Program, memory: Memory) -> Estima
 
 
 def refused(error: Exception) -> Estimate | None:
-    """What a TPU's compiler says of a step that does not fit; None where it says something else.
+    """What a TPU's compiler says of a step that does not fit into HBM; None where it says something else.
 
     >>> said = "RESOURCE_EXHAUSTED: memory required for HLO temporaries (129.78G) exceeds available HBM (15.75G)."
     >>> print(refused(ValueError(said)))
     needs 129.8 GiB of 15.8 GiB, 114.0 GiB too much
     """
-    if "RESOURCE_EXHAUSTED" not in str(error):
+    if exhausted(error) != HBM:
         return None
     sizes = [int(float(size) * UNITS[unit]) for size, unit in re.findall(r"\b([0-9.]+)([KMGT])\b", str(error))][:2]
     return Estimate(max(sizes), min(sizes)) if len(sizes) == 2 else None

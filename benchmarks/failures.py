@@ -1,13 +1,15 @@
 """How a case can end badly, and the one word for it in its row."""
 
+import re
 from typing import Literal
 
 from strategies import Infeasible
 
 Status = Literal["ok", "infeasible", "oom", "compile_error", "timeout", "nan_loss", "mismatch", "interrupted", "error"]
 
-OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "SIGKILL")
-"""What backends say, and how Linux ends a process that takes more memory than there is."""
+HBM, UNNAMED = "hbm", ""
+MEMORIES = re.compile(rf"\b({HBM}|vmem|smem|shared memory)\b", re.IGNORECASE)
+"""Those that compilers name: of the device, or of a core of it, where a kernel that takes too much is no large step."""
 
 
 class CaseFailure(Exception):
@@ -50,9 +52,24 @@ def status_of(error: Exception) -> Status:
     """
     if isinstance(error, Infeasible):
         return "infeasible"
-    if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
+    killed = "SIGKILL" in str(error)  # how Linux ends a process that takes more memory than there is
+    if isinstance(error, MemoryError) or killed or exhausted(error) in (HBM, UNNAMED):
         return "oom"
     return error.status if isinstance(error, CaseFailure) else "error"
+
+
+def exhausted(error: Exception) -> str | None:
+    """Which of `MEMORIES` a backend says is too small, as it names it first; None where it says nothing such.
+
+    >>> exhausted(CompileError("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem; 17.19M of 16M"))
+    'vmem'
+    >>> exhausted(MemoryError("RESOURCE_EXHAUSTED: Out of memory allocating 64 bytes.")), exhausted(KeyError("hbm"))
+    ('', None)
+    """
+    if "RESOURCE_EXHAUSTED" not in str(error):
+        return None
+    named = MEMORIES.search(str(error))
+    return named[1].lower() if named else UNNAMED
 
 
 def reason_of(error: Exception) -> str:

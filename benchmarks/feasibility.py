@@ -7,7 +7,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -28,10 +28,13 @@ from benchmarks.options import (
     mesh,
     model,
     option,
+    require_options,
+    require_whole,
     seconds,
     strategy,
     topology,
     unique,
+    values_of,
 )
 from benchmarks.placement import device_count
 from benchmarks.pool import Outcome, work_off
@@ -48,9 +51,8 @@ more.
 """
 WORKER_BYTES = 4 * GIB
 """Of the host's memory, for one that compiles: with a GPT of 6.7 billion parameters it took up to 2 GiB."""
-KEPT = ("ok", "infeasible", "compile_error")
-"""What a compiler would say again, of a case that ended so; and that a step does not fit, if it says by how much."""
-
+THEIR_OWN = ("JaxRuntimeError", "XlaRuntimeError")
+"""How compilers fail; with anything else that is raised meanwhile they have nothing to do."""
 
 Outcomes = dict[Case, Outcome[Case]]
 
@@ -75,11 +77,18 @@ def compiled(
     for outcome in work_off(missing, compile_one, at_once, budget_seconds):
         case, columns = outcome.piece, outcome.result
         found[case] = outcome
-        if columns and (columns["status"] in KEPT or columns["chip.needed_bytes"]):
+        if columns and would_be_said_again(columns):
             kept.put(case, columns)
         ended = outcome.reason or columns["reason"] or columns["status"]
         say(progress(len(found), len(cases), f"{case} remat={case.remat}: {ended}, {outcome.seconds:.0f} s", None))
     return found
+
+
+def would_be_said_again(columns: Mapping[str, Any]) -> bool:
+    """Whether a compiler has answered: also that it fails, or that a step does not fit, if it says by how much."""
+    if columns["status"] == "compile_error":
+        return columns["reason"].startswith(THEIR_OWN)
+    return columns["status"] in ("ok", "infeasible") or columns["chip.needed_bytes"] is not None
 
 
 def find(space: Space, chip: Chip, compile_best: int, kept: cache.Cache, at_once: int, budget: float) -> list[Finding]:
@@ -156,7 +165,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks.feasibility", description=(__doc__ or "").partition("\n")[0])
     add, several = parser.add_argument, {"action": "extend", "default": []}
     add("--topology", type=topology, required=True, metavar="TOPOLOGY", help="such as v5p:4x4x4, h100:8x8 or cpu:16")
-    add("--chip", choices=tuple(CHIPS), help="whose figures count; of virtual devices there are none")
+    add("--chip", choices=tuple(CHIPS), help="whose figures count of cpu:N; others have their own")
     declare_model(add)
     add("--batch-size", type=count, required=True, metavar="N", help="sequences")
     add("--dtype", choices=get_args(Dtype), default="bfloat16", help="of the computation; default: %(default)s")
@@ -170,6 +179,7 @@ def parser() -> argparse.ArgumentParser:
     add("--time-budget", type=seconds, default=BUDGET_SECONDS, metavar="S", help="to compile; default: %(default)s")
     add("--workers", type=count, metavar="N", help="that compile at a time; default: as memory and cores allow")
     add("--cache", type=Path, default=cache.usual_folder(), metavar="DIR", help="default: %(default)s")
+    add("--again", action="store_true", help="ask the compiler whatever is kept, and keep what it says")
     add("--all", action="store_true", help="print every candidate")
     add("--json", type=Path, metavar="FILE", help="every candidate, for `python -m results.frontier`")
     return parser
@@ -182,6 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         chip, compile_best = _chip(asked), _to_compile(asked)
         name, config = model(asked)
+        require_whole(asked.topology, asked.mesh)
         space = Space(
             asked.topology,
             name,
@@ -192,18 +203,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             unique(asked.mesh),
             unique(asked.microbatches),
             unique(asked.remat) or get_args(Remat),
-            tuple((name, unique(values)) for name, values in asked.option),
+            values_of(asked.option),
             tuple(dict(asked.compiler_option).items()),
         )
         if not any(True for _ in space.spreads()):
             raise ValueError(f"no candidate: no strategy asked for has such a mesh of {device_count(asked.topology)}")
+        require_options(space.options, space.cases())
         if asked.topology.chip and asked.topology.compiler_version:
             asked.topology.prepare()
             asked.topology.devices()
     except ValueError as error:
         command.error(str(error))
     at_once = asked.workers or processes_that_fit(WORKER_BYTES)
-    findings = find(space, chip, compile_best, cache.Cache(asked.cache), at_once, asked.time_budget)
+    findings = find(space, chip, compile_best, cache.Cache(asked.cache, asked.again), at_once, asked.time_budget)
     print(report(space, findings, asked.all))
     if asked.json:
         asked.json.parent.mkdir(parents=True, exist_ok=True)
@@ -215,13 +227,15 @@ def _chip(asked: argparse.Namespace) -> Chip:
     """Whose figures count.
 
     Raises:
-        ValueError: virtual devices, and no chip that they stand for.
+        ValueError: virtual devices, and no chip that they stand for; or a chip that others were to stand for.
     """
-    if asked.chip:
-        return CHIPS[asked.chip]
-    if asked.topology.chip is None:
+    own = asked.topology.chip
+    if own and asked.chip:
+        virtual = f"cpu:{device_count(asked.topology)} as {asked.chip}"
+        raise ValueError(f"{asked.topology} has figures of its own; leave --chip out, or take {virtual}")
+    if own is None and asked.chip is None:
         raise ValueError(f"{asked.topology} has no figures to rank by; say whose, as --chip v5e")
-    return asked.topology.chip
+    return own or CHIPS[asked.chip]
 
 
 def _to_compile(asked: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.bounds import Candidate, foremost
@@ -14,6 +14,7 @@ from benchmarks.terminal import aligned, gib, known
 from strategies import Infeasible
 
 PARTS = ("compute", "memory", "network")
+SPEED = "tokens_per_second_per_device"
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,10 @@ class Finding:
         needed = said.get("memory.total_bytes") or said.get("chip.needed_bytes")
         if needed is None or isinstance(self.candidate.cost, Infeasible):
             return None
-        parts = [said.get(f"roofline.{part}_seconds") for part in PARTS]
-        least = None
-        if None not in parts:
-            compute, memory, network = map(float, filter(None, parts))
-            least = Roofline(compute / (1 - self.candidate.cost.bubble), memory, network)
+        parts: list[Any] = [said.get(f"roofline.{part}_seconds") for part in PARTS]
+        least = None if None in parts else Roofline(*parts)
+        if least:
+            least = replace(least, compute_seconds=least.compute_seconds / (1 - self.candidate.cost.bubble))
         capacity = said.get("chip.capacity_bytes") or self.chip.memory_bytes
         return Estimate(needed, capacity, least, self.chip.flops_per_second)
 
@@ -103,7 +103,7 @@ def table(findings: Iterable[Finding]) -> list[str]:
 
 def _cells(finding: Finding) -> tuple[str, ...]:
     row = finding.as_row()
-    least = row["formula.tokens_per_second_per_device"], row["formula.model_flops_utilization"]
+    least = row[f"formula.{SPEED}"], row["formula.model_flops_utilization"]
     return (
         known("d", row["rank"]),
         *spread(row),
@@ -116,14 +116,25 @@ def _cells(finding: Finding) -> tuple[str, ...]:
 
 
 def compiled_table(findings: Iterable[Finding]) -> list[str]:
-    """What the compiler made of those that were to be compiled, beside the formulas: how far these are off."""
+    """What the compiler made of those that were to be compiled, beside the formulas: how far these are off.
+
+    The fastest as compiled comes first; then what does not fit after all, and last that of which no time is known.
+    """
     header = (
         *("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB needed", "formula", "GiB sent"),
-        *("formula", "tokens/s/device", "MFU", "compiled"),
+        *("formula", "tokens/s/device", "formula", "MFU", "compiled"),
     )
-    align = ">", "<", "<", ">", "<", "<", ">", ">", ">", ">", ">", ">", "<"
-    lines = [_compiled_cells(each) for each in findings if each.compiled or each.reason]
-    return aligned([header, *lines], align) if lines else []
+    align = ">", "<", "<", ">", "<", "<", ">", ">", ">", ">", ">", ">", ">", "<"
+    asked = sorted((each for each in findings if each.compiled or each.reason), key=_slowness)
+    return aligned([header, *map(_compiled_cells, asked)], align) if asked else []
+
+
+def _slowness(finding: Finding) -> tuple[float, ...]:
+    taken = finding.measured
+    if taken is None or taken.roofline is None:
+        return (2,)
+    row = finding.as_row()
+    return 0 if taken.fits else 1, -row[f"compiled.{SPEED}"]
 
 
 def _compiled_cells(finding: Finding) -> tuple[str, ...]:
@@ -136,7 +147,8 @@ def _compiled_cells(finding: Finding) -> tuple[str, ...]:
         off(row["formula.needed_bytes"], row["compiled.needed_bytes"]),
         gib(row["compiled.sent_bytes"]),
         off(row["formula.sent_bytes"], row["compiled.sent_bytes"]),
-        known(",.0f", row["compiled.tokens_per_second_per_device"]),
+        known(",.0f", row[f"compiled.{SPEED}"]),
+        off(row[f"formula.{SPEED}"], row[f"compiled.{SPEED}"]),
         known(".1%", row["compiled.model_flops_utilization"]),
         row["compiled.reason"] or f"in {row['compiled.seconds']:.0f} s{unread}",
     )

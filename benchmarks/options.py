@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -10,7 +10,8 @@ import jax
 import pytest
 
 from benchmarks import processes
-from benchmarks.cases import COMMON, Selection
+from benchmarks.cases import COMMON, Case, Selection
+from benchmarks.placement import device_count
 from benchmarks.topology import Topology
 from strategies import PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
@@ -32,6 +33,7 @@ def add_options(parser: pytest.Parser) -> None:
     """Declare the options of `pytest benchmarks`."""
     group = parser.getgroup("meshmark", "meshmark: what `pytest benchmarks` measures")
     declare(group.addoption)
+    declare_text(group.addoption)
     add = group.addoption
     add("--attribution", action="store_true", help="say of each step where its time goes; times variants of it, too")
     add("--case-seconds", type=seconds, metavar="S", default=CASE_SECONDS, help="timed a case; default: %(default)s")
@@ -63,16 +65,22 @@ def declare(add: Callable[..., Any]) -> None:
     A bad value is refused by its parser, which names the legal ones.
     """
     several = {"action": "extend", "default": []}
+    there = f"those of {DEVICES} that are there; a --topology is taken whole"
+    sizes = f"{BATCH_SIZES}, or one for each device of a --topology"
     add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help=f"default: {', '.join(STRATEGIES)}")
-    add("--devices", type=commas(count), metavar="N,...", **several, help=f"default: those of {DEVICES} that are there")
+    add("--devices", type=commas(count), metavar="N,...", **several, help=f"default: {there}")
     add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="such as data=2,tensor=4; repeatable")
-    add("--batch-size", type=commas(count), metavar="N,...", **several, help=f"sequences; default: {BATCH_SIZES}")
+    add("--batch-size", type=commas(count), metavar="N,...", **several, help=f"sequences; default: {sizes}")
     add("--microbatches", type=commas(count), metavar="N,...", **several, help="of a batch; default: 2 a stage, or 1")
     declare_model(add)
     add("--dtype", choices=get_args(Dtype), default="float32", help="of the computation; default: %(default)s")
     add("--remat", choices=get_args(Remat), default="dots", help="what backward recomputes; default: %(default)s")
     add("--option", type=option, metavar="NAME=VALUE,...", **several, help=f"of {', '.join(OPTIONS)}; repeatable")
     declare_compiler(add)
+
+
+def declare_text(add: Callable[..., Any]) -> None:
+    """Declare what says on which text steps are trained, where they are."""
     add("--corpus", type=Path, metavar="FILE", help="the text to train on; default: the prose of pydoc_data.topics")
 
 
@@ -114,15 +122,13 @@ def selected(option: argparse.Namespace) -> Selection:
     """
     absent = getattr(option, "topology", None)
     if absent:
+        require_whole(absent, option.mesh, option.devices)
         absent.prepare()
     there = len(absent.devices()) if absent else jax.device_count()
     usual = (there,) if absent else tuple(n for n in DEVICES if n <= there and shared_out(n))
     if option.mesh and option.devices:
         raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
     preset, config = model(option)
-    varied: dict[str, list[Any]] = {}
-    for name, values in option.option:
-        varied.setdefault(name, []).extend(values)
     chosen = Selection(
         strategies=unique(option.strategy),
         meshes=unique(option.mesh),
@@ -133,18 +139,59 @@ def selected(option: argparse.Namespace) -> Selection:
         config=config,
         dtype=option.dtype,
         remat=option.remat,
-        options=tuple((name, unique(values)) for name, values in varied.items()),
+        options=values_of(option.option),
         topology=absent,
         compiler_options=tuple(dict(option.compiler_option).items()),
     )
-    if strange := [
-        name for name, _ in chosen.options if not any(name in dict(case.options) for case in chosen.cases())
-    ]:
-        having = [each.name for each in STRATEGIES.values() if strange[0] in each.options]
-        raise ValueError(f"--option {strange[0]} is none of the selected strategies'; it is one of {', '.join(having)}")
-    if not chosen.cases():
+    if not (cases := chosen.cases()):
         raise ValueError(_nothing_selected(chosen))
+    require_options(chosen.options, cases)
     return chosen
+
+
+def values_of(given: Iterable[tuple[str, list[Any]]]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """Options of strategies, each with all of the values that it is given.
+
+    >>> values_of([("chunks", [2, 4]), ("gather", ["step"]), ("chunks", [1, 2])])
+    (('chunks', (2, 4, 1)), ('gather', ('step',)))
+    """
+    varied: dict[str, list[Any]] = {}
+    for name, values in given:
+        varied.setdefault(name, []).extend(values)
+    return tuple((name, unique(values)) for name, values in varied.items())
+
+
+def require_options(options: tuple[tuple[str, tuple[Any, ...]], ...], cases: Iterable[Case]) -> None:
+    """Refuse what would be asked for in vain.
+
+    Raises:
+        ValueError: an option that no case has.
+    """
+    strange = dict(options)
+    for case in cases:
+        for name, _ in case.options:
+            strange.pop(name, None)
+        if not strange:
+            return
+    for name in strange:
+        having = ", ".join(each.name for each in STRATEGIES.values() if name in each.options)
+        raise ValueError(f"--option {name} changes none of the selected steps; it is one of {having}")
+
+
+def require_whole(topology: Topology, meshes: Iterable[MeshSpec], devices: Sequence[int] = ()) -> None:
+    """Refuse what would leave out devices of a topology, or takes others.
+
+    Raises:
+        ValueError: a number of devices, or a mesh of another number than there are.
+    """
+    there = device_count(topology)
+    if devices:
+        raise ValueError(f"--topology {topology} is taken whole, all {there} devices; leave --devices out")
+    for mesh in meshes:
+        if mesh.size != there:
+            raise ValueError(
+                f"--mesh {mesh} takes {mesh.size} devices, and {topology} has {there}, all of which it takes"
+            )
 
 
 def shared_out(devices: int) -> bool:

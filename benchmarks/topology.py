@@ -1,6 +1,7 @@
 """Devices that are not there: meshes of them are compiled for, by their own compilers, and nothing runs."""
 
 import functools
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ several processes may compile at once, or else it keeps a lock, as if each used 
 GPUS: Mapping[str, Mapping[str, Any]] = {
     "h100": {
         "name": "NVIDIA H100 80GB HBM3",
+        "memory_bandwidth": 3_352_320_000_000,
         "core_count": 132,
         "l2_cache_size": 50 * 2**20,
         "clock_rate_ghz": 1.98,
@@ -38,6 +40,7 @@ GPUS: Mapping[str, Mapping[str, Any]] = {
     },
     "h200": {
         "name": "NVIDIA H200",
+        "memory_bandwidth": 4_800_000_000_000,
         "core_count": 132,
         "l2_cache_size": 50 * 2**20,
         "clock_rate_ghz": 1.98,
@@ -45,18 +48,19 @@ GPUS: Mapping[str, Mapping[str, Any]] = {
     },
     "b200": {
         "name": "NVIDIA B200",
+        "memory_bandwidth": 7_672_320_000_000,
         "core_count": 148,
-        "l2_cache_size": 126 * 2**20,
+        "l2_cache_size": 132_644_864,
         "clock_rate_ghz": 1.965,
         "compute_capability": 10,
     },
 }
-"""What XLA wants to know of a GPU besides: as the CUDA runtime says on one (`cudaGetDeviceProperties`)."""
+"""What XLA wants to know of a GPU besides: as in its own descriptions (xla/backends/gpu/target_config/specs)."""
 
 GPU_TARGET = """
 gpu_device_info {{
   name: "{name}"
-  cuda_compute_capability {{ major: {compute_capability} }}
+  cuda_compute_capability {{ major: {compute_capability} feature_extension: ACCELERATED_FEATURES }}
   core_count: {core_count}
   clock_rate_ghz: {clock_rate_ghz}
   l2_cache_size: {l2_cache_size}
@@ -98,9 +102,14 @@ class Topology:
         """Refuse what cannot be."""
         if self.kind != CPU and self.kind not in CHIPS:
             raise ValueError(f"topology {self}: {self.kind!r} is not known; there are {', '.join((*CHIPS, CPU))}")
-        usual = {CPU: (1,), "tpu": (2, 3), "cuda": (2,)}[self.platform]
-        if len(self.shape) not in usual or min(self.shape) < 1:
-            raise ValueError(f"topology {self} has no shape that {self.kind} comes in; write one as {self._example}")
+        dims = {CPU: 1, "cuda": 2}.get(self.platform) or CHIPS[self.kind].dims
+        if len(self.shape) != dims or min(self.shape) < 1:
+            problem = f"topology {self} has no shape that {self.kind} comes in, which has {dims} dims"
+            raise ValueError(f"{problem}; write one as {self._example}")
+        chips, most = math.prod(self.shape), self.chip.slice_chips if self.chip else 0
+        if most and chips > most:
+            problem = f"topology {self} has {chips:,} chips, and a slice of {self.kind} has at most {most:,}"
+            raise ValueError(f"{problem}; take a smaller one, as {self._example}, or virtual devices, as cpu:1024")
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
@@ -165,7 +174,8 @@ class Topology:
 
     @property
     def _example(self) -> str:
-        return {CPU: "cpu:1024", "tpu": f"{self.kind}:4x4", "cuda": f"{self.kind}:16x8"}[self.platform]
+        shape = {CPU: "1024", "cuda": "16x8"}.get(self.platform) or "x".join(CHIPS[self.kind].dims * "4")
+        return f"{self.kind}:{shape}"
 
 
 @functools.cache
@@ -186,11 +196,7 @@ def _devices(topology: Topology) -> Devices:
     else:
         hosts, gpus = topology.shape
         shape = f"1x{hosts}x{gpus}"
-        target = GPU_TARGET.format(
-            memory_bytes=chip.memory_bytes,
-            memory_bandwidth=int(chip.memory_bytes_per_second),
-            **GPUS[topology.kind],
-        )
+        target = GPU_TARGET.format(memory_bytes=chip.memory_bytes, **GPUS[topology.kind])
         named = {"topology_name": shape, "topology": shape, "target_config": target}
     try:
         return topologies.get_topology_desc(platform=chip.platform, **named).devices

@@ -30,7 +30,7 @@ from benchmarks.corpus import Corpus, read_corpus
 from benchmarks.failures import reason_of, status_of
 from benchmarks.machine import PACKAGES, use_virtual_devices
 from benchmarks.measure import Training, compile_step, no_compilation, steps_per_block
-from benchmarks.options import declare, selected
+from benchmarks.options import declare, declare_text, selected
 from benchmarks.prepare import begin_training
 from benchmarks.record import Record
 
@@ -120,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.worker", description="Time blocks of steps on request.")
     declare(parser.add_argument)
+    declare_text(parser.add_argument)
     options = parser.parse_args(arguments)
     answers = reserve_stdout()
     use_virtual_devices()

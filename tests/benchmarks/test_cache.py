@@ -38,6 +38,15 @@ def test_what_is_kept_is_found(tmp_path: Path) -> None:
     assert [path.suffix for path in (tmp_path / "new" / "folder").iterdir()] == [".json"]
 
 
+def test_asked_again_it_is_kept_anew(tmp_path: Path) -> None:
+    """Whatever is there: it is not found, and the new answer takes its place."""
+    Cache(tmp_path).put(CASE, {"status": "compile_error"})
+    again = Cache(tmp_path, again=True)
+    assert again.get(CASE) is None
+    again.put(CASE, {"status": "ok"})
+    assert Cache(tmp_path).get(CASE) == {"status": "ok"}
+
+
 @pytest.mark.parametrize("others", OTHERS, ids=str)
 def test_another_case_has_another_key(tmp_path: Path, others: dict) -> None:
     """Whatever it is that differs."""

@@ -13,11 +13,16 @@ from benchmarks.cases import Case
 from benchmarks.chips import CHIPS, GIB
 from benchmarks.compile import compile_case, main, report
 from benchmarks.failures import CompileError
-from benchmarks.topology import Topology
+from benchmarks.feasibility import compile_one
+from benchmarks.pool import work_off
+from benchmarks.topology import GPUS, Topology
 from strategies import GPTConfig, MeshSpec
 
 TAKES_LIBTPU = pytest.mark.skipif(
     find_spec("libtpu") is None, reason="takes the tpu extra: pip install 'meshmark[tpu]'"
+)
+TAKES_CUDA = pytest.mark.skipif(
+    Topology.parse("h100:1x4").compiler_version is None, reason="takes the gpu extra: pip install 'meshmark[gpu]'"
 )
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
 
@@ -97,6 +102,22 @@ def test_what_does_not_fit_is_a_result_with_a_number(pretended: Any, monkeypatch
     assert "oom: needs 20.0 GiB" in "\n".join(report(row))
 
 
+def test_a_kernel_that_is_too_large_is_no_step_that_is(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core's own memory is not the device's: what the compiler fails in there says nothing of what a step needs."""
+    pretended(80 * GIB)
+
+    def give_up(*_: Any) -> None:
+        raise CompileError(
+            "JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack. "
+            "Scoped allocation with size 17.19M and limit 16.00M exceeded scoped vmem limit by 1.19M."
+        )
+
+    monkeypatch.setattr(prepare, "compile_step", give_up)
+    info: dict[str, Any] = compile_case(case("h100:1x4")).extra_info
+    assert (info["status"], info["chip.fits"], info["chip.needed_bytes"]) == ("compile_error", None, None)
+    assert "memory space vmem" in info["reason"]
+
+
 def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mesh that does not fit model or devices, and a compiler that fails, end in a row of their own."""
     assert compile_case(case(strategy="tensor", mesh="tensor=4")).extra_info["status"] == "infeasible"
@@ -127,6 +148,8 @@ def test_the_compiler_is_told_what_was_asked() -> None:
     assert "xla_no_such" in str(strange["reason"])
 
 
+TEXT = ["--topology=cpu:4", "--corpus=README.md"]
+"""Of which nothing is read where nothing runs."""
 TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=4", "--mesh=fsdp=4"]
 
 
@@ -141,7 +164,7 @@ def test_page_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         row.extra_info["status"] = status
         monkeypatch.setattr(page, "compile_case", lambda case, row=row: row)
         assert main(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == code
-    for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"]):
+    for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"], TEXT):
         with pytest.raises(SystemExit, match="2"):
             main(wrong)
 
@@ -154,8 +177,34 @@ def test_a_pod_slice_is_compiled_for() -> None:
     assert (info["status"], info["platform"], info["device_kind"]) == ("ok", "tpu", "TPU v5 lite")
     assert info["chip.fits"] is True
     assert info["memory.argument_bytes"] >= info["predicted.argument_bytes"]  # arrays are padded to tiles
-    assert info["compiled.sent_bytes"] > 0
-    assert info["roofline.bound"] in ("compute", "memory", "network")
+    require_explained(info)
+    parts = {part: info[f"roofline.{part}_seconds"] for part in ("compute", "memory", "network")}
+    assert info["roofline.step_seconds"] == parts[info["roofline.bound"]] == max(parts.values())
+    fastest = 4 * CHIPS["v5e"].link_bytes_per_second  # a chip has links along two dims, both ways
+    assert parts["network"] >= (1 - 1e-9) * info["compiled.sent_bytes"] / fastest
+
+
+@TAKES_CUDA
+def test_a_host_of_gpus_is_compiled_for() -> None:
+    """Their own compiler plans for GPUs that it is told of, and the program sends what the strategy states.
+
+    In a process of its own, as the command does: JAX finds the plugin there without a GPU, if it is asked for no other
+    backend than the CPU's before it starts.
+    """
+    tiny = dataclasses.replace(case("h100:1x4"), dtype="bfloat16")
+    (outcome,) = work_off([tiny], compile_one, 1, 300)
+    assert outcome.reason == ""
+    info: dict[str, Any] = outcome.result
+    assert (info["status"], info["platform"], info["device_kind"]) == ("ok", "gpu", GPUS["h100"]["name"])
+    assert (info["chip.fits"], info["chip.capacity_bytes"]) == (True, CHIPS["h100"].memory_bytes)
+    assert info["memory.argument_bytes"] == info["predicted.argument_bytes"]
+    require_explained(info)
+
+
+def require_explained(info: dict[str, Any]) -> None:
+    """What a program sends is what its strategy states, and what is named of that which its compiler made of it."""
+    assert info["compiled.sent_bytes"] - info["rewrites.sent_bytes"] == info["predicted.sent_bytes"] > 0
+    assert info["rewrites.unexplained_bytes"] == 0
 
 
 @TAKES_LIBTPU

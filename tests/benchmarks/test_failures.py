@@ -6,6 +6,12 @@ import pytest
 from benchmarks.failures import CompileError, Died, Mismatch, NonFinite, Recompiled, reason_of, status_of
 from strategies import Infeasible
 
+VMEM = (
+    "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack for %fusion.1 = "
+    "bf16[8,128]. Scoped allocation with size 17.19M and limit 16.00M exceeded scoped vmem limit by 1.19M."
+)
+"""A kernel takes too much of a core's own memory: the step is not too large for the device."""
+
 
 @pytest.mark.parametrize(
     ("error", "status"),
@@ -14,6 +20,9 @@ from strategies import Infeasible
         (MemoryError(), "oom"),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes."), "oom"),
         (CompileError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm"), "oom"),
+        (CompileError(VMEM), "compile_error"),
+        (CompileError("RESOURCE_EXHAUSTED: Shared memory size limit exceeded: 262144"), "compile_error"),
+        (jax.errors.JaxRuntimeError(VMEM), "error"),
         (CompileError("INTERNAL: no such instruction"), "compile_error"),
         (NonFinite("loss nan"), "nan_loss"),
         (Mismatch("loss 5 where one device has 4"), "mismatch"),

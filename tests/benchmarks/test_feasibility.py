@@ -5,12 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from benchmarks import feasibility
 from benchmarks.cases import Case, spelled
 from benchmarks.chips import CHIPS, GIB
-from benchmarks.findings import kind_of
+from benchmarks.compile import compile_case
+from benchmarks.findings import SPEED, kind_of, off
 from benchmarks.pool import Outcome
 from benchmarks.topology import Topology
 
@@ -77,6 +79,22 @@ def test_what_the_compiler_is_told_is_part_of_what_is_kept(tmp_path: Path, asked
     assert [case.compiler_options for case in asked] == [(), (("xla_a", "1"),), (("xla_a", "2"),)]
 
 
+def test_with_again_the_compiler_is_asked_again(tmp_path: Path, asked: list[Case]) -> None:
+    """Whatever is kept; what it says then is kept as usual."""
+    for options in ([], [], ["--again"], []):
+        run(tmp_path, *FOUR, "--compile=1", *options)
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
+
+
+def test_an_option_takes_all_values_that_it_is_given(tmp_path: Path) -> None:
+    """However often it is given."""
+    given = ["--option=schedule=1f1b", "--option=gather=step", "--option=schedule=zb-h1"]
+    rows = run(tmp_path, *FOUR, *given, "--compile=0")["candidates"]
+    options = {row["options"] for row in rows}
+    assert options == {"", "gather=step", "schedule=1f1b", "schedule=zb-h1"}
+
+
 def test_what_leaves_little_room_is_compiled_last(
     tmp_path: Path, asked: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,12 +111,20 @@ def test_what_leaves_little_room_is_compiled_last(
     assert [tight_rank[rank] for rank in order] == sorted(tight)
 
 
-@pytest.mark.parametrize(("status", "needed", "kept"), [("compile_error", None, 1), ("oom", 9, 1), ("oom", None, 0)])
+@pytest.mark.parametrize(
+    ("status", "reason", "needed", "kept"),
+    [
+        ("compile_error", "JaxRuntimeError: INTERNAL: no", None, 1),
+        ("compile_error", "OSError: [Errno 28] No space left on device", None, 0),
+        ("oom", "needs more", 9, 1),
+        ("oom", "JaxRuntimeError: RESOURCE_EXHAUSTED: no", None, 0),
+    ],
+)
 def test_what_would_be_said_again_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, needed: int | None, kept: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, reason: str, needed: int | None, kept: int
 ) -> None:
-    """But not that the host had too little memory, and not that nobody answered."""
-    columns = {"status": status, "reason": "for a reason", "chip.needed_bytes": needed, "memory.total_bytes": None}
+    """But not what others than the compiler fail in, not that the host had too little memory, nor that nobody said."""
+    columns = {"status": status, "reason": reason, "chip.needed_bytes": needed, "memory.total_bytes": None}
     monkeypatch.setattr(
         feasibility,
         "work_off",
@@ -109,7 +135,7 @@ def test_what_would_be_said_again_is_kept(
     )
     rows = run(tmp_path, *FOUR, "--compile=2")["candidates"]
     assert len([*tmp_path.glob("cache/*.json")]) == kept
-    assert {row["compiled.reason"] for row in rows} == {None, "for a reason", "died"}
+    assert {row["compiled.reason"] for row in rows} == {None, reason, "died"}
     (row,) = [row for row in rows if row["compiled.status"]]
     assert row["compiled.needed_bytes"] == needed
 
@@ -121,6 +147,70 @@ def test_what_does_not_fit_as_compiled_says_so(tmp_path: Path, monkeypatch: pyte
     first, *_ = run(tmp_path, *FOUR, "--compile=1")["candidates"]
     assert (first["status"], first["compiled.fits"]) == ("fits", False)
     assert first["compiled.reason"] == "needs 20.0 GiB of 16.0 GiB, 4.0 GiB too much"
+
+
+def test_what_sends_nothing_has_a_least_time_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One device computes, reads and writes, and sends nothing: that takes no time, which is known."""
+    monkeypatch.setattr(Topology, "compiler_version", "pretended 1")
+    monkeypatch.setattr(Topology, "prepare", lambda self: None)
+    monkeypatch.setattr(Topology, "devices", lambda self: jax.devices()[:1])
+    monkeypatch.setattr(
+        feasibility,
+        "work_off",
+        lambda cases, *_: [Outcome(case, compile_case(case).extra_info, "", 1.0) for case in cases],
+    )
+    alone = run(tmp_path, "--topology=h100:1x1", *TINY, "--remat=dots", "--microbatches=1", "--compile=1")
+    (row,) = alone["candidates"]
+    assert (row["compiled.status"], row["compiled.sent_bytes"], row["compiled.network_seconds"]) == ("ok", 0, 0)
+    assert row["compiled.step_seconds"] == max(row["compiled.compute_seconds"], row["compiled.memory_seconds"]) > 0
+
+
+def test_a_bubble_stretches_what_is_compiled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its computation alone: a program's FLOPs say nothing of how long a stage waits."""
+    seconds = {f"roofline.{part}_seconds": part_seconds for part, part_seconds in SECONDS.items()}
+    columns = {"status": "ok", "reason": "", "compile_seconds": 1.0, "memory.total_bytes": 1, **seconds}
+    monkeypatch.setattr(feasibility, "work_off", lambda cases, *_: [Outcome(case, columns, "", 1.0) for case in cases])
+    split = ["--strategy=three_d", "--mesh=data=2,pipeline=2", "--microbatches=2", "--option=schedule=gpipe"]
+    row, *_ = run(tmp_path, "--topology=cpu:4", "--chip=v5e", *TINY, *split, "--compile=1")["candidates"]
+    assert row["formula.bubble"] == pytest.approx(1 / 3)
+    assert row["compiled.compute_seconds"] == pytest.approx(1.5 * SECONDS["compute"])
+    assert (row["compiled.memory_seconds"], row["compiled.network_seconds"]) == (2.0, 0.0)
+
+
+SECONDS = {"compute": 3.0, "memory": 2.0, "network": 0.0}
+
+
+def test_what_is_compiled_is_in_its_own_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fastest as compiled first, with how far its formula is off; then what does not fit, last what has no time."""
+    said = [{"memory": 2.0}, {"memory": 1.0}, {"memory": 0.5, "total": 20 * GIB}, None, {"memory": 4.0}]
+
+    def work_off(cases: list[Case], *_: Any) -> Any:
+        for case, each in zip(cases, said, strict=True):
+            times = (
+                {f"roofline.{part}_seconds": each["memory"] if part == "memory" else 0.0 for part in SECONDS}
+                if each
+                else {}
+            )
+            columns = {
+                "status": "ok",
+                "reason": "",
+                "compile_seconds": 1.0,
+                "memory.total_bytes": (each or {}).get("total", 1),
+            }
+            yield Outcome(case, columns | times, "", 1.0)
+
+    monkeypatch.setattr(feasibility, "work_off", work_off)
+    rows = run(tmp_path, *FOUR, "--compile=5")["candidates"]
+    lines = capsys.readouterr().out.partition("as compiled")[2].partition("\n\n")[0].splitlines()[1:]
+    assert lines[0].split()[-5:] == ["formula", "tokens/s/device", "formula", "MFU", "compiled"]
+    shown = [int(line.split()[0]) for line in lines[1:]]
+    speed = {row["rank"]: row[f"compiled.{SPEED}"] for row in rows}
+    assert [speed[rank] for rank in shown] == [32.0, 16.0, 8.0, 64.0, None]
+    for rank, line in zip(shown[:3], lines[1:4], strict=True):
+        row = rows[rank - 1]
+        assert off(row[f"formula.{SPEED}"], row[f"compiled.{SPEED}"]) in line.split()
 
 
 def test_every_candidate_is_written(tmp_path: Path, asked: list[Case]) -> None:
@@ -159,6 +249,12 @@ def test_a_person_sees_why_candidates_are_out(tmp_path: Path, capsys: pytest.Cap
         ([*FOUR, "--mesh=tensor=4"], "no strategy asked for has such a mesh of 4"),
         ([*FOUR, "--heads=3"], "heads=3 does not divide embed=16"),
         (["--topology=v9:4", *TINY], "'v9' is not known"),
+        (
+            ["--topology=v5p:2x2x1", "--chip=v5e", *TINY],
+            "v5p:2x2x1 has figures of its own; leave --chip out, or take cpu:4 as v5e",
+        ),
+        ([*FOUR, "--mesh=data=4", "--mesh=fsdp=8"], "--mesh fsdp=8 takes 8 devices, and cpu:4 has 4, all of which"),
+        ([*FOUR, "--option=sequence_parallel=false"], "--option sequence_parallel changes none of the selected steps"),
     ],
 )
 def test_what_means_nothing_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

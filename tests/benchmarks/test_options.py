@@ -77,7 +77,15 @@ def test_the_compiler_is_told_the_same_in_every_case(select: Select) -> None:
     [
         (
             {"strategy": ["data"], "option": [("schedule", ["gpipe"])]},
-            "--option schedule is none of the selected strategies'; it is one of pipeline, three_d",
+            "--option schedule changes none of the selected steps; it is one of pipeline, three_d",
+        ),
+        (
+            {"topology": Topology.parse("v5p:4x4x4"), "devices": [8]},
+            "--topology v5p:4x4x4 is taken whole, all 64 devices; leave --devices out",
+        ),
+        (
+            {"topology": Topology.parse("tpu7x:2x2x1"), "mesh": [*map(MeshSpec.parse, ("fsdp=8", "fsdp=4"))]},
+            "--mesh fsdp=4 takes 4 devices, and tpu7x:2x2x1 has 8, all of which it takes",
         ),
         ({"heads": 3}, r"--preset nano with {'heads': 3}: heads=3 does not divide embed=128; it can be 1, 2, 4"),
         ({"mesh": [MeshSpec.parse("data=2")], "devices": [2]}, r"leave --devices out, or leave --mesh out"),

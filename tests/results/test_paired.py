@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.options import declare
+from benchmarks.options import declare, declare_text
 from results import paired
 from results.arguments import SELECTING
 from results.gate import plant
@@ -193,7 +193,8 @@ def test_a_selection_that_nobody_knows_is_a_usage_error(tmp_path: Path, capsys: 
 def test_the_selection_is_that_of_the_benchmarks() -> None:
     """What `pytest benchmarks` knows to select cases is passed on to the workers, and nothing else is."""
     valued = {}
-    declare(lambda option, **about: valued.setdefault(option, about.get("action") != "store_true"))
+    for each in (declare, declare_text):
+        each(lambda option, **about: valued.setdefault(option, about.get("action") != "store_true"))
     assert valued == {f"--{name}": True for name in SELECTING.split()} | {"--untied": False}
 
 
