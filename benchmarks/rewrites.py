@@ -16,7 +16,7 @@ from benchmarks.hlo import bytes_of, dims
 from benchmarks.units import amount
 from strategies.cost import Cost
 from strategies.plan import BYTES, Axes, Plan
-from strategies.traffic import SENT
+from strategies.traffic import SENT, is_tied
 
 Key = tuple[str, Axes]
 
@@ -59,6 +59,7 @@ NAMES = {
     "merged": "all-reduces over one axis after the other became one over all of them",
     "widened": "it is sent as float32",
     "moved_out": "it is added up over microbatches, whole, and sent once, not in parts for each of them",
+    "added_up": "its gradients from both ends of the model are added up, and sent once",
     "gathered_again": "it is gathered once more, and not kept for the backward pass",
     "unexplained": "nothing here explains it",
     "rounding": "collectives were combined, and bytes are rounded down for each",
@@ -74,6 +75,7 @@ def rewrites(cost: Cost, compiled: Sequence[Collective]) -> list[Rewrite]:
         *ledger.shifted(),
         *ledger.widened(),
         *ledger.moved_out(),
+        *ledger.added_up(),
         *ledger.merged(),
         *ledger.gathered_again(),
         *ledger.unexplained(),
@@ -175,6 +177,16 @@ class _Ledger:
                 self.left[kind, axes] = 0
                 sent = self.sent(kind, axes, stated // times)
                 yield Rewrite("moved_out", "gradients", axes, self.sent(kind, axes, stated), sent)
+
+    def added_up(self) -> Iterator[Rewrite]:
+        """Gradients of a tied table, which are stated for each of its two uses."""
+        for table in (weight for weight in self.plan.weights if is_tied(self.plan, weight)):
+            axes = tuple(axis for axis in table.axes if axis in self.plan.batch_axes)
+            once = BYTES[self.plan.train.dtype] * table.elements * self.plan.size(*axes) * self.plan.train.microbatches
+            if axes and abs(self.left["reduce_scatter", axes] + once) < once / 10:  # vectors may have gone elsewhere
+                self.left["reduce_scatter", axes] += once
+                stated, sent = (self.sent("reduce_scatter", axes, times * once) for times in (2, 1))
+                yield Rewrite("added_up", table.name, axes, stated, sent)
 
     def merged(self) -> Iterator[Rewrite]:
         """All-reduces over several axes of what is stated as one after another."""

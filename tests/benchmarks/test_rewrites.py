@@ -184,6 +184,18 @@ def test_heads_weights_that_are_gathered_again() -> None:
     assert (found.name, found.what) == ("gathered_again", "weights")
 
 
+def test_gradients_of_a_tied_table_that_are_added_up() -> None:
+    """The head's and the embedding's are scattered once instead of twice; of half as many bytes nobody can tell."""
+    stated = cost("fsdp", "fsdp=8", dtype="float32")
+    table = 4 * 320 * 64
+    whole, others = operands(stated, "reduce_scatter", FSDP), as_stated(stated, ("reduce_scatter", FSDP))
+    (found,) = check(stated, [*others, sends(stated, "reduce_scatter", FSDP, f"u8[{whole - table}]")])
+    once = table * 7 // 8
+    assert found == Rewrite("added_up", "embedding.token_VD", FSDP, 2 * once, once)
+    (found,) = check(stated, [*others, sends(stated, "reduce_scatter", FSDP, f"u8[{whole - table // 2}]")])
+    assert found.name == "unexplained"
+
+
 def test_what_is_not_known_is_not_dropped() -> None:
     """More or less than stated, for no reason that is known: named as such, with its kind."""
     stated = cost("tensor", "tensor=4")
