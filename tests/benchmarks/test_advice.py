@@ -63,6 +63,12 @@ def test_what_is_advised_avoids_it() -> None:
     )
 
 
+def test_the_mesh_has_the_axis_in_question() -> None:
+    """Sums of a tensor axis are scattered, too."""
+    (scatter,) = advice(CHIPS["v5e"], torus((4, 4), tensor=16), ("tensor",))
+    assert scatter.mesh == "data=4,tensor=4"
+
+
 def test_what_was_told_is_not_advised_again() -> None:
     """Where options did not avoid it, a mesh does; half of them are advised whole."""
     mesh = torus((4, 4, 8), fsdp=128)
