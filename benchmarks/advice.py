@@ -79,7 +79,8 @@ def advice(
     dims = extents(group)
     chips, torus = math.prod(dims), "x".join(map(str, dims))
     data = min(size for size in dims if size > 1) if chips > 1 else 1
-    instead = f"data={data},{axes[-1]}={len(group) // data}"
+    inner = "fsdp" if axes[-1] == "data" else axes[-1]  # what is sharded over part of the batch's axes is hsdp
+    instead = f"data={data},{inner}={len(group) // data}"
     found = []
     if len(dims) == 3 and all(size % 4 == 0 for size in dims):
         problem = f"an all-gather over all chips of {torus} becomes an all-reduce of the full array"

@@ -63,10 +63,11 @@ def test_what_is_advised_avoids_it() -> None:
     )
 
 
-def test_the_mesh_has_the_axis_in_question() -> None:
-    """Sums of a tensor axis are scattered, too."""
-    (scatter,) = advice(CHIPS["v5e"], torus((4, 4), tensor=16), ("tensor",))
-    assert scatter.mesh == "data=4,tensor=4"
+@pytest.mark.parametrize(("axis", "mesh"), [("tensor", "data=4,tensor=4"), ("data", "data=4,fsdp=4")])
+def test_the_mesh_has_the_axis_in_question(axis: str, mesh: str) -> None:
+    """Sums of a tensor axis are scattered, too; what zero1 shards, hsdp shards over fewer."""
+    (scatter,) = advice(CHIPS["v5e"], torus((4, 4), **{axis: 16}), (axis,))
+    assert scatter.mesh == mesh
 
 
 def test_what_was_told_is_not_advised_again() -> None:
