@@ -80,7 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
             if processes.count() > 1 and option.benchmark_json:
                 config.pluginmanager.register(SoFar(config, run.rows), "meshmark-so-far")
     except (ValueError, OSError, processes.Elsewhere, processes.Lost) as error:
-        processes.end(in_order=not isinstance(error, processes.Lost))  # what is refused, all have refused
+        lost = isinstance(error, processes.Lost)
+        processes.end(in_order=not lost, why=str(error))  # what is refused, all have refused
         raise pytest.UsageError(str(error)) from error
 
 
@@ -171,6 +172,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     except processes.Lost as error:
+        processes.end(in_order=False, why=str(error))
         kept = "what had ended is not lost: go on with --resume"
         pytest.exit(f"{error}; {kept}", returncode=LOST)
     finally:

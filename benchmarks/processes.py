@@ -1,9 +1,12 @@
 """Several processes that measure together, on one machine or on many: how they start, and how they agree.
 
 `join` makes this process one of them. From then on each does the same in the same order. `together` runs a function in
-every process and waits for all: what failed in one has failed in all, and none waits in a collective for one that does
-not come. `of_first` gives all of them what the first one found: whatever a clock, a file or its memory decides. In a
-process that is alone the two call the function, and that is all.
+every process and waits for all: what failed in one has failed in all, and none goes on to a collective that another
+does not come to. `of_first` gives all of them what the first one found: whatever a clock, a file or its memory decides.
+In a process that is alone the two call the function, and that is all.
+
+Of a failure in the middle of a step nothing can be told: the others wait in its collectives, for a process that has
+left them, until `--case-timeout` ends the run.
 
 The first process, number 0, is the one that writes and reports.
 """
@@ -161,13 +164,13 @@ def _part(pulse: Pulse, beating: threading.Thread) -> None:
         global_state.client = global_state.service = None
 
 
-def end(*, in_order: bool) -> None:
+def end(*, in_order: bool, why: str | None = None) -> None:
     """Say that this process ends, and whether it has come to the end of what all do together: else the others end, too.
 
-    It is not said again. One that ends without a word has not come to that end.
+    They say `why`. It is not said again. One that ends without a word has not come to that end.
     """
     if _pulse and not _pulse.over.is_set():
-        _pulse.finished = in_order
+        _pulse.finished, _pulse.why = in_order, why
         _pulse.over.set()
 
 
@@ -202,7 +205,10 @@ def _ended(group: _Group, function: Callable[[], T], tell: Callable[[T], Any]) -
     try:
         value = function()
     except Exception as error:
-        group.meet((status_of(error), reason_of(error)), None)
+        try:
+            group.meet((status_of(error), reason_of(error)), None)
+        except Lost as lost:  # the others may be in a collective, which this one has left
+            raise Lost(f"process {group.index} of {group.count}: {reason_of(error)}; {lost}") from error
         raise
     failures, word = group.meet(None, tell(value))
     if failures:

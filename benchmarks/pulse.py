@@ -34,6 +34,7 @@ class Pulse:
         lost_after_seconds: who has not been heard of for so long is gone.
         say: how it is said, in a thread of its own.
         finished: whether this process has come to the end of what all do together.
+        why: it ends without.
         over: it ends, and is ended by nobody any more.
     """
 
@@ -43,6 +44,7 @@ class Pulse:
     lost_after_seconds: float
     say: Callable[[str], None]
     finished: bool = False
+    why: str | None = None
     over: threading.Event = field(default_factory=threading.Event)
 
     def beat(self) -> None:
@@ -71,7 +73,7 @@ class Pulse:
         with suppress(jax.errors.JaxRuntimeError):  # nobody hears it
             if self.finished:
                 return self._show(FINISHED)
-            self._tell(f"{self._name(self.index)} ended before the others")
+            self._tell(self.why or f"{self._name(self.index)} ended before the others")
             if self.index == 0:
                 time.sleep(seconds)
 

@@ -30,5 +30,9 @@ if index == who:
         sys.exit(3)
     if way == "sleeps":
         time.sleep(600)
-processes.together(lambda: None)
+try:
+    processes.together(lambda: None)
+except processes.Lost as error:
+    processes.end(in_order=False, why=str(error))
+    raise
 processes.end(in_order=True)

@@ -99,6 +99,8 @@ def test_who_does_not_come_is_not_waited_for_for_ever() -> None:
     group = _Group(Service(2), 0, 2, patience_seconds=0.05)
     with pytest.raises(Lost, match=r"process 1 did not come within 0\.05 seconds"):
         _ended(group, lambda: 1, lambda value: value)
+    with pytest.raises(Lost, match=r"process 0 of 2: MemoryError: 17 GiB; process 1 did not come within 0\.05 seconds"):
+        _ended(_Group(Service(2), 0, 2, patience_seconds=0.05), fail, lambda value: value)
     assert not issubclass(Lost, Exception)
 
 
@@ -207,9 +209,11 @@ def test_all_others_say_who_is_gone(who: int, way: str, status: int, words: str)
 
 
 def test_who_does_not_come_is_named_before_a_watchdog_ends_the_others() -> None:
-    """A watchdog, whose time begins no later, would end this process without a word of the other."""
-    first, _ = part(2, 1, "sleeps", case_timeout=4)
-    assert "process 1 did not come within 3.6 seconds: it hangs, or has gone another way" in first.stderr
+    """A watchdog, whose time begins no later, would end this process without a word of the other. That is told, too."""
+    first, late = part(2, 1, "sleeps", case_timeout=4)
+    words = "process 1 did not come within 3.6 seconds: it hangs, or has gone another way\n"
+    assert first.stderr.endswith(f"Lost: {words}")
+    assert (late.returncode, late.stderr) == (LOST, words)
 
 
 def test_a_process_that_is_stopped_ends_all_and_the_run_is_gone_on_with(tmp_path: Path) -> None:
