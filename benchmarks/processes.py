@@ -21,7 +21,6 @@ import threading
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -141,13 +140,17 @@ def join(option: Namespace) -> None:
 
     index, count = global_state.process_id, global_state.num_processes or 1
     _group = _Group(global_state.client, index, count, PATIENCE * option.case_timeout)
-    stderr = os.fdopen(os.dup(sys.stderr.fileno()), "w")  # the real one: in a test pytest captures what is written
-    say = partial(print, file=stderr, flush=True)
-    _pulse = Pulse(global_state.client, index, count, option.lost_after, say)
+    stderr = os.dup(sys.stderr.fileno())  # the real one: in a test pytest captures what is written
+    _pulse = Pulse(global_state.client, index, count, option.lost_after, lambda text: write_line(stderr, text))
     beating = threading.Thread(target=_pulse.beat, daemon=True)
     beating.start()
     atexit.register(_part, _pulse, beating)
     jax.devices()  # in all of them now: a backend that starts waits until it has started in the others
+
+
+def write_line(descriptor: int, text: str) -> None:
+    """Write a line to an open file, past what buffers or captures it."""
+    os.write(descriptor, f"{text}\n".encode())
 
 
 def _part(pulse: Pulse, beating: threading.Thread) -> None:

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -229,6 +230,29 @@ def test_case_that_failed_elsewhere_has_failed_here_and_gives_its_memory_back(
     assert (row["status"], row["reason"]) == ("oom", "process 1 of 2: no room")
     with pytest.raises(Elsewhere):
         session.require_good(DATA)
+
+
+@pytest.mark.usefixtures("toys")
+def test_other_processes_have_their_time_when_this_one_is_ready(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that took long here does not have the watchdog end this process while it waits for them."""
+    session = begin()
+    heard: list[float] = []
+    monkeypatch.setattr(session._watchdog, "beat", lambda case: heard.append(time.monotonic()))
+
+    def stages(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+        time.sleep(0.2)
+        yield {}
+
+    def together(function: Callable[[], Any]) -> Any:
+        value = function()
+        assert time.monotonic() - heard[-1] < 0.1
+        return value
+
+    monkeypatch.setattr(session._preparation, "stages", stages)
+    monkeypatch.setattr("benchmarks.processes.together", together)
+    session._preparation.give_up(SINGLE, "it is not needed")
+    session.prepare(DATA)
+    assert str(DATA) not in session.rows
 
 
 @pytest.mark.usefixtures("toys")
