@@ -18,9 +18,11 @@ from benchmarks.cases import Case, Selection
 from benchmarks.clock import Clock
 from benchmarks.corpus import NO_TEXT, Corpus, read_corpus
 from benchmarks.journal import Journal, Silent, journal_path
+from benchmarks.launch import IN_ORDER
 from benchmarks.machine import compiler_facts, update_machine_info
 from benchmarks.options import selected
 from benchmarks.publish import SoFar, publish, quieten, report_nothing, require_writable, whole_report
+from benchmarks.pulse import LOST
 from benchmarks.reporter import Reporter
 from benchmarks.session import Plan, Session
 from benchmarks.supervise import CTRL_C, JOURNAL, RESUMED, UNWRITTEN, stop_once, supervise, supervised
@@ -37,13 +39,13 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if getattr(option, "numprocesses", None):
         raise pytest.UsageError("cases are timed one at a time, or they would slow each other down; leave out -n")
     report = option.benchmark_json
-    if option.resume and not (report and journal_path(report).exists()):
-        raise pytest.UsageError("--resume goes on with a run that was stopped; name its --benchmark-json")
-    require_writable(report)
     try:
         alone = not processes.asked(option)
+        if alone:  # of several the first has it, which is not known yet
+            require_journal(option)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
+    require_writable(report)
     return supervise(config.invocation_params.args, report and journal_path(report), alone=alone)
 
 
@@ -71,13 +73,15 @@ def pytest_configure(config: pytest.Config) -> None:
                 option.case_timeout,
                 option.attribution,
             )
-            run = config.stash[SESSION] = Session(plan, clock, shared_journal(chosen, plan, resume=option.resume))
-            config.pluginmanager.register(Reporter(config, run), "meshmark-reporter")
+            run = config.stash[SESSION] = Session(plan, clock, shared_journal(option, chosen, plan))
             if not processes.is_first():
-                report_nothing(config)
-            elif processes.count() > 1 and option.benchmark_json:
+                return report_nothing(config)
+            config.pluginmanager.register(Reporter(config, run), "meshmark-reporter")
+            if processes.count() > 1 and option.benchmark_json:
                 config.pluginmanager.register(SoFar(config, run.rows), "meshmark-so-far")
     except (ValueError, OSError, processes.Elsewhere, processes.Lost) as error:
+        lost = isinstance(error, processes.Lost)
+        processes.end(in_order=not lost, why=str(error))  # what is refused, all have refused
         raise pytest.UsageError(str(error)) from error
 
 
@@ -91,27 +95,39 @@ def choose(option: argparse.Namespace) -> tuple[Selection, Corpus]:
     return chosen, NO_TEXT if option.compile_only else read_corpus(option.corpus, chosen.config)
 
 
-def shared_journal(chosen: Selection, plan: Plan, *, resume: bool) -> Journal:
+def require_journal(option: argparse.Namespace) -> None:
+    """See that there is a run to go on with, if that is asked for.
+
+    Raises:
+        ValueError: there is none.
+    """
+    report = option.benchmark_json
+    if option.resume and not (report and journal_path(report).exists()):
+        raise ValueError("--resume goes on with a run that was stopped; name its --benchmark-json")
+
+
+def shared_journal(option: argparse.Namespace, chosen: Selection, plan: Plan) -> Journal:
     """The journal of the first process; in the others what it knows.
 
     Raises:
         ValueError, OSError, processes.Elsewhere: the first process cannot go on with it, or write it.
     """
-    first = partial(open_journal, chosen, plan, resume=resume) if processes.is_first() else lambda: None
+    first = partial(open_journal, option, chosen, plan) if processes.is_first() else lambda: None
     journal = processes.together(first)
     known = processes.of_first(lambda: journal.known() if journal else {})
     return journal or Silent(known)
 
 
-def open_journal(chosen: Selection, plan: Plan, *, resume: bool) -> Journal:
+def open_journal(option: argparse.Namespace, chosen: Selection, plan: Plan) -> Journal:
     """The journal of this process, which goes on with that of an earlier one only if all is as it was.
 
     Raises:
-        ValueError: it is not, or this process is one of several that do not know of each other.
+        ValueError: it is not, or there is none, or this process is one of several that do not know of each other.
         OSError: it cannot be written.
     """
     if jax.process_count() != processes.count():
         raise ValueError(f"JAX runs in {jax.process_count()} processes; have them work together with --distributed")
+    require_journal(option)
     facts = compiler_facts(chosen.topology) | {
         "python": platform.python_version(),
         "processor": platform.processor(),
@@ -121,7 +137,7 @@ def open_journal(chosen: Selection, plan: Plan, *, resume: bool) -> Journal:
         "corpus": hashlib.sha256(plan.corpus_N.tobytes()).hexdigest()[:16],
     }
     after = os.environ.get(RESUMED)
-    return Journal(Path(os.environ[JOURNAL]), facts, resume=resume or after is not None, after=after)
+    return Journal(Path(os.environ[JOURNAL]), facts, resume=option.resume or after is not None, after=after)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -156,8 +172,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     except processes.Lost as error:
+        processes.end(in_order=False, why=str(error))
         kept = "what had ended is not lost: go on with --resume"
-        pytest.exit(f"{error}; {kept}", returncode=processes.LOST)
+        pytest.exit(f"{error}; {kept}", returncode=LOST)
     finally:
         run = item.config.stash.get(SESSION, None)
         if run and run.journal.error:
@@ -170,6 +187,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     run = session.config.stash.get(SESSION, None)
     if run is None:
         return (yield)
+    processes.end(in_order=session.exitstatus in IN_ORDER)
     order, rows = [str(case) for case in session.config.stash[CASES]], run.close()
     if processes.is_first():
         publish(session.config, sorted(rows, key=lambda row: order.index(row.case)))

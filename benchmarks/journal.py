@@ -18,6 +18,8 @@ from benchmarks.record import Row
 STOPPED = b'{"stopped": true}\n'
 """The last line after an orderly end."""
 UNKNOWN = "unknown cause"
+ENDS = ("status", "reason", "chip.fits")
+"""What a row says of how its case ended."""
 
 
 class JournalError(ValueError):
@@ -69,7 +71,7 @@ class Journal:
 
     def known(self) -> dict[str, Any]:
         """What another process must know of it, to do as this one: how cases ended, and what processes died of."""
-        ends = {name: [row.extra_info.get(key) for key in ("status", "reason")] for name, row in self.rows.items()}
+        ends = {name: {key: row.extra_info.get(key) for key in ENDS} for name, row in self.rows.items()}
         return {"ends": ends, "deaths": dict(self.deaths)}
 
     def begin(self, case: str) -> None:
@@ -159,10 +161,7 @@ class Silent(Journal):
     """The journal of a process that writes none, for the first of several does: what that one knows, in memory."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
-        self.rows = {
-            case: Row(case, {"status": status, "reason": reason}, (), None)
-            for case, (status, reason) in known["ends"].items()
-        }
+        self.rows = {case: Row(case, end, (), None) for case, end in known["ends"].items()}
         self.deaths, self.error = defaultdict(list, known["deaths"]), None
 
     def remove(self) -> None:

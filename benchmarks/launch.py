@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO
 
@@ -81,12 +82,20 @@ def environment(index: int, devices: int, gpus: Sequence[str]) -> dict[str, str]
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that processes may take, as CUDA counts them; none where JAX is told to take another platform."""
-    if os.environ.get("JAX_PLATFORMS", "cuda") not in ("cuda", "gpu"):
+    """The GPUs that processes may take, as CUDA counts them; none where JAX takes another platform.
+
+    It does where it is told to, and where it is told nothing and has no plugin for CUDA.
+    """
+    if os.environ.get("JAX_PLATFORMS", "cuda" if has_cuda() else "cpu") not in ("cuda", "gpu"):
         return []
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [gpu for gpu in visible.split(",") if gpu not in ("", "-1")]
     return [str(index) for index, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
+
+
+def has_cuda() -> bool:
+    """Whether JAX has a plugin for CUDA."""
+    return any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
 
 
 def free_port() -> int:

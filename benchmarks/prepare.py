@@ -83,7 +83,7 @@ class Preparation:
                 raise DoesNotFit(str(told))
         if not compile_only:
             training = self.start(entry)
-            yield {}  # all that takes memory is there: from here on processes wait for each other
+            yield {}  # each has room for its state: in the steps one that fails would leave the others in a collective
             trajectory = training.trajectory(CHECKED_STEPS)
             del training  # its memory is needed
             yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}

@@ -1,26 +1,26 @@
 """Several processes that measure together, on one machine or on many: how they start, and how they agree.
 
 `join` makes this process one of them. From then on each does the same in the same order. `together` runs a function in
-every process and waits for all: what failed in one has failed in all, and none waits in a collective for one that does
-not come. `of_first` gives all of them what the first one found: whatever a clock, a file or its memory decides. In a
-process that is alone the two call the function, and that is all.
+every process and waits for all: what failed in one has failed in all, and none goes on to a collective that another
+does not come to. `of_first` gives all of them what the first one found: whatever a clock, a file or its memory decides.
+In a process that is alone the two call the function, and that is all.
+
+Of a failure in the middle of a step nothing can be told: the others wait in its collectives, for a process that has
+left them, until `--case-timeout` ends the run.
 
 The first process, number 0, is the one that writes and reports.
 """
 
 import atexit
-import itertools
 import json
 import math
 import os
 import re
 import sys
 import threading
-import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -29,14 +29,12 @@ from jax.sharding import Mesh
 from jaxtyping import Int
 
 from benchmarks.failures import CaseFailure, Status, reason_of, status_of
+from benchmarks.pulse import Pulse
 
 T = TypeVar("T")
 
-PULSES, GONE = "meshmark-pulses", "meshmark-gone"
-LEFT = "left"
-"""The last sign of a process that ends in good order."""
-LOST = 69
-"""The exit status of a process that has lost another (`EX_UNAVAILABLE` of sysexits.h)."""
+PATIENCE = 0.9
+"""Of the seconds after which a watchdog ends this process: before it does, who does not come is named."""
 
 
 class Elsewhere(CaseFailure):
@@ -89,41 +87,9 @@ class _Group:
         failures = {int(key.partition("/")[2]): text for key, text in said.items() if key != "word"}
         return failures, said["word"]
 
-    def pulse(self, lost_after_seconds: float, say: Callable[[str], None], over: threading.Event) -> None:
-        """Show the others that this process is there, and end it where one of them is not: it may hang, waiting for it.
-
-        The first listens to all, and tells them. Where it is the first that is gone, its service is gone with it.
-        """
-        heard: dict[int, tuple[str, float]] = dict.fromkeys(range(self.count), ("", time.monotonic()))
-        for beat in itertools.count():
-            try:
-                self._show(str(beat))
-                gone = self._gone(heard, lost_after_seconds)
-            except jax.errors.JaxRuntimeError:
-                gone = f"process 0 of {self.count}"
-            if gone:
-                say(f"{gone} has not been heard of for {lost_after_seconds:g} seconds: it died, or cannot be reached")
-                os._exit(LOST)
-            if over.wait(lost_after_seconds / 5):
-                return self._show(LEFT)
-
-    def _show(self, sign: str) -> None:
-        self.client.key_value_set(f"{PULSES}/{self.index}", sign, allow_overwrite=True)
-
-    def _gone(self, heard: dict[int, tuple[str, float]], lost_after_seconds: float) -> str | None:
-        """Who is gone. `heard` is what the first has heard last of each, and when that was new."""
-        if self.index == 0:
-            now = time.monotonic()
-            for key, sign in self.client.key_value_dir_get(PULSES):
-                index = int(key.rpartition("/")[2])
-                if sign == LEFT or sign != heard[index][0]:
-                    heard[index] = sign, now
-            if silent := [index for index, (_, when) in heard.items() if now - when > lost_after_seconds]:
-                self.client.key_value_set(f"{GONE}/name", f"process {silent[0]} of {self.count}", allow_overwrite=True)
-        return next((name for _, name in self.client.key_value_dir_get(GONE)), None)
-
 
 _group: _Group | None = None
+_pulse: Pulse | None = None
 
 
 def asked(option: Namespace) -> bool:
@@ -147,9 +113,9 @@ def join(option: Namespace) -> None:
     """Become one of the processes that the options ask for, if they do. It comes before anything asks for devices.
 
     Raises:
-        ValueError: the processes do not find each other.
+        ValueError: the processes do not find each other, or there is no cluster to find them in.
     """
-    global _group
+    global _group, _pulse
     if not asked(option):
         return
     try:
@@ -161,6 +127,11 @@ def join(option: Namespace) -> None:
             heartbeat_timeout_seconds=math.ceil(3 * option.lost_after),
             shutdown_timeout_seconds=math.ceil(option.lost_after),
         )
+    except ValueError as error:
+        if not option.distributed:
+            raise
+        ways = "start it under SLURM, Open MPI or Kubernetes, or on the hosts of a TPU; or, without --distributed, name"
+        raise ValueError(f"no cluster is found ({error}): {ways} --coordinator, --processes, --process-id") from error
     except RuntimeError as error:
         raise ValueError(f"the processes do not find each other: {error}") from error
     # The service's client, with its barriers that time out, has no public name. What is public, `multihost_utils` of
@@ -168,15 +139,42 @@ def join(option: Namespace) -> None:
     from jax._src.distributed import global_state
 
     index, count = global_state.process_id, global_state.num_processes or 1
-    _group = _Group(global_state.client, index, count, option.case_timeout)
-    stderr = os.fdopen(os.dup(sys.stderr.fileno()), "w")  # the real one: in a test pytest captures what is written
-    say = partial(print, file=stderr, flush=True)
-    over = threading.Event()
-    pulse = threading.Thread(target=_group.pulse, args=(option.lost_after, say, over), daemon=True)
-    pulse.start()
-    # Python must not end while it is in a call of the client, nor the client while it is called.
-    atexit.register(lambda: (over.set(), pulse.join()))
+    _group = _Group(global_state.client, index, count, PATIENCE * option.case_timeout)
+    stderr = os.dup(sys.stderr.fileno())  # the real one: in a test pytest captures what is written
+    _pulse = Pulse(global_state.client, index, count, option.lost_after, lambda text: write_line(stderr, text))
+    beating = threading.Thread(target=_pulse.beat, daemon=True)
+    beating.start()
+    atexit.register(_part, _pulse, beating)
     jax.devices()  # in all of them now: a backend that starts waits until it has started in the others
+
+
+def write_line(descriptor: int, text: str) -> None:
+    """Write a line to an open file, past what buffers or captures it."""
+    os.write(descriptor, f"{text}\n".encode())
+
+
+def _part(pulse: Pulse, beating: threading.Thread) -> None:
+    """End with the others, or without them."""
+    from jax._src.distributed import global_state
+
+    pulse.over.set()
+    beating.join()  # Python must not end while it is in a call of the client, nor the client while it is called
+    if not pulse.finished:
+        # JAX would wait for the others, which do not end now, and then abort all. So it would where it destroys the
+        # client: a thread that does not end has it.
+        kept = global_state.client, global_state.service
+        threading.Thread(target=lambda _: threading.Event().wait(), args=(kept,), daemon=True).start()
+        global_state.client = global_state.service = None
+
+
+def end(*, in_order: bool, why: str | None = None) -> None:
+    """Say that this process ends, and whether it has come to the end of what all do together: else the others end, too.
+
+    They say `why`. It is not said again. One that ends without a word has not come to that end.
+    """
+    if _pulse and not _pulse.over.is_set():
+        _pulse.finished, _pulse.why = in_order, why
+        _pulse.over.set()
 
 
 def count() -> int:
@@ -210,7 +208,10 @@ def _ended(group: _Group, function: Callable[[], T], tell: Callable[[T], Any]) -
     try:
         value = function()
     except Exception as error:
-        group.meet((status_of(error), reason_of(error)), None)
+        try:
+            group.meet((status_of(error), reason_of(error)), None)
+        except Lost as lost:  # the others may be in a collective, which this one has left
+            raise Lost(f"process {group.index} of {group.count}: {reason_of(error)}; {lost}") from error
         raise
     failures, word = group.meet(None, tell(value))
     if failures:

@@ -3,7 +3,7 @@
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -87,11 +87,17 @@ class Session:
                 raise Died(died)
             # Closed, for of a case that has failed elsewhere the state is still there.
             with closing(self._preparation.stages(entry, compile_only=self.plan.compile_only)) as stages:
-                while (facts := processes.together(partial(next, stages, None))) is not None:
+                while (facts := processes.together(partial(self._stage, case, stages))) is not None:
                     entry.record = replace(entry.record, **facts)
                     self._watchdog.beat(str(case))
         if self.plan.compile_only and not entry.error:
             self._end(entry, status="ok")
+
+    def _stage(self, case: Case, stages: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
+        """What the next stage of a case tells, if there is one. Others may take longer: their time begins now."""
+        facts = next(stages, None)
+        self._watchdog.beat(str(case))
+        return facts
 
     def time(self, case: Case) -> None:
         """Time a case, in turns with all that are to be compared with it."""
@@ -112,7 +118,7 @@ class Session:
             Exception: what ended the case.
         """
         entry, row = self._entries.get(str(case)), self.rows.get(str(case))
-        if row and row.extra_info["chip.fits"] is False:
+        if row and row.extra_info.get("chip.fits") is False:
             return  # a result, and what was asked for
         if entry and entry.error:
             raise entry.error
@@ -179,22 +185,38 @@ class Session:
                 if entry in heat and name != CANARY:
                     self._fail(entry, error)
         self.say(f"timing {len(heat)} steps of the same work in turns")
+        finish = partial(self._finish_heat, heat, trainings, turns, reference, rate)
         try:
             with self.clock.phase("timed"):
                 budget_seconds = self.plan.case_seconds * len(trainings)
                 take_turns(trainings, turns, budget_seconds, lambda name: self._begin(str(entrants[name].case)))
-        finally:  # after Ctrl-C, too: what has had turns enough is measured
-            canary = paired(turns, CANARY, str(twin.case))
-            for entry in heat:
-                relative = None if isinstance(reference, str) else paired(turns, str(entry.case), str(twin.case))
-                by_hand = paired(turns, str(entry.case), str(entry.case.twin))
-                ratios = {"relative_to_single": relative, "relative_to_twin": by_hand, "canary": canary}
-                entry.record = replace(entry.record, **ratios, matmul_flops_per_second=rate)
-                if str(entry.case) in trainings:
-                    self._finish(entry, trainings[str(entry.case)], turns[str(entry.case)])
+        except BaseException:  # after Ctrl-C, too, what has had turns enough is measured, where no others must agree
+            if processes.count() == 1:
+                finish()
+            raise
+        finish()
         for entry in heat:
             if not entry.error:
                 self._look_closer(entry, trainings[str(entry.case)])
+
+    def _finish_heat(
+        self,
+        heat: Sequence[Entry],
+        trainings: Mapping[str, Training],
+        turns: Mapping[str, Turns],
+        reference: Entry | str,
+        rate: float,
+    ) -> None:
+        """Compare what was timed in turns, and end the cases."""
+        twin = str(heat[0].case if isinstance(reference, str) else reference.case)
+        canary = paired(turns, CANARY, twin)
+        for entry in heat:
+            relative = None if isinstance(reference, str) else paired(turns, str(entry.case), twin)
+            by_hand = paired(turns, str(entry.case), str(entry.case.twin))
+            ratios = {"relative_to_single": relative, "relative_to_twin": by_hand, "canary": canary}
+            entry.record = replace(entry.record, **ratios, matmul_flops_per_second=rate)
+            if str(entry.case) in trainings:
+                self._finish(entry, trainings[str(entry.case)], turns[str(entry.case)])
 
     def _finish(self, entry: Entry, training: Training, turns: Turns) -> None:
         """Look at what came out of the timed steps, and end the case, unless it had too few turns."""
@@ -216,8 +238,10 @@ class Session:
         assert timed
         assert seconds
         if self.plan.trace:
-            with jax.profiler.trace(str(self.plan.trace / case)):
-                training.block(timed.steps_per_block)
+            try:
+                trace(self.plan.trace / case, partial(training.block, timed.steps_per_block))
+            except Exception as error:
+                warnings.warn(f"{case}: its trace is not written: {reason_of(error)}", stacklevel=2)
         if self.plan.attribution:
             self.say(f"{case}: timing variants of the step")
             budget_seconds = self.plan.case_seconds
@@ -276,6 +300,23 @@ class Session:
         reason = f"nothing was heard of it for {seconds:g} seconds; --case-timeout sets how long to wait"
         if case in self._entries and case not in self.rows:
             self.journal.finish(replace(self._entries[case].record, status="timeout", reason=reason).as_row())
+
+
+def trace(folder: Path, block: Callable[[], float]) -> None:
+    """Have the profiler look at a block, in every process.
+
+    Raises:
+        Exception: in one of them it cannot write what it sees, or the block failed.
+    """
+
+    def open_trace() -> None:
+        folder.mkdir(parents=True, exist_ok=True)  # the profiler would ask for it when the block has ended
+        traced.enter_context(jax.profiler.trace(str(folder)))
+
+    with ExitStack() as traced:
+        processes.together(open_trace)
+        processes.together(block)
+        processes.together(traced.close)
 
 
 def state_bytes(entry: Entry) -> int:

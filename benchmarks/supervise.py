@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.journal import STOPPED
-from benchmarks.processes import LOST
+from benchmarks.pulse import LOST
 from benchmarks.watchdog import TIMED_OUT
 
 JOURNAL = "MESHMARK_JOURNAL"
@@ -50,8 +50,8 @@ def supervise(arguments: Sequence[str], journal: Path | None, *, alone: bool = T
             before = content(path)
             status, told = run([sys.executable, "-m", "pytest", *arguments], environment)
             written = content(path).removeprefix(before)
-            if told and status == TIMED_OUT:
-                return CTRL_C  # it hung, and could not hear
+            if told and status in (TIMED_OUT, LOST):
+                return CTRL_C  # it hung, and could not hear, or others heard before
             if told or ended(status, written):
                 return 128 - status if status < 0 else status
             death = death_of(status)

@@ -58,7 +58,8 @@ def take_turns(
     """Time blocks in rounds, each round in another order, until the budget is spent, and `MIN_ROUNDS` at least.
 
     `turns` is filled as it goes on, so that what was timed is not lost with an interrupt. A step that fails takes no
-    more turns, and the others go on. `begin` is told whose turn it is.
+    more turns, and the others go on; of several processes it must fail in all, or those that wait for another hang.
+    `begin` is told whose turn it is.
     """
     order, spent, rounds, shuffle = list(trainings), 0.0, 0, random.Random(seed).shuffle
     while order and (rounds < MIN_ROUNDS or spent < budget_seconds):

@@ -142,9 +142,21 @@ def killed_elsewhere(step: Step) -> Step:
     return killed_later(step) if jax.process_index() and step.train.batch_size == 8 else step
 
 
+def stopped_elsewhere_once(step: Step) -> Step:
+    """Somebody presses Ctrl-C in another process than the first, at a batch of 8, unless it has happened before."""
+
+    def stop() -> None:
+        mark = Path(os.environ["ONCE"], "stopped")
+        if jax.process_index() and step.train.batch_size == 8 and not mark.exists():
+            mark.touch()
+            signal.raise_signal(signal.SIGINT)
+
+    return in_turn(step, stop)
+
+
 FAULTS = (
     *(nan, wrong, inexact, diverging, uncompilable, huge, stopped, stopped_once, full_once, broken, retraced),
-    *(hanging, aborting, hanging_later, killed_later, elsewhere, killed_elsewhere),
+    *(hanging, aborting, hanging_later, killed_later, elsewhere, killed_elsewhere, stopped_elsewhere_once),
 )
 
 

@@ -66,7 +66,7 @@ def test_a_silent_journal_knows_what_decides(path: Path) -> None:
     journal = read(path)
     silent = Silent(json.loads(json.dumps(journal.known())))
     assert silent.deaths == journal.deaths
-    ends = [{"status": "ok", "reason": None}, {"status": "oom", "reason": "full"}]
+    ends = [{"status": "ok", "reason": None, "chip.fits": None}, {"status": "oom", "reason": "full", "chip.fits": None}]
     assert [(row.case, row.extra_info) for row in silent.rows.values()] == [*zip(journal.rows, ends, strict=True)]
     before = path.read_bytes()
     silent.begin("tensor")

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from benchmarks.compiled import KINDS
-from benchmarks.launch import environment, main, wait
-from benchmarks.processes import LOST, Elsewhere, Lost, _ended, _Group, asked, axes_between
+from benchmarks.launch import environment, main, visible_gpus, wait
+from benchmarks.processes import Elsewhere, Lost, _ended, _Group, asked, axes_between, join
+from benchmarks.pulse import LOST
 from tests.benchmarks.test_run import PLUGINS, TINY, rows
-from tests.processes import finish_together, free_port, start_together
+from tests.processes import Ended, finish_together, free_port, start_together
 
 TOYS = {"SINGLE": "single"}
 
@@ -98,6 +99,8 @@ def test_who_does_not_come_is_not_waited_for_for_ever() -> None:
     group = _Group(Service(2), 0, 2, patience_seconds=0.05)
     with pytest.raises(Lost, match=r"process 1 did not come within 0\.05 seconds"):
         _ended(group, lambda: 1, lambda value: value)
+    with pytest.raises(Lost, match=r"process 0 of 2: MemoryError: 17 GiB; process 1 did not come within 0\.05 seconds"):
+        _ended(_Group(Service(2), 0, 2, patience_seconds=0.05), fail, lambda value: value)
     assert not issubclass(Lost, Exception)
 
 
@@ -139,6 +142,18 @@ def test_half_of_the_options_is_refused(given: dict[str, Any], message: str) -> 
         asked(declared(**none | given))
 
 
+def test_outside_of_a_cluster_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX says only what it misses."""
+
+    def initialize(*arguments: Any, **options: Any) -> None:
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    none = {"coordinator": None, "processes": None, "process_id": None}
+    with pytest.raises(ValueError, match=r"no cluster .*SLURM, Open MPI or Kubernetes, .* name --coordinator, --proc"):
+        join(declared(distributed=True, lost_after=3, case_timeout=3, **none))
+
+
 def declared(**given: Any) -> Any:
     """Options."""
     return argparse.Namespace(**given)
@@ -169,6 +184,52 @@ def test_a_process_that_dies_ends_all_and_loses_no_finished_row(tmp_path: Path) 
     }
     journal = (tmp_path / "run.journal.jsonl").read_text().splitlines()
     assert sum("row" in json.loads(line) for line in journal) == 4
+
+
+def part(count: int, who: int, way: str, lost_after: float = 3, case_timeout: float = 600) -> list[Ended]:
+    """Processes that meet, one of which does not; how each has ended."""
+    arguments = f"127.0.0.1:{free_port()}", count, "{}", lost_after, case_timeout, who, way
+    return finish_together(start_together(count, 1, "-m", "tests.benchmarks.party", *map(str, arguments)), 60)
+
+
+@pytest.mark.parametrize(
+    ("who", "way", "status", "words"),
+    [
+        (2, "killed", -9, "has not been heard of for 3 seconds: it died, or cannot be reached"),
+        (2, "leaves", 3, "ended before the others"),
+        (0, "leaves", 3, "ended before the others"),
+    ],
+)
+def test_all_others_say_who_is_gone(who: int, way: str, status: int, words: str) -> None:
+    """Each of them, in these words and no others, and who has left ends as it meant to."""
+    ended = part(3, who, way)
+    gone = ended.pop(who)
+    assert (gone.returncode, gone.stderr) == (status, "")
+    assert [(each.returncode, each.stderr) for each in ended] == [(LOST, f"process {who} of 3 {words}\n")] * 2
+
+
+def test_who_does_not_come_is_named_before_a_watchdog_ends_the_others() -> None:
+    """A watchdog, whose time begins no later, would end this process without a word of the other. That is told, too."""
+    first, late = part(2, 1, "sleeps", case_timeout=4)
+    words = "process 1 did not come within 3.6 seconds: it hangs, or has gone another way\n"
+    assert first.stderr.endswith(f"Lost: {words}")
+    assert (late.returncode, late.stderr) == (LOST, words)
+
+
+def test_a_process_that_is_stopped_ends_all_and_the_run_is_gone_on_with(tmp_path: Path) -> None:
+    """The first has written whatever had ended, and goes on from its journal; the others have no file of its."""
+    selected = "--strategy=data,stopped_elsewhere_once", "--devices=2", "--batch-size=8", "--lost-after=3"
+    report = f"--benchmark-json={tmp_path}/{{}}/run.json"
+    command = "-m", "pytest", *PLUGINS, "benchmarks", *TINY, *selected, report, "--processes=2", "--process-id={}"
+    for resume, statuses in ((), [LOST, 130]), (("--resume",), [0, 0]):
+        where = f"--coordinator=127.0.0.1:{free_port()}"
+        ended = finish_together(start_together(2, 2, *command, where, *resume, ONCE=tmp_path, **TOYS), 60)
+        assert [each.returncode for each in ended] == statuses, [each.stderr for each in ended]
+        assert ("process 1 of 2 ended before the others" in ended[0].stderr) == (not resume)
+        found = {name: row["extra_info"]["status"] for name, row in rows(tmp_path / "0" / "run.json").items()}
+        late = ["data-data=2-b8", "stopped_elsewhere_once-data=2-b8"] if resume else []
+        assert found == dict.fromkeys(["data-data=2-b4", "stopped_elsewhere_once-data=2-b4", *late], "ok")
+    assert [path.name for path in tmp_path.glob("1/*")] == []
 
 
 def test_launched_processes_measure_together(tmp_path: Path) -> None:
@@ -236,3 +297,22 @@ def test_each_launched_process_has_its_own_gpus(
     with pytest.raises(SystemExit):
         main(["--processes=2"])
     assert "2 processes of 1 take 2 GPUs of 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("platforms", "plugins", "gpus"),
+    [(None, ["xla_cuda13"], ["0", "1"]), (None, ["tpu"], []), ("cuda", [], ["0", "1"]), ("cpu", ["xla_cuda13"], [])],
+    ids=str,
+)
+def test_gpus_are_taken_where_jax_takes_them(
+    monkeypatch: pytest.MonkeyPatch, platforms: str | None, plugins: list[str], gpus: list[str]
+) -> None:
+    """A machine may have GPUs that JAX has no plugin for: its processes are told to take CPUs then."""
+    if platforms is None:
+        monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    else:
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    named = [argparse.Namespace(name=name) for name in plugins]
+    monkeypatch.setattr("benchmarks.launch.entry_points", lambda group: named if group == "jax_plugins" else [])
+    assert visible_gpus() == gpus

@@ -1,6 +1,7 @@
 """The recipes for clusters say nothing that the benchmarks, or those who read them, do not understand."""
 
 import argparse
+import os
 import re
 import shlex
 import subprocess
@@ -88,3 +89,32 @@ def test_slurm_starts_as_many_processes_as_there_are_gpus() -> None:
     text = (RECIPES / "slurm.sh").read_text()
     said = {name: int(count) for name, count in re.findall(r"^#SBATCH --([a-z-]+)=(\d+)$", text, re.MULTILINE)}
     assert said["ntasks-per-node"] == said["gpus-per-node"] == 16 // said["nodes"]
+
+
+def executable(path: Path, text: str) -> None:
+    """A program for a shell to find."""
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("status", [0, 1, 69])
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_its_report_comes_out_however_the_benchmarks_end(tmp_path: Path, path: Path, status: int) -> None:
+    """A case that does not fit makes `pytest` end with 1: the report is there all the same, and the status is kept."""
+    report = 'while [ "$1" != --benchmark-json ]; do shift; done; mkdir -p "$(dirname "$2")"; echo "{}" > "$2"'
+    programs, host, here = (tmp_path / name for name in ("programs", "meshmark", "here"))
+    for folder in (programs, host, here):
+        folder.mkdir(parents=True)
+    for name in ("python", "python3"):
+        executable(programs / name, f"{report}; exit {status}")
+    executable(programs / "srun", 'shift; exec "$@"')
+    # It runs what is behind the last option, or copies from a host, whose home is this folder.
+    copies = 'from=${5#*:}; cp "${from/#\\~/$HOME}" "$6"'
+    executable(programs / "gcloud", f'case "$4" in ssh) bash -c "${{@: -1}}" ;; *) {copies} ;; esac')
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(tmp_path), "TPU": "slice", "ZONE": "zone"}
+    env |= {"JOB_COMPLETION_INDEX": "0", "SLURM_JOB_ID": "7"}
+    command = ["bash", "-c", script(path)]
+    done = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status, done.stderr
+    brought = here / measures(path)[-1].replace("$SLURM_JOB_ID", "7")
+    assert (done.stdout if path.suffix == ".yaml" else brought.read_text()) == "{}\n"

@@ -334,6 +334,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
 def test_nothing_is_started_for_what_is_refused(options: dict[str, Any], message: str) -> None:
     """What can be seen to be wrong without a backend is refused before there is a process to start one."""
     offered = {"help": False, "version": False, "collectonly": False, "resume": False, "benchmark_json": None}
+    offered |= {"distributed": False, "coordinator": None, "processes": None, "process_id": None}
     config: Any = SimpleNamespace(option=argparse.Namespace(**offered | options))
     with pytest.raises(pytest.UsageError, match=message):
         pytest_cmdline_main(config)

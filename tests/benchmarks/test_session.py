@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from benchmarks.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.failures import CaseFailure, status_of
 from benchmarks.journal import Journal, JournalError
 from benchmarks.processes import Elsewhere
-from benchmarks.session import Plan, Session
+from benchmarks.session import Plan, Session, trace
 from benchmarks.turns import MIN_ROUNDS, Ratio, take_turns
 from strategies import GPTConfig, Infeasible, MeshSpec
 from tests.benchmarks.planted import TOYS
@@ -232,6 +233,29 @@ def test_case_that_failed_elsewhere_has_failed_here_and_gives_its_memory_back(
 
 
 @pytest.mark.usefixtures("toys")
+def test_other_processes_have_their_time_when_this_one_is_ready(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that took long here does not have the watchdog end this process while it waits for them."""
+    session = begin()
+    heard: list[float] = []
+    monkeypatch.setattr(session._watchdog, "beat", lambda case: heard.append(time.monotonic()))
+
+    def stages(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+        time.sleep(0.2)
+        yield {}
+
+    def together(function: Callable[[], Any]) -> Any:
+        value = function()
+        assert time.monotonic() - heard[-1] < 0.1
+        return value
+
+    monkeypatch.setattr(session._preparation, "stages", stages)
+    monkeypatch.setattr("benchmarks.processes.together", together)
+    session._preparation.give_up(SINGLE, "it is not needed")
+    session.prepare(DATA)
+    assert str(DATA) not in session.rows
+
+
+@pytest.mark.usefixtures("toys")
 def test_infeasible_case_says_why(begin: Begin) -> None:
     """What cannot be is a row with the numbers, and no failure but one that has that name."""
     session, case = begin(), replace(SINGLE, mesh=MeshSpec.parse("data=3"))
@@ -410,3 +434,29 @@ def test_row_is_whole_without_attribution(begin: Begin) -> None:
     with pytest.warns(UserWarning, match="data-data=2-b4: where its time goes is not known: "):
         (row,) = measure(begin(replace(PLAN, attribution=True)), DATA)
     assert (row["status"], row["attribution.compute_seconds"]) == ("ok", None)
+
+
+@pytest.mark.usefixtures("toys")
+def test_trace_that_cannot_be_written_is_said_and_the_row_is_whole(begin: Begin, tmp_path: Path) -> None:
+    """A file is in the place of its folder."""
+    (tmp_path / "traces").touch()
+    with pytest.warns(UserWarning, match=f"{DATA}: its trace is not written: "):
+        (row,) = measure(begin(replace(PLAN, trace=tmp_path / "traces")), DATA)
+    assert row["status"] == "ok"
+
+
+def test_trace_that_cannot_be_written_elsewhere_is_not_taken_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process takes a step that another does not come to, and the profiler is there for the next case."""
+
+    def together(function: Callable[[], Any]) -> None:
+        function()
+        raise Elsewhere("error", "process 1 of 2: no folder")
+
+    monkeypatch.setattr("benchmarks.processes.together", together)
+    taken: list[int] = []
+    for _ in range(2):
+        with pytest.raises(Elsewhere, match="process 1 of 2: no folder"):
+            trace(tmp_path / "traces", lambda: taken.append(1) or 0.0)
+    assert taken == []
