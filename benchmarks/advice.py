@@ -16,10 +16,6 @@ of that is behind matmuls, and its temporaries:
     fsdp=64, with all options        40.5    31.7  3.8 GiB
     data=4,fsdp=16                   40.6     0    5.3 GiB
 
-A reduce-scatter in a loop over microbatches is moved out of it, so that zero2 holds whole gradients: with the option
-xla_disable_hlo_passes=while-loop-all-reduce-code-motion it is not. Nor does three_d over fsdp and tensor compile
-without that: the pass fails on it, by a check of its own.
-
 Fewer bytes are not always less time: an all-reduce goes along all dims of a torus at once, and a reduce-scatter, on the
 way through one ring (`StrategyRing`, the program says), along one: in three dims over a third of the links.
 """

@@ -208,8 +208,8 @@ def require_explained(info: dict[str, Any]) -> None:
 
 
 @TAKES_LIBTPU
-def test_a_pass_that_fails_is_left_out_and_named() -> None:
-    """libtpu fails on layers gathered where tensor splits them as well; told to do without that pass, it does not."""
+def test_a_pass_on_which_libtpu_fails_is_left_out_and_named() -> None:
+    """On layers that are gathered where tensor splits them as well."""
     split = dataclasses.replace(case("v5e:4x4", "three_d", "fsdp=8,tensor=2"), batch_size=16, dtype="bfloat16")
     info = compile_case(split).extra_info
     assert info["status"] == "ok"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
@@ -46,48 +47,35 @@ def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
     assert steps == 1 or (steps - 1) * seconds < 2 * BLOCK_SECONDS
 
 
-class Uncompilable:
-    """A step on which a pass of the compiler fails, unless it is left out and that `helps`."""
-
-    def __init__(self, message: str, *, helps: bool = True) -> None:
-        self.message, self.helps, self.told = message, helps, []
-
-    def lower(self) -> "Uncompilable":
-        """Itself."""
-        return self
-
-    def compile(self, options: dict[str, Any]) -> str:
-        """What comes of it."""
-        self.told.append(options)
-        if self.helps and "while-loop-all-reduce-code-motion" in options.get("xla_disable_hlo_passes", ""):
-            return "program"
-        raise RuntimeError(self.message)
-
-
-FAULT = "INTERNAL: RET_CHECK failure (xla/service/while_loop_all_reduce_code_motion.cc:1125)"
+@pytest.mark.parametrize(
+    ("platform", "asked", "told"),
+    [
+        ("tpu", {"xla_a": "1"}, {"xla_a": "1", "xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}),
+        ("tpu", {"xla_disable_hlo_passes": ""}, {"xla_disable_hlo_passes": ""}),
+        ("gpu", {"xla_a": "1"}, {"xla_a": "1"}),
+    ],
+)
+def test_xla_is_told_what_was_asked_and_what_its_platform_needs(
+    platform: str, asked: dict[str, str], told: dict[str, str]
+) -> None:
+    """What was asked comes first; and what it was told is known of the program."""
+    lowered = SimpleNamespace(compile=lambda options: dict(options))
+    devices = np.array([SimpleNamespace(platform=platform)])
+    step = SimpleNamespace(mesh=SimpleNamespace(devices=devices), lower=lambda: lowered)
+    made = compile_step(cast(Step, step), asked)
+    assert made.program == made.options == told
 
 
-def test_a_pass_that_fails_is_left_out() -> None:
-    """Besides those that the user leaves out, and among the options that say how the program was made."""
-    made = compile_step(cast(Step, Uncompilable(FAULT)), {"xla_disable_hlo_passes": "cse", "xla_a": "1"})
-    assert made.program == "program"
-    assert made.options == {"xla_disable_hlo_passes": "cse,while-loop-all-reduce-code-motion", "xla_a": "1"}
+def test_what_a_compiler_says_is_its_error() -> None:
+    """Whatever it is."""
 
+    def refuse(options: dict[str, str]) -> None:
+        raise RuntimeError("INTERNAL: RET_CHECK failure")
 
-def test_any_other_failure_is_the_compilers() -> None:
-    """It is not asked again: it would say the same."""
-    step = Uncompilable("INTERNAL: RET_CHECK failure (xla/service/another.cc:1)")
-    with pytest.raises(CompileError, match=r"another\.cc"):
-        compile_step(cast(Step, step), {"xla_a": "1"})
-    assert step.told == [{"xla_a": "1"}]
-
-
-def test_a_failure_without_the_pass_is_told() -> None:
-    """Should the fault be another's after all."""
-    step = Uncompilable(FAULT, helps=False)
-    with pytest.raises(CompileError, match="code_motion"):
+    devices = np.array([SimpleNamespace(platform="tpu")])
+    step = SimpleNamespace(mesh=SimpleNamespace(devices=devices), lower=lambda: SimpleNamespace(compile=refuse))
+    with pytest.raises(CompileError, match="RuntimeError: INTERNAL: RET_CHECK failure"):
         compile_step(cast(Step, step))
-    assert len(step.told) == 2
 
 
 @pytest.fixture
