@@ -86,9 +86,14 @@ def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
     """
     for row in rows:
         assert row["status"] == "ok"
-        missing = {"reason", "memory.device_peak_bytes", "topology", *ESTIMATE_KEYS, *TWIN} | (
-            {"sent_over_predicted"} if not row["predicted.sent_bytes"] else set()
-        )
+        missing = {
+            "reason",
+            "memory.device_peak_bytes",
+            "topology",
+            "overlap.exposed_seconds",
+            *ESTIMATE_KEYS,
+            *TWIN,
+        } | ({"sent_over_predicted"} if not row["predicted.sent_bytes"] else set())
         assert {key for key, value in row.items() if value is None} == missing
 
 
