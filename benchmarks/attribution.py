@@ -24,7 +24,7 @@ from jax import lax
 
 from benchmarks import processes
 from benchmarks.cases import Case
-from benchmarks.measure import Training, steps_per_block
+from benchmarks.measure import Training, steps_per_block, told
 from benchmarks.turns import Turns, take_turns
 from benchmarks.variants import Silence
 from strategies import State, Step
@@ -92,11 +92,11 @@ def attribute(
         Exception: whatever went wrong; the training cannot be gone on with.
     """
     programs: dict[str, Any] = {"step": training.program}
+    options = told(step, dict(case.compiler_options))
     for name, update in variants(case).items():
         begin()
         lowered = partial(jax.jit(update, donate_argnums=0).lower, step.state, step.batch)
-        options: dict[str, Any] = dict(case.compiler_options)
-        programs[name] = processes.together(lambda lowered=lowered, options=options: lowered().compile(options))
+        programs[name] = processes.together(lambda lowered=lowered: lowered().compile(options))
     runs = {name: Variant(training, program) for name, program in programs.items()}
     turns = {name: Turns(steps_per_block(run)) for name, run in runs.items()}
     take_turns(runs, turns, budget_seconds * len(runs), lambda name: begin())

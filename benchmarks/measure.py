@@ -23,9 +23,15 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {"tpu": {"xla_disable_hlo_passes": "
 """What XLA is told of every step on a platform, unless it is told otherwise.
 
 On TPUs, not to move what reduces gradients out of the loop over microbatches: it would hold them whole, which zero2 and
-fsdp state that they do not. For that libtpu 0.0.42.1 takes as much of the host's memory as of a chip's, 26 GB with
-gpt3-6.7b; and on three_d over fsdp and tensor it fails by a check of its own (`while_loop_all_reduce_code_motion.cc`).
+fsdp state that they do not. For that libtpu 0.0.42.1 takes as much of the host's memory as of a chip's: with gpt3-6.7b
+and zero2 it was killed at 24 GB. On three_d over fsdp and tensor it fails by a check of its own
+(`while_loop_all_reduce_code_motion.cc`).
 """
+
+
+def told(step: Step, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What XLA is told of a step, and of its variants: what is asked for, and else `DEFAULTS`."""
+    return {**DEFAULTS.get(step.mesh.devices.flat[0].platform, {}), **options}
 
 
 class Compilation(NamedTuple):
@@ -45,12 +51,12 @@ def compile_step(step: Step, options: Mapping[str, Any] | None = None) -> Compil
     Raises:
         CompileError: whatever the compiler said.
     """
-    told: dict[str, Any] = {**DEFAULTS.get(step.mesh.devices.flat[0].platform, {}), **(options or {})}
+    all_options = told(step, options or {})
     start = time.perf_counter()
     try:
         with compilations() as compiled:
-            program = step.lower().compile(told)
-        return Compilation(program, time.perf_counter() - start, len(compiled), told)
+            program = step.lower().compile(all_options)
+        return Compilation(program, time.perf_counter() - start, len(compiled), all_options)
     except Exception as error:
         raise CompileError(f"{type(error).__name__}: {error}") from error
 

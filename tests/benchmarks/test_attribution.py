@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import measure
 from benchmarks.attribution import Attribution, attribute, variants
 from benchmarks.cases import Case, Options
 from benchmarks.compiled import read_program
@@ -69,6 +70,18 @@ def test_halves_of_another_layout_than_the_weights_send_nothing(strategy: str, o
     for name in ("gradients", "optimizer"):
         text = jax.jit(found[name], donate_argnums=0).lower(step.state, step.batch).compile().as_text() or ""
         assert read_program(text, step.mesh.shape).sent_bytes == 0
+
+
+@pytest.mark.parametrize("given", ["default", "asked"])
+def test_variants_are_told_what_the_step_is(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """XLA compiles them with the same options, or they would not be its variants: here with one that it refuses."""
+    step = SINGLE.build()
+    training = begin_training(step, compile_step(step).program, step.init, read_corpus(None, CONFIG))
+    unknown = {"xla_no_such": "1"}
+    case = SINGLE if given == "default" else replace(SINGLE, compiler_options=tuple(unknown.items()))
+    monkeypatch.setattr(measure, "DEFAULTS", {"cpu": unknown} if given == "default" else {})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
+        attribute(case, step, training, 1.0, 1e-6, lambda: None)
 
 
 def sleeping(function: Callable[..., Any]) -> Any:
