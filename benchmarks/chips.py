@@ -121,8 +121,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             network_bytes_per_second=400 * GB / 8,
             source="NVIDIA H200 SXM datasheet; DGX H200 user guide; memory: XLA's h200.txtpb",
         ),
-        # NVLink 5: 1,800 GB/s, both ways. XLA's description says 7,672 GB/s of its memory, and XLA is told so; bounds
-        # are by what is published, as with all chips: no step may be faster than its bound.
+        # NVLink 5: 1,800 GB/s, both ways. XLA's description says 7,672 GB/s of its memory, and XLA is told so;
+        # rooflines are by what is published, as with all chips.
         "b200": Chip(
             platform="cuda",
             flops_per_second=2250 * TFLOP,

@@ -46,8 +46,8 @@ BUDGET_SECONDS = 600.0
 ROOM = 0.85
 """Of a chip's memory: the most that formulas may say a step takes, for it to be among the first to be compiled.
 
-They are those of XLA's CPU backend. Of what was compiled with gpt3-6.7b, H100's took 3 to 19% less, and v5p's 1 to 22%
-more.
+They are those of XLA's CPU backend. Of what was compiled with gpt3-6.7b, H100's took up to 19% less and 2%
+more, and v5p's 3 to 13% more, but zero2 44%.
 """
 WORKER_BYTES = 4 * GIB
 """Of the host's memory, for one that compiles: with a GPT of 6.7 billion parameters it took up to 2 GiB."""
