@@ -144,7 +144,7 @@ def join(option: Namespace) -> None:
     _pulse = Pulse(global_state.client, index, count, option.lost_after, lambda text: write_line(stderr, text))
     beating = threading.Thread(target=_pulse.beat, daemon=True)
     beating.start()
-    atexit.register(_part, _pulse, beating)
+    atexit.register(_part, global_state, _pulse, beating)
     jax.devices()  # in all of them now: a backend that starts waits until it has started in the others
 
 
@@ -153,18 +153,16 @@ def write_line(descriptor: int, text: str) -> None:
     os.write(descriptor, f"{text}\n".encode())
 
 
-def _part(pulse: Pulse, beating: threading.Thread) -> None:
+def _part(jax_state: Any, pulse: Pulse, beating: threading.Thread) -> None:
     """End with the others, or without them."""
-    from jax._src.distributed import global_state
-
     pulse.over.set()
     beating.join()  # Python must not end while it is in a call of the client, nor the client while it is called
     if not pulse.finished:
         # JAX would wait for the others, which do not end now, and then abort all. So it would where it destroys the
         # client: a thread that does not end has it.
-        kept = global_state.client, global_state.service
+        kept = jax_state.client, jax_state.service
         threading.Thread(target=lambda _: threading.Event().wait(), args=(kept,), daemon=True).start()
-        global_state.client = global_state.service = None
+        jax_state.client = jax_state.service = None
 
 
 def end(*, in_order: bool, why: str | None = None) -> None:
