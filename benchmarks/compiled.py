@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.collectives import KINDS, SEVERAL, collective, kind_of, scattered
+from benchmarks.deadlock import concurrent_collectives
 from benchmarks.flops import flops
 from benchmarks.hbm import Memory
 from benchmarks.hlo import Computation, HLOError, Instruction, Module, integers, parse
@@ -23,11 +24,13 @@ class Program(Work):
         hash: 16 hexadecimal digits, of the text without names, sources, and how loops are cut up among the cores of a
             CPU: the same in every process.
         scheduled: whether the text says in which order instructions are run.
+        concurrent: pairs of instructions whose collectives may be in flight together, see deadlock.py.
     """
 
     instructions: int = 0
     hash: str = ""
     scheduled: bool = False
+    concurrent: tuple[tuple[str, str], ...] = ()
 
     def as_row(self) -> dict[str, int | str]:
         """The columns of a record, always `ROW_KEYS`: bytes and executions are those of a step."""
@@ -93,6 +96,7 @@ def read_program(text: str, axes: Mapping[str, int]) -> Program:
         instructions=sum(len(computation.instructions) for computation in module.computations.values()),
         hash=hashlib.sha256(module.text.encode(errors="replace")).hexdigest()[:16],
         scheduled=module.scheduled,
+        concurrent=tuple(concurrent_collectives(module)),
     )
 
 

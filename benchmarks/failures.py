@@ -40,6 +40,10 @@ class Died(CaseFailure):
     """The process ended, more than once, while the case ran."""
 
 
+class MayDeadlock(CaseFailure):
+    """Two collectives of the step may be in flight at once, which virtual CPU devices have too few threads for."""
+
+
 class Recompiled(CaseFailure):
     """Something was compiled while steps were timed."""
 

@@ -14,6 +14,7 @@ from benchmarks import processes
 from benchmarks.check import Trajectory
 from benchmarks.failures import CompileError, Recompiled
 from strategies import Step
+from strategies.pace import keep_pace
 
 BLOCK_SECONDS = 0.05
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -66,7 +67,7 @@ class Timed(Protocol):
 
     @property
     def dispatch_seconds(self) -> float:
-        """Of the latest block, until its last step was handed to the devices."""
+        """Of the latest block, in which its steps were handed to the devices."""
         ...
 
     def block(self, steps: int) -> float:
@@ -79,7 +80,7 @@ class Training:
 
     Attributes:
         metrics: loss and gradient norm of the latest step, on the devices.
-        dispatch_seconds: of the latest block, until its last step was handed to the devices.
+        dispatch_seconds: of the latest block, in which its steps were handed to the devices.
         here: whether this process takes part in its blocks. What one device does `alone` is timed in the first process,
             and the others, which may share a machine with it, wait.
     """
@@ -98,10 +99,10 @@ class Training:
         """Seconds that some chained steps take, waited for once, at their end: dispatch alone says nothing."""
         if not self.here:
             return 0.0
+        self.dispatch_seconds = 0.0
         start = time.perf_counter()
         for _ in range(steps):
             self._advance()
-        self.dispatch_seconds = time.perf_counter() - start
         jax.block_until_ready((self.state, self.metrics))
         return time.perf_counter() - start
 
@@ -116,7 +117,10 @@ class Training:
 
     def _advance(self) -> dict[str, jax.Array]:
         """Start one more step, without waiting for it. It takes over the memory of the state."""
+        start = time.perf_counter()
         self.state, self.metrics = self.program(self.state, next(self.batches))
+        self.dispatch_seconds += time.perf_counter() - start
+        keep_pace(self.metrics)
         return self.metrics
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.gpt import GPT, ONE_DEVICE, Hooks, Weights
 from strategies.mesh import AXES, MeshSpec, factorisations
+from strategies.pace import keep_pace
 
 Tokens = Int[Array, "B S"]
 """Sequences of S = T + 1 tokens: all but the last are inputs, all but the first are targets."""
@@ -134,8 +135,13 @@ class Step:
     inexact: str = ""
 
     def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:
-        """Train on one batch. The state that is given is donated: use the one that comes back."""
-        return self.update(state, batch)
+        """Train on one batch. The state that is given is donated: use the one that comes back.
+
+        It returns before the step has run; on virtual CPU devices a loop is held to `MOST_AHEAD` steps (pace.py).
+        """
+        state, metrics = self.update(state, batch)
+        keep_pace(metrics)
+        return state, metrics
 
     def place(self, tokens_BS: Any) -> Tokens:
         """Put host tokens, anything like a numpy array, on the mesh: each device its own sequences.

@@ -93,8 +93,12 @@ def by_axes(predicted):
 
 @pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
 def test_compiled_program_is_what_formulas_say(name, mesh, config, train):
-    """Each kind of collective over each axis sends as many bytes, matmuls do as many FLOPs, arguments are as large."""
+    """Each kind of collective over each axis sends as many bytes, matmuls do as many FLOPs, arguments are as large.
+
+    And no two collectives may be in flight together, which could deadlock (benchmarks/deadlock.py).
+    """
     program, memory = compiled(name, mesh, config, **train)
+    assert program.concurrent == ()
     predicted = cost(name, mesh, config, **train)
     assert sent(program) == by_axes(predicted)
     assert program.flops * predicted.plan.mesh.size == sum(predicted.flops.values())

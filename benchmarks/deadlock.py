@@ -1,0 +1,59 @@
+"""Whether two collectives of one program may be in flight at once on a virtual CPU device, where that can deadlock.
+
+XLA's CPU runtime runs what does not depend on each other side by side, in a pool of as many threads as there are
+devices. A collective holds its thread until every device of its group has come. The next collective of the program
+starts when the one before has ended; but a loop, a conditional or a call counts as started as soon as its first part
+runs in another thread (`NodeEdge::Kind::kScheduling`, execution_graph.h). A later collective that does not depend on it
+may then wait beside the one inside. With two waiting on each device the pool has no thread for the device that all
+others wait for. With one there is always a thread, for the device that is last waits in none.
+"""
+
+from collections.abc import Mapping
+
+from benchmarks.collectives import kind_of
+from benchmarks.hlo import Computation, Instruction, Module
+
+_CALLS = (
+    "body",
+    "condition",
+    "to_apply",
+    "calls",
+    "called_computations",
+    "branch_computations",
+    "true_computation",
+    "false_computation",
+)
+
+
+def concurrent_collectives(module: Module) -> list[tuple[str, str]]:
+    """Pairs of instructions whose collectives may be in flight together, by name.
+
+    The first is a loop, conditional or call that communicates inside; the second communicates later in the program, and
+    does not depend on the first.
+    """
+    communicates: dict[str, bool] = {}
+    pairs = []
+    for computation in module.computations.values():  # those called come before those that call them
+        involved = [each for each in computation.instructions.values() if _communicates(each, communicates)]
+        communicates[computation.name] = bool(involved)
+        needs = _needs(computation) if len(involved) > 1 else {}
+        for index, first in enumerate(involved):
+            if kind_of(first) is None:  # a plain collective has ended before the next one starts
+                pairs += [
+                    (first.name, later.name) for later in involved[index + 1 :] if first.name not in needs[later.name]
+                ]
+    return pairs
+
+
+def _communicates(instruction: Instruction, communicates: Mapping[str, bool]) -> bool:
+    called = (name for attribute in _CALLS for name in instruction.computations(attribute))
+    return kind_of(instruction) is not None or any(communicates.get(name) for name in called)
+
+
+def _needs(computation: Computation) -> dict[str, set[str]]:
+    """Of each instruction, all that must have run before it."""
+    needs: dict[str, set[str]] = {}
+    for instruction in computation.instructions.values():
+        made_here = [name for name in instruction.operands if name in needs]
+        needs[instruction.name] = set(made_here).union(*(needs[name] for name in made_here))
+    return needs

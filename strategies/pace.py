@@ -1,0 +1,43 @@
+"""A bound on how many steps a loop may dispatch ahead of virtual CPU devices.
+
+XLA's CPU client lets 32 computations of a device be in flight (`max_inflight_computations_per_device`, cpu_client.h).
+The launch of one more waits, and it waits in a thread of the pool that runs the computations, which has as many threads
+as there are devices. The step that is due then finds a thread for all devices but one, these wait for the last one in a
+collective, and after 40 seconds XLA ends the process: "rendezvous.cc ... Termination timeout". Load makes it likely,
+for the loop runs ahead further. GPUs and TPUs launch from other threads, and are not held back.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+MOST_AHEAD = 8
+"""Far from XLA's 32, so that a few computations of the caller's own fit between steps; dispatch is hidden by two."""
+
+_ahead: deque[Any] = deque()
+"""One result of each of the latest steps, of all loops together: the devices are the same."""
+
+
+def keep_pace(metrics: Mapping[str, Any]) -> None:
+    """Wait until at most `MOST_AHEAD` of the steps dispatched so far are unfinished, where they run on virtual devices.
+
+    `metrics` are those of the step dispatched last. Nothing waits for them where one device runs the step, where
+    devices are real, or while the step is traced.
+    """
+    for result in metrics.values():
+        if isinstance(result, Tracer) or not _on_virtual_devices(result):
+            return
+        _ahead.append(result)
+        break
+    while len(_ahead) > MOST_AHEAD:
+        oldest = _ahead.popleft()
+        if not oldest.is_deleted():
+            oldest.block_until_ready()
+
+
+def _on_virtual_devices(result: jax.Array) -> bool:
+    devices = result.sharding.device_set
+    return len(devices) > 1 and next(iter(devices)).platform == "cpu"

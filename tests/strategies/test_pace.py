@@ -1,0 +1,71 @@
+"""A loop of steps does not run further ahead of virtual devices than XLA has room for."""
+
+import jax
+import numpy as np
+import pytest
+
+from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig, pace
+from strategies.pace import MOST_AHEAD, keep_pace
+
+TINY = GPTConfig(layers=2, embed=16, heads=2, vocab=32, sequence=8)
+
+
+@pytest.fixture
+def waited(monkeypatch):
+    """The steps that were waited for, by index; their metrics are numbers that know whether they were."""
+    pace._ahead.clear()
+    waited: list[int] = []
+    monkeypatch.setattr(pace, "_on_virtual_devices", lambda result: True)
+    yield waited
+    pace._ahead.clear()
+
+
+class Result:
+    """A metric of a step that has not run yet."""
+
+    def __init__(self, index, waited, deleted=False):
+        self.index, self.waited, self.deleted = index, waited, deleted
+
+    def is_deleted(self):
+        """Whether its memory was given back."""
+        return self.deleted
+
+    def block_until_ready(self):
+        """Wait for the step."""
+        assert not self.deleted
+        self.waited.append(self.index)
+
+
+def test_each_step_waits_for_the_one_so_many_before(waited):
+    """At no time more than `MOST_AHEAD` steps are dispatched and not waited for, oldest first."""
+    for index in range(3 * MOST_AHEAD):
+        keep_pace({"loss": Result(index, waited), "grad_norm": Result(-1, waited)})
+        assert waited == list(range(index + 1 - MOST_AHEAD))
+
+
+def test_results_that_were_deleted_are_not_waited_for(waited):
+    """A caller may delete metrics; that is no error in a later step."""
+    for index in range(2 * MOST_AHEAD):
+        keep_pace({"loss": Result(index, waited, deleted=True)})
+    assert waited == []
+
+
+@pytest.mark.parametrize(("name", "mesh", "held"), [("data", "data=8", True), ("single", "data=1", False)])
+def test_a_step_on_virtual_devices_is_held(name, mesh, held):
+    """Steps of several virtual devices count, those of one device do not: nothing waits for it."""
+    pace._ahead.clear()
+    step = STRATEGIES[name].build(
+        TINY, MeshSpec.parse(mesh), TrainConfig(8), jax.devices()[: MeshSpec.parse(mesh).size]
+    )
+    state, batch = step.init(jax.random.key(0)), step.place(np.zeros(step.batch.shape, np.int32))
+    for _ in range(3):
+        state, _ = step(state, batch)
+    assert len(pace._ahead) == (3 if held else 0)
+
+
+def test_a_traced_step_is_not_held():
+    """A step inside a program of the caller's is no computation of its own."""
+    pace._ahead.clear()
+    step = STRATEGIES["data"].build(TINY, MeshSpec.parse("data=8"), TrainConfig(8))
+    jax.eval_shape(step, step.state, step.batch)
+    assert not pace._ahead
