@@ -134,8 +134,16 @@ class Preparation:
             yield {"reason": reference}
         else:
             yield {"matches_single": False}
-            trajectory.require_equal(self._trajectories[case.single], case)
+            self.require_equal(trajectory, case)
             yield {"matches_single": True}
+
+    def require_equal(self, trajectory: Trajectory, case: Case) -> None:
+        """Refuse first steps that are not those of its reference.
+
+        Raises:
+            Mismatch: names the first step that departs.
+        """
+        trajectory.require_equal(self._trajectories[case.single], case)
 
     def give_up(self, single: Case, why: str) -> str:
         """Do without a reference."""

@@ -60,6 +60,7 @@ class Record:
         compiled: what the compiled program does, by the names of the row.
         timed: the blocks of its turns.
         relative_to_single: its time over that of `single` on the same work, from blocks of the same rounds.
+        single_in_own_process: `single` and the matmul alone were timed in a process with one device (solo.py).
         relative_to_twin: and over that of its twin by hand, if its own step is partitioned by the compiler.
         canary: the time of a step over that of its own twin, which took turns beside this case: 1 but for the noise.
         attribution: where its time goes.
@@ -84,6 +85,7 @@ class Record:
     compiled: Mapping[str, Scalar] = field(default_factory=dict)
     timed: Turns | None = None
     relative_to_single: Ratio | None = None
+    single_in_own_process: bool | None = None
     relative_to_twin: Ratio | None = None
     canary: Ratio | None = None
     attribution: Attribution | None = None
@@ -164,6 +166,7 @@ class Record:
             "dispatch_seconds_median": statistics.median(timed.dispatch_seconds) if timed and timed.seconds else None,
             "steps_timed": timed.steps if timed else None,
             **_interval("relative_to_single", self.relative_to_single),
+            "single_in_own_process": self.single_in_own_process,
             **_interval("relative_to_twin", self.relative_to_twin),
             **_interval("canary_ratio", self.canary),
             "noisy": self.noisy,

@@ -23,6 +23,7 @@ from benchmarks.measure import Training, steps_per_block
 from benchmarks.memory import device_peak_bytes, host_peak_rss_bytes, states_budget_bytes
 from benchmarks.prepare import Entry, Preparation
 from benchmarks.record import Record, Row
+from benchmarks.solo import SoloTraining, has_solo, solo
 from benchmarks.turns import MIN_ROUNDS, Ratio, Turns, take_turns
 from benchmarks.watchdog import Watchdog
 from strategies import Infeasible
@@ -175,11 +176,11 @@ class Session:
         twin = heat[0] if isinstance(reference, str) else reference
         # The canary last: it goes without where memory is short.
         entrants = {str(twin.case): twin} | {str(entry.case): entry for entry in heat} | {CANARY: twin}
-        trainings, turns = dict[str, Training](), dict[str, Turns]()
+        trainings, turns = dict[str, Training | SoloTraining](), dict[str, Turns]()
         for name, entry in entrants.items():
             self._begin(str(entry.case))
             try:
-                training = processes.together(partial(self._preparation.start, entry))
+                training = processes.together(partial(self._start, entry))
                 turns[name], trainings[name] = Turns(steps_per_block(training)), training
             except Exception as error:
                 if entry in heat and name != CANARY:
@@ -198,11 +199,26 @@ class Session:
         for entry in heat:
             if not entry.error:
                 self._look_closer(entry, trainings[str(entry.case)])
+        for training in trainings.values():
+            if isinstance(training, SoloTraining):
+                training.drop()
+
+    def _start(self, entry: Entry) -> Training | SoloTraining:
+        """A training run to be timed; that of one device in a process of its own, where devices are virtual.
+
+        Raises:
+            Mismatch: it computes something else there.
+        """
+        if entry.case != entry.case.single or not has_solo():
+            return self._preparation.start(entry)
+        training = solo().train(entry.case, self.plan.corpus_N)
+        self._preparation.require_equal(training.first_steps, entry.case)
+        return training
 
     def _finish_heat(
         self,
         heat: Sequence[Entry],
-        trainings: Mapping[str, Training],
+        trainings: Mapping[str, Training | SoloTraining],
         turns: Mapping[str, Turns],
         reference: Entry | str,
         rate: float,
@@ -214,11 +230,13 @@ class Session:
             relative = None if isinstance(reference, str) else paired(turns, str(entry.case), twin)
             by_hand = paired(turns, str(entry.case), str(entry.case.twin))
             ratios = {"relative_to_single": relative, "relative_to_twin": by_hand, "canary": canary}
-            entry.record = replace(entry.record, **ratios, matmul_flops_per_second=rate)
+            own_process = any(isinstance(training, SoloTraining) for training in trainings.values())
+            facts = {"matmul_flops_per_second": rate, "single_in_own_process": own_process}
+            entry.record = replace(entry.record, **ratios, **facts)
             if str(entry.case) in trainings:
                 self._finish(entry, trainings[str(entry.case)], turns[str(entry.case)])
 
-    def _finish(self, entry: Entry, training: Training, turns: Turns) -> None:
+    def _finish(self, entry: Entry, training: Training | SoloTraining, turns: Turns) -> None:
         """Look at what came out of the timed steps, and end the case, unless it had too few turns."""
         try:
             if turns.error:
@@ -231,8 +249,12 @@ class Session:
             peaks = {"device_peak_bytes": device_peak_bytes(), "host_peak_rss_bytes": host_peak_rss_bytes()}
             self._end(entry, status="ok", timed=turns, memory=replace(entry.record.memory, **peaks))
 
-    def _look_closer(self, entry: Entry, training: Training) -> None:
+    def _look_closer(self, entry: Entry, training: Training | SoloTraining) -> None:
         """Trace a step that was timed, and say where its time goes. Its row is whole without, should that fail."""
+        if not (self.plan.trace or self.plan.attribution):
+            return
+        if isinstance(training, SoloTraining):
+            training = self._preparation.start(entry)
         case, step, timed, seconds = str(entry.case), entry.step, entry.record.timed, entry.record.step_seconds_median
         assert step
         assert timed
@@ -255,7 +277,8 @@ class Session:
     def _matmul_rate(self, dtype: str) -> float:
         """FLOPs per second of a matmul alone, measured once in a run."""
         if dtype not in self.matmul_rates:
-            self.matmul_rates[dtype] = matmul_flops_per_second(dtype)
+            measure = solo().matmul_flops_per_second if has_solo() else matmul_flops_per_second
+            self.matmul_rates[dtype] = measure(dtype)
         return self.matmul_rates[dtype]
 
     def _begin(self, case: str) -> None:

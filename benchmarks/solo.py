@@ -1,0 +1,192 @@
+"""One device in a process of its own: `single` as a user of one device would run it.
+
+The virtual devices of a process share one pool of threads, and XLA cuts the work of each device for all of them: beside
+eight virtual devices `single` takes a fifth longer than where there is one device. So it is timed in another process,
+which has one, and takes turns with the steps of this one, block by block.
+"""
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import jax
+
+from benchmarks import cases, processes
+from benchmarks.cases import Case
+from benchmarks.check import CHECKED_STEPS, Trajectory
+from benchmarks.corpus import Corpus
+from benchmarks.failures import Died, Status, reason_of, status_of
+from benchmarks.machine import matmul_flops_per_second
+from benchmarks.measure import Training, compile_step
+from benchmarks.prepare import begin_training
+from benchmarks.processes import Elsewhere
+from benchmarks.supervise import death_of
+from strategies.single import SINGLE
+
+
+class Solo:
+    """A process with one device, which does one thing at a time, when it is asked to."""
+
+    def __init__(self) -> None:
+        context = get_context("spawn")
+        self._questions, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._asked = 0
+        with _deaf_to_ctrl_c():  # which a terminal sends to all processes; this one ends when its questions do
+            self._process.start()
+        theirs.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.is_alive()
+
+    def ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        """Have a function of `_Device` answer.
+
+        Raises:
+            Elsewhere: it failed there; as what, and why.
+            Died: the process has ended.
+        """
+        self._asked += 1
+        try:
+            self._questions.send((self._asked, question.__name__, arguments))
+            answer, failure = self._answer(self._asked)
+        except (EOFError, OSError) as error:
+            self._process.join()
+            death = death_of(self._process.exitcode or 0)
+            raise Died(f"the process of one device ended by {death}") from error
+        if failure:
+            raise Elsewhere(*failure)
+        return answer
+
+    def _answer(self, number: int) -> tuple[Any, tuple[Status, str] | None]:
+        """To the question of that number: the answer to one that Ctrl-C interrupted may come before."""
+        while True:
+            answered, answer, failure = self._questions.recv()
+            if answered == number:
+                return answer, failure
+
+    def train(self, case: Case, corpus_N: Corpus) -> "SoloTraining":
+        """Compile the step of a case, and train it on the text for its first steps."""
+        return SoloTraining(self, *self.ask(_Device.train, case, corpus_N))
+
+    def matmul_flops_per_second(self, dtype: str) -> float:
+        """As `machine.matmul_flops_per_second`, of one device alone."""
+        return self.ask(_Device.matmul_flops_per_second, dtype)
+
+    def end(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        self._process.join()
+        self._questions.close()
+
+
+_solo: Solo | None = None
+
+
+def solo() -> Solo:
+    """The one that this process asks; another is started where there is none, or it has died. It ends with this one."""
+    global _solo
+    if _solo is None or not _solo.alive:
+        _solo = Solo()
+    return _solo
+
+
+def has_solo() -> bool:
+    """Whether one device is timed there: where this process has several virtual ones, and is the one that times it.
+
+    Another process knows the strategies of the registry alone, and no `single` that took the place of ours.
+    """
+    virtual = jax.devices()[0].platform == "cpu" and len(jax.local_devices()) > 1
+    return virtual and processes.is_first() and cases.STRATEGIES["single"] is SINGLE
+
+
+@dataclass
+class SoloTraining:
+    """A training run in the process of one device; it can take turns with others.
+
+    Attributes:
+        number: by which it is known there.
+        first_steps: what its first steps showed.
+        dispatch_seconds: as of `Training`.
+    """
+
+    solo: Solo
+    number: int
+    first_steps: Trajectory
+    dispatch_seconds: float = 0.0
+
+    def block(self, steps: int) -> float:
+        """Seconds that some chained steps take there."""
+        seconds, self.dispatch_seconds = self.solo.ask(_Device.block, self.number, steps)
+        return seconds
+
+    def require_finite(self, when: str) -> None:
+        """As `Training.require_finite`."""
+        self.solo.ask(_Device.require_finite, self.number, when)
+
+    def drop(self) -> None:
+        """Give back its memory."""
+        self.solo.ask(_Device.drop, self.number)
+
+
+class _Device:
+    """What is done in the process of one device."""
+
+    def __init__(self) -> None:
+        self.trainings: dict[int, Training] = {}
+
+    def train(self, case: Case, corpus_N: Corpus) -> tuple[int, Trajectory]:
+        step = case.build()
+        program = compile_step(step, dict(case.compiler_options)).program
+        training = begin_training(step, program, step.init, corpus_N)
+        first_steps = training.trajectory(CHECKED_STEPS)
+        first_steps.require_finite("in the first steps")
+        number = max(self.trainings, default=0) + 1
+        self.trainings[number] = training
+        return number, first_steps
+
+    def block(self, number: int, steps: int) -> tuple[float, float]:
+        training = self.trainings[number]
+        return training.block(steps), training.dispatch_seconds
+
+    def require_finite(self, number: int, when: str) -> None:
+        self.trainings[number].require_finite(when)
+
+    def drop(self, number: int) -> None:
+        del self.trainings[number]
+
+    def matmul_flops_per_second(self, dtype: str) -> float:
+        return matmul_flops_per_second(dtype)
+
+
+def _serve(questions: Connection) -> None:
+    """Answer until nobody asks any more: (number, answer, None), or (number, None, (status, reason)) of a failure."""
+    jax.config.update("jax_num_cpu_devices", 1)
+    device = _Device()
+    with suppress(EOFError, OSError):  # whoever asks has ended
+        while True:
+            number, question, arguments = questions.recv()
+            try:
+                answer, failure = getattr(device, question)(*arguments), None
+            except Exception as error:
+                answer, failure = None, (status_of(error), reason_of(error))
+            questions.send((number, answer, failure))
+
+
+class _deaf_to_ctrl_c:
+    """A process started inside ignores SIGINT. Nothing is changed off the main thread, where it cannot be."""
+
+    def __enter__(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        self.before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+
+    def __exit__(self, *_: object) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)

@@ -1,0 +1,127 @@
+"""One device is timed in a process of its own, which others do not share."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from benchmarks.cases import Case
+from benchmarks.clock import Clock
+from benchmarks.corpus import read_corpus
+from benchmarks.failures import Died
+from benchmarks.journal import Journal
+from benchmarks.processes import Elsewhere
+from benchmarks.session import Plan, Session
+from benchmarks.solo import Solo, has_solo, solo
+from benchmarks.turns import MIN_ROUNDS
+from strategies import GPTConfig, MeshSpec
+
+CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
+SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
+DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
+CORPUS = read_corpus(None, CONFIG)
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Solo]:
+    """A process of one device."""
+    started = Solo()
+    yield started
+    started.end()
+
+
+def kill(process: Solo) -> None:
+    """As a backend does that aborts."""
+    os.kill(process._process.pid or 0, signal.SIGABRT)
+    process._process.join()
+
+
+def test_it_trains_as_this_process_does(device: Solo, tmp_path: Path) -> None:
+    """Its first steps are those of one of several devices, and it times as many as it is asked for."""
+    training = device.train(SINGLE, CORPUS)
+    session = Session(Plan(CORPUS), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False))
+    session.prepare(SINGLE)
+    session._preparation.require_equal(training.first_steps, SINGLE)
+    session.close()
+    assert training.block(3) > 0
+    assert training.dispatch_seconds > 0
+    training.require_finite("after three steps")
+    training.drop()
+    with pytest.raises(Elsewhere, match="KeyError"):
+        training.block(1)
+
+
+def test_what_fails_there_fails_here(device: Solo) -> None:
+    """With the status and the reason that it has there; the process goes on."""
+    with pytest.raises(Elsewhere, match="it must be at least 1") as failure:
+        device.train(Case("single", SINGLE.mesh, "tiny", CONFIG, 0, 1, "float32", "none"), CORPUS)
+    assert failure.value.status == "infeasible"
+    assert device.matmul_flops_per_second("float32") > 0
+
+
+def test_an_interrupted_question_leaves_no_answer_behind(device: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C in the middle of one, the next gets its own answer."""
+    training = device.train(SINGLE, CORPUS)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(device, "_answer", lambda number: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            training.block(2)
+    assert training.block(1) > 0
+    training.drop()
+
+
+def test_one_that_died_says_so_and_another_takes_its_place() -> None:
+    """Who asks learns what it died of; who asks next has a process again."""
+    first = solo()
+    assert solo() is first
+    kill(first)
+    with pytest.raises(Died, match="SIGABRT"):
+        first.matmul_flops_per_second("float32")
+    assert solo() is not first
+    assert solo().alive
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    """Of two cases, on a machine of a speed that is known."""
+    begun = Session(Plan(CORPUS, case_seconds=0.01), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False))
+    begun.matmul_rates["float32"] = 1e11
+    begun.cases = [SINGLE, DATA]
+    yield begun
+    begun.close()
+    begun.journal.close()
+
+
+def statuses(session: Session) -> list[object]:
+    """Of the two."""
+    return [session.rows[str(case)].extra_info["status"] for case in (SINGLE, DATA)]
+
+
+def test_rows_say_that_single_had_a_process_of_its_own(session: Session) -> None:
+    """Where devices are virtual its blocks are timed there, and the others' relative times are over these."""
+    assert (jax.devices()[0].platform, jax.device_count(), has_solo()) == ("cpu", 8, True)
+    session.time(DATA)
+    row = session.rows[str(DATA)].extra_info
+    assert statuses(session) == ["ok", "ok"]
+    assert row["single_in_own_process"] is True
+    assert isinstance(row["relative_to_single"], float)
+
+
+def test_if_it_dies_one_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of this process are timed to the end, and have what could be compared until then."""
+    begin, turns = session._begin, list[str]()
+
+    def begin_or_kill(case: str) -> None:
+        begin(case)
+        turns.append(case)
+        if turns.count(str(DATA)) == MIN_ROUNDS:
+            kill(solo())
+
+    monkeypatch.setattr(session, "_begin", begin_or_kill)
+    session.time(DATA)
+    assert statuses(session) == ["error", "ok"]
+    assert "SIGABRT" in str(session.rows[str(SINGLE)].extra_info["reason"])
