@@ -1,10 +1,11 @@
 """Fair timing: steps that are compared take turns, block by block, in random order, so that drift hits all alike."""
 
-import math
 import random
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+from scipy.stats import quantile_test
 
 from benchmarks import processes
 from benchmarks.measure import Timed, no_compilation
@@ -53,14 +54,14 @@ def take_turns(
     turns: Mapping[str, Turns],
     budget_seconds: float,
     begin: Callable[[str], None],
-    seed: int = 0,
 ) -> None:
-    """Time blocks in rounds, each round in another order, until the budget is spent, and `MIN_ROUNDS` at least.
+    """Time blocks in rounds, each round in another random order, until the budget is spent, `MIN_ROUNDS` at least.
 
     `turns` is filled as it goes on, so that what was timed is not lost with an interrupt. A step that fails takes no
     more turns, and the others go on; of several processes it must fail in all, or those that wait for another hang.
     `begin` is told whose turn it is.
     """
+    seed = processes.of_first(lambda: random.getrandbits(32))  # another in each run, and the same in all its processes
     order, spent, rounds, shuffle = list(trainings), 0.0, 0, random.Random(seed).shuffle
     while order and (rounds < MIN_ROUNDS or spent < budget_seconds):
         shuffle(order)
@@ -87,24 +88,12 @@ class Ratio:
     def of_pairs(cls, ours: list[float], theirs: list[float]) -> "Ratio | None":
         """Of blocks of the same round; None of fewer than `MIN_ROUNDS`.
 
-        The interval lies between two order statistics of the ratios and assumes no distribution (Conover 1999,
-        "Practical Nonparametric Statistics", section 3.2): 95% confident for `MIN_ROUNDS` pairs or more. It is of this
-        process alone: another launch may differ by more, and two versions are compared by `results.regress paired`.
+        The interval is that of the quantile test of scipy: it lies between two order statistics and assumes no
+        distribution (Conover 1999, "Practical Nonparametric Statistics", section 3.2); with fewer pairs there is none.
+        It is of this process alone: another launch may differ by more, and `results.regress paired` compares launches.
         """
-        ratios = sorted(our / their for our, their in zip(ours, theirs, strict=False))
+        ratios = [our / their for our, their in zip(ours, theirs, strict=False)]
         if len(ratios) < MIN_ROUNDS:
             return None
-        outside = pairs_outside(len(ratios))
-        return cls(statistics.median(ratios), ratios[outside], ratios[-1 - outside])
-
-
-def pairs_outside(pairs: int, confidence: float = 0.95) -> int:
-    """How many ordered pairs may be left out at either end.
-
-    >>> [pairs_outside(n) for n in (6, 8, 9, 20)]
-    [0, 0, 1, 5]
-    """
-    outside = 0
-    while 2 * sum(math.comb(pairs, k) for k in range(outside + 2)) / 2**pairs <= 1 - confidence:
-        outside += 1
-    return outside
+        interval = quantile_test(ratios, p=0.5).confidence_interval(confidence_level=0.95)
+        return cls(statistics.median(ratios), float(interval.low), float(interval.high))
