@@ -1,7 +1,6 @@
 """Steps that take turns, and what their pairs say."""
 
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
