@@ -40,6 +40,12 @@ class Died(CaseFailure):
     """The process ended, more than once, while the case ran."""
 
 
+class TimedOut(CaseFailure):
+    """The case hung, and its process was ended."""
+
+    status = "timeout"
+
+
 class Recompiled(CaseFailure):
     """Something was compiled while steps were timed."""
 

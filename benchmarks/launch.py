@@ -22,8 +22,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO
 
-IN_ORDER = (0, 1, 5)
-"""Exit statuses of pytest when all went well, when tests have failed, and when there were none."""
+from benchmarks.statuses import IN_ORDER
+
 GRACE_SECONDS = 30.0
 """For the others, when one has died, to write what they have measured."""
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import jax
 
+from benchmarks.statuses import LOST
+
 SIGNS, GONE = "meshmark-pulses", "meshmark-gone"
 FINISHED = "finished"
 """The last sign of a process that ends with the others."""
 BEATS = 5
 """So many signs are missed of a process that is lost."""
-LOST = 69
-"""The exit status of a process that has lost another (`EX_UNAVAILABLE` of sysexits.h)."""
 
 
 @dataclass

@@ -15,6 +15,7 @@ from benchmarks.explained import KEYS as EXPLAINED_KEYS
 from benchmarks.failures import Status
 from benchmarks.memory import Memory
 from benchmarks.predicted import predicted
+from benchmarks.row import Row, Scalar
 from benchmarks.turns import Ratio, Turns
 
 SCHEMA_VERSION = 3
@@ -23,25 +24,6 @@ COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations")
 
 NOISE = 0.05
 """A run is noisy where the same step, timed twice, may differ by more than this: its interval reaches so far."""
-
-Scalar = str | int | float | bool | None
-
-
-@dataclass(frozen=True)
-class Row:
-    """A case that has ended, in plain values: what goes into the journal and into the report.
-
-    Attributes:
-        case: the id, such as `fsdp-fsdp=8-b16`.
-        extra_info: `Record.as_extra_info`.
-        samples: seconds per step, one for each block; empty where none was timed.
-        steps_per_block: steps that were timed as one, and blocked on once.
-    """
-
-    case: str
-    extra_info: dict[str, Scalar]
-    samples: tuple[float, ...]
-    steps_per_block: int | None
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.arguments import processes_asked
 from benchmarks.compiled import KINDS
 from benchmarks.launch import environment, main, visible_gpus, wait
-from benchmarks.processes import Elsewhere, Lost, _ended, _Group, asked, axes_between, join
+from benchmarks.processes import Elsewhere, Lost, _ended, _Group, axes_between, join
 from benchmarks.pulse import LOST
 from tests.benchmarks.test_run import PLUGINS, TINY, rows
 from tests.processes import Ended, finish_together, free_port, start_together
@@ -137,9 +138,9 @@ def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
 def test_half_of_the_options_is_refused(given: dict[str, Any], message: str) -> None:
     """What does not say which process this is, or says it twice, is an error with what is missing."""
     none = {"coordinator": None, "processes": None, "process_id": None, "distributed": False}
-    assert not asked(declared(**none))
+    assert not processes_asked(declared(**none))
     with pytest.raises(ValueError, match=message):
-        asked(declared(**none | given))
+        processes_asked(declared(**none | given))
 
 
 def test_outside_of_a_cluster_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ import pytest
 
 from benchmarks.conftest import pytest_cmdline_main
 from benchmarks.journal import journal_path
-from benchmarks.supervise import RESUMED, UNWRITTEN, stop_once, supervise
-from benchmarks.watchdog import TIMED_OUT
+from benchmarks.statuses import TIMED_OUT, UNWRITTEN
+from benchmarks.stopping import Stops
+from benchmarks.supervise import RESUMED, supervise
 from tests.processes import environment
 
 ROOT = Path(__file__).parents[2]
@@ -334,8 +336,12 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
 def test_nothing_is_started_for_what_is_refused(options: dict[str, Any], message: str) -> None:
     """What can be seen to be wrong without a backend is refused before there is a process to start one."""
     offered = {"help": False, "version": False, "collectonly": False, "resume": False, "benchmark_json": None}
+    offered |= {"benchmark_storage": "file://./.benchmarks", "benchmark_save": None, "benchmark_autosave": False}
     offered |= {"distributed": False, "coordinator": None, "processes": None, "process_id": None}
-    config: Any = SimpleNamespace(option=argparse.Namespace(**offered | options))
+    invocation = SimpleNamespace(dir=ROOT)
+    config: Any = SimpleNamespace(
+        option=argparse.Namespace(**offered | options), stash={}, args=["benchmarks"], invocation_params=invocation
+    )
     with pytest.raises(pytest.UsageError, match=message):
         pytest_cmdline_main(config)
 
@@ -352,6 +358,10 @@ BEGAN, STOPPED = '{"began": "single"}\n', '{"stopped": true}\n'
         ([(-signal.SIGSEGV, False, BEGAN + STOPPED)], 139),  # when all had been measured
         ([(TIMED_OUT, False, BEGAN), (TIMED_OUT, True, BEGAN)], 130),  # Ctrl-C, and nobody there to hear
         ([(130, True, BEGAN + STOPPED)], 130),
+        ([(-signal.SIGUSR1, True, "")], 130),  # before it could listen
+        ([(-signal.SIGKILL, True, BEGAN)], 130),  # told twice
+        ([(1, True, BEGAN + STOPPED)], 130),  # a traceback at the end
+        ([(0, True, BEGAN + STOPPED)], 0),  # too late: all had been measured
         ([(UNWRITTEN, False, BEGAN)], UNWRITTEN),
         ([(pytest.ExitCode.USAGE_ERROR, False, BEGAN)], pytest.ExitCode.USAGE_ERROR),  # that another run wrote
     ],
@@ -363,7 +373,7 @@ def test_process_that_died_is_replaced(
     journal, left = tmp_path / "journal", list(ends)
     journal.write_text(BEGAN)
 
-    def ended(command: Any, environment: dict[str, str]) -> tuple[int, bool]:
+    def ended(command: Any, environment: dict[str, str], **_: Any) -> tuple[int, bool]:
         assert (RESUMED in environment) == (len(left) < len(ends))
         status, told, written = left.pop(0)
         journal.write_text(journal.read_text() + written)
@@ -374,12 +384,27 @@ def test_process_that_died_is_replaced(
     assert not left
 
 
-def test_stopping_twice_is_stopping_once() -> None:
-    """Who stops a job may tell each of its processes; one that is told directly and by its parent ends in peace."""
-    before = signal.signal(signal.SIGUSR1, stop_once)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGUSR1)
-        signal.raise_signal(signal.SIGUSR1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+def stops(*numbers: signal.Signals, writing: bool = False, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What becomes of a process that hears these signals."""
+    heard, ends = Stops(), list[str]()
+    monkeypatch.setattr("os._exit", lambda status: ends.append(f"exit {status}"))
+    for number in numbers:
+        with heard.while_writing() if writing else nullcontext():
+            try:
+                heard.hear(number, None)
+            except KeyboardInterrupt:
+                ends.append("interrupt")
+    return ends
+
+
+def test_a_stop_that_is_heard_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terminal tells the process that measures, and so does its supervisor; who tells one of them stops it, too."""
+    once = [signal.SIGINT], [signal.SIGUSR1], [signal.SIGINT, signal.SIGUSR1], [signal.SIGUSR1, signal.SIGTERM]
+    assert [stops(*numbers, monkeypatch=monkeypatch) for numbers in once] == [["interrupt"]] * 4
+
+
+def test_the_second_stop_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, whoever tells it; but the writing of a report in an orderly way, which no third one disturbs."""
+    twice = [signal.SIGINT, signal.SIGUSR1] * 2
+    assert stops(*twice, monkeypatch=monkeypatch) == ["interrupt", "exit 130"]
+    assert stops(*twice, *twice, writing=True, monkeypatch=monkeypatch) == ["interrupt", "interrupt"]
