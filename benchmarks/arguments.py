@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from benchmarks.joining import require_address
+
 CASE_SECONDS = 1.0
 CASE_TIMEOUT = 600.0
 LOST_AFTER = 30.0
@@ -174,6 +176,8 @@ def processes_asked(option: argparse.Namespace) -> bool:
         raise ValueError(f"{', '.join(by_hand)} go together; {', '.join(missing)} missing")
     if not missing and option.process_id >= option.processes:
         raise ValueError(f"--process-id {option.process_id} is none of {option.processes} processes, 0 the first")
+    if option.coordinator is not None:
+        require_address(option.coordinator)
     return option.distributed or not missing
 
 

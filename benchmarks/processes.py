@@ -30,6 +30,7 @@ from jaxtyping import Int
 
 from benchmarks.arguments import processes_asked
 from benchmarks.failures import CaseFailure, Status, reason_of, status_of
+from benchmarks.joining import patience
 from benchmarks.pulse import Pulse
 
 T = TypeVar("T")
@@ -103,14 +104,16 @@ def join(option: Namespace) -> None:
     if not processes_asked(option):
         return
     try:
-        jax.distributed.initialize(
-            option.coordinator,
-            option.processes,
-            option.process_id,
-            # JAX would end this process, too, but without saying why where it is heard. It comes second.
-            heartbeat_timeout_seconds=math.ceil(3 * option.lost_after),
-            shutdown_timeout_seconds=math.ceil(option.lost_after),
-        )
+        with patience(option):
+            jax.distributed.initialize(
+                option.coordinator,
+                option.processes,
+                option.process_id,
+                # JAX would end this process, too, but without saying why where it is heard. It comes second.
+                initialization_timeout=math.ceil(option.join_timeout) + 30,
+                heartbeat_timeout_seconds=math.ceil(3 * option.lost_after),
+                shutdown_timeout_seconds=math.ceil(option.lost_after),
+            )
     except ValueError as error:
         if not option.distributed:
             raise

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+import jax
+
 from benchmarks import processes
 from benchmarks.attribution import Attribution
 from benchmarks.cases import Case, CompilerOptions, spelled
@@ -76,7 +78,7 @@ class Record:
     @classmethod
     def begin(cls, case: Case, *, compile_only: bool = False) -> "Record":
         """A case of which nothing is known but where it will run; it counts as interrupted until it has ended."""
-        device = case.devices[0]
+        device = (case.topology.devices() if case.topology else jax.devices())[0]
         virtual = device.platform == "cpu"
         return cls(case, device.platform, device.device_kind, virtual, compile_only=compile_only)
 

@@ -131,6 +131,10 @@ def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
     [
         ({"coordinator": "a:1"}, "go together; --processes, --process-id missing"),
         ({"coordinator": "a:1", "processes": 2, "process_id": 2}, "--process-id 2 is none of 2 processes, 0 the first"),
+        (
+            {"coordinator": "node0", "processes": 2, "process_id": 1},
+            "--coordinator node0 is no address; give HOST:PORT",
+        ),
         ({"distributed": True, "processes": 2}, "--distributed finds out what --coordinator, --processes"),
     ],
     ids=str,
@@ -152,7 +156,7 @@ def test_outside_of_a_cluster_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     none = {"coordinator": None, "processes": None, "process_id": None}
     with pytest.raises(ValueError, match=r"no cluster .*SLURM, Open MPI or Kubernetes, .* name --coordinator, --proc"):
-        join(declared(distributed=True, lost_after=3, case_timeout=3, **none))
+        join(declared(distributed=True, lost_after=3, join_timeout=3, case_timeout=3, **none))
 
 
 def declared(**given: Any) -> Any:
