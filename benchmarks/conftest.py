@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.arguments import add_options, processes_asked
-from benchmarks.heartbeat import start_beating
 from benchmarks.journal import journal_path
 from benchmarks.publish import quieten, require_storage, require_writable
 from benchmarks.supervise import supervise, supervised
 
 HERE = Path(__file__).parent
 STARTED = pytest.StashKey[bool]()
-
-start_beating()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

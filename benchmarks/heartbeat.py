@@ -8,29 +8,35 @@ import os
 import select
 import threading
 import time
+from contextlib import suppress
 
 HEARTBEAT = "MESHMARK_HEARTBEAT"
 """The variable by which a supervised process knows the file descriptor to write to."""
+BEAT, LAST = b".", b"!"
 BEAT_SECONDS = 0.5
 
 
-def start_beating() -> None:
-    """Beat from now on, in a thread, if somebody listens."""
-    descriptor = os.environ.pop(HEARTBEAT, None)  # not for processes that this one starts
-    if descriptor is not None:
-        threading.Thread(target=_beat, args=(int(descriptor),), daemon=True).start()
+class Heart:
+    """Beats in a thread of its own, if somebody listens, from now until `rest`."""
 
+    def __init__(self) -> None:
+        descriptor = os.environ.pop(HEARTBEAT, None)  # not for processes that this one starts
+        self._over = threading.Event()
+        if descriptor is not None:
+            threading.Thread(target=self._beat, args=(int(descriptor),), daemon=True).start()
 
-def _beat(descriptor: int) -> None:
-    os.set_blocking(descriptor, False)
-    while True:
-        try:
-            os.write(descriptor, b".")
-        except BlockingIOError:
-            pass  # the supervisor is stopped, and the pipe is full
-        except OSError:
-            return  # the supervisor is gone
-        time.sleep(BEAT_SECONDS)
+    def rest(self) -> None:
+        """Let it be known that what is still to come takes as long as it takes: the end of Python, and of JAX."""
+        self._over.set()
+
+    def _beat(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        with suppress(OSError):  # the supervisor is gone
+            while not self._over.is_set():
+                with suppress(BlockingIOError):  # it is stopped, and the pipe is full
+                    os.write(descriptor, BEAT)
+                self._over.wait(BEAT_SECONDS)
+            os.write(descriptor, LAST)
 
 
 class Listener:
@@ -38,8 +44,8 @@ class Listener:
 
     Attributes:
         descriptor: the other end, for the process that beats.
-        silent_seconds: since the last beat; 0 before the first. Time in which this process was stopped (Ctrl-Z) does
-            not count: the other may have been, too.
+        silent_seconds: since the last beat; 0 before the first, and when the other rests. Time in which this process
+            was stopped (Ctrl-Z) does not count: the other may have been, too.
     """
 
     def __init__(self) -> None:
@@ -50,8 +56,8 @@ class Listener:
         """Wait for a beat, so long at most."""
         start = time.monotonic()
         ready = select.select([self._read], [], [], seconds)[0]
-        if ready and os.read(self._read, 2**16):
-            self._heard, self.silent_seconds = True, 0.0
+        if ready and (beats := os.read(self._read, 2**16)):
+            self._heard, self.silent_seconds = LAST not in beats, 0.0
             return
         if ready:  # the process has ended
             time.sleep(min(seconds, 0.01))

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = {number: signal.signal(number, lambda number, _: tell(started, number)) for number in numbers}
     try:
         for index in range(options.processes):
-            command = [sys.executable, "-m", "pytest", "benchmarks", "--coordinator", where]
+            command = [sys.executable, "-m", "pytest", str(Path(__file__).parent), "--coordinator", where]
             command += ["--processes", str(options.processes), "--process-id", str(index), *options.pytest]
             own = environment(index, options.devices_per_process, gpus)
             output, errors = (None, None) if index == 0 else (subprocess.DEVNULL, subprocess.PIPE)

@@ -20,6 +20,7 @@ from benchmarks.arguments import read_late
 from benchmarks.cases import Case, Selection
 from benchmarks.clock import Clock
 from benchmarks.corpus import NO_TEXT, Corpus, read_corpus
+from benchmarks.heartbeat import Heart
 from benchmarks.journal import Journal, Silent, journal_path
 from benchmarks.machine import compiler_facts, update_machine_info, use_virtual_devices
 from benchmarks.options import selected
@@ -32,6 +33,7 @@ from benchmarks.stopping import Stops
 from benchmarks.supervise import JOURNAL, RESUMED, supervised
 
 CASES = pytest.StashKey[list[Case]]()
+HEART = pytest.StashKey[Heart]()
 SESSION = pytest.StashKey[Session]()
 STOPS = Stops()
 
@@ -63,6 +65,7 @@ def begin(config: pytest.Config, chosen: Selection, corpus_N: Corpus, clock: Clo
     """
     option = config.option
     STOPS.listen()
+    config.stash[HEART] = Heart()
     plan = Plan(
         corpus_N, option.case_seconds, option.compile_only, option.trace_dir, option.case_timeout, option.attribution
     )
@@ -183,6 +186,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     if {str(case) for case in run.cases} <= run.rows.keys():
         run.journal.remove()
     run.journal.close()
+    session.config.stash[HEART].rest()
     return result
 
 

@@ -5,6 +5,7 @@ folder keeps what has happened. As the report is about to be written somebody pr
 on the disk with ROOM.
 """
 
+import ctypes
 import dataclasses
 import functools
 import os
@@ -104,11 +105,57 @@ def retraced(step: Step) -> Step:
 def hanging(step: Step) -> Step:
     """A step never ends."""
 
+    def wait(loss: Any) -> None:
+        if "ONCE" in os.environ:
+            Path(os.environ["ONCE"], "hanging").touch()
+        time.sleep(1e6)
+
     def hang(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        loss = jax.pure_callback(lambda loss: time.sleep(1e6), metrics["loss"], metrics["loss"])
+        loss = jax.pure_callback(wait, metrics["loss"], metrics["loss"])
         return metrics | {"loss": loss}
 
     return changed(step, hang)
+
+
+def failing_callback(step: Step) -> Step:
+    """A function of Python that a step calls fails."""
+
+    def fail(loss: Any) -> None:
+        raise ValueError("no such file")
+
+    def call(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        jax.debug.callback(fail, metrics["loss"])
+        return metrics
+
+    return changed(step, call)
+
+
+def pausing(step: Step) -> Step:
+    """Somebody stops the supervisor while the step is compiled, and lets it go on."""
+
+    def pause(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(2)
+        os.kill(os.getppid(), signal.SIGCONT)
+        return metrics
+
+    return changed(step, pause)
+
+
+def stopped_above(step: Step) -> Step:
+    """Somebody presses Ctrl-C where only the supervisor hears it."""
+
+    def stop(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(60)
+        return metrics
+
+    return changed(step, stop)
+
+
+def held(step: Step) -> Step:
+    """The step never compiles, and no other thread of Python runs: C code keeps the interpreter's lock."""
+    return changed(step, lambda metrics: ctypes.PyDLL(None).sleep(1_000_000))
 
 
 def aborting(step: Step) -> Step:
@@ -156,7 +203,19 @@ def stopped_elsewhere_once(step: Step) -> Step:
 
 FAULTS = (
     *(nan, wrong, inexact, diverging, uncompilable, huge, stopped, stopped_once, full_once, broken, retraced),
-    *(hanging, aborting, hanging_later, killed_later, elsewhere, killed_elsewhere, stopped_elsewhere_once),
+    *(
+        failing_callback,
+        pausing,
+        stopped_above,
+        hanging,
+        held,
+        aborting,
+        hanging_later,
+        killed_later,
+        elsewhere,
+        killed_elsewhere,
+        stopped_elsewhere_once,
+    ),
 )
 
 

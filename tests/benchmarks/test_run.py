@@ -266,6 +266,19 @@ def test_hang_and_death_end_no_sweep(tmp_path: Path) -> None:
     assert process.stderr.count("going on with the cases that are left") == 5
 
 
+def test_a_held_lock_ends_no_sweep(tmp_path: Path) -> None:
+    """A case that hangs with the interpreter's lock, so that no watchdog of its process runs, is ended by the
+    supervisor: its row says `timeout`, after one trial, and the others are measured.
+    """
+    report = tmp_path / "held.json"
+    process = run("--strategy=single,held,data", "--mesh=data=1", "--case-timeout=5", f"--benchmark-json={report}")
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED, process.stderr
+    assert statuses(report) == {"single-data=1-b4": "ok", "held-data=1-b4": "timeout", "data-data=1-b4": "ok"}
+    reason = rows(report)["held-data=1-b4"]["extra_info"]["reason"]
+    assert reason == "nothing was heard of it for 5 seconds; --case-timeout sets how long to wait"
+    assert process.stderr.count("ended by a case that timed out; going on with the cases that are left") == 1
+
+
 def test_kill_in_mid_sweep_loses_no_finished_row(tmp_path: Path) -> None:
     """kill -9 of all processes: the journal has the rows, no report is needed, and --resume measures the rest.
 
