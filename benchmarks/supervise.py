@@ -59,7 +59,7 @@ def supervise(
             status, told = run(command, environment, timeout_seconds=timeout_seconds)
             written = content(path).removeprefix(before)
             if told:
-                return stopped(status, written)
+                return stopped(status, content(path))
             if ended(status, written):
                 return 128 - status if status < 0 else status
             death = death_of(status)
@@ -72,7 +72,7 @@ def supervise(
 
 
 def stopped(status: int, written: bytes) -> int:
-    """The exit status of a run that was told to stop, whose process ended with this one and wrote this.
+    """The exit status of a run that was told to stop, whose process ended with this one, and whose journal has this.
 
     What had all been measured, or could not be written, is said to be. All else is as Ctrl-C ends a command: a process
     that was killed, or that was told in the middle of its last words, has no better status.

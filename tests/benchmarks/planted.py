@@ -105,29 +105,22 @@ def retraced(step: Step) -> Step:
 def hanging(step: Step) -> Step:
     """A step never ends."""
 
-    def wait(loss: Any) -> None:
-        if "ONCE" in os.environ:
-            Path(os.environ["ONCE"], "hanging").touch()
-        time.sleep(1e6)
-
     def hang(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        loss = jax.pure_callback(wait, metrics["loss"], metrics["loss"])
+        loss = jax.pure_callback(lambda loss: time.sleep(1e6), metrics["loss"], metrics["loss"])
         return metrics | {"loss": loss}
 
     return changed(step, hang)
 
 
-def failing_callback(step: Step) -> Step:
-    """A function of Python that a step calls fails."""
+def deaf(step: Step) -> Step:
+    """The step never compiles, and no signal is heard meanwhile, as in the code of a backend."""
 
-    def fail(loss: Any) -> None:
-        raise ValueError("no such file")
+    def hang(metrics: dict[str, jax.Array]) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        Path(os.environ["ONCE"], "hanging").touch()
+        time.sleep(1e6)
 
-    def call(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        jax.debug.callback(fail, metrics["loss"])
-        return metrics
-
-    return changed(step, call)
+    return changed(step, hang)
 
 
 def pausing(step: Step) -> Step:
@@ -204,7 +197,7 @@ def stopped_elsewhere_once(step: Step) -> Step:
 FAULTS = (
     *(nan, wrong, inexact, diverging, uncompilable, huge, stopped, stopped_once, full_once, broken, retraced),
     *(
-        failing_callback,
+        deaf,
         pausing,
         stopped_above,
         hanging,

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -162,6 +163,36 @@ def test_outside_of_a_cluster_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPa
 def declared(**given: Any) -> Any:
     """Options."""
     return argparse.Namespace(**given)
+
+
+@pytest.mark.parametrize(
+    ("index", "awaited"),
+    [(0, "the other 1 of 2 processes to come to {}"), (1, r"process 0 at {} \(Connection refused\)")],
+)
+def test_who_waits_for_the_others_says_so_and_ends(index: int, awaited: str) -> None:
+    """Where a process does not come it is said early, and what ends the wait is no stack of C++."""
+    where = f"127.0.0.1:{free_port()}"
+    by_hand = f"--coordinator={where}", "--processes=2", f"--process-id={index}", "--join-timeout=2"
+    command = "-m", "pytest", *PLUGINS, "benchmarks", *TINY, "--strategy=data", *by_hand
+    (ended,) = finish_together(start_together(1, 1, *command, **TOYS))
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    first, last = ended.stderr.splitlines()
+    words = awaited.format(where)
+    assert re.fullmatch(f"waiting for {words}, 2 seconds at most", first)
+    assert re.fullmatch(f"ERROR: waited 2 seconds for {words}; start all processes .*, or raise --join-timeout", last)
+
+
+def test_devices_that_processes_cannot_share_are_rows(tmp_path: Path) -> None:
+    """Launched from any folder: what cannot be is infeasible, with the numbers, and the rest is measured."""
+    report = tmp_path / "run.json"
+    launch = "-m", "benchmarks.launch", "--processes=2", "--devices-per-process=1", "--"
+    selected = "--strategy=data", "--devices=2,3", f"--benchmark-json={report}"
+    (process,) = start_together(1, 1, *launch, *PLUGINS, *TINY, *selected, folder=tmp_path, **TOYS)
+    (ended,) = finish_together([process])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = {name: (row["extra_info"]["status"], row["extra_info"]["reason"]) for name, row in rows(report).items()}
+    few = "2 processes do not have equal parts of 3 devices; take one device, or a multiple of 2"
+    assert found == {"data-data=2-b4": ("ok", None), "data-data=3-b4": ("infeasible", few)}
 
 
 def test_a_process_that_dies_ends_all_and_loses_no_finished_row(tmp_path: Path) -> None:

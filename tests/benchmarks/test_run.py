@@ -243,6 +243,29 @@ def test_report_that_is_not_written_is_not_lost(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == files
 
 
+def test_no_failure_is_a_success(tmp_path: Path) -> None:
+    """A case that fails in the turns of another's test fails its own; one whose check is not run fails when it is to be
+    timed; and a run in which nothing can be measured has no success either: exit status 1.
+    """
+    tests_failed = pytest.ExitCode.TESTS_FAILED
+    later = run("--strategy=single,diverging", "--mesh=data=1", f"--benchmark-json={tmp_path}/later.json")
+    assert (later.returncode, statuses(tmp_path / "later.json")["diverging-data=1-b4"]) == (tests_failed, "nan_loss")
+    assert "1 failed, 3 passed" in later.stdout
+    unchecked = run("--strategy=single,nan", "--mesh=data=1", "--benchmark-only")
+    assert (unchecked.returncode, "1 failed, 1 passed, 2 skipped" in unchecked.stdout) == (tests_failed, True)
+    impossible = run("--strategy=data", "--mesh=data=8")
+    assert (impossible.returncode, "2 skipped" in impossible.stdout) == (tests_failed, True)
+
+
+def test_what_is_deselected_is_left_out(tmp_path: Path) -> None:
+    """By pytest's own options or by a plugin: the rest is measured."""
+    left_out = "--deselect=benchmarks/test_step.py::test_equals_one_device[single-data=1-b4]"
+    dropping = "-p", "tests.benchmarks.dropping"
+    process = run("--strategy=single,data", "--devices=1,2", left_out, *dropping)
+    assert process.returncode == pytest.ExitCode.OK, process.stdout
+    assert "1 passed, 3 deselected" in process.stdout
+
+
 def test_hang_and_death_end_no_sweep(tmp_path: Path) -> None:
     """What hangs in its first steps, aborts while it is compiled or is killed in its turns is a row that says so, and
     the others are measured.
@@ -330,12 +353,50 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
         "--strategy=ddp": "argument --strategy: 'ddp' is no strategy; there are single, data, ",
         "--vocab=100": "vocab=100 does not hold the 256 byte values of text; use 256 or more",
         f"--benchmark-json={tmp_path}": "cannot be written: Is a directory; name another",
+        f"--benchmark-json={tmp_path}/{'x' * 245}.json": "cannot be written: File name too long; name another",
+        f"--benchmark-json={tmp_path}/file/run.json": "cannot be written: ",
+        "tests/test_readme.py": "the benchmarks run alone: pytest benchmarks, without tests/test_readme.py",
+        "--coordinator=localhost:1": "go together; --processes, --process-id missing",
     }
-    for process, message in [(start(option), message) for option, message in refused.items()]:
+    (tmp_path / "file").touch()
+    unstorable = start(f"--benchmark-storage={tmp_path}/file/folder", "--benchmark-autosave")
+    several = [(start(option), message) for option, message in refused.items()]
+    environments = {
+        "JAX_PLATFORMS": ("tpu", "JAX finds no devices where JAX_PLATFORMS is tpu: RuntimeError: Unable to initialize"),
+        "JAX_NUM_CPU_DEVICES": ("zero", "JAX_NUM_CPU_DEVICES=zero is not a count; give a whole number of at least 1"),
+        "JAX_ENABLE_X64": ("maybe", "JAX cannot be loaded: invalid truth value 'maybe'"),
+    }
+    for name, (value, message) in environments.items():
+        several.append((bare(**{name: value}), message))
+    several.append((unstorable, f"--benchmark-storage={tmp_path}/file/folder cannot be written: "))
+    for process, message in several:
         ended = finish(process)
         assert ended.returncode == pytest.ExitCode.USAGE_ERROR
         assert message in ended.stderr
+        assert "Traceback" not in ended.stderr + ended.stdout
         assert "collected" not in ended.stdout
+
+
+def bare(*arguments: str, folder: Path = ROOT, **variables: Any) -> subprocess.Popen[str]:
+    """Start the benchmarks, by whatever names them, without what is planted."""
+    command = [sys.executable, "-m", "pytest", *(arguments or ["benchmarks"])]
+    return subprocess.Popen(command, cwd=folder, env=environment(**variables), stdout=-1, stderr=-1, text=True)
+
+
+@pytest.mark.parametrize("folder", [ROOT, None], ids=["checkout", "elsewhere"])
+def test_the_package_is_found_by_its_name(tmp_path: Path, folder: Path | None) -> None:
+    """In a checkout and away from it the options are known, and what is wrong with them is said in a line."""
+    plugin = "-p", "no:meshmark", "-p", "benchmarks.plugin"  # as its entry point has it, installed or not
+    ended = finish(bare(*plugin, "--pyargs", "benchmarks", "--strategy=ddp", folder=folder or tmp_path))
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert ended.stderr.startswith("ERROR: argument --strategy: 'ddp' is no strategy; there are single, data, ")
+
+
+def test_a_misspelt_folder_is_a_line(tmp_path: Path) -> None:
+    """As pytest says it, with options of ours, and a report that is not begun."""
+    ended = finish(bare("benchmark", "--strategy=data", f"--benchmark-json={tmp_path}/run.json"))
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert ended.stderr.strip() == "ERROR: file or directory not found: benchmark"
 
 
 @pytest.mark.parametrize(
