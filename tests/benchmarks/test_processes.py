@@ -24,7 +24,7 @@ from benchmarks.pulse import LOST
 from tests.benchmarks.test_run import PLUGINS, TINY, rows
 from tests.processes import Ended, finish_together, free_port, start_together
 
-TOYS = {"SINGLE": "single"}
+TOYS: dict[str, Any] = {"SINGLE": "single"}
 
 
 class Service:
@@ -187,8 +187,7 @@ def test_devices_that_processes_cannot_share_are_rows(tmp_path: Path) -> None:
     report = tmp_path / "run.json"
     launch = "-m", "benchmarks.launch", "--processes=2", "--devices-per-process=1", "--"
     selected = "--strategy=data", "--devices=2,3", f"--benchmark-json={report}"
-    (process,) = start_together(1, 1, *launch, *PLUGINS, *TINY, *selected, folder=tmp_path, **TOYS)
-    (ended,) = finish_together([process])
+    (ended,) = finish_together(start_together(1, 1, *launch, *PLUGINS, *TINY, *selected, folder=tmp_path, **TOYS))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = {name: (row["extra_info"]["status"], row["extra_info"]["reason"]) for name, row in rows(report).items()}
     few = "2 processes do not have equal parts of 3 devices; take one device, or a multiple of 2"

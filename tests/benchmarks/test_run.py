@@ -259,7 +259,7 @@ def test_no_failure_is_a_success(tmp_path: Path) -> None:
 
 def test_what_is_deselected_is_left_out(tmp_path: Path) -> None:
     """By pytest's own options or by a plugin: the rest is measured."""
-    left_out = "--deselect=benchmarks/test_step.py::test_equals_one_device[single-data=1-b4]"
+    left_out = "--deselect=benchmarks/test_step.py::test_step[single-data=2-b4]"
     dropping = "-p", "tests.benchmarks.dropping"
     process = run("--strategy=single,data", "--devices=1,2", left_out, *dropping)
     assert process.returncode == pytest.ExitCode.OK, process.stdout
@@ -361,7 +361,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     unstorable = start(f"--benchmark-storage={tmp_path}/file/folder", "--benchmark-autosave")
     several = [(start(option), message) for option, message in refused.items()]
-    environments = {
+    environments: dict[str, tuple[Any, str]] = {
         "JAX_PLATFORMS": ("tpu", "JAX finds no devices where JAX_PLATFORMS is tpu: RuntimeError: Unable to initialize"),
         "JAX_NUM_CPU_DEVICES": ("zero", "JAX_NUM_CPU_DEVICES=zero is not a count; give a whole number of at least 1"),
         "JAX_ENABLE_X64": ("maybe", "JAX cannot be loaded: invalid truth value 'maybe'"),
