@@ -145,6 +145,7 @@ def _part(jax_state: Any, pulse: Pulse, beating: threading.Thread) -> None:
     pulse.over.set()
     beating.join()  # Python must not end while it is in a call of the client, nor the client while it is called
     if not pulse.finished:
+        pulse.leave()
         # JAX would wait for the others, which do not end now, and then abort all. So it would where it destroys the
         # client: a thread that does not end has it.
         kept = jax_state.client, jax_state.service

@@ -253,12 +253,12 @@ def test_who_does_not_come_is_named_before_a_watchdog_ends_the_others() -> None:
 
 def test_a_process_that_is_stopped_ends_all_and_the_run_is_gone_on_with(tmp_path: Path) -> None:
     """The first has written whatever had ended, and goes on from its journal; the others have no file of its."""
-    selected = "--strategy=data,stopped_elsewhere_once", "--devices=2", "--batch-size=8", "--lost-after=3"
+    selected = "--strategy=data,stopped_elsewhere_once", "--devices=2", "--batch-size=8", "--lost-after=10"
     report = f"--benchmark-json={tmp_path}/{{}}/run.json"
     command = "-m", "pytest", *PLUGINS, "benchmarks", *TINY, *selected, report, "--processes=2", "--process-id={}"
     for resume, statuses in ((), [LOST, 130]), (("--resume",), [0, 0]):
         where = f"--coordinator=127.0.0.1:{free_port()}"
-        ended = finish_together(start_together(2, 2, *command, where, *resume, ONCE=tmp_path, **TOYS), 60)
+        ended = finish_together(start_together(2, 2, *command, where, *resume, ONCE=tmp_path, **TOYS), 300)
         assert [each.returncode for each in ended] == statuses, [each.stderr for each in ended]
         assert ("process 1 of 2 ended before the others" in ended[0].stderr) == (not resume)
         found = {name: row["extra_info"]["status"] for name, row in rows(tmp_path / "0" / "run.json").items()}
