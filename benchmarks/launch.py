@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = f"127.0.0.1:{free_port()}"
     started: list[subprocess.Popen[str]] = []
     numbers = signal.SIGINT, signal.SIGTERM
-    before = {number: signal.signal(number, lambda number, _: tell(started, number)) for number in numbers}
+    # SIGTERM for Ctrl-C, too: a process that is about to start hears it without a traceback.
+    before = {number: signal.signal(number, lambda number, _: tell(started, signal.SIGTERM)) for number in numbers}
     try:
         for index in range(options.processes):
             command = [sys.executable, "-m", "pytest", str(Path(__file__).parent), "--coordinator", where]

@@ -23,6 +23,7 @@ from benchmarks.corpus import NO_TEXT, Corpus, read_corpus
 from benchmarks.heartbeat import Heart
 from benchmarks.journal import Journal, Silent, journal_path
 from benchmarks.machine import compiler_facts, update_machine_info, use_virtual_devices
+from benchmarks.measure import forget_effects
 from benchmarks.options import selected
 from benchmarks.publish import SoFar, publish, report_nothing, whole_report
 from benchmarks.reporter import Reporter
@@ -186,6 +187,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     if {str(case) for case in run.cases} <= run.rows.keys():
         run.journal.remove()
     run.journal.close()
+    forget_effects()
     session.config.stash[HEART].rest()
     return result
 
