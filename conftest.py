@@ -1,11 +1,8 @@
-"""What pytest needs before anything else: eight virtual CPU devices, and the options of `pytest benchmarks`."""
+"""What pytest needs before anything else: the options of `pytest benchmarks`."""
 
 import pytest
 
-from benchmarks.machine import use_virtual_devices
-from benchmarks.options import add_options
-
-use_virtual_devices()
+from benchmarks.arguments import add_options
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

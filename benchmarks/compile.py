@@ -20,7 +20,8 @@ from benchmarks.memory import host_peak_rss_bytes
 from benchmarks.options import declare, selected, topology
 from benchmarks.overlap import HOW, SENT
 from benchmarks.prepare import Entry, Preparation
-from benchmarks.record import Record, Row
+from benchmarks.record import Record
+from benchmarks.row import Row
 from benchmarks.terminal import MIB
 from strategies.mesh import AXES
 

@@ -44,6 +44,12 @@ class MayDeadlock(CaseFailure):
     """Two collectives of the step may be in flight at once, which virtual CPU devices have too few threads for."""
 
 
+class TimedOut(CaseFailure):
+    """The case hung, and its process was ended."""
+
+    status = "timeout"
+
+
 class Recompiled(CaseFailure):
     """Something was compiled while steps were timed."""
 

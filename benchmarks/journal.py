@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Row
+from benchmarks.row import Row
 
 STOPPED = b'{"stopped": true}\n'
 """The last line after an orderly end."""

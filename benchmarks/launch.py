@@ -22,8 +22,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO
 
-IN_ORDER = (0, 1, 5)
-"""Exit statuses of pytest when all went well, when tests have failed, and when there were none."""
+from benchmarks.statuses import CTRL_C, IN_ORDER
+
 GRACE_SECONDS = 30.0
 """For the others, when one has died, to write what they have measured."""
 
@@ -48,10 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = f"127.0.0.1:{free_port()}"
     started: list[subprocess.Popen[str]] = []
     numbers = signal.SIGINT, signal.SIGTERM
-    before = {number: signal.signal(number, lambda number, _: tell(started, number)) for number in numbers}
+    heard: list[int] = []
+
+    def hear(number: int, _: object) -> None:
+        heard.append(number)
+        tell(started, signal.SIGTERM)  # for Ctrl-C, too: a process that is about to start hears it without a traceback
+
+    before = {number: signal.signal(number, hear) for number in numbers}
     try:
         for index in range(options.processes):
-            command = [sys.executable, "-m", "pytest", "benchmarks", "--coordinator", where]
+            command = [sys.executable, "-m", "pytest", str(Path(__file__).parent), "--coordinator", where]
             command += ["--processes", str(options.processes), "--process-id", str(index), *options.pytest]
             own = environment(index, options.devices_per_process, gpus)
             output, errors = (None, None) if index == 0 else (subprocess.DEVNULL, subprocess.PIPE)
@@ -60,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             started.append(process)
             if process.stderr:
                 threading.Thread(target=pass_on, args=(process.stderr, index), daemon=True).start()
-        return wait(started)
+        status = wait(started)
+        return CTRL_C if heard and status == 128 + signal.SIGTERM else status
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

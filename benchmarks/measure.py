@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -130,6 +130,15 @@ def steps_per_block(training: Timed) -> int:
     while (seconds := processes.of_first(partial(training.block, steps))) < BLOCK_SECONDS:
         steps = math.ceil(1.2 * steps * BLOCK_SECONDS / seconds)
     return steps
+
+
+def forget_effects() -> None:
+    """Wait for what failed callbacks have left behind: JAX would when Python ends, and print what went wrong again."""
+    from jax._src.dispatch import runtime_tokens  # `jax.effects_barrier` keeps what fails
+
+    with suppress(Exception):
+        runtime_tokens.block_until_ready()
+    runtime_tokens.clear()
 
 
 @contextmanager

@@ -1,101 +1,50 @@
-"""The options of `pytest benchmarks`, and the selection that they add up to."""
+"""What the options of `pytest benchmarks` mean, and the selection that they add up to."""
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import jax
-import pytest
 
 from benchmarks import processes
+from benchmarks.arguments import (
+    SIZES,
+    commas,
+    compiler_option,
+    count,
+    declare,
+    declare_compiler,
+    declare_model,
+    declare_text,
+    seconds,
+)
 from benchmarks.cases import COMMON, Case, Selection
+from benchmarks.failures import reason_of
 from benchmarks.placement import device_count
 from benchmarks.topology import Topology
 from strategies import PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
 
+__all__ = [
+    "commas",
+    "compiler_option",
+    "count",
+    "declare",
+    "declare_compiler",
+    "declare_model",
+    "declare_text",
+    "seconds",
+]
+
 DEVICES = (1, 2, 8)
 BATCH_SIZES = (8, 16)
-CASE_SECONDS = 1.0
-CASE_TIMEOUT = 600.0
-LOST_AFTER = 30.0
-SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
 
 OPTIONS = tuple(dict.fromkeys([*COMMON, *(name for each in STRATEGIES.values() for name in each.options)]))
 """Fields of `TrainConfig` that can be varied, of strategies that have them."""
 
 T = TypeVar("T")
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Declare the options of `pytest benchmarks`."""
-    group = parser.getgroup("meshmark", "meshmark: what `pytest benchmarks` measures")
-    declare(group.addoption)
-    declare_text(group.addoption)
-    add = group.addoption
-    add("--attribution", action="store_true", help="say of each step where its time goes; times variants of it, too")
-    add("--case-seconds", type=seconds, metavar="S", default=CASE_SECONDS, help="timed a case; default: %(default)s")
-    add("--case-timeout", type=seconds, metavar="S", default=CASE_TIMEOUT, help="without a sign; default: %(default)s")
-    add("--compile-only", action="store_true", help="ask the compiler what each step does, and run nothing")
-    add("--topology", type=topology, metavar="TOPOLOGY", help="compile for devices not there, such as v5p:4x4x4")
-    add("--resume", action="store_true", help="go on with the run that was writing the same --benchmark-json")
-    add("--trace-dir", type=Path, metavar="DIR", help="a profiler's trace of each case, apart from what is timed")
-    together = parser.getgroup("meshmark-processes", "meshmark: several processes, started with the same options each")
-    add = together.addoption
-    add(
-        "--distributed", action="store_true", help="find the others through SLURM, Open MPI, Kubernetes or a TPU's host"
-    )
-    add("--coordinator", metavar="HOST:PORT", help="find the others there: where process 0 runs, a port that is free")
-    add("--processes", type=count, metavar="N", help="how many there are, with --coordinator")
-    add("--process-id", type=index, metavar="I", help="which of them this is, with --coordinator; 0 writes the report")
-    add(
-        "--lost-after",
-        type=seconds,
-        metavar="S",
-        default=LOST_AFTER,
-        help="a dead process ends all; default: %(default)s",
-    )
-
-
-def declare(add: Callable[..., Any]) -> None:
-    """Declare what selects cases, by pytest's or argparse's way to add an option.
-
-    A bad value is refused by its parser, which names the legal ones.
-    """
-    several = {"action": "extend", "default": []}
-    there = f"those of {DEVICES} that are there; a --topology is taken whole"
-    sizes = f"{BATCH_SIZES}, or one for each device of a --topology"
-    add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help=f"default: {', '.join(STRATEGIES)}")
-    add("--devices", type=commas(count), metavar="N,...", **several, help=f"default: {there}")
-    add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="such as data=2,tensor=4; repeatable")
-    add("--batch-size", type=commas(count), metavar="N,...", **several, help=f"sequences; default: {sizes}")
-    add("--microbatches", type=commas(count), metavar="N,...", **several, help="of a batch; default: 2 a stage, or 1")
-    declare_model(add)
-    add("--dtype", choices=get_args(Dtype), default="float32", help="of the computation; default: %(default)s")
-    add("--remat", choices=get_args(Remat), default="dots", help="what backward recomputes; default: %(default)s")
-    add("--option", type=option, metavar="NAME=VALUE,...", **several, help=f"of {', '.join(OPTIONS)}; repeatable")
-    declare_compiler(add)
-
-
-def declare_text(add: Callable[..., Any]) -> None:
-    """Declare what says on which text steps are trained, where they are."""
-    add("--corpus", type=Path, metavar="FILE", help="the text to train on; default: the prose of pydoc_data.topics")
-
-
-def declare_model(add: Callable[..., Any]) -> None:
-    """Declare what says which model it is."""
-    add("--preset", choices=tuple(PRESETS), default="nano", help="the model; default: %(default)s")
-    for size in SIZES:
-        add(f"--{size}", type=count, metavar="N", help="instead of the preset's")
-    add("--untied", action="store_true", help="a head of its own instead of the embedding")
-
-
-def declare_compiler(add: Callable[..., Any]) -> None:
-    """Declare what the compiler is told."""
-    text = "of XLA, for what its backend takes, such as xla_tpu_enable_latency_hiding_scheduler=true; repeatable"
-    add("--compiler-option", type=compiler_option, metavar="NAME=VALUE", action="append", default=[], help=text)
 
 
 def model(option: argparse.Namespace) -> tuple[str, GPTConfig]:
@@ -124,7 +73,7 @@ def selected(option: argparse.Namespace) -> Selection:
     if absent:
         require_whole(absent, option.mesh, option.devices)
         absent.prepare()
-    there = len(absent.devices()) if absent else jax.device_count()
+    there = len(absent.devices()) if absent else devices_there()
     usual = (there,) if absent else tuple(n for n in DEVICES if n <= there and shared_out(n))
     if option.mesh and option.devices:
         raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
@@ -147,6 +96,20 @@ def selected(option: argparse.Namespace) -> Selection:
         raise ValueError(_nothing_selected(chosen))
     require_options(chosen.options, cases)
     return chosen
+
+
+def devices_there() -> int:
+    """How many devices JAX finds.
+
+    Raises:
+        ValueError: it finds none, such as of a platform that is not installed.
+    """
+    try:
+        return jax.device_count()
+    except RuntimeError as error:
+        told = os.environ.get("JAX_PLATFORMS")
+        asked = f" where JAX_PLATFORMS is {told}" if told else ""
+        raise ValueError(f"JAX finds no devices{asked}: {reason_of(error)}") from error
 
 
 def values_of(given: Iterable[tuple[str, list[Any]]]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
@@ -204,38 +167,32 @@ def unique(values: list[T]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def commas(read: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """A reader of lists.
-
-    >>> commas(count)("8,16")
-    [8, 16]
-    """
-    return lambda text: [read(part) for part in text.split(",")]
-
-
-def count(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count; give a whole number of at least 1")
-    return int(text)
+def names() -> dict[str, str]:
+    """What helps name: all that there is to choose from."""
+    return {
+        "strategies": ", ".join(STRATEGIES),
+        "presets": ", ".join(PRESETS),
+        "dtypes": ", ".join(get_args(Dtype)),
+        "remats": ", ".join(get_args(Remat)),
+        "options": ", ".join(OPTIONS),
+        "devices": str(DEVICES),
+        "batch_sizes": str(BATCH_SIZES),
+    }
 
 
-def index(text: str) -> int:
-    """A whole number, counted from 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of a process; the first is 0")
-    return int(text)
+def one_of(what: str, legal: Iterable[str]) -> Callable[[str], str]:
+    """A reader of names."""
+
+    def read(text: str) -> str:
+        if text not in legal:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what}; there are {', '.join(legal)}")
+        return text
+
+    return read
 
 
-def seconds(text: str) -> float:
-    """A positive number of seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; give a positive number of seconds, such as 2.5")
-    return value
+preset = one_of("preset", PRESETS)
+dtype, remat = one_of("dtype", get_args(Dtype)), one_of("way to rematerialise", get_args(Remat))
 
 
 def strategy(text: str) -> str:
@@ -262,18 +219,6 @@ def option(text: str) -> list[tuple[str, list[Any]]]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"--option {text}: {error}") from error
     return [(name, found)]
-
-
-def compiler_option(text: str) -> tuple[str, str]:
-    """An option of XLA and its value; whether there is one of that name is known to its backend alone.
-
-    >>> compiler_option("xla_disable_hlo_passes=reduce-scatter-creator,all-reduce-combiner")
-    ('xla_disable_hlo_passes', 'reduce-scatter-creator,all-reduce-combiner')
-    """
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is no option with a value; write it as xla_name=value")
-    return name, value
 
 
 def flag(text: str) -> bool:

@@ -28,7 +28,9 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int
 
+from benchmarks.arguments import processes_asked
 from benchmarks.failures import CaseFailure, Status, reason_of, status_of
+from benchmarks.joining import patience
 from benchmarks.pulse import Pulse
 
 T = TypeVar("T")
@@ -92,23 +94,6 @@ _group: _Group | None = None
 _pulse: Pulse | None = None
 
 
-def asked(option: Namespace) -> bool:
-    """Whether the options ask for several processes.
-
-    Raises:
-        ValueError: they say too little, or too much.
-    """
-    by_hand = {"--coordinator": option.coordinator, "--processes": option.processes, "--process-id": option.process_id}
-    missing = [name for name, value in by_hand.items() if value is None]
-    if option.distributed and len(missing) < len(by_hand):
-        raise ValueError(f"--distributed finds out what {', '.join(by_hand)} say; leave it out, or leave them out")
-    if 0 < len(missing) < len(by_hand):
-        raise ValueError(f"{', '.join(by_hand)} go together; {', '.join(missing)} missing")
-    if not missing and option.process_id >= option.processes:
-        raise ValueError(f"--process-id {option.process_id} is none of {option.processes} processes, 0 the first")
-    return option.distributed or not missing
-
-
 def join(option: Namespace) -> None:
     """Become one of the processes that the options ask for, if they do. It comes before anything asks for devices.
 
@@ -116,17 +101,19 @@ def join(option: Namespace) -> None:
         ValueError: the processes do not find each other, or there is no cluster to find them in.
     """
     global _group, _pulse
-    if not asked(option):
+    if not processes_asked(option):
         return
     try:
-        jax.distributed.initialize(
-            option.coordinator,
-            option.processes,
-            option.process_id,
-            # JAX would end this process, too, but without saying why where it is heard. It comes second.
-            heartbeat_timeout_seconds=math.ceil(3 * option.lost_after),
-            shutdown_timeout_seconds=math.ceil(option.lost_after),
-        )
+        with patience(option):
+            jax.distributed.initialize(
+                option.coordinator,
+                option.processes,
+                option.process_id,
+                # JAX would end this process, too, but without saying why where it is heard. It comes second.
+                initialization_timeout=math.ceil(option.join_timeout) + 30,
+                heartbeat_timeout_seconds=math.ceil(3 * option.lost_after),
+                shutdown_timeout_seconds=math.ceil(option.lost_after),
+            )
     except ValueError as error:
         if not option.distributed:
             raise
@@ -158,6 +145,7 @@ def _part(jax_state: Any, pulse: Pulse, beating: threading.Thread) -> None:
     pulse.over.set()
     beating.join()  # Python must not end while it is in a call of the client, nor the client while it is called
     if not pulse.finished:
+        pulse.leave()
         # JAX would wait for the others, which do not end now, and then abort all. So it would where it destroys the
         # client: a thread that does not end has it.
         kept = jax_state.client, jax_state.service

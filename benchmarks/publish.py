@@ -5,13 +5,14 @@ row of what was not timed. Here steps take turns and are timed in blocks that wa
 rows of an interrupted run are taken up again.
 """
 
+import argparse
 import os
 import shutil
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 from pytest_benchmark.stats import Metadata, Stats
 
-from benchmarks.record import Row
+from benchmarks.row import Row
 
 LEAST_FREE_BYTES = 16 * 2**20
 """Room for the report and the journal of thousands of cases."""
@@ -108,12 +109,14 @@ def require_writable(path: Path | None) -> None:
     """
     if path is None:
         return
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise pytest.UsageError(f"--benchmark-json={path} is a device or a pipe; name a file")
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise pytest.UsageError(f"--benchmark-json={path} is a device or a pipe; name a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             path.open("ab").close()
+        with suppress(FileNotFoundError):  # other errors say that a file beside it cannot be: its name is too long
+            path.with_name(f"{path.stem}.journal.jsonl~").lstat()
         tempfile.TemporaryFile(dir=path.parent).close()  # another run may be writing the report itself
         free_bytes = shutil.disk_usage(path.parent).free
     except OSError as error:
@@ -121,6 +124,23 @@ def require_writable(path: Path | None) -> None:
     if free_bytes < LEAST_FREE_BYTES:
         problem = f"--benchmark-json={path} has {free_bytes / 2**20:.1f} MiB left on its disk"
         raise pytest.UsageError(f"{problem}; free {LEAST_FREE_BYTES / 2**20:.0f} MiB, or name another")
+
+
+def require_storage(option: argparse.Namespace) -> None:
+    """See that pytest-benchmark's own storage can be written, if it is to be.
+
+    Raises:
+        pytest.UsageError: it cannot; with the system's reason.
+    """
+    where = option.benchmark_storage.removeprefix("file://")
+    if not (option.benchmark_save or option.benchmark_autosave) or "://" in where:
+        return
+    try:
+        Path(where).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=where).close()
+    except OSError as error:
+        problem = f"--benchmark-storage={option.benchmark_storage} cannot be written: {error.strerror}"
+        raise pytest.UsageError(f"{problem}; name another folder") from error
 
 
 @contextmanager

@@ -16,13 +16,15 @@ from typing import Any
 
 import jax
 
+from benchmarks.statuses import LOST
+
 SIGNS, GONE = "meshmark-pulses", "meshmark-gone"
 FINISHED = "finished"
 """The last sign of a process that ends with the others."""
+LEFT = "left"
+"""The last sign of one that ends without them, when it has said why, or has heard why."""
 BEATS = 5
 """So many signs are missed of a process that is lost."""
-LOST = 69
-"""The exit status of a process that has lost another (`EX_UNAVAILABLE` of sysexits.h)."""
 
 
 @dataclass
@@ -50,8 +52,9 @@ class Pulse:
     def beat(self) -> None:
         """Show the others that this process is there, and end it where one of them is gone.
 
-        The first listens to all, and tells them. Its service ends with it: they have two beats to hear of it, in which
-        this process may come to an end of its own, as when all were told to stop.
+        The first listens to all, and tells them. Its service ends with it, and JAX aborts whoever still runs: it waits
+        until the others have given their last signs, `lost_after_seconds` at most. Then it has two beats to come to an
+        end of its own, as when all were told to stop.
         """
         heard: dict[int, tuple[str, float]] = dict.fromkeys(range(self.count), ("", time.monotonic()))
         beat_seconds = self.lost_after_seconds / BEATS
@@ -63,19 +66,37 @@ class Pulse:
                 gone = f"{self._name(0)} cannot be reached"
             if gone:
                 self.say(gone)
+                self.leave()
+                self._wait_for_others(heard)
                 if self.index > 0 or not self.over.wait(2 * beat_seconds):
                     os._exit(LOST)
+                return
             if self.over.wait(beat_seconds):
-                return self._leave(2 * beat_seconds)
+                return self._end(heard)
 
-    def _leave(self, seconds: float) -> None:
-        """Give a last sign. If this process ends before the others it tells them, and they have `seconds` to hear."""
+    def leave(self) -> None:
+        """Say that this process has nothing more to do but to end, without the others."""
         with suppress(jax.errors.JaxRuntimeError):  # nobody hears it
+            self._show(LEFT)
+
+    def _end(self, heard: dict[int, tuple[str, float]]) -> None:
+        """Say whether this process ends with the others, or else why it does not, which they have time to hear."""
+        with suppress(jax.errors.JaxRuntimeError):
             if self.finished:
                 return self._show(FINISHED)
             self._tell(self.why or f"{self._name(self.index)} ended before the others")
-            if self.index == 0:
-                time.sleep(seconds)
+            self._wait_for_others(heard)
+
+    def _wait_for_others(self, heard: dict[int, tuple[str, float]]) -> None:
+        """If this is the first, wait until the others have given their last signs, but for those not heard of."""
+        start, beat_seconds = time.monotonic(), self.lost_after_seconds / BEATS
+        alive = [index for index, (_, when) in heard.items() if index and start - when < self.lost_after_seconds]
+        with suppress(jax.errors.JaxRuntimeError):
+            while self.index == 0 and time.monotonic() - start < self.lost_after_seconds:
+                last = dict(self.client.key_value_dir_get(SIGNS))
+                if all(last.get(f"{SIGNS}/{index}") in (FINISHED, LEFT) for index in alive):
+                    return time.sleep(2 * beat_seconds)  # for them to end
+                time.sleep(beat_seconds)
 
     def _gone(self, heard: dict[int, tuple[str, float]]) -> str | None:
         """Who is gone, and how. `heard` is what the first has heard last of each, and when that was new."""

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+import jax
+
 from benchmarks import processes
 from benchmarks.attribution import Attribution
 from benchmarks.cases import Case, CompilerOptions, spelled
@@ -15,6 +17,7 @@ from benchmarks.explained import KEYS as EXPLAINED_KEYS
 from benchmarks.failures import Status
 from benchmarks.memory import Memory
 from benchmarks.predicted import predicted
+from benchmarks.row import Row, Scalar
 from benchmarks.turns import Ratio, Turns
 
 SCHEMA_VERSION = 3
@@ -23,25 +26,6 @@ COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations")
 
 NOISE = 0.05
 """A run is noisy where the same step, timed twice, may differ by more than this: its interval reaches so far."""
-
-Scalar = str | int | float | bool | None
-
-
-@dataclass(frozen=True)
-class Row:
-    """A case that has ended, in plain values: what goes into the journal and into the report.
-
-    Attributes:
-        case: the id, such as `fsdp-fsdp=8-b16`.
-        extra_info: `Record.as_extra_info`.
-        samples: seconds per step, one for each block; empty where none was timed.
-        steps_per_block: steps that were timed as one, and blocked on once.
-    """
-
-    case: str
-    extra_info: dict[str, Scalar]
-    samples: tuple[float, ...]
-    steps_per_block: int | None
 
 
 @dataclass(frozen=True)
@@ -96,7 +80,7 @@ class Record:
     @classmethod
     def begin(cls, case: Case, *, compile_only: bool = False) -> "Record":
         """A case of which nothing is known but where it will run; it counts as interrupted until it has ended."""
-        device = case.devices[0]
+        device = (case.topology.devices() if case.topology else jax.devices())[0]
         virtual = device.platform == "cpu"
         return cls(case, device.platform, device.device_kind, virtual, compile_only=compile_only)
 

@@ -2,6 +2,7 @@
 
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -16,14 +17,16 @@ from benchmarks.attribution import attribute
 from benchmarks.cases import Case
 from benchmarks.clock import Clock
 from benchmarks.corpus import Corpus
-from benchmarks.failures import CaseFailure, Died, reason_of, status_of
+from benchmarks.failures import CaseFailure, Died, TimedOut, reason_of, status_of
 from benchmarks.journal import Journal, JournalError
 from benchmarks.machine import matmul_flops_per_second
 from benchmarks.measure import Training, steps_per_block
 from benchmarks.memory import device_peak_bytes, host_peak_rss_bytes, states_budget_bytes
 from benchmarks.prepare import Entry, Preparation
-from benchmarks.record import Record, Row
+from benchmarks.record import Record
+from benchmarks.row import Row
 from benchmarks.solo import SoloTraining, has_solo, solo
+from benchmarks.statuses import A_TIMEOUT
 from benchmarks.turns import MIN_ROUNDS, Ratio, Turns, take_turns
 from benchmarks.watchdog import Watchdog
 from strategies import Infeasible
@@ -58,7 +61,7 @@ class Session:
     """What the cases of a run share: the text, one device's numbers, the machine's speed, the clock, and the rows.
 
     `prepare` every case of a comparison group (those of equal `Case.single`), then `time` each: the first of these
-    times all of the group in turns.
+    times all of the group in turns. A session that is closed, or dropped, ends no process any more.
     """
 
     def __init__(self, plan: Plan, clock: Clock, journal: Journal) -> None:
@@ -67,8 +70,11 @@ class Session:
         self.cases: Sequence[Case] = ()
         self.say: Callable[[str], None] = lambda text: None
         self._entries: dict[str, Entry] = {}
+        self._told: set[str] = set()
         self._preparation = Preparation(plan.corpus_N, clock)
-        self._watchdog = Watchdog(plan.case_timeout, self._time_out)
+        time_out = weakref.WeakMethod(self._time_out)  # the watchdog's thread must not keep the session
+        self._watchdog = Watchdog(plan.case_timeout, lambda case: end(case) if (end := time_out()) else None)
+        weakref.finalize(self, self._watchdog.stop)
 
     @property
     def rows(self) -> dict[str, Row]:
@@ -85,7 +91,7 @@ class Session:
                 self._reference(case.single)  # first, so that its end is not taken for this case's
             self._begin(str(case))
             if died := self._died(case):
-                raise Died(died)
+                raise died
             # Closed, for of a case that has failed elsewhere the state is still there.
             with closing(self._preparation.stages(entry, compile_only=self.plan.compile_only)) as stages:
                 while (facts := processes.together(partial(self._stage, case, stages))) is not None:
@@ -119,6 +125,8 @@ class Session:
             Exception: what ended the case.
         """
         entry, row = self._entries.get(str(case)), self.rows.get(str(case))
+        if row and row.extra_info["status"] != "ok":
+            self._told.add(str(case))
         if row and row.extra_info.get("chip.fits") is False:
             return  # a result, and what was asked for
         if entry and entry.error:
@@ -134,13 +142,13 @@ class Session:
         return len(self._entries)
 
     def failed(self, case: Case) -> bool:
-        """Whether a case has ended, and not well."""
+        """Whether a case has ended, and not well, and a test of it has said so: another need not."""
         row = self.rows.get(str(case))
-        return row is not None and row.extra_info["status"] != "ok"
+        return row is not None and row.extra_info["status"] != "ok" and str(case) in self._told
 
     def close(self) -> list[Row]:
         """End the run; all rows, those of cases that were not finished among them."""
-        self._watchdog.rest()
+        self._watchdog.stop()
         self.journal.stop()
         stopped = {"status": "interrupted", "reason": "the run was stopped before the case was timed"}
         return [*self.rows.values(), *(replace(entry.record, **stopped).as_row() for entry in self._waiting())]
@@ -273,6 +281,8 @@ class Session:
                 self._end(entry, attribution=parts)
             except Exception as error:
                 warnings.warn(f"{case}: where its time goes is not known: {reason_of(error)}", stacklevel=2)
+            finally:
+                self._watchdog.rest()
 
     def _matmul_rate(self, dtype: str) -> float:
         """FLOPs per second of a matmul alone, measured once in a run."""
@@ -308,21 +318,26 @@ class Session:
                 if str(entry.case) not in self.rows:
                     self._fail(entry, error)
 
-    def _died(self, case: Case) -> str | None:
-        """Whether a case has ended too many processes; how often, and how the last of them ended."""
+    def _died(self, case: Case) -> CaseFailure | None:
+        """Whether a case has ended too many processes: one is enough where it hung, for that takes long to find."""
         deaths = self.journal.deaths.get(str(case), [])
+        if A_TIMEOUT in deaths:
+            return TimedOut(self._silence())
         if len(deaths) < MOST_DEATHS:
             return None
-        return f"{len(deaths)} processes died while it ran, the last of {deaths[-1]}"
+        return Died(f"{len(deaths)} processes died while it ran, the last of {deaths[-1]}")
 
-    def _time_out(self, case: str, seconds: float) -> None:
+    def _silence(self) -> str:
+        waited = f"nothing was heard of it for {self.plan.case_timeout:g} seconds"
+        return f"{waited}; --case-timeout sets how long to wait"
+
+    def _time_out(self, case: str) -> None:
         """The last words of the watchdog, in its thread, while the case hangs in this one's.
 
         A reference that hangs has no row to say so; it counts as dead.
         """
-        reason = f"nothing was heard of it for {seconds:g} seconds; --case-timeout sets how long to wait"
         if case in self._entries and case not in self.rows:
-            self.journal.finish(replace(self._entries[case].record, status="timeout", reason=reason).as_row())
+            self.journal.finish(replace(self._entries[case].record, status="timeout", reason=self._silence()).as_row())
 
 
 def trace(folder: Path, block: Callable[[], float]) -> None:

@@ -5,29 +5,33 @@ A backend that aborts, the system's answer to too little memory and a collective
 they happen in. The journal holds what was measured until then.
 """
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from benchmarks.heartbeat import HEARTBEAT, Listener
 from benchmarks.journal import STOPPED
-from benchmarks.pulse import LOST
-from benchmarks.watchdog import TIMED_OUT
+from benchmarks.statuses import A_TIMEOUT, CTRL_C, LOST, TIMED_OUT, UNWRITTEN
+from benchmarks.stopping import PASSED_ON
 
 JOURNAL = "MESHMARK_JOURNAL"
 """The variable by which a supervised process knows its journal."""
 RESUMED = "MESHMARK_RESUMED"
 """Set for a process that goes on with the journal of one that died; says of what."""
-
-CTRL_C = 130
-"""The exit status of a command that Ctrl-C ended, or whoever stops a job: 128 and the signal's number."""
-UNWRITTEN = 74
-"""The exit status of a process that could not write what it had measured (`EX_IOERR` of sysexits.h)."""
+PATIENCE_SECONDS = 2.0
+"""For the process that measures to do as it was told; then it is said what is waited for, or it is killed."""
+GRACE_SECONDS = 10.0
+"""For a busy machine: so much longer than the process's own watchdog, which has more to say, the supervisor waits."""
+TICK_SECONDS = 0.25
 
 
 def supervised() -> bool:
@@ -35,24 +39,28 @@ def supervised() -> bool:
     return JOURNAL in os.environ
 
 
-def supervise(arguments: Sequence[str], journal: Path | None, *, alone: bool = True) -> int:
+def supervise(
+    arguments: Sequence[str], journal: Path | None, *, alone: bool = True, timeout_seconds: float = 600.0
+) -> int:
     """Run pytest until it has ended in an orderly way; its exit status.
 
     Args:
         arguments: of pytest.
         journal: where it is to be; without one it is a temporary file.
         alone: nobody else takes part. Of several processes one that dies ends all.
+        timeout_seconds: after which a process that shows no sign of life is ended.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = journal or Path(folder, "journal.jsonl")
         environment = os.environ | {JOURNAL: str(path)}
         while True:
             before = content(path)
-            status, told = run([sys.executable, "-m", "pytest", *arguments], environment)
+            command = [sys.executable, "-m", "pytest", *arguments]
+            status, told = run(command, environment, timeout_seconds=timeout_seconds)
             written = content(path).removeprefix(before)
-            if told and status in (TIMED_OUT, LOST):
-                return CTRL_C  # it hung, and could not hear, or others heard before
-            if told or ended(status, written):
+            if told:
+                return stopped(status, content(path))
+            if ended(status, written):
                 return 128 - status if status < 0 else status
             death = death_of(status)
             if not alone:
@@ -61,6 +69,19 @@ def supervise(arguments: Sequence[str], journal: Path | None, *, alone: bool = T
                 return 128 - status if status < 0 else status
             print(f"\nthe benchmarks ended by {death}; going on with the cases that are left", file=sys.stderr)
             environment |= {RESUMED: death}
+
+
+def stopped(status: int, written: bytes) -> int:
+    """The exit status of a run that was told to stop, whose process ended with this one, and whose journal has this.
+
+    What had all been measured, or could not be written, is said to be. All else is as Ctrl-C ends a command: a process
+    that was killed, or that was told in the middle of its last words, has no better status.
+    """
+    if status in (pytest.ExitCode.OK, pytest.ExitCode.USAGE_ERROR, UNWRITTEN):
+        return status
+    if b'"began"' not in written:
+        print("\nstopped before a case had begun", file=sys.stderr)
+    return CTRL_C
 
 
 def content(journal: Path) -> bytes:
@@ -86,7 +107,7 @@ def death_of(status: int) -> str:
     ('SIGABRT', 'exit status 3')
     """
     if status == TIMED_OUT:
-        return "a case that timed out"
+        return A_TIMEOUT
     if status == LOST:
         return "the loss of another process"
     if status == -signal.SIGKILL:
@@ -94,36 +115,80 @@ def death_of(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
-def run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, bool]:
+def run(command: Sequence[str], environment: dict[str, str], *, timeout_seconds: float = 600.0) -> tuple[int, bool]:
     """Run a command to its end, whatever is pressed meanwhile; its exit status, and whether it was told to stop.
 
-    A terminal sends Ctrl-C to it too; SIGTERM, which stops this process alone, is passed on.
+    Whoever stops this process alone stops the command, too. One that was told twice and does not end is killed, and so
+    is one whose heart does not beat for `timeout_seconds`: it has `TIMED_OUT`.
     """
-    told: list[int] = []
-    process: subprocess.Popen[bytes] | None = None
+    told: list[float] = []
+    with closing(Listener()) as listener, hearing(told) as started:
+        own = environment | {HEARTBEAT: str(listener.descriptor)}
+        # Of a process that loads its libraries Ctrl-C makes a traceback in each thread: until it listens, it hears only
+        # what this one passes on, which ends it without a word.
+        process = subprocess.Popen(
+            command,
+            env=own,
+            pass_fds=[listener.descriptor],
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        )
+        listener.started()
+        started(process)
+        said = False
+        while process.poll() is None:
+            listener.listen(TICK_SECONDS)
+            waited = time.monotonic() - told[min(len(told), 2) - 1] if told else 0.0
+            if len(told) > 2 or (len(told) == 2 and waited > PATIENCE_SECONDS):
+                process.kill()
+            elif told and waited > PATIENCE_SECONDS and not said:
+                said = True
+                print(f"\nstopping: {awaited(environment, timeout_seconds)}", file=sys.stderr)
+            if listener.silent_seconds > timeout_seconds + GRACE_SECONDS:
+                process.kill()
+                process.wait()
+                return TIMED_OUT, bool(told)
+        return process.returncode, bool(told)
+
+
+@contextmanager
+def hearing(told: list[float]) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Note when this process is told to stop, and pass it on to the one that is named when it has started.
+
+    Handlers, not SIG_IGN, which the process would inherit; and where SIGINT was ignored, as in the background of a
+    script, it is heard, too: nobody else sends it to a run that is to go on.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
 
     def hear(number: int, _: object) -> None:
-        told.append(number)
-        if process and number == signal.SIGTERM:
-            process.send_signal(number)
+        told.append(time.monotonic())
+        for process in processes:
+            process.send_signal(PASSED_ON)
 
-    # A handler, not SIG_IGN: the command would inherit that.
+    def started(process: subprocess.Popen[bytes]) -> None:
+        processes.append(process)
+        if told:  # before there was anybody to pass it on to
+            process.send_signal(PASSED_ON)
+
     before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        process = subprocess.Popen(command, env=environment)
-        if signal.SIGTERM in told:  # before there was anybody to pass it on to
-            process.terminate()
-        return process.wait(), bool(told)
+        yield started
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def stop_once(number: int, _: object) -> None:
-    """Handle a signal as Ctrl-C, once: who stops a job may tell this process, and the one that passes it on, too.
+def awaited(environment: Mapping[str, str], timeout_seconds: float) -> str:
+    """What a process that was told to stop is still doing."""
+    case = running(content(Path(environment[JOURNAL])))
+    doing = f"{case} cannot be interrupted where it is" if case else "it cannot be interrupted where it is"
+    return f"{doing}, and is waited for, {timeout_seconds:g} seconds at most; Ctrl-C again ends it at once"
 
-    Raises:
-        KeyboardInterrupt: always.
+
+def running(journal: bytes) -> str | None:
+    """The case that runs, by the last whole line of a journal.
+
+    >>> running(b'{"began": "single"}\\n{"beg'), running(b'{"began": "single"}\\n{"stopped": true}\\n')
+    ('single', None)
     """
-    signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    lines = journal[: journal.rfind(b"\n") + 1].splitlines()
+    return json.loads(lines[-1]).get("began") if lines else None

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.chips import GIB
-from benchmarks.record import Row
+from benchmarks.row import Row
 
 TIMES = {"time/single": "relative_to_single", "time/twin": "relative_to_twin"}
 """Times in relation to another's, as the summary has them and as the row has them."""

@@ -32,18 +32,21 @@ def peer_environment(devices_each: int, **variables: Any) -> dict[str, str]:
     return environment(**ours | variables)
 
 
-def start_together(processes: int, devices_each: int, *command: str, **variables: Any) -> list[subprocess.Popen[str]]:
+def start_together(
+    processes: int, devices_each: int, *command: str, folder: Path = ROOT, **variables: Any
+) -> list[subprocess.Popen[str]]:
     """Start `python` with the same arguments in each process, where `{}` stands for its number.
 
     Args:
         processes: how many.
         devices_each: virtual devices of each.
         command: the arguments.
+        folder: where.
         variables: of the environment.
     """
     env = peer_environment(devices_each, **variables)
     commands = ([sys.executable, *(part.replace("{}", str(i)) for part in command)] for i in range(processes))
-    return [subprocess.Popen(each, cwd=ROOT, env=env, stdout=-1, stderr=-1, text=True) for each in commands]
+    return [subprocess.Popen(each, cwd=folder, env=env, stdout=-1, stderr=-1, text=True) for each in commands]
 
 
 def finish_together(started: Sequence[subprocess.Popen[str]], timeout_seconds: float = 300) -> list[Ended]:

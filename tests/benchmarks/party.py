@@ -18,6 +18,7 @@ processes.join(
         coordinator=where,
         processes=int(count),
         process_id=int(index),
+        join_timeout=60,
         lost_after=float(lost_after),
         case_timeout=float(case_timeout),
     )

@@ -5,6 +5,7 @@ folder keeps what has happened. As the report is about to be written somebody pr
 on the disk with ROOM.
 """
 
+import ctypes
 import dataclasses
 import functools
 import os
@@ -111,6 +112,45 @@ def hanging(step: Step) -> Step:
     return changed(step, hang)
 
 
+def deaf(step: Step) -> Step:
+    """The step never compiles, and no signal is heard meanwhile, as in the code of a backend."""
+
+    def hang(metrics: dict[str, jax.Array]) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        Path(os.environ["ONCE"], "hanging").touch()
+        time.sleep(1e6)
+
+    return changed(step, hang)
+
+
+def pausing(step: Step) -> Step:
+    """Somebody stops the supervisor while the step is compiled, and lets it go on."""
+
+    def pause(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(2)
+        os.kill(os.getppid(), signal.SIGCONT)
+        return metrics
+
+    return changed(step, pause)
+
+
+def stopped_above(step: Step) -> Step:
+    """Somebody presses Ctrl-C where only the supervisor hears it."""
+
+    def stop(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(60)
+        return metrics
+
+    return changed(step, stop)
+
+
+def held(step: Step) -> Step:
+    """The step never compiles, and no other thread of Python runs: C code keeps the interpreter's lock."""
+    return changed(step, lambda metrics: ctypes.PyDLL(None).sleep(1_000_000))
+
+
 def aborting(step: Step) -> Step:
     """The backend aborts, and the process with it."""
     return changed(step, lambda metrics: os.abort())
@@ -156,7 +196,19 @@ def stopped_elsewhere_once(step: Step) -> Step:
 
 FAULTS = (
     *(nan, wrong, inexact, diverging, uncompilable, huge, stopped, stopped_once, full_once, broken, retraced),
-    *(hanging, aborting, hanging_later, killed_later, elsewhere, killed_elsewhere, stopped_elsewhere_once),
+    *(
+        deaf,
+        pausing,
+        stopped_above,
+        hanging,
+        held,
+        aborting,
+        hanging_later,
+        killed_later,
+        elsewhere,
+        killed_elsewhere,
+        stopped_elsewhere_once,
+    ),
 )
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.journal import Journal, JournalError, Silent
-from benchmarks.record import Row
+from benchmarks.row import Row
 
 FACTS = {"jax": "0.10.2", "selection": "nano"}
 ROWS = [Row("data", {"status": "ok"}, (0.1, 0.2), 3), Row("fsdp", {"status": "oom", "reason": "full"}, (), None)]

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from benchmarks.failures import CompileError, Recompiled
-from benchmarks.measure import BLOCK_SECONDS, Training, compile_step, no_compilation, steps_per_block
+from benchmarks.measure import (
+    BLOCK_SECONDS,
+    Training,
+    compile_step,
+    forget_effects,
+    no_compilation,
+    steps_per_block,
+)
 from strategies import Step
 
 
@@ -113,3 +120,18 @@ def test_compiled_program_is_not_caught() -> None:
     with no_compilation():
         assert program(x).shape == (7,)
     assert jax.jit(lambda x: x * 5)(x).shape == (7,)
+
+
+def test_what_a_failed_callback_leaves_is_forgotten() -> None:
+    """When Python ends JAX waits for it again: nothing is left that would fail, and be printed, a second time."""
+    from jax._src.dispatch import runtime_tokens, wait_for_tokens
+
+    def fail() -> None:
+        raise ValueError("no such file")
+
+    token = cast(Any, SimpleNamespace(block_until_ready=fail))
+    runtime_tokens.set_output_runtime_token(jax.devices()[0], token)
+    with pytest.raises(ValueError, match="no such file"):
+        wait_for_tokens()
+    forget_effects()
+    wait_for_tokens()

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,14 +16,15 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.arguments import processes_asked
 from benchmarks.compiled import KINDS
 from benchmarks.launch import environment, main, visible_gpus, wait
-from benchmarks.processes import Elsewhere, Lost, _ended, _Group, asked, axes_between, join
+from benchmarks.processes import Elsewhere, Lost, _ended, _Group, axes_between, join
 from benchmarks.pulse import LOST
 from tests.benchmarks.test_run import PLUGINS, TINY, rows
 from tests.processes import Ended, finish_together, free_port, start_together
 
-TOYS = {"SINGLE": "single"}
+TOYS: dict[str, Any] = {"SINGLE": "single"}
 
 
 class Service:
@@ -130,6 +132,10 @@ def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
     [
         ({"coordinator": "a:1"}, "go together; --processes, --process-id missing"),
         ({"coordinator": "a:1", "processes": 2, "process_id": 2}, "--process-id 2 is none of 2 processes, 0 the first"),
+        (
+            {"coordinator": "node0", "processes": 2, "process_id": 1},
+            "--coordinator node0 is no address; give HOST:PORT",
+        ),
         ({"distributed": True, "processes": 2}, "--distributed finds out what --coordinator, --processes"),
     ],
     ids=str,
@@ -137,9 +143,9 @@ def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
 def test_half_of_the_options_is_refused(given: dict[str, Any], message: str) -> None:
     """What does not say which process this is, or says it twice, is an error with what is missing."""
     none = {"coordinator": None, "processes": None, "process_id": None, "distributed": False}
-    assert not asked(declared(**none))
+    assert not processes_asked(declared(**none))
     with pytest.raises(ValueError, match=message):
-        asked(declared(**none | given))
+        processes_asked(declared(**none | given))
 
 
 def test_outside_of_a_cluster_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,12 +157,41 @@ def test_outside_of_a_cluster_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     none = {"coordinator": None, "processes": None, "process_id": None}
     with pytest.raises(ValueError, match=r"no cluster .*SLURM, Open MPI or Kubernetes, .* name --coordinator, --proc"):
-        join(declared(distributed=True, lost_after=3, case_timeout=3, **none))
+        join(declared(distributed=True, lost_after=3, join_timeout=3, case_timeout=3, **none))
 
 
 def declared(**given: Any) -> Any:
     """Options."""
     return argparse.Namespace(**given)
+
+
+@pytest.mark.parametrize(
+    ("index", "awaited"),
+    [(0, "the other 1 of 2 processes to come to {}"), (1, r"process 0 at {} \(Connection refused\)")],
+)
+def test_who_waits_for_the_others_says_so_and_ends(index: int, awaited: str) -> None:
+    """Where a process does not come it is said early, and what ends the wait is no stack of C++."""
+    where = f"127.0.0.1:{free_port()}"
+    by_hand = f"--coordinator={where}", "--processes=2", f"--process-id={index}", "--join-timeout=2"
+    command = "-m", "pytest", *PLUGINS, "benchmarks", *TINY, "--strategy=data", *by_hand
+    (ended,) = finish_together(start_together(1, 1, *command, **TOYS))
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    first, last = ended.stderr.splitlines()
+    words = awaited.format(where)
+    assert re.fullmatch(f"waiting for {words}, 2 seconds at most", first)
+    assert re.fullmatch(f"ERROR: waited 2 seconds for {words}; start all processes .*, or raise --join-timeout", last)
+
+
+def test_devices_that_processes_cannot_share_are_rows(tmp_path: Path) -> None:
+    """Launched from any folder: what cannot be is infeasible, with the numbers, and the rest is measured."""
+    report = tmp_path / "run.json"
+    launch = "-m", "benchmarks.launch", "--processes=2", "--devices-per-process=1", "--"
+    selected = "--strategy=data", "--devices=2,3", f"--benchmark-json={report}"
+    (ended,) = finish_together(start_together(1, 1, *launch, *PLUGINS, *TINY, *selected, folder=tmp_path, **TOYS))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = {name: (row["extra_info"]["status"], row["extra_info"]["reason"]) for name, row in rows(report).items()}
+    few = "2 processes do not have equal parts of 3 devices; take one device, or a multiple of 2"
+    assert found == {"data-data=2-b4": ("ok", None), "data-data=3-b4": ("infeasible", few)}
 
 
 def test_a_process_that_dies_ends_all_and_loses_no_finished_row(tmp_path: Path) -> None:
@@ -218,12 +253,12 @@ def test_who_does_not_come_is_named_before_a_watchdog_ends_the_others() -> None:
 
 def test_a_process_that_is_stopped_ends_all_and_the_run_is_gone_on_with(tmp_path: Path) -> None:
     """The first has written whatever had ended, and goes on from its journal; the others have no file of its."""
-    selected = "--strategy=data,stopped_elsewhere_once", "--devices=2", "--batch-size=8", "--lost-after=3"
+    selected = "--strategy=data,stopped_elsewhere_once", "--devices=2", "--batch-size=8", "--lost-after=10"
     report = f"--benchmark-json={tmp_path}/{{}}/run.json"
     command = "-m", "pytest", *PLUGINS, "benchmarks", *TINY, *selected, report, "--processes=2", "--process-id={}"
     for resume, statuses in ((), [LOST, 130]), (("--resume",), [0, 0]):
         where = f"--coordinator=127.0.0.1:{free_port()}"
-        ended = finish_together(start_together(2, 2, *command, where, *resume, ONCE=tmp_path, **TOYS), 60)
+        ended = finish_together(start_together(2, 2, *command, where, *resume, ONCE=tmp_path, **TOYS), 300)
         assert [each.returncode for each in ended] == statuses, [each.stderr for each in ended]
         assert ("process 1 of 2 ended before the others" in ended[0].stderr) == (not resume)
         found = {name: row["extra_info"]["status"] for name, row in rows(tmp_path / "0" / "run.json").items()}

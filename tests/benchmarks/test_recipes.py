@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.options import add_options
-from benchmarks.processes import asked
+from benchmarks.arguments import add_options, processes_asked
 
 RECIPES = Path(__file__).parents[2] / "benchmarks" / "recipes"
 FILES = sorted(RECIPES.iterdir())
@@ -64,7 +63,7 @@ def test_its_options_are_ours(path: Path) -> None:
     add_options(options)  # pyright: ignore[reportArgumentType]
     words = [re.sub(r"\$\w+", "1", word) for word in measures(path)]
     option = options.parser.parse_args(words)
-    assert asked(option)
+    assert processes_asked(option)
     assert option.devices == [16]
     assert option.preset == "gpt2-xl"
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ import pytest
 
 from benchmarks.conftest import pytest_cmdline_main
 from benchmarks.journal import journal_path
-from benchmarks.supervise import RESUMED, UNWRITTEN, stop_once, supervise
-from benchmarks.watchdog import TIMED_OUT
+from benchmarks.statuses import TIMED_OUT, UNWRITTEN
+from benchmarks.stopping import Stops
+from benchmarks.supervise import RESUMED, supervise
 from tests.processes import environment
 
 ROOT = Path(__file__).parents[2]
@@ -241,6 +243,29 @@ def test_report_that_is_not_written_is_not_lost(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == files
 
 
+def test_no_failure_is_a_success(tmp_path: Path) -> None:
+    """A case that fails in the turns of another's test fails its own; one whose check is not run fails when it is to be
+    timed; and a run in which nothing can be measured has no success either: exit status 1.
+    """
+    tests_failed = pytest.ExitCode.TESTS_FAILED
+    later = run("--strategy=single,diverging", "--mesh=data=1", f"--benchmark-json={tmp_path}/later.json")
+    assert (later.returncode, statuses(tmp_path / "later.json")["diverging-data=1-b4"]) == (tests_failed, "nan_loss")
+    assert "1 failed, 3 passed" in later.stdout
+    unchecked = run("--strategy=single,nan", "--mesh=data=1", "--benchmark-only")
+    assert (unchecked.returncode, "1 failed, 1 passed, 2 skipped" in unchecked.stdout) == (tests_failed, True)
+    impossible = run("--strategy=data", "--mesh=data=8")
+    assert (impossible.returncode, "2 skipped" in impossible.stdout) == (tests_failed, True)
+
+
+def test_what_is_deselected_is_left_out(tmp_path: Path) -> None:
+    """By pytest's own options or by a plugin: the rest is measured."""
+    left_out = "--deselect=benchmarks/test_step.py::test_step[single-data=2-b4]"
+    dropping = "-p", "tests.benchmarks.dropping"
+    process = run("--strategy=single,data", "--devices=1,2", left_out, *dropping)
+    assert process.returncode == pytest.ExitCode.OK, process.stdout
+    assert "1 passed, 3 deselected" in process.stdout
+
+
 def test_hang_and_death_end_no_sweep(tmp_path: Path) -> None:
     """What hangs in its first steps, aborts while it is compiled or is killed in its turns is a row that says so, and
     the others are measured.
@@ -262,6 +287,19 @@ def test_hang_and_death_end_no_sweep(tmp_path: Path) -> None:
     assert reasons["aborting"] == "2 processes died while it ran, the last of SIGABRT"
     assert reasons["killed_later"].startswith("2 processes died while it ran, the last of SIGKILL, of which too little")
     assert process.stderr.count("going on with the cases that are left") == 5
+
+
+def test_a_held_lock_ends_no_sweep(tmp_path: Path) -> None:
+    """A case that hangs with the interpreter's lock, so that no watchdog of its process runs, is ended by the
+    supervisor: its row says `timeout`, after one trial, and the others are measured.
+    """
+    report = tmp_path / "held.json"
+    process = run("--strategy=single,held,data", "--mesh=data=1", "--case-timeout=5", f"--benchmark-json={report}")
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED, process.stderr
+    assert statuses(report) == {"single-data=1-b4": "ok", "held-data=1-b4": "timeout", "data-data=1-b4": "ok"}
+    reason = rows(report)["held-data=1-b4"]["extra_info"]["reason"]
+    assert reason == "nothing was heard of it for 5 seconds; --case-timeout sets how long to wait"
+    assert process.stderr.count("ended by a case that timed out; going on with the cases that are left") == 1
 
 
 def test_kill_in_mid_sweep_loses_no_finished_row(tmp_path: Path) -> None:
@@ -315,12 +353,50 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
         "--strategy=ddp": "argument --strategy: 'ddp' is no strategy; there are single, data, ",
         "--vocab=100": "vocab=100 does not hold the 256 byte values of text; use 256 or more",
         f"--benchmark-json={tmp_path}": "cannot be written: Is a directory; name another",
+        f"--benchmark-json={tmp_path}/{'x' * 245}.json": "cannot be written: File name too long; name another",
+        f"--benchmark-json={tmp_path}/file/run.json": "cannot be written: ",
+        "tests/test_readme.py": "the benchmarks run alone: pytest benchmarks, without tests/test_readme.py",
+        "--coordinator=localhost:1": "go together; --processes, --process-id missing",
     }
-    for process, message in [(start(option), message) for option, message in refused.items()]:
+    (tmp_path / "file").touch()
+    unstorable = start(f"--benchmark-storage={tmp_path}/file/folder", "--benchmark-autosave")
+    several = [(start(option), message) for option, message in refused.items()]
+    environments: dict[str, tuple[Any, str]] = {
+        "JAX_PLATFORMS": ("tpu", "JAX finds no devices where JAX_PLATFORMS is tpu: RuntimeError: Unable to initialize"),
+        "JAX_NUM_CPU_DEVICES": ("zero", "JAX_NUM_CPU_DEVICES=zero is not a count; give a whole number of at least 1"),
+        "JAX_ENABLE_X64": ("maybe", "JAX cannot be loaded: invalid truth value 'maybe'"),
+    }
+    for name, (value, message) in environments.items():
+        several.append((bare(**{name: value}), message))
+    several.append((unstorable, f"--benchmark-storage={tmp_path}/file/folder cannot be written: "))
+    for process, message in several:
         ended = finish(process)
         assert ended.returncode == pytest.ExitCode.USAGE_ERROR
         assert message in ended.stderr
+        assert "Traceback" not in ended.stderr + ended.stdout
         assert "collected" not in ended.stdout
+
+
+def bare(*arguments: str, folder: Path = ROOT, **variables: Any) -> subprocess.Popen[str]:
+    """Start the benchmarks, by whatever names them, without what is planted."""
+    command = [sys.executable, "-m", "pytest", *(arguments or ["benchmarks"])]
+    return subprocess.Popen(command, cwd=folder, env=environment(**variables), stdout=-1, stderr=-1, text=True)
+
+
+@pytest.mark.parametrize("folder", [ROOT, None], ids=["checkout", "elsewhere"])
+def test_the_package_is_found_by_its_name(tmp_path: Path, folder: Path | None) -> None:
+    """In a checkout and away from it the options are known, and what is wrong with them is said in a line."""
+    plugin = "-p", "no:meshmark", "-p", "benchmarks.plugin"  # as its entry point has it, installed or not
+    ended = finish(bare(*plugin, "--pyargs", "benchmarks", "--strategy=ddp", folder=folder or tmp_path))
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert ended.stderr.startswith("ERROR: argument --strategy: 'ddp' is no strategy; there are single, data, ")
+
+
+def test_a_misspelt_folder_is_a_line(tmp_path: Path) -> None:
+    """As pytest says it, with options of ours, and a report that is not begun."""
+    ended = finish(bare("benchmark", "--strategy=data", f"--benchmark-json={tmp_path}/run.json"))
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert ended.stderr.strip() == "ERROR: file or directory not found: benchmark"
 
 
 @pytest.mark.parametrize(
@@ -334,8 +410,12 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
 def test_nothing_is_started_for_what_is_refused(options: dict[str, Any], message: str) -> None:
     """What can be seen to be wrong without a backend is refused before there is a process to start one."""
     offered = {"help": False, "version": False, "collectonly": False, "resume": False, "benchmark_json": None}
+    offered |= {"benchmark_storage": "file://./.benchmarks", "benchmark_save": None, "benchmark_autosave": False}
     offered |= {"distributed": False, "coordinator": None, "processes": None, "process_id": None}
-    config: Any = SimpleNamespace(option=argparse.Namespace(**offered | options))
+    invocation = SimpleNamespace(dir=ROOT)
+    config: Any = SimpleNamespace(
+        option=argparse.Namespace(**offered | options), stash={}, args=["benchmarks"], invocation_params=invocation
+    )
     with pytest.raises(pytest.UsageError, match=message):
         pytest_cmdline_main(config)
 
@@ -352,6 +432,10 @@ BEGAN, STOPPED = '{"began": "single"}\n', '{"stopped": true}\n'
         ([(-signal.SIGSEGV, False, BEGAN + STOPPED)], 139),  # when all had been measured
         ([(TIMED_OUT, False, BEGAN), (TIMED_OUT, True, BEGAN)], 130),  # Ctrl-C, and nobody there to hear
         ([(130, True, BEGAN + STOPPED)], 130),
+        ([(-signal.SIGUSR1, True, "")], 130),  # before it could listen
+        ([(-signal.SIGKILL, True, BEGAN)], 130),  # told twice
+        ([(1, True, BEGAN + STOPPED)], 130),  # a traceback at the end
+        ([(0, True, BEGAN + STOPPED)], 0),  # too late: all had been measured
         ([(UNWRITTEN, False, BEGAN)], UNWRITTEN),
         ([(pytest.ExitCode.USAGE_ERROR, False, BEGAN)], pytest.ExitCode.USAGE_ERROR),  # that another run wrote
     ],
@@ -363,7 +447,7 @@ def test_process_that_died_is_replaced(
     journal, left = tmp_path / "journal", list(ends)
     journal.write_text(BEGAN)
 
-    def ended(command: Any, environment: dict[str, str]) -> tuple[int, bool]:
+    def ended(command: Any, environment: dict[str, str], **_: Any) -> tuple[int, bool]:
         assert (RESUMED in environment) == (len(left) < len(ends))
         status, told, written = left.pop(0)
         journal.write_text(journal.read_text() + written)
@@ -374,12 +458,27 @@ def test_process_that_died_is_replaced(
     assert not left
 
 
-def test_stopping_twice_is_stopping_once() -> None:
-    """Who stops a job may tell each of its processes; one that is told directly and by its parent ends in peace."""
-    before = signal.signal(signal.SIGUSR1, stop_once)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGUSR1)
-        signal.raise_signal(signal.SIGUSR1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+def stops(*numbers: signal.Signals, writing: bool = False, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What becomes of a process that hears these signals."""
+    heard, ends = Stops(), list[str]()
+    monkeypatch.setattr("os._exit", lambda status: ends.append(f"exit {status}"))
+    for number in numbers:
+        with heard.while_writing() if writing else nullcontext():
+            try:
+                heard.hear(number, None)
+            except KeyboardInterrupt:
+                ends.append("interrupt")
+    return ends
+
+
+def test_a_stop_that_is_heard_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terminal tells the process that measures, and so does its supervisor; who tells one of them stops it, too."""
+    once = [signal.SIGINT], [signal.SIGUSR1], [signal.SIGINT, signal.SIGUSR1], [signal.SIGUSR1, signal.SIGTERM]
+    assert [stops(*numbers, monkeypatch=monkeypatch) for numbers in once] == [["interrupt"]] * 4
+
+
+def test_the_second_stop_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, whoever tells it; but the writing of a report in an orderly way, which no third one disturbs."""
+    twice = [signal.SIGINT, signal.SIGUSR1] * 2
+    assert stops(*twice, monkeypatch=monkeypatch) == ["interrupt", "exit 130"]
+    assert stops(*twice, *twice, writing=True, monkeypatch=monkeypatch) == ["interrupt", "interrupt"]

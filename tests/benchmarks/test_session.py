@@ -1,8 +1,11 @@
 """A run in one process: what is measured, checked and remembered, and what becomes of the cases that fail."""
 
+import gc
 import math
 import os
 import re
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +24,7 @@ from benchmarks.failures import CaseFailure, status_of
 from benchmarks.journal import Journal, JournalError
 from benchmarks.processes import Elsewhere
 from benchmarks.session import Plan, Session, trace
+from benchmarks.statuses import A_TIMEOUT
 from benchmarks.turns import MIN_ROUNDS, Ratio, take_turns
 from strategies import GPTConfig, Infeasible, MeshSpec
 from tests.benchmarks.planted import TOYS
@@ -42,7 +46,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
     def begin(plan: Plan = PLAN, resume: bool = False, after: str | None = None) -> Session:
         for earlier in sessions:
-            earlier.journal.close()
+            end(earlier)
         session = Session(plan, Clock(), Journal(tmp_path / "run.journal.jsonl", {}, resume=resume, after=after))
         session.matmul_rates["float32"] = 1e11
         sessions.append(session)
@@ -50,7 +54,13 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
     yield begin
     for session in sessions:
-        session.journal.close()
+        end(session)
+
+
+def end(session: Session) -> None:
+    """End a session as a process does that dies: nothing more is written."""
+    session._watchdog.stop()
+    session.journal.close()
 
 
 @pytest.fixture
@@ -73,10 +83,19 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
     """The rows of two real strategies, measured in one session."""
     journal = Journal(tmp_path_factory.mktemp("session") / "run.journal.jsonl", {}, resume=False)
     session = Session(replace(PLAN, attribution=True), Clock(), journal)
-    measured = measure(session, SINGLE, DATA)
-    session.close()
-    journal.close()
-    return measured
+    try:
+        return measure(session, SINGLE, DATA)
+    finally:
+        session.close()
+        journal.close()
+
+
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C is heard, whether or not the parent of this process ignores it, as it does in a script's background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
@@ -305,7 +324,7 @@ def test_compile_only_runs_nothing(begin: Begin) -> None:
     assert row["loss_first"] is row["step_seconds_median"] is row["matches_single"] is None
 
 
-@pytest.mark.usefixtures("toys")
+@pytest.mark.usefixtures("toys", "_interruptible")
 def test_interrupt_keeps_what_was_measured(begin: Begin) -> None:
     """Ctrl-C while a case is compiled: the one before it is in the journal, this one is a row that says so."""
     session, stopped = begin(), replace(SINGLE, strategy="stopped", batch_size=8)
@@ -439,6 +458,49 @@ def test_row_is_whole_without_attribution(begin: Begin) -> None:
     with pytest.warns(UserWarning, match="data-data=2-b4: where its time goes is not known: "):
         (row,) = measure(begin(replace(PLAN, attribution=True)), DATA)
     assert (row["status"], row["attribution.compute_seconds"]) == ("ok", None)
+
+
+@pytest.mark.parametrize("way", ["closed", "dropped"])
+def test_session_that_is_over_ends_no_process(begin: Begin, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Closed or dropped in the middle of a case, it lets its watchdog go, with its thread: what runs later is none of
+    its business.
+    """
+    ends: list[int] = []
+    monkeypatch.setattr("os._exit", ends.append)
+    before = set(threading.enumerate())
+    journal = begin().journal
+    session = Session(replace(PLAN, case_timeout=0.1), Clock(), journal)
+    (watching,) = [thread for thread in threading.enumerate() if thread not in before][1:]
+    session._begin(str(DATA))
+    if way == "closed":
+        session.close()
+    del session
+    gc.collect()
+    watching.join(60)
+    assert not watching.is_alive()
+    assert ends == []
+
+
+@pytest.mark.usefixtures("toys")
+def test_attribution_that_fails_leaves_no_watchdog_behind(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case whose row is whole is not waited for any more."""
+    session = begin(replace(PLAN, attribution=True))
+    with pytest.warns(UserWarning, match="where its time goes is not known: "):
+        measure(session, DATA)
+    assert session._watchdog._heard is None
+
+
+@pytest.mark.usefixtures("toys")
+def test_case_that_hung_is_not_tried_again(begin: Begin) -> None:
+    """Where its process was ended from outside, once is enough; a reference that did is done without."""
+    for hung in (DATA, SINGLE):
+        session = begin()
+        session.journal.begin(str(hung))
+        session = begin(resume=True, after=A_TIMEOUT)
+        (row,) = measure(session, DATA)
+        assert row["status"] == ("timeout" if hung == DATA else "ok")
+        assert "nothing was heard of it for 600 seconds; --case-timeout sets how long to wait" in row["reason"]
+        session.close()
 
 
 @pytest.mark.usefixtures("toys")

@@ -264,6 +264,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) ->
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
+@pytest.mark.stress  # it times real steps: on a busy machine they take what they take
 def test_a_planted_slowdown_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two real checkouts, the one whose steps take twice as long is slower."""
     # What is planted is around the program, and not in it: all workers compile the same, and the first do it for all.
