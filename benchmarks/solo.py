@@ -168,6 +168,7 @@ class _Device:
 
 def _serve(questions: Connection) -> None:
     """Answer until nobody asks any more: (number, answer, None), or (number, None, (status, reason)) of a failure."""
+    jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
     device = _Device()
     with suppress(EOFError, OSError):  # whoever asks has ended

@@ -34,19 +34,28 @@ def device() -> Iterator[Solo]:
     started.end()
 
 
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    """Of two cases, on a machine of a speed that is known."""
+    begun = Session(Plan(CORPUS, case_seconds=0.01), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False))
+    begun.matmul_rates["float32"] = 1e11
+    begun.cases = [SINGLE, DATA]
+    yield begun
+    begun.close()
+    begun.journal.close()
+
+
 def kill(process: Solo) -> None:
     """As a backend does that aborts."""
     os.kill(process._process.pid or 0, signal.SIGABRT)
     process._process.join()
 
 
-def test_it_trains_as_this_process_does(device: Solo, tmp_path: Path) -> None:
+def test_it_trains_as_this_process_does(device: Solo, session: Session) -> None:
     """Its first steps are those of one of several devices, and it times as many as it is asked for."""
     training = device.train(SINGLE, CORPUS)
-    session = Session(Plan(CORPUS), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False))
     session.prepare(SINGLE)
     session._preparation.require_equal(training.first_steps, SINGLE)
-    session.close()
     assert training.block(3) > 0
     assert training.dispatch_seconds > 0
     training.require_finite("after three steps")
@@ -83,17 +92,6 @@ def test_one_that_died_says_so_and_another_takes_its_place() -> None:
         first.matmul_flops_per_second("float32")
     assert solo() is not first
     assert solo().alive
-
-
-@pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    """Of two cases, on a machine of a speed that is known."""
-    begun = Session(Plan(CORPUS, case_seconds=0.01), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False))
-    begun.matmul_rates["float32"] = 1e11
-    begun.cases = [SINGLE, DATA]
-    yield begun
-    begun.close()
-    begun.journal.close()
 
 
 def statuses(session: Session) -> list[object]:
