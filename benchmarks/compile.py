@@ -4,7 +4,6 @@ python -m benchmarks.compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from benchmarks.overlap import HOW, SENT
 from benchmarks.prepare import Entry, Preparation
 from benchmarks.record import Record, Row
 from benchmarks.terminal import MIB
+from commandline.ending import run as run_command
 from strategies.mesh import AXES
 
 Size = Callable[[float | None], str]
@@ -126,4 +126,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -39,6 +39,7 @@ from benchmarks.options import (
 from benchmarks.placement import device_count
 from benchmarks.pool import Outcome, work_off
 from benchmarks.terminal import progress
+from commandline.ending import run as run_command
 from strategies.config import Dtype, Remat
 
 COMPILED = 8
@@ -255,4 +256,4 @@ def _to_compile(asked: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -22,6 +22,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO
 
+from commandline.ending import run as run_command
+
 IN_ORDER = (0, 1, 5)
 """Exit statuses of pytest when all went well, when tests have failed, and when there were none."""
 GRACE_SECONDS = 30.0
@@ -138,4 +140,4 @@ def tell(started: Sequence[subprocess.Popen[str]], number: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

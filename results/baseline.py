@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from commandline.ending import run as run_command
+from commandline.outputs import Unwritable, require_file, require_folder, save_text
 from results.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
 from results.records import SCHEMA_VERSION, Case, RecordError
 from results.verdict import EXIT_CODES
@@ -60,16 +62,18 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
 
     Raises:
         RecordError: the run does not say its JAX version, or is no baseline.
+        Unwritable: the folder or the file cannot be written.
     """
     version = snapshot.facts["jax"]
     if not isinstance(version, str) or not re.fullmatch(r"[\w.+-]+", version):
         raise RecordError(f"{snapshot.path} has the JAX version {reprlib.repr(version)}; run the benchmarks again")
     path = folder / f"jax-{version}.json"
     text = json.dumps(as_baseline(snapshot), indent=1) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
+    require_folder(folder)
+    require_file(path)
     beside = path.with_suffix(f".{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
+        save_text(beside, text)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
@@ -87,9 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         print(write_baseline(read_snapshot(options.run), options.out))
-    except RecordError as error:
+    except (RecordError, Unwritable) as error:
         parser.exit(EXIT_CODES["broken input"], f"{error}\n")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -22,6 +22,9 @@ from typing import Any
 
 from scipy.stats import binomtest
 
+from commandline.ending import BROKEN_INPUT
+from commandline.ending import run as run_command
+from commandline.outputs import Unwritable, require_file, save_text
 from results import exact, paired
 from results.arguments import count, launch_count, positive
 from results.counters import Snapshot, read_snapshot
@@ -167,10 +170,13 @@ def table(tallies: Sequence[Tally]) -> str:
 
 
 def keep(path: Path, findings: Sequence[Found], **settings: int) -> None:
-    """Write counts and findings as JSON."""
+    """Write counts and findings as JSON.
+
+    Raises:
+        Unwritable: they cannot be written there; the message says where they are.
+    """
     tallies = [asdict(tally) for tally in tallies_of(findings)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**settings, "tallies": tallies, "findings": findings}, indent=1) + "\n")
+    save_text(path, json.dumps({**settings, "tallies": tallies, "findings": findings}, indent=1) + "\n")
 
 
 def trials(checkout: Path, chosen: Sequence[Edit | Slowdown], options: argparse.Namespace) -> Iterator[list[Found]]:
@@ -213,6 +219,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [each for each in plants if each.name in (options.plant or names)]
     if not chosen:
         parser.error(f"--gate {options.gate} has no {options.plant[0]!r}; leave --gate out")
+    try:
+        if options.out:
+            require_file(options.out)
+    except Unwritable as error:
+        parser.exit(BROKEN_INPUT, f"{error}\n")
     findings: list[Found] = []
     with tempfile.TemporaryDirectory(prefix="meshmark-gate-") as folder:
         try:  # of a copy: no change of the original in the meantime may be taken for a plant
@@ -229,10 +240,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     keep(options.out, findings, launches=options.launches, blocks=options.blocks)
         except RecordError as error:
             sys.exit(f"nothing can be planted: {error}")
+        except Unwritable as error:
+            parser.exit(BROKEN_INPUT, f"{error}\n")
         finally:  # after Ctrl-C, too
             print(table(tallies_of(findings)))
     return int(any(tally.refutes for tally in tallies_of(findings)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from results.verdict import RED, Finding, Report
 
-COPIED = ("strategies", "benchmarks", "conftest.py", "pyproject.toml")
+COPIED = ("commandline", "strategies", "benchmarks", "conftest.py", "pyproject.toml")
 SIZES = ("--embed=64", "--heads=4", "--sequence=64")
 # What is soon compiled: two layers, for one is no loop.
 COMPILED = (*SIZES, "--layers=2", "--batch-size=8", "--strategy=data,fsdp", "--devices=2", "--compile-only")

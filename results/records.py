@@ -29,7 +29,23 @@ def is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) >= 2**63)
 
 
-KINDS: dict[Callable[[Any], bool], str] = {is_text: "a text", is_flag: "true or false", is_number: "a number"}
+def is_amount(value: Any) -> bool:
+    """Whether a fact is a number of at least 0, NaN or not known."""
+    return is_number(value) and not (value is not None and value < 0)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a fact is a number above 0, NaN or not known."""
+    return is_number(value) and not (value is not None and value <= 0)
+
+
+KINDS: dict[Callable[[Any], bool], str] = {
+    is_text: "a text",
+    is_flag: "true or false",
+    is_number: "a number",
+    is_amount: "a number of at least 0",
+    is_positive: "a number above 0",
+}
 
 
 class Case(NamedTuple):
@@ -48,7 +64,7 @@ class Case(NamedTuple):
         """The case of a record.
 
         Raises:
-            RecordError: a fact is missing or not of its kind.
+            RecordError: a fact is missing, not of its kind, or below 1.
         """
         for fact, kind in cls.__annotations__.items():
             if type(record.get(fact)) is not kind:
@@ -56,6 +72,8 @@ class Case(NamedTuple):
                 raise RecordError(
                     f"{record.get('name')}: {fact} is {value}, not {kind.__name__}; run the benchmarks again"
                 )
+            if kind is int and record[fact] < 1:
+                raise RecordError(f"{record.get('name')}: {fact} is {record[fact]}, not at least 1; run it again")
         return cls(*(record[fact] for fact in cls._fields))
 
     def __str__(self) -> str:
@@ -150,8 +168,8 @@ def samples_of(path: Path, row: Mapping[str, Any]) -> tuple[float, ...]:
     samples = stats.get("data") if isinstance(stats, dict) else stats
     if samples is None:
         return ()
-    if not isinstance(samples, list) or not all(is_number(value) and value == value for value in samples):
-        raise RecordError(f"{path}: {row['name']} has samples that are not numbers; run the benchmarks again")
+    if not isinstance(samples, list) or not all(is_number(value) and value == value and value > 0 for value in samples):
+        raise RecordError(f"{path}: {row['name']} has samples that are not numbers above 0; run the benchmarks again")
     return tuple(samples)
 
 

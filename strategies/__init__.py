@@ -10,6 +10,7 @@ state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, s
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import commandline  # noqa: F401 (Ctrl-C while the rest is imported prints no traceback)
 from strategies.auto import AUTO
 from strategies.config import PRESETS, GPTConfig, Infeasible, TrainConfig
 from strategies.context import CONTEXT

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from commandline.ending import run as run_command
 from strategies.config import Infeasible
 from strategies.schedules import SCHEDULES, Schedule
 
@@ -58,4 +59,4 @@ def asked(options: argparse.Namespace) -> Schedule:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)
