@@ -13,8 +13,9 @@ from benchmarks import processes
 from benchmarks.cases import COMMON, Case, Selection
 from benchmarks.placement import device_count
 from benchmarks.topology import Topology
-from strategies import PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
+from strategies.names import unknown
 
 DEVICES = (1, 2, 8)
 BATCH_SIZES = (8, 16)
@@ -220,6 +221,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """A whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of them; give a whole number of at least 0")
+    return int(text)
+
+
 def index(text: str) -> int:
     """A whole number, counted from 0."""
     if not text.isdecimal():
@@ -241,7 +249,7 @@ def seconds(text: str) -> float:
 def strategy(text: str) -> str:
     """The name of a strategy."""
     if text not in STRATEGIES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no strategy; there are {', '.join(STRATEGIES)}")
+        raise argparse.ArgumentTypeError(unknown(text, "strategy", STRATEGIES, KNOWN_AS))
     return text
 
 

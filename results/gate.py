@@ -201,6 +201,19 @@ def trials(checkout: Path, chosen: Sequence[Edit | Slowdown], options: argparse.
         yield found + (paired_trial(number, checkout, slowdowns, options) if slowdowns else [])
 
 
+def plantable(checkout: Path, folder: Path, chosen: Sequence[Edit | Slowdown]) -> Path:
+    """A copy of a checkout, so that no change of it in the meantime is taken for a plant.
+
+    Raises:
+        OSError, ValueError: it cannot be copied, or a plant does not fit in it.
+    """
+    copy = copied(checkout, folder / "checkout")
+    for each in chosen:
+        if isinstance(each, Edit) and each.changes:
+            edited(copy, each)
+    return copy
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 1 if a claim is refuted."""
     parser = argparse.ArgumentParser(prog="python -m results.gate", description="Count what the gates find.")
@@ -219,22 +232,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [each for each in plants if each.name in (options.plant or names)]
     if not chosen:
         parser.error(f"--gate {options.gate} has no {options.plant[0]!r}; leave --gate out")
-    try:
-        if options.out:
-            require_file(options.out)
-    except Unwritable as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
     findings: list[Found] = []
     with tempfile.TemporaryDirectory(prefix="meshmark-gate-") as folder:
-        try:  # of a copy: no change of the original in the meantime may be taken for a plant
-            checkout = copied(options.checkout, Path(folder, "checkout"))
-            for each in chosen:
-                if isinstance(each, Edit) and each.changes:
-                    edited(checkout, each)
-        except (OSError, ValueError) as error:
-            parser.error(str(error))
         try:
-            for found in trials(checkout, chosen, options):
+            if options.out:
+                require_file(options.out)
+            for found in trials(plantable(options.checkout, Path(folder), chosen), chosen, options):
                 findings += found
                 if options.out:
                     keep(options.out, findings, launches=options.launches, blocks=options.blocks)
@@ -242,6 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.exit(f"nothing can be planted: {error}")
         except Unwritable as error:
             parser.exit(BROKEN_INPUT, f"{error}\n")
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
         finally:  # after Ctrl-C, too
             print(table(tallies_of(findings)))
     return int(any(tally.refutes for tally in tallies_of(findings)))

@@ -9,7 +9,7 @@ import reprlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import seaborn as sns
 from matplotlib.figure import Figure
@@ -88,7 +88,7 @@ def is_operation(op: Any, chunks: int) -> bool:
     return is_whole(microbatch) and is_whole(chunk) and microbatch >= 0 and 0 <= chunk < chunks
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> TypeGuard[int]:
     """Whether it is a whole number."""
     return type(value) is int
 

@@ -12,6 +12,9 @@ from commandline.ending import run as run_command
 from strategies.config import Infeasible
 from strategies.schedules import SCHEDULES, Schedule
 
+MOST_CELLS = 300_000
+"""Of a table that is printed, in pairs of ticks: a few seconds of work."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
@@ -52,9 +55,13 @@ def asked(options: argparse.Namespace) -> Schedule:
     Raises:
         Infeasible: the numbers do not fit it.
     """
-    if options.stages < 1 or options.microbatches < 1:
-        raise Infeasible("--stages and --microbatches must be at least 1")
-    chunks = options.chunks or (2 if options.name == "interleaved" else 1)
+    for name in ("stages", "microbatches", "chunks"):
+        if (number := getattr(options, name)) is not None and number < 1:
+            raise Infeasible(f"--{name} {number}; it must be at least 1")
+    chunks = (2 if options.name == "interleaved" else 1) if options.chunks is None else options.chunks
+    if (cells := options.stages * (options.stages + chunks * options.microbatches)) > MOST_CELLS:
+        size = f"--stages {options.stages} and --microbatches {options.microbatches}"
+        raise Infeasible(f"{size} make a table of some {2 * cells:,} cells; take fewer, for {2 * MOST_CELLS:,} at most")
     return SCHEDULES[options.name](options.stages, options.microbatches, chunks)
 
 

@@ -271,10 +271,10 @@ def test_without_a_compiler_there_are_formulas(
     monkeypatch.setattr(Topology, "compiler_version", None)
     rows = run(tmp_path, "--topology=h100:1x4", *TINY)["candidates"]
     assert {row["status"] for row in rows} == {"fits", "infeasible"}
-    assert "pip install 'meshmark[gpu]'" in capsys.readouterr().err
+    assert "pip install -e '.[gpu]'" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         feasibility.main(["--topology=h100:1x4", *TINY, "--compile=1"])
-    assert "pip install 'meshmark[gpu]'" in capsys.readouterr().err
+    assert "pip install -e '.[gpu]'" in capsys.readouterr().err
 
 
 def test_reasons_are_alike_but_for_their_numbers() -> None:

@@ -85,7 +85,7 @@ def test_a_compiler_that_is_missing_is_named(text, extra, monkeypatch):
     """Not found, it is said what to install."""
     monkeypatch.setitem(module.COMPILERS, Topology.parse(text).platform, (extra, "no-such-package"))
     assert Topology.parse(text).compiler_version is None
-    with pytest.raises(ValueError, match=re.escape(f"pip install 'meshmark[{extra}]'")):
+    with pytest.raises(ValueError, match=re.escape(f"pip install -e '.[{extra}]'")):
         Topology.parse(text).devices()
 
 
