@@ -51,6 +51,9 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         code = BROKEN_INPUT
         discard_output()
         print(f"the output cannot be written: {error.strerror}; make room, or send it elsewhere", file=sys.stderr)
+    finally:  # nothing is left to clean up: no traceback of how Python ends
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)
 
 

@@ -18,7 +18,7 @@ def require_file(path: Path) -> None:
     Raises:
         Unwritable: it cannot.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    if os.path.exists(path) and not (path.is_file() or path.is_dir()):  # noqa: PTH110 (a long name has no Path.exists)
         return  # a device or a pipe, which opening may disturb
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,8 +71,11 @@ def require_apart(outputs: Mapping[str, Path], inputs: Iterable[Path] = ()) -> N
 
 def same(path: Path, other: Path) -> bool:
     """Whether two paths are one regular file, or would be."""
-    if path.exists() and other.exists():
-        return path.is_file() and path.samefile(other)
+    try:
+        if path.exists() and other.exists():
+            return path.is_file() and path.samefile(other)
+    except OSError:  # a name that is too long, which is refused when it is written
+        return False
     return path.absolute() == other.absolute()
 
 
@@ -142,7 +145,9 @@ def apart(names: Iterable[str]) -> list[str]:
 
 
 def cause(error: OSError) -> str:
-    """Why, in the system's words."""
+    """Why, in the system's words; "File exists" of a folder that is a file says too little."""
+    if isinstance(error, FileExistsError):
+        return f"{error.filename} is no folder"
     return error.strerror or str(error)
 
 
