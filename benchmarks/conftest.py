@@ -21,7 +21,15 @@ from benchmarks.journal import Journal, Silent, journal_path
 from benchmarks.launch import IN_ORDER
 from benchmarks.machine import compiler_facts, update_machine_info
 from benchmarks.options import selected
-from benchmarks.publish import SoFar, publish, quieten, report_nothing, require_writable, whole_report
+from benchmarks.publish import (
+    SoFar,
+    publish,
+    quieten,
+    report_nothing,
+    require_writable,
+    set_untimed_apart,
+    whole_report,
+)
 from benchmarks.pulse import LOST
 from benchmarks.reporter import Reporter
 from benchmarks.session import Plan, Session
@@ -215,6 +223,11 @@ def session(pytestconfig: pytest.Config) -> Session:
 def case_in(item: pytest.Item) -> Any:
     """The case of a test of ours; None of another's."""
     return item.callspec.params.get("case") if hasattr(item, "callspec") else None  # pyright: ignore
+
+
+def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
+    """Keep rows without samples apart, where programs that read pytest-benchmark's files do not look."""
+    set_untimed_apart(output_json)
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:

@@ -50,7 +50,11 @@ def as_case(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
     counters = {name: row[name] for name in sorted(COUNTERS)} if row["status"] == PASSED else {}
     facts = {
         **case._asdict(),
-        **{key: row[key] for key in ("status", "reason", "compiled.hash") if row[key] is not None},
+        **{
+            key: row[key]
+            for key in ("status", "reason", "compiled.hash", "compiled.dtypes")
+            if row.get(key) is not None
+        },
         **{name: value for name, value in counters.items() if value},
     }
     unknown = [name for name, value in counters.items() if value is None]

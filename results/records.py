@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SCHEMA_VERSION = 3
+UNTIMED = "untimed"
+"""Where a run has the rows without samples; earlier ones had them among `benchmarks`."""
 WRITTEN_BY = "a file written by `pytest benchmarks --benchmark-json=FILE`"
 
 
@@ -133,10 +135,10 @@ def records_of(path: Path, run: Mapping[str, Any], keys: Mapping[str, Callable[[
     Raises:
         RecordError: there is none, or one is of another schema, lacks a key or has a value of another kind.
     """
-    rows = [row for row in run["benchmarks"] if isinstance(row, dict) and "schema_version" in facts_of(row)]
+    rows = [row for row in rows_of(path, run) if isinstance(row, dict) and "schema_version" in facts_of(row)]
     if not rows:
         raise RecordError(
-            f"{path} has {len(run['benchmarks'])} benchmarks, none of meshmark (no `schema_version` in extra_info); "
+            f"{path} has {len(rows_of(path, run))} benchmarks, none of meshmark (no `schema_version` in extra_info); "
             f"pass {WRITTEN_BY}"
         )
     machine = run["machine_info"].get("fingerprint")
@@ -154,6 +156,18 @@ def records_of(path: Path, run: Mapping[str, Any], keys: Mapping[str, Callable[[
         | {"name": row["name"], "file": str(path), "fingerprint": machine, "samples": samples_of(path, row)}
         for row in rows
     ]
+
+
+def rows_of(path: Path, run: Mapping[str, Any]) -> list[Any]:
+    """All rows of a run: those that were timed, and those without samples, which other programs do not read.
+
+    Raises:
+        RecordError: there is no such list.
+    """
+    untimed = run.get(UNTIMED, [])
+    if not isinstance(untimed, list):
+        raise RecordError(f"{path} has {reprlib.repr(untimed)} as `{UNTIMED}`, not a list; run the benchmarks again")
+    return [*run["benchmarks"], *untimed]
 
 
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -173,7 +173,8 @@ def as_tokens(part: Any, vocab: int) -> np.ndarray:
     ids = np.asarray(part)
     if ids.dtype.kind not in "iu":
         raise ValueError(f"tokens of dtype {ids.dtype}; give integers")
-    if ids.size and not 0 <= (low := ids.min()) <= (high := ids.max()) < vocab:
+    low, high = (ids.min(), ids.max()) if ids.size else (0, 0)
+    if low < 0 or high >= vocab:
         raise ValueError(f"token ids from {low} to {high}; with vocab={vocab} they can be 0 to {vocab - 1}")
     return ids.astype(np.int32, copy=False)
 
