@@ -100,7 +100,9 @@ def choose(option: argparse.Namespace) -> tuple[Selection, Corpus]:
         ValueError: there is no such thing.
     """
     chosen = selected(option)
-    return chosen, NO_TEXT if option.compile_only else read_corpus(option.corpus, chosen.config)
+    return chosen, NO_TEXT if option.compile_only else read_corpus(
+        option.corpus, chosen.config, max(chosen.batch_sizes)
+    )
 
 
 def require_journal(option: argparse.Namespace) -> None:

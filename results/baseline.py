@@ -48,13 +48,10 @@ def as_case(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
             f"{case} is {row['status']} ({row['reason']}), which a baseline would call right; run it again"
         )
     counters = {name: row[name] for name in sorted(COUNTERS)} if row["status"] == PASSED else {}
+    texts = "status", "reason", "compiled.hash", "compiled.dtypes"
     facts = {
         **case._asdict(),
-        **{
-            key: row[key]
-            for key in ("status", "reason", "compiled.hash", "compiled.dtypes")
-            if row.get(key) is not None
-        },
+        **{key: row[key] for key in texts if row.get(key) is not None},
         **{name: value for name, value in counters.items() if value},
     }
     unknown = [name for name, value in counters.items() if value is None]

@@ -63,3 +63,14 @@ def test_too_short_a_text_is_refused(tmp_path: Path, text: bytes) -> None:
     path.write_bytes(text)
     with pytest.raises(ValueError, match=rf"short\.txt has {len(text)} bytes; sequence=16 needs 17 or more"):
         read_corpus(path, CONFIG)
+
+
+def test_a_text_shorter_than_a_batch_is_said(tmp_path: Path) -> None:
+    """Sequences of a batch that are alike make a loss that falls too fast: a warning names both lengths."""
+    path = tmp_path / "short.txt"
+    path.write_bytes(bytes(1000))
+    config = PRESETS["nano"]
+    message = r"has 1,000 bytes and a batch of 8 sequences of 128 tokens takes 1,025: its text repeats within a batch"
+    with pytest.warns(UserWarning, match=message):
+        read_corpus(path, config, 8)
+    assert len(read_corpus(path, config, 7)) == 1000

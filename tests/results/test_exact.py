@@ -281,7 +281,7 @@ def test_judging_leaves_its_input_alone(tmp_path: Path) -> None:
 
 
 def test_fewer_cases_are_judged_alone_if_that_is_said(tmp_path: Path) -> None:
-    """Cases that HEAD leaves out are vanished, and the report names the way to leave them out; then they are counted."""
+    """Cases that HEAD leaves out are vanished, and the report names the way to have them counted instead."""
     base = read_snapshot(write_run(tmp_path / "base.json", sweep()))
     fewer = read_snapshot(write_run(tmp_path / "fewer.json", sweep()[:3]))
     missing = len(sweep()) - 3
@@ -300,7 +300,7 @@ def test_fewer_cases_are_judged_alone_if_that_is_said(tmp_path: Path) -> None:
 
 def test_another_dtype_is_named(judge: Any) -> None:
     """More bytes in a program that computes in another dtype: the report says in which, where both rows do."""
-    before, after = row(**{"compiled.dtypes": "f32"}), {"compiled.dtypes": "bf16,f32", "compiled.flops": 1}
+    before, after = edited(row(), {"compiled.dtypes": "f32"}), {"compiled.dtypes": "bf16,f32", "compiled.flops": 1}
     (finding,) = judge([before], [edited(before, after)]).findings
     assert finding.note == "its arrays are bf16,f32, were f32"
     (finding,) = judge([row()], [edited(row(), after)]).findings
