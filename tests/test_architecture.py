@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULES = sorted(
-    path.relative_to(ROOT) for room in ("strategies", "benchmarks", "results") for path in (ROOT / room).glob("*.py")
-)
+ROOMS = "commandline", "strategies", "benchmarks", "results"
+MODULES = sorted(path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).glob("*.py"))
 FORBIDDEN = {
+    "commandline": {"strategies", "benchmarks", "results", "jax", "numpy", "pytest", "pandas", "matplotlib"},
     "strategies": {"benchmarks", "results", "pytest", "pandas", "seaborn", "matplotlib"},
     "benchmarks": {"results", "pandas", "seaborn", "matplotlib"},
     "results": {"strategies", "benchmarks", "jax", "jaxlib", "flax", "optax"},
