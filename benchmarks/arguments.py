@@ -202,6 +202,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """A whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of them; give a whole number of at least 0")
+    return int(text)
+
+
 def index(text: str) -> int:
     """A whole number, counted from 0."""
     if not text.isdecimal():

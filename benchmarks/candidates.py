@@ -69,6 +69,11 @@ class Space:
                 if mesh in self.meshes or not self.meshes:
                     yield name, mesh
 
+    @property
+    def without_formulas(self) -> list[str]:
+        """Strategies that are left out, for nothing is known of what they send."""
+        return [name for name in STRATEGIES if name not in LAWS and name not in self.strategies]
+
     def _variations(self, name: str, mesh: MeshSpec) -> list[Options]:
         """Every combination of the values of options that make another step there."""
         own = {

@@ -4,7 +4,6 @@ python -m benchmarks.compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ from benchmarks.cases import Case
 from benchmarks.chips import GIB
 from benchmarks.clock import Clock
 from benchmarks.collectives import KINDS, SEVERAL
+from benchmarks.commandline.ending import run as run_command
 from benchmarks.corpus import NO_TEXT
 from benchmarks.failures import reason_of, status_of
 from benchmarks.memory import host_peak_rss_bytes
@@ -127,4 +127,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

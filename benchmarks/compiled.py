@@ -14,6 +14,9 @@ from benchmarks.schedule import in_schedule
 from benchmarks.work import Work, conditional
 from strategies.mesh import AXES
 
+FLOATS = re.compile(r"\b(bf16|f[0-9]+(?:e[0-9a-z]+)?)\[")
+"""Dtypes of floating-point arrays, before their shapes."""
+
 
 @dataclass(frozen=True)
 class Program(Work):
@@ -23,12 +26,14 @@ class Program(Work):
         instructions: in the text, each once however often it runs, and those that cost nothing too.
         hash: 16 hexadecimal digits, of the text without names, sources, and how loops are cut up among the cores of a
             CPU: the same in every process.
+        dtypes: of floating-point arrays anywhere in the text, such as "bf16,f32".
         scheduled: whether the text says in which order instructions are run.
         concurrent: pairs of instructions whose collectives may be in flight together, see deadlock.py.
     """
 
     instructions: int = 0
     hash: str = ""
+    dtypes: str = ""
     scheduled: bool = False
     concurrent: tuple[tuple[str, str], ...] = ()
 
@@ -38,6 +43,7 @@ class Program(Work):
             "compiled.flops": self.flops,
             "compiled.instructions": self.instructions,
             "compiled.hash": self.hash,
+            "compiled.dtypes": self.dtypes,
             "compiled.sent_bytes": self.sent_bytes,
         }
         for kind in KINDS:
@@ -95,6 +101,7 @@ def read_program(text: str, axes: Mapping[str, int]) -> Program:
         memory_bytes=work.memory_bytes,
         instructions=sum(len(computation.instructions) for computation in module.computations.values()),
         hash=hashlib.sha256(module.text.encode(errors="replace")).hexdigest()[:16],
+        dtypes=",".join(sorted(set(FLOATS.findall(module.text)))),
         scheduled=module.scheduled,
         concurrent=tuple(concurrent_collectives(module)),
     )

@@ -3,6 +3,7 @@
 Dims: N bytes of the corpus, B sequences in a batch, S tokens of a sequence and its last target (`sequence` + 1).
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -19,8 +20,10 @@ NO_TEXT: Corpus = np.empty(0, np.uint8)
 """For steps that are compiled, and not run."""
 
 
-def read_corpus(path: Path | None, config: GPTConfig) -> Corpus:
+def read_corpus(path: Path | None, config: GPTConfig, batch_size: int = 1) -> Corpus:
     """The bytes of a file, read as they are used; without one, the prose on Python's syntax that every CPython carries.
+
+    Where it is shorter than a batch of that size, a line on stderr says that sequences of a batch repeat its text.
 
     Raises:
         ValueError: a file that cannot be read or is shorter than one sequence and its last target, or a vocabulary
@@ -35,6 +38,10 @@ def read_corpus(path: Path | None, config: GPTConfig) -> Corpus:
     if len(corpus_N) <= config.sequence:
         problem = f"the corpus {path or 'of pydoc_data.topics'} has {len(corpus_N)} bytes"
         raise ValueError(f"{problem}; sequence={config.sequence} needs {config.sequence + 1} or more")
+    if len(corpus_N) <= (needed := batch_size * config.sequence):
+        problem = f"the corpus {path or 'of pydoc_data.topics'} has {len(corpus_N):,} bytes"
+        work = f"a batch of {batch_size} sequences of {config.sequence} tokens takes {needed + 1:,}"
+        print(f"{problem} and {work}: its text repeats within a batch; name a longer --corpus", file=sys.stderr)
     return corpus_N
 
 

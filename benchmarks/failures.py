@@ -1,6 +1,7 @@
 """How a case can end badly, and the one word for it in its row."""
 
 import re
+import tempfile
 from typing import Literal
 
 from strategies import Infeasible
@@ -10,6 +11,11 @@ Status = Literal["ok", "infeasible", "oom", "compile_error", "timeout", "nan_los
 HBM, UNNAMED = "hbm", ""
 MEMORIES = re.compile(rf"\b({HBM}|vmem|smem|shared memory)\b", re.IGNORECASE)
 """Those that compilers name: of the device, or of a core of it, where a kernel that takes too much is no large step."""
+
+EXHAUSTED = re.compile(r"RESOURCE_EXHAUSTED|\bout of memory\b", re.IGNORECASE)
+"""How backends say that memory is too small; XLA's CPU allocator says no more than "Out of memory allocating"."""
+REASON_LETTERS = 2000
+"""The most that a row says of what went wrong."""
 
 
 class CaseFailure(Exception):
@@ -76,7 +82,7 @@ def exhausted(error: Exception) -> str | None:
     >>> exhausted(MemoryError("RESOURCE_EXHAUSTED: Out of memory allocating 64 bytes.")), exhausted(KeyError("hbm"))
     ('', None)
     """
-    if "RESOURCE_EXHAUSTED" not in str(error):
+    if not EXHAUSTED.search(str(error)):
         return None
     named = MEMORIES.search(str(error))
     return named[1].lower() if named else UNNAMED
@@ -89,4 +95,19 @@ def reason_of(error: Exception) -> str:
     ('tensor=3 does not divide heads=8', "KeyError: 'x'")
     """
     first_line = str(error).partition("\n")[0]
-    return first_line if isinstance(error, CaseFailure | Infeasible) else f"{type(error).__name__}: {first_line}"
+    return cut(first_line if isinstance(error, CaseFailure | Infeasible) else f"{type(error).__name__}: {first_line}")
+
+
+def cut(reason: str) -> str:
+    """A reason of a length that a table can hold. Of a longer one all is in a file that it names."""
+    if len(reason) <= REASON_LETTERS:
+        return reason
+    begin = f"{reason[:REASON_LETTERS]}... ({len(reason):,} letters"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="meshmark-", suffix=".txt", delete=False, errors="replace"
+        ) as file:
+            file.write(reason)
+    except OSError as error:
+        return f"{begin}; the rest is lost, for no file can be written: {error.strerror})"
+    return f"{begin}; all of them are in {file.name})"

@@ -7,16 +7,20 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks import cache
+from benchmarks.arguments import whole
 from benchmarks.bounds import foremost, ranked
 from benchmarks.candidates import Space
 from benchmarks.cases import Case
 from benchmarks.chips import CHIPS, GIB, Chip
+from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
 from benchmarks.compile import compile_case
 from benchmarks.findings import Finding, compiled_table, left_out, shown, table
 from benchmarks.memory import processes_that_fit
@@ -43,6 +47,7 @@ from strategies.config import Dtype, Remat
 
 COMPILED = 8
 BUDGET_SECONDS = 600.0
+PROGRESS_SECONDS = 5.0
 ROOM = 0.85
 """Of a chip's memory: the most that formulas may say a step takes, for it to be among the first to be compiled.
 
@@ -78,10 +83,28 @@ def compiled(
         case, columns = outcome.piece, outcome.result
         found[case] = outcome
         if columns and would_be_said_again(columns):
-            kept.put(case, columns)
+            keep(kept, case, columns)
         ended = outcome.reason or columns["reason"] or columns["status"]
         say(progress(len(found), len(cases), f"{case} remat={case.remat}: {ended}, {outcome.seconds:.0f} s", None))
     return found
+
+
+def keep(kept: cache.Cache, case: Case, columns: Mapping[str, Any]) -> None:
+    """Keep what a compiler says; where it cannot be written, say so and go on."""
+    try:
+        kept.put(case, columns)
+    except OSError as error:
+        say(f"what its compiler says of {case} is not kept, for {kept.folder} cannot be written: {error.strerror}")
+
+
+def told(cases: Iterable[Case]) -> Iterator[Case]:
+    """The same cases; every few seconds how many there have been is said on stderr."""
+    said = time.monotonic()
+    for number, case in enumerate(cases, start=1):
+        yield case
+        if time.monotonic() > said + PROGRESS_SECONDS:
+            said = time.monotonic()
+            say(f"{number} candidates by formulas so far, now {case.strategy} {case.mesh}")
 
 
 def would_be_said_again(columns: Mapping[str, Any]) -> bool:
@@ -98,7 +121,7 @@ def find(space: Space, chip: Chip, compile_best: int, kept: cache.Cache, at_once
     else tell little else. Those that by formula leave no more than a little room come last.
     """
     begin = time.monotonic()
-    candidates = ranked(space.cases(), chip)
+    candidates = ranked(told(space.cases()), chip)
     findings = [Finding(rank, each, chip) for rank, each in enumerate(candidates, start=1)]
     say(f"{len(findings)} candidates by formulas in {time.monotonic() - begin:.1f} s")
     fitting = [each for each in candidates if each.fits]
@@ -123,9 +146,15 @@ def report(space: Space, findings: Sequence[Finding], everything: bool) -> str:
     ]
     if lines := compiled_table(findings):
         parts.append(["as compiled, and how far the formulas are off", *lines])
-    if lines := list(left_out(findings)):
+    if lines := [*left_out(findings), *_without_formulas(space)]:
         parts.append(["left out", *lines])
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _without_formulas(space: Space) -> Iterator[str]:
+    for name in space.without_formulas:
+        ask = f"python -m benchmarks.compile --topology {space.topology} --strategy {name} asks its compiler"
+        yield f"       {name}: there are no formulas of it; {ask}"
 
 
 STATUSES = {"fits": "fit", "too_large": "are too large", "infeasible": "are infeasible"}
@@ -175,7 +204,7 @@ def parser() -> argparse.ArgumentParser:
     add("--remat", choices=get_args(Remat), action="append", default=[], help="default: each; repeatable")
     add("--option", type=option, metavar="NAME=VALUE,...", **several, help="default: each schedule and gather")
     declare_compiler(add)
-    add("--compile", type=int, metavar="N", help=f"the best; default: {COMPILED}, or none if no compiler is there")
+    add("--compile", type=whole, metavar="N", help=f"the best; default: {COMPILED}, or none if no compiler is there")
     add("--time-budget", type=seconds, default=BUDGET_SECONDS, metavar="S", help="to compile; default: %(default)s")
     add("--workers", type=count, metavar="N", help="that compile at a time; default: as memory and cores allow")
     add("--cache", type=Path, default=cache.usual_folder(), metavar="DIR", help="default: %(default)s")
@@ -186,7 +215,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what was found; 1 if nothing fits, 2 for options that mean nothing."""
+    """Print what was found; 1 if nothing fits, 2 for options that mean nothing, 5 for files that cannot be written."""
     command = parser()
     asked = command.parse_args(arguments)
     try:
@@ -212,14 +241,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if asked.topology.chip and asked.topology.compiler_version:
             asked.topology.prepare()
             asked.topology.devices()
+        if compile_best:
+            require_folder(asked.cache)
+        if asked.json:
+            require_file(asked.json)
+    except Unwritable as error:
+        command.exit(BROKEN_INPUT, f"{error}\n")
     except ValueError as error:
         command.error(str(error))
     at_once = asked.workers or processes_that_fit(WORKER_BYTES)
     findings = find(space, chip, compile_best, cache.Cache(asked.cache, asked.again), at_once, asked.time_budget)
-    print(report(space, findings, asked.all))
+    print(report(space, findings, asked.all), flush=True)
     if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(document(space, findings, asked.chip or asked.topology.kind)))
+        try:
+            save_text(asked.json, json.dumps(document(space, findings, asked.chip or asked.topology.kind)))
+        except Unwritable as error:
+            command.exit(BROKEN_INPUT, f"{error}\n")
     return int(not any(each.status == "fits" for each in findings))
 
 
@@ -255,4 +292,4 @@ def _to_compile(asked: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -22,6 +22,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO
 
+from benchmarks.commandline.ending import run as run_command
 from benchmarks.statuses import CTRL_C, IN_ORDER
 
 GRACE_SECONDS = 30.0
@@ -145,4 +146,4 @@ def tell(started: Sequence[subprocess.Popen[str]], number: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

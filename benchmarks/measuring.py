@@ -25,7 +25,7 @@ from benchmarks.journal import Journal, Silent, journal_path
 from benchmarks.machine import compiler_facts, update_machine_info, use_virtual_devices
 from benchmarks.measure import forget_effects
 from benchmarks.options import selected
-from benchmarks.publish import SoFar, publish, report_nothing, whole_report
+from benchmarks.publish import SoFar, publish, report_nothing, set_untimed_apart, whole_report
 from benchmarks.reporter import Reporter
 from benchmarks.row import Row
 from benchmarks.session import Plan, Session
@@ -85,7 +85,9 @@ def choose(option: argparse.Namespace) -> tuple[Selection, Corpus]:
         ValueError: there is no such thing.
     """
     chosen = selected(option)
-    return chosen, NO_TEXT if option.compile_only else read_corpus(option.corpus, chosen.config)
+    if option.compile_only:
+        return chosen, NO_TEXT
+    return chosen, read_corpus(option.corpus, chosen.config, max(chosen.batch_sizes))
 
 
 def shared_journal(option: argparse.Namespace, chosen: Selection, plan: Plan) -> Journal:
@@ -206,6 +208,11 @@ def session(pytestconfig: pytest.Config) -> Session:
 def case_in(item: pytest.Item) -> Any:
     """The case of a test of ours; None of another's."""
     return item.callspec.params.get("case") if hasattr(item, "callspec") else None  # pyright: ignore
+
+
+def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
+    """Keep rows without samples apart, where programs that read pytest-benchmark's files do not look."""
+    set_untimed_apart(output_json)
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:

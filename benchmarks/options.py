@@ -24,8 +24,9 @@ from benchmarks.cases import COMMON, Case, Selection
 from benchmarks.failures import reason_of
 from benchmarks.placement import device_count
 from benchmarks.topology import Topology
-from strategies import PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
+from strategies.names import unknown
 
 __all__ = [
     "commas",
@@ -198,7 +199,7 @@ dtype, remat = one_of("dtype", get_args(Dtype)), one_of("way to rematerialise", 
 def strategy(text: str) -> str:
     """The name of a strategy."""
     if text not in STRATEGIES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no strategy; there are {', '.join(STRATEGIES)}")
+        raise argparse.ArgumentTypeError(unknown(text, "strategy", STRATEGIES, KNOWN_AS))
     return text
 
 

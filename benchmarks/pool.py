@@ -4,6 +4,7 @@ What a compiler takes it gives back when its process ends; and if that dies, its
 """
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
+from benchmarks.failures import reason_of
 from benchmarks.supervise import death_of
 
 Piece = TypeVar("Piece")
@@ -67,7 +69,11 @@ class Job(Generic[Piece]):
         context = multiprocessing.get_context("spawn")
         answers, giving = context.Pipe(duplex=False)
         process = context.Process(target=_do, args=(work, piece, giving), daemon=True)
-        process.start()
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C is for who ends the processes
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         giving.close()  # the process has it: when that ends, `answers` does
         return cls(piece, process, answers, time.monotonic())
 
@@ -92,5 +98,5 @@ def _do(work: Callable[[Any], Any], piece: Any, giving: Connection) -> None:
     try:
         answer = work(piece), ""
     except Exception as error:
-        answer = None, f"{type(error).__name__}: {error}"
+        answer = None, reason_of(error)
     giving.send(answer)

@@ -23,6 +23,8 @@ from pytest_benchmark.stats import Metadata, Stats
 
 from benchmarks.row import Row
 
+UNTIMED = "untimed"
+"""Where a report has the rows of cases without samples."""
 LEAST_FREE_BYTES = 16 * 2**20
 """Room for the report and the journal of thousands of cases."""
 
@@ -55,6 +57,17 @@ def publish(config: pytest.Config, rows: Sequence[Row]) -> None:
         else:
             entry.stats = NoStats()
         benchmark_session(config).benchmarks.append(entry)
+
+
+def set_untimed_apart(report: dict[str, Any]) -> None:
+    """Move the rows without samples out of `benchmarks`, where other programs expect numbers in every row.
+
+    `pytest-benchmark compare` formats the statistics of each, and Bencher's adapter for pytest reads `mean` and
+    `stddev` as numbers: a null in one row makes them refuse the file.
+    """
+    rows = report["benchmarks"]
+    report[UNTIMED] = [row for row in rows if row["stats"].get("mean") is None]
+    report["benchmarks"] = [row for row in rows if row["stats"].get("mean") is not None]
 
 
 class SoFar:

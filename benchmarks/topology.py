@@ -19,6 +19,15 @@ CPU = "cpu"
 COMPILERS = {"tpu": ("tpu", "libtpu"), "cuda": ("gpu", "jax-cuda13-plugin")}
 """By platform: the extra of ours that has its compiler, and the package that it is in."""
 
+REQUIRED = {"tpu": "jax[tpu]", "gpu": "jax[cuda13]"}
+"""By our extra: what it installs."""
+CLOUD_NAMES = {"v5litepod": "v5e", "v5lite": "v5e"}
+"""Of Cloud TPU, for kinds that have another name here."""
+CORES_COUNTED = {"v4": 2, "v5p": 2}
+"""Cloud TPU's accelerator types count cores of these kinds, two a chip, and chips of others (Cloud TPU, "Versions")."""
+MOST_DEVICES = 65_536
+"""Where there is no largest slice: with more, candidates take longer than a person waits."""
+
 NO_TPU_HOST = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v4-8",
@@ -107,20 +116,22 @@ class Topology:
             problem = f"topology {self} has no shape that {self.kind} comes in, which has {dims} dims"
             raise ValueError(f"{problem}; write one as {self._example}")
         chips, most = math.prod(self.shape), self.chip.slice_chips if self.chip else 0
+        if not most and chips > MOST_DEVICES:
+            raise ValueError(f"topology {self} has {chips:,} devices; take {MOST_DEVICES:,} or fewer")
         if most and chips > most:
             problem = f"topology {self} has {chips:,} chips, and a slice of {self.kind} has at most {most:,}"
             raise ValueError(f"{problem}; take a smaller one, as {self._example}, or virtual devices, as cpu:1024")
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """Read one as it is printed.
+        """Read one as it is printed, in small or capital letters.
 
         >>> str(Topology.parse("v5p:4x4x4")), Topology.parse("h100:16x8").platform
         ('v5p:4x4x4', 'cuda')
         """
-        if not (parts := re.fullmatch(r"([a-z0-9]+):([0-9]{1,6}(?:x[0-9]{1,6})*)", text)):
-            raise ValueError(f"topology {text!r} cannot be read; write one as v5p:4x4x4, h100:16x8 or cpu:1024")
-        return cls(parts[1], tuple(map(int, parts[2].split("x"))))
+        if not (parts := re.fullmatch(r"([a-z0-9]+):([0-9]{1,6}(?:x[0-9]{1,6})*)", text.lower())):
+            raise ValueError(f"topology {text!r} cannot be read; write one as {meant(text)}")
+        return cls(CLOUD_NAMES.get(parts[1], parts[1]), tuple(map(int, parts[2].split("x"))))
 
     def __str__(self) -> str:
         """As it is parsed."""
@@ -161,7 +172,8 @@ class Topology:
         extra, _ = COMPILERS.get(self.platform, ("", ""))
         if self.compiler_version is None:
             problem = f"topology {self} takes a compiler that is not installed"
-            raise ValueError(f"{problem} (but no {extra.upper()}): pip install 'meshmark[{extra}]'")
+            install = f"in the checkout, pip install -e '.[{extra}]'; elsewhere, pip install '{REQUIRED[extra]}'"
+            raise ValueError(f"{problem} (but no {extra.upper()}): {install}")
 
     @property
     def compiler_version(self) -> str | None:
@@ -176,6 +188,36 @@ class Topology:
     def _example(self) -> str:
         shape = {CPU: "1024", "cuda": "16x8"}.get(self.platform) or "x".join(CHIPS[self.kind].dims * "4")
         return f"{self.kind}:{shape}"
+
+
+def meant(text: str) -> str:
+    """How what may be meant by a text is written; any topology where that cannot be told.
+
+    >>> meant("v5litepod-16"), meant("v5p-128"), meant("h100-8"), meant("8 chips")
+    ('v5e:4x4', 'v5p:4x4x4', 'h100:1x8', 'v5p:4x4x4, h100:16x8 or cpu:1024')
+    """
+    parts = re.fullmatch(r"([a-z0-9]+)[-_ /]([0-9]{1,6})", text.lower())
+    kind = CLOUD_NAMES.get(parts[1], parts[1]) if parts else ""
+    if not parts or int(parts[2]) < 1 or (kind != CPU and kind not in CHIPS) or kind == "tpu7x":
+        return "v5p:4x4x4, h100:16x8 or cpu:1024"
+    number = max(1, int(parts[2]) // CORES_COUNTED.get(kind, 1))
+    if kind == CPU:
+        return f"{CPU}:{number}"
+    if not (dims := CHIPS[kind].dims):
+        return f"{kind}:{number // 8}x8" if number % 8 == 0 else f"{kind}:1x{number}"
+    return f"{kind}:{'x'.join(map(str, squarish(number, dims)))}"
+
+
+def squarish(number: int, dims: int) -> tuple[int, ...]:
+    """A number as a product of so many, as alike as can be.
+
+    >>> squarish(32, 2), squarish(64, 3)
+    ((4, 8), (4, 4, 4))
+    """
+    if dims == 1:
+        return (number,)
+    first = max(size for size in range(1, number + 1) if number % size == 0 and size**dims <= number)
+    return first, *squarish(number // first, dims - 1)
 
 
 @functools.cache

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
 from results.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
 from results.records import SCHEMA_VERSION, Case, RecordError
 from results.verdict import EXIT_CODES
@@ -46,9 +48,10 @@ def as_case(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
             f"{case} is {row['status']} ({row['reason']}), which a baseline would call right; run it again"
         )
     counters = {name: row[name] for name in sorted(COUNTERS)} if row["status"] == PASSED else {}
+    texts = "status", "reason", "compiled.hash", "compiled.dtypes"
     facts = {
         **case._asdict(),
-        **{key: row[key] for key in ("status", "reason", "compiled.hash") if row[key] is not None},
+        **{key: row[key] for key in texts if row.get(key) is not None},
         **{name: value for name, value in counters.items() if value},
     }
     unknown = [name for name, value in counters.items() if value is None]
@@ -60,16 +63,18 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
 
     Raises:
         RecordError: the run does not say its JAX version, or is no baseline.
+        Unwritable: the folder or the file cannot be written.
     """
     version = snapshot.facts["jax"]
     if not isinstance(version, str) or not re.fullmatch(r"[\w.+-]+", version):
         raise RecordError(f"{snapshot.path} has the JAX version {reprlib.repr(version)}; run the benchmarks again")
     path = folder / f"jax-{version}.json"
     text = json.dumps(as_baseline(snapshot), indent=1) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
+    require_folder(folder)
+    require_file(path)
     beside = path.with_suffix(f".{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
+        save_text(beside, text)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
@@ -87,9 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         print(write_baseline(read_snapshot(options.run), options.out))
-    except RecordError as error:
+    except (RecordError, Unwritable) as error:
         parser.exit(EXIT_CODES["broken input"], f"{error}\n")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -14,6 +14,7 @@ from results.records import (
     as_run,
     check_kinds,
     check_schema,
+    is_amount,
     is_number,
     is_text,
     read_json,
@@ -25,7 +26,7 @@ COUNTERS = tuple(metric.name for metric in EXACT)
 DIRECTIONS = {metric.name: metric.better for metric in EXACT}
 PASSED = "ok"
 # What a row of a baseline keeps; a run's row has the tracked metrics, too.
-KEPT = dict.fromkeys(("status", "reason", "compiled.hash"), is_text) | dict.fromkeys(COUNTERS, is_number)
+KEPT = dict.fromkeys(("status", "reason", "compiled.hash"), is_text) | dict.fromkeys(COUNTERS, is_amount)
 # The packages whose version may change a compiled program.
 COMPILER = ("jax", "jaxlib", "flax", "optax")
 # What else they may depend on, as `machine_info` has it.
@@ -74,7 +75,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 def snapshot_of_run(path: Path, run: Mapping[str, Any]) -> Snapshot:
     """The counters of a run as pytest-benchmark wrote it."""
-    records = records_of(path, run, KEPT | dict.fromkeys(METRICS, is_number))
+    records = records_of(path, run, KEPT | dict.fromkeys(METRICS, is_amount))
     return Snapshot(path, *machine_of(path, run["machine_info"]), by_case(path, records))
 
 

@@ -1,6 +1,7 @@
 """The curves, as tables: pure functions from the rows of one workload to what a figure shows.
 
-A row counts if its status is ok and its step was found equal to one device's; every other row is left out, and counted.
+A row counts if its status is ok, its step was found equal to one device's, and it has the numbers that every figure
+needs; every other row is left out, and counted.
 """
 
 from collections import Counter
@@ -37,15 +38,20 @@ def workloads(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield "-".join(map(str, values)), part
 
 
+NEEDED = ["strategy", "devices", "global_batch_sequences", "tokens_per_second"]
+"""What each figure needs of a row."""
+
+
 def counts(rows: pd.DataFrame) -> pd.Series:
     """Say of each row whether it counts."""
-    return rows["status"].eq("ok") & rows["matches_single"].eq(True)
+    return rows["status"].eq("ok") & rows["matches_single"].eq(True) & rows[NEEDED].notna().all(axis="columns")
 
 
 def left_out(rows: pd.DataFrame) -> dict[str, int]:
     """Count the rows that do not count, by why."""
     rows = rows[~counts(rows)]
-    unequal = rows["matches_single"].map({False: "not equal to single"}).fillna("not compared with single")
+    words = {False: "not equal to single", True: f"without {' or '.join(NEEDED)}"}
+    unequal = rows["matches_single"].map(words).fillna("not compared with single")
     return dict(Counter(rows["status"].where(rows["status"] != "ok", unequal)))
 
 

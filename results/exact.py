@@ -5,11 +5,13 @@ import difflib
 import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from results.counters import COUNTERS, PASSED, Snapshot, read_snapshot
 from results.metrics import EXACT, Allowance, Metric
+from results.plants import EXACT as EXACT_PLANTS
 from results.records import Case
 from results.verdict import Finding, Report
 
@@ -30,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how much worse counts as the same, in the metric's unit or as 1.5%%; default: nothing. "
         "METRIC may have *; repeatable, the last one wins",
     )
+    parser.add_argument(
+        "--only-head-cases",
+        action="store_true",
+        help="judge the cases that HEAD has, for a run of fewer than BASE; the others are counted, and not vanished",
+    )
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -39,7 +46,8 @@ def run(options: argparse.Namespace) -> Report:
         RecordError: one of them is not a whole run or baseline.
     """
     allowed = {name: allowance for part in options.allow for name, allowance in part.items()}
-    return compare(read_snapshot(options.base), read_snapshot(options.head), allowed)
+    base, head = read_snapshot(options.base), read_snapshot(options.head)
+    return compare(base, head, allowed, only_head_cases=options.only_head_cases)
 
 
 def rule(text: str) -> dict[str, Allowance]:
@@ -59,14 +67,23 @@ def rule(text: str) -> dict[str, Allowance]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def compare(base: Snapshot, head: Snapshot, allowed: Mapping[str, Allowance]) -> Report:
-    """Judge HEAD by BASE, case by case and metric by metric; `allowed` replaces the metrics' own allowances."""
+def compare(
+    base: Snapshot, head: Snapshot, allowed: Mapping[str, Allowance], *, only_head_cases: bool = False
+) -> Report:
+    """Judge HEAD by BASE, case by case and metric by metric.
+
+    Args:
+        base, head: what is compared.
+        allowed: replaces the metrics' own allowances.
+        only_head_cases: cases that HEAD does not have are counted, and not judged.
+    """
     title = f"exact counters, {base.path} -> {head.path}"
     measures = tuple(head.measures())
     if reason := other_compiler(base, head) or nothing_to_hold(base.rows, head.rows):
         return Report(title, measures=measures, refusal="not comparable", reason=reason)
     new = {case: row for case, row in head.rows.items() if case not in base.rows}
-    vanished = {case: row for case, row in base.rows.items() if case not in head.rows}
+    absent = {case: row for case, row in base.rows.items() if case not in head.rows}
+    vanished = {} if only_head_cases else absent
     findings = [
         finding
         for case, row in base.rows.items()
@@ -75,7 +92,24 @@ def compare(base: Snapshot, head: Snapshot, allowed: Mapping[str, Allowance]) ->
     ]
     findings += [Finding(str(case), "vanished", note=whereabouts(case, row, new)) for case, row in vanished.items()]
     findings += [Finding(str(case), "new", note=ending(row)) for case, row in new.items()]
-    return Report(title, tuple(findings), measures, remarks(findings))
+    about = (*remarks(findings), *about_absent(len(absent), only_head_cases), *blind_spots(head.rows))
+    return Report(title, tuple(findings), measures, about)
+
+
+def about_absent(number: int, passed_over: bool) -> list[str]:
+    """A line about cases that only BASE has."""
+    if passed_over:
+        return [f"{number} of the cases in BASE are not in HEAD, and not judged"] * (number > 0)
+    hint = "if HEAD was run with fewer cases on purpose, judge those with --only-head-cases"
+    return [f"{number} vanished: {hint}"] * (number > 0)
+
+
+def blind_spots(head: Rows) -> list[str]:
+    """A line about what rows cannot show that were compiled, and not run."""
+    if all(row.get("kind") != "compiled" for row in head.values()):
+        return []
+    names = ", ".join(plant.name for plant in EXACT_PLANTS if plant.timed and plant.cases)
+    return [f"not seen, for no step was run: {names}; a run without --compile-only shows them"]
 
 
 def judge_case(case: str, base: Row, head: Row, allowed: Mapping[str, Allowance]) -> list[Finding]:
@@ -88,9 +122,20 @@ def judge_case(case: str, base: Row, head: Row, allowed: Mapping[str, Allowance]
     if passed == (False, False):
         return [Finding(case, "same", note=f"failed in both: {ending(head)}")]
     judged = (judge_metric(case, metric, base, head, allowed.get(metric.name, metric.allowance)) for metric in EXACT)
+    found = [finding for finding in judged if finding]
+    if found and (note := other_dtypes(base, head)):
+        return [replace(finding, note="; ".join(filter(None, (finding.note, note)))) for finding in found]
     programs = {base["compiled.hash"], head["compiled.hash"]} - {None}
     unchanged = Finding(case, "same", note="another program" if len(programs) > 1 else "")
-    return [finding for finding in judged if finding] or [unchanged]
+    return found or [unchanged]
+
+
+def other_dtypes(base: Row, head: Row) -> str:
+    """Say that the programs compute in other dtypes, where both rows say in which; empty where they are the same."""
+    before, now = base.get("compiled.dtypes"), head.get("compiled.dtypes")
+    if not isinstance(before, str) or not isinstance(now, str) or before == now:
+        return ""
+    return f"its arrays are {now}, were {before}"
 
 
 def judge_metric(case: str, metric: Metric, base: Row, head: Row, allowance: Allowance) -> Finding | None:

@@ -16,10 +16,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.outputs import Unwritable, require_apart, require_picture, save
 from results.canvas import GREY, Look, byte_unit, look_of
 from results.curves import frontier
-from results.plot import METADATA, REPRODUCIBLE
-from results.records import RecordError, read_json
+from results.pictures import FORMATS, REPRODUCIBLE, draw
+from results.records import RecordError, check_kinds, is_amount, is_text, read_json
 
 SCHEMA_VERSION = 1
 FACTS = {
@@ -35,6 +38,7 @@ FACTS = {
 }
 BYTES, SPEED = "needed_bytes", "tokens_per_second_per_device"
 NUMBERS = [f"{source}.{name}" for source in ("formula", "compiled") for name in (BYTES, SPEED)]
+KEYS = dict.fromkeys(("status", "strategy"), is_text) | dict.fromkeys(NUMBERS, is_amount)
 CROWD = 1000
 """More points than that are drawn more lightly."""
 SHOWN = 1.5
@@ -55,9 +59,14 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     for fact, kind in FACTS.items():
         if type(document.get(fact)) is not kind:
             raise RecordError(f"{path}: {fact} is {document.get(fact)!r}, not {kind.__name__}; run it again")
-    rows = pd.DataFrame(document.get("candidates") or [])
-    if missing := [column for column in ("status", "strategy", *NUMBERS) if column not in rows]:
-        raise RecordError(f"{path}: its candidates have no {missing[0]}; run it again")
+        if kind is int and document[fact] < 1:
+            raise RecordError(f"{path}: {fact} is {document[fact]}, not at least 1; run it again")
+    candidates = document.get("candidates")
+    if not isinstance(candidates, list) or not candidates or not all(isinstance(each, dict) for each in candidates):
+        raise RecordError(f"{path}: its `candidates` are no list of rows; run it again")
+    for each in candidates:
+        check_kinds(f"{path}: candidate {each.get('rank')}", each, KEYS)
+    rows = pd.DataFrame(candidates)
     rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
     return {fact: document[fact] for fact in FACTS}, rows
 
@@ -157,15 +166,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     out = options.out or options.file.with_suffix(".png")
     try:
+        require_apart({"--out" if options.out else "the picture": out}, [options.file])
+        facts, rows = read(options.file)
+        require_picture(out, FORMATS)
         with mpl.rc_context():
             sns.set_theme(style="whitegrid", rc=REPRODUCIBLE)
-            figure = figure_of(*read(options.file))
-            out.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(out, dpi=150, metadata=METADATA.get(out.suffix.removeprefix("."), {}))
-    except (RecordError, OSError) as error:
-        parser.exit(1, f"{error}\n")
+            figure = figure_of(facts, rows)
+            save(out, lambda path: draw(figure, path))
+    except (RecordError, Unwritable) as error:
+        parser.exit(BROKEN_INPUT, f"{error}\n")
     print(out)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

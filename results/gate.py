@@ -22,6 +22,9 @@ from typing import Any
 
 from scipy.stats import binomtest
 
+from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.outputs import Unwritable, require_file, save_text
 from results import exact, paired
 from results.arguments import count, launch_count, positive
 from results.counters import Snapshot, read_snapshot
@@ -167,10 +170,13 @@ def table(tallies: Sequence[Tally]) -> str:
 
 
 def keep(path: Path, findings: Sequence[Found], **settings: int) -> None:
-    """Write counts and findings as JSON."""
+    """Write counts and findings as JSON.
+
+    Raises:
+        Unwritable: they cannot be written there; the message says where they are.
+    """
     tallies = [asdict(tally) for tally in tallies_of(findings)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**settings, "tallies": tallies, "findings": findings}, indent=1) + "\n")
+    save_text(path, json.dumps({**settings, "tallies": tallies, "findings": findings}, indent=1) + "\n")
 
 
 def trials(checkout: Path, chosen: Sequence[Edit | Slowdown], options: argparse.Namespace) -> Iterator[list[Found]]:
@@ -195,6 +201,19 @@ def trials(checkout: Path, chosen: Sequence[Edit | Slowdown], options: argparse.
         yield found + (paired_trial(number, checkout, slowdowns, options) if slowdowns else [])
 
 
+def plantable(checkout: Path, folder: Path, chosen: Sequence[Edit | Slowdown]) -> Path:
+    """A copy of a checkout, so that no change of it in the meantime is taken for a plant.
+
+    Raises:
+        OSError, ValueError: it cannot be copied, or a plant does not fit in it.
+    """
+    copy = copied(checkout, folder / "checkout")
+    for each in chosen:
+        if isinstance(each, Edit) and each.changes:
+            edited(copy, each)
+    return copy
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 1 if a claim is refuted."""
     parser = argparse.ArgumentParser(prog="python -m results.gate", description="Count what the gates find.")
@@ -215,24 +234,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--gate {options.gate} has no {options.plant[0]!r}; leave --gate out")
     findings: list[Found] = []
     with tempfile.TemporaryDirectory(prefix="meshmark-gate-") as folder:
-        try:  # of a copy: no change of the original in the meantime may be taken for a plant
-            checkout = copied(options.checkout, Path(folder, "checkout"))
-            for each in chosen:
-                if isinstance(each, Edit) and each.changes:
-                    edited(checkout, each)
-        except (OSError, ValueError) as error:
-            parser.error(str(error))
         try:
-            for found in trials(checkout, chosen, options):
+            if options.out:
+                require_file(options.out)
+            for found in trials(plantable(options.checkout, Path(folder), chosen), chosen, options):
                 findings += found
                 if options.out:
                     keep(options.out, findings, launches=options.launches, blocks=options.blocks)
         except RecordError as error:
             sys.exit(f"nothing can be planted: {error}")
+        except Unwritable as error:
+            parser.exit(BROKEN_INPUT, f"{error}\n")
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
         finally:  # after Ctrl-C, too
             print(table(tallies_of(findings)))
     return int(any(tally.refutes for tally in tallies_of(findings)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from results.records import RecordError, is_flag, is_number, is_text, read_run, records_of
+from results.records import RecordError, is_amount, is_flag, is_number, is_positive, is_text, read_run, records_of
 
 # Rows compare only on the same machine: these must be equal throughout.
 MACHINE = ["fingerprint", "platform", "device_kind", "virtual_devices"]
@@ -43,7 +43,18 @@ NUMBERS = [
     "memory.alias_bytes",
     "memory.total_bytes",
 ]
-KEYS = dict.fromkeys(TEXTS, is_text) | dict.fromkeys(FLAGS, is_flag) | dict.fromkeys(NUMBERS, is_number)
+POSITIVE = [
+    *("devices", "param_count", "global_batch_sequences", "sequence_tokens", "microbatches"),
+    *("tokens_per_second", "step_seconds_median"),
+]
+AMOUNTS = [name for name in NUMBERS if name.startswith("memory.")]
+KEYS = (
+    dict.fromkeys(TEXTS, is_text)
+    | dict.fromkeys(FLAGS, is_flag)
+    | dict.fromkeys(NUMBERS, is_number)
+    | dict.fromkeys(POSITIVE, is_positive)
+    | dict.fromkeys(AMOUNTS, is_amount)
+)
 
 
 def load(paths: Iterable[str | Path]) -> pd.DataFrame:

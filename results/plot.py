@@ -1,4 +1,4 @@
-"""Draws the curves of benchmark runs: `python -m results.plot results/runs/NAME.json [--out DIR]`."""
+"""Draws the curves of benchmark runs: `python -m results.plot runs/NAME.json [--out DIR]`."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,14 +8,15 @@ import matplotlib as mpl
 import pandas as pd
 import seaborn as sns
 
+from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.outputs import Unwritable, apart, require_folder, safe_name, save
+from results.arguments import count
 from results.canvas import Look, look_of
 from results.curves import attributed, counts, left_out, widest_batch, workloads
 from results.figures import FIGURES
 from results.load import RecordError, load
-
-# Figures drawn twice from the same rows are the same files, so that a committed one shows what changed.
-REPRODUCIBLE = {"svg.hashsalt": "meshmark"}
-METADATA = {"png": {}, "svg": {"Date": None}}
+from results.pictures import METADATA, REPRODUCIBLE, draw
 
 
 def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
@@ -38,11 +39,12 @@ def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
         raise RecordError(f"nothing to draw, no row counts ({why}); each row's `reason` says more")
     look = look_of(rows["strategy"].unique())
     drawable = {label: part for label, part in workloads(rows) if counts(part).any()}
+    folders = [out / name for name in apart(map(safe_name, drawable))] if len(drawable) > 1 else [out]
     paths = []
     with mpl.rc_context():
         sns.set_theme(style="whitegrid", rc=REPRODUCIBLE)
-        for label, part in drawable.items():
-            paths += plot_workload(part, look, out / label if len(drawable) > 1 else out, batch or widest_batch(part))
+        for folder, part in zip(folders, drawable.values(), strict=True):
+            paths += plot_workload(part, look, folder, batch or widest_batch(part))
     return paths
 
 
@@ -56,13 +58,13 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
     at_batch = rows[rows["global_batch_sequences"] == batch]
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, draw in FIGURES.items():
+    for name, figure_of in FIGURES.items():
         if name == "where_time_goes" and attributed(at_batch).empty:
             continue  # it is measured only when it is asked for
-        figure = draw(rows if name == "throughput_vs_batch" else at_batch, look)
-        for suffix, metadata in METADATA.items():
+        figure = figure_of(rows if name == "throughput_vs_batch" else at_batch, look)
+        for suffix in METADATA:
             paths.append(folder / f"{name}.{suffix}")
-            figure.savefig(paths[-1], dpi=150, metadata=metadata)
+            draw(figure, paths[-1])
     return paths
 
 
@@ -72,19 +74,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="written by pytest benchmarks --benchmark-json"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: results/figures/NAME, after the first file")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: NAME-figures, beside the first FILE")
     parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="global batch of the curves against devices and memory"
+        "--batch-size", type=count, metavar="N", help="global batch of the curves against devices and memory"
     )
     options = parser.parse_args(arguments)
+    first = options.files[0]
+    out = options.out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
+    paths: list[Path] = []
     try:
-        paths = plot(
-            load(options.files), options.out or Path("results/figures", options.files[0].stem), options.batch_size
-        )
-    except (RecordError, OSError) as error:
-        parser.exit(1, f"{error}\n")
+        rows = load(options.files)
+        require_folder(out)
+        save(out, lambda folder: paths.extend(plot(rows, folder, options.batch_size)))
+    except (RecordError, Unwritable) as error:
+        parser.exit(BROKEN_INPUT, f"{error}\n")
     print(*paths, sep="\n")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SCHEMA_VERSION = 3
+UNTIMED = "untimed"
+"""Where a run has the rows without samples; earlier ones had them among `benchmarks`."""
 WRITTEN_BY = "a file written by `pytest benchmarks --benchmark-json=FILE`"
 
 
@@ -29,7 +31,23 @@ def is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) >= 2**63)
 
 
-KINDS: dict[Callable[[Any], bool], str] = {is_text: "a text", is_flag: "true or false", is_number: "a number"}
+def is_amount(value: Any) -> bool:
+    """Whether a fact is a number of at least 0, NaN or not known."""
+    return is_number(value) and not (value is not None and value < 0)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a fact is a number above 0, NaN or not known."""
+    return is_number(value) and not (value is not None and value <= 0)
+
+
+KINDS: dict[Callable[[Any], bool], str] = {
+    is_text: "a text",
+    is_flag: "true or false",
+    is_number: "a number",
+    is_amount: "a number of at least 0",
+    is_positive: "a number above 0",
+}
 
 
 class Case(NamedTuple):
@@ -48,7 +66,7 @@ class Case(NamedTuple):
         """The case of a record.
 
         Raises:
-            RecordError: a fact is missing or not of its kind.
+            RecordError: a fact is missing, not of its kind, or below 1.
         """
         for fact, kind in cls.__annotations__.items():
             if type(record.get(fact)) is not kind:
@@ -56,6 +74,8 @@ class Case(NamedTuple):
                 raise RecordError(
                     f"{record.get('name')}: {fact} is {value}, not {kind.__name__}; run the benchmarks again"
                 )
+            if kind is int and record[fact] < 1:
+                raise RecordError(f"{record.get('name')}: {fact} is {record[fact]}, not at least 1; run it again")
         return cls(*(record[fact] for fact in cls._fields))
 
     def __str__(self) -> str:
@@ -115,10 +135,10 @@ def records_of(path: Path, run: Mapping[str, Any], keys: Mapping[str, Callable[[
     Raises:
         RecordError: there is none, or one is of another schema, lacks a key or has a value of another kind.
     """
-    rows = [row for row in run["benchmarks"] if isinstance(row, dict) and "schema_version" in facts_of(row)]
+    rows = [row for row in rows_of(path, run) if isinstance(row, dict) and "schema_version" in facts_of(row)]
     if not rows:
         raise RecordError(
-            f"{path} has {len(run['benchmarks'])} benchmarks, none of meshmark (no `schema_version` in extra_info); "
+            f"{path} has {len(rows_of(path, run))} benchmarks, none of meshmark (no `schema_version` in extra_info); "
             f"pass {WRITTEN_BY}"
         )
     machine = run["machine_info"].get("fingerprint")
@@ -138,6 +158,18 @@ def records_of(path: Path, run: Mapping[str, Any], keys: Mapping[str, Callable[[
     ]
 
 
+def rows_of(path: Path, run: Mapping[str, Any]) -> list[Any]:
+    """All rows of a run: those that were timed, and those without samples, which other programs do not read.
+
+    Raises:
+        RecordError: there is no such list.
+    """
+    untimed = run.get(UNTIMED, [])
+    if not isinstance(untimed, list):
+        raise RecordError(f"{path} has {reprlib.repr(untimed)} as `{UNTIMED}`, not a list; run the benchmarks again")
+    return [*run["benchmarks"], *untimed]
+
+
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """What meshmark says of a row; nothing where the row is another program's."""
     facts = row.get("extra_info")
@@ -150,8 +182,8 @@ def samples_of(path: Path, row: Mapping[str, Any]) -> tuple[float, ...]:
     samples = stats.get("data") if isinstance(stats, dict) else stats
     if samples is None:
         return ()
-    if not isinstance(samples, list) or not all(is_number(value) and value == value for value in samples):
-        raise RecordError(f"{path}: {row['name']} has samples that are not numbers; run the benchmarks again")
+    if not isinstance(samples, list) or not all(is_number(value) and value == value and value > 0 for value in samples):
+        raise RecordError(f"{path}: {row['name']} has samples that are not numbers above 0; run the benchmarks again")
     return tuple(samples)
 
 

@@ -3,9 +3,12 @@
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.outputs import Unwritable, require_apart, require_file, save_text
 from results.exchange import action_json, bencher_json, junit
 from results.records import RecordError
 from results.report import markdown, terminal
@@ -27,7 +30,7 @@ EPILOG = """exit codes:
   2  the command cannot be understood
   3  inconclusive: too noisy to tell (paired only)
   4  not comparable: other versions, flags or devices, or no case in common
-  5  broken input: a file is missing, cut short, foreign, empty, or of another schema
+  5  broken input: a file is missing, cut short, foreign, empty, or of another schema; or a report cannot be written
 """
 
 
@@ -44,29 +47,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gate.add_arguments(gate_parser)
             gate_parser.set_defaults(run=gate.run)
         for form, (_, purpose) in REPORTS.items():
-            gate_parser.add_argument(f"--{form.replace('_', '-')}", type=emptied, metavar="FILE", help=purpose)
+            gate_parser.add_argument(f"--{form.replace('_', '-')}", type=Path, metavar="FILE", help=purpose)
     options = parser.parse_args(arguments)
+    paths = {form: path for form in REPORTS if (path := getattr(options, form))}
+    try:
+        prepare(paths, [Path(getattr(options, name)) for name in ("base", "head")])
+    except Unwritable as error:
+        parser.exit(BROKEN_INPUT, f"{error}\n")
     try:
         report = options.run(options)
     except NotComparable as error:
         report = Report(options.gate, refusal="not comparable", reason=str(error))
     except RecordError as error:
         report = Report(options.gate, refusal="broken input", reason=str(error))
-    for form, (show, _) in REPORTS.items():
-        if path := getattr(options, form):
-            path.write_text(show(report), encoding="utf-8")
-    print(terminal(report), end="")
-    return report.exit_code
+    print(terminal(report), end="", flush=True)
+    unwritten = [error for form, path in paths.items() if (error := failure(path, REPORTS[form][0](report)))]
+    for error in unwritten:
+        print(error, file=sys.stderr)
+    return BROKEN_INPUT if unwritten and report.exit_code == 0 else report.exit_code
 
 
-def emptied(text: str) -> Path:
-    """A file to write a report to. It is emptied first: an old report must not outlive a gate that crashes."""
+def prepare(paths: Mapping[str, Path], inputs: Sequence[Path]) -> None:
+    """See that reports can be written, and empty their files: an old report must not outlive a gate that crashes.
+
+    Raises:
+        Unwritable: one of them cannot be, or is an input or another report.
+    """
+    require_apart({f"--{form.replace('_', '-')}": path for form, path in paths.items()}, inputs)
+    for path in paths.values():
+        require_file(path)
+    for path in paths.values():
+        save_text(path, "")
+
+
+def failure(path: Path, text: str) -> Unwritable | None:
+    """Write a report; why it is not where it was asked for, if it is not."""
     try:
-        Path(text).write_text("", encoding="utf-8")
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text} cannot be written: {error.strerror}; name another") from error
-    return Path(text)
+        save_text(path, text)
+    except Unwritable as error:
+        return error
+    return None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -5,16 +5,26 @@ python -m strategies schedule zb-h1 --stages 4 --microbatches 8 --json | python 
 
 import argparse
 import json
+import reprlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.outputs import Unwritable, require_picture, save
+from results.pictures import FORMATS, draw
+from results.records import RecordError
+
 NAMES = {"F": "forward", "B": "backward", "W": "gradients of weights"}
+MOST = 1400
+"""Stages or ticks that a picture may have: matplotlib draws at most 2^16 pixels each way."""
+WRITTEN_BY = "print one with `python -m strategies schedule NAME --stages S --microbatches M --json`"
 
 
 def timeline(schedule: dict[str, Any]) -> Figure:
@@ -41,18 +51,62 @@ def timeline(schedule: dict[str, Any]) -> Figure:
     return figure
 
 
+def read(text: str) -> dict[str, Any]:
+    """A schedule as it is printed.
+
+    Raises:
+        RecordError: it is no whole schedule; the message says what is wrong with it.
+    """
+    try:
+        schedule = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"stdin is no schedule ({error}); {WRITTEN_BY}") from error
+    if not isinstance(schedule, dict) or not isinstance(schedule.get("schedule"), str):
+        raise RecordError(f"stdin is JSON but no schedule with a name; {WRITTEN_BY}")
+    chunks, stages = schedule.get("chunks"), schedule.get("stages")
+    if not is_whole(chunks) or chunks < 1:
+        raise RecordError(f"stdin: `chunks` is {reprlib.repr(chunks)}, not a whole number of at least 1; {WRITTEN_BY}")
+    if not isinstance(stages, list) or not stages or not all(isinstance(row, list) and row for row in stages):
+        raise RecordError(f"stdin: `stages` is no list of rows, one for each stage; {WRITTEN_BY}")
+    if len(lengths := {len(row) for row in stages}) > 1:
+        raise RecordError(f"stdin: stages have {min(lengths)} to {max(lengths)} ticks, not the same number")
+    if max(len(stages), *lengths) > MOST:
+        raise RecordError(f"{len(stages)} stages of {max(lengths)} ticks cannot be drawn; {MOST} of each at most")
+    operations = [op for row in stages for op in row if op is not None]
+    if strange := [op for op in operations if not is_operation(op, chunks)]:
+        raise RecordError(f"stdin: {reprlib.repr(strange[0])} is no operation of {chunks} chunks; {WRITTEN_BY}")
+    if not operations:
+        raise RecordError("stdin is a schedule in which nothing is done; give it a stage and a microbatch")
+    return schedule
+
+
+def is_operation(op: Any, chunks: int) -> bool:
+    """Whether it is what a stage does in a tick."""
+    if not isinstance(op, dict) or op.get("kind") not in tuple(NAMES):
+        return False
+    microbatch, chunk = op.get("microbatch"), op.get("chunk")
+    return is_whole(microbatch) and is_whole(chunk) and microbatch >= 0 and 0 <= chunk < chunks
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether it is a whole number."""
+    return type(value) is int
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m results.timeline", description="Draw a pipeline schedule.")
     parser.add_argument("out", type=Path, metavar="FILE", help="the picture; its ending says which kind")
     out = parser.parse_args(arguments).out
     try:
-        schedule = json.load(sys.stdin)
-    except ValueError as error:
-        parser.error(f"stdin is no schedule ({error}); print one with `python -m strategies schedule --json`")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    timeline(schedule).savefig(out, dpi=144)
+        require_picture(out, FORMATS)
+        figure = timeline(read(sys.stdin.read()))
+        save(out, lambda path: draw(figure, path, dpi=144))
+    except UnicodeDecodeError as error:
+        parser.exit(BROKEN_INPUT, f"stdin is no text ({error}); {WRITTEN_BY}\n")
+    except (RecordError, Unwritable) as error:
+        parser.exit(BROKEN_INPUT, f"{error}\n")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -17,6 +17,7 @@ from strategies.data import DATA
 from strategies.fsdp import FSDP
 from strategies.hsdp import HSDP
 from strategies.mesh import MeshSpec
+from strategies.names import Named
 from strategies.pipeline import PIPELINE
 from strategies.single import SINGLE
 from strategies.step import Spread, State, Step, Strategy
@@ -25,6 +26,7 @@ from strategies.three_d import THREE_D
 from strategies.zero import ZERO1, ZERO2
 
 __all__ = [
+    "KNOWN_AS",
     "PRESETS",
     "STRATEGIES",
     "GPTConfig",
@@ -37,21 +39,18 @@ __all__ = [
     "TrainConfig",
 ]
 
+KNOWN_AS = {
+    "zero3": "fsdp",
+    "ddp": "data",
+    "dp": "data",
+    "tp": "tensor",
+    "cp": "context",
+    "pp": "pipeline",
+    "3d": "three_d",
+}
+"""Names that other frameworks use."""
+
+REGISTERED = (SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO)
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
-    {
-        strategy.name: strategy
-        for strategy in (
-            SINGLE,
-            DATA,
-            ZERO1,
-            ZERO2,
-            FSDP,
-            HSDP,
-            TENSOR,
-            CONTEXT,
-            PIPELINE,
-            THREE_D,
-            AUTO,
-        )
-    }
+    Named("strategy", {strategy.name: strategy for strategy in REGISTERED}, KNOWN_AS)
 )

@@ -5,11 +5,15 @@ python -m strategies schedule 1f1b --stages 4 --microbatches 8
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 
 from strategies.config import Infeasible
 from strategies.schedules import SCHEDULES, Schedule
+
+MOST_CELLS = 300_000
+"""Of a table that is printed, in pairs of ticks: a few seconds of work."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -51,11 +55,18 @@ def asked(options: argparse.Namespace) -> Schedule:
     Raises:
         Infeasible: the numbers do not fit it.
     """
-    if options.stages < 1 or options.microbatches < 1:
-        raise Infeasible("--stages and --microbatches must be at least 1")
-    chunks = options.chunks or (2 if options.name == "interleaved" else 1)
+    for name in ("stages", "microbatches", "chunks"):
+        if (number := getattr(options, name)) is not None and number < 1:
+            raise Infeasible(f"--{name} {number}; it must be at least 1")
+    chunks = (2 if options.name == "interleaved" else 1) if options.chunks is None else options.chunks
+    if (cells := options.stages * (options.stages + chunks * options.microbatches)) > MOST_CELLS:
+        size = f"--stages {options.stages} and --microbatches {options.microbatches}"
+        raise Infeasible(f"{size} make a table of some {2 * cells:,} cells; take fewer, for {2 * MOST_CELLS:,} at most")
     return SCHEDULES[options.name](options.stages, options.microbatches, chunks)
 
 
 if __name__ == "__main__":
+    # It only prints: Ctrl-C and a reader that has gone (`| head`) end it without a word, as they end other tools.
+    for number in {signal.SIGINT, getattr(signal, "SIGPIPE", signal.SIGINT)}:
+        signal.signal(number, signal.SIG_DFL)
     main()

@@ -17,8 +17,8 @@ from strategies.plan import Axes, Plan
 from strategies.traffic import LAWS, Traffic, norm
 
 
-def predict(strategy: str, config: GPTConfig, mesh: MeshSpec, train: TrainConfig) -> "Cost":
-    """What a step of a strategy costs.
+def predict(strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig) -> "Cost":
+    """What a step of a strategy costs. The mesh may be its text.
 
     Raises:
         Infeasible: nothing is known of the strategy, or model, mesh and batch do not fit together.
@@ -26,7 +26,7 @@ def predict(strategy: str, config: GPTConfig, mesh: MeshSpec, train: TrainConfig
     if strategy not in LAWS:
         raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(LAWS)}")
     law = LAWS[strategy]
-    plan = law.plan(config, mesh, train)
+    plan = law.plan(config, MeshSpec.of(mesh), train)
     return Cost(plan, tuple(each for term in (*law.terms, norm) for each in term(plan)))
 
 

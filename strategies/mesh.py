@@ -55,6 +55,17 @@ class MeshSpec:
             raise Infeasible(f"mesh {text!r} cannot be read; write it as data=2,tensor=4")
         return cls(tuple((part[1], int(part[2])) for part in parts if part))
 
+    @classmethod
+    def of(cls, mesh: "MeshSpec | str") -> "MeshSpec":
+        """The mesh, be it given as a text.
+
+        Raises:
+            Infeasible: as `parse`, or it is something else.
+        """
+        if not isinstance(mesh, MeshSpec | str):
+            raise Infeasible(f"mesh {mesh!r} is a {type(mesh).__name__}; give a MeshSpec, or a text as data=2,tensor=4")
+        return mesh if isinstance(mesh, MeshSpec) else cls.parse(mesh)
+
     def __str__(self) -> str:
         """The mesh as it is parsed."""
         return ",".join(f"{name}={size}" for name, size in self.axes)
@@ -74,12 +85,18 @@ class MeshSpec:
 
         In a torus an axis has whole dims of it where it can, and else a part of one.
 
+        Args:
+            axes: of the mesh that is made.
+            devices: exactly as many as the mesh has; by default the first of `jax.devices()`.
+
         Raises:
-            Infeasible: an axis that is not among `axes`, or another number of devices than the mesh has.
+            Infeasible: an axis that is not among `axes`, too few devices, or another number given than the mesh has.
         """
         if strange := [name for name in self.sizes if name not in axes]:
             raise Infeasible(f"mesh {self} has the axis {strange[0]}; it can be {', '.join(axes)}")
-        devices = jax.devices() if devices is None else devices
+        if devices is None:
+            self._require_there()
+            devices = first_devices(self.size)
         if len(devices) != self.size:
             problem = f"mesh {self} takes {self.size} devices and {len(devices)} are given"
             raise Infeasible(f"{problem}; change the mesh, the devices given, or JAX_NUM_CPU_DEVICES for virtual ones")
@@ -90,6 +107,22 @@ class MeshSpec:
         except NotImplementedError:  # but for v5e it gives an axis no part of a dim
             places = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
             return Mesh(places, tuple(axes), axis_types=types)
+
+    def _require_there(self) -> None:
+        """See that there are enough devices.
+
+        Raises:
+            Infeasible: there are too few; the message says how to have more virtual ones.
+        """
+        there = jax.devices()
+        if len(there) >= self.size:
+            return
+        problem = f"mesh {self} takes {self.size} devices and JAX has {len(there)}"
+        if there[0].platform == "cpu":
+            way_out = f"start Python with JAX_NUM_CPU_DEVICES={self.size} in the environment, or call"
+            call = f'jax.config.update("jax_num_cpu_devices", {self.size})'
+            raise Infeasible(f"{problem}; {way_out} {call} before anything else of JAX: the first use fixes the number")
+        raise Infeasible(f"{problem}; take a smaller mesh")
 
 
 def first_devices(count: int, devices: Devices | None = None) -> list[Any]:

@@ -7,6 +7,7 @@ chunks a stage holds several parts of the model, and a microbatch goes round the
     python -m strategies schedule 1f1b --stages 4 --microbatches 8
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -149,7 +150,7 @@ class Schedule:
 
 def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
     """All forward, then all backward (Huang et al. 2019, "GPipe", section 2.2)."""
-    _require_one_chunk("gpipe", chunks)
+    _require("gpipe", stages, microbatches, chunks)
     forward = [Op("F", m) for m in range(microbatches)]
     order = forward + [Op("B", m) for m in reversed(range(microbatches))]
     return Schedule("gpipe", stages, microbatches, 1, (tuple(order),) * stages)
@@ -157,7 +158,7 @@ def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
 
 def one_f_one_b(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
     """One forward, one backward, after just enough forward (Narayanan et al. 2021, "PTD-P", section 2.2.1)."""
-    _require_one_chunk("1f1b", chunks)
+    _require("1f1b", stages, microbatches, chunks)
     return _alternating("1f1b", stages, microbatches, 1, [stages - 1 - stage for stage in range(stages)])
 
 
@@ -167,6 +168,7 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     Raises:
         Infeasible: microbatches that the stages do not divide.
     """
+    _require("interleaved", stages, microbatches, chunks, most_chunks=math.inf)
     if microbatches % stages:
         problem = f"pipeline={stages} does not divide microbatches={microbatches}"
         raise Infeasible(f"{problem}, as an interleaved schedule needs; take a multiple of {stages}, or 1f1b")
@@ -179,7 +181,7 @@ def zero_bubble(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
 
     Stage s puts off those of s microbatches, and so no stage has more in flight than the first.
     """
-    _require_one_chunk("zb-h1", chunks)
+    _require("zb-h1", stages, microbatches, chunks)
     orders = []
     for stage, order in enumerate(one_f_one_b(stages, microbatches).orders):
         ops: list[Op] = []
@@ -210,8 +212,11 @@ def _alternating(name: str, stages: int, microbatches: int, chunks: int, ahead: 
     return Schedule(name, stages, microbatches, chunks, tuple(orders))
 
 
-def _require_one_chunk(name: str, chunks: int) -> None:
-    if chunks != 1:
+def _require(name: str, stages: int, microbatches: int, chunks: int, most_chunks: float = 1) -> None:
+    for what, number in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
+        if number < 1:
+            raise Infeasible(f"schedule {name} of {what}={number}; it must be at least 1")
+    if chunks > most_chunks:
         raise Infeasible(f"schedule {name} has one chunk a stage, not {chunks}; take interleaved for more")
 
 

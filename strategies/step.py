@@ -4,6 +4,7 @@ A strategy is a value, `Strategy`. Its `build` checks that model, mesh and batch
 `Spread`, and hands that to `assemble` (in assemble.py), which writes the training step around it.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -150,13 +151,14 @@ class Step:
         file, reads no more.
 
         Raises:
-            ValueError: another shape than [batch_size, sequence + 1].
+            ValueError: another shape than [batch_size, sequence + 1], no integers, or ids beyond the vocabulary.
         """
         tokens_BS = tokens_BS if hasattr(tokens_BS, "shape") else np.asarray(tokens_BS)
         shape, sharding = self.batch.shape, self.batch.sharding
         if tokens_BS.shape != shape:
             raise ValueError(f"tokens of shape {tokens_BS.shape}; this step takes {shape}")
-        return jax.make_array_from_callback(shape, sharding, lambda part: np.asarray(tokens_BS[part], np.int32))
+        vocab = self.config.vocab
+        return jax.make_array_from_callback(shape, sharding, lambda part: as_tokens(tokens_BS[part], vocab))
 
     def lower(self) -> jax.stages.Lowered:
         """The step lowered from shapes alone, nothing allocated; `.compile()` it to ask the compiler."""
@@ -168,12 +170,27 @@ class Step:
         return self.train.batch_size * self.config.sequence
 
 
+def as_tokens(part: Any, vocab: int) -> np.ndarray:
+    """Token ids as int32.
+
+    Raises:
+        ValueError: they are no integers, or not all of them are in the vocabulary.
+    """
+    ids = np.asarray(part)
+    if ids.dtype.kind not in "iu":
+        raise ValueError(f"tokens of dtype {ids.dtype}; give integers")
+    low, high = (ids.min(), ids.max()) if ids.size else (0, 0)
+    if low < 0 or high >= vocab:
+        raise ValueError(f"token ids from {low} to {high}; with vocab={vocab} they can be 0 to {vocab - 1}")
+    return ids.astype(np.int32, copy=False)
+
+
 @dataclass(frozen=True)
 class Strategy:
     """A way to spread the GPT: a name, the mesh axes it uses, and how to build its step.
 
-    `build(config, mesh, train, devices=None)` takes all of `jax.devices()` unless told otherwise, and raises
-    `Infeasible`, before anything is compiled, where model, mesh and batch do not fit.
+    `build(config, mesh, train, devices=None)` takes a `MeshSpec` or its text, and the first of `jax.devices()` unless
+    told otherwise. It raises `Infeasible`, before anything is compiled, where model, mesh and batch do not fit.
 
     Attributes:
         options: fields of `TrainConfig` that make another step of this strategy, besides those that do of every one.
@@ -192,6 +209,10 @@ class Strategy:
     usual_axes: tuple[str, ...] = AXES
     twins: Mapping[tuple[str, ...], str] = field(default_factory=dict, hash=False)
 
+    def __post_init__(self) -> None:
+        """Have `build` take the text of a mesh, too."""
+        object.__setattr__(self, "build", of_texts(self.build))
+
     def meshes(self, devices: int) -> list[MeshSpec]:
         """Its meshes of exactly that many devices."""
         meshes = factorisations(self.axes, devices) if devices <= self.most_devices else ()
@@ -200,6 +221,18 @@ class Strategy:
     def is_usual(self, mesh: MeshSpec) -> bool:
         """Whether it is one of the meshes that stand for all."""
         return set(mesh.sizes) <= set(self.usual_axes)
+
+
+def of_texts(build: Callable[..., Step]) -> Callable[..., Step]:
+    """The same `build`, which takes the text of a mesh, too, and says what to pass for a model that is a text."""
+
+    @functools.wraps(build)
+    def built(config: GPTConfig, mesh: MeshSpec | str, *others: Any, **named: Any) -> Step:
+        if isinstance(config, str):
+            raise Infeasible(f"the model is the text {config!r}; give a GPTConfig, as PRESETS[{config!r}]")
+        return build(config, MeshSpec.of(mesh), *others, **named)
+
+    return built
 
 
 def require_divides(axis: str, size: int, **numbers: int) -> None:

@@ -3,14 +3,16 @@
 import ast
 import doctest
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULES = sorted(
-    path.relative_to(ROOT) for room in ("strategies", "benchmarks", "results") for path in (ROOT / room).glob("*.py")
-)
+ROOMS = "strategies", "benchmarks", "results"
+MODULES = sorted(path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+COMMANDS = "benchmarks.commandline"
+"""What all commands share: of `benchmarks`, `results` may import this alone; it needs the standard library only."""
 FORBIDDEN = {
     "strategies": {"benchmarks", "results", "pytest", "pandas", "seaborn", "matplotlib"},
     "benchmarks": {"results", "pandas", "seaborn", "matplotlib"},
@@ -33,7 +35,19 @@ def imported(path):
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_nothing_imports_against_the_arrows(path):
     """A room knows those before it, never those behind it; `results` needs no JAX, `strategies` no harness."""
-    assert not {name.split(".")[0] for name in imported(path)} & FORBIDDEN[path.parts[0]]
+    others = {name.split(".")[0] for name in imported(path) if not name.startswith(COMMANDS)}
+    assert not others & FORBIDDEN[path.parts[0]]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if path.match("benchmarks/__init__.py") or path.match("commandline/*.py")],
+    ids=str,
+)
+def test_what_commands_share_needs_the_standard_library_alone(path):
+    """So `results` runs where JAX is not installed, and a command that is refused is refused at once."""
+    names = {name for name in imported(path) if not name.startswith(COMMANDS)}
+    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("name", ["gpt", "attention", "hooks", "loss"])

@@ -18,11 +18,9 @@ from benchmarks.pool import work_off
 from benchmarks.topology import GPUS, Topology
 from strategies import GPTConfig, MeshSpec
 
-TAKES_LIBTPU = pytest.mark.skipif(
-    find_spec("libtpu") is None, reason="takes the tpu extra: pip install 'meshmark[tpu]'"
-)
+TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
 TAKES_CUDA = pytest.mark.skipif(
-    Topology.parse("h100:1x4").compiler_version is None, reason="takes the gpu extra: pip install 'meshmark[gpu]'"
+    Topology.parse("h100:1x4").compiler_version is None, reason="takes the gpu extra: pip install -e '.[gpu]'"
 )
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
 

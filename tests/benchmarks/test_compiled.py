@@ -443,7 +443,7 @@ def test_row_is_a_table_of_kinds_and_axes() -> None:
     )
     row = Program(collectives, flops=7, instructions=8, hash="9").as_row()
     assert tuple(row) == ROW_KEYS
-    assert len(ROW_KEYS) == 4 + len(KINDS) * (len(AXES) + 1 + 2)
+    assert len(ROW_KEYS) == 5 + len(KINDS) * (len(AXES) + 1 + 2)
     assert {key.removeprefix("compiled."): value for key, value in row.items() if value} == {
         "flops": 7,
         "instructions": 8,

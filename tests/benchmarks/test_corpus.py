@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.corpus import read_corpus, tokens
-from strategies import GPTConfig
+from strategies import PRESETS, GPTConfig
 
 CONFIG = GPTConfig(layers=1, embed=8, heads=1, vocab=256, sequence=16)
 
@@ -63,3 +63,15 @@ def test_too_short_a_text_is_refused(tmp_path: Path, text: bytes) -> None:
     path.write_bytes(text)
     with pytest.raises(ValueError, match=rf"short\.txt has {len(text)} bytes; sequence=16 needs 17 or more"):
         read_corpus(path, CONFIG)
+
+
+def test_a_text_shorter_than_a_batch_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sequences of a batch that are alike make a loss that falls too fast: a line names both lengths."""
+    path = tmp_path / "short.txt"
+    path.write_bytes(bytes(1000))
+    config = PRESETS["nano"]
+    message = "has 1,000 bytes and a batch of 8 sequences of 128 tokens takes 1,025: its text repeats within a batch"
+    assert len(read_corpus(path, config, 7)) == 1000
+    assert capsys.readouterr().err == ""
+    assert len(read_corpus(path, config, 8)) == 1000
+    assert message in capsys.readouterr().err

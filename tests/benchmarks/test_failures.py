@@ -1,9 +1,20 @@
 """The word for each bad end."""
 
+from pathlib import Path
+
 import jax
 import pytest
 
-from benchmarks.failures import CompileError, Died, Mismatch, NonFinite, Recompiled, reason_of, status_of
+from benchmarks.failures import (
+    REASON_LETTERS,
+    CompileError,
+    Died,
+    Mismatch,
+    NonFinite,
+    Recompiled,
+    reason_of,
+    status_of,
+)
 from strategies import Infeasible
 
 VMEM = (
@@ -20,6 +31,8 @@ VMEM = (
         (MemoryError(), "oom"),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes."), "oom"),
         (CompileError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm"), "oom"),
+        (jax.errors.JaxRuntimeError("INTERNAL: Out of memory allocating 8589934592 bytes."), "oom"),
+        (ValueError("Out of memory allocating 8589934592 bytes."), "oom"),
         (CompileError(VMEM), "compile_error"),
         (CompileError("RESOURCE_EXHAUSTED: Shared memory size limit exceeded: 262144"), "compile_error"),
         (jax.errors.JaxRuntimeError(VMEM), "error"),
@@ -42,3 +55,15 @@ def test_reason_is_one_line() -> None:
     """A row's reason is what went wrong, without the rest of a compiler's page."""
     assert reason_of(CompileError("INTERNAL: no such instruction\nin line 7")) == "INTERNAL: no such instruction"
     assert reason_of(ZeroDivisionError("no weights")) == "ZeroDivisionError: no weights"
+
+
+def test_a_long_reason_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row says where the whole of it is, or that it is lost."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    reason = reason_of(ValueError("x" * 3_000_000))
+    (kept,) = tmp_path.iterdir()
+    assert len(reason) < 2 * REASON_LETTERS
+    assert reason.endswith(f"... (3,000,012 letters; all of them are in {kept})")
+    assert kept.read_text() == "ValueError: " + "x" * 3_000_000
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    assert "the rest is lost" in reason_of(ValueError("x" * 3_000_000))

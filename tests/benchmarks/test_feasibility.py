@@ -271,13 +271,29 @@ def test_without_a_compiler_there_are_formulas(
     monkeypatch.setattr(Topology, "compiler_version", None)
     rows = run(tmp_path, "--topology=h100:1x4", *TINY)["candidates"]
     assert {row["status"] for row in rows} == {"fits", "infeasible"}
-    assert "pip install 'meshmark[gpu]'" in capsys.readouterr().err
+    assert "pip install -e '.[gpu]'" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         feasibility.main(["--topology=h100:1x4", *TINY, "--compile=1"])
-    assert "pip install 'meshmark[gpu]'" in capsys.readouterr().err
+    assert "pip install -e '.[gpu]'" in capsys.readouterr().err
 
 
 def test_reasons_are_alike_but_for_their_numbers() -> None:
     """And for the ways out."""
     one, other = ("tensor=3 does not divide heads=8; tensor can be 1", "tensor=16 does not divide heads=8; or 2")
     assert kind_of(one) == kind_of(other) != kind_of("context=16 does not divide heads=8; or 2")
+
+
+def test_strategies_without_formulas_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is left out is said, and how to ask its compiler."""
+    two = ["--topology=cpu:4", "--chip=v5e", *TINY, "--remat=dots", "--compile=0"]
+    run(tmp_path, *two)
+    assert "auto: there are no formulas of it; python -m benchmarks.compile --topology cpu:4" in capsys.readouterr().out
+
+
+def test_long_enumerations_say_how_far_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for minutes without a word."""
+    monkeypatch.setattr(feasibility, "PROGRESS_SECONDS", 0.0)
+    run(tmp_path, *FOUR, "--compile=0")
+    assert "1 candidates by formulas so far, now data data=4" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_gpus_are_on_their_hosts_and_virtual_devices_on_one() -> None:
     assert [device.coords for device in cores[:4]] == [(0, 0, 0), (0, 0, 0), (0, 1, 0), (0, 1, 0)]
 
 
-@pytest.mark.skipif(NO_TPU, reason="takes the tpu extra: pip install 'meshmark[tpu]'")
+@pytest.mark.skipif(NO_TPU, reason="takes the tpu extra: pip install -e '.[tpu]'")
 @pytest.mark.parametrize("text", ["v5p:4x4x4", "v5e:4x4", "tpu7x:2x2x1"])
 def test_every_factorisation_is_a_mesh_of_a_torus(text: str) -> None:
     """An axis has a part of a dim where it cannot have all of it; each device is there once."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.publish import NoStats, require_writable, whole_report
+from benchmarks.publish import UNTIMED, NoStats, require_writable, set_untimed_apart, whole_report
 
 
 def test_case_without_samples_has_no_times() -> None:
@@ -14,6 +14,14 @@ def test_case_without_samples_has_no_times() -> None:
     assert set(NoStats().as_dict().values()) == {None}
     assert "median" in NoStats().as_dict()
     assert not NoStats()
+
+
+def test_rows_without_samples_are_apart() -> None:
+    """Each row that other programs read has numbers; no row is lost."""
+    timed, untimed = {"name": "a", "stats": {"mean": 0.1}}, {"name": "b", "stats": NoStats().as_dict()}
+    report = {"benchmarks": [untimed, timed]}
+    set_untimed_apart(report)
+    assert report == {"benchmarks": [timed], UNTIMED: [untimed]}
 
 
 def test_folder_of_the_report_is_made(tmp_path: Path) -> None:

@@ -249,9 +249,7 @@ STEP = """
 """
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu: pip install 'meshmark[tpu]'"
-)
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu: pip install -e '.[tpu]'")
 def test_all_that_a_tpus_compiler_does_is_explained() -> None:
     """A step of fsdp for 16 TPUs: reduce-scatters over all of them are all-reduces, and nothing is unexplained."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}

@@ -52,6 +52,31 @@ def test_what_cannot_be_is_refused(text, message):
         Topology.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "spelled"), [("H100:1x8", "h100:1x8"), ("V5E:4x4", "v5e:4x4"), ("v5litepod:4x4", "v5e:4x4")]
+)
+def test_another_spelling_is_read(text, spelled):
+    """Capital letters, and the names of Cloud TPU; it is printed in ours."""
+    assert str(Topology.parse(text)) == spelled
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled"),
+    [
+        ("v5e-16", "v5e:4x4"),
+        ("v5litepod-16", "v5e:4x4"),
+        ("v5p-128", "v5p:4x4x4"),
+        ("H100-16", "h100:2x8"),
+        ("cpu-8", "cpu:8"),
+    ],
+)
+def test_an_accelerator_type_is_told_its_shape(text, spelled):
+    """Its number of chips has a shape, which is asked for."""
+    assert str(Topology.parse(spelled)) == spelled
+    with pytest.raises(ValueError, match=f"cannot be read; write one as {spelled}$"):
+        Topology.parse(text)
+
+
 def test_every_kind_is_described():
     """A chip has figures above zero and says where they are from; a GPU has what its compiler asks besides."""
     for name, chip in CHIPS.items():
@@ -85,7 +110,7 @@ def test_a_compiler_that_is_missing_is_named(text, extra, monkeypatch):
     """Not found, it is said what to install."""
     monkeypatch.setitem(module.COMPILERS, Topology.parse(text).platform, (extra, "no-such-package"))
     assert Topology.parse(text).compiler_version is None
-    with pytest.raises(ValueError, match=re.escape(f"pip install 'meshmark[{extra}]'")):
+    with pytest.raises(ValueError, match=re.escape(f"pip install -e '.[{extra}]'")):
         Topology.parse(text).devices()
 
 

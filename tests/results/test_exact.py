@@ -1,5 +1,6 @@
 """The laws of the exact gate: what it catches, what it lets pass, and that it never calls nothing green."""
 
+import json
 import re
 from copy import deepcopy
 from math import nan
@@ -12,6 +13,7 @@ from benchmarks.record import COMPILED_KEYS
 from results.counters import COUNTERS, read_snapshot
 from results.exact import compare, rule
 from results.metrics import METRICS, Allowance
+from results.records import RecordError
 from results.verdict import Finding, Report
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
 
@@ -266,7 +268,7 @@ def test_a_metric_knows_which_way_is_better() -> None:
 
 def test_every_counter_of_a_row_is_held() -> None:
     """What the benchmarks count, the gate holds: all but the hash, which says only that something changed."""
-    counted = {key for key in COMPILED_KEYS if key != "compiled.hash"}
+    counted = {key for key in COMPILED_KEYS if key not in ("compiled.hash", "compiled.dtypes")}
     assert counted == {name for name in COUNTERS if name.startswith("compiled.")}
 
 
@@ -276,3 +278,48 @@ def test_judging_leaves_its_input_alone(tmp_path: Path) -> None:
     before = deepcopy(snapshot)
     compare(snapshot, snapshot, {})
     assert snapshot == before
+
+
+def test_fewer_cases_are_judged_alone_if_that_is_said(tmp_path: Path) -> None:
+    """Cases that HEAD leaves out are vanished, and the report names the way to have them counted instead."""
+    base = read_snapshot(write_run(tmp_path / "base.json", sweep()))
+    fewer = read_snapshot(write_run(tmp_path / "fewer.json", sweep()[:3]))
+    missing = len(sweep()) - 3
+    report = compare(base, fewer, {})
+    assert report.verdict == "red"
+    assert f"{missing} vanished: if HEAD was run with fewer cases on purpose, judge those with --only-head-cases" in (
+        report.remarks
+    )
+    report = compare(base, fewer, {}, only_head_cases=True)
+    assert report.verdict == "green"
+    assert f"{missing} of the cases in BASE are not in HEAD, and not judged" in report.remarks
+    worse = [*sweep()[:2], edited(sweep()[2], {"compiled.flops": 10**12})]
+    head = read_snapshot(write_run(tmp_path / "worse.json", worse))
+    assert compare(base, head, {}, only_head_cases=True).verdict == "red"
+
+
+def test_another_dtype_is_named(judge: Any) -> None:
+    """More bytes in a program that computes in another dtype: the report says in which, where both rows do."""
+    before, after = edited(row(), {"compiled.dtypes": "f32"}), {"compiled.dtypes": "bf16,f32", "compiled.flops": 1}
+    (finding,) = judge([before], [edited(before, after)]).findings
+    assert finding.note == "its arrays are bf16,f32, were f32"
+    (finding,) = judge([row()], [edited(row(), after)]).findings
+    assert finding.note == ""
+
+
+def test_what_was_not_run_is_said(judge: Any) -> None:
+    """Rows that were compiled alone cannot show what happens while steps run: the report names it."""
+    (remark,) = judge([row()], [row(kind="compiled")]).remarks
+    assert remark.startswith("not seen, for no step was run: a retrace in every step, a loss that is NaN; ")
+    assert judge([row()], [row()]).remarks == ()
+
+
+def test_rows_without_samples_are_read(tmp_path: Path) -> None:
+    """Wherever a run has them."""
+    path = write_run(tmp_path / "run.json", [row()])
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"untimed": [failed("oom", "data", "data=2")]}))
+    assert [row["status"] for row in read_snapshot(path).rows.values()] == ["ok", "oom"]
+    path.write_text(json.dumps(content | {"untimed": 7}))
+    with pytest.raises(RecordError, match="has 7 as `untimed`, not a list"):
+        read_snapshot(path)

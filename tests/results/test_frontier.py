@@ -90,8 +90,8 @@ def test_the_command_writes_a_picture(found: Path, capsys: pytest.CaptureFixture
         ({"kind": "compiled"}, "no file of `python -m benchmarks.feasibility"),
         ({"schema_version": 2}, "has schema 2, not 1"),
         ({"capacity_bytes": None}, "capacity_bytes is None, not int"),
-        ({"candidates": []}, "have no status"),
-        ({"candidates": [{"status": "fits", "strategy": "fsdp"}]}, "have no formula.needed_bytes"),
+        ({"candidates": []}, "its `candidates` are no list of rows"),
+        ({"candidates": [{"status": "fits", "strategy": "fsdp"}]}, "candidate None lacks formula.needed_bytes"),
     ],
 )
 def test_what_is_no_such_file_is_refused(found: Path, change: dict[str, Any], message: str) -> None:

@@ -148,7 +148,7 @@ def test_the_command_fails_in_one_line(
 ) -> None:
     """What cannot be drawn ends the command with a status and the reason, and no traceback."""
     path = write_run(tmp_path / "run.json", rows)
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(SystemExit, match="5"):
         main([str(path), "--out", str(tmp_path / "out"), *options])
     error = capsys.readouterr().err
     assert re.search(message, error)

@@ -39,5 +39,5 @@ def test_the_command_writes_a_picture(tmp_path: Path, monkeypatch: pytest.Monkey
     main([str(tmp_path / "new" / "schedule.png")])
     assert (tmp_path / "new" / "schedule.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr("sys.stdin", io.StringIO("nothing"))
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match="5"):
         main([str(tmp_path / "schedule.png")])

@@ -1,0 +1,82 @@
+"""What a user of the public interface gets wrong is said with numbers and a way out."""
+
+import jax
+import numpy as np
+import pytest
+
+from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies.cost import predict
+from strategies.schedules import SCHEDULES
+
+TINY = GPTConfig(layers=1, embed=8, heads=1, vocab=256, sequence=8)
+TRAIN = TrainConfig(batch_size=8)
+
+
+def test_a_mesh_can_be_its_text() -> None:
+    """A step over a text and over the mesh that it spells are the same; so are what formulas say of both."""
+    step = STRATEGIES["fsdp"].build(TINY, "fsdp=8", TRAIN)
+    assert step.mesh == STRATEGIES["fsdp"].build(TINY, MeshSpec.parse("fsdp=8"), TRAIN).mesh
+    assert predict("fsdp", TINY, "fsdp=8", TRAIN) == predict("fsdp", TINY, MeshSpec.parse("fsdp=8"), TRAIN)
+
+
+def test_a_small_mesh_takes_the_first_devices() -> None:
+    """Unless it is told which; those behind them do nothing."""
+    assert list(MeshSpec.parse("data=1").over(("data",)).devices.flat) == jax.devices()[:1]
+    assert list(MeshSpec.parse("data=4").over(("data",)).devices.flat) == jax.devices()[:4]
+
+
+def test_a_large_mesh_is_refused_with_a_way_to_more_devices() -> None:
+    """JAX fixes how many virtual devices there are when it is first used, and its own error says so of no mesh."""
+    message = r'mesh data=16 takes 16 devices and JAX has 8; .*JAX_NUM_CPU_DEVICES=16 .*"jax_num_cpu_devices", 16\)'
+    with pytest.raises(Infeasible, match=message):
+        MeshSpec.parse("data=16").over(("data",))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("zero3", "'zero3' is no strategy; there are single, .*; did you mean fsdp"),
+        ("DDP", "did you mean data"),
+        ("pipelin", "did you mean pipeline"),
+        ("x", "'x' is no strategy; there are single, data, [a-z0-9_, ]*$"),
+    ],
+)
+def test_an_unknown_strategy_is_told_those_that_there_are(name: str, words: str) -> None:
+    """And the one that goes by that name elsewhere; it is a KeyError, as of any mapping."""
+    with pytest.raises(KeyError, match=words):
+        STRATEGIES[name]
+    assert name not in STRATEGIES
+    assert STRATEGIES.get(name) is None
+
+
+def test_what_is_no_model_or_mesh_is_refused() -> None:
+    """A text for the model, or a number for the mesh, is told what to pass."""
+    with pytest.raises(Infeasible, match=r"the model is the text 'nano'; give a GPTConfig, as PRESETS\['nano'\]"):
+        STRATEGIES["data"].build("nano", "data=8", TRAIN)  # type: ignore[arg-type]
+    with pytest.raises(Infeasible, match="mesh 8 is a int; give a MeshSpec, or a text as data=2,tensor=4"):
+        STRATEGIES["data"].build(TINY, 8, TRAIN)
+    with pytest.raises(KeyError, match=r"'nanno' is no preset; there are .*; did you mean nano"):
+        PRESETS["nanno"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (np.full((8, 9), 256), "token ids from 256 to 256; with vocab=256 they can be 0 to 255"),
+        (np.full((8, 9), -1), "token ids from -1 to -1"),
+        (np.full((8, 9), 2**40), "token ids from 1099511627776"),
+        (np.zeros((8, 9), np.float32), "tokens of dtype float32; give integers"),
+    ],
+)
+def test_tokens_beyond_the_vocabulary_are_refused(tokens: np.ndarray, message: str) -> None:
+    """JAX clamps an index out of range, so that a wrong tokenizer would train on another text."""
+    with pytest.raises(ValueError, match=message):
+        STRATEGIES["data"].build(TINY, "data=8", TRAIN).place(tokens)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("what", "sizes"), [("stages", (0, 2, 1)), ("microbatches", (2, 0, 1)), ("chunks", (2, 2, 0))])
+def test_a_schedule_of_nothing_is_refused(name: str, what: str, sizes: tuple[int, int, int]) -> None:
+    """Each of its numbers is at least 1."""
+    with pytest.raises(Infeasible, match=f"schedule {name} of {what}=0; it must be at least 1"):
+        SCHEDULES[name](*sizes)

@@ -1,0 +1,262 @@
+"""Bad input of each command: its exit code, the words that say what is wrong, and no traceback."""
+
+import importlib
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.results.synthetic import edited, row, sweep, write_run
+
+ROOT = Path(__file__).parent.parent
+LONG = "x" * 300
+NO_NUMBERS = {"tokens_per_second": None, "step_seconds_median": None, "devices": None}
+TINY = "--layers=2 --embed=16 --heads=2 --vocab=256 --sequence=16 --batch-size=8 --strategy=data --remat=dots"
+FEASIBILITY = f"benchmarks.feasibility --topology=cpu:4 --chip=v5e {TINY} --compile=0"
+SCHEDULE = {"schedule": "gpipe", "chunks": 1, "stages": [[{"kind": "F", "microbatch": 0, "chunk": 0}]]}
+EVIL = f"{'../' * 3}evil"
+
+TABLE: dict[str, tuple[int, str]] = {
+    # outputs that cannot be written
+    "results.plot run.json --out=file": (5, "file cannot be written to: file is no folder; name another folder"),
+    "results.plot run.json --out=file/in": (5, "cannot be written to: Not a directory"),
+    f"results.plot run.json --out={LONG}": (5, "cannot be written to: File name too long"),
+    "results.frontier found.json --out=folder.png": (5, "folder.png cannot be written: Is a directory"),
+    "results.frontier found.json --out=file/in.png": (5, "cannot be written: file is no folder"),
+    "results.frontier found.json --out=x.xyz": (5, "x.xyz names no picture format; its ending can be ."),
+    "results.frontier found.json --out=x": (5, "x names no picture format"),
+    f"results.frontier found.json --out={LONG}.png": (5, "cannot be written: File name too long"),
+    "results.timeline folder.png": (5, "folder.png cannot be written: Is a directory"),
+    "results.timeline x.xyz": (5, "x.xyz names no picture format"),
+    f"results.timeline {LONG}.png": (5, "cannot be written: File name too long"),
+    "results.regress exact run.json run.json --markdown=folder.png": (5, "folder.png cannot be written: Is a dir"),
+    "results.regress exact run.json run.json --junit=file/x.xml": (5, "cannot be written: file is no folder"),
+    f"results.regress exact run.json run.json --bencher-json={LONG}": (5, "cannot be written: File name too long"),
+    "results.regress exact run.json run.json --action-json=/dev/full": (5, "/dev/full cannot be written: No space"),
+    "results.baseline run.json --out=file": (5, "file cannot be written to: file is no folder"),
+    "results.gate --out=folder.png": (5, "folder.png cannot be written: Is a directory"),
+    f"{FEASIBILITY} --json=folder.png": (5, "folder.png cannot be written: Is a directory"),
+    f"{FEASIBILITY} --json=file/x.json": (5, "cannot be written: file is no folder"),
+    f"{FEASIBILITY} --json={LONG}": (5, "cannot be written: File name too long"),
+    f"{FEASIBILITY} --json=/dev/full": (5, "/dev/full cannot be written: No space left on device; the result is in"),
+    f"{FEASIBILITY}1 --cache=file": (5, "file cannot be written to: file is no folder"),
+    # outputs that are inputs, or each other
+    "results.regress exact run.json run.json --markdown=run.json": (5, "--markdown run.json would overwrite the input"),
+    "results.regress exact run.json run.json --junit=x --markdown=x": (5, "would overwrite what --markdown writes"),
+    "results.frontier found.png": (5, "the picture found.png would overwrite the input found.png; name another"),
+    # files that are JSON but not what is expected
+    "results.plot missing.json": (5, "missing.json is not there"),
+    "results.plot list.json": (5, "is JSON but not pytest-benchmark's"),
+    "results.plot no-numbers.json": (5, "nothing to draw, no row counts (1 without strategy or devices or"),
+    "results.plot no-devices.json": (5, "devices is 0, not a number above 0"),
+    "results.plot negative.json": (5, "tokens_per_second is -1, not a number above 0"),
+    "results.plot no-batch.json": (5, "global_batch_sequences is 0, not a number above 0"),
+    "results.plot run.json --batch-size=0": (2, "'0' is not a count; give a whole number of at least 1"),
+    "results.frontier list.json": (5, "is no file of `python -m benchmarks.feasibility --json FILE`"),
+    "results.frontier no-rows.json": (5, "its `candidates` are no list of rows"),
+    "results.frontier text-rows.json": (5, "its `candidates` are no list of rows"),
+    "results.frontier texts.json": (5, "formula.needed_bytes is 'many', not a number of at least 0"),
+    "results.frontier no-chips.json": (5, "devices is 0, not at least 1"),
+    "results.regress exact run.json list.json": (5, "is JSON but not pytest-benchmark's"),
+    "results.regress exact run.json negative-counter.json": (5, "compiled.flops is -1, not a number of at least 0"),
+    "results.baseline list.json": (5, "is JSON but not pytest-benchmark's"),
+    # what means nothing
+    "strategies schedule gpipe --stages=0 --microbatches=1": (2, "--stages 0; it must be at least 1"),
+    "strategies schedule gpipe --stages=1 --microbatches=0": (2, "--microbatches 0; it must be at least 1"),
+    "strategies schedule interleaved --stages=1 --microbatches=1 --chunks=0": (2, "--chunks 0; it must be at least 1"),
+    "strategies schedule 1f1b --stages=100000 --microbatches=1": (2, "cells; take fewer, for 600,000 at most"),
+    f"{FEASIBILITY} --compile=-1": (2, "'-1' is not a number of them; give a whole number of at least 0"),
+    f"{FEASIBILITY} --topology=cpu:999999": (2, "has 999,999 devices; take 65,536 or fewer"),
+    f"{FEASIBILITY} --topology=v5e-16": (2, "topology 'v5e-16' cannot be read; write one as v5e:4x4"),
+    f"{FEASIBILITY} --topology=v5litepod-16": (2, "cannot be read; write one as v5e:4x4"),
+    f"{FEASIBILITY} --topology=h100:8": (2, "write one as h100:16x8"),
+    f"{FEASIBILITY} --strategy=zero3": (2, "'zero3' is no strategy; there are single, data, "),
+    f"{FEASIBILITY} --batch-size=0": (2, "'0' is not a count"),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of files, most of them bad."""
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "folder.png").mkdir()
+    (folder / "file").write_text("")
+    write_run(folder / "run.json", sweep([8]))
+    changed: dict[str, dict[str, Any]] = {
+        "no-numbers": NO_NUMBERS,
+        "no-devices": {"devices": 0},
+        "negative": {"tokens_per_second": -1},
+        "no-batch": {"global_batch_sequences": 0},
+        "negative-counter": {"compiled.flops": -1},
+    }
+    for name, facts in changed.items():
+        write_run(folder / f"{name}.json", [edited(row(), facts)])
+    for name, content in {"list.json": [], **found()}.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def found() -> dict[str, dict[str, Any]]:
+    """Files of `benchmarks.feasibility`: a good one, one whose name ends as a picture's, and bad ones."""
+    numbers = [f"{source}.{name}" for source in ("formula", "compiled") for name in ("needed_bytes", SPEED)]
+    candidate = {"strategy": "data", "status": "fits", **dict.fromkeys(numbers, 1)}
+    good = {"kind": "feasibility", "schema_version": 1, "topology": "v5e:1x1", "chip": "v5e", "devices": 1}
+    good |= {"capacity_bytes": 2, "preset": "nano", "param_count": 1, "dtype": "float32"}
+    good |= {"global_batch_sequences": 1, "sequence_tokens": 1, "candidates": [candidate]}
+    return {
+        "found.json": good,
+        "found.png": good,
+        "no-rows.json": good | {"candidates": {}},
+        "text-rows.json": good | {"candidates": ["data"]},
+        "texts.json": good | {"candidates": [candidate | {"formula.needed_bytes": "many"}]},
+        "no-chips.json": good | {"devices": 0},
+    }
+
+
+SPEED = "tokens_per_second_per_device"
+
+
+def run(command: str, monkeypatch: pytest.MonkeyPatch, stdin: str = "") -> int:
+    """Run a command in this process; its exit code."""
+    name, *arguments = command.split()
+    module = importlib.import_module("strategies.__main__" if name == "strategies" else name)
+    monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+    try:
+        return module.main(arguments) or 0
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+
+
+@pytest.mark.parametrize("command", TABLE)
+def test_bad_input_is_refused_in_a_line(
+    command: str, inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is the documented one, and the message says what is wrong; nothing is raised."""
+    before = {path: path.read_bytes() for path in inputs.glob("*.*") if path.is_file()}
+    monkeypatch.chdir(inputs)
+    exit_code, words = TABLE[command]
+    assert run(command, monkeypatch, json.dumps(SCHEDULE)) == exit_code
+    said = capsys.readouterr()
+    assert words in " ".join((said.err + said.out).split())
+    assert "Traceback" not in said.err + said.out
+    assert {path: path.read_bytes() for path in before} == before, "an input was changed"
+
+
+@pytest.mark.parametrize(
+    ("stdin", "words"),
+    [
+        ("nothing", "stdin is no schedule"),
+        ("[" * 100_000, "stdin is no schedule"),
+        ("[]", "no schedule with a name"),
+        (SCHEDULE | {"chunks": 0}, "`chunks` is 0, not a whole number of at least 1"),
+        (SCHEDULE | {"stages": []}, "`stages` is no list of rows"),
+        (SCHEDULE | {"stages": [[]]}, "`stages` is no list of rows"),
+        (SCHEDULE | {"stages": [[None]]}, "in which nothing is done"),
+        (SCHEDULE | {"stages": [[None], [None, None]]}, "stages have 1 to 2 ticks"),
+        (SCHEDULE | {"stages": [["F0"]]}, "'F0' is no operation of 1 chunks"),
+        (SCHEDULE | {"stages": [[{"kind": "X", "microbatch": 0, "chunk": 0}]]}, "is no operation"),
+        (SCHEDULE | {"stages": [[{"kind": "F", "microbatch": 0, "chunk": 1}]]}, "is no operation of 1 chunks"),
+        (SCHEDULE | {"stages": [[{"kind": "F", "microbatch": "0", "chunk": 0}]]}, "is no operation"),
+        (SCHEDULE | {"stages": [[None] * 2000]}, "1 stages of 2000 ticks cannot be drawn; 1400 of each at most"),
+    ],
+    ids=str,
+)
+def test_what_is_no_schedule_is_not_drawn(
+    stdin: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each part of a schedule is looked at before it is drawn."""
+    text = stdin if isinstance(stdin, str) else json.dumps(stdin)
+    assert run(f"results.timeline {tmp_path / 'x.png'}", monkeypatch, text) == 5
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_result_that_cannot_be_written_is_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk is full after the work: the message names a file that has the result."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run(f"{FEASIBILITY} --json=/dev/full", monkeypatch) == 5
+    said = capsys.readouterr()
+    (kept,) = tmp_path.glob("meshmark-*/full")
+    assert f"the result is in {kept}" in said.err
+    assert json.loads(kept.read_text())["kind"] == "feasibility"
+    assert "candidates" in said.out
+
+
+def test_a_report_that_cannot_be_written_is_not_red(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A green gate exits with 5 if its report is lost, and a red one stays red."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    text = edited(row(), {"compiled.flops": 1})
+    base, worse = write_run(tmp_path / "base.json", [text]), write_run(tmp_path / "worse.json", [row()])
+    monkeypatch.setattr("results.regress.prepare", lambda paths, inputs: None)
+    assert run(f"results.regress exact {base} {base} --markdown=/dev/full", monkeypatch) == 5
+    said = capsys.readouterr()
+    assert "green: 1 same\n### exact counters" in said.out, "what no file takes is printed"
+    assert "it is printed instead" in said.err
+    assert run(f"results.regress exact {base} {worse} --markdown=/dev/full", monkeypatch) == 1
+
+
+def test_a_name_leads_out_of_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preset is called by whoever wrote the file; its figures are inside --out all the same."""
+    rows = [row(preset=EVIL), row("data", "data=2", preset=EVIL), row(preset=EVIL.replace("/", "_"))]
+    path = write_run(tmp_path / "run.json", rows)
+    out = tmp_path / "a" / "b" / "c" / "out"
+    assert run(f"results.plot {path} --out={out}", monkeypatch) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "a"}
+    assert {path.parent.parent for path in tmp_path.rglob("*.png")} == {out}
+    assert len(list(out.iterdir())) == 2, "what is called alike has folders apart"
+
+
+def test_figures_are_beside_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, whatever the working directory, in a folder that shadows no package."""
+    (tmp_path / "runs").mkdir()
+    write_run(tmp_path / "runs" / "first.json", [row(), row("data", "data=2")])
+    monkeypatch.chdir(tmp_path)
+    assert run("results.plot runs/first.json", monkeypatch) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert len(list((tmp_path / "runs" / "first-figures").glob("*.png"))) >= 5
+
+
+LOTS = "strategies schedule 1f1b --stages 40 --microbatches 200"
+
+
+def test_a_broken_pipe_is_quiet() -> None:
+    """As for `| head`: who reads no more gets no traceback, and the exit code is 128 and the number of SIGPIPE."""
+    with subprocess.Popen(
+        [sys.executable, "-m", *LOTS.split()], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() in (141, -signal.SIGPIPE)  # which a shell calls 141
+
+
+@pytest.mark.parametrize("command", ["benchmarks.feasibility --help", "results.plot --help"])
+@pytest.mark.parametrize("seconds", [0.2, 0.6])
+def test_ctrl_c_while_importing_is_quiet(command: str, seconds: float) -> None:
+    """In the first second a command imports; Ctrl-C then ends it by the signal, or with 130, and prints nothing."""
+    name, *arguments = command.split()
+    code = f"import runpy, sys; sys.argv = ['-m', *{arguments!r}]; import benchmarks.commandline; "
+    code += "print('begun', flush=True); "
+    code += f"runpy._run_module_as_main({name!r})"  # as `python -m` does
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        errors = process.stderr.read()
+        assert "Traceback" not in errors
+        assert process.wait() in (-signal.SIGINT, 130, 0)  # 0 where it was done already
