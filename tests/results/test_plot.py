@@ -18,7 +18,7 @@ from tests.results.synthetic import SHARES, STRATEGIES, edited, failed, row, swe
 ROOT = Path(__file__).parents[2]
 WITHOUT_JAX = """
 import runpy, sys
-for absent in ("jax", "jaxlib", "flax", "optax", "strategies", "benchmarks"):
+for absent in ("jax", "jaxlib", "flax", "optax", "strategies"):
     sys.modules[absent] = None
 runpy.run_module("results.plot", run_name="__main__")
 """
