@@ -49,8 +49,8 @@ def layer_bytes(plan: Plan) -> int:
         statistics = 4 * 4 * own // config.embed + 4 * tokens * config.heads
         kept += number * (own + (5 if plan.ulysses else 4) * tokens * config.embed + hidden) + statistics
     if train.remat == "none":
-        # Behind a cast comes what a tensor axis makes of it, be it of one device: that is kept, and not what was cast.
-        taken = number if plan.axes_of("heads") and not plan.sequence_parallel else 4
+        # Behind a cast comes what a tensor axis makes of it: that is kept, and not what was cast.
+        taken = number if plan.over(plan.axes_of("heads")) and not plan.sequence_parallel else 4
         kept += 2 * (4 + taken) * own + 2 * 4 * config.embed + 5 * number * hidden
     return kept
 

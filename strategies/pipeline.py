@@ -20,7 +20,6 @@ compute dtype. Positions and the last norm are held by every stage alike.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,21 +74,22 @@ def scheduled(schedule: Schedule, layer_places: tuple[int, ...], unroll: int) ->
     return differentiate
 
 
-class Pipe(NamedTuple):
-    """What a pipeline brings into a `Spread`."""
-
-    places: tuple[int, ...]
-    differentiate: Differentiate
-
-
-def piped(config: GPTConfig, train: TrainConfig, stages: int) -> Pipe:
-    """The pipeline of as many stages.
+def spread(config: GPTConfig, train: TrainConfig, stages: int) -> Spread:
+    """Spread the layers over pipeline stages. One stage is no pipeline: plain autodiff, without a schedule.
 
     Raises:
         Infeasible: as `order` does.
     """
+    if stages == 1:
+        return Spread(microbatches=train.microbatches)
     schedule, layer_places = order(config.layers, stages, train.microbatches, train.schedule, train.chunks)
-    return Pipe(layer_places, scheduled(schedule, layer_places, train.unroll))
+    return Spread(
+        spec=lambda dims: P(*map(SPLIT.get, dims)),
+        vocab_shards=stages,
+        hooks=tensor.vocab_hooks(AXES),
+        places=layer_places,
+        differentiate=scheduled(schedule, layer_places, train.unroll),
+    )
 
 
 def order(
@@ -108,15 +108,7 @@ def order(
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
-    pipe = piped(config, train, mesh.size)
-    spread = Spread(
-        spec=lambda dims: P(*map(SPLIT.get, dims)),
-        vocab_shards=mesh.size,
-        hooks=tensor.vocab_hooks(AXES),
-        places=pipe.places,
-        differentiate=pipe.differentiate,
-    )
-    return assemble(config, device_mesh, train, spread)
+    return assemble(config, device_mesh, train, spread(config, train, mesh.size))
 
 
 OPTIONS = "schedule", "chunks"

@@ -179,8 +179,8 @@ class Plan:
 
     @property
     def staged(self) -> bool:
-        """Whether the layers are split into stages, be it one."""
-        return bool(self.axes_of("layers"))
+        """Whether there are pipeline stages, which work by a schedule. One stage is no pipeline."""
+        return self.size(*self.axes_of("layers")) > 1
 
     @cached_property
     def order(self) -> Order:

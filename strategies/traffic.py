@@ -175,9 +175,8 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "layers", "all_gather", "tensor", 6 * plan.layers * plan.own_residual, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", "tensor", plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", "tensor", 2 * plan.own_residual, dtype=dtype)
-    times = 1 if plan.staged else plan.train.microbatches
     alike = sum(weight.elements for weight in plan.weights if "tensor" not in weight.axes)
-    yield from traffic(plan, "gradients held alike", "all_reduce", "tensor", times * alike * plan.gathered)
+    yield from traffic(plan, "gradients held alike", "all_reduce", "tensor", alike)
 
 
 def vocabulary(plan: Plan) -> Iterator[Traffic]:
@@ -196,6 +195,8 @@ def vocabulary(plan: Plan) -> Iterator[Traffic]:
 
 def stages(plan: Plan) -> Iterator[Traffic]:
     """pipeline.py: what stages send each other in each exchange, and what they share of both ends."""
+    if not plan.staged:
+        return
     sent = plan.ticks.exchanges * plan.own_residual // plan.train.microbatches
     yield from traffic(plan, "stages", "permute", "pipeline", sent, dtype=plan.train.dtype)
     # The last stage's result, its gradient, and that of the first stage's input.
@@ -221,7 +222,7 @@ def attention(plan: Plan) -> Iterator[Traffic]:
 
 def norm(plan: Plan) -> Iterator[Traffic]:
     """assemble.py, in every strategy: a sum of squares for each set of axes that splits any gradients."""
-    for axes in sorted({(*weight.axes, *plan.updates) for weight in plan.weights}):
+    for axes in sorted({plan.over((*weight.axes, *plan.updates)) for weight in plan.weights}):
         yield from traffic(plan, "norm", "all_reduce", axes, 1)
 
 

@@ -50,6 +50,8 @@ CASES = [
     ("three_d", "fsdp=2,pipeline=2,tensor=2", ODD, {"microbatches": 4, "remat": "none"}),
     ("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, {"microbatches": 4, "schedule": "zb-h1"}),
     ("three_d", "fsdp=2,context=2,tensor=2", ODD, {"microbatches": 2, "gather": "step", "remat": "full"}),
+    ("three_d", "fsdp=2,tensor=4", UNTIED, {"microbatches": 2, "remat": "none"}),
+    ("three_d", "data=4,context=2", ODD, {"remat": "none"}),
     ("three_d", "data=2,context=2,tensor=2", SMALL, {"context_attention": "ulysses", "sequence_parallel": False}),
     ("three_d", "data=2,pipeline=4", ODD, {"microbatches": 4, "schedule": "zb-h1", "remat": "full"}),
 ]
