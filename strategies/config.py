@@ -15,6 +15,7 @@ Compression = Literal["none", "int8", "onebit"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
 _KNOWN = {
     "dtype": Dtype,
+    "reduce_dtype": Dtype,
     "remat": Remat,
     "attention": Attention,
     "schedule": PipelineSchedule,
@@ -104,6 +105,7 @@ class TrainConfig:
         microbatches: parts a batch is cut into: accumulated one after another, or sent through a pipeline.
         dtype: of the computation; parameters and optimizer state are float32. "float32" is that on every backend,
             without the shortcuts (TF32, bfloat16 passes) that accelerators take by default.
+        reduce_dtype: of gradients while they are summed over devices; their sums over microbatches are float32.
         remat: what the backward pass recomputes: nothing, all but the outputs of matmuls, or whole blocks.
         attention: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which takes the first where it can.
         unroll: layers in one iteration of the loop over them.
@@ -140,6 +142,7 @@ class TrainConfig:
     bucket_bytes: int | None = None
     compression: Compression = "none"
     compression_warmup: int = 20
+    reduce_dtype: Dtype = "float32"
     context_attention: ContextAttention = "auto"
     logits_bytes: int | None = None
     z_loss: float = 0.0
@@ -157,9 +160,6 @@ class TrainConfig:
                 raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
         if self.bucket_bytes is not None and self.bucket_bytes < 4:
             raise Infeasible(f"bucket_bytes={self.bucket_bytes}; it must be at least 4, for one gradient in float32")
-        if self.bucket_bytes is not None and self.compression != "none":
-            problem = f"bucket_bytes={self.bucket_bytes} does not go with compression={self.compression}"
-            raise Infeasible(f"{problem}, which has no buckets; leave one of them out")
         if not self.clip_norm > 0:
             raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and inf clips nothing")
         if not self.z_loss >= 0:
@@ -170,6 +170,19 @@ class TrainConfig:
         for name, known in _KNOWN.items():
             if getattr(self, name) not in get_args(known):
                 raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
+        _require_alone(self)
+
+
+def _require_alone(train: TrainConfig) -> None:
+    """Refuse other ways to sum gradients beside compression."""
+    if train.compression == "none":
+        return
+    if train.bucket_bytes is not None:
+        problem = f"bucket_bytes={train.bucket_bytes} does not go with compression={train.compression}"
+        raise Infeasible(f"{problem}, which has no buckets; leave one of them out")
+    if train.reduce_dtype != "float32":
+        problem = f"reduce_dtype={train.reduce_dtype} does not go with compression={train.compression}"
+        raise Infeasible(f"{problem}, which sends codes; leave one of them out")
 
 
 def legal(number: int, subject: str) -> str:

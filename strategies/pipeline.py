@@ -12,7 +12,7 @@ its loss when the last has done with it.
     x[b,T,D] embedded, partial -all_reduce(pipeline)-> every stage; backward the same for dx, from the first stage
     x[b,T,D] of the last stage -all_reduce(pipeline)-> every stage, for the loss; backward the same for dx
     three numbers a token for the loss, as in tensor.py
-    once a step: dW[D] of the last norm -all_reduce(pipeline)-> every stage
+    once a step, in `reduce_dtype`: dW[D] of the last norm -all_reduce(pipeline)-> every stage
 
 For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (`Ticks.exchanges`; 2 (M + S - 2) of
 GPipe's), a device sends K b T D elements to its neighbours and 4 times 2 B T D (S-1)/S in all-reduces a step, in the
@@ -28,7 +28,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies import tensor
+from strategies import data, tensor
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, PipelineSchedule, TrainConfig
 from strategies.executor import Executor, Parts, own
@@ -44,7 +44,7 @@ AXES = ("pipeline",)
 SPLIT = {"layers": "pipeline", "vocab": "pipeline"}
 
 
-def scheduled(schedule: Schedule, layer_places: tuple[int, ...], unroll: int) -> Differentiate:
+def scheduled(schedule: Schedule, layer_places: tuple[int, ...], train: TrainConfig) -> Differentiate:
     """Loss and gradients, computed in the order of a schedule; `layer_places` are the `places` of a `Spread`."""
     ticks = Ticks.of(schedule)
     used_SL = np.array(layer_places).reshape(schedule.stages, -1) >= 0
@@ -67,8 +67,9 @@ def scheduled(schedule: Schedule, layer_places: tuple[int, ...], unroll: int) ->
         )
         tokens_MbS = tokens_BS.reshape(schedule.microbatches, -1, tokens_BS.shape[-1])
         used_L = None if used_SL.all() else jnp.asarray(used_SL)[lax.axis_index("pipeline")]
-        loss, dblocks, dends = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, unroll)()
-        dends["head"]["norm"] = lax.psum(dends["head"]["norm"], "pipeline")
+        loss, dblocks, dends = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.unroll)()
+        dnorm = lax.psum(data.cast(dends["head"]["norm"], train.reduce_dtype), "pipeline")
+        dends["head"]["norm"] = data.cast(dnorm, "float32")
         return loss, {**dends, "blocks": jax.tree.unflatten(structure, dblocks)}
 
     return differentiate
@@ -88,7 +89,7 @@ def spread(config: GPTConfig, train: TrainConfig, stages: int) -> Spread:
         vocab_shards=stages,
         hooks=tensor.vocab_hooks(AXES),
         places=layer_places,
-        differentiate=scheduled(schedule, layer_places, train.unroll),
+        differentiate=scheduled(schedule, layer_places, train),
     )
 
 
@@ -111,5 +112,5 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     return assemble(config, device_mesh, train, spread(config, train, mesh.size))
 
 
-OPTIONS = "schedule", "chunks"
+OPTIONS = "schedule", "chunks", "reduce_dtype"
 PIPELINE = Strategy("pipeline", AXES, build, OPTIONS)

@@ -12,8 +12,8 @@ import jax
 
 from strategies import context, pipeline, tensor, three_d
 from strategies.assemble import vocab_rows
-from strategies.config import GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
-from strategies.gpt import weight_dims
+from strategies.config import Dtype, GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
+from strategies.gpt import used_dtype, weight_dims
 from strategies.loss import tokens_at_once
 from strategies.mesh import MeshSpec
 from strategies.partition import places
@@ -251,6 +251,10 @@ class Plan:
             for name, dims in named_dims(self.config.tied).items()
             for axes in [(*self.shards, *(axis for dim in dims for axis in self.axes_of(dim)))]
         )
+
+    def dtype(self, weight: Weight) -> Dtype:
+        """The dtype in which a weight is used, and gathered."""
+        return used_dtype(weight.dims, self.train.dtype)
 
     @property
     def elements(self) -> int:

@@ -11,7 +11,8 @@ normalises no other (sequence parallel; Korthikanti et al. 2022, "Reducing Activ
     each has the other for its transpose, with dx, two and two a layer backward
     the reduce-scatter once for the embedding, the gather twice for the head, and each one's transpose
     for the loss, largest logit, sum of exponentials and target's logit of each token
-    dW[D] -all_reduce(tensor)-> dW[D], once a step: norms, positions and biases, of which every device has a copy
+    dW[D] -all_reduce(tensor)-> dW[D], once a step, in `reduce_dtype`: norms, positions and biases, of which every
+        device has a copy
 
 With `sequence_parallel=False` every device holds all of the residual stream:
 
@@ -80,9 +81,9 @@ def diverge(weights: Weights, config: GPTConfig) -> Weights:
     return _where_whole(partial(lax.pcast, axis_name="tensor", to="varying"), weights, config)
 
 
-def all_reduce(grads: Weights, config: GPTConfig) -> Weights:
-    """Sum the gradients of these copies, once a step."""
-    return _where_whole(partial(lax.psum, axis_name="tensor"), grads, config)
+def all_reduce(grads: Weights, config: GPTConfig, dtype: str) -> Weights:
+    """Sum the gradients of these copies, once a step, in a dtype."""
+    return _where_whole(lambda dw: lax.psum(dw.astype(dtype), "tensor").astype("float32"), grads, config)
 
 
 def _where_whole(change: Callable[[Array], Array], weights: Weights, config: GPTConfig) -> Weights:
@@ -115,10 +116,10 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         microbatches=train.microbatches,
     )
     if train.sequence_parallel:
-        reduce = lambda loss, grads: (loss, all_reduce(grads, config))  # noqa: E731
+        reduce = lambda loss, grads: (loss, all_reduce(grads, config, train.reduce_dtype))  # noqa: E731
         spread = dataclasses.replace(spread, enter=partial(diverge, config=config), reduce=reduce)
     return assemble(config, device_mesh, train, spread)
 
 
-OPTIONS = ("sequence_parallel",)
+OPTIONS = ("sequence_parallel", "reduce_dtype")
 TENSOR = Strategy("tensor", AXES, build, OPTIONS)

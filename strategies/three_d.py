@@ -19,9 +19,9 @@ So each communicates as its own file says, for its part of batch, layers, tokens
     W[V_(pipeline,tensor),D_fsdp] -all_gather(fsdp)-> W[V_(pipeline,tensor),D], for the embedding, and for the head
     x[b,T_(context,tensor),D] -permute(pipeline)-> the next stage, dx to the one before
     embeddings, and a few numbers a token for the loss -all_reduce(pipeline x tensor)-> the whole
-    once a step, parts of fsdp each:
+    once a step, parts of fsdp each, in `reduce_dtype`:
     dW[D] -all_reduce(tensor)-> dW[D], what tensor does not cut; of the last norm -all_reduce(pipeline)-> besides
-    dW[D_fsdp,F_tensor] -all_reduce(data x context)-> dW[D_fsdp,F_tensor], each weight, in float32
+    dW[D_fsdp,F_tensor] -all_reduce(data x context)-> dW[D_fsdp,F_tensor], each weight
 
 For P parameters on d x f x p x c x t devices put P / pt for P, B / df for B, T / c for T and L / p for L into what
 those files count, and in context's attention D / t for D; and over n = dc devices 2 P / fpt (n-1)/n elements a step.
@@ -79,7 +79,8 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
 
     def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
         loss, grads = group.reduce(loss, grads)
-        return data.all_reduce(loss, tensor.all_reduce(grads, config) if sequence_parallel else grads, alike)
+        grads = tensor.all_reduce(grads, config, train.reduce_dtype) if sequence_parallel else grads
+        return data.all_reduce(loss, grads, alike, train.reduce_dtype)
 
     spread = replace(
         pipeline.spread(config, train, stages),
@@ -116,5 +117,5 @@ def both(outer: P, inner: P) -> P:
     return P(*(tuple(jax.tree.leaves(axes)) or None for axes in zip_longest(outer, inner)))
 
 
-OPTIONS = (*pipeline.OPTIONS, *tensor.OPTIONS, *context.OPTIONS, *fsdp.OPTIONS)
+OPTIONS = tuple(dict.fromkeys((*pipeline.OPTIONS, *tensor.OPTIONS, *context.OPTIONS, *fsdp.OPTIONS)))
 THREE_D = Strategy("three_d", AXES, build, OPTIONS, usual_axes=("data", "pipeline", "tensor"))

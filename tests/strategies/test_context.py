@@ -129,7 +129,9 @@ def test_other_axes_split_what_this_one_leaves(mode):
         vocab_shards=2,
         hooks=context.hooks(train, 2, tensor.hooks(("tensor",), train.sequence_parallel)),
         enter=lambda weights: data.diverge(tensor.diverge(weights, CONFIG), context.AXES),
-        reduce=lambda loss, grads: data.all_reduce(loss, tensor.all_reduce(grads, CONFIG), context.AXES),
+        reduce=lambda loss, grads: data.all_reduce(
+            loss, tensor.all_reduce(grads, CONFIG, "float32"), context.AXES, "float32"
+        ),
     )
     mesh = MeshSpec.parse("context=2,tensor=2").over(("context", "tensor"), jax.devices()[:4])
     both = assemble(CONFIG, mesh, train, spread)

@@ -177,12 +177,15 @@ def test_layers_keep_what_the_formula_says(name, mesh, train, remat):
 
 
 def test_bfloat16_is_sent_as_float32():
-    """Half the bytes, but for what is float32 anyway; XLA's CPU backend sends what it would send in float32."""
+    """Half the bytes, but for gradients and vectors, which are float32; XLA's CPU backend sends all as in float32."""
     program, _ = compiled("fsdp", "fsdp=4", SMALL, dtype="bfloat16")
     half, whole = cost("fsdp", "fsdp=4", dtype="bfloat16"), cost("fsdp", "fsdp=4")
     assert sent(program) == by_axes(whole)
-    for key in ("all_gather", ("fsdp",)), ("reduce_scatter", ("fsdp",)):
-        assert 2 * by_axes(half)[key] == by_axes(whole)[key]
+    gathered = "all_gather", ("fsdp",)
+    vectors = sum(w.elements for w in half.plan.weights if half.plan.dtype(w) == "float32")
+    wide = 2 * by_axes(half)[gathered] - by_axes(whole)[gathered]
+    assert 4 * 3 * vectors <= wide <= 2 * 4 * 3 * vectors  # some are gathered again
+    assert by_axes(half)["reduce_scatter", ("fsdp",)] == by_axes(whole)["reduce_scatter", ("fsdp",)]
     assert half.sent["all_reduce", ("fsdp",)] == whole.sent["all_reduce", ("fsdp",)] == {"loss": 6, "norm": 6}
 
 
