@@ -17,7 +17,7 @@ from strategies.gpt import used_dtype, weight_dims
 from strategies.loss import tokens_at_once
 from strategies.mesh import MeshSpec
 from strategies.partition import places
-from strategies.schedules import Schedule
+from strategies.schedules import Costs, Schedule
 from strategies.shards import Shards
 from strategies.ticks import Ticks
 
@@ -64,9 +64,15 @@ class Order:
         return Ticks.of(self.schedule)
 
     @cached_property
-    def bubble(self) -> float:
-        """See `Schedule.bubble`."""
-        return self.schedule.bubble()
+    def _bubbles(self) -> dict[Costs, float]:
+        return {}
+
+    def bubble(self, costs: Costs) -> float:
+        """See `Schedule.bubble`. Found once for each proportion of the costs."""
+        costs = Costs(*(cost / sum(costs) for cost in costs))
+        if costs not in self._bubbles:
+            self._bubbles[costs] = self.schedule.bubble(costs)
+        return self._bubbles[costs]
 
 
 @cache
