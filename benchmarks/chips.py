@@ -46,8 +46,8 @@ class Chip:
         return rings if self.dims < 3 or all(rings) else (False,) * len(rings)
 
 
-# Rings are as Austin et al. 2025, "How to Scale Your Model", part 2, has them: of v5e and v6e only along 16, the edge of
-# a pod; of v4 and v5p in slices of whole cubes (Jouppi et al. 2023, "TPU v4", section 2), and TPU7x is taken to be alike.
+# Rings are as Austin et al. 2025, "How to Scale Your Model", part 2, has them: of v5e and v6e only along 16 chips, the
+# edge of a pod; of v4 and v5p in whole cubes (Jouppi et al. 2023, "TPU v4", section 2). TPU7x is taken to be as v5p.
 # What GPUs hold is what XLA's own descriptions of them say (openxla/xla, xla/backends/gpu/target_config/specs/*.txtpb):
 # 6 to 7% more than as many gigabytes of 10^9 bytes as their datasheets name.
 CHIPS: Mapping[str, Chip] = MappingProxyType(

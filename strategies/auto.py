@@ -80,7 +80,8 @@ class Rules:
 
     def stored(self, dims: Sequence[str]) -> P:
         """Of a weight between steps, and of its gradient: cut as shards.py says along what the tensor axis leaves."""
-        axes, sizes = list(self.used(dims)), self.config.dim_sizes
+        axes, rows = list(self.used(dims)), self.config.vocab_rows(self.size("tensor"))
+        sizes = {**self.config.dim_sizes, "vocab": rows}
         left = [i for i, dim in enumerate(dims) if dim != "layers" and axes[i] is None]
         for i in [i for i in left if sizes[dims[i]] % self.size("fsdp") == 0][:1]:
             axes[i] = "fsdp"

@@ -1,6 +1,7 @@
 """What is trained and how: frozen dataclasses, and the published sizes as data."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -33,6 +34,8 @@ class Infeasible(ValueError):
 class GPTConfig:
     """The sizes of a GPT-2 (Radford et al. 2019, section 2.3). `mlp` is 4 x `embed` unless given.
 
+    The vocabulary is padded to a multiple of `vocab_multiple`, on one device as on many: see `vocab_rows`.
+
     Raises:
         Infeasible: a size below one, or `heads` that do not divide `embed`.
     """
@@ -44,10 +47,11 @@ class GPTConfig:
     sequence: int = 1024
     mlp: int | None = None
     tied: bool = True
+    vocab_multiple: int = 128
 
     def __post_init__(self) -> None:
         """Refuse sizes that no GPT has."""
-        for name in ("layers", "embed", "heads", "vocab", "sequence", "mlp"):
+        for name in ("layers", "embed", "heads", "vocab", "sequence", "mlp", "vocab_multiple"):
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise Infeasible(f"{name}={size}; it must be at least 1")
@@ -76,6 +80,18 @@ class GPTConfig:
             "heads": self.embed,
             "mlp": self.mlp_dim,
         }
+
+    def vocab_rows(self, shards: int = 1) -> int:
+        """The vocabulary padded to a multiple of 128, as Megatron-LM pads it, and no further if the shards divide that.
+
+        So steps that are compared do equal work: on 2, 4 or 8 shards there are as many rows as on one device.
+
+        >>> [PRESETS["gpt2"].vocab_rows(shards) for shards in (1, 2, 8, 3, 5)]
+        [50304, 50304, 50304, 50304, 50560]
+        """
+        rows = math.ceil(self.vocab / self.vocab_multiple) * self.vocab_multiple
+        each = math.lcm(self.vocab_multiple, shards)
+        return rows if rows % shards == 0 else math.ceil(self.vocab / each) * each
 
     @property
     def param_count(self) -> int:

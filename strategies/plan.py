@@ -11,7 +11,6 @@ from functools import cache, cached_property
 import jax
 
 from strategies import context, pipeline, tensor, three_d
-from strategies.assemble import vocab_rows
 from strategies.config import Dtype, GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
 from strategies.gpt import used_dtype, weight_dims
 from strategies.loss import tokens_at_once
@@ -176,7 +175,7 @@ class Plan:
     @property
     def rows(self) -> int:
         """Of the vocabulary, with its padding."""
-        return vocab_rows(self.config.vocab, self.size(*self.vocab_axes))
+        return self.config.vocab_rows(self.size(*self.vocab_axes))
 
     @property
     def gathered(self) -> int:

@@ -50,7 +50,7 @@ class Shards:
 
     def dim(self, dims: Sequence[str]) -> int:
         """Which dim of a weight is cut."""
-        sizes = self.config.dim_sizes
+        sizes = {**self.config.dim_sizes, "vocab": self.config.vocab_rows(self._parts("vocab"))}
         fit = [i for i, name in enumerate(dims) if sizes[name] // self._parts(name) % self.count == 0]
         return min((i for i in fit if dims[i] != "layers"), key=lambda i: self._parts(dims[i]) > 1)
 

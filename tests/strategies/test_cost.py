@@ -128,8 +128,28 @@ def test_every_strategy_has_its_law_and_is_held_to_it():
 
 @pytest.mark.parametrize("config", [*PRESETS.values(), UNTIED], ids=str)
 def test_weights_are_those_of_the_model(config):
-    """On one device the formulas have as many parameters as the model."""
-    assert predict("single", config, MeshSpec.parse("data=1"), TrainConfig(BATCH)).plan.elements == config.param_count
+    """On one device the formulas have as many parameters as the model, and those of a padded vocabulary."""
+    tables = 1 if config.tied else 2
+    padding = tables * config.embed * (config.vocab_rows() - config.vocab)
+    elements = predict("single", config, MeshSpec.parse("data=1"), TrainConfig(BATCH)).plan.elements
+    assert elements == config.param_count + padding
+    unpadded = dataclasses.replace(config, vocab_multiple=1)
+    plan = predict("single", unpadded, MeshSpec.parse("data=1"), TrainConfig(BATCH)).plan
+    assert plan.elements == config.param_count
+
+
+@pytest.mark.parametrize("vocab", [256, 257, 50257])
+def test_all_meshes_of_a_comparison_have_the_same_vocabulary(vocab):
+    """Padded, it has as many rows on every mesh of up to eight devices, and so do its matmuls as many FLOPs."""
+    config = dataclasses.replace(EVEN, vocab=vocab, heads=8, embed=64, mlp=None, sequence=32)
+    plans = [
+        predict(name, config, mesh, TrainConfig(BATCH, microbatches=2 if "pipeline" in mesh.sizes else 1)).plan
+        for name in LAWS
+        for devices in (1, 2, 4, 8)
+        for mesh in STRATEGIES[name].meshes(devices)
+    ]
+    assert len(plans) > 50
+    assert {plan.rows for plan in plans} == {128 * math.ceil(vocab / 128)}
 
 
 def loops(program):
