@@ -21,10 +21,10 @@ With fsdp x tensor each axis has its own of these. A device sends the bytes of d
 
     An all-reduce is twice the reduce-scatter that would do, for just a part of the sum is kept. XLA's backend for TPUs
     makes a reduce-scatter of the two, that for CPUs does not.
-    Nothing in the program can say that a sum over devices may wait, nor in which dtype it is made: `reduce_dtype` is no
-    option. Gradients are summed in each microbatch (data.py:
+    Nothing in the program can say that a sum over devices may wait. Gradients are summed in each microbatch (data.py:
     once a step), those of a tied table for each of its uses (data.py: once), and with `logits_bytes` those of the table
-    for each chunk of tokens (data.py and fsdp.py: once).
+    for each chunk of tokens (data.py and fsdp.py: once). Nor can it say in which dtype: `reduce_dtype` is no option
+    here, and gradients of matrices are summed in the compute dtype.
     The tensor axis gathers the gradient of the positions, and sums those of some biases where it has all tokens
     (tensor.py: all-reduces).
 """
