@@ -1,6 +1,6 @@
 """Published figures of accelerators: what a device can compute, hold and send at most."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -17,6 +17,9 @@ class Chip:
         memory_bytes, memory_bytes_per_second: of its HBM.
         link_bytes_per_second: that it sends over one link: to a neighbour in a torus, or into the switch of its host.
         dims: of the torus that chips are in, with a link each way along each; 0 where a host's devices share a switch.
+        ring: a dim of a slice whose extent is a multiple of it is a ring, with a link from its last chip to its first;
+            any other is a line. In three dims all must be such multiples, for only cubes of 4x4x4 are joined by optical
+            switches. 0 where there is no torus.
         slice_chips: in the largest torus that there is; 0 where there is none.
         network_bytes_per_second: that it sends to other hosts outside of the torus: its share of the host's network.
         source: where the figures are from.
@@ -28,11 +31,23 @@ class Chip:
     memory_bytes_per_second: float
     link_bytes_per_second: float
     dims: int
+    ring: int
     slice_chips: int
     network_bytes_per_second: float
     source: str
 
+    def rings(self, extents: Sequence[int]) -> tuple[bool, ...]:
+        """Which dims of a slice of this shape are rings.
 
+        >>> CHIPS["v5e"].rings((8, 16)), CHIPS["v5p"].rings((4, 4, 8)), CHIPS["v5p"].rings((2, 4, 4))
+        ((False, True), (True, True, True), (False, False, False))
+        """
+        rings = tuple(extent % self.ring == 0 for extent in extents)
+        return rings if self.dims < 3 or all(rings) else (False,) * len(rings)
+
+
+# Rings are as Austin et al. 2025, "How to Scale Your Model", part 2, has them: of v5e and v6e only along 16 chips, the
+# edge of a pod; of v4 and v5p in whole cubes (Jouppi et al. 2023, "TPU v4", section 2). TPU7x is taken to be as v5p.
 # What GPUs hold is what XLA's own descriptions of them say (openxla/xla, xla/backends/gpu/target_config/specs/*.txtpb):
 # 6 to 7% more than as many gigabytes of 10^9 bytes as their datasheets name.
 CHIPS: Mapping[str, Chip] = MappingProxyType(
@@ -45,6 +60,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=1200 * GB,
             link_bytes_per_second=50 * GB,
             dims=3,
+            ring=4,
             slice_chips=4096,
             network_bytes_per_second=50 * GB / 8,
             source="docs.cloud.google.com/tpu/docs/v4",
@@ -57,6 +73,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=819 * GB,
             link_bytes_per_second=400 * GB / 2 / 4,
             dims=2,
+            ring=16,
             slice_chips=256,
             network_bytes_per_second=200 * GB / 8 / 8,
             source="docs.cloud.google.com/tpu/docs/v5e",
@@ -70,6 +87,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=2765 * GB,
             link_bytes_per_second=1200 * GB / 2 / 6,
             dims=3,
+            ring=4,
             slice_chips=6144,
             network_bytes_per_second=50 * GB / 8,
             source="docs.cloud.google.com/tpu/docs/v5p",
@@ -82,6 +100,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=1638 * GB,
             link_bytes_per_second=800 * GB / 2 / 4,
             dims=2,
+            ring=16,
             slice_chips=256,
             network_bytes_per_second=100 * GB / 8,
             source="docs.cloud.google.com/tpu/docs/v6e",
@@ -94,6 +113,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=7380 * GB / 2,
             link_bytes_per_second=1200 * GB / 2 / 6 / 2,
             dims=3,
+            ring=4,
             slice_chips=9216,
             network_bytes_per_second=100 * GB / 8 / 2,
             source="docs.cloud.google.com/tpu/docs/tpu7x",
@@ -106,6 +126,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=3350 * GB,
             link_bytes_per_second=450 * GB,
             dims=0,
+            ring=0,
             slice_chips=0,
             network_bytes_per_second=400 * GB / 8,
             source="NVIDIA H100 SXM datasheet; DGX H100 user guide; memory: XLA's h100_sxm.txtpb",
@@ -117,6 +138,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=4800 * GB,
             link_bytes_per_second=450 * GB,
             dims=0,
+            ring=0,
             slice_chips=0,
             network_bytes_per_second=400 * GB / 8,
             source="NVIDIA H200 SXM datasheet; DGX H200 user guide; memory: XLA's h200.txtpb",
@@ -130,6 +152,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             memory_bytes_per_second=8000 * GB,
             link_bytes_per_second=900 * GB,
             dims=0,
+            ring=0,
             slice_chips=0,
             network_bytes_per_second=400 * GB / 8,
             source="NVIDIA HGX B200 datasheet; DGX B200 user guide; memory: XLA's b200.txtpb",

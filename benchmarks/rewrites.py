@@ -182,7 +182,12 @@ class _Ledger:
         """Gradients of a tied table, which are stated for each of its two uses."""
         for table in (weight for weight in self.plan.weights if is_tied(self.plan, weight)):
             axes = tuple(axis for axis in table.axes if axis in self.plan.batch_axes)
-            once = BYTES[self.plan.train.dtype] * table.elements * self.plan.size(*axes) * self.plan.train.microbatches
+            once = (
+                BYTES[self.plan.train.reduce_dtype]
+                * table.elements
+                * self.plan.size(*axes)
+                * self.plan.train.microbatches
+            )
             if axes and abs(self.left["reduce_scatter", axes] + once) < once / 10:  # vectors may have gone elsewhere
                 self.left["reduce_scatter", axes] += once
                 stated, sent = (self.sent("reduce_scatter", axes, times * once) for times in (2, 1))
@@ -223,7 +228,7 @@ class _Ledger:
         mine = [
             each for each in self.plan.weights if each.name.startswith(("head.", table)) and set(axes) <= set(each.axes)
         ]
-        return BYTES[self.plan.train.dtype] * sum(each.elements for each in mine)
+        return sum(BYTES[self.plan.dtype(each)] * each.elements for each in mine)
 
     def unexplained(self) -> Iterator[Rewrite]:
         """What is left."""

@@ -56,7 +56,10 @@ def bytes_per_second(chip: Chip, mesh: Mesh, kind: str, axes: tuple[str, ...]) -
     group = group_along(mesh, axes)
     if not chip.dims:
         return switched(chip, kind, len(group), len({device.process_index for device in group}))
-    return wired(chip, kind, [extent for extent in extents(group) if extent > 1])
+    whole, part = extents(mesh.devices.flat), extents(group)
+    # A group that does not go all the way around a dim is a line in it.
+    rings = [ring and extent == full for ring, extent, full in zip(chip.rings(whole), part, whole, strict=True)]
+    return wired(chip, kind, [(extent, ring) for extent, ring in zip(part, rings, strict=True) if extent > 1])
 
 
 def group_along(mesh: Mesh, axes: Sequence[str]) -> list[Any]:
@@ -65,7 +68,7 @@ def group_along(mesh: Mesh, axes: Sequence[str]) -> list[Any]:
     return list(mesh.devices[index].flat)
 
 
-def extents(group: Sequence[Any]) -> list[int]:
+def extents(group: Iterable[Any]) -> list[int]:
     """In how many places of each dim of their torus some devices are."""
     return [len(set(places)) for places in zip(*(device.coords for device in group), strict=True)]
 
@@ -86,16 +89,23 @@ def switched(chip: Chip, kind: str, devices: int, hosts: int) -> float:
     )
 
 
-def wired(chip: Chip, kind: str, wide: list[int]) -> float:
-    """In a torus there is a link each way along every dim; `wide` are the extents of a group, where it has any.
+def wired(chip: Chip, kind: str, wide: Sequence[tuple[int, bool]]) -> float:
+    """Bytes a second that chips send by their links, one each way to every neighbour.
 
-    A ring along each of them uses both ways (Jouppi et al. 2023, "TPU v4", section 2). To its neighbour a device has
-    one link. What it sends to each of the others passes a quarter of each extent, on the mean, and as many links. The
-    cores of one chip share its memory.
+    Args:
+        chip: their figures.
+        kind: of collective.
+        wide: for each dim of the torus in which a group has several places: how many, and whether they are a ring.
+
+    A ring uses both of a chip's links along it (Jouppi et al. 2023, "TPU v4", section 2). A line is as slow as its
+    ends, which have one (Austin et al. 2025, "How to Scale Your Model", part 3). A permutation uses one link. What a
+    chip sends to each of the others passes a quarter of a ring's extent, on the mean, and as many links; a line, whose
+    middle is one link and not two, takes twice as long. The cores of one chip share its memory.
     """
     if not wide:
         return chip.memory_bytes_per_second
     if kind == "permute":
         return chip.link_bytes_per_second
-    passed = max(1.0, sum(wide) / 4) if kind == "all_to_all" else 1.0
-    return 2 * len(wide) * chip.link_bytes_per_second / passed
+    links = sum(2 if ring else 1 for _, ring in wide)
+    passed = max(1.0, sum(extent for extent, _ in wide) / 4) if kind == "all_to_all" else 1.0
+    return links * chip.link_bytes_per_second / passed

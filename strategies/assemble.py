@@ -28,15 +28,6 @@ from strategies.step import Metrics, Optimizer, Spread, State, Step, Tokens
 LossAndGrads = Callable[[Weights, Tokens], tuple[Array, Weights]]
 
 
-def vocab_rows(vocab: int, shards: int) -> int:
-    """The vocabulary padded so that it splits evenly, to a multiple of 128 a shard, as Megatron-LM pads it.
-
-    >>> vocab_rows(50257, 1), vocab_rows(50257, 2), vocab_rows(50304, 2)
-    (50257, 50432, 50304)
-    """
-    return vocab if vocab % shards == 0 else math.ceil(vocab / (128 * shards)) * 128 * shards
-
-
 def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) -> Step:
     """The step of a strategy, lowered and compiled by nothing yet.
 
@@ -44,7 +35,7 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         Infeasible: the batch cannot be cut into the mesh's batch axes and the microbatches, or `logits_bytes` are too
             few for one token.
     """
-    rows = vocab_rows(config.vocab, spread.vocab_shards)
+    rows = config.vocab_rows(spread.vocab_shards)
     _require_fit(mesh, train, spread, rows)
 
     def create(key: PRNGKeyArray | int) -> GPT:

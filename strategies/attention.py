@@ -6,6 +6,7 @@ key behind it; else each query sees each key.
 Dims: B batch, T query tokens, S key tokens, D embed, H heads, K head dim, C = 3 (query, key, value), A = H x K.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -68,8 +69,8 @@ def mix(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array, causal: bool = False) -> Mi
     largest_BHT1 = scores_BHTS.max(-1, keepdims=True)
     weights_BHTS = jnp.exp(scores_BHTS - largest_BHT1)
     total_BHT1 = weights_BHTS.sum(-1, keepdims=True)
-    mixed_BHTK = jnp.einsum("bhts,bhsk->bhtk", weights_BHTS.astype(v_BHSK.dtype), v_BHSK)
-    return Mix(mixed_BHTK.astype(jnp.float32), largest_BHT1, total_BHT1)
+    mixed_BHTK = _einsum("bhts,bhsk->bhtk", weights_BHTS.astype(v_BHSK.dtype), v_BHSK)
+    return Mix(mixed_BHTK, largest_BHT1, total_BHT1)
 
 
 def merged(one: Mix, other: Mix) -> Mix:
@@ -94,7 +95,7 @@ def normalised(mix: Mix, dtype: jnp.dtype) -> tuple[Array, Array]:
 
 def shared(mixed_BHTK: Array, dmixed_BHTK: Array) -> Float[Array, "B H T 1"]:
     """What all scores of a query have in common in their gradients (D in Dao et al. 2022, appendix B.2)."""
-    return (dmixed_BHTK * mixed_BHTK).astype(jnp.float32).sum(-1, keepdims=True)
+    return (dmixed_BHTK.astype(jnp.float32) * mixed_BHTK.astype(jnp.float32)).sum(-1, keepdims=True)
 
 
 class Queries(NamedTuple):
@@ -107,21 +108,25 @@ class Queries(NamedTuple):
 
 
 def gradients(queries: Queries, k_BHSK: Array, v_BHSK: Array, causal: bool = False) -> tuple[Array, Array, Array]:
-    """A block's part of the gradients of its queries, keys and values (Dao et al. 2022, appendix B.2)."""
+    """A block's part of the gradients of its queries, keys and values (Dao et al. 2022, appendix B.2), in float32."""
     q_BHTK, dmixed_BHTK, log_total_BHT1, shared_BHT1 = queries
     weights_BHTS = jnp.exp(_scores(q_BHTK, k_BHSK, causal) - log_total_BHT1)
-    dv_BHSK = jnp.einsum("bhts,bhtk->bhsk", weights_BHTS.astype(v_BHSK.dtype), dmixed_BHTK)
-    dweights_BHTS = jnp.einsum("bhtk,bhsk->bhts", dmixed_BHTK, v_BHSK).astype(jnp.float32)
+    dv_BHSK = _einsum("bhts,bhtk->bhsk", weights_BHTS.astype(v_BHSK.dtype), dmixed_BHTK)
+    dweights_BHTS = _einsum("bhtk,bhsk->bhts", dmixed_BHTK, v_BHSK)
     dscores_BHTS = (weights_BHTS * (dweights_BHTS - shared_BHT1)).astype(q_BHTK.dtype)
     scale = q_BHTK.shape[-1] ** -0.5
-    dq_BHTK = jnp.einsum("bhts,bhsk->bhtk", dscores_BHTS, k_BHSK) * scale
-    dk_BHSK = jnp.einsum("bhts,bhtk->bhsk", dscores_BHTS, q_BHTK * scale)
+    dq_BHTK = _einsum("bhts,bhsk->bhtk", dscores_BHTS, k_BHSK) * scale
+    dk_BHSK = _einsum("bhts,bhtk->bhsk", dscores_BHTS, q_BHTK * scale)
     return dq_BHTK, dk_BHSK, dv_BHSK
+
+
+# A batched matmul whose sums are not rounded to the dtype of its operands.
+_einsum = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def _scores(q_BHTK: Array, k_BHSK: Array, causal: bool) -> Array:
     tokens = jnp.arange(q_BHTK.shape[2])
-    scores_BHTS = jnp.einsum("bhtk,bhsk->bhts", q_BHTK * q_BHTK.shape[-1] ** -0.5, k_BHSK).astype(jnp.float32)
+    scores_BHTS = _einsum("bhtk,bhsk->bhts", q_BHTK * q_BHTK.shape[-1] ** -0.5, k_BHSK)
     return jnp.where(tokens[:, None] >= tokens, scores_BHTS, jnp.finfo(jnp.float32).min) if causal else scores_BHTS
 
 
@@ -134,7 +139,8 @@ def _forward(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array) -> tuple[Array, tuple[
 def _backward(kept: tuple[Array, ...], dmixed_BHTK: Array) -> tuple[Array, Array, Array]:
     q_BHTK, k_BHSK, v_BHSK, mixed_BHTK, log_total_BHT1 = kept
     queries = Queries(q_BHTK, dmixed_BHTK, log_total_BHT1, shared(mixed_BHTK, dmixed_BHTK))
-    return gradients(queries, k_BHSK, v_BHSK, causal=True)
+    dq_BHTK, dk_BHSK, dv_BHSK = gradients(queries, k_BHSK, v_BHSK, causal=True)
+    return dq_BHTK.astype(q_BHTK.dtype), dk_BHSK.astype(k_BHSK.dtype), dv_BHSK.astype(v_BHSK.dtype)
 
 
 attend.defvjp(_forward, _backward)

@@ -23,7 +23,8 @@ With fsdp x tensor each axis has its own of these. A device sends the bytes of d
     makes a reduce-scatter of the two, that for CPUs does not.
     Nothing in the program can say that a sum over devices may wait. Gradients are summed in each microbatch (data.py:
     once a step), those of a tied table for each of its uses (data.py: once), and with `logits_bytes` those of the table
-    for each chunk of tokens (data.py and fsdp.py: once).
+    for each chunk of tokens (data.py and fsdp.py: once). Nor can it say in which dtype: `reduce_dtype` is no option
+    here, and gradients of matrices are summed in the compute dtype.
     The tensor axis gathers the gradient of the positions, and sums those of some biases where it has all tokens
     (tensor.py: all-reduces).
 """
@@ -79,7 +80,8 @@ class Rules:
 
     def stored(self, dims: Sequence[str]) -> P:
         """Of a weight between steps, and of its gradient: cut as shards.py says along what the tensor axis leaves."""
-        axes, sizes = list(self.used(dims)), self.config.dim_sizes
+        axes, rows = list(self.used(dims)), self.config.vocab_rows(self.size("tensor"))
+        sizes = {**self.config.dim_sizes, "vocab": rows}
         left = [i for i, dim in enumerate(dims) if dim != "layers" and axes[i] is None]
         for i in [i for i in left if sizes[dims[i]] % self.size("fsdp") == 0][:1]:
             axes[i] = "fsdp"
@@ -99,8 +101,8 @@ def hooks(mesh: Mesh, rules: Rules, sequence_parallel: bool) -> Hooks:
     tokens = "tensor" if sequence_parallel else None
     all_tokens, own_tokens = split(BATCH), split(BATCH, tokens)
 
-    def gather(weight: Array, dims: Sequence[str]) -> Array:
-        weight = lax.with_sharding_constraint(weight, split(*rules.used(dims)))
+    def gather(weight: Array, dims: Sequence[str], dtype: str) -> Array:
+        weight = lax.with_sharding_constraint(weight.astype(dtype), split(*rules.used(dims)))
         # The head goes back where it went forward, and of two gathers the compiler would not make one.
         return checkpoint_name(weight, GATHERED) if "vocab" in dims else weight
 
@@ -145,4 +147,4 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
 
 TWINS = {("data",): "data", ("fsdp",): "fsdp", ("tensor",): "tensor", ("fsdp", "tensor"): "three_d"}
 """Mesh axes that go together -> the strategy that is the same by hand."""
-AUTO = Strategy("auto", AXES, build, tensor.OPTIONS, twins=TWINS)
+AUTO = Strategy("auto", AXES, build, ("sequence_parallel",), twins=TWINS)

@@ -1,6 +1,7 @@
 """What is trained and how: frozen dataclasses, and the published sizes as data."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,6 +18,7 @@ Compression = Literal["none", "int8", "onebit"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
 _KNOWN = {
     "dtype": Dtype,
+    "reduce_dtype": Dtype,
     "remat": Remat,
     "attention": Attention,
     "schedule": PipelineSchedule,
@@ -34,6 +36,8 @@ class Infeasible(ValueError):
 class GPTConfig:
     """The sizes of a GPT-2 (Radford et al. 2019, section 2.3). `mlp` is 4 x `embed` unless given.
 
+    The vocabulary is padded to a multiple of `vocab_multiple`, on one device as on many: see `vocab_rows`.
+
     Raises:
         Infeasible: a size below one, or `heads` that do not divide `embed`.
     """
@@ -45,10 +49,11 @@ class GPTConfig:
     sequence: int = 1024
     mlp: int | None = None
     tied: bool = True
+    vocab_multiple: int = 128
 
     def __post_init__(self) -> None:
         """Refuse sizes that no GPT has."""
-        for name in ("layers", "embed", "heads", "vocab", "sequence", "mlp"):
+        for name in ("layers", "embed", "heads", "vocab", "sequence", "mlp", "vocab_multiple"):
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise Infeasible(f"{name}={size}; it must be at least 1")
@@ -78,6 +83,18 @@ class GPTConfig:
             "mlp": self.mlp_dim,
         }
 
+    def vocab_rows(self, shards: int = 1) -> int:
+        """The vocabulary padded to a multiple of 128, as Megatron-LM pads it, and no further if the shards divide that.
+
+        So steps that are compared do equal work: on 2, 4 or 8 shards there are as many rows as on one device.
+
+        >>> [PRESETS["gpt2"].vocab_rows(shards) for shards in (1, 2, 8, 3, 5)]
+        [50304, 50304, 50304, 50304, 50560]
+        """
+        rows = math.ceil(self.vocab / self.vocab_multiple) * self.vocab_multiple
+        each = math.lcm(self.vocab_multiple, shards)
+        return rows if rows % shards == 0 else math.ceil(self.vocab / each) * each
+
     @property
     def param_count(self) -> int:
         """Parameters of the model, without padding: embeddings, blocks, last norm, and the head where it is untied."""
@@ -106,6 +123,7 @@ class TrainConfig:
         microbatches: parts a batch is cut into: accumulated one after another, or sent through a pipeline.
         dtype: of the computation; parameters and optimizer state are float32. "float32" is that on every backend,
             without the shortcuts (TF32, bfloat16 passes) that accelerators take by default.
+        reduce_dtype: of gradients while they are summed over devices; their sums over microbatches are float32.
         remat: what the backward pass recomputes: nothing, all but the outputs of matmuls, or whole blocks.
         attention: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which takes the first where it can.
         unroll: layers in one iteration of the loop over them.
@@ -142,6 +160,7 @@ class TrainConfig:
     bucket_bytes: int | None = None
     compression: Compression = "none"
     compression_warmup: int = 20
+    reduce_dtype: Dtype = "float32"
     context_attention: ContextAttention = "auto"
     logits_bytes: int | None = None
     z_loss: float = 0.0
@@ -159,9 +178,6 @@ class TrainConfig:
                 raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
         if self.bucket_bytes is not None and self.bucket_bytes < 4:
             raise Infeasible(f"bucket_bytes={self.bucket_bytes}; it must be at least 4, for one gradient in float32")
-        if self.bucket_bytes is not None and self.compression != "none":
-            problem = f"bucket_bytes={self.bucket_bytes} does not go with compression={self.compression}"
-            raise Infeasible(f"{problem}, which has no buckets; leave one of them out")
         if not self.clip_norm > 0:
             raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and inf clips nothing")
         if not self.z_loss >= 0:
@@ -172,6 +188,19 @@ class TrainConfig:
         for name, known in _KNOWN.items():
             if getattr(self, name) not in get_args(known):
                 raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
+        _require_alone(self)
+
+
+def _require_alone(train: TrainConfig) -> None:
+    """Refuse other ways to sum gradients beside compression."""
+    if train.compression == "none":
+        return
+    if train.bucket_bytes is not None:
+        problem = f"bucket_bytes={train.bucket_bytes} does not go with compression={train.compression}"
+        raise Infeasible(f"{problem}, which has no buckets; leave one of them out")
+    if train.reduce_dtype != "float32":
+        problem = f"reduce_dtype={train.reduce_dtype} does not go with compression={train.compression}"
+        raise Infeasible(f"{problem}, which sends codes; leave one of them out")
 
 
 def legal(number: int, subject: str) -> str:

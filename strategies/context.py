@@ -15,8 +15,8 @@ section 3):
     mixed[B,T,D_context] -all_to_all(context)-> mixed[B,T_context,D], once a layer forward
     each has the other for its transpose: once and once a layer backward
 
-For P parameters and L layers on n devices a device sends 2 P (n-1)/n elements a step, in float32, and the loss; and
-in the compute dtype (3n-2) 2 L B T D / n elements around a ring, or 8 L B T D (n-1)/n^2 elements from all to all.
+For P parameters and L layers on n devices a device sends 2 P (n-1)/n elements a step, in `reduce_dtype`, and the loss;
+and in the compute dtype (3n-2) 2 L B T D / n elements around a ring, or 8 L B T D (n-1)/n^2 elements from all to all.
 With `remat="full"` n-1 hops of k and v more, or half of the 8 L again. The ring does (2n+1)/4n of the FLOPs that
 attention has on one device, which computes what causality masks out; from all to all does as many.
 """
@@ -108,10 +108,10 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         hooks=hooks(train, mesh.size),
         microbatches=train.microbatches,
         enter=partial(data.diverge, axes=AXES),
-        reduce=partial(data.all_reduce, axes=AXES),
+        reduce=partial(data.all_reduce, axes=AXES, dtype=train.reduce_dtype),
     )
     return assemble(config, device_mesh, train, spread)
 
 
-OPTIONS = ("context_attention",)
+OPTIONS = ("context_attention", "reduce_dtype")
 CONTEXT = Strategy("context", AXES, build, OPTIONS)

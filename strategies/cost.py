@@ -14,6 +14,7 @@ from strategies import held
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import MeshSpec
 from strategies.plan import Axes, Plan
+from strategies.schedules import Costs
 from strategies.traffic import LAWS, Traffic, norm
 
 
@@ -89,12 +90,8 @@ class Cost:
         """
         plan, config, full = self.plan, self.plan.config, self.plan.train.remat == "full"
         embed, rows, tokens = config.embed, plan.rows, plan.train.batch_size * config.sequence
-        scores = 2 * config.layers * embed * config.sequence
-        forward = 2 * config.layers * (4 * embed**2 + embed * config.mlp_dim) + scores
+        scores, recomputed = self._scores, self._recomputed
         pairs, blocks = 4 * self.ring, 2 * self.ring + 1
-        # Of what has passed a ring's loop the compiler does not find the scores that are there.
-        passing = blocks - 3 if self.ring > 2 else 0
-        recomputed = forward + scores * passing // pairs if full else 0
         logits = 2 * embed * rows if plan.logits_again else 0
         layers = config.flops_per_token - 6 * embed * config.vocab + scores + recomputed
         masked = (8 if full else 7) * scores * (pairs - blocks) // pairs if self.ring > 1 else 0
@@ -108,6 +105,33 @@ class Cost:
         }
 
     @property
+    def _scores(self) -> int:
+        """FLOPs of all attention scores of a token: one of attention's two matmuls forward, and four backward."""
+        return 2 * self.plan.config.layers * self.plan.config.embed * self.plan.config.sequence
+
+    @property
+    def _recomputed(self) -> int:
+        """FLOPs to compute all layers of a token again for the backward pass."""
+        if self.plan.train.remat != "full":
+            return 0
+        config, pairs, blocks = self.plan.config, 4 * self.ring, 2 * self.ring + 1
+        forward = 2 * config.layers * (4 * config.embed**2 + config.embed * config.mlp_dim) + self._scores
+        # Of what has passed a ring's loop the compiler does not find the scores that are there.
+        passing = blocks - 3 if self.ring > 2 else 0
+        return forward + self._scores * passing // pairs
+
+    @property
+    def passes(self) -> Costs:
+        """FLOPs of a token in all layers: forward, gradients of inputs, and gradients of weights.
+
+        As in Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1; here the first part of the backward pass
+        also computes attention scores again, and with `remat="full"` the layers.
+        """
+        config, scores = self.plan.config, self._scores
+        matmuls = 2 * config.layers * (4 * config.embed**2 + 2 * config.embed * config.mlp_dim)
+        return Costs(matmuls + 2 * scores, matmuls + 5 * scores + self._recomputed, matmuls)
+
+    @property
     def ring(self) -> int:
         """Devices around which keys and values go, of whose 4 n pairs of chunks causality leaves 2 n + 1 (ring.py)."""
         return 1 if self.plan.ulysses else self.plan.size(*self.plan.token_axes)
@@ -119,8 +143,10 @@ class Cost:
 
     @property
     def bubble(self) -> float:
-        """The part of its time for which a stage has nothing to do, by its schedule, see schedules.py.
+        """The part of its time for which a stage is idle, if its passes take as long as they have FLOPs.
 
-        With GPipe and 1F1B that is (S-1) / (M+S-1) for S stages and M microbatches (Huang et al. 2019, section 2.3).
+        With GPipe and 1F1B that is (S-1) / (M+S-1) for S stages and M microbatches (Huang et al. 2019, section 2.3),
+        however long the passes are. With ZB-H1 stages wait for (S-1) (F+B-W), of M (F+B+W) that they work (Qi et al.
+        2023, table 2): without recomputation for a third of what they wait with 1F1B, with it for longer.
         """
-        return self.plan.order.bubble
+        return self.plan.order.bubble(self.passes)

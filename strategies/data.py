@@ -1,6 +1,6 @@
 """Data parallel: each device holds all weights and its part of the batch (Li et al. 2020, "PyTorch Distributed").
 
-    dW[D,F] -all_reduce(data)-> dW[D,F], each weight, once a step, after all microbatches
+    dW[D,F] -all_reduce(data)-> dW[D,F], each weight, once a step, after all microbatches, in `reduce_dtype`
 
 A device sends 2 P (n-1)/n elements a step, for P parameters on n devices; and the loss. With `bucket_bytes` a
 collective is no longer one weight's: gradients are laid end to end, in the order in which the backward pass makes them,
@@ -35,9 +35,15 @@ def diverge(weights: Weights, axes: tuple[str, ...] = AXES) -> Weights:
     return jax.tree.map(partial(lax.pcast, axis_name=axes, to="varying"), weights)
 
 
-def all_reduce(loss: Array, grads: Weights, axes: tuple[str, ...] = AXES) -> tuple[Array, Weights]:
-    """The sums over devices, after all microbatches."""
-    return lax.psum((loss, grads), axes)
+def all_reduce(loss: Array, grads: Weights, axes: tuple[str, ...], dtype: str) -> tuple[Array, Weights]:
+    """The sums over devices, after all microbatches: of gradients in a dtype."""
+    loss, sums = lax.psum((loss, cast(grads, dtype)), axes)
+    return loss, cast(sums, "float32")
+
+
+def cast(arrays: Weights, dtype: str) -> Weights:
+    """All arrays in a dtype."""
+    return jax.tree.map(lambda x: x.astype(dtype), arrays)
 
 
 def buckets(sizes: Sequence[int], capacity: int) -> list[list[tuple[int, slice]]]:
@@ -59,11 +65,12 @@ def buckets(sizes: Sequence[int], capacity: int) -> list[list[tuple[int, slice]]
     return filled
 
 
-def all_reduce_buckets(loss: Array, grads: Weights, bucket_bytes: int) -> tuple[Array, Weights]:
-    """The same sums in one collective for each bucket, one after another."""
-    ready = loss, [grads[part] for part in BACKWARD]
+def all_reduce_buckets(loss: Array, grads: Weights, bucket_bytes: int, dtype: str) -> tuple[Array, Weights]:
+    """The same sums in one collective for each bucket, one after another; the loss in the first if that is float32."""
+    whole = loss.dtype == dtype
+    ready = loss if whole else None, [cast(grads[part], dtype) for part in BACKWARD]
     arrays, structure = jax.tree.flatten(ready)
-    filled = buckets([array.size for array in arrays], bucket_bytes // loss.dtype.itemsize)
+    filled = buckets([array.size for array in arrays], bucket_bytes // arrays[0].dtype.itemsize)
     sums: list[Array] = []
     for bucket in filled:
         packed = jnp.concatenate([arrays[i].reshape(-1)[part] for i, part in bucket])
@@ -76,8 +83,9 @@ def all_reduce_buckets(loss: Array, grads: Weights, bucket_bytes: int) -> tuple[
         for (i, _), piece in zip(bucket, jnp.split(packed, ends[:-1]), strict=True):
             pieces[i].append(piece)
     summed = [jnp.concatenate(piece).reshape(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
-    loss, parts = jax.tree.unflatten(structure, summed)
-    return loss, dict(zip(BACKWARD, parts, strict=True))
+    packed_loss, parts = jax.tree.unflatten(structure, summed)
+    grads = cast(dict(zip(BACKWARD, parts, strict=True)), "float32")
+    return packed_loss if whole else lax.psum(loss, AXES), grads
 
 
 def stack(loss: Array, grads: Weights) -> tuple[Array, Weights]:
@@ -88,14 +96,16 @@ def stack(loss: Array, grads: Weights) -> tuple[Array, Weights]:
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
-    spread = Spread(batch_axes=AXES, microbatches=train.microbatches, enter=diverge, reduce=all_reduce)
+    reduce = partial(all_reduce, axes=AXES, dtype=train.reduce_dtype)
+    spread = Spread(batch_axes=AXES, microbatches=train.microbatches, enter=diverge, reduce=reduce)
     if train.compression != "none":
         optimizer = partial(compressed, train=train, devices=mesh.size)
         spread = replace(spread, reduce=stack, optimizer=optimizer, inexact=f"compression={train.compression}")
     elif train.bucket_bytes:
-        spread = replace(spread, reduce=partial(all_reduce_buckets, bucket_bytes=train.bucket_bytes))
+        buckets_of = {"bucket_bytes": train.bucket_bytes, "dtype": train.reduce_dtype}
+        spread = replace(spread, reduce=partial(all_reduce_buckets, **buckets_of))
     return assemble(config, device_mesh, train, spread)
 
 
-OPTIONS = "bucket_bytes", "compression", "compression_warmup"
+OPTIONS = "bucket_bytes", "compression", "compression_warmup", "reduce_dtype"
 DATA = Strategy("data", AXES, build, OPTIONS)

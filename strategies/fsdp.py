@@ -4,10 +4,12 @@ Weights, gradients and optimizer state are split over the devices, cut as shards
 `gather="layer"` the weights of a layer are whole only while it runs:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
-    dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], the transpose that autodiff makes of the gather
+    dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], in `reduce_dtype`
+
+Vectors, weights of norms and biases, are used in float32, and so gathered.
 
 For P parameters on n devices, of which E in the embedding, a device sends (3 P - E) (n-1)/n elements for each
-microbatch, all in the compute dtype: the embedding is gathered once, for its backward pass needs no weights. A tied
+microbatch: the embedding is gathered once, for its backward pass needs no weights. A tied
 head uses the table of tokens a second time: it is gathered two times more and its gradient scattered once more.
 Vectors that the backward pass does not need are not gathered again. With `regather=False` nothing is: what was
 gathered is kept for the backward pass, and a device sends 2 P (n-1)/n elements for each microbatch.
@@ -15,14 +17,15 @@ gathered is kept for the backward pass, and a device sends 2 P (n-1)/n elements 
 With `gather="step"` all weights are gathered before the first microbatch, and kept to the last:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], each weight, in the compute dtype, once a step
-    dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], each weight, in the compute dtype, once a step
+    dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], each weight, in `reduce_dtype`, once a step
 
 A device sends 2 P (n-1)/n elements a step, however many microbatches; while they last it holds all weights in the
 compute dtype, and all gradients, added up in float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import jax
 from jax import lax
@@ -31,7 +34,7 @@ from jaxtyping import Array
 
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
-from strategies.gpt import GATHERED, ONE_DEVICE, Hooks, Weights
+from strategies.gpt import GATHERED, ONE_DEVICE, Hooks, Weights, used_dtype
 from strategies.mesh import Devices, MeshSpec
 from strategies.shards import Shards
 from strategies.step import Spread, Step, Strategy
@@ -42,16 +45,17 @@ AXES = ("fsdp",)
 def spread(shards: Shards, train: TrainConfig) -> Spread:
     """What fsdp decides for a group of devices that have these shards."""
 
-    def gather(part: Array, dims: Sequence[str]) -> Array:
-        weight = shards.gather(part, dims)
+    scatter = partial(shards.scatter, dtype=train.reduce_dtype)
+
+    def gather(part: Array, dims: Sequence[str], dtype: str) -> Array:
+        weight = _gather_scatter(shards, train.reduce_dtype, dims, dtype)(part)
         return weight if train.regather else checkpoint_name(weight, GATHERED)
 
     def gather_all(parts: Weights) -> Weights:
-        return shards.each(shards.gather, _cast(parts, train.dtype))
+        return shards.each(lambda part, dims: shards.gather(part.astype(used_dtype(dims, train.dtype)), dims), parts)
 
     def scatter_all(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        parts = shards.each(shards.scatter, _cast(grads, train.dtype))
-        return lax.psum(loss, "fsdp"), _cast(parts, "float32")
+        return lax.psum(loss, "fsdp"), shards.each(scatter, grads)
 
     by_layer = Spread(
         spec=shards.spec,
@@ -64,8 +68,20 @@ def spread(shards: Shards, train: TrainConfig) -> Spread:
     return by_step if train.gather == "step" else by_layer
 
 
-def _cast(arrays: Weights, dtype: str) -> Weights:
-    return jax.tree.map(lambda x: x.astype(dtype), arrays)
+def _gather_scatter(shards: Shards, reduce_dtype: str, dims: Sequence[str], dtype: str) -> Callable[[Array], Array]:
+    """Gather a weight in one dtype, such that the gradients of all devices are summed in another.
+
+    The transpose that autodiff makes of a gather sums in the dtype of the gather, and is taken where they are the same.
+    """
+
+    def gather(part: Array) -> Array:
+        return shards.gather(part.astype(dtype), dims)
+
+    if dtype == reduce_dtype:
+        return gather
+    function = jax.custom_vjp(gather)
+    function.defvjp(lambda part: (gather(part), None), lambda _, grad: (shards.scatter(grad, dims, reduce_dtype),))
+    return function
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
@@ -74,5 +90,5 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     return assemble(config, device_mesh, train, spread(Shards("fsdp", mesh.size, config), train))
 
 
-OPTIONS = "gather", "regather"
+OPTIONS = "gather", "regather", "reduce_dtype"
 FSDP = Strategy("fsdp", AXES, build, OPTIONS)

@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from strategies.attention import KEPT, matmul
-from strategies.config import GPTConfig, TrainConfig
+from strategies.config import Dtype, GPTConfig, TrainConfig
 from strategies.hooks import ONE_DEVICE, Hooks
 from strategies.loss import TOTALS, losses
 
@@ -94,8 +94,10 @@ class Embedding(nnx.Module):
         tokens_BT, rows = hooks.own_context(tokens_BT, 1), self.token_VD.shape[0]
         row_BT = tokens_BT - hooks.vocab_start(rows)
         held_BT1 = ((row_BT >= 0) & (row_BT < rows))[..., None]
-        found_BTD = jnp.where(held_BT1, self.token_VD[jnp.clip(row_BT, 0, rows - 1)], 0)
-        return hooks.embed_sum(found_BTD) + hooks.own_tokens(position_TD)
+        # Gradients of rows that are looked up more than once are summed in float32, and those of positions.
+        wide_VD, dtype = self.token_VD.astype(jnp.float32), self.token_VD.dtype
+        found_BTD = jnp.where(held_BT1, wide_VD[jnp.clip(row_BT, 0, rows - 1)], 0).astype(dtype)
+        return (hooks.embed_sum(found_BTD) + hooks.own_tokens(position_TD).astype(jnp.float32)).astype(dtype)
 
 
 class Block(nnx.Module):
@@ -122,12 +124,19 @@ class Block(nnx.Module):
         The sums are named as worth keeping: computing one again would communicate again.
         """
         normed_BTD = hooks.all_tokens(self.norm1(x_BTD))
-        qkv_BTCA = hooks.project(normed_BTD, self.qkv_DCA[...]) + self.qkv_bias_CA
+        qkv_BTCA = _add(hooks.project(normed_BTD, self.qkv_DCA[...]), self.qkv_bias_CA)
         mixed_BTA = hooks.attend(qkv_BTCA, self.head_dim, attention)
-        x_BTD = x_BTD + checkpoint_name(hooks.sum(matmul(mixed_BTA, self.out_AD[...])), KEPT) + self.out_bias_D
+        x_BTD = x_BTD + checkpoint_name(hooks.sum(matmul(mixed_BTA, self.out_AD[...])), KEPT)
+        x_BTD = _add(x_BTD, self.out_bias_D)
         normed_BTD = hooks.all_tokens(self.norm2(x_BTD))
-        hidden_BTF = jax.nn.gelu(matmul(normed_BTD, self.up_DF[...]) + self.up_bias_F, approximate=True)
-        return x_BTD + checkpoint_name(hooks.sum(matmul(hidden_BTF, self.down_FD[...])), KEPT) + self.down_bias_D
+        hidden_BTF = jax.nn.gelu(_add(matmul(normed_BTD, self.up_DF[...]), self.up_bias_F), approximate=True)
+        x_BTD = x_BTD + checkpoint_name(hooks.sum(matmul(hidden_BTF, self.down_FD[...])), KEPT)
+        return _add(x_BTD, self.down_bias_D)
+
+
+def _add(x_BTD: Array, bias: Any) -> Array:
+    """Add a bias in float32. The result has the dtype of the array."""
+    return (x_BTD + bias).astype(x_BTD.dtype)
 
 
 class Head(nnx.Module):
@@ -210,13 +219,26 @@ class GPT(nnx.Module):
         return jax.checkpoint(run, policy=_REMAT["dots" if keeps_logits else "full"])(head, table, x_BTD)
 
     def _ready(self, split: Split) -> Any:
-        """A module with its weights in the compute dtype, and gathered in that dtype."""
+        """A module with its weights gathered, in the dtype in which they are used."""
 
         def ready(weight: Any) -> Any:
-            return weight.replace(self.hooks.gather(weight[...].astype(self.how.dtype), weight.dims))
+            return weight.replace(self.hooks.gather(weight[...], weight.dims, used_dtype(weight.dims, self.how.dtype)))
 
         graph, weights = split
         return nnx.merge(graph, jax.tree.map(ready, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
+
+
+def is_matrix(dims: Sequence[str]) -> bool:
+    """Whether a weight is a matrix or a table of embeddings; else it is a vector: of a norm, or a bias."""
+    return len(set(dims) - {"layers", "qkv"}) == 2
+
+
+def used_dtype(dims: Sequence[str], dtype: Dtype) -> Dtype:
+    """The dtype in which a weight is used: matrices in the compute dtype, vectors in float32.
+
+    The gradient of a vector is a sum over all tokens, made in the dtype in which the vector is used.
+    """
+    return dtype if is_matrix(dims) else "float32"
 
 
 @cache

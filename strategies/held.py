@@ -39,7 +39,8 @@ def layer_bytes(plan: Plan) -> int:
         attention mixes of them 4 c n D/t (once more if it comes from other devices, c n D), the sums of exponentials
         4 n H/t, and what goes into GELU c n F/t
     none: besides, what either norm makes before and behind its scale 16 s D (but what a matmul takes, c s D, where that
-        is the next to come), the scales 8 D, and five more arrays of the size of what goes into GELU
+        is the next to come), the scales 8 D, and five more arrays of the size of what goes into GELU. That and x after
+        attention are sums with a bias, and kept in float32, in which biases are added
     """
     config, train, tensors = plan.config, plan.train, plan.size("tensor")
     number, own = BYTES[train.dtype], plan.own_residual // train.microbatches
@@ -49,9 +50,9 @@ def layer_bytes(plan: Plan) -> int:
         statistics = 4 * 4 * own // config.embed + 4 * tokens * config.heads
         kept += number * (own + (5 if plan.ulysses else 4) * tokens * config.embed + hidden) + statistics
     if train.remat == "none":
-        # Behind a cast comes what a tensor axis makes of it, be it of one device: that is kept, and not what was cast.
-        taken = number if plan.axes_of("heads") and not plan.sequence_parallel else 4
-        kept += 2 * (4 + taken) * own + 2 * 4 * config.embed + 5 * number * hidden
+        # Behind a cast comes what a tensor axis makes of it: that is kept, and not what was cast.
+        taken = number if plan.over(plan.axes_of("heads")) and not plan.sequence_parallel else 4
+        kept += 2 * (4 + taken) * own + 2 * 4 * config.embed + 5 * number * hidden + (4 - number) * (own + hidden)
     return kept
 
 
@@ -73,7 +74,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     if train.microbatches > 1 and not plan.staged:
         gradients += gradients // (plan.size(*plan.updates) if plan.scatters_each else 1)
     return {
-        "weights": BYTES[train.dtype] * plan.elements * shards if stays else 0,
+        "weights": shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights) if stays else 0,
         "gradients": 4 * gradients,
         "activations": plan.ticks.depths.kept * plan.layers * layer_bytes(plan) // plan.schedule.chunks,
         "stages": stage_bytes(plan) if plan.staged else 0,

@@ -16,7 +16,8 @@ class Hooks:
     """Where a strategy acts inside the model; as they stand, the identities of one device.
 
     Attributes:
-        gather: a weight as it is stored here, and its dims -> as it is used; of the blocks, one layer's.
+        gather: a weight as it is stored here, its dims, and a dtype -> as it is used, in that dtype; of the blocks,
+            one layer's.
         sum: a partial product of this device -> the whole, for the tokens whose residual stream is held here.
         all_tokens: an array [B,T,D] of the tokens held here -> of all tokens.
         own_tokens: an array [T,D] of all tokens -> of those held here.
@@ -31,7 +32,7 @@ class Hooks:
         parts: into how many the compiler cuts, over devices, the tokens and the vocabulary that are whole here.
     """
 
-    gather: Callable[[Array, Sequence[str]], Array] = lambda weight, dims: weight
+    gather: Callable[[Array, Sequence[str], str], Array] = lambda weight, dims, dtype: weight.astype(dtype)
     sum: Callable[[Array], Array] = lambda x: x
     all_tokens: Callable[[Array], Array] = lambda x: x
     own_tokens: Callable[[Array], Array] = lambda x: x

@@ -4,7 +4,7 @@ FSDP", section 3.2.2).
 A group of devices along the fsdp axis holds the weights once, and each group has its part of the batch. The
 communication is that of fsdp.py inside a group, for the group's part of the batch, and
 
-    dW[D_fsdp,F] -all_reduce(data)-> dW[D_fsdp,F], each weight in float32, once a step
+    dW[D_fsdp,F] -all_reduce(data)-> dW[D_fsdp,F], each weight in `reduce_dtype`, once a step
 
 For P parameters, d groups of f devices: beside what fsdp sends over f devices, a device sends 2 P/f (d-1)/d elements a
 step to the other groups, over the slower links.
@@ -31,7 +31,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     group = fsdp.spread(Shards("fsdp", mesh.sizes.get("fsdp", 1), config), train)
 
     def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        return data.all_reduce(*group.reduce(loss, grads))
+        return data.all_reduce(*group.reduce(loss, grads), data.AXES, train.reduce_dtype)
 
     spread = replace(group, batch_axes=AXES, enter=lambda weights: group.enter(data.diverge(weights)), reduce=reduce)
     return assemble(config, device_mesh, train, spread)

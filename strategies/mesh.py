@@ -80,6 +80,14 @@ class MeshSpec:
         """Devices in the mesh."""
         return math.prod(size for _, size in self.axes)
 
+    def split_axes(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """Those of the axes along which there are several devices.
+
+        >>> MeshSpec.parse("data=1,tensor=4").split_axes(("data", "fsdp", "tensor"))
+        ('tensor',)
+        """
+        return tuple(axis for axis in axes if self.sizes.get(axis, 1) > 1)
+
     def over(self, axes: Sequence[str], devices: Devices | None = None) -> Mesh:
         """The mesh of devices, with each of `axes`; one that the spec leaves out has size one.
 

@@ -12,7 +12,7 @@ its loss when the last has done with it.
     x[b,T,D] embedded, partial -all_reduce(pipeline)-> every stage; backward the same for dx, from the first stage
     x[b,T,D] of the last stage -all_reduce(pipeline)-> every stage, for the loss; backward the same for dx
     three numbers a token for the loss, as in tensor.py
-    once a step: dW[D] of the last norm -all_reduce(pipeline)-> every stage
+    once a step, in `reduce_dtype`: dW[D] of the last norm -all_reduce(pipeline)-> every stage
 
 For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (`Ticks.exchanges`; 2 (M + S - 2) of
 GPipe's), a device sends K b T D elements to its neighbours and 4 times 2 B T D (S-1)/S in all-reduces a step, in the
@@ -20,7 +20,6 @@ compute dtype. Positions and the last norm are held by every stage alike.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies import tensor
+from strategies import data, tensor
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, PipelineSchedule, TrainConfig
 from strategies.executor import Executor, Parts, own
@@ -45,7 +44,7 @@ AXES = ("pipeline",)
 SPLIT = {"layers": "pipeline", "vocab": "pipeline"}
 
 
-def scheduled(schedule: Schedule, layer_places: tuple[int, ...], unroll: int) -> Differentiate:
+def scheduled(schedule: Schedule, layer_places: tuple[int, ...], train: TrainConfig) -> Differentiate:
     """Loss and gradients, computed in the order of a schedule; `layer_places` are the `places` of a `Spread`."""
     ticks = Ticks.of(schedule)
     used_SL = np.array(layer_places).reshape(schedule.stages, -1) >= 0
@@ -68,28 +67,30 @@ def scheduled(schedule: Schedule, layer_places: tuple[int, ...], unroll: int) ->
         )
         tokens_MbS = tokens_BS.reshape(schedule.microbatches, -1, tokens_BS.shape[-1])
         used_L = None if used_SL.all() else jnp.asarray(used_SL)[lax.axis_index("pipeline")]
-        loss, dblocks, dends = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, unroll)()
-        dends["head"]["norm"] = lax.psum(dends["head"]["norm"], "pipeline")
+        loss, dblocks, dends = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.unroll)()
+        dnorm = lax.psum(data.cast(dends["head"]["norm"], train.reduce_dtype), "pipeline")
+        dends["head"]["norm"] = data.cast(dnorm, "float32")
         return loss, {**dends, "blocks": jax.tree.unflatten(structure, dblocks)}
 
     return differentiate
 
 
-class Pipe(NamedTuple):
-    """What a pipeline brings into a `Spread`."""
-
-    places: tuple[int, ...]
-    differentiate: Differentiate
-
-
-def piped(config: GPTConfig, train: TrainConfig, stages: int) -> Pipe:
-    """The pipeline of as many stages.
+def spread(config: GPTConfig, train: TrainConfig, stages: int) -> Spread:
+    """Spread the layers over pipeline stages. One stage is no pipeline: plain autodiff, without a schedule.
 
     Raises:
         Infeasible: as `order` does.
     """
+    if stages == 1:
+        return Spread(microbatches=train.microbatches)
     schedule, layer_places = order(config.layers, stages, train.microbatches, train.schedule, train.chunks)
-    return Pipe(layer_places, scheduled(schedule, layer_places, train.unroll))
+    return Spread(
+        spec=lambda dims: P(*map(SPLIT.get, dims)),
+        vocab_shards=stages,
+        hooks=tensor.vocab_hooks(AXES),
+        places=layer_places,
+        differentiate=scheduled(schedule, layer_places, train),
+    )
 
 
 def order(
@@ -108,16 +109,8 @@ def order(
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
-    pipe = piped(config, train, mesh.size)
-    spread = Spread(
-        spec=lambda dims: P(*map(SPLIT.get, dims)),
-        vocab_shards=mesh.size,
-        hooks=tensor.vocab_hooks(AXES),
-        places=pipe.places,
-        differentiate=pipe.differentiate,
-    )
-    return assemble(config, device_mesh, train, spread)
+    return assemble(config, device_mesh, train, spread(config, train, mesh.size))
 
 
-OPTIONS = "schedule", "chunks"
+OPTIONS = "schedule", "chunks", "reduce_dtype"
 PIPELINE = Strategy("pipeline", AXES, build, OPTIONS)

@@ -11,13 +11,12 @@ from functools import cache, cached_property
 import jax
 
 from strategies import context, pipeline, tensor, three_d
-from strategies.assemble import vocab_rows
-from strategies.config import GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
-from strategies.gpt import weight_dims
+from strategies.config import Dtype, GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
+from strategies.gpt import used_dtype, weight_dims
 from strategies.loss import tokens_at_once
 from strategies.mesh import MeshSpec
 from strategies.partition import places
-from strategies.schedules import Schedule
+from strategies.schedules import Costs, Schedule
 from strategies.shards import Shards
 from strategies.ticks import Ticks
 
@@ -64,9 +63,15 @@ class Order:
         return Ticks.of(self.schedule)
 
     @cached_property
-    def bubble(self) -> float:
-        """See `Schedule.bubble`."""
-        return self.schedule.bubble()
+    def _bubbles(self) -> dict[Costs, float]:
+        return {}
+
+    def bubble(self, costs: Costs) -> float:
+        """See `Schedule.bubble`. Found once for each proportion of the costs."""
+        costs = Costs(*(cost / sum(costs) for cost in costs))
+        if costs not in self._bubbles:
+            self._bubbles[costs] = self.schedule.bubble(costs)
+        return self._bubbles[costs]
 
 
 @cache
@@ -170,7 +175,7 @@ class Plan:
     @property
     def rows(self) -> int:
         """Of the vocabulary, with its padding."""
-        return vocab_rows(self.config.vocab, self.size(*self.vocab_axes))
+        return self.config.vocab_rows(self.size(*self.vocab_axes))
 
     @property
     def gathered(self) -> int:
@@ -179,8 +184,8 @@ class Plan:
 
     @property
     def staged(self) -> bool:
-        """Whether the layers are split into stages, be it one."""
-        return bool(self.axes_of("layers"))
+        """Whether there are pipeline stages, which work by a schedule. One stage is no pipeline."""
+        return self.size(*self.axes_of("layers")) > 1
 
     @cached_property
     def order(self) -> Order:
@@ -251,6 +256,10 @@ class Plan:
             for name, dims in named_dims(self.config.tied).items()
             for axes in [(*self.shards, *(axis for dim in dims for axis in self.axes_of(dim)))]
         )
+
+    def dtype(self, weight: Weight) -> Dtype:
+        """The dtype in which a weight is used, and gathered."""
+        return used_dtype(weight.dims, self.train.dtype)
 
     @property
     def elements(self) -> int:

@@ -130,7 +130,7 @@ def _backward(kept: tuple[Array, ...], dmixed_PBHTK: Array) -> tuple[Array, Arra
 
     size, passing_PCBHSK = lax.axis_size(AXIS), _hop(kv_PCBHSK)
     dq_PBHTK, *dkv = jax.vmap(partial(gradients, causal=True))(queries, kv_PCBHSK[:, 0], kv_PCBHSK[:, 1])
-    own = learn((dq_PBHTK.astype(jnp.float32), jnp.stack(dkv, 1)), kv_PCBHSK, LATE, EARLY)
+    own = learn((dq_PBHTK, jnp.stack(dkv, 1).astype(kv_PCBHSK.dtype)), kv_PCBHSK, LATE, EARLY)
     (grads, passing_PCBHSK), _ = lax.scan(tick, (own, passing_PCBHSK), jnp.arange(1, size - 1))
     dq_PBHTK, dkv_PCBHSK = work(grads, passing_PCBHSK, size - 1)
     return dq_PBHTK.astype(q_PBHTK.dtype), _hop(dkv_PCBHSK)

@@ -50,7 +50,7 @@ class Shards:
 
     def dim(self, dims: Sequence[str]) -> int:
         """Which dim of a weight is cut."""
-        sizes = self.config.dim_sizes
+        sizes = {**self.config.dim_sizes, "vocab": self.config.vocab_rows(self._parts("vocab"))}
         fit = [i for i, name in enumerate(dims) if sizes[name] // self._parts(name) % self.count == 0]
         return min((i for i in fit if dims[i] != "layers"), key=lambda i: self._parts(dims[i]) > 1)
 
@@ -62,9 +62,10 @@ class Shards:
         """W[D_axis,F] -> W[D,F], which devices may change each for itself, or not."""
         return lax.all_gather(part, self.axis, axis=self.dim(dims), tiled=True, to=to)
 
-    def scatter(self, grad: Array, dims: Sequence[str]) -> Array:
-        """dW[D,F] of each device -> dW[D_axis,F], this device's part of their sum."""
-        return lax.psum_scatter(grad, self.axis, scatter_dimension=self.dim(dims), tiled=True)
+    def scatter(self, grad: Array, dims: Sequence[str], dtype: str) -> Array:
+        """dW[D,F] of each device -> dW[D_axis,F] in float32, this device's part of their sum in a dtype."""
+        part = lax.psum_scatter(grad.astype(dtype), self.axis, scatter_dimension=self.dim(dims), tiled=True)
+        return part.astype("float32")
 
     def own(self, weight: Array, dims: Sequence[str]) -> Array:
         """W[D,F] -> W[D_axis,F], the part of this device."""

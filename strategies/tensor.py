@@ -11,8 +11,8 @@ normalises no other (sequence parallel; Korthikanti et al. 2022, "Reducing Activ
     each has the other for its transpose, with dx, two and two a layer backward
     the reduce-scatter once for the embedding, the gather twice for the head, and each one's transpose
     for the loss, largest logit, sum of exponentials and target's logit of each token
-    dW[D] -all_reduce(tensor)-> dW[D], once a microbatch that is accumulated: norms, positions and biases that every
-        device holds alike
+    dW[D] -all_reduce(tensor)-> dW[D], once a step, in `reduce_dtype`: norms, positions and biases, of which every
+        device has a copy
 
 With `sequence_parallel=False` every device holds all of the residual stream:
 
@@ -35,9 +35,9 @@ from jaxtyping import Array
 
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.gpt import GPT, Hooks, Weights, weight_dims
+from strategies.gpt import Hooks, Weights, weight_dims
 from strategies.mesh import Devices, MeshSpec
-from strategies.step import Differentiate, Spread, Step, Strategy, Tokens, autodiff, require_divides
+from strategies.step import Spread, Step, Strategy, require_divides
 
 AXES = ("tensor",)
 SPLIT = {"heads": "tensor", "mlp": "tensor", "vocab": "tensor"}
@@ -56,7 +56,7 @@ def vocab_hooks(axes: Sequence[str]) -> Hooks:
 
 
 def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
-    """What completes a layer cut over `tensor` besides."""
+    """What completes a layer cut over `tensor`, and an embedding and a loss cut over `vocab_axes`."""
     vocab = vocab_hooks(vocab_axes)
     if not sequence_parallel:
         return dataclasses.replace(vocab, sum=partial(lax.psum, axis_name="tensor"))
@@ -76,21 +76,20 @@ def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
     )
 
 
-def diverging(differentiate: Differentiate, config: GPTConfig) -> Differentiate:
-    """The same, each device with its own copy of what is not cut: its gradient is summed once, not once a layer."""
+def diverge(weights: Weights, config: GPTConfig) -> Weights:
+    """Give each device its own copy of weights that are not cut, so that autodiff sums no gradient in each layer."""
+    return _where_whole(partial(lax.pcast, axis_name="tensor", to="varying"), weights, config)
 
-    def where_whole(change: Callable[[Array], Array], weights: Weights) -> Weights:
-        cut = lambda dims: bool(SPLIT.keys() & set(dims))  # noqa: E731
-        return jax.tree.map(lambda w, dims: w if cut(dims) else change(w), weights, weight_dims(config))
 
-    def diverged(
-        build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
-    ) -> tuple[Array, Weights]:
-        copies = where_whole(partial(lax.pcast, axis_name="tensor", to="varying"), weights)
-        loss, grads = differentiate(build, copies, tokens_BS, token_count)
-        return loss, where_whole(partial(lax.psum, axis_name="tensor"), grads)
+def all_reduce(grads: Weights, config: GPTConfig, dtype: str) -> Weights:
+    """Sum the gradients of these copies, once a step, in a dtype."""
+    return _where_whole(lambda dw: lax.psum(dw.astype(dtype), "tensor").astype("float32"), grads, config)
 
-    return diverged
+
+def _where_whole(change: Callable[[Array], Array], weights: Weights, config: GPTConfig) -> Weights:
+    """Change the weights that are not cut."""
+    dims = weight_dims(config)
+    return jax.tree.map(lambda w, dims: w if SPLIT.keys() & set(dims) else change(w), weights, dims)
 
 
 def require_fit(config: GPTConfig, train: TrainConfig, size: int, contexts: int = 1) -> None:
@@ -114,11 +113,13 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         spec=lambda dims: P(*map(SPLIT.get, dims)),
         vocab_shards=mesh.size,
         hooks=hooks(AXES, train.sequence_parallel),
-        differentiate=diverging(autodiff, config) if train.sequence_parallel else autodiff,
         microbatches=train.microbatches,
     )
+    if train.sequence_parallel:
+        reduce = lambda loss, grads: (loss, all_reduce(grads, config, train.reduce_dtype))  # noqa: E731
+        spread = dataclasses.replace(spread, enter=partial(diverge, config=config), reduce=reduce)
     return assemble(config, device_mesh, train, spread)
 
 
-OPTIONS = ("sequence_parallel",)
+OPTIONS = ("sequence_parallel", "reduce_dtype")
 TENSOR = Strategy("tensor", AXES, build, OPTIONS)

@@ -19,12 +19,14 @@ So each communicates as its own file says, for its part of batch, layers, tokens
     W[V_(pipeline,tensor),D_fsdp] -all_gather(fsdp)-> W[V_(pipeline,tensor),D], for the embedding, and for the head
     x[b,T_(context,tensor),D] -permute(pipeline)-> the next stage, dx to the one before
     embeddings, and a few numbers a token for the loss -all_reduce(pipeline x tensor)-> the whole
-    once a step, parts of fsdp each:
+    once a step, parts of fsdp each, in `reduce_dtype`:
     dW[D] -all_reduce(tensor)-> dW[D], what tensor does not cut; of the last norm -all_reduce(pipeline)-> besides
-    dW[D_fsdp,F_tensor] -all_reduce(data x context)-> dW[D_fsdp,F_tensor], each weight, in float32
+    dW[D_fsdp,F_tensor] -all_reduce(data x context)-> dW[D_fsdp,F_tensor], each weight
 
 For P parameters on d x f x p x c x t devices put P / pt for P, B / df for B, T / c for T and L / p for L into what
 those files count, and in context's attention D / t for D; and over n = dc devices 2 P / fpt (n-1)/n elements a step.
+
+Without stages there is no schedule: microbatches are accumulated one after another, as in fsdp.py and tensor.py.
 
 fsdp gathers weights as often as there are microbatches, and a pipeline wants many: with `gather="step"` it gathers all
 before the first, and scatters the sums of their gradients after the last. Where there are stages attention goes from
@@ -32,15 +34,18 @@ all to all by default: XLA's permutations wait for all devices of a mesh, and st
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
 import jax
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
 
 from strategies import context, data, fsdp, pipeline, tensor
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, Infeasible, TrainConfig
+from strategies.gpt import ONE_DEVICE, Hooks, Weights
 from strategies.mesh import AXES, Devices, MeshSpec
 from strategies.shards import Shards
 from strategies.step import Spread, Step, Strategy
@@ -48,7 +53,8 @@ from strategies.step import Spread, Step, Strategy
 ALIKE = (*data.AXES, *context.AXES)
 """The axes along which devices hold the same weights, each for its own tokens."""
 VOCAB_AXES = (*pipeline.AXES, *tensor.AXES)
-SPLIT = {**pipeline.SPLIT, **tensor.SPLIT, "vocab": VOCAB_AXES}
+SPLIT = {**{dim: (axis,) for dim, axis in {**pipeline.SPLIT, **tensor.SPLIT}.items()}, "vocab": VOCAB_AXES}
+"""Which mesh axes split which dims of the weights; one of size one splits nothing."""
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
@@ -58,25 +64,41 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     attending = context.attention(train, stages) if contexts > 1 else train
     tensor.require_fit(config, train, tensors, contexts)
     context.require_fit(config, attending, contexts, tensors)
-    pipe = pipeline.piped(config, train, stages)
+    cut = {dim: mesh.split_axes(axes) for dim, axes in SPLIT.items()}
+    alike = mesh.split_axes(ALIKE)
     group = Spread()
     if shards > 1:
         require_regather(train, stages)
-        cut = {dim: math.prod(mesh.sizes.get(axis, 1) for axis in jax.tree.leaves(axes)) for dim, axes in SPLIT.items()}
-        group = fsdp.spread(Shards("fsdp", shards, config, cut), train)
-    sequence_parallel = train.sequence_parallel and tensors > 1  # else remat="full" would compute the logits again
-    hooks = replace(tensor.hooks(VOCAB_AXES, sequence_parallel), gather=group.hooks.gather)
-    spread = Spread(
-        spec=lambda dims: both(P(*map(SPLIT.get, dims)), group.spec(dims)),
-        batch_axes=(*data.AXES, *group.batch_axes),
+        sizes = {dim: math.prod(mesh.sizes[axis] for axis in axes) for dim, axes in cut.items()}
+        group = fsdp.spread(Shards("fsdp", shards, config, sizes), train)
+    sequence_parallel = train.sequence_parallel and tensors > 1
+
+    def enter(weights: Weights) -> Weights:
+        weights = tensor.diverge(weights, config) if sequence_parallel else weights
+        return group.enter(data.diverge(weights, alike))
+
+    def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+        loss, grads = group.reduce(loss, grads)
+        grads = tensor.all_reduce(grads, config, train.reduce_dtype) if sequence_parallel else grads
+        return data.all_reduce(loss, grads, alike, train.reduce_dtype)
+
+    spread = replace(
+        pipeline.spread(config, train, stages),
+        spec=lambda dims: both(P(*(cut.get(dim) or None for dim in dims)), group.spec(dims)),
+        batch_axes=mesh.split_axes((*data.AXES, *group.batch_axes)),
         vocab_shards=stages * tensors,
-        places=pipe.places,
-        hooks=context.hooks(attending, contexts, hooks),
-        differentiate=tensor.diverging(pipe.differentiate, config) if sequence_parallel else pipe.differentiate,
-        enter=lambda weights: group.enter(data.diverge(weights, ALIKE)),
-        reduce=lambda loss, grads: data.all_reduce(*group.reduce(loss, grads), ALIKE),
+        hooks=context.hooks(attending, contexts, replace(_hooks(cut, sequence_parallel), gather=group.hooks.gather)),
+        enter=enter,
+        reduce=reduce,
     )
     return assemble(config, device_mesh, train, spread)
+
+
+def _hooks(cut: Mapping[str, Sequence[str]], sequence_parallel: bool) -> Hooks:
+    """What completes layers, embedding and loss that are cut over these axes."""
+    if cut["heads"]:
+        return tensor.hooks(cut["vocab"], sequence_parallel)
+    return tensor.vocab_hooks(cut["vocab"]) if cut["vocab"] else ONE_DEVICE
 
 
 def require_regather(train: TrainConfig, stages: int) -> None:
@@ -95,5 +117,5 @@ def both(outer: P, inner: P) -> P:
     return P(*(tuple(jax.tree.leaves(axes)) or None for axes in zip_longest(outer, inner)))
 
 
-OPTIONS = (*pipeline.OPTIONS, *tensor.OPTIONS, *context.OPTIONS, *fsdp.OPTIONS)
+OPTIONS = tuple(dict.fromkeys((*pipeline.OPTIONS, *tensor.OPTIONS, *context.OPTIONS, *fsdp.OPTIONS)))
 THREE_D = Strategy("three_d", AXES, build, OPTIONS, usual_axes=("data", "pipeline", "tensor"))

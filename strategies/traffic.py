@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from strategies import pipeline, tensor, three_d
 from strategies.compression import BLOCK, padded
 from strategies.config import GPTConfig, TrainConfig
+from strategies.gpt import is_matrix
 from strategies.mesh import MeshSpec
 from strategies.plan import BYTES, Axes, Cut, Plan, Weight
 
@@ -96,14 +97,15 @@ def gradients(plan: Plan) -> Iterator[Traffic]:
         return
     for weight in plan.weights:
         axes = tuple(axis for axis in split if axis not in (*weight.axes, *plan.updates))
-        yield from traffic(plan, "gradients", "all_reduce", axes, weight.elements)
+        yield from traffic(plan, "gradients", "all_reduce", axes, weight.elements, dtype=plan.train.reduce_dtype)
 
 
 def updates(plan: Plan) -> Iterator[Traffic]:
     """zero.py: gradients scattered, once or for each microbatch, and weights gathered that were updated in parts."""
     times = plan.train.microbatches if plan.scatters_each else 1
     parts = plan.elements // plan.size(*plan.updates)
-    yield from traffic(plan, "gradients", "reduce_scatter", plan.updates, times * plan.elements)
+    dtype = plan.train.reduce_dtype
+    yield from traffic(plan, "gradients", "reduce_scatter", plan.updates, times * plan.elements, dtype=dtype)
     yield from traffic(plan, "weights", "all_gather", plan.updates, parts)
 
 
@@ -119,9 +121,10 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
         whole = weight.elements * plan.size(*axes)
         once, again = (of_blocks if weight.of_blocks else of_ends)(plan, weight) if by_layer else (1, 0)
         scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
-        yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=plan.train.dtype)
-        yield from traffic(plan, "weights again", "all_gather", axes, again * weight.elements, dtype=plan.train.dtype)
-        yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=plan.train.dtype)
+        dtype, reduce_dtype = plan.dtype(weight), plan.train.reduce_dtype
+        yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=dtype)
+        yield from traffic(plan, "weights again", "all_gather", axes, again * weight.elements, dtype=dtype)
+        yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=reduce_dtype)
 
 
 def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
@@ -157,11 +160,6 @@ def is_tied(plan: Plan, weight: Weight) -> bool:
     return plan.config.tied and weight.name == "embedding.token_VD"
 
 
-def is_matrix(dims: Axes) -> bool:
-    """Whether a weight is multiplied by: it has an input dim and an output dim."""
-    return len(set(dims) - {"layers", "qkv"}) == 2
-
-
 def layers(plan: Plan) -> Iterator[Traffic]:
     """tensor.py: what completes the layers and the head; on a stage that has an empty place, as if there were one."""
     dtype = plan.train.dtype
@@ -175,9 +173,8 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "layers", "all_gather", "tensor", 6 * plan.layers * plan.own_residual, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", "tensor", plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", "tensor", 2 * plan.own_residual, dtype=dtype)
-    times = 1 if plan.staged else plan.train.microbatches
     alike = sum(weight.elements for weight in plan.weights if "tensor" not in weight.axes)
-    yield from traffic(plan, "gradients held alike", "all_reduce", "tensor", times * alike * plan.gathered)
+    yield from traffic(plan, "gradients held alike", "all_reduce", "tensor", alike, dtype=plan.train.reduce_dtype)
 
 
 def vocabulary(plan: Plan) -> Iterator[Traffic]:
@@ -196,12 +193,15 @@ def vocabulary(plan: Plan) -> Iterator[Traffic]:
 
 def stages(plan: Plan) -> Iterator[Traffic]:
     """pipeline.py: what stages send each other in each exchange, and what they share of both ends."""
+    if not plan.staged:
+        return
     sent = plan.ticks.exchanges * plan.own_residual // plan.train.microbatches
     yield from traffic(plan, "stages", "permute", "pipeline", sent, dtype=plan.train.dtype)
     # The last stage's result, its gradient, and that of the first stage's input.
     yield from traffic(plan, "ends", "all_reduce", "pipeline", 3 * plan.own_residual, dtype=plan.train.dtype)
     norm = sum(weight.elements for weight in plan.weights if weight.name.startswith("head.norm"))
-    yield from traffic(plan, "gradients held alike", "all_reduce", "pipeline", norm * plan.gathered)
+    dtype, whole = plan.train.reduce_dtype, norm * plan.gathered
+    yield from traffic(plan, "gradients held alike", "all_reduce", "pipeline", whole, dtype=dtype)
 
 
 def attention(plan: Plan) -> Iterator[Traffic]:
@@ -221,7 +221,7 @@ def attention(plan: Plan) -> Iterator[Traffic]:
 
 def norm(plan: Plan) -> Iterator[Traffic]:
     """assemble.py, in every strategy: a sum of squares for each set of axes that splits any gradients."""
-    for axes in sorted({(*weight.axes, *plan.updates) for weight in plan.weights}):
+    for axes in sorted({plan.over((*weight.axes, *plan.updates)) for weight in plan.weights}):
         yield from traffic(plan, "norm", "all_reduce", axes, 1)
 
 

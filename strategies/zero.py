@@ -3,7 +3,8 @@
 Each device holds all weights and its part of the batch, and of AdamW's moments just a part, cut as shards.py says. It
 updates that part of the weights, and the devices exchange what they updated:
 
-    dW[D,F] -reduce_scatter(data)-> dW[D_data,F], each weight, in float32: zero1 once a step, zero2 each microbatch
+    dW[D,F] -reduce_scatter(data)-> dW[D_data,F], each weight, in `reduce_dtype`: zero1 once a step, zero2 once a
+        microbatch
     W[D_data,F] -all_gather(data)-> W[D,F], each weight once a step, in float32, after the update
 
 For P parameters on n devices a device of zero1 sends 2 P (n-1)/n elements a step, as much as with data, and the loss
@@ -11,6 +12,7 @@ and the gradients' norm. With zero2 and M microbatches it is (M + 1) P (n-1)/n, 
 accumulates are a part as well: whole they exist for one microbatch at a time. With one microbatch the two are the same.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,12 +30,12 @@ from strategies.step import Differentiate, Spread, Step, Strategy, autodiff
 AXES = data.AXES
 
 
-def scattered(differentiate: Differentiate, shards: Shards) -> Differentiate:
+def scattered(differentiate: Differentiate, scatter: Callable[[Weights], Weights]) -> Differentiate:
     """The same, and of the sum of all devices' gradients this device's part."""
 
     def parts(*inputs: Any) -> tuple[Array, Weights]:
         loss, grads = differentiate(*inputs)
-        return loss, shards.each(shards.scatter, grads)
+        return loss, scatter(grads)
 
     return parts
 
@@ -43,12 +45,14 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     device_mesh = mesh.over(AXES, devices)
     shards = Shards("data", mesh.size, config)
 
+    scatter = partial(shards.each, partial(shards.scatter, dtype=train.reduce_dtype))
+
     def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        return lax.psum(loss, AXES), grads if stage == 2 else shards.each(shards.scatter, grads)
+        return lax.psum(loss, AXES), grads if stage == 2 else scatter(grads)
 
     spread = Spread(
         batch_axes=AXES,
-        differentiate=scattered(autodiff, shards) if stage == 2 else autodiff,
+        differentiate=scattered(autodiff, scatter) if stage == 2 else autodiff,
         microbatches=train.microbatches,
         enter=data.diverge,
         reduce=reduce,
@@ -59,5 +63,6 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     return assemble(config, device_mesh, train, spread)
 
 
-ZERO1 = Strategy("zero1", AXES, partial(build, stage=1))
-ZERO2 = Strategy("zero2", AXES, partial(build, stage=2), microbatches=2)
+OPTIONS = ("reduce_dtype",)
+ZERO1 = Strategy("zero1", AXES, partial(build, stage=1), OPTIONS)
+ZERO2 = Strategy("zero2", AXES, partial(build, stage=2), OPTIONS, microbatches=2)

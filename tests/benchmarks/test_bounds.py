@@ -82,12 +82,12 @@ def test_a_bubble_stretches_the_computation() -> None:
 
 
 def test_sending_takes_its_links() -> None:
-    """Virtual devices stand in a row: a ring sends both ways."""
+    """Virtual devices stand in a row: at the ends of a line there is one link."""
     each = weighed(case("data", "data=8"), CHIP)
     assert isinstance(each.cost, Cost)
     assert each.bound
     assert each.bound.roofline
-    expected = each.cost.sent_bytes / (2 * CHIP.link_bytes_per_second)
+    expected = each.cost.sent_bytes / CHIP.link_bytes_per_second
     assert each.bound.roofline.network_seconds == pytest.approx(expected)
 
 

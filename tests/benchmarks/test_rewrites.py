@@ -19,7 +19,7 @@ from strategies import GPTConfig, MeshSpec, TrainConfig
 from strategies.cost import Cost, predict
 from strategies.traffic import SENT
 
-SMALL = GPTConfig(layers=2, embed=64, heads=4, vocab=320, sequence=16)
+SMALL = GPTConfig(layers=2, embed=64, heads=4, vocab=384, sequence=16)
 
 
 def cost(strategy: str, mesh: str, **train: Any) -> Cost:
@@ -73,16 +73,16 @@ def test_nothing_is_found_where_all_is_as_stated(strategy: str, mesh: str) -> No
 def test_all_gather_that_became_an_all_reduce() -> None:
     """It sends twice as much; the array is named by its sizes, and its weight by the model's."""
     stated = cost("fsdp", "fsdp=8")
-    rest = operands(stated, "all_gather", FSDP) - 320 * 64 * 2 // 8
+    rest = operands(stated, "all_gather", FSDP) - 384 * 64 * 2 // 8
     compiled = [
         *as_stated(stated, ("all_gather", FSDP)),
-        sends(stated, "all_reduce", FSDP, "bf16[320,64]", decomposed="all_gather"),
+        sends(stated, "all_reduce", FSDP, "bf16[384,64]", decomposed="all_gather"),
         sends(stated, "all_gather", FSDP, f"u8[{rest}]"),
     ]
     (found,) = check(stated, compiled)
-    once = 320 * 64 * 2 * 7 // 8
-    assert found == Rewrite("all_gather_as_all_reduce", "bf16[320,64] (embedding.token_VD)", FSDP, once, 2 * once)
-    assert str(found).startswith("bf16[320,64] (embedding.token_VD) over fsdp: the all-gather became an all-reduce of")
+    once = 384 * 64 * 2 * 7 // 8
+    assert found == Rewrite("all_gather_as_all_reduce", "bf16[384,64] (embedding.token_VD)", FSDP, once, 2 * once)
+    assert str(found).startswith("bf16[384,64] (embedding.token_VD) over fsdp: the all-gather became an all-reduce of")
 
 
 def test_reduce_scatter_that_became_an_all_reduce() -> None:
@@ -165,7 +165,7 @@ def test_gradients_that_are_moved_out_of_the_loop_over_microbatches() -> None:
 
 def test_bfloat16_that_is_sent_as_float32() -> None:
     """All that is stated in bfloat16 over some axes, and is twice as many bytes; what is float32 anyway is not."""
-    stated, wide = cost("fsdp", "fsdp=8"), cost("fsdp", "fsdp=8", dtype="float32")
+    stated, wide = cost("fsdp", "fsdp=8", reduce_dtype="bfloat16"), cost("fsdp", "fsdp=8", dtype="float32")
     found = check(stated, as_stated(wide))
     assert {(each.name, each.what) for each in found} == {
         ("widened", "gradients"),
@@ -177,9 +177,9 @@ def test_bfloat16_that_is_sent_as_float32() -> None:
 def test_heads_weights_that_are_gathered_again() -> None:
     """The table and the norm once more; of another number of bytes it is weights, that nobody can tell."""
     stated = cost("fsdp", "fsdp=8")
-    head = sends(stated, "all_gather", FSDP, "bf16[320,8]", "bf16[8]", "bf16[8]")
+    head = sends(stated, "all_gather", FSDP, "bf16[384,8]", "f32[8]", "f32[8]")
     (found,) = check(stated, [*as_stated(stated), head])
-    assert found == Rewrite("gathered_again", "the head's weights", FSDP, 0, (320 + 2) * 64 * 2 * 7 // 8)
+    assert found == Rewrite("gathered_again", "the head's weights", FSDP, 0, (384 * 2 + 2 * 4) * 64 * 7 // 8)
     (found,) = check(stated, [*as_stated(stated), head, sends(stated, "all_gather", FSDP, "bf16[8]")])
     assert (found.name, found.what) == ("gathered_again", "weights")
 
@@ -187,7 +187,7 @@ def test_heads_weights_that_are_gathered_again() -> None:
 def test_gradients_of_a_tied_table_that_are_added_up() -> None:
     """The head's and the embedding's are scattered once instead of twice; of half as many bytes nobody can tell."""
     stated = cost("fsdp", "fsdp=8", dtype="float32")
-    table = 4 * 320 * 64
+    table = 4 * 384 * 64
     whole, others = operands(stated, "reduce_scatter", FSDP), as_stated(stated, ("reduce_scatter", FSDP))
     (found,) = check(stated, [*others, sends(stated, "reduce_scatter", FSDP, f"u8[{whole - table}]")])
     once = table * 7 // 8
@@ -213,11 +213,11 @@ def test_what_is_not_known_is_not_dropped() -> None:
 def test_digest_adds_up_what_has_one_name() -> None:
     """Rewrites of several arrays over the same axes are one line, which costs as much as all of them."""
     found = [
-        Rewrite("all_gather_as_all_reduce", "bf16[320,64]", FSDP, 10, 20),
+        Rewrite("all_gather_as_all_reduce", "bf16[384,64]", FSDP, 10, 20),
         Rewrite("merged", "f32[]", ("data", "fsdp"), 10, 7),
         Rewrite("all_gather_as_all_reduce", "bf16[64]", FSDP, 3, 6),
     ]
-    assert digest(found) == [Rewrite("all_gather_as_all_reduce", "bf16[320,64] and 1 more", FSDP, 13, 26), found[1]]
+    assert digest(found) == [Rewrite("all_gather_as_all_reduce", "bf16[384,64] and 1 more", FSDP, 13, 26), found[1]]
 
 
 def test_flops_besides_those_stated() -> None:
@@ -225,8 +225,8 @@ def test_flops_besides_those_stated() -> None:
     stated = cost("fsdp", "fsdp=8")
     flops, row = sum(stated.flops.values()) // 8, 2 * 64 * (16 * 16 // 8)
     assert more_flops(stated, flops) == {}
-    assert more_flops(stated, flops + 320 * row) == {"logits again": 320 * row}
-    assert more_flops(stated, flops + 335 * row) == {"logits again": 320 * row, "padding": 15 * row}
+    assert more_flops(stated, flops + 384 * row) == {"logits again": 384 * row}
+    assert more_flops(stated, flops + 399 * row) == {"logits again": 384 * row, "padding": 15 * row}
     assert more_flops(stated, flops + 7) == {"unexplained": 7}
     assert more_flops(stated, flops - row) == {"unexplained": -row}
 

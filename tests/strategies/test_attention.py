@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from strategies import attention
 from strategies.attention import Mix, Queries, attend, causal_attention, gradients, merged, mix, normalised, shared
 
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, 12, 4
@@ -70,6 +71,22 @@ def test_blocks_of_keys_add_up_to_all_keys(sizes, size):
         mixed, log_total = normalised(reduce(merged, order), v.dtype)
         assert distance(mixed, softmax_attention(q, k, v, causal=False)) < size * ROUNDING
         assert distance(log_total, normalised(mix(q, k, v), v.dtype)[1]) < ROUNDING
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_bfloat16_keeps_scores_in_float32(planted, monkeypatch):
+    """In bfloat16 attention is off by two roundings, however large its scores: of the weights and of the result.
+
+    Each is at most u = 2^-9 of a number. A score s that is rounded changes its exponential by u s of it: caught.
+    """
+    size, head_dim = 30, 64
+    shape = (BATCH, HEADS, TOKENS, head_dim)  # the scale is a power of two, and rounds nothing
+    q, k, v = (normal(i, shape, math.sqrt(s)).astype(jnp.bfloat16) for i, s in enumerate((size, size, 1)))
+    if planted:
+        rounded = attention._scores
+        monkeypatch.setattr(attention, "_scores", lambda *of: rounded(*of).astype(jnp.bfloat16).astype(jnp.float32))
+    off = distance(attend(q, k, v).astype(jnp.float32), softmax_attention(q, k, v))
+    assert (off < 2 * 2**-9) != planted
 
 
 def test_merging_is_commutative():

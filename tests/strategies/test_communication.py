@@ -14,7 +14,9 @@ import jax
 import pytest
 
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies.cost import predict
 from strategies.mesh import AXES
+from strategies.plan import BYTES
 
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32, tied=False)
 TRAIN = TrainConfig(batch_size=16)
@@ -147,13 +149,49 @@ def test_fsdp_gathers_once_a_step_if_told_to(microbatches):
 
 
 @pytest.mark.parametrize("options", [{}, {"regather": False}, {"gather": "step", "microbatches": 2}], ids=str)
-def test_fsdp_communicates_in_the_compute_dtype(options):
-    """In bfloat16 an element is two bytes, of weights as of gradients; the loss alone stays float32."""
+@pytest.mark.parametrize("reduce_dtype", ["float32", "bfloat16"])
+def test_fsdp_gathers_in_the_compute_dtype_and_sums_gradients_in_another(options, reduce_dtype):
+    """In bfloat16 a gathered element is two bytes, but for vectors; one of gradients four unless told otherwise."""
     elements = communication("fsdp", "fsdp=8", **options)
-    counted = communication("fsdp", "fsdp=8", unit="bytes", dtype="bfloat16", **options)
-    for kind in ("all_gather", "reduce_scatter"):
-        assert counted[kind, ("fsdp",)] == 2 * elements[kind, ("fsdp",)]
+    train = {"dtype": "bfloat16", "reduce_dtype": reduce_dtype, **options}
+    counted = communication("fsdp", "fsdp=8", unit="bytes", **train)
+    cost = predict("fsdp", CONFIG, MeshSpec.parse("fsdp=8"), dataclasses.replace(TRAIN, **train))
+    wide = sum(weight.elements for weight in cost.plan.weights if cost.plan.dtype(weight) == "float32")
+    assert 8 * wide == (13 * CONFIG.layers + 2) * CONFIG.embed
+    assert {axes for _, axes in counted} == {("fsdp",)}
+    times = 1 if options.get("gather") == "step" else 2
+    gathered = counted["all_gather", ("fsdp",)] - 2 * elements["all_gather", ("fsdp",)]
+    assert 2 * wide <= gathered <= 2 * times * wide
+    assert counted["reduce_scatter", ("fsdp",)] == BYTES[reduce_dtype] * elements["reduce_scatter", ("fsdp",)]
     assert counted["psum", ("fsdp",)] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "kind"),
+    [
+        ("data", "data=4", "psum"),
+        ("zero1", "data=4", "reduce_scatter"),
+        ("zero2", "data=4", "reduce_scatter"),
+        ("fsdp", "fsdp=4", "reduce_scatter"),
+        ("hsdp", "data=2,fsdp=2", "psum"),
+        ("context", "context=4", "psum"),
+        ("tensor", "tensor=4", "psum"),
+        ("three_d", "data=2,tensor=2", "psum"),
+    ],
+)
+def test_gradients_are_summed_in_reduce_dtype(name, mesh, kind):
+    """In float32 by default, whatever the compute dtype; in bfloat16 they are half as many bytes. So is the formula."""
+    spec, default = MeshSpec.parse(mesh), dataclasses.replace(TRAIN, dtype="bfloat16")
+    half = dataclasses.replace(default, reduce_dtype="bfloat16")
+    count = functools.partial(communication, name, mesh, unit="bytes", dtype="bfloat16")
+    counts = [count(), count(reduce_dtype="bfloat16")]
+    predicted = [
+        sum(each.operand_bytes for each in predict(name, CONFIG, spec, train).traffic if each.what.startswith("grad"))
+        for train in (default, half)
+    ]
+    assert predicted[0] == 2 * predicted[1] > 0
+    sums = [sum(counted[key] for key in counted if key[0] in (kind, "reduce_scatter")) for counted in counts]
+    assert sums[0] - sums[1] == predicted[0] - predicted[1]
 
 
 @pytest.mark.parametrize("options", [{"microbatches": 2}, {"gather": "step"}], ids=str)

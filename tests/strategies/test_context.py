@@ -18,7 +18,6 @@ from strategies.attention import causal_attention
 from strategies.context import contiguous, ulysses_attention
 from strategies.ring import ring_attention, zigzag
 from strategies.single import SINGLE
-from strategies.step import autodiff
 from tests.strategies.quick import compiled, jit
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 2, 16, 8, 4
@@ -129,9 +128,10 @@ def test_other_axes_split_what_this_one_leaves(mode):
         spec=lambda dims: P(*map(tensor.SPLIT.get, dims)),
         vocab_shards=2,
         hooks=context.hooks(train, 2, tensor.hooks(("tensor",), train.sequence_parallel)),
-        differentiate=tensor.diverging(autodiff, CONFIG),
-        enter=partial(data.diverge, axes=context.AXES),
-        reduce=partial(data.all_reduce, axes=context.AXES),
+        enter=lambda weights: data.diverge(tensor.diverge(weights, CONFIG), context.AXES),
+        reduce=lambda loss, grads: data.all_reduce(
+            loss, tensor.all_reduce(grads, CONFIG, "float32"), context.AXES, "float32"
+        ),
     )
     mesh = MeshSpec.parse("context=2,tensor=2").over(("context", "tensor"), jax.devices()[:4])
     both = assemble(CONFIG, mesh, train, spread)

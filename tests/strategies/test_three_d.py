@@ -6,6 +6,7 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.compiled import read_program
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig, context
 
 CONFIG = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, heads=4, sequence=16)
@@ -60,6 +61,25 @@ def test_what_does_not_fit_is_refused(mesh, sizes, options, message):
     """Before anything is compiled; the error names the numbers and the way out."""
     with pytest.raises(Infeasible, match=message):
         build(mesh, sizes, **options)
+
+
+@pytest.mark.parametrize(
+    ("simpler", "mesh", "microbatches"),
+    [("data", "data=4", 1), ("fsdp", "fsdp=4", 2), ("tensor", "tensor=4", 2), ("context", "context=4", 1)],
+)
+def test_without_stages_it_is_plain_autodiff(simpler, mesh, microbatches):
+    """On the axis of one strategy it compiles to that strategy's program: no schedule, and nothing sent besides."""
+    spec, train = MeshSpec.parse(mesh), TrainConfig(16, microbatches)
+    alone = STRATEGIES[simpler].build(CONFIG, spec, train, jax.devices()[: spec.size])
+    mine, theirs = (step.lower().compile() for step in (build(mesh, microbatches=microbatches), alone))
+    counts, expected = (read_program(program.as_text() or "", spec.sizes).as_row() for program in (mine, theirs))
+    assert counts["compiled.flops"] == expected["compiled.flops"]
+    assert counts["compiled.sent_bytes"] == expected["compiled.sent_bytes"]
+    assert counts["compiled.instructions"] == expected["compiled.instructions"]
+    memory, expected_memory = mine.memory_analysis(), theirs.memory_analysis()
+    assert memory
+    assert expected_memory
+    assert memory.temp_size_in_bytes == expected_memory.temp_size_in_bytes
 
 
 @pytest.mark.parametrize("mesh", STRATEGIES["three_d"].meshes(8), ids=str)

@@ -1,5 +1,6 @@
 """The ZeRO family: what each stage holds, and that its options change what is sent and when, and no number."""
 
+import dataclasses
 import math
 
 import jax
@@ -15,10 +16,10 @@ CONFIG = GPTConfig(layers=1, embed=32, heads=2, vocab=64, sequence=16)
 WEIGHTS = CONFIG.param_count
 
 
-def build(name, mesh, **options):
+def build(name, mesh, config=CONFIG, **options):
     """A small step."""
     mesh = MeshSpec.parse(mesh)
-    return STRATEGIES[name].build(CONFIG, mesh, TrainConfig(batch_size=16, **options), jax.devices()[: mesh.size])
+    return STRATEGIES[name].build(config, mesh, TrainConfig(batch_size=16, **options), jax.devices()[: mesh.size])
 
 
 def held(tree):
@@ -69,10 +70,11 @@ def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
     """What a loop over ticks hands on is larger by whole gradients for parts of them, four bytes each."""
     sums = []
     for gather in ("step", "layer"):
-        step = build("three_d", "fsdp=2", gather=gather, microbatches=2, dtype="bfloat16")
+        options = {"gather": gather, "microbatches": 2, "dtype": "bfloat16"}
+        step = build("three_d", "fsdp=2,pipeline=2", dataclasses.replace(CONFIG, layers=2), **options)
         program = jax.make_jaxpr(step.gradients)(step.state.params, step.batch)
         sums.append(accumulators(program.jaxpr))
-    assert sums[0] - sums[1] == 4 * WEIGHTS / 2
+    assert sums[0] - sums[1] == 4 * held(step.state.params)
 
 
 @pytest.mark.parametrize(
