@@ -12,7 +12,7 @@ from strategies.interpreter import Loop
 from tests.strategies.test_communication import inner
 from tests.strategies.test_equality import ROUNDING, assert_equal, single, train
 
-CONFIG = GPTConfig(layers=1, embed=32, heads=2, vocab=64, sequence=16)
+CONFIG = GPTConfig(layers=1, embed=32, heads=2, vocab=128, sequence=16)
 WEIGHTS = CONFIG.param_count
 
 
