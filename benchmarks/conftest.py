@@ -13,7 +13,7 @@ from benchmarks.journal import journal_path
 from benchmarks.publish import quieten, require_storage, require_writable
 from benchmarks.supervise import supervise, supervised
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 STARTED = pytest.StashKey[bool]()
 
 

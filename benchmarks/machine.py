@@ -46,7 +46,7 @@ def use_virtual_devices() -> None:
 
 
 def update_machine_info(
-    info: dict[str, Any], matmul_flops_per_second: Mapping[str, float], topology: Topology | None = None
+    info: dict[str, Any], matmul_flops_per_second: Mapping[str, float | None], topology: Topology | None = None
 ) -> None:
     """Make pytest-benchmark's account of the machine fit for comparing runs.
 

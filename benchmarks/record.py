@@ -20,7 +20,7 @@ from benchmarks.predicted import predicted
 from benchmarks.row import Row, Scalar
 from benchmarks.turns import Ratio, Turns
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations")
 

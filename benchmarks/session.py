@@ -66,7 +66,7 @@ class Session:
 
     def __init__(self, plan: Plan, clock: Clock, journal: Journal) -> None:
         self.plan, self.clock, self.journal = plan, clock, journal
-        self.matmul_rates: dict[str, float] = {}
+        self.matmul_rates: dict[str, float | None] = {}
         self.cases: Sequence[Case] = ()
         self.say: Callable[[str], None] = lambda text: None
         self._entries: dict[str, Entry] = {}
@@ -229,7 +229,7 @@ class Session:
         trainings: Mapping[str, Training | SoloTraining],
         turns: Mapping[str, Turns],
         reference: Entry | str,
-        rate: float,
+        rate: float | None,
     ) -> None:
         """Compare what was timed in turns, and end the cases."""
         twin = str(heat[0].case if isinstance(reference, str) else reference.case)
@@ -284,11 +284,13 @@ class Session:
             finally:
                 self._watchdog.rest()
 
-    def _matmul_rate(self, dtype: str) -> float:
+    def _matmul_rate(self, dtype: str) -> float | None:
         """FLOPs per second of a matmul alone, measured once in a run."""
         if dtype not in self.matmul_rates:
-            measure = solo().matmul_flops_per_second if has_solo() else matmul_flops_per_second
-            self.matmul_rates[dtype] = measure(dtype)
+            if processes.of_first(has_solo):  # the others take no part in it
+                self.matmul_rates[dtype] = processes.of_first(partial(_alone, dtype))
+            else:
+                self.matmul_rates[dtype] = matmul_flops_per_second(dtype)
         return self.matmul_rates[dtype]
 
     def _begin(self, case: str) -> None:
@@ -338,6 +340,17 @@ class Session:
         """
         if case in self._entries and case not in self.rows:
             self.journal.finish(replace(self._entries[case].record, status="timeout", reason=self._silence()).as_row())
+
+
+def _alone(dtype: str) -> float | None:
+    """FLOPs per second of a matmul in the process of one device; None, with a warning, where it has died."""
+    if not has_solo():
+        return None
+    try:
+        return solo().matmul_flops_per_second(dtype)
+    except CaseFailure as error:
+        warnings.warn(f"no rate of a matmul: {error}; rows have no model_flops_utilization", stacklevel=2)
+        return None
 
 
 def trace(folder: Path, block: Callable[[], float]) -> None:

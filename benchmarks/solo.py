@@ -5,13 +5,15 @@ eight virtual devices `single` takes a fifth longer than where there is one devi
 which has one, and takes turns with the steps of this one, block by block.
 """
 
+import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from functools import lru_cache
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import jax
@@ -26,6 +28,7 @@ from benchmarks.measure import Training, compile_step
 from benchmarks.prepare import begin_training
 from benchmarks.processes import Elsewhere
 from benchmarks.supervise import death_of
+from strategies import Step
 from strategies.single import SINGLE
 
 
@@ -37,7 +40,7 @@ class Solo:
         self._questions, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         self._asked = 0
-        with _deaf_to_ctrl_c():  # which a terminal sends to all processes; this one ends when its questions do
+        with _deaf():
             self._process.start()
         theirs.close()
 
@@ -142,9 +145,13 @@ class _Device:
     def __init__(self) -> None:
         self.trainings: dict[int, Training] = {}
 
-    def train(self, case: Case, corpus_N: Corpus) -> tuple[int, Trajectory]:
+    @lru_cache(maxsize=1)  # noqa: B019 (there is one device, as long as its process)
+    def compiled(self, case: Case) -> tuple[Step, Any]:
         step = case.build()
-        program = compile_step(step, dict(case.compiler_options)).program
+        return step, compile_step(step, dict(case.compiler_options)).program
+
+    def train(self, case: Case, corpus_N: Corpus) -> tuple[int, Trajectory]:
+        step, program = self.compiled(case)
         training = begin_training(step, program, step.init, corpus_N)
         first_steps = training.trajectory(CHECKED_STEPS)
         first_steps.require_finite("in the first steps")
@@ -168,6 +175,7 @@ class _Device:
 
 def _serve(questions: Connection) -> None:
     """Answer until nobody asks any more: (number, answer, None), or (number, None, (status, reason)) of a failure."""
+    threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
     device = _Device()
@@ -181,13 +189,22 @@ def _serve(questions: Connection) -> None:
             questions.send((number, answer, failure))
 
 
-class _deaf_to_ctrl_c:
-    """A process started inside ignores SIGINT. Nothing is changed off the main thread, where it cannot be."""
+def _end_with(parent: Any) -> None:
+    """End this process when the one that asks has ended, whatever it is doing: it would slow down what runs next."""
+    wait([parent.sentinel])
+    os._exit(0)
 
-    def __enter__(self) -> None:
-        main = threading.current_thread() is threading.main_thread()
-        self.before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
 
-    def __exit__(self, *_: object) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A process started inside ignores what stops a whole job or terminal: it ends with the process that asks.
+
+    Nothing is changed off the main thread, where it cannot be.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM) if main}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -126,12 +126,11 @@ def run(command: Sequence[str], environment: dict[str, str], *, timeout_seconds:
         own = environment | {HEARTBEAT: str(listener.descriptor)}
         # Of a process that loads its libraries Ctrl-C makes a traceback in each thread: until it listens, it hears only
         # what this one passes on, which ends it without a word.
-        process = subprocess.Popen(
-            command,
-            env=own,
-            pass_fds=[listener.descriptor],
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        )
+        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
+        try:
+            process = subprocess.Popen(command, env=own, pass_fds=[listener.descriptor])
+        finally:
+            signal.signal(signal.SIGINT, heard)
         listener.started()
         started(process)
         said = False

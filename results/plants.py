@@ -101,9 +101,9 @@ EXACT = (
         "an extra all-reduce",
         "strategies/data.py",
         (
-            "lax.psum((loss, grads), axes)",
-            'lax.psum((loss, jax.tree.map(lambda g: g + 0 * lax.pcast(lax.pmax(g, axes), axes, to="varying"), grads'
-            ")), axes)",
+            "lax.psum((loss, cast(grads, dtype)), axes)",
+            'lax.psum((loss, jax.tree.map(lambda g: g + 0 * lax.pcast(lax.pmax(g, axes), axes, to="varying"), '
+            "cast(grads, dtype))), axes)",
         ),
         cases=(DATA,),
         evidence="worse compiled.collectives.all_reduce.outside_loops",

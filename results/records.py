@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 UNTIMED = "untimed"
 """Where a run has the rows without samples; earlier ones had them among `benchmarks`."""
 WRITTEN_BY = "a file written by `pytest benchmarks --benchmark-json=FILE`"
@@ -39,6 +39,11 @@ def is_amount(value: Any) -> bool:
 def is_positive(value: Any) -> bool:
     """Whether a fact is a number above 0, NaN or not known."""
     return is_number(value) and not (value is not None and value <= 0)
+
+
+def is_sample(value: Any) -> bool:
+    """Whether it is a time that was measured."""
+    return value is not None and is_positive(value) and value == value
 
 
 KINDS: dict[Callable[[Any], bool], str] = {
@@ -182,7 +187,7 @@ def samples_of(path: Path, row: Mapping[str, Any]) -> tuple[float, ...]:
     samples = stats.get("data") if isinstance(stats, dict) else stats
     if samples is None:
         return ()
-    if not isinstance(samples, list) or not all(is_number(value) and value == value and value > 0 for value in samples):
+    if not isinstance(samples, list) or not all(map(is_sample, samples)):
         raise RecordError(f"{path}: {row['name']} has samples that are not numbers above 0; run the benchmarks again")
     return tuple(samples)
 

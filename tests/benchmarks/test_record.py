@@ -43,6 +43,7 @@ KEYS = """
     param_count global_batch_sequences sequence_tokens microbatches dtype remat options compiler_options
     step_seconds_median tokens_per_second tokens_per_second_per_device
     relative_to_single relative_to_single_low relative_to_single_high
+    single_in_own_process
     relative_to_twin relative_to_twin_low relative_to_twin_high
     dispatch_seconds_median steps_timed canary_ratio canary_ratio_low canary_ratio_high noisy
     attribution.compute_seconds attribution.exposed_communication_seconds attribution.schedule_bubble_seconds

@@ -62,7 +62,7 @@ def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
 def test_shapes_stay(strategy: str, silence: Silence) -> None:
     """A step takes and gives arrays of the same shapes and dtypes without its communication, and finite ones."""
     step, (program, _) = built(strategy), compiled(strategy, silence)
-    state, metrics = program(step.init(jax.random.key(0)), step.place(np.ones(step.batch.shape)))
+    state, metrics = program(step.init(jax.random.key(0)), step.place(np.ones(step.batch.shape, int)))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), step.state)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, metrics)))
 
@@ -78,7 +78,7 @@ def test_side_by_side_stages_do_the_same_work() -> None:
 def test_one_device_computes_what_it_did() -> None:
     """Where there is no communication there is nothing to leave out."""
     step = STRATEGIES["single"].build(CONFIG, MeshSpec.parse("data=1"), TrainConfig(batch_size=2), jax.devices()[:1])
-    params, batch = step.init(jax.random.key(0)).params, step.place(np.ones(step.batch.shape))
+    params, batch = step.init(jax.random.key(0)).params, step.place(np.ones(step.batch.shape, int))
     jax.tree.map(
         np.testing.assert_array_equal, step.gradients(params, batch), jax.jit(ALONE(step.gradients))(params, batch)
     )

@@ -117,8 +117,8 @@ def test_a_run_without_its_version_is_no_baseline(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema_version": 2}, "has schema_version 2 and this meshmark reads 3; run"),
-        ({"schema_version": None}, "has schema_version None and this meshmark reads 3"),
+        ({"schema_version": 2}, "has schema_version 2 and this meshmark reads 4; run"),
+        ({"schema_version": None}, "has schema_version None and this meshmark reads 4"),
         ({"better": None}, "does not say which way its metrics are `better`"),
         ({"better": {}}, "says of compiled.flops that better is 'unknown', and this meshmark that it is 'lower'"),
         ({"cases": []}, r"has no case; write it again with `python -m results.baseline RUN.json`"),

@@ -81,12 +81,12 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "way_out"), [(2, "run the benchmarks again"), (4, "update meshmark"), ("3", "run"), (True, "run")]
+    ("version", "way_out"), [(2, "run the benchmarks again"), (5, "update meshmark"), ("4", "run"), (True, "run")]
 )
 def test_another_schema_is_refused(tmp_path: Path, version: Any, way_out: str) -> None:
     """Records of an older or a newer schema are not guessed at."""
     path = write_run(tmp_path / "run.json", [row(schema_version=version)])
-    with pytest.raises(RecordError, match=f"schema_version {version!r} and this meshmark reads 3; {way_out}"):
+    with pytest.raises(RecordError, match=f"schema_version {version!r} and this meshmark reads 4; {way_out}"):
         load([path])
 
 

@@ -139,7 +139,7 @@ def test_different_work_is_drawn_apart(tmp_path: Path) -> None:
     [
         ([failed("oom", "data", "data=2")], [], r"nothing to draw, no row counts \(1 oom\)"),
         ([row(), row(batch=8)], ["--batch-size=7"], "no row counts at a global batch of 7; it can be 8, 16"),
-        ([row(schema_version=4)], [], "update meshmark"),
+        ([row(schema_version=5)], [], "update meshmark"),
     ],
     ids=["nothing counts", "no such batch", "unreadable"],
 )

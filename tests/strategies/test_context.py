@@ -83,7 +83,7 @@ def test_the_ring_keeps_what_is_here(devices):
     assert elements == BATCH * TOKENS // devices * (4 * HEADS * HEAD_DIM + HEADS)
 
 
-CONFIG = GPTConfig(layers=2, embed=32, heads=8, vocab=64, sequence=64)
+CONFIG = GPTConfig(layers=2, embed=32, heads=8, vocab=128, sequence=64)
 TRAIN = TrainConfig(batch_size=4)
 MATMULS = 6 * TRAIN.batch_size * CONFIG.sequence * (12 * CONFIG.layers * CONFIG.embed**2 + CONFIG.embed * CONFIG.vocab)
 SQUARE = 14 * CONFIG.layers * TRAIN.batch_size * CONFIG.sequence**2 * CONFIG.embed

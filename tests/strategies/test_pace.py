@@ -23,17 +23,14 @@ def waited(monkeypatch):
 class Result:
     """A metric of a step that has not run yet."""
 
-    def __init__(self, index, waited, deleted=False):
-        self.index, self.waited, self.deleted = index, waited, deleted
-
-    def is_deleted(self):
-        """Whether its memory was given back."""
-        return self.deleted
+    def __init__(self, index, waited, failed=False):
+        self.index, self.waited, self.failed = index, waited, failed
 
     def block_until_ready(self):
         """Wait for the step."""
-        assert not self.deleted
         self.waited.append(self.index)
+        if self.failed:
+            raise RuntimeError("the step failed, or its result was deleted")
 
 
 def test_each_step_waits_for_the_one_so_many_before(waited):
@@ -43,11 +40,11 @@ def test_each_step_waits_for_the_one_so_many_before(waited):
         assert waited == list(range(index + 1 - MOST_AHEAD))
 
 
-def test_results_that_were_deleted_are_not_waited_for(waited):
-    """A caller may delete metrics; that is no error in a later step."""
+def test_what_failed_does_not_fail_again_in_a_later_step(waited):
+    """A step that failed, or whose metrics were deleted, is no error of the step that waits for it."""
     for index in range(2 * MOST_AHEAD):
-        keep_pace({"loss": Result(index, waited, deleted=True)})
-    assert waited == []
+        keep_pace({"loss": Result(index, waited, failed=True)})
+    assert waited == list(range(MOST_AHEAD))
 
 
 @pytest.mark.parametrize(("name", "mesh", "held"), [("data", "data=8", True), ("single", "data=1", False)])

@@ -1,0 +1,23 @@
+"""The example that is committed is one that today's code would write, and read."""
+
+from pathlib import Path
+
+from benchmarks.cases import Case
+from benchmarks.record import SCHEMA_VERSION, Record
+from results.load import load
+from results.records import read_run, rows_of
+from strategies import PRESETS, MeshSpec
+
+RUN = Path(__file__).parents[2] / "results" / "examples" / "nano-cpu" / "run.json"
+
+
+def test_the_example_is_of_todays_schema() -> None:
+    """Each row has the columns of a row of today, no fewer and no more, and loads."""
+    case = Case("single", MeshSpec.parse("data=1"), "nano", PRESETS["nano"], 8, 1, "float32", "dots")
+    columns = Record.begin(case).as_extra_info().keys()
+    rows = [row["extra_info"] for row in rows_of(RUN, read_run(RUN))]
+    assert len(rows) >= 50
+    for row in rows:
+        assert row.keys() == columns
+        assert row["schema_version"] == SCHEMA_VERSION
+    assert len(load([RUN])) == len(rows)
