@@ -8,7 +8,9 @@ may then wait beside the one inside. With two waiting on each device the pool ha
 others wait for. With one there is always a thread, for the device that is last waits in none.
 """
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
 from benchmarks.collectives import kind_of
 from benchmarks.hlo import Computation, Instruction, Module
@@ -36,12 +38,11 @@ def concurrent_collectives(module: Module) -> list[tuple[str, str]]:
     for computation in module.computations.values():  # those called come before those that call them
         involved = [each for each in computation.instructions.values() if _communicates(each, communicates)]
         communicates[computation.name] = bool(involved)
-        needs = _needs(computation) if len(involved) > 1 else {}
-        for index, first in enumerate(involved):
-            if kind_of(first) is None:  # a plain collective has ended before the next one starts
-                pairs += [
-                    (first.name, later.name) for later in involved[index + 1 :] if first.name not in needs[later.name]
-                ]
+        # A plain collective has ended before the next one starts.
+        lasting = [(index, each.name) for index, each in enumerate(involved) if kind_of(each) is None]
+        needs = _needs(computation, [name for _, name in lasting])
+        for bit, (index, name) in enumerate(lasting):
+            pairs += [(name, later.name) for later in involved[index + 1 :] if not needs[later.name] >> bit & 1]
     return pairs
 
 
@@ -50,10 +51,11 @@ def _communicates(instruction: Instruction, communicates: Mapping[str, bool]) ->
     return kind_of(instruction) is not None or any(communicates.get(name) for name in called)
 
 
-def _needs(computation: Computation) -> dict[str, set[str]]:
-    """Of each instruction, all that must have run before it."""
-    needs: dict[str, set[str]] = {}
-    for instruction in computation.instructions.values():
-        made_here = [name for name in instruction.operands if name in needs]
-        needs[instruction.name] = set(made_here).union(*(needs[name] for name in made_here))
+def _needs(computation: Computation, lasting: Sequence[str]) -> dict[str, int]:
+    """Of each instruction, which of the lasting ones must have run before it: a bit for each."""
+    bits = {name: 1 << index for index, name in enumerate(lasting)}
+    needs: dict[str, int] = {}
+    for instruction in computation.instructions.values() if lasting else ():
+        before = (needs[name] | bits.get(name, 0) for name in instruction.operands if name in needs)
+        needs[instruction.name] = reduce(operator.or_, before, 0)
     return needs

@@ -191,8 +191,8 @@ class Session:
                 training = processes.together(partial(self._start, entry))
                 turns[name], trainings[name] = Turns(steps_per_block(training)), training
             except Exception as error:
-                if entry in heat and name != CANARY:
-                    self._fail(entry, error)
+                if name != CANARY:
+                    self._leave_out(entry, heat, error)
         self.say(f"timing {len(heat)} steps of the same work in turns")
         finish = partial(self._finish_heat, heat, trainings, turns, reference, rate)
         try:
@@ -210,6 +210,15 @@ class Session:
         for training in trainings.values():
             if isinstance(training, SoloTraining):
                 training.drop()
+
+    def _leave_out(self, entry: Entry, heat: Sequence[Entry], error: Exception) -> None:
+        """End a case that cannot be started. If it is a reference without a row, the others' rows say why."""
+        if entry in heat:
+            self._fail(entry, error)
+            return
+        why = f"not compared with single, which could not be timed: {reason_of(error)}"
+        for each in heat:
+            each.record = replace(each.record, reason=each.record.reason or why)
 
     def _start(self, entry: Entry) -> Training | SoloTraining:
         """A training run to be timed; that of one device in a process of its own, where devices are virtual.

@@ -5,6 +5,7 @@ eight virtual devices `single` takes a fifth longer than where there is one devi
 which has one, and takes turns with the steps of this one, block by block.
 """
 
+import atexit
 import os
 import signal
 import threading
@@ -42,6 +43,7 @@ class Solo:
         self._asked = 0
         with _deaf():
             self._process.start()
+        atexit.register(self.end)  # it does not hear the SIGTERM that Python sends it then
         theirs.close()
 
     @property
@@ -85,6 +87,7 @@ class Solo:
 
     def end(self) -> None:
         """End the process, whatever it is doing."""
+        atexit.unregister(self.end)
         self._process.kill()
         self._process.join()
         self._questions.close()

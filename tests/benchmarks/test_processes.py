@@ -268,15 +268,21 @@ def test_a_process_that_is_stopped_ends_all_and_the_run_is_gone_on_with(tmp_path
 
 
 def test_launched_processes_measure_together(tmp_path: Path) -> None:
-    """Each has its devices, the first has the terminal and writes the report: what is sent between processes, too."""
+    """Each has its devices, the first has the terminal and writes the report: what is sent between processes, too.
+
+    It alone has a process of one device, in which `single` is timed while the others wait.
+    """
     report = tmp_path / "run.json"
     launch = "-m", "benchmarks.launch", "--processes=2", "--devices-per-process=2", "--"
-    selected = "--strategy=three_d", "--mesh=data=2,tensor=2", "--compile-only", f"--benchmark-json={report}"
+    selected = "--strategy=three_d", "--mesh=data=2,tensor=2", f"--benchmark-json={report}"
     (ended,) = finish_together(start_together(1, 2, *launch, *PLUGINS, *TINY, *selected, SINGLE=""))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("test session starts") == 1
     (row,) = (row["extra_info"] for row in rows(report).values())
     assert (row["status"], row["devices"], row["processes"]) == ("ok", 4, 2)
+    assert (row["matches_single"], row["single_in_own_process"]) == (True, True)
+    assert row["relative_to_single"] > 0
+    assert row["model_flops_utilization"] > 0
     sent = {axis: row[f"between_processes.sent_bytes.{axis}"] for axis in ("data", "tensor", "several")}
     assert row["between_processes.axes"] == "data"
     assert sent["tensor"] == 0

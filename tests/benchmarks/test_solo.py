@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -107,6 +108,36 @@ def test_rows_say_that_single_had_a_process_of_its_own(session: Session) -> None
     assert statuses(session) == ["ok", "ok"]
     assert row["single_in_own_process"] is True
     assert isinstance(row["relative_to_single"], float)
+
+
+def test_if_it_dies_before_a_step_is_timed_no_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the rate of a matmul there is no utilization; another process takes the place of the one that died."""
+    session.matmul_rates.clear()
+    for case in (SINGLE, DATA):
+        session.prepare(case)
+    ask = Solo.ask
+
+    def die(process: Solo, question: Any, *arguments: Any) -> Any:
+        if question.__name__ == "matmul_flops_per_second":
+            kill(process)
+        return ask(process, question, *arguments)
+
+    monkeypatch.setattr(Solo, "ask", die)
+    with pytest.warns(UserWarning, match="no rate of a matmul: the process of one device ended by SIGABRT"):
+        session.time(DATA)
+    assert statuses(session) == ["ok", "ok"]
+    assert session.rows[str(DATA)].extra_info["model_flops_utilization"] is None
+
+
+def test_why_nothing_is_compared_is_said(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `single` has no row of its own to say that it could not be timed, those that are compared with it do."""
+    session.cases = [DATA]
+    session.prepare(DATA)
+    monkeypatch.setattr(Solo, "train", lambda *_: 1 / 0)
+    session.time(DATA)
+    row = session.rows[str(DATA)].extra_info
+    assert (row["status"], row["relative_to_single"]) == ("ok", None)
+    assert row["reason"] == "not compared with single, which could not be timed: ZeroDivisionError: division by zero"
 
 
 def test_if_it_dies_one_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
