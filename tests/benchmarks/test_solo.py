@@ -76,8 +76,12 @@ def test_what_fails_there_fails_here(device: Solo) -> None:
 def test_an_interrupted_question_leaves_no_answer_behind(device: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl-C in the middle of one, the next gets its own answer."""
     training = device.train(SINGLE, CORPUS)
+
+    def interrupt(number: int) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(device, "_answer", lambda number: signal.raise_signal(signal.SIGINT))
+        interrupted.setattr(device, "_answer", interrupt)
         with pytest.raises(KeyboardInterrupt):
             training.block(2)
     assert training.block(1) > 0
