@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from benchmarks.arguments import declare
 from benchmarks.cases import Case
 from benchmarks.chips import GIB
 from benchmarks.clock import Clock
@@ -17,7 +18,7 @@ from benchmarks.commandline.ending import run as run_command
 from benchmarks.corpus import NO_TEXT
 from benchmarks.failures import reason_of, status_of
 from benchmarks.memory import host_peak_rss_bytes
-from benchmarks.options import declare, selected, topology
+from benchmarks.options import selected, topology
 from benchmarks.overlap import HOW, SENT
 from benchmarks.prepare import Entry, Preparation
 from benchmarks.record import Record

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks import cache
-from benchmarks.arguments import whole
+from benchmarks.arguments import commas, count, declare_compiler, declare_model, seconds, whole
 from benchmarks.bounds import foremost, ranked
 from benchmarks.candidates import Space
 from benchmarks.cases import Case
@@ -25,16 +25,11 @@ from benchmarks.compile import compile_case
 from benchmarks.findings import Finding, compiled_table, left_out, shown, table
 from benchmarks.memory import processes_that_fit
 from benchmarks.options import (
-    commas,
-    count,
-    declare_compiler,
-    declare_model,
     mesh,
     model,
     option,
     require_options,
     require_whole,
-    seconds,
     strategy,
     topology,
     unique,

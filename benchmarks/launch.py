@@ -22,8 +22,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import IO
 
+from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.statuses import CTRL_C, IN_ORDER
+from benchmarks.statuses import IN_ORDER
 
 GRACE_SECONDS = 30.0
 """For the others, when one has died, to write what they have measured."""
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if process.stderr:
                 threading.Thread(target=pass_on, args=(process.stderr, index), daemon=True).start()
         status = wait(started)
-        return CTRL_C if heard and status == 128 + signal.SIGTERM else status
+        return INTERRUPTED if heard and status == 128 + signal.SIGTERM else status
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -19,6 +19,7 @@ from benchmarks import processes
 from benchmarks.arguments import read_late
 from benchmarks.cases import Case, Selection
 from benchmarks.clock import Clock
+from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.corpus import NO_TEXT, Corpus, read_corpus
 from benchmarks.heartbeat import Heart
 from benchmarks.journal import Journal, Silent, journal_path
@@ -29,7 +30,7 @@ from benchmarks.publish import SoFar, publish, report_nothing, set_untimed_apart
 from benchmarks.reporter import Reporter
 from benchmarks.row import Row
 from benchmarks.session import Plan, Session
-from benchmarks.statuses import CTRL_C, IN_ORDER, LOST, UNWRITTEN
+from benchmarks.statuses import IN_ORDER, LOST, UNWRITTEN
 from benchmarks.stopping import Stops
 from benchmarks.supervise import JOURNAL, RESUMED, supervised
 
@@ -179,11 +180,11 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
         with STOPS.while_writing(), whole_report(session.config):
             result = yield
     except (OSError, KeyboardInterrupt) as error:
-        why, status = ("Ctrl-C", CTRL_C) if isinstance(error, KeyboardInterrupt) else (str(error), UNWRITTEN)
+        why, status = ("Ctrl-C", INTERRUPTED) if isinstance(error, KeyboardInterrupt) else (str(error), UNWRITTEN)
         kept = f"what {run.journal.path} holds is not lost: go on with --resume"
         pytest.exit(f"the report was not written ({why}); {kept}", returncode=status)
     if session.exitstatus == pytest.ExitCode.INTERRUPTED:
-        session.exitstatus = UNWRITTEN if run.journal.error else CTRL_C
+        session.exitstatus = UNWRITTEN if run.journal.error else INTERRUPTED
     if session.exitstatus == pytest.ExitCode.OK and infeasible(rows):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if {str(case) for case in run.cases} <= run.rows.keys():

@@ -12,13 +12,7 @@ from benchmarks import processes
 from benchmarks.arguments import (
     SIZES,
     commas,
-    compiler_option,
     count,
-    declare,
-    declare_compiler,
-    declare_model,
-    declare_text,
-    seconds,
 )
 from benchmarks.cases import COMMON, Case, Selection
 from benchmarks.failures import reason_of
@@ -27,17 +21,6 @@ from benchmarks.topology import Topology
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
 from strategies.names import unknown
-
-__all__ = [
-    "commas",
-    "compiler_option",
-    "count",
-    "declare",
-    "declare_compiler",
-    "declare_model",
-    "declare_text",
-    "seconds",
-]
 
 DEVICES = (1, 2, 8)
 BATCH_SIZES = (8, 16)

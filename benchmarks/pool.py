@@ -5,8 +5,10 @@ What a compiler takes it gives back when its process ends; and if that dies, its
 
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -69,11 +71,8 @@ class Job(Generic[Piece]):
         context = multiprocessing.get_context("spawn")
         answers, giving = context.Pipe(duplex=False)
         process = context.Process(target=_do, args=(work, piece, giving), daemon=True)
-        signals = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C is for who ends the processes
-        try:
+        with deaf(signal.SIGINT):  # Ctrl-C is for who ends the processes
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         giving.close()  # the process has it: when that ends, `answers` does
         return cls(piece, process, answers, time.monotonic())
 
@@ -100,3 +99,19 @@ def _do(work: Callable[[Any], Any], piece: Any, giving: Connection) -> None:
     except Exception as error:
         answer = None, reason_of(error)
     giving.send(answer)
+
+
+@contextmanager
+def deaf(*numbers: signal.Signals) -> Iterator[None]:
+    """A process started inside ignores these signals, which a terminal or a job sends to all.
+
+    They are not blocked instead: multiprocessing unblocks them before it starts the first process (resource_tracker of
+    Python 3.11). Nothing is changed off the main thread, where it cannot be.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers if main}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

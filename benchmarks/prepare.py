@@ -167,9 +167,7 @@ class Preparation:
         entry.step = entry.case.build()
         with self.clock.phase("compile"):
             entry.program = compile_step(entry.step, dict(entry.case.compiler_options)).program
-        trajectory = self.start(entry).trajectory(CHECKED_STEPS)
-        trajectory.require_finite("in the first steps")
-        return trajectory
+        return first_steps(self.start(entry))
 
 
 def begin_training(step: Step, program: Callable[..., Any], init: Callable[..., Any], corpus_N: Corpus) -> Training:
@@ -177,3 +175,14 @@ def begin_training(step: Step, program: Callable[..., Any], init: Callable[..., 
     sizes = step.train.batch_size, step.config.sequence
     batches = [step.place(Batch(corpus_N, index, *sizes)) for index in range(BATCHES)]
     return Training(program, init(jax.random.key(SEED)), batches, alone=step.mesh.size == 1)
+
+
+def first_steps(training: Training) -> Trajectory:
+    """Train for the steps that are checked.
+
+    Raises:
+        NonFinite: one of them left the numbers.
+    """
+    trajectory = training.trajectory(CHECKED_STEPS)
+    trajectory.require_finite("in the first steps")
+    return trajectory

@@ -9,8 +9,8 @@ import atexit
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context, parent_process
@@ -21,12 +21,13 @@ import jax
 
 from benchmarks import cases, processes
 from benchmarks.cases import Case
-from benchmarks.check import CHECKED_STEPS, Trajectory
+from benchmarks.check import Trajectory
 from benchmarks.corpus import Corpus
 from benchmarks.failures import Died, Status, reason_of, status_of
 from benchmarks.machine import matmul_flops_per_second
 from benchmarks.measure import Training, compile_step
-from benchmarks.prepare import begin_training
+from benchmarks.pool import deaf
+from benchmarks.prepare import begin_training, first_steps
 from benchmarks.processes import Elsewhere
 from benchmarks.supervise import death_of
 from strategies import Step
@@ -41,7 +42,7 @@ class Solo:
         self._questions, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         self._asked = 0
-        with _deaf():
+        with deaf(signal.SIGINT, signal.SIGTERM):  # it ends with this process
             self._process.start()
         atexit.register(self.end)  # it does not hear the SIGTERM that Python sends it then
         theirs.close()
@@ -156,11 +157,10 @@ class _Device:
     def train(self, case: Case, corpus_N: Corpus) -> tuple[int, Trajectory]:
         step, program = self.compiled(case)
         training = begin_training(step, program, step.init, corpus_N)
-        first_steps = training.trajectory(CHECKED_STEPS)
-        first_steps.require_finite("in the first steps")
+        begun = first_steps(training)
         number = max(self.trainings, default=0) + 1
         self.trainings[number] = training
-        return number, first_steps
+        return number, begun
 
     def block(self, number: int, steps: int) -> tuple[float, float]:
         training = self.trainings[number]
@@ -196,18 +196,3 @@ def _end_with(parent: Any) -> None:
     """End this process when the one that asks has ended, whatever it is doing: it would slow down what runs next."""
     wait([parent.sentinel])
     os._exit(0)
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """A process started inside ignores what stops a whole job or terminal: it ends with the process that asks.
-
-    Nothing is changed off the main thread, where it cannot be.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM) if main}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

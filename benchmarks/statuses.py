@@ -1,7 +1,5 @@
-"""Exit statuses of `pytest benchmarks` besides pytest's own."""
+"""Exit statuses of `pytest benchmarks` besides pytest's own, and besides that of all commands after Ctrl-C."""
 
-CTRL_C = 130
-"""Ctrl-C, or whoever stops a job, ended the run: 128 and the number of SIGINT."""
 A_TIMEOUT = "a case that timed out"
 """What a process died of that ended with `TIMED_OUT`."""
 LOST = 69

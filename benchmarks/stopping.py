@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.statuses import CTRL_C
+from benchmarks.commandline.ending import INTERRUPTED
 
 PASSED_ON = signal.SIGUSR1
 """What the supervisor sends when it is told to stop."""
@@ -43,7 +43,7 @@ class Stops:
         if self.count == 1 or (self.count == 2 and self.writing):
             raise KeyboardInterrupt
         if not self.writing:
-            os._exit(CTRL_C)
+            os._exit(INTERRUPTED)
 
     @contextmanager
     def while_writing(self) -> Iterator[None]:

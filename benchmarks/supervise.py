@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.heartbeat import HEARTBEAT, Listener
 from benchmarks.journal import STOPPED
-from benchmarks.statuses import A_TIMEOUT, CTRL_C, LOST, TIMED_OUT, UNWRITTEN
+from benchmarks.statuses import A_TIMEOUT, LOST, TIMED_OUT, UNWRITTEN
 from benchmarks.stopping import PASSED_ON
 
 JOURNAL = "MESHMARK_JOURNAL"
@@ -81,7 +82,7 @@ def stopped(status: int, written: bytes) -> int:
         return status
     if b'"began"' not in written:
         print("\nstopped before a case had begun", file=sys.stderr)
-    return CTRL_C
+    return INTERRUPTED
 
 
 def content(journal: Path) -> bytes:

@@ -24,14 +24,14 @@ from typing import IO, Any
 import jax
 
 import strategies
+from benchmarks.arguments import declare, declare_text
 from benchmarks.cases import Case
-from benchmarks.check import CHECKED_STEPS
 from benchmarks.corpus import Corpus, read_corpus
 from benchmarks.failures import reason_of, status_of
 from benchmarks.machine import PACKAGES, use_virtual_devices
 from benchmarks.measure import Training, compile_step, no_compilation, steps_per_block
-from benchmarks.options import declare, declare_text, selected
-from benchmarks.prepare import begin_training
+from benchmarks.options import selected
+from benchmarks.prepare import begin_training, first_steps
 from benchmarks.record import Record
 
 PROTOCOL = 1
@@ -67,10 +67,9 @@ class Worker:
         step = self.cases[case].build()
         program = compile_step(step, dict(self.cases[case].compiler_options)).program
         training = begin_training(step, program, step.init, self.corpus_N)
-        first_steps = training.trajectory(CHECKED_STEPS)
-        first_steps.require_finite("in the first steps")
+        begun = first_steps(training)
         self.training = training
-        return {"loss": first_steps.losses[0]}
+        return {"loss": begun.losses[0]}
 
     def size(self) -> Answer:
         """How many steps make a block long enough."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from benchmarks.commandline.ending import INTERRUPTED
 from results.arguments import add_selection, count, launch_count, percent, positive, program
 from results.checkouts import Checkout, CheckoutError, checked_out
 from results.comparison import Comparison, Plan
@@ -17,9 +18,6 @@ from results.launches import launched
 from results.report import terminal
 from results.verdict import NotComparable, Report
 from results.workers import Introduction, WorkerFailure, introduce
-
-INTERRUPTED = 130
-"""What a command that Ctrl-C ended exits with: 128 and the signal's number. An exception would be a traceback."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +55,7 @@ def run(options: argparse.Namespace) -> Report:
     except CheckoutError as error:
         return Report("step times", refusal="broken input", reason=str(error))
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(INTERRUPTED)  # an exception would be a traceback
 
 
 def compare(base: Checkout, head: Checkout, options: argparse.Namespace, started: float) -> Report:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import options
+from benchmarks import arguments, options
 from benchmarks.cases import Selection
 from benchmarks.topology import Topology
 from strategies import STRATEGIES, MeshSpec
@@ -66,7 +66,7 @@ def test_options_are_read_as_the_kinds_they_are(select: Select) -> None:
 
 def test_the_compiler_is_told_the_same_in_every_case(select: Select) -> None:
     """Its options are every case's, and of one that is given twice the later value counts."""
-    given = [options.compiler_option(text) for text in ("xla_a=1", "xla_b=x,y", "xla_a=2")]
+    given = [arguments.compiler_option(text) for text in ("xla_a=1", "xla_b=x,y", "xla_a=2")]
     cases = select(compiler_option=given, strategy=["fsdp", "data"]).cases()
     assert {case.compiler_options for case in cases} == {(("xla_a", "2"), ("xla_b", "x,y"))}
     assert {case.single.compiler_options for case in cases} == {(("xla_a", "2"), ("xla_b", "x,y"))}
@@ -113,13 +113,13 @@ def test_impossible_options_are_refused(select: Select, given: dict[str, Any], m
         (options.count, "0", r"'0' is not a count; give a whole number of at least 1"),
         (options.count, "two", r"'two' is not a count"),
         (options.commas(options.count), "8,", r"'' is not a count"),
-        (options.seconds, "-1", r"'-1' is not a time; give a positive number of seconds"),
-        (options.seconds, "soon", r"'soon' is not a time"),
-        (options.seconds, "nan", r"'nan' is not a time"),
+        (arguments.seconds, "-1", r"'-1' is not a time; give a positive number of seconds"),
+        (arguments.seconds, "soon", r"'soon' is not a time"),
+        (arguments.seconds, "nan", r"'nan' is not a time"),
         (options.option, "order=1f1b", r"'order' is no option of a strategy; there are attention, unroll, "),
         (options.option, "schedule=2f2b", r"schedule='2f2b'; it can be gpipe, 1f1b"),
         (options.option, "unroll=0", r"'0' is not a count"),
-        (options.compiler_option, "xla_a", r"'xla_a' is no option with a value; write it as xla_name=value"),
+        (arguments.compiler_option, "xla_a", r"'xla_a' is no option with a value; write it as xla_name=value"),
         (options.option, "sequence_parallel=1", r"'1' is neither true nor false"),
     ],
 )

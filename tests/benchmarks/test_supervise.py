@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import supervise
+from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.heartbeat import HEARTBEAT, Heart, Listener
-from benchmarks.statuses import CTRL_C, TIMED_OUT
+from benchmarks.statuses import TIMED_OUT
 from benchmarks.supervise import JOURNAL, run, running, stopped
 from tests.benchmarks.test_run import finish, rows, start, statuses
 from tests.processes import ROOT, environment
@@ -59,7 +60,7 @@ def test_ctrl_c_while_libraries_are_loaded_prints_nothing(journal: Path, capfd: 
     presses = "for pid in (os.getpid(), os.getppid()): os.kill(pid, signal.SIGINT)\ntime.sleep(600)"
     status, told = supervised(presses, journal)
     assert (status, told) == (-signal.SIGUSR1, True)
-    assert stopped(status, b"") == CTRL_C
+    assert stopped(status, b"") == INTERRUPTED
     assert capfd.readouterr().err == "\nstopped before a case had begun\n"
 
 
@@ -74,7 +75,7 @@ def test_a_hang_is_named_and_ends_at_the_second_press(
     again = "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)"
     status, told = supervised(deaf + waits + again, journal)
     assert (status, told) == (-signal.SIGKILL, True)
-    assert stopped(status, BEGAN) == CTRL_C
+    assert stopped(status, BEGAN) == INTERRUPTED
     said = capfd.readouterr().err
     assert said.startswith(
         "\nstopping: single cannot be interrupted where it is, and is waited for, 600 seconds at most"
@@ -163,7 +164,7 @@ def test_stopping_the_supervisor_alone_stops_the_run(tmp_path: Path) -> None:
     """
     report = tmp_path / "run.json"
     process = finish(start("--strategy=pausing,stopped_above", "--mesh=data=1", f"--benchmark-json={report}"))
-    assert process.returncode == CTRL_C, process.stderr
+    assert process.returncode == INTERRUPTED, process.stderr
     assert statuses(report) == {"pausing-data=1-b4": "interrupted", "stopped_above-data=1-b4": "interrupted"}
     assert all(row["extra_info"]["matches_single"] in (True, None) for row in rows(report).values())
 
@@ -186,5 +187,5 @@ def test_a_case_that_hangs_is_left_at_the_second_press(tmp_path: Path) -> None:
         said += process.communicate(timeout=120)[1]
     assert "stopping: deaf-data=1-b4 cannot be interrupted where it is, and is waited for" in said
     assert "Traceback" not in said
-    assert process.returncode == CTRL_C
+    assert process.returncode == INTERRUPTED
     assert b'"began": "deaf-data=1-b4"' in (tmp_path / "run.journal.jsonl").read_bytes()

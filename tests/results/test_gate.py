@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.options import declare, selected
+from benchmarks.arguments import declare
+from benchmarks.options import selected
 from results import gate
 from results.counters import read_snapshot
 from results.gate import CASES, PAIRED, SELECTION, Tally, exact_trial, main

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.options import declare, declare_text
+from benchmarks.arguments import declare, declare_text
 from results import paired
 from results.arguments import SELECTING
 from results.gate import plant

@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.options import declare, selected
+from benchmarks.arguments import declare
+from benchmarks.options import selected
 from benchmarks.record import COMPILED_KEYS, Record
 from results.regress import main
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
