@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from benchmarks.collectives import KINDS, SEVERAL, collective, kind_of, scattered
 from benchmarks.deadlock import concurrent_collectives
 from benchmarks.flops import flops
-from benchmarks.hbm import Memory
+from benchmarks.hbm import Hbm
 from benchmarks.hlo import Computation, HLOError, Instruction, Module, integers, parse
 from benchmarks.schedule import in_schedule
 from benchmarks.work import Work, conditional
@@ -111,7 +111,7 @@ class _Reader:
     """Adds up computations, each after those that it calls."""
 
     def __init__(self, module: Module, axes: Mapping[str, int]) -> None:
-        self.module, self.axes, self.memory = module, axes, Memory(module)
+        self.module, self.axes, self.memory = module, axes, Hbm(module)
         self.works: dict[str, Work] = {}
 
     def read(self, computation: Computation) -> None:

@@ -20,7 +20,7 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 _ARRAY = re.compile(r"[a-z][a-z0-9]*\[[0-9,]*\](?:\{[^}]*\})?")
 
 
-class Memory:
+class Hbm:
     """Of a program. What a TPU's has in `S(1)` and above is not in HBM, nor elsewhere what is in `S(5)`, the host's."""
 
     def __init__(self, module: Module) -> None:

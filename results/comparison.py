@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from results.decision import MIN_LAUNCHES, Launch, Side, Word, judge, settle
-from results.launches import Outcome, time_case
+from results.launches import Attempt, time_case
 from results.workers import Worker
 
 Stage = Literal["first", "fresh"]
@@ -19,7 +19,7 @@ Launched = Callable[[], AbstractContextManager[Mapping[Side, Worker]]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Design:
     """How a comparison is made.
 
     Attributes:
@@ -51,7 +51,7 @@ class Course:
     key: str
     first: list[Launch] = field(default_factory=list)
     fresh: list[Launch] = field(default_factory=list)
-    last: Outcome = field(default_factory=Outcome)
+    last: Attempt = field(default_factory=Attempt)
 
     def word(self, effect: float) -> Word:
         """What the launches made so far say."""
@@ -63,22 +63,22 @@ class Comparison:
 
     Attributes:
         courses: what has been learnt, by case.
-        plan: as it was given.
+        design: as it was given.
         launches: how many are made; fewer than planned where the time budget says so, none if it is too small.
         launch_seconds: that the first took.
     """
 
-    def __init__(self, launched: Launched, cases: Mapping[str, str], plan: Plan) -> None:
+    def __init__(self, launched: Launched, cases: Mapping[str, str], design: Design) -> None:
         self.courses = {case: Course(key) for case, key in cases.items()}
-        self.plan, self.launches, self.launch_seconds = plan, plan.launches, 0.0
-        self._launched, self._draw = launched, random.Random(plan.seed)
+        self.design, self.launches, self.launch_seconds = design, design.launches, 0.0
+        self._launched, self._draw = launched, random.Random(design.seed)
 
     def run(self) -> None:
         """Make all launches. `courses` fills as they go on, and keeps what it has after Ctrl-C."""
         started = time.monotonic()
-        self._launch("first", 1, give_up=started + self.plan.budget_seconds / (2 * MIN_LAUNCHES))
+        self._launch("first", 1, give_up=started + self.design.budget_seconds / (2 * MIN_LAUNCHES))
         self.launch_seconds = time.monotonic() - started
-        self.launches = launches_within(self.plan.budget_seconds, self.launch_seconds, most=self.plan.launches)
+        self.launches = launches_within(self.design.budget_seconds, self.launch_seconds, most=self.design.launches)
         for number in range(2, self.launches + 1):
             self._launch("first", number)
         for number in range(1, self.launches + 1):
@@ -92,7 +92,7 @@ class Comparison:
         started = time.monotonic()
         with self._launched() as workers:
             for done, course in enumerate(courses, start=1):
-                course.last = time_case(workers, course.key, self.plan.rounds, self._draw)
+                course.last = time_case(workers, course.key, self.design.rounds, self._draw)
                 if not course.last.failures:
                     getattr(course, stage).append(course.last.launch)
                 now = time.monotonic()
@@ -104,7 +104,7 @@ class Comparison:
 
     def _needs(self, stage: Stage, course: Course) -> bool:
         """Whether a case that has not failed is launched at this stage."""
-        return not course.last.failures and (stage == "first" or judge(course.first, self.plan.effect) != "same")
+        return not course.last.failures and (stage == "first" or judge(course.first, self.design.effect) != "same")
 
 
 def launches_within(budget_seconds: float, launch_seconds: float, most: int) -> int:

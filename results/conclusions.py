@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from results.comparison import Comparison, Course
-from results.decision import MIN_LAUNCHES, Estimate, Launch, Side, judge
+from results.decision import MIN_LAUNCHES, Change, Launch, Side, judge
 from results.verdict import Finding, Measure, Report
 from results.workers import Introduction
 
@@ -25,7 +25,7 @@ def finding_of(case: str, course: Course, effect: float) -> Finding:
     launches = course.fresh if word in ("slower", "faster") else [*course.first, *course.fresh]
     if not launches:
         return Finding(case, word, note="no launch was finished")
-    change = Estimate.between(launches, "head", "base")
+    change = Change.between(launches, "head", "base")
     bounds = None if len(launches) < 2 else (math.exp(change.low), math.exp(change.high))
     base, head = (statistics.median(medians(launches, side)) for side in ("base", "head"))
     return Finding(case, word, METRIC, base, head, math.exp(change.mean), bounds, history(course, effect))
@@ -48,14 +48,14 @@ def history(course: Course, effect: float) -> str:
     """What each stage said, and by how much BASE differed from itself meanwhile."""
     stages = {"first": course.first, "fresh": course.fresh}
     words = [f"{len(made)} {stage}: {judge(made, effect)}" for stage, made in stages.items() if made]
-    canary = Estimate.between([*course.first, *course.fresh], "canary", "base")
+    canary = Change.between([*course.first, *course.fresh], "canary", "base")
     return f"launches {', '.join(words)}; BASE against itself {canary}"
 
 
 def conclude(title: str, base: Introduction, head: Introduction, comparison: Comparison) -> Report:
     """The report on what has been learnt so far."""
     courses = comparison.courses
-    findings = [finding_of(case, course, comparison.plan.effect) for case, course in courses.items()]
+    findings = [finding_of(case, course, comparison.design.effect) for case, course in courses.items()]
     failed_in_both = all(finding.word == "same" and not finding.metric for finding in findings)
     reason = f"no case runs in both: {findings[0].case}: {findings[0].note}" if failed_in_both else ""
     findings += [Finding(case, "vanished") for case in base.cases if case not in head.cases]
@@ -79,14 +79,15 @@ def measures_of(courses: Mapping[str, Course]) -> Iterator[Measure]:
 
 def made_of(comparison: Comparison) -> Iterator[str]:
     """How it was measured."""
-    plan, launches = comparison.plan, comparison.launches
-    yield f"{launches} launches of {plan.rounds} blocks a side; minimum effect {100 * plan.effect:g}%, seed {plan.seed}"
+    design, launches = comparison.design, comparison.launches
+    effect = f"minimum effect {100 * design.effect:g}%"
+    yield f"{launches} launches of {design.rounds} blocks a side; {effect}, seed {design.seed}"
     if fresh := sum(bool(course.fresh) for course in comparison.courses.values()):
         yield f"{fresh} of {len(comparison.courses)} cases were not the same after these, and had fresh launches"
-    if launches < plan.launches:
+    if launches < design.launches:
         need = f"{launches or MIN_LAUNCHES} launches and as many fresh ones"
         fit = f"{need} fit" if launches else f"{need} do not fit; select fewer cases, or allow more time"
-        yield f"of {plan.budget_seconds:.0f} s the first launch took {comparison.launch_seconds:.0f} s: {fit}"
+        yield f"of {design.budget_seconds:.0f} s the first launch took {comparison.launch_seconds:.0f} s: {fit}"
 
 
 def run_with(base: Introduction, head: Introduction) -> Iterator[str]:

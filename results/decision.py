@@ -44,7 +44,7 @@ def log_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Change:
     """How much longer something takes, over launches: the mean of logarithms of ratios, and a bound on either side."""
 
     mean: float
@@ -52,7 +52,7 @@ class Estimate:
     high: float
 
     @classmethod
-    def of(cls, log_ratios: Sequence[float]) -> "Estimate":
+    def of(cls, log_ratios: Sequence[float]) -> "Change":
         """With one-sided 95% bounds by Student's t (1908, "The probable error of a mean"), for launches are few.
 
         A single launch has no bounds.
@@ -64,14 +64,14 @@ class Estimate:
         return cls(mean, mean - margin, mean + margin)
 
     @classmethod
-    def between(cls, launches: Sequence[Launch], ours: Side, theirs: Side) -> "Estimate":
+    def between(cls, launches: Sequence[Launch], ours: Side, theirs: Side) -> "Change":
         """Of one side against another."""
         return cls.of([log_ratio(getattr(launch, ours), getattr(launch, theirs)) for launch in launches])
 
     def __str__(self) -> str:
         """In percent.
 
-        >>> print(Estimate(math.log(1.05), math.log(1.02), math.log(1.08)))
+        >>> print(Change(math.log(1.05), math.log(1.02), math.log(1.08)))
         +5.0% (+2.0% to +8.0%)
         """
         if math.isinf(self.low):
@@ -90,7 +90,7 @@ def judge(launches: Sequence[Launch], effect: float) -> Word:
     if len(launches) < MIN_LAUNCHES:
         return "inconclusive"
     margin = math.log1p(effect)
-    to_base, to_canary = Estimate.between(launches, "head", "base"), Estimate.between(launches, "head", "canary")
+    to_base, to_canary = Change.between(launches, "head", "base"), Change.between(launches, "head", "canary")
     if to_base.mean > margin and to_base.low > 0 and to_canary.low > 0:
         return "slower"
     if to_base.mean < -margin and to_base.high < 0 and to_canary.high < 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from results.checkouts import Checkout
-from results.decision import Estimate, Launch, Side
+from results.decision import Change, Launch, Side
 from results.workers import Worker, WorkerFailure
 
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -15,7 +15,7 @@ WARM_UP_ROUNDS = 2
 
 
 @dataclass
-class Outcome:
+class Attempt:
     """What one launch showed of one case.
 
     Attributes:
@@ -40,7 +40,7 @@ class Outcome:
         if self.failures:
             return ", ".join(f"{side} {failure.status}" for side, failure in self.failures.items()) + again
         launches = [self.launch]
-        head, canary = Estimate.between(launches, "head", "base"), Estimate.between(launches, "canary", "base")
+        head, canary = Change.between(launches, "head", "base"), Change.between(launches, "canary", "base")
         return f"head {head}, canary {canary}{again}"
 
 
@@ -56,29 +56,29 @@ def launched(
         }
 
 
-def time_case(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Outcome:
+def time_case(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Attempt:
     """Time a case on all sides, and once more where a process died: the first time may have been an accident."""
-    outcome = attempt(workers, case, rounds, draw)
-    died = [side for side, failure in outcome.failures.items() if failure.status == "died"]
-    return replace(attempt(workers, case, rounds, draw), died=died) if died else outcome
+    attempted = attempt(workers, case, rounds, draw)
+    died = [side for side, failure in attempted.failures.items() if failure.status == "died"]
+    return replace(attempt(workers, case, rounds, draw), died=died) if died else attempted
 
 
-def attempt(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Outcome:
+def attempt(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Attempt:
     """Prepare a case on all sides at once, then time it in turns."""
-    outcome = Outcome()
+    attempted = Attempt()
     for worker in workers.values():
         worker.tell("prepare", case=case)
     for side, worker in workers.items():
         try:
-            outcome.losses[side] = worker.hear()["loss"]
+            attempted.losses[side] = worker.hear()["loss"]
         except WorkerFailure as failure:
-            outcome.failures[side] = failure
-    if not outcome.failures:
-        take_turns(workers, outcome, rounds, draw)
-    return outcome
+            attempted.failures[side] = failure
+    if not attempted.failures:
+        take_turns(workers, attempted, rounds, draw)
+    return attempted
 
 
-def take_turns(workers: Mapping[Side, Worker], outcome: Outcome, rounds: int, draw: random.Random) -> None:
+def take_turns(workers: Mapping[Side, Worker], attempted: Attempt, rounds: int, draw: random.Random) -> None:
     """Time a block of each side a round, of as many steps as BASE chooses.
 
     The order is drawn anew for each round: neither drift nor what one block leaves to the next favours a side.
@@ -90,6 +90,6 @@ def take_turns(workers: Mapping[Side, Worker], outcome: Outcome, rounds: int, dr
             draw.shuffle(order)
             for side in order:
                 seconds = workers[side].ask("block", steps=steps)["seconds"]
-                outcome.seconds[side].append(seconds / steps)
+                attempted.seconds[side].append(seconds / steps)
     except WorkerFailure as failure:
-        outcome.failures[side] = failure
+        attempted.failures[side] = failure

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from benchmarks.commandline.ending import INTERRUPTED
 from results.arguments import add_selection, count, launch_count, percent, positive, program
 from results.checkouts import Checkout, CheckoutError, checked_out
-from results.comparison import Comparison, Plan
+from results.comparison import Comparison, Design
 from results.conclusions import conclude
 from results.launches import launched
 from results.report import terminal
@@ -69,7 +69,7 @@ def compare(base: Checkout, head: Checkout, options: argparse.Namespace, started
     comparison = Comparison(
         functools.partial(launched, base, head, options.selection, options.case_timeout),
         cases,
-        Plan(options.launches, options.blocks, options.minimum_effect, left_seconds, options.seed),
+        Design(options.launches, options.blocks, options.minimum_effect, left_seconds, options.seed),
     )
     title = f"step times, {base.name} -> {head.name}"
     try:

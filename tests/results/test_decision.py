@@ -7,7 +7,7 @@ import pytest
 from scipy.signal import lfilter
 from scipy.stats import t as student
 
-from results.decision import Estimate, Launch, judge, log_ratio, settle
+from results.decision import Change, Launch, judge, log_ratio, settle
 
 EFFECT = 0.05
 LAUNCHES, ROUNDS, SIDES = 7, 60, 3
@@ -103,8 +103,8 @@ def test_bounds_are_student_s() -> None:
     """The one-sided 95% bounds are the ends of the two-sided 90% interval, as scipy has it."""
     values = np.random.default_rng(0).normal(size=7)
     low, high = student.interval(0.90, 6, values.mean(), values.std(ddof=1) / np.sqrt(7))
-    estimate = Estimate.of(values.tolist())
-    assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((values.mean(), low, high))
+    change = Change.of(values.tolist())
+    assert (change.mean, change.low, change.high) == pytest.approx((values.mean(), low, high))
 
 
 def test_a_burst_does_not_count() -> None:
