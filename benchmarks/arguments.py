@@ -13,7 +13,9 @@ import pytest
 
 from benchmarks.joining import require_address
 
-CASE_SECONDS = 1.0
+ROUNDS = 20
+MIN_ROUNDS = 6
+"""The fewest pairs whose extremes enclose the median with 95% confidence."""
 CASE_TIMEOUT = 600.0
 LOST_AFTER = 30.0
 JOIN_TIMEOUT = 300.0
@@ -54,10 +56,10 @@ def add_options(parser: pytest.Parser) -> None:
     declare(add)
     declare_text(add)
     add("--attribution", action="store_true", help="say of each step where its time goes; times variants of it, too")
-    add("--case-seconds", type=seconds, metavar="S", default=CASE_SECONDS, help="timed a case; default: %(default)s")
     add("--case-timeout", type=seconds, metavar="S", default=CASE_TIMEOUT, help="without a sign; default: %(default)s")
     add("--compile-only", action="store_true", help="ask the compiler what each step does, and run nothing")
     add("--topology", type=topology, metavar="TOPOLOGY", help="compile for devices not there, such as v5p:4x4x4")
+    add("--rounds", type=rounds, metavar="N", default=ROUNDS, help="blocks timed of each case; default: %(default)s")
     add("--resume", action="store_true", help="go on with the run that was writing the same --benchmark-json")
     add("--trace-dir", type=Path, metavar="DIR", help="a profiler's trace of each case, apart from what is timed")
     declare_processes(
@@ -214,6 +216,14 @@ def index(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of a process; the first is 0")
     return int(text)
+
+
+def rounds(text: str) -> int:
+    """So many turns of each case that there is an interval."""
+    if (number := count(text)) < MIN_ROUNDS:
+        problem = f"{number} rounds are too few for a 95% interval of a median"
+        raise argparse.ArgumentTypeError(f"{problem}; give {MIN_ROUNDS} or more")
+    return number
 
 
 def seconds(text: str) -> float:

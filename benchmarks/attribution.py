@@ -81,12 +81,12 @@ class Attribution:
 
 
 def attribute(
-    case: Case, step: Step, training: Training, step_seconds: float, budget_seconds: float, begin: Callable[[], None]
+    case: Case, step: Step, training: Training, step_seconds: float, rounds: int, begin: Callable[[], None]
 ) -> Attribution:
     """Compile the variants of a case's step, and time all of them in turns with it, where its training has come to.
 
-    The ratios that are measured are given as parts of `step_seconds`. Each variant is timed for `budget_seconds`, and
-    `begin` is called before it is compiled and before each of its turns.
+    The ratios that are measured are given as parts of `step_seconds`. `begin` is called before a variant is compiled,
+    and before each of its turns.
 
     Raises:
         Exception: whatever went wrong; the training cannot be gone on with.
@@ -99,7 +99,7 @@ def attribute(
         programs[name] = processes.together(lambda lowered=lowered: lowered().compile(options))
     runs = {name: Variant(training, program) for name, program in programs.items()}
     turns = {name: Turns(steps_per_block(run)) for name, run in runs.items()}
-    take_turns(runs, turns, budget_seconds * len(runs), lambda name: begin())
+    take_turns(runs, turns, rounds, lambda name: begin())
     for turn in turns.values():
         if turn.error:
             raise turn.error

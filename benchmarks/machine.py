@@ -31,7 +31,7 @@ SETTINGS = (
     "jax_use_shardy_partitioner",
 )
 """The settings of JAX that may change a compiled program ("Configuration options", JAX documentation)."""
-MATMUL_SECONDS = 0.3
+MATMUL_ROUNDS = 10
 VIRTUAL_DEVICES = 8
 
 
@@ -105,7 +105,7 @@ def matmul_flops_per_second(dtype: str) -> float:
         program = jax.jit(lambda x, w: (x @ w, {}), donate_argnums=0).lower(x_DD, w_DD).compile()
     training = Training(program, x_DD, [w_DD], alone=True)
     turns = Turns(steps_per_block(training))
-    take_turns({"matmul": training}, {"matmul": turns}, MATMUL_SECONDS, begin=lambda name: None)
+    take_turns({"matmul": training}, {"matmul": turns}, MATMUL_ROUNDS, begin=lambda name: None)
     if turns.error:
         raise turns.error
     return 2 * size**3 / min(turns.seconds)

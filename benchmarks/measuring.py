@@ -68,9 +68,7 @@ def begin(config: pytest.Config, chosen: Selection, corpus_N: Corpus, clock: Clo
     option = config.option
     STOPS.listen()
     config.stash[HEART] = Heart()
-    plan = Plan(
-        corpus_N, option.case_seconds, option.compile_only, option.trace_dir, option.case_timeout, option.attribution
-    )
+    plan = Plan(corpus_N, option.rounds, option.compile_only, option.trace_dir, option.case_timeout, option.attribution)
     run = config.stash[SESSION] = Session(plan, clock, shared_journal(option, chosen, plan))
     if not processes.is_first():
         return report_nothing(config)

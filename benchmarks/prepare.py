@@ -90,7 +90,8 @@ class Preparation:
         if not compile_only:
             training = self.start(entry)
             yield {}  # each has room for its state: in the steps one that fails would leave the others in a collective
-            trajectory = training.trajectory(CHECKED_STEPS)
+            with self.clock.phase("checked"):
+                trajectory = training.trajectory(CHECKED_STEPS)
             del training  # its memory is needed
             yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
             trajectory.require_finite("in the first steps")

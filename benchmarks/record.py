@@ -18,7 +18,7 @@ from benchmarks.failures import Status
 from benchmarks.memory import Memory
 from benchmarks.predicted import predicted
 from benchmarks.row import Row, Scalar
-from benchmarks.turns import Ratio, Turns
+from benchmarks.turns import Interval, Turns
 
 SCHEMA_VERSION = 4
 
@@ -68,10 +68,10 @@ class Record:
     matches_single: bool | None = None
     compiled: Mapping[str, Scalar] = field(default_factory=dict)
     timed: Turns | None = None
-    relative_to_single: Ratio | None = None
+    relative_to_single: Interval | None = None
     single_in_own_process: bool | None = None
-    relative_to_twin: Ratio | None = None
-    canary: Ratio | None = None
+    relative_to_twin: Interval | None = None
+    canary: Interval | None = None
     attribution: Attribution | None = None
     compiler_options: CompilerOptions = ()
     compile_only: bool = False
@@ -145,6 +145,7 @@ class Record:
             "options": ",".join(spelled(case.options)),
             "compiler_options": " ".join(spelled(self.compiler_options or case.compiler_options)),
             "step_seconds_median": self.step_seconds_median,
+            **_ends("step_seconds", Interval.of(self.samples)),
             "tokens_per_second": self.tokens_per_second,
             "tokens_per_second_per_device": _over(self.tokens_per_second, case.mesh.size),
             "dispatch_seconds_median": statistics.median(timed.dispatch_seconds) if timed and timed.seconds else None,
@@ -181,13 +182,13 @@ class Record:
         return self.estimate.as_row(self.model_flops_per_step / devices, tokens / devices)
 
 
-def _interval(name: str, ratio: Ratio | None) -> dict[str, float | None]:
+def _interval(name: str, ratio: Interval | None) -> dict[str, float | None]:
     """The columns of a ratio: its median, and what encloses it."""
-    return {
-        name: ratio and ratio.median,
-        f"{name}_low": ratio and ratio.low,
-        f"{name}_high": ratio and ratio.high,
-    }
+    return {name: ratio and ratio.median, **_ends(name, ratio)}
+
+
+def _ends(name: str, interval: Interval | None) -> dict[str, float | None]:
+    return {f"{name}_low": interval and interval.low, f"{name}_high": interval and interval.high}
 
 
 def _over(amount: float | None, per: float | None) -> float | None:

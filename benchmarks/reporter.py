@@ -5,6 +5,8 @@ from contextlib import nullcontext
 
 import pytest
 
+from benchmarks.check import CHECKED_STEPS
+from benchmarks.measure import BLOCK_SECONDS
 from benchmarks.session import Session
 from benchmarks.terminal import absent, noise, outcome, progress, table, where_time_goes
 
@@ -73,19 +75,18 @@ class Reporter:
         return progress(len(self.said), len(self.session.cases), text, self.seconds_left())
 
     def seconds_left(self) -> float | None:
-        """An estimate: cases still to be compiled take as long as those that were, others their time alone.
+        """An estimate: cases still to be compiled take as long as those that were, and steps as long as the first ones.
 
         There is none where variants are compiled, too: these take most of the time.
         """
-        elapsed, plan = time.perf_counter() - self.start, self.session.plan
-        timed = self.session.clock.seconds["timed"]
+        elapsed, plan, clock = time.perf_counter() - self.start, self.session.plan, self.session.clock.seconds
         prepared = self.session.prepared
         if plan.attribution or not prepared or len(self.said) == len(self.session.cases):
             return None
-        each = (elapsed - timed) / prepared
+        compiling = (elapsed - clock["timed"]) / prepared * max(0, len(self.session.cases) - prepared)
+        block_seconds = max(BLOCK_SECONDS, clock["checked"] / (prepared * CHECKED_STEPS))
         waiting = len(self.session.cases) - len(self.said)
-        compiling = max(0, len(self.session.cases) - prepared)
-        return each * compiling + (0 if plan.compile_only else plan.case_seconds * waiting)
+        return compiling + (0 if plan.compile_only else plan.rounds * block_seconds * waiting)
 
     @property
     def terminal(self) -> pytest.TerminalReporter:

@@ -27,7 +27,7 @@ from benchmarks.record import Record
 from benchmarks.row import Row
 from benchmarks.solo import SoloTraining, has_solo, solo
 from benchmarks.statuses import A_TIMEOUT
-from benchmarks.turns import MIN_ROUNDS, Ratio, Turns, take_turns
+from benchmarks.turns import MIN_ROUNDS, Interval, Turns, take_turns
 from benchmarks.watchdog import Watchdog
 from strategies import Infeasible
 
@@ -42,7 +42,7 @@ class Plan:
 
     Attributes:
         corpus_N: the text.
-        case_seconds: how long blocks of a case are timed.
+        rounds: how many blocks of each case are timed.
         compile_only: ask the compiler, and run nothing.
         trace: a folder for a profiler's trace of each case, taken apart from what is timed.
         case_timeout: seconds after which a case that gets nowhere has ended.
@@ -50,7 +50,7 @@ class Plan:
     """
 
     corpus_N: Corpus
-    case_seconds: float = 1.0
+    rounds: int = MIN_ROUNDS
     compile_only: bool = False
     trace: Path | None = None
     case_timeout: float = 600.0
@@ -197,8 +197,7 @@ class Session:
         finish = partial(self._finish_heat, heat, trainings, turns, reference, rate)
         try:
             with self.clock.phase("timed"):
-                budget_seconds = self.plan.case_seconds * len(trainings)
-                take_turns(trainings, turns, budget_seconds, lambda name: self._begin(str(entrants[name].case)))
+                take_turns(trainings, turns, self.plan.rounds, lambda name: self._begin(str(entrants[name].case)))
         except BaseException:  # after Ctrl-C, too, what has had turns enough is measured, where no others must agree
             if processes.count() == 1:
                 finish()
@@ -283,10 +282,10 @@ class Session:
                 warnings.warn(f"{case}: its trace is not written: {reason_of(error)}", stacklevel=2)
         if self.plan.attribution:
             self.say(f"{case}: timing variants of the step")
-            budget_seconds = self.plan.case_seconds
             try:
                 with self.clock.phase("attribution"):
-                    parts = attribute(entry.case, step, training, seconds, budget_seconds, lambda: self._begin(case))
+                    rounds, begin = self.plan.rounds, lambda: self._begin(case)
+                    parts = attribute(entry.case, step, training, seconds, rounds, begin)
                 self._end(entry, attribution=parts)
             except Exception as error:
                 warnings.warn(f"{case}: where its time goes is not known: {reason_of(error)}", stacklevel=2)
@@ -385,6 +384,6 @@ def state_bytes(entry: Entry) -> int:
     return devices * (entry.record.memory.argument_bytes or 0)
 
 
-def paired(turns: Mapping[str, Turns], ours: str, theirs: str) -> Ratio | None:
+def paired(turns: Mapping[str, Turns], ours: str, theirs: str) -> Interval | None:
     """How one step's time compares with another's, where both had turns."""
-    return Ratio.of_pairs(turns[ours].seconds, turns[theirs].seconds) if ours in turns and theirs in turns else None
+    return Interval.of_ratios(turns[ours].seconds, turns[theirs].seconds) if ours in turns and theirs in turns else None

@@ -2,16 +2,14 @@
 
 import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scipy.stats import quantile_test
 
 from benchmarks import processes
+from benchmarks.arguments import MIN_ROUNDS
 from benchmarks.measure import Timed, no_compilation
-
-MIN_ROUNDS = 6
-"""The fewest pairs whose extremes enclose the median with 95% confidence."""
 
 
 @dataclass
@@ -52,18 +50,18 @@ class Turns:
 def take_turns(
     trainings: Mapping[str, Timed],
     turns: Mapping[str, Turns],
-    budget_seconds: float,
+    rounds: int,
     begin: Callable[[str], None],
 ) -> None:
-    """Time blocks in rounds, each round in another random order, until the budget is spent, `MIN_ROUNDS` at least.
+    """Time blocks in rounds, each round in another random order.
 
     `turns` is filled as it goes on, so that what was timed is not lost with an interrupt. A step that fails takes no
     more turns, and the others go on; of several processes it must fail in all, or those that wait for another hang.
     `begin` is told whose turn it is.
     """
     seed = processes.of_first(lambda: random.getrandbits(32))  # another in each run, and the same in all its processes
-    order, spent, rounds, shuffle = list(trainings), 0.0, 0, random.Random(seed).shuffle
-    while order and (rounds < MIN_ROUNDS or spent < budget_seconds):
+    order, shuffle = list(trainings), random.Random(seed).shuffle
+    for _ in range(rounds):
         shuffle(order)
         for name in order:
             begin(name)
@@ -72,28 +70,30 @@ def take_turns(
             except Exception as error:
                 turns[name].error = error
         order = [name for name in order if turns[name].error is None]
-        spent += sum(turns[name].seconds[-1] * turns[name].steps_per_block for name in order)
-        rounds += 1
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """One step's time over another's: the median over pairs, and an interval that has the true median inside."""
+class Interval:
+    """The median of what was measured, and an interval that has the true median inside with 95% confidence."""
 
     median: float
     low: float
     high: float
 
     @classmethod
-    def of_pairs(cls, ours: list[float], theirs: list[float]) -> "Ratio | None":
-        """Of blocks of the same round; None of fewer than `MIN_ROUNDS`.
+    def of(cls, values: Sequence[float]) -> "Interval | None":
+        """None of fewer than `MIN_ROUNDS`.
 
         The interval is that of the quantile test of scipy: it lies between two order statistics and assumes no
-        distribution (Conover 1999, "Practical Nonparametric Statistics", section 3.2); with fewer pairs there is none.
+        distribution (Conover 1999, "Practical Nonparametric Statistics", section 3.2); with fewer values there is none.
         It is of this process alone: another launch may differ by more, and `results.regress paired` compares launches.
         """
-        ratios = [our / their for our, their in zip(ours, theirs, strict=False)]
-        if len(ratios) < MIN_ROUNDS:
+        if len(values) < MIN_ROUNDS:
             return None
-        interval = quantile_test(ratios, p=0.5).confidence_interval(confidence_level=0.95)
-        return cls(statistics.median(ratios), float(interval.low), float(interval.high))
+        interval = quantile_test(values, p=0.5).confidence_interval(confidence_level=0.95)
+        return cls(statistics.median(values), float(interval.low), float(interval.high))
+
+    @classmethod
+    def of_ratios(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Interval | None":
+        """One step's time over another's, of blocks of the same round."""
+        return cls.of([our / their for our, their in zip(ours, theirs, strict=False)])

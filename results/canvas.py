@@ -108,9 +108,18 @@ def legend(figure: Figure, points: pd.DataFrame, look: Look) -> None:
 
 
 def strategy_lines(axes: Axes, points: pd.DataFrame, x: str, y: str, look: Look) -> None:
-    """Draw each strategy's points lightly, and a line through its best."""
+    """Draw each strategy's points lightly, and a line through its best, with their intervals."""
+    best = points[points["best"]]
     sns.scatterplot(points, x=x, y=y, ax=axes, alpha=0.4, **look)
-    sns.lineplot(points[points["best"]], x=x, y=y, ax=axes, dashes=False, errorbar=None, markersize=8, **look)
+    sns.lineplot(best, x=x, y=y, ax=axes, dashes=False, errorbar=None, markersize=8, **look)
+    intervals(axes, best, x, y, look)
+
+
+def intervals(axes: Axes, points: pd.DataFrame, x: str, y: str, look: Look) -> None:
+    """Draw the 95% interval of each point that has one, in front of its marker."""
+    colours = points["strategy"].map(look["palette"])
+    axes.vlines(points[x], points[f"{y}_low"], points[f"{y}_high"], colors="white", linewidth=4, zorder=3)
+    axes.vlines(points[x], points[f"{y}_low"], points[f"{y}_high"], colors=list(colours), linewidth=2, zorder=4)
 
 
 def doubling_axis(axes: Axes, values: pd.Series, label: str) -> None:

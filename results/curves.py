@@ -62,20 +62,28 @@ def widest_batch(rows: pd.DataFrame) -> int:
 
 
 def scaling(rows: pd.DataFrame) -> pd.DataFrame:
-    """Derive the ideal throughput and the efficiency of each row that counts.
+    """Derive the ideal throughput and the efficiency of each row that counts, and the 95% intervals of both.
 
     Virtual devices share one machine, so their ideal is `single`'s throughput at the same global batch, however many
-    they are; n real devices ideally do n times that. Efficiency is throughput over the ideal; both are NaN without
-    `single`. `best` marks the fastest row (mesh, microbatches) of a strategy at its number of devices and batch.
+    they are; n real devices ideally do n times that. Efficiency is the time of `single`, shared out to the machines,
+    over the step's, by blocks of the same rounds; of rows that were not timed in turns with `single` it is throughput
+    over the ideal, without an interval. Both are NaN without `single`. `best` marks the fastest row (mesh,
+    microbatches) of a strategy at its number of devices and batch.
     """
     rows = rows[counts(rows)]
     single = rows[rows["strategy"] == "single"].groupby("global_batch_sequences")["tokens_per_second"].max()
     machines = rows["devices"].where(~rows["virtual_devices"].astype(bool), 1)
     ideal = rows["global_batch_sequences"].map(single) * machines
     fastest = rows.groupby(["strategy", "devices", "global_batch_sequences"])["tokens_per_second"].idxmax()
+    tokens = rows["global_batch_sequences"] * rows["sequence_tokens"]
+    efficiency = 1 / (machines * rows["relative_to_single"])
     return rows.assign(
+        tokens_per_second_low=tokens / rows["step_seconds_high"],
+        tokens_per_second_high=tokens / rows["step_seconds_low"],
         ideal_tokens_per_second=ideal,
-        efficiency=rows["tokens_per_second"] / ideal,
+        efficiency=efficiency.fillna(rows["tokens_per_second"] / ideal),
+        efficiency_low=1 / (machines * rows["relative_to_single_high"]),
+        efficiency_high=1 / (machines * rows["relative_to_single_low"]),
         best=rows.index.isin(fastest),
     )
 

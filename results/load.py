@@ -26,6 +26,11 @@ NUMBERS = [
     "microbatches",
     "tokens_per_second",
     "step_seconds_median",
+    "step_seconds_low",
+    "step_seconds_high",
+    "relative_to_single",
+    "relative_to_single_low",
+    "relative_to_single_high",
     "canary_ratio_low",
     "canary_ratio_high",
     "attribution.compute_seconds",
@@ -45,7 +50,8 @@ NUMBERS = [
 ]
 POSITIVE = [
     *("devices", "param_count", "global_batch_sequences", "sequence_tokens", "microbatches"),
-    *("tokens_per_second", "step_seconds_median"),
+    *("tokens_per_second", "step_seconds_median", "step_seconds_low", "step_seconds_high"),
+    *("relative_to_single", "relative_to_single_low", "relative_to_single_high"),
 ]
 AMOUNTS = [name for name in NUMBERS if name.startswith("memory.")]
 KEYS = (

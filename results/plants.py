@@ -18,7 +18,7 @@ COPIED = ("strategies", "benchmarks", "conftest.py", "pyproject.toml")
 SIZES = ("--embed=64", "--heads=4", "--sequence=64")
 # What is soon compiled: two layers, for one is no loop.
 COMPILED = (*SIZES, "--layers=2", "--batch-size=8", "--strategy=data,fsdp", "--devices=2", "--compile-only")
-TIMED = (*SIZES, "--layers=1", "--batch-size=8", "--strategy=single", "--devices=1", "--case-seconds=0.1")
+TIMED = (*SIZES, "--layers=1", "--batch-size=8", "--strategy=single", "--devices=1", "--rounds=6")
 QUICK = "--xla_backend_optimization_level=0"  # LLVM's part of compiling decides nothing that is counted
 SINGLE, DATA, FSDP = "single-data=1-b8", "data-data=2-b8", "fsdp-fsdp=2-b8"
 ALARMS = ("red", "not comparable", "broken input")

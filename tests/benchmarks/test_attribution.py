@@ -81,7 +81,7 @@ def test_variants_are_told_what_the_step_is(monkeypatch: pytest.MonkeyPatch, giv
     case = SINGLE if given == "default" else replace(SINGLE, compiler_options=tuple(unknown.items()))
     monkeypatch.setattr(measure, "DEFAULTS", {"cpu": unknown} if given == "default" else {})
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
-        attribute(case, step, training, 1.0, 1e-6, lambda: None)
+        attribute(case, step, training, 1.0, MIN_ROUNDS, lambda: None)
 
 
 def sleeping(function: Callable[..., Any]) -> Any:
@@ -118,7 +118,7 @@ def test_what_is_slow_is_found(monkeypatch: pytest.MonkeyPatch, half: str, part:
     step = SINGLE.build()
     training = begin_training(step, compile_step(step)[0], step.init, read_corpus(None, CONFIG))
     began: list[None] = []
-    parts = attribute(SINGLE, step, training, 1.0, 1e-6, lambda: began.append(None))
+    parts = attribute(SINGLE, step, training, 1.0, MIN_ROUNDS, lambda: began.append(None))
     assert getattr(parts, part) == pytest.approx(parts.total_seconds, rel=0.4)
     assert parts.total_seconds == pytest.approx(1, rel=0.4)
     assert len(began) == 3 + 4 * MIN_ROUNDS, "before each of three is compiled, and each of four has its turn"

@@ -14,7 +14,7 @@ from benchmarks.explained import KEYS as EXPLAINED_KEYS
 from benchmarks.memory import Memory
 from benchmarks.record import COMPILED_KEYS, Record
 from benchmarks.roofline import Roofline
-from benchmarks.turns import Ratio, Turns
+from benchmarks.turns import Interval, Turns
 from strategies import PRESETS, MeshSpec
 
 CASE = Case("fsdp", MeshSpec.parse("fsdp=8"), "nano", PRESETS["nano"], 16, 2, "float32", "dots")
@@ -34,14 +34,14 @@ MEASURED = Record(
     matches_single=True,
     compiled={"compiled.flops": 12},
     timed=Turns(3, [0.5, 0.4, 9.0], [0.01, 0.02, 0.09]),
-    relative_to_single=Ratio(2.0, 1.8, 2.1),
-    canary=Ratio(1.01, 0.98, 1.04),
+    relative_to_single=Interval(2.0, 1.8, 2.1),
+    canary=Interval(1.01, 0.98, 1.04),
     attribution=Attribution(0.3, 0.1, 0.0, 0.02, 0.0, 0.05, 0.005),
 )
 KEYS = """
     schema_version kind status reason strategy mesh devices processes platform device_kind virtual_devices preset
     param_count global_batch_sequences sequence_tokens microbatches dtype remat options compiler_options
-    step_seconds_median tokens_per_second tokens_per_second_per_device
+    step_seconds_median step_seconds_low step_seconds_high tokens_per_second tokens_per_second_per_device
     relative_to_single relative_to_single_low relative_to_single_high
     single_in_own_process
     relative_to_twin relative_to_twin_low relative_to_twin_high
@@ -119,7 +119,7 @@ def test_program_is_part_of_the_row() -> None:
 )
 def test_canary_tells_a_noisy_run(low: float, high: float, noisy: bool) -> None:
     """Where a step may differ from itself by more than 5%, its row is a noisy one."""
-    assert dataclasses.replace(MEASURED, canary=Ratio(1.0, low, high)).as_extra_info()["noisy"] is noisy
+    assert dataclasses.replace(MEASURED, canary=Interval(1.0, low, high)).as_extra_info()["noisy"] is noisy
     assert NOTHING_KNOWN.as_extra_info()["noisy"] is None
 
 

@@ -24,7 +24,7 @@ from benchmarks.supervise import RESUMED, supervise
 from tests.processes import environment
 
 ROOT = Path(__file__).parents[2]
-TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--case-seconds=0.05")
+TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--rounds=6")
 
 Process = subprocess.CompletedProcess[str]
 Rows = dict[str, dict[str, Any]]

@@ -25,7 +25,7 @@ from benchmarks.journal import Journal, JournalError
 from benchmarks.processes import Elsewhere
 from benchmarks.session import Plan, Session, trace
 from benchmarks.statuses import A_TIMEOUT
-from benchmarks.turns import MIN_ROUNDS, Ratio, take_turns
+from benchmarks.turns import MIN_ROUNDS, Interval, take_turns
 from strategies import GPTConfig, Infeasible, MeshSpec
 from tests.benchmarks.planted import TOYS
 
@@ -33,7 +33,7 @@ CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
 SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
 DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
 TWIN = "relative_to_twin", "relative_to_twin_low", "relative_to_twin_high"
-PLAN = Plan(read_corpus(None, CONFIG), case_seconds=0.01)
+PLAN = Plan(read_corpus(None, CONFIG), rounds=MIN_ROUNDS)
 
 Begin = Callable[..., Session]
 Info = dict[str, Any]
@@ -223,7 +223,7 @@ def test_what_the_compiler_partitions_is_compared_with_its_twin(begin: Begin, mo
     case = replace(DATA, strategy="auto")
     session = begin()
     *by_hand, row = measure(session, SINGLE, DATA, case)
-    ratio = Ratio.of_pairs(*(list(session.rows[str(each)].samples) for each in (case, DATA)))
+    ratio = Interval.of_ratios(*(list(session.rows[str(each)].samples) for each in (case, DATA)))
     assert ratio
     assert tuple(row[key] for key in TWIN) == (ratio.median, ratio.low, ratio.high)
     assert all(other[key] is None for other in by_hand for key in TWIN)

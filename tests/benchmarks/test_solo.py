@@ -38,7 +38,7 @@ def device() -> Iterator[Solo]:
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
     """Of two cases, on a machine of a speed that is known."""
-    begun = Session(Plan(CORPUS, case_seconds=0.01), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False))
+    begun = Session(Plan(CORPUS, rounds=MIN_ROUNDS), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False))
     begun.matmul_rates["float32"] = 1e11
     begun.cases = [SINGLE, DATA]
     yield begun

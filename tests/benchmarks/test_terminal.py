@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from benchmarks.memory import Memory
 from benchmarks.terminal import MIB, noise, outcome, progress, table, where_time_goes
-from benchmarks.turns import Ratio
+from benchmarks.turns import Interval
 from tests.benchmarks.test_record import CASE, MEASURED, NOTHING_KNOWN
 
 INFEASIBLE = replace(
@@ -39,7 +39,7 @@ def test_table_has_a_line_for_each_case() -> None:
 
 def test_table_has_twins_where_there_are_any() -> None:
     """What the compiler partitions stands beside what is by hand, of which that column says nothing."""
-    auto = replace(MEASURED, case=replace(CASE, strategy="auto"), relative_to_twin=Ratio(1.3, 1.2, 1.4))
+    auto = replace(MEASURED, case=replace(CASE, strategy="auto"), relative_to_twin=Interval(1.3, 1.2, 1.4))
     header, by_hand, compared = table([MEASURED.as_row(), auto.as_row()])
     assert "time/twin" not in table([MEASURED.as_row()])[0]
     assert compared.split()[4:10] == ["2.00", "1.80", "2.10", "1.30", "1.20", "1.40"]
@@ -65,7 +65,7 @@ def test_table_says_what_was_not_checked() -> None:
 
 def test_noise_is_said() -> None:
     """The summary tells how much a step may have differed from itself, and says so loudly where that is too much."""
-    quiet, loud = MEASURED.as_row(), replace(MEASURED, canary=Ratio(0.9, 0.8, 1.0)).as_row()
+    quiet, loud = MEASURED.as_row(), replace(MEASURED, canary=Interval(0.9, 0.8, 1.0)).as_row()
     assert noise([quiet, quiet]) == ["noise: the same step timed twice differed by -2.0% to +4.0%"]
     assert noise([quiet, loud]) == [
         "noise: the same step timed twice differed by -20.0% to +0.0%, -2.0% to +4.0%; THIS RUN IS NOISY"

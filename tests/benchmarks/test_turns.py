@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.measure import Training
-from benchmarks.turns import MIN_ROUNDS, Ratio, Turns, take_turns
+from benchmarks.turns import MIN_ROUNDS, Interval, Turns, take_turns
 
 
 def training(work: Callable[[int], object]) -> Training:
@@ -22,11 +22,11 @@ def training(work: Callable[[int], object]) -> Training:
     return Training(program, 0, [None])
 
 
-def race(*works: Callable[[int], object], budget_seconds: float = 0.0, steps: int = 5) -> tuple[list[Turns], list[str]]:
+def race(*works: Callable[[int], object], steps: int = 5) -> tuple[list[Turns], list[str]]:
     """The turns of some runs, and in what order they took them."""
     trainings = {str(number): training(work) for number, work in enumerate(works)}
     turns, order = {name: Turns(steps) for name in trainings}, list[str]()
-    take_turns(trainings, turns, budget_seconds, order.append)
+    take_turns(trainings, turns, MIN_ROUNDS, order.append)
     return list(turns.values()), order
 
 
@@ -54,16 +54,16 @@ class Steady:
 def test_samples_are_seconds_per_step() -> None:
     """There is a sample for each block; it is the block's time over its steps, and so is dispatch."""
     turns = {"0": Turns(5)}
-    take_turns({"0": Steady(0.5)}, turns, 0.0, lambda name: None)
+    take_turns({"0": Steady(0.5)}, turns, MIN_ROUNDS, lambda name: None)
     assert turns["0"].seconds == [0.5] * MIN_ROUNDS
     assert turns["0"].dispatch_seconds == pytest.approx([0.05] * MIN_ROUNDS)
     assert turns["0"].steps == 5 * MIN_ROUNDS
 
 
-def test_budget_buys_rounds() -> None:
-    """Timing goes on until the blocks of all together have spent the budget, and no round longer."""
+def test_each_takes_as_many_turns_as_are_asked_for() -> None:
+    """However long they take."""
     turns = {"0": Turns(5), "1": Turns(2)}
-    take_turns({"0": Steady(0.5), "1": Steady(1.25)}, turns, 100.0, lambda name: None)
+    take_turns({"0": Steady(0.5), "1": Steady(125.0)}, turns, 20, lambda name: None)
     assert [len(turn.seconds) for turn in turns.values()] == [20, 20]
 
 
@@ -89,14 +89,14 @@ def test_interrupt_leaves_what_was_timed() -> None:
 
     turns = {"0": Turns(5)}
     with pytest.raises(KeyboardInterrupt):
-        take_turns({"0": training(stop)}, turns, 0.0, lambda name: None)
+        take_turns({"0": training(stop)}, turns, MIN_ROUNDS, lambda name: None)
     assert len(turns["0"].seconds) == 2
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=6, max_size=50))
 def test_drift_cancels_in_pairs(drift: list[float]) -> None:
     """However the machine's speed changes from round to round, a step twice as long is twice as long."""
-    ratio = Ratio.of_pairs([2 * speed for speed in drift], drift)
+    ratio = Interval.of_ratios([2 * speed for speed in drift], drift)
     assert ratio is not None
     assert ratio.low == ratio.median == ratio.high == pytest.approx(2)
 
@@ -107,7 +107,7 @@ def test_interval_encloses_the_median_as_often_as_it_says() -> None:
     for pairs in (6, 9, 20, 60):
         hits = 0
         for _ in range(1000):
-            ratio = Ratio.of_pairs([draw.lognormvariate(0, 0.3) for _ in range(pairs)], [1.0] * pairs)
+            ratio = Interval.of_ratios([draw.lognormvariate(0, 0.3) for _ in range(pairs)], [1.0] * pairs)
             assert ratio is not None
             hits += ratio.low <= 1 <= ratio.high
         assert hits >= 935  # two standard deviations below 95%
@@ -115,5 +115,5 @@ def test_interval_encloses_the_median_as_often_as_it_says() -> None:
 
 def test_no_pairs_no_ratio() -> None:
     """Too few pairs for the confidence that is claimed say nothing."""
-    assert Ratio.of_pairs([1.0] * 5, [1.0] * 6) is None
-    assert Ratio.of_pairs([1.0] * 6, [1.0] * 6) == Ratio(1.0, 1.0, 1.0)
+    assert Interval.of_ratios([1.0] * 5, [1.0] * 6) is None
+    assert Interval.of_ratios([1.0] * 6, [1.0] * 6) == Interval(1.0, 1.0, 1.0)

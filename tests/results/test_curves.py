@@ -74,9 +74,33 @@ def test_efficiency_is_throughput_over_the_ideal(read, devices) -> None:
     assert points.loc[points["strategy"] == "single", "efficiency"].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("devices", [list, on_real_devices], ids=["virtual", "real"])
+def test_efficiency_is_of_pairs(read, devices) -> None:
+    """It is what blocks of the same rounds say, with an interval; else throughput over the ideal, without one."""
+    slow = row("data", "data=2", relative_to_single=2.0, relative_to_single_low=1.6, relative_to_single_high=2.5)
+    unpaired: dict[str, Any] = {f"relative_to_single{end}": None for end in ("", "_low", "_high")}
+    alone = row("data", "data=8", **unpaired)
+    _, slow, alone = scaling(read(devices([row(), slow, alone]))).to_dict("records")
+    machines = 1 if devices is list else 2
+    found = [machines * slow[f"efficiency{end}"] for end in ("_low", "", "_high")]
+    assert found == pytest.approx([0.4, 0.5, 0.625])
+    assert alone["efficiency"] == alone["tokens_per_second"] / alone["ideal_tokens_per_second"]
+    assert np.isnan([alone["efficiency_low"], alone["efficiency_high"]]).all()
+
+
+def test_intervals_of_throughput_are_those_of_time(read) -> None:
+    """The fewest tokens per second are those of the longest time, and the median lies between."""
+    points = scaling(read(sweep([16])))
+    tokens = points["global_batch_sequences"] * points["sequence_tokens"]
+    np.testing.assert_allclose(points["tokens_per_second_low"] * points["step_seconds_high"], tokens)
+    np.testing.assert_allclose(points["tokens_per_second_high"] * points["step_seconds_low"], tokens)
+    assert points["tokens_per_second"].between(points["tokens_per_second_low"], points["tokens_per_second_high"]).all()
+
+
 def test_there_is_no_ideal_without_single(read) -> None:
     """Where single was not measured at a batch, there is no ideal to compare with, but still a throughput."""
-    points = scaling(read([row(batch=8), row("data", "data=2", 8), row("data", "data=2", 16)]))
+    unpaired: dict[str, Any] = {"relative_to_single": None}
+    points = scaling(read([row(batch=8), row("data", "data=2", 8), row("data", "data=2", 16, **unpaired)]))
     assert points["efficiency"].notna().tolist() == [True, True, False]
     assert points["tokens_per_second"].notna().all()
 

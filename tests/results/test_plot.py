@@ -110,7 +110,7 @@ def test_virtual_devices_are_called_virtual(
 )
 def test_a_figure_without_numbers_says_so(rows: pd.DataFrame, name: str, column: str, needs: str) -> None:
     """Where no row has what a figure needs, the figure says what is missing."""
-    lacking = rows.assign(**{column: "data" if column == "strategy" else float("nan")})
+    lacking = rows.assign(**{column: "data" if column == "strategy" else float("nan")}, relative_to_single=float("nan"))
     figure = FIGURES[name](lacking, look_of(["data"]))
     assert f"no row that counts has {needs}" in [text.get_text() for text in figure.texts]
     assert f"without {needs}" in figure.get_supxlabel()
