@@ -101,6 +101,8 @@ class Selection:
         batch_sizes: sequences in a global batch.
         microbatches: parts of a batch, one number after another; none lets `default_microbatches` choose.
         preset: the name of `config`, with the sizes that were overridden.
+        sparse: of all batch sizes but the largest, only on one device and on the most: how time grows with the batch is
+            seen there.
         options: what else of `TrainConfig` to vary, and over which values, for the strategies that have it.
         topology: of the devices, where they are not there.
         compiler_options: of every case.
@@ -115,6 +117,7 @@ class Selection:
     config: GPTConfig
     dtype: Dtype
     remat: Remat
+    sparse: bool = False
     options: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     topology: Topology | None = None
     compiler_options: CompilerOptions = ()
@@ -126,6 +129,7 @@ class Selection:
             Case(name, mesh, self.preset, self.config, size, parts, self.dtype, self.remat, options, *common)
             for size in self.batch_sizes
             for name, mesh in spreads
+            if not self.sparse or size == max(self.batch_sizes) or mesh.size in (1, max(self.devices))
             for parts in self.microbatches or [default_microbatches(name, mesh, size)]
             for options in self._variations(name)
         ]

@@ -72,6 +72,7 @@ def selected(option: argparse.Namespace) -> Selection:
         config=config,
         dtype=option.dtype,
         remat=option.remat,
+        sparse=not (option.batch_size or option.devices or option.mesh),
         options=values_of(option.option),
         topology=absent,
         compiler_options=tuple(dict(option.compiler_option).items()),

@@ -220,7 +220,7 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
     Named(
         "preset",
         {
-            "nano": GPTConfig(layers=8, embed=128, heads=8, vocab=256, sequence=128),
+            "nano": GPTConfig(layers=8, embed=128, heads=8, vocab=256, sequence=64),
             "micro": GPTConfig(layers=8, embed=256, heads=8, vocab=2048, sequence=128, tied=False),
             # Radford et al. 2019, table 2, as released.
             "gpt2": _GPT2,

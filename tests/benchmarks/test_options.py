@@ -28,11 +28,17 @@ def select(pytestconfig: pytest.Config) -> Select:
 
 
 def test_default_is_everything_on_the_devices_that_are_there(select: Select) -> None:
-    """With no option, all strategies run on 1, 2 and 8 of the virtual devices, with two batch sizes."""
-    default = select()
-    assert default.devices == (1, 2, 8)
-    assert default.batch_sizes == (8, 16)
-    assert {case.strategy for case in default.cases()} == set(STRATEGIES)
+    """With no option, all strategies run on 1, 2 and 8 of the virtual devices; with a smaller batch, on 1 and 8."""
+    cases = select().cases()
+    assert {case.strategy for case in cases} == set(STRATEGIES)
+    assert {(case.mesh.size, case.batch_size) for case in cases} == {(1, 8), (8, 8), (1, 16), (2, 16), (8, 16)}
+
+
+@pytest.mark.parametrize("asked", [{"batch_size": [8, 16]}, {"devices": [1, 2, 8]}])
+def test_what_is_asked_for_is_multiplied_out(select: Select, asked: dict[str, Any]) -> None:
+    """Each batch size on each number of devices."""
+    found = {(case.mesh.size, case.batch_size) for case in select(**asked).cases()}
+    assert found == {(devices, batch) for devices in (1, 2, 8) for batch in (8, 16)}
 
 
 def test_a_topology_is_taken_whole(select: Select, monkeypatch: pytest.MonkeyPatch) -> None:
