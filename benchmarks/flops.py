@@ -14,7 +14,8 @@ def flops(instruction: Instruction, where: Computation) -> int:
         return _of_convolution(instruction, where)
     if "__cudnn$fmha" in target:
         queries, keys = (dims(where.operand(instruction, index).shape) for index in (0, 1))
-        return (5 if "Backward" in target else 2) * 2 * math.prod(queries) * keys[1]
+        square = (5 if "Backward" in target else 2) * 2 * math.prod(queries) * keys[1]
+        return square if keys[1] % 2 else square * 3 // 4  # as attention.py computes it: without early to late
     if instruction.opcode == "dot":
         contracted = instruction["lhs_contracting_dims"]
     elif cublas := re.search(r'"dot_dimension_numbers":\{"lhs_contracting_dimensions":\[([^\]]*)\]', config):

@@ -12,7 +12,7 @@ class Work:
 
     Attributes:
         flops: two for each multiplication in dots and convolutions, none for anything else. Calls of cuBLAS and of
-            cuDNN's attention count as the dots they stand for; nothing is halved for causality.
+            cuDNN's attention count as the dots they stand for, attention without early queries to late keys.
         told: of conditionals that are told how often their branches are taken while the loop around them runs, and of
             loops that are told how often they run once then: the trips of the loop around them, what is done in all of
             these, and what is done in one of them at most.

@@ -1,7 +1,7 @@
 """Causal self-attention that keeps nothing of size [B,H,T,T] for the backward pass; whole, and a block at a time.
 
-A block is some of the queries and some of the keys. `causal` says that these are the same tokens, and no query sees a
-key behind it; else each query sees each key.
+A block is some of the queries and some of the keys. `causal` says that the last keys are those of the queries, and no
+query sees a key behind its own; else each query sees each key.
 
 Dims: B batch, T query tokens, S key tokens, D embed, H heads, K head dim, C = 3 (query, key, value), A = H x K.
 """
@@ -33,20 +33,28 @@ def causal_attention(qkv_BTCA: Float[Array, "B T 3 A"], head_dim: int, kind: str
 
     `kind` is "cudnn" for the fused kernel (half precision on NVIDIA GPUs) and else "xla".
     """
-    batch, tokens, _, features = qkv_BTCA.shape
-    qkv_BTCHK = qkv_BTCA.reshape(batch, tokens, 3, -1, head_dim)
-    if kind == "cudnn":
-        q_BTHK, k_BTHK, v_BTHK = (qkv_BTCHK[:, :, c] for c in range(3))
-        mixed_BTHK = jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=True, implementation="cudnn")
-    else:
-        mixed_BTHK = attend(*qkv_BTCHK.transpose(2, 0, 3, 1, 4)).swapaxes(1, 2)
-    return mixed_BTHK.reshape(batch, tokens, features)
+    if kind != "cudnn":
+        return attend(qkv_BTCA, head_dim)
+    q_BTHK, k_BTHK, v_BTHK = (qkv_BTCA[:, :, c].reshape(*qkv_BTCA.shape[:2], -1, head_dim) for c in range(3))
+    mixed_BTHK = jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=True, implementation="cudnn")
+    return mixed_BTHK.reshape(*qkv_BTCA.shape[:2], -1)
 
 
-@jax.custom_vjp
-def attend(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array) -> Array:
-    """Softmax attention, [B,H,T,K]. The backward pass computes the scores again (Dao et al. 2022, section 3.1)."""
-    return _forward(q_BHTK, k_BHSK, v_BHSK)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def attend(qkv_BTCA: Array, head_dim: int) -> Array:
+    """Softmax attention, [B,T,A]. The backward pass computes the scores again (Dao et al. 2022, section 3.1)."""
+    return _forward(qkv_BTCA, head_dim)[0]
+
+
+def blocks_of(tokens: int) -> list[tuple[slice, slice]]:
+    """Which queries are taken at once, and the keys that they may see: each half of an even number of tokens.
+
+    Early queries and late keys are left out: causality masks out all of these pairs, a quarter of the square.
+    """
+    if tokens % 2:
+        return [(slice(None), slice(None))]
+    early, late, everything = slice(tokens // 2), slice(tokens // 2, None), slice(None)
+    return [(early, early), (late, everything)]
 
 
 class Mix(NamedTuple):
@@ -89,8 +97,7 @@ def normalised(mix: Mix, dtype: jnp.dtype) -> tuple[Array, Array]:
 
     Normalised after the values are mixed: K divisions a token instead of T.
     """
-    mixed_BHTK = checkpoint_name((mix.mixed_BHTK / mix.total_BHT1).astype(dtype), KEPT)
-    return mixed_BHTK, checkpoint_name(mix.largest_BHT1 + jnp.log(mix.total_BHT1), KEPT)
+    return (mix.mixed_BHTK / mix.total_BHT1).astype(dtype), mix.largest_BHT1 + jnp.log(mix.total_BHT1)
 
 
 def shared(mixed_BHTK: Array, dmixed_BHTK: Array) -> Float[Array, "B H T 1"]:
@@ -125,22 +132,49 @@ _einsum = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def _scores(q_BHTK: Array, k_BHSK: Array, causal: bool) -> Array:
-    tokens = jnp.arange(q_BHTK.shape[2])
     scores_BHTS = _einsum("bhtk,bhsk->bhts", q_BHTK * q_BHTK.shape[-1] ** -0.5, k_BHSK)
-    return jnp.where(tokens[:, None] >= tokens, scores_BHTS, jnp.finfo(jnp.float32).min) if causal else scores_BHTS
+    if not causal:
+        return scores_BHTS
+    key_S = jnp.arange(k_BHSK.shape[2])
+    return jnp.where(key_S[-q_BHTK.shape[2] :, None] >= key_S, scores_BHTS, jnp.finfo(jnp.float32).min)
 
 
-def _forward(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array) -> tuple[Array, tuple[Array, ...]]:
-    """All queries and all keys in one block."""
-    mixed_BHTK, log_total_BHT1 = normalised(mix(q_BHTK, k_BHSK, v_BHSK, causal=True), v_BHSK.dtype)
-    return mixed_BHTK, (q_BHTK, k_BHSK, v_BHSK, mixed_BHTK, log_total_BHT1)
+def _heads(x_BTA: Array, head_dim: int) -> Array:
+    """Features of each head apart, [B,T,H,K]."""
+    return x_BTA.reshape(*x_BTA.shape[:-1], -1, head_dim)
 
 
-def _backward(kept: tuple[Array, ...], dmixed_BHTK: Array) -> tuple[Array, Array, Array]:
-    q_BHTK, k_BHSK, v_BHSK, mixed_BHTK, log_total_BHT1 = kept
-    queries = Queries(q_BHTK, dmixed_BHTK, log_total_BHT1, shared(mixed_BHTK, dmixed_BHTK))
-    dq_BHTK, dk_BHSK, dv_BHSK = gradients(queries, k_BHSK, v_BHSK, causal=True)
-    return dq_BHTK.astype(q_BHTK.dtype), dk_BHSK.astype(k_BHSK.dtype), dv_BHSK.astype(v_BHSK.dtype)
+def _forward(qkv_BTCA: Array, head_dim: int) -> tuple[Array, tuple[Array, ...]]:
+    q_BHTK, k_BHSK, v_BHSK = _heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
+    blocks = [
+        normalised(mix(q_BHTK[:, :, t], k_BHSK[:, :, s], v_BHSK[:, :, s], causal=True), qkv_BTCA.dtype)
+        for t, s in blocks_of(q_BHTK.shape[2])
+    ]
+    mixed_BHTK, log_total_BHT1 = (jnp.concatenate(parts, 2) for parts in zip(*blocks, strict=True))
+    mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(*qkv_BTCA.shape[:2], -1)
+    mixed_BTA, log_total_BHT1 = checkpoint_name((mixed_BTA, log_total_BHT1), KEPT)
+    return mixed_BTA, (qkv_BTCA, mixed_BTA, log_total_BHT1)
+
+
+def _backward(head_dim: int, kept: tuple[Array, ...], dmixed_BTA: Array) -> tuple[Array]:
+    """The gradients of blocks are added up, in float32."""
+    qkv_BTCA, mixed_BTA, log_total_BHT1 = kept
+    q_BHTK, k_BHSK, v_BHSK = _heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
+    mixed_BTHK, dmixed_BTHK = _heads(mixed_BTA, head_dim), _heads(dmixed_BTA, head_dim)
+    shared_BHT1 = shared(mixed_BTHK, dmixed_BTHK).swapaxes(1, 2)
+    queries = Queries(q_BHTK, dmixed_BTHK.swapaxes(1, 2), log_total_BHT1, shared_BHT1)
+    dqkv = jnp.float32(0)
+    for t, s in blocks_of(q_BHTK.shape[2]):
+        some = Queries(*(each_BHTK[:, :, t] for each_BHTK in queries))
+        grads = zip(gradients(some, k_BHSK[:, :, s], v_BHSK[:, :, s], causal=True), (t, s, s), strict=True)
+        dqkv += jnp.stack([_among(grad.swapaxes(1, 2), tokens, q_BHTK.shape[2]) for grad, tokens in grads], 2)
+    return (dqkv.reshape(qkv_BTCA.shape).astype(qkv_BTCA.dtype),)
+
+
+def _among(x_BTHK: Array, tokens: slice, size: int) -> Array:
+    """Some tokens in their place among all, zero elsewhere."""
+    start, stop, _ = tokens.indices(size)
+    return jnp.pad(x_BTHK, ((0, 0), (start, size - stop), (0, 0), (0, 0)))
 
 
 attend.defvjp(_forward, _backward)

@@ -84,17 +84,16 @@ class Cost:
         with `remat="full"` that pass begins with a block's forward pass, but for its last matmul and the scores, which
         then are there (Korthikanti et al. 2022, section 4), and may compute the logits again. `padding` of the
         vocabulary. `empty`: what stages with fewer layers than the largest do not do, but a compiled program counts,
-        for it cannot tell. `masked`, below zero: what a ring leaves out of attention, for causality masks it out. Of
+        for it cannot tell. `masked`, below zero: what attention leaves out, for causality masks it out. Of
         layers that are in no loop, with `unroll` as many as there are, the compiler may find all that would be computed
         again.
         """
-        plan, config, full = self.plan, self.plan.config, self.plan.train.remat == "full"
+        plan, config = self.plan, self.plan.config
         embed, rows, tokens = config.embed, plan.rows, plan.train.batch_size * config.sequence
         scores, recomputed = self._scores, self._recomputed
-        pairs, blocks = 4 * self.ring, 2 * self.ring + 1
         logits = 2 * embed * rows if plan.logits_again else 0
-        layers = config.flops_per_token - 6 * embed * config.vocab + scores + recomputed
-        masked = (8 if full else 7) * scores * (pairs - blocks) // pairs if self.ring > 1 else 0
+        masked = 6 * (2 * config.layers * embed * config.sequence - scores)
+        layers = config.flops_per_token - 6 * embed * config.vocab - masked + scores + recomputed
         return {
             "model": self.model_flops(),
             "attention again": tokens * scores,
@@ -106,19 +105,26 @@ class Cost:
 
     @property
     def _scores(self) -> int:
-        """FLOPs of all attention scores of a token: one of attention's two matmuls forward, and four backward."""
-        return 2 * self.plan.config.layers * self.plan.config.embed * self.plan.config.sequence
+        """FLOPs of the attention scores of a token: one of attention's two matmuls forward, and four backward.
+
+        Of n devices around which keys and values go, causality leaves 2n + 1 of the 4n pairs of chunks that each has
+        (ring.py); of one device three of four (attention.py). Of an odd number of tokens there are no halves.
+        """
+        config, ring = self.plan.config, self.ring
+        square = 2 * config.layers * config.embed * config.sequence
+        return square if config.sequence % 2 else square * (2 * ring + 1) // (4 * ring)
 
     @property
     def _recomputed(self) -> int:
         """FLOPs to compute all layers of a token again for the backward pass."""
         if self.plan.train.remat != "full":
             return 0
-        config, pairs, blocks = self.plan.config, 4 * self.ring, 2 * self.ring + 1
+        config = self.plan.config
         forward = 2 * config.layers * (4 * config.embed**2 + config.embed * config.mlp_dim) + self._scores
         # Of what has passed a ring's loop the compiler does not find the scores that are there.
+        blocks = 2 * self.ring + 1
         passing = blocks - 3 if self.ring > 2 else 0
-        return forward + self._scores * passing // pairs
+        return forward + self._scores * passing // blocks
 
     @property
     def passes(self) -> Costs:
@@ -133,7 +139,7 @@ class Cost:
 
     @property
     def ring(self) -> int:
-        """Devices around which keys and values go, of whose 4 n pairs of chunks causality leaves 2 n + 1 (ring.py)."""
+        """Devices around which keys and values go."""
         return 1 if self.plan.ulysses else self.plan.size(*self.plan.token_axes)
 
     @property

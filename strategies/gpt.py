@@ -124,7 +124,7 @@ class Block(nnx.Module):
         The sums are named as worth keeping: computing one again would communicate again.
         """
         normed_BTD = hooks.all_tokens(self.norm1(x_BTD))
-        qkv_BTCA = _add(hooks.project(normed_BTD, self.qkv_DCA[...]), self.qkv_bias_CA)
+        qkv_BTCA = checkpoint_name(_add(hooks.project(normed_BTD, self.qkv_DCA[...]), self.qkv_bias_CA), KEPT)
         mixed_BTA = hooks.attend(qkv_BTCA, self.head_dim, attention)
         x_BTD = x_BTD + checkpoint_name(hooks.sum(matmul(mixed_BTA, self.out_AD[...])), KEPT)
         x_BTD = _add(x_BTD, self.out_bias_D)

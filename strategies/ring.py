@@ -23,9 +23,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies.attention import Mix, Queries, gradients, merged, mix, normalised, shared
+from strategies.attention import KEPT, Mix, Queries, gradients, merged, mix, normalised, shared
 
 AXIS = "context"
 EARLY, LATE = 0, 1
@@ -103,7 +104,9 @@ def _forward(q_PBHTK: Array, kv_PCBHSK: Array) -> tuple[Array, tuple[Array, ...]
     own = jax.vmap(partial(mix, causal=True))(q_PBHTK, kv_PCBHSK[:, 0], kv_PCBHSK[:, 1])
     own = see(own, kv_PCBHSK, LATE, EARLY)
     (mixes, passing_PCBHSK), _ = lax.scan(tick, (own, passing_PCBHSK), jnp.arange(1, size - 1))
-    mixed_PBHTK, log_total_PBHT1 = normalised(work(mixes, passing_PCBHSK, size - 1), q_PBHTK.dtype)
+    mixed_PBHTK, log_total_PBHT1 = checkpoint_name(
+        normalised(work(mixes, passing_PCBHSK, size - 1), q_PBHTK.dtype), KEPT
+    )
     return mixed_PBHTK, (q_PBHTK, kv_PCBHSK, mixed_PBHTK, log_total_PBHT1)
 
 

@@ -131,12 +131,11 @@ def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
     """How often a layer's weight is gathered, and again for the backward pass: for each microbatch.
 
     Not again what the backward pass does not need: the bias at the layer's end; with `remat="none"` any vector; and but
-    for `remat="full"` the biases of queries, keys and values that were kept as they came from other devices.
+    for `remat="full"` the biases of queries, keys and values, which are kept with these.
     """
-    train, last = plan.train, {"blocks.down_bias_D"}
-    if plan.ulysses and train.remat != "full":
-        last.add("blocks.qkv_bias_CA")
-    needed = weight.name not in last and (train.remat != "none" or is_matrix(weight.dims))
+    train = plan.train
+    kept = weight.name == "blocks.qkv_bias_CA" and train.remat != "full"
+    needed = not kept and weight.name != "blocks.down_bias_D" and (train.remat != "none" or is_matrix(weight.dims))
     return train.microbatches, train.microbatches if train.regather and needed else 0
 
 

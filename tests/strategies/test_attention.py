@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from strategies import attention
-from strategies.attention import Mix, Queries, attend, causal_attention, gradients, merged, mix, normalised, shared
+from strategies.attention import Mix, Queries, blocks_of, causal_attention, gradients, merged, mix, normalised, shared
 
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, 12, 4
 SHAPE = (BATCH, HEADS, TOKENS, HEAD_DIM)
@@ -36,6 +36,13 @@ def softmax_attention(q, k, v, causal=True):
     return weights / weights.sum(-1, keepdims=True) @ v
 
 
+def attended(q, k, v):
+    """`causal_attention`, with heads apart."""
+    qkv_BTCA = jnp.stack([x.swapaxes(1, 2).reshape(BATCH, x.shape[2], -1) for x in (q, k, v)], 2)
+    mixed_BTA = causal_attention(qkv_BTCA, q.shape[-1], "xla")
+    return mixed_BTA.reshape(BATCH, -1, HEADS, q.shape[-1]).swapaxes(1, 2)
+
+
 def distance(mine, reference):
     """Between two arrays, relative to the norm of the second."""
     return np.linalg.norm(np.asarray(mine) - np.asarray(reference)) / np.linalg.norm(reference)
@@ -47,18 +54,21 @@ def cut(x, sizes):
 
 
 @pytest.mark.parametrize("size", [1, 10])
-def test_it_is_causal_softmax_attention(size):
-    """As written independently, however sharp its maxima are."""
-    q, k, v, _ = inputs(size)
-    assert distance(attend(q, k, v), softmax_attention(q, k, v)) < size * ROUNDING
+@pytest.mark.parametrize("tokens", [1, 2, 11, TOKENS])
+def test_it_is_causal_softmax_attention(tokens, size):
+    """As written independently, in each head by itself, however sharp its maxima are, with halves and without."""
+    q, k, v = (x[:, :, :tokens] for x in inputs(size)[:3])
+    assert distance(attended(q, k, v), softmax_attention(q, k, v)) < size * ROUNDING
 
 
-def test_heads_are_runs_of_features():
-    """`causal_attention` is `attend` in each head by itself, the features of a head side by side."""
-    q, k, v, _ = inputs()
-    stacked_BTCA = jnp.stack([x.transpose(0, 2, 1, 3).reshape(BATCH, TOKENS, -1) for x in (q, k, v)], 2)
-    mixed_BTA = causal_attention(stacked_BTCA, HEAD_DIM, "xla")
-    assert distance(mixed_BTA.reshape(BATCH, TOKENS, HEADS, -1).swapaxes(1, 2), attend(q, k, v)) < ROUNDING
+@pytest.mark.parametrize("tokens", [1, 2, 11, TOKENS])
+def test_each_query_sees_its_keys_once(tokens):
+    """Blocks have all pairs that causality leaves, none of them twice; of an even number, not all that it masks."""
+    seen = np.zeros((tokens, tokens), int)
+    for queries, keys in blocks_of(tokens):
+        seen[queries, keys] += 1
+    assert (seen[np.tri(tokens, dtype=bool)] == 1).all()
+    assert seen.sum() == (tokens**2 if tokens % 2 else tokens**2 * 3 // 4)
 
 
 @pytest.mark.parametrize("size", [1, 100])
@@ -85,7 +95,7 @@ def test_bfloat16_keeps_scores_in_float32(planted, monkeypatch):
     if planted:
         rounded = attention._scores
         monkeypatch.setattr(attention, "_scores", lambda *of: rounded(*of).astype(jnp.bfloat16).astype(jnp.float32))
-    off = distance(attend(q, k, v).astype(jnp.float32), softmax_attention(q, k, v))
+    off = distance(attended(q, k, v).astype(jnp.float32), softmax_attention(q, k, v))
     assert (off < 2 * 2**-9) != planted
 
 
@@ -97,15 +107,16 @@ def test_merging_is_commutative():
     jax.tree.map(np.testing.assert_array_equal, merged(one, other), merged(other, one))
 
 
-def test_its_gradients_are_those_of_softmax():
+@pytest.mark.parametrize("tokens", [11, TOKENS])
+def test_its_gradients_are_those_of_softmax(tokens):
     """Written by hand, they are what autodiff makes of attention written in one line."""
-    q, k, v, dmixed = inputs()
+    q, k, v, dmixed = (x[:, :, :tokens] for x in inputs())
 
     def plain(q, k, v):
-        scores = jnp.where(jnp.tri(TOKENS, dtype=bool), q @ k.swapaxes(2, 3) / math.sqrt(HEAD_DIM), -jnp.inf)
+        scores = jnp.where(jnp.tri(tokens, dtype=bool), q @ k.swapaxes(2, 3) / math.sqrt(HEAD_DIM), -jnp.inf)
         return jax.nn.softmax(scores) @ v
 
-    mine, theirs = (jax.vjp(function, q, k, v)[1](dmixed) for function in (attend, plain))
+    mine, theirs = (jax.vjp(function, q, k, v)[1](dmixed) for function in (attended, plain))
     assert max(map(distance, mine, theirs)) < ROUNDING
 
 
@@ -120,6 +131,6 @@ def test_gradients_of_blocks_add_up():
     dq1, dk1, dv1 = gradients(late, k1, v1, causal=True)
     dq10, dk10, dv10 = gradients(late, k0, v0)
     blocks = [(dq0, dq1 + dq10), (dk0 + dk10, dk1), (dv0 + dv10, dv1)]
-    whole = jax.vjp(attend, q, k, v)[1](dmixed)
+    whole = jax.vjp(attended, q, k, v)[1](dmixed)
     for parts, expected in zip(blocks, whole, strict=True):
         assert distance(jnp.concatenate(parts, 2), expected) < ROUNDING

@@ -268,9 +268,10 @@ def test_bubble_is_that_of_passes_as_long_as_their_flops(schedule, remat):
     """Simulated with costs by hand, for a layer and a token: matmuls 24 D^2, attention 4 D T (Qi et al. 2023, table 1).
 
     Backward, 8 D T of attention and its scores, 2 D T, again; with `remat="full"` all that but the last matmul, 8 D^2.
+    A quarter of attention is left out (attention.py).
     """
     config, train = PRESETS["gpt3-6.7b"], TrainConfig(32, 32, schedule=schedule, remat=remat)
-    matmuls, embed, tokens = 24 * config.embed**2, config.embed, config.sequence
+    matmuls, embed, tokens = 24 * config.embed**2, config.embed, 3 * config.sequence // 4
     again = matmuls + 4 * embed * tokens - 8 * embed**2 if remat == "full" else 2 * embed * tokens
     by_hand = matmuls + 4 * embed * tokens, matmuls + 8 * embed * tokens + again, matmuls
     predicted = predict("pipeline", config, MeshSpec.parse("pipeline=8"), train)
@@ -278,13 +279,13 @@ def test_bubble_is_that_of_passes_as_long_as_their_flops(schedule, remat):
 
 
 def test_zero_bubble_waits_for_recomputation():
-    """ZB-H1 waits (S-1) (F+B-W) (Qi et al. 2023, table 2): of 8 stages with 32 microbatches of gpt3-6.7b, 9.9%."""
+    """ZB-H1 waits (S-1) (F+B-W) (Qi et al. 2023, table 2): of 8 stages with 32 microbatches of gpt3-6.7b, 9.7%."""
     train = TrainConfig(32, 32, schedule="zb-h1", remat="full")
     predicted = predict("pipeline", PRESETS["gpt3-6.7b"], MeshSpec.parse("pipeline=8"), train)
     forward, inputs, weights = predicted.passes
     idle, work = 7 * (forward + inputs - weights), 32 * (forward + inputs + weights)
     assert predicted.bubble == pytest.approx(idle / (idle + work), rel=1e-9)
-    assert predicted.bubble == pytest.approx(0.0986, abs=5e-5)
+    assert predicted.bubble == pytest.approx(0.0967, abs=5e-5)
 
 
 @pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
@@ -293,7 +294,7 @@ def test_passes_and_the_head_are_all_flops(name, mesh, config, train):
     predicted = cost(name, mesh, config, **train)
     plan, tokens = predicted.plan, BATCH * config.sequence
     head = (8 if plan.logits_again else 6) * config.embed * plan.rows
-    assert tokens * (sum(predicted.passes) + head) == predicted.hardware_flops - predicted.flops["masked"]
+    assert tokens * (sum(predicted.passes) + head) == predicted.hardware_flops
 
 
 def test_what_is_computed_again_is_no_waiting():
