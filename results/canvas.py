@@ -101,6 +101,8 @@ def legend(figure: Figure, points: pd.DataFrame, look: Look) -> None:
     ]
     if not points["best"].all():
         handles.append(Line2D([], [], color=GREY, marker="o", alpha=0.4, linestyle="", label="other meshes"))
+    if points["tokens_per_second_low"].notna().any():
+        handles.append(Line2D([], [], color=GREY, marker="|", linestyle="", markersize=10, label="95% interval"))
     labelled = {
         label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -116,10 +118,11 @@ def strategy_lines(axes: Axes, points: pd.DataFrame, x: str, y: str, look: Look)
 
 
 def intervals(axes: Axes, points: pd.DataFrame, x: str, y: str, look: Look) -> None:
-    """Draw the 95% interval of each point that has one, in front of its marker."""
-    colours = points["strategy"].map(look["palette"])
-    axes.vlines(points[x], points[f"{y}_low"], points[f"{y}_high"], colors="white", linewidth=4, zorder=3)
-    axes.vlines(points[x], points[f"{y}_low"], points[f"{y}_high"], colors=list(colours), linewidth=2, zorder=4)
+    """Draw the 95% interval of each point that has one, behind its marker."""
+    bars = {"fmt": "none", "elinewidth": 1.2, "capsize": 4, "zorder": 1.5}
+    for strategy, own in points.groupby("strategy", sort=False):
+        ends = [own[y] - own[f"{y}_low"], own[f"{y}_high"] - own[y]]
+        axes.errorbar(own[x], own[y], ends, ecolor=look["palette"][strategy], **bars)
 
 
 def doubling_axis(axes: Axes, values: pd.Series, label: str) -> None:

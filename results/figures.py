@@ -15,6 +15,7 @@ from results.canvas import (
     canvas,
     doubling_axis,
     ideal_line,
+    intervals,
     legend,
     strategy_lines,
     throughput_axis,
@@ -98,6 +99,7 @@ def throughput_vs_memory(rows: pd.DataFrame, look: Look) -> Figure:
         axes.set_title(title)
         alpha = np.where(part["best"], 1.0, 0.4)
         sns.scatterplot(part, x="memory", y="tokens_per_second", ax=axes, s=70, alpha=alpha, **look)
+        intervals(axes, part[part["best"]], "memory", "tokens_per_second", look)
         edge = frontier(part[part["strategy"] != "single"])
         steps = {"color": GREY, "linestyle": ":", "drawstyle": "steps-post", "zorder": 1, "label": "frontier"}
         axes.plot(edge["memory"], edge["tokens_per_second"], **steps)

@@ -5,11 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from results.canvas import look_of, what_was_run
-from results.curves import TIMES
+from results.curves import TIMES, scaling
 from results.figures import FIGURES
 from results.load import load
 from results.plot import main
@@ -98,6 +99,20 @@ def test_virtual_devices_are_called_virtual(
     figure = FIGURES[name](rows.assign(virtual_devices=virtual), look_of(rows["strategy"].unique()))
     assert figure.get_suptitle().splitlines()[-1] == devices
     assert ideal in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [("throughput_vs_devices", "tokens_per_second"), ("parallel_efficiency", "efficiency")]
+)
+def test_each_point_has_its_interval(rows: pd.DataFrame, name: str, column: str) -> None:
+    """From the lower to the upper end, at each strategy's fastest mesh, and the legend says what it is."""
+    figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
+    bars = [line for bar in figure.axes[0].containers for line in bar.lines[2]]  # pyright: ignore[reportAttributeAccessIssue]
+    drawn = [segment[:, 1].tolist() for lines in bars for segment in lines.get_segments()]
+    best = scaling(rows).query("best")
+    expected = best[[f"{column}_low", f"{column}_high"]].to_numpy()
+    assert sorted(drawn) == pytest.approx(np.array(sorted(expected.tolist())))
+    assert "95% interval" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 @pytest.mark.parametrize(
