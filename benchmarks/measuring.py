@@ -69,7 +69,13 @@ def begin(config: pytest.Config, chosen: Selection, corpus_N: Corpus, clock: Clo
     STOPS.listen()
     config.stash[HEART] = Heart()
     plan = Plan(
-        corpus_N, option.case_seconds, option.compile_only, option.trace_dir, option.case_timeout, option.attribution
+        corpus_N,
+        option.case_seconds,
+        option.compile_only,
+        option.trace_dir,
+        option.case_timeout,
+        option.attribution,
+        option.benchmark_json,
     )
     run = config.stash[SESSION] = Session(plan, clock, shared_journal(option, chosen, plan))
     if not processes.is_first():

@@ -16,6 +16,7 @@ from benchmarks import processes
 from benchmarks.attribution import attribute
 from benchmarks.cases import Case
 from benchmarks.clock import Clock
+from benchmarks.commandline.outputs import safe_name
 from benchmarks.corpus import Corpus
 from benchmarks.failures import CaseFailure, Died, TimedOut, reason_of, status_of
 from benchmarks.journal import Journal, JournalError
@@ -47,6 +48,7 @@ class Plan:
         trace: a folder for a profiler's trace of each case, taken apart from what is timed.
         case_timeout: seconds after which a case that gets nowhere has ended.
         attribution: say of each step where its time goes.
+        report: the file of the rows; a reason that is too long for a row is written beside it.
     """
 
     corpus_N: Corpus
@@ -55,6 +57,7 @@ class Plan:
     trace: Path | None = None
     case_timeout: float = 600.0
     attribution: bool = False
+    report: Path | None = None
 
 
 class Session:
@@ -315,7 +318,12 @@ class Session:
     def _fail(self, entry: Entry, error: Exception) -> None:
         traceback.clear_frames(error.__traceback__)  # they hold states, and the next case needs their memory
         entry.error = error
-        self._end(entry, status=status_of(error), reason=reason_of(error))
+        self._end(entry, status=status_of(error), reason=reason_of(error, self._beside_report(entry.case)))
+
+    def _beside_report(self, case: Case) -> Path | None:
+        """Where a text on a case is kept, if a report is; the first of several processes writes it."""
+        report = self.plan.report if processes.is_first() else None
+        return report and report.with_name(f"{safe_name(f'{report.stem}.{case}')}.txt")
 
     @contextmanager
     def _ending(self, entries: Sequence[Entry]) -> Iterator[None]:

@@ -135,11 +135,12 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch, stdin: str = "") -> int:
 
 @pytest.mark.parametrize("command", TABLE)
 def test_bad_input_is_refused_in_a_line(
-    command: str, inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is the documented one, and the message says what is wrong; nothing is raised."""
     before = {path: path.read_bytes() for path in inputs.glob("*.*") if path.is_file()}
     monkeypatch.chdir(inputs)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # what cannot be written where it should be is saved there
     exit_code, words = TABLE[command]
     assert run(command, monkeypatch, json.dumps(SCHEDULE)) == exit_code
     said = capsys.readouterr()

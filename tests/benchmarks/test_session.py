@@ -27,7 +27,7 @@ from benchmarks.session import Plan, Session, trace
 from benchmarks.statuses import A_TIMEOUT
 from benchmarks.turns import MIN_ROUNDS, Ratio, take_turns
 from strategies import GPTConfig, Infeasible, MeshSpec
-from tests.benchmarks.planted import TOYS
+from tests.benchmarks.planted import TOYS, changed, plant, raiser
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
 SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
@@ -205,6 +205,21 @@ def test_failing_case_is_a_row_without_times(
     with pytest.raises(Exception, match=r".") as raised:
         session.require_good(case)
     assert status_of(raised.value) == status
+
+
+def test_a_reason_that_is_too_long_is_whole_beside_the_report(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row has its beginning and names the file; nothing is written where no report is."""
+    long = plant("long", lambda step: changed(step, raiser(ValueError("x" * 3_000_000))))
+    monkeypatch.setattr(cases, "STRATEGIES", TOYS | {"long": long})
+    case, kept = replace(SINGLE, strategy="long"), tmp_path / "run.long-data=1-b4.txt"
+    (row,) = measure(begin(), case)
+    assert row["reason"].endswith("x... (3,000,012 letters)")
+    assert not kept.exists()
+    (row,) = measure(begin(replace(PLAN, report=tmp_path / "run.json")), case)
+    assert row["reason"].endswith(f"x... (3,000,012 letters; all of them are in {kept})")
+    assert len(kept.read_text()) == 3_000_012
 
 
 @pytest.mark.usefixtures("toys")
