@@ -71,7 +71,12 @@ def rows(report: Path) -> Rows:
         raise ValueError(f"{constant} is not JSON")
 
     content = json.loads(report.read_text(), parse_constant=refuse)
-    assert all(row["stats"]["mean"] for row in content["benchmarks"]), "other programs read these"
+    # What Bencher's adapter for pytest reads of each row; it refuses a file in which one is no number.
+    assert {"machine_info", "commit_info"} <= content.keys()
+    for row in content["benchmarks"]:
+        assert {type(row["stats"][name]) for name in ("mean", "median", "stddev", "iqr")} <= {float, int}, row[
+            "fullname"
+        ]
     benchmarks = [*content["benchmarks"], *content[UNTIMED]]
     return {row["name"].partition("[")[2].removesuffix("]"): row for row in benchmarks}
 
@@ -371,7 +376,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     }
     for name, (value, message) in environments.items():
         several.append((bare(**{name: value}), message))
-    several.append((unstorable, f"--benchmark-storage={tmp_path}/file/folder cannot be written: "))
+    several.append((unstorable, f"--benchmark-storage: {tmp_path}/file/folder cannot be written to: "))
     for process, message in several:
         ended = finish(process)
         assert ended.returncode == pytest.ExitCode.USAGE_ERROR
@@ -400,6 +405,24 @@ def test_a_misspelt_folder_is_a_line(tmp_path: Path) -> None:
     ended = finish(bare("benchmark", "--strategy=data", f"--benchmark-json={tmp_path}/run.json"))
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert ended.stderr.strip() == "ERROR: file or directory not found: benchmark"
+
+
+def test_found_among_other_tests_they_are_refused() -> None:
+    """`pytest .` ends in a line, before any test."""
+    for folder in (".", str(ROOT)):
+        ended = finish(bare(folder))
+        assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+        assert ended.stderr.startswith("ERROR: the benchmarks run alone: pytest benchmarks; leave them out with --ign")
+        assert "Traceback" not in ended.stdout
+
+
+def test_pytest_benchmark_compares_reports_in_a_checkout(sweep: tuple[Process, Rows]) -> None:
+    """Its own command reads our conftest.py and settings there; rows that were not timed do it no harm."""
+    (report,) = re.findall(r"^report: (.*)$", sweep[0].stdout, re.M)
+    command = [sys.executable, "-m", "pytest_benchmark", "compare", report, "--columns=median"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("Traceback")) == (0, 0), ended.stderr
+    assert "test_step[data-data=1-b4]" in ended.stdout
 
 
 @pytest.mark.parametrize(
