@@ -197,7 +197,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
         run.journal.remove()
     run.journal.close()
     forget_effects()
-    session.config.stash[HEART].rest()
+    session.config.stash[HEART].rest(int(session.exitstatus))
     return result
 
 
