@@ -14,6 +14,7 @@ import pytest
 from benchmarks import supervise
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.heartbeat import HEARTBEAT, Heart, Listener
+from benchmarks.journal import journal_path
 from benchmarks.statuses import TIMED_OUT
 from benchmarks.supervise import JOURNAL, run, running, stopped
 from tests.benchmarks.test_run import finish, rows, start, statuses
@@ -175,14 +176,26 @@ def test_the_supervisor_loads_no_jax() -> None:
 
 
 def test_stopping_the_supervisor_alone_stops_the_run(tmp_path: Path) -> None:
-    """Ctrl-C that nobody else hears: exit status 130, and a whole report; a supervisor that was itself stopped for a
-    while, and goes on, has lost nothing.
+    """Ctrl-C that nobody else hears: exit status 130, and a report with the numbers of what had ended, and a row for
+    the rest; a supervisor that was itself stopped for a while, and goes on, has lost nothing.
     """
     report = tmp_path / "run.json"
-    process = finish(start("--strategy=pausing,stopped_above", "--mesh=data=1", f"--benchmark-json={report}"))
+    command = "--strategy=pausing,stopped_above", "--mesh=data=1", "--batch-size=4,8", f"--benchmark-json={report}"
+    process = finish(start(*command))
     assert process.returncode == INTERRUPTED, process.stderr
-    assert statuses(report) == {"pausing-data=1-b4": "interrupted", "stopped_above-data=1-b4": "interrupted"}
-    assert all(row["extra_info"]["matches_single"] in (True, None) for row in rows(report).values())
+    assert statuses(report) == {
+        "pausing-data=1-b4": "ok",
+        "stopped_above-data=1-b4": "ok",
+        "pausing-data=1-b8": "interrupted",
+        "stopped_above-data=1-b8": "interrupted",
+    }
+    found = rows(report)
+    matches = [row["extra_info"]["matches_single"] for row in found.values()]
+    assert matches == [True, True, True, None]  # the third was checked, and not timed
+    assert [bool(row["stats"]["data"]) for row in found.values()] == [True, True, False, False]
+    assert "Traceback" not in process.stderr
+    assert "going on with the cases that are left" not in process.stderr, "one process measured all"
+    assert journal_path(report).read_text().count('{"start": ') == 1
 
 
 def test_a_case_that_hangs_is_left_at_the_second_press(tmp_path: Path) -> None:
