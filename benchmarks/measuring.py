@@ -23,13 +23,14 @@ from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.corpus import NO_TEXT, Corpus, read_corpus
 from benchmarks.heartbeat import Heart
 from benchmarks.journal import Journal, Silent, journal_path
+from benchmarks.lifecycle import Plan
 from benchmarks.machine import compiler_facts, update_machine_info, use_virtual_devices
 from benchmarks.measure import forget_effects
 from benchmarks.options import selected
 from benchmarks.publish import SoFar, publish, report_nothing, set_untimed_apart, whole_report
 from benchmarks.reporter import Reporter
 from benchmarks.row import Row
-from benchmarks.session import Plan, Session
+from benchmarks.session import Session
 from benchmarks.statuses import IN_ORDER, LOST, UNWRITTEN
 from benchmarks.stopping import Stops
 from benchmarks.supervise import JOURNAL, RESUMED, supervised

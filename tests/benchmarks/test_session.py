@@ -22,8 +22,10 @@ from benchmarks.corpus import read_corpus
 from benchmarks.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.failures import CaseFailure, status_of
 from benchmarks.journal import Journal, JournalError
+from benchmarks.lifecycle import Plan
+from benchmarks.measure import trace
 from benchmarks.processes import Elsewhere
-from benchmarks.session import Plan, Session, trace
+from benchmarks.session import Session
 from benchmarks.statuses import A_TIMEOUT
 from benchmarks.turns import MIN_ROUNDS, Ratio, take_turns
 from strategies import GPTConfig, Infeasible, MeshSpec
@@ -59,7 +61,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 def end(session: Session) -> None:
     """End a session as a process does that dies: nothing more is written."""
-    session._watchdog.stop()
+    session._lives.watchdog.stop()
     session.journal.close()
 
 
@@ -276,7 +278,7 @@ def test_other_processes_have_their_time_when_this_one_is_ready(begin: Begin, mo
     """A stage that took long here does not have the watchdog end this process while it waits for them."""
     session = begin()
     heard: list[float] = []
-    monkeypatch.setattr(session._watchdog, "beat", lambda case: heard.append(time.monotonic()))
+    monkeypatch.setattr(session._lives.watchdog, "beat", lambda case: heard.append(time.monotonic()))
 
     def stages(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
         time.sleep(0.2)
@@ -421,7 +423,7 @@ def test_interrupt_in_the_turns_keeps_what_had_turns_enough(begin: Begin, monkey
         take_turns(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("benchmarks.session.take_turns", interrupted)
+    monkeypatch.setattr("benchmarks.heat.take_turns", interrupted)
     session = begin()
     with pytest.raises(KeyboardInterrupt):
         measure(session, SINGLE, DATA)
@@ -441,7 +443,7 @@ def test_full_disk_ends_the_run_and_not_a_case(begin: Begin, monkeypatch: pytest
         os.close(pipe)
         session.journal.begin(str(SINGLE))
 
-    monkeypatch.setattr("benchmarks.session.take_turns", filling)
+    monkeypatch.setattr("benchmarks.heat.take_turns", filling)
     with pytest.raises(JournalError, match=r"run\.journal\.jsonl cannot be written: Broken pipe"):
         measure(session, SINGLE, DATA)
     assert [row.extra_info["status"] for row in session.close()] == ["ok", "ok"]
@@ -486,7 +488,7 @@ def test_session_that_is_over_ends_no_process(begin: Begin, monkeypatch: pytest.
     journal = begin().journal
     session = Session(replace(PLAN, case_timeout=0.1), Clock(), journal)
     (watching,) = [thread for thread in threading.enumerate() if thread not in before][1:]
-    session._begin(str(DATA))
+    session._lives.begin(str(DATA))
     if way == "closed":
         session.close()
     del session
@@ -502,7 +504,7 @@ def test_attribution_that_fails_leaves_no_watchdog_behind(begin: Begin, monkeypa
     session = begin(replace(PLAN, attribution=True))
     with pytest.warns(UserWarning, match="where its time goes is not known: "):
         measure(session, DATA)
-    assert session._watchdog._heard is None
+    assert session._lives.watchdog._heard is None
 
 
 @pytest.mark.usefixtures("toys")
