@@ -168,6 +168,9 @@ def hearing(told: list[float]) -> Iterator[Callable[[subprocess.Popen[bytes]], N
 
     Handlers, not SIG_IGN, which the process would inherit; and where SIGINT was ignored, as in the background of a
     script, it is heard, too: nobody else sends it to a run that is to go on.
+
+    Before, while pytest loads itself and its plugins, some 0.3 seconds, Ctrl-C is Python's: it prints a traceback, and
+    nothing has begun.
     """
     processes: list[subprocess.Popen[bytes]] = []
 

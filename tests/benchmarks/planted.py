@@ -14,6 +14,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -235,7 +236,12 @@ def stop_job() -> None:
 
 
 def fill_disk() -> None:
-    """No file may become larger than the journal is."""
+    """Nothing more is written: the file FILLER takes all room, or no file may become larger than the journal is."""
+    if "FILLER" in os.environ:
+        with suppress(OSError), Path(os.environ["FILLER"]).open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(2**16))
+        return
     journal_bytes = Path(os.environ["MESHMARK_JOURNAL"]).stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (journal_bytes, resource.RLIM_INFINITY))
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -249,6 +250,62 @@ def test_report_that_is_not_written_is_not_lost(tmp_path: Path) -> None:
     assert list(statuses(hasty).values()) == ["ok"] * 4
     files = {"filled", "stopped", "full.json", "full.journal.jsonl", "hasty.json"}
     assert {path.name for path in tmp_path.iterdir()} == files
+
+
+SMALL_DISK = "mount -t tmpfs -o size=20m tmpfs {disk} && "
+MOUNTS = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+"""In a namespace of its own, which needs no rights where the system lets users have one."""
+
+
+def can_mount(folder: Path) -> bool:
+    """Whether a test can have a small disk."""
+    try:
+        return not subprocess.run(
+            [*MOUNTS, f"{SMALL_DISK.format(disk=folder)} true"], check=False, stderr=-1
+        ).returncode
+    except FileNotFoundError:
+        return False
+
+
+def test_a_disk_that_becomes_full_loses_no_row(tmp_path: Path) -> None:
+    """A real one, in the middle of the sweep: the journal takes a part of a row, and the report nothing. The earlier
+    report stays; exit status 74; and --resume, when there is room again, measures the rest and nothing twice.
+    """
+    disk, out = tmp_path / "disk", tmp_path / "out"
+    for folder in (disk, out):
+        folder.mkdir()
+    if not can_mount(disk):
+        pytest.skip("no disk can be mounted here; the test of a limited file size above goes the same way")
+    report, filler = disk / "run.json", disk / "filler"
+    options = "--strategy=single,full_once", "--batch-size=4,8", "--mesh=data=1", f"--benchmark-json={report}"
+    measure = shlex.join([*COMMAND, *options])
+    script = f"""{SMALL_DISK.format(disk=disk)} printf 'an earlier report' > {report}
+        {measure} 2> {out}/errors; echo $? > {out}/status
+        cp {disk}/run.json {out}/earlier.json; cp {disk}/run.journal.jsonl {out}; rm {filler}
+        {measure} --resume; status=$?; cp {disk}/run.json {out}; ls {disk} > {out}/left; exit $status"""
+    variables = environment(SINGLE="single", ONCE=out, FILLER=filler)
+    resumed = subprocess.run([*MOUNTS, script], cwd=ROOT, env=variables, stdout=-1, stderr=-1, text=True, check=False)
+    assert (out / "status").read_text().strip() == "74"
+    said = (out / "errors").read_text()
+    assert "the report was not written ([Errno 28] No space left on device" in said
+    assert f"what {journal_path(report)} holds is not lost: go on with --resume" in said
+    assert "Traceback" not in said
+    assert (out / "earlier.json").read_text() == "an earlier report"
+    lines = (out / "run.journal.jsonl").read_bytes().splitlines()
+    ended = {row["case"]: row["samples"] for line in lines if line.startswith(b'{"row"') for row in whole(line)}
+    assert len(ended) >= 2
+    assert resumed.returncode == pytest.ExitCode.OK, resumed.stderr
+    assert list(statuses(out / "run.json").values()) == ["ok"] * 4
+    assert ended.items() <= {name: row["stats"]["data"] for name, row in rows(out / "run.json").items()}.items()
+    assert (out / "left").read_text() == "run.json\n"
+
+
+def whole(line: bytes) -> list[dict[str, Any]]:
+    """The row of a line of a journal; none of one that is cut short."""
+    try:
+        return [json.loads(line)["row"]]
+    except ValueError:
+        return []
 
 
 def test_no_failure_is_a_success(tmp_path: Path) -> None:
