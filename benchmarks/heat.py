@@ -35,7 +35,7 @@ class Heat:
 
     plan: Plan
     clock: Clock
-    lives: Lifecycle
+    lifecycle: Lifecycle
     preparation: Preparation
     entries: Sequence[Entry]
     reference: Entry | str
@@ -50,7 +50,7 @@ class Heat:
         entrants = {str(self.twin.case): self.twin} | {str(entry.case): entry for entry in self.entries}
         entrants |= {CANARY: self.twin}
         for name, entry in entrants.items():
-            self.lives.begin(str(entry.case))
+            self.lifecycle.begin(str(entry.case))
             try:
                 training = processes.together(partial(self._start, entry))
                 self.turns[name], self.trainings[name] = Turns(steps_per_block(training)), training
@@ -61,7 +61,7 @@ class Heat:
         try:
             with self.clock.phase("timed"):
                 budget_seconds = self.plan.case_seconds * len(self.trainings)
-                begin = lambda name: self.lives.begin(str(entrants[name].case))  # noqa: E731
+                begin = lambda name: self.lifecycle.begin(str(entrants[name].case))  # noqa: E731
                 take_turns(self.trainings, self.turns, budget_seconds, begin)
         except BaseException:  # after Ctrl-C, too, what has had turns enough is measured, where no others must agree
             if processes.count() == 1:
@@ -95,7 +95,7 @@ class Heat:
     def _leave_out(self, entry: Entry, error: Exception) -> None:
         """End a case that cannot be started. If it is a reference without a row, the others' rows say why."""
         if entry in self.entries:
-            self.lives.fail(entry, error)
+            self.lifecycle.fail(entry, error)
             return
         why = f"not compared with single, which could not be timed: {reason_of(error)}"
         for each in self.entries:
@@ -123,11 +123,11 @@ class Heat:
                 raise turns.error
             processes.together(partial(training.require_finite, "after the timed blocks"))
         except Exception as error:
-            self.lives.fail(entry, error)
+            self.lifecycle.fail(entry, error)
             return
         if len(turns.seconds) >= MIN_ROUNDS:
             peaks = {"device_peak_bytes": device_peak_bytes(), "host_peak_rss_bytes": host_peak_rss_bytes()}
-            self.lives.end(entry, status="ok", timed=turns, memory=replace(entry.record.memory, **peaks))
+            self.lifecycle.end(entry, status="ok", timed=turns, memory=replace(entry.record.memory, **peaks))
 
     def _look_closer(self, entry: Entry, training: Training | SoloTraining) -> None:
         """Trace a step that was timed, and say where its time goes. Its row is whole without, should that fail."""
@@ -142,11 +142,11 @@ class Heat:
             try:
                 with self.clock.phase("attribution"):
                     parts = self._attribute(entry, training)
-                self.lives.end(entry, attribution=parts)
+                self.lifecycle.end(entry, attribution=parts)
             except Exception as error:
                 warnings.warn(f"{case}: where its time goes is not known: {reason_of(error)}", stacklevel=2)
             finally:
-                self.lives.watchdog.rest()
+                self.lifecycle.watchdog.rest()
 
     def _trace(self, entry: Entry, training: Training | SoloTraining, folder: Path) -> None:
         """Have the profiler look at one more block, in the process in which it was timed."""
@@ -163,7 +163,7 @@ class Heat:
         If one process has `single` in another of its own, the others of several are not told.
         """
         seconds, budget_seconds = entry.record.step_seconds_median, self.plan.case_seconds
-        begin = partial(self.lives.begin, str(entry.case))
+        begin = partial(self.lifecycle.begin, str(entry.case))
         assert entry.step
         assert seconds
         if in_solo(training):

@@ -36,7 +36,7 @@ class Session:
         self.cases: Sequence[Case] = ()
         self.say: Callable[[str], None] = lambda text: None
         self._told: set[str] = set()
-        self._lives, self._preparation = Lifecycle(plan, journal), Preparation(plan.corpus_N, clock)
+        self._lifecycle, self._preparation = Lifecycle(plan, journal), Preparation(plan.corpus_N, clock)
 
     @property
     def rows(self) -> dict[str, Row]:
@@ -45,28 +45,28 @@ class Session:
 
     def prepare(self, case: Case) -> None:
         """Compile a case and check it against one device; what ends it early ends up in its row."""
-        lives = self._lives
-        if str(case) in self.rows or str(case) in lives.entries:
+        lifecycle = self._lifecycle
+        if str(case) in self.rows or str(case) in lifecycle.entries:
             return
-        entry = lives.entries[str(case)] = Entry(case, Record.begin(case, compile_only=self.plan.compile_only))
-        with lives.ending([entry]):
+        entry = lifecycle.entries[str(case)] = Entry(case, Record.begin(case, compile_only=self.plan.compile_only))
+        with lifecycle.ending([entry]):
             if case != case.single and not self.plan.compile_only:
                 self._reference(case.single)  # first, so that its end is not taken for this case's
-            lives.begin(str(case))
-            if died := lives.died(case):
+            lifecycle.begin(str(case))
+            if died := lifecycle.died(case):
                 raise died
             # Closed, for of a case that has failed elsewhere the state is still there.
             with closing(self._preparation.stages(entry, compile_only=self.plan.compile_only)) as stages:
                 while (facts := processes.together(partial(self._stage, case, stages))) is not None:
                     entry.record = replace(entry.record, **facts)
-                    lives.watchdog.beat(str(case))
+                    lifecycle.watchdog.beat(str(case))
         if self.plan.compile_only and not entry.error:
-            lives.end(entry, status="ok")
+            lifecycle.end(entry, status="ok")
 
     def _stage(self, case: Case, stages: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
         """What the next stage of a case tells, if there is one. Others may take longer: their time begins now."""
         facts = next(stages, None)
-        self._lives.watchdog.beat(str(case))
+        self._lifecycle.watchdog.beat(str(case))
         return facts
 
     def time(self, case: Case) -> None:
@@ -75,8 +75,8 @@ class Session:
             if other.single == case.single:
                 self.prepare(other)
         if str(case) not in self.rows:
-            group = [entry for entry in self._lives.waiting if entry.case.single == case.single]
-            with self._lives.ending(group):
+            group = [entry for entry in self._lifecycle.waiting if entry.case.single == case.single]
+            with self._lifecycle.ending(group):
                 for heat in self._heats(group):
                     self._time_heat(heat)
 
@@ -87,7 +87,7 @@ class Session:
             CaseFailure, Infeasible: as the row says, where no exception is at hand: it is an earlier process's row.
             Exception: what ended the case.
         """
-        entry, row = self._lives.entries.get(str(case)), self.rows.get(str(case))
+        entry, row = self._lifecycle.entries.get(str(case)), self.rows.get(str(case))
         if row and row.extra_info["status"] != "ok":
             self._told.add(str(case))
         if row and row.extra_info.get("chip.fits") is False:
@@ -102,7 +102,7 @@ class Session:
     @property
     def prepared(self) -> int:
         """How many cases have been compiled, or have failed to be."""
-        return len(self._lives.entries)
+        return len(self._lifecycle.entries)
 
     def failed(self, case: Case) -> bool:
         """Whether a case has ended, and not well, and a test of it has said so: another need not."""
@@ -111,15 +111,15 @@ class Session:
 
     def close(self) -> list[Row]:
         """End the run; all rows, those of cases that were not finished among them."""
-        return self._lives.close()
+        return self._lifecycle.close()
 
     def _reference(self, single: Case) -> Entry | str:
         """One device on the same work, or why there is none. One that hung is not waited for again."""
         row = self.rows.get(str(single))
         hung = row.extra_info["reason"] if row and row.extra_info["status"] == "timeout" else None
-        if why := hung or self._lives.died(single):
+        if why := hung or self._lifecycle.died(single):
             return self._preparation.give_up(single, str(why))
-        self._lives.begin(str(single))
+        self._lifecycle.begin(str(single))
         return self._preparation.reference(single)
 
     def _heats(self, group: Sequence[Entry]) -> Iterator[list[Entry]]:
@@ -135,9 +135,9 @@ class Session:
     def _time_heat(self, entries: Sequence[Entry]) -> None:
         """Time cases in turns."""
         first = entries[0].case
-        self._lives.begin(str(first))
+        self._lifecycle.begin(str(first))
         rate, reference = self._matmul_rate(first.dtype), self._reference(first.single)
-        Heat(self.plan, self.clock, self._lives, self._preparation, entries, reference, rate, self.say).run()
+        Heat(self.plan, self.clock, self._lifecycle, self._preparation, entries, reference, rate, self.say).run()
 
     def _matmul_rate(self, dtype: str) -> float | None:
         """FLOPs per second of a matmul alone, measured once in a run."""

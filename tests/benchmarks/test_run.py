@@ -22,7 +22,7 @@ from benchmarks.publish import UNTIMED
 from benchmarks.statuses import TIMED_OUT, UNWRITTEN
 from benchmarks.stopping import Stops
 from benchmarks.supervise import RESUMED, supervise
-from tests.processes import environment
+from tests.processes import LIMIT_SECONDS, environment
 
 ROOT = Path(__file__).parents[2]
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--case-seconds=0.05")
@@ -53,7 +53,7 @@ def finish(process: subprocess.Popen[str]) -> Process:
     """Wait for what was started."""
     with process:
         try:
-            output, errors = process.communicate(timeout=300)
+            output, errors = process.communicate(timeout=LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
             process.terminate()
             raise

@@ -61,7 +61,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 def end(session: Session) -> None:
     """End a session as a process does that dies: nothing more is written."""
-    session._lives.watchdog.stop()
+    session._lifecycle.watchdog.stop()
     session.journal.close()
 
 
@@ -278,7 +278,7 @@ def test_other_processes_have_their_time_when_this_one_is_ready(begin: Begin, mo
     """A stage that took long here does not have the watchdog end this process while it waits for them."""
     session = begin()
     heard: list[float] = []
-    monkeypatch.setattr(session._lives.watchdog, "beat", lambda case: heard.append(time.monotonic()))
+    monkeypatch.setattr(session._lifecycle.watchdog, "beat", lambda case: heard.append(time.monotonic()))
 
     def stages(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
         time.sleep(0.2)
@@ -488,7 +488,7 @@ def test_session_that_is_over_ends_no_process(begin: Begin, monkeypatch: pytest.
     journal = begin().journal
     session = Session(replace(PLAN, case_timeout=0.1), Clock(), journal)
     (watching,) = [thread for thread in threading.enumerate() if thread not in before][1:]
-    session._lives.begin(str(DATA))
+    session._lifecycle.begin(str(DATA))
     if way == "closed":
         session.close()
     del session
@@ -504,7 +504,7 @@ def test_attribution_that_fails_leaves_no_watchdog_behind(begin: Begin, monkeypa
     session = begin(replace(PLAN, attribution=True))
     with pytest.warns(UserWarning, match="where its time goes is not known: "):
         measure(session, DATA)
-    assert session._lives.watchdog._heard is None
+    assert session._lifecycle.watchdog._heard is None
 
 
 @pytest.mark.usefixtures("toys")

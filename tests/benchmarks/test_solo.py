@@ -78,11 +78,11 @@ def test_it_is_traced_and_attributed_where_it_is_timed(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the process of one device; each variant there is heard of here, so that no watchdog takes it for a hang."""
-    session._lives.plan = session.plan = replace(session.plan, attribution=True, trace=tmp_path / "traces")
+    session._lifecycle.plan = session.plan = replace(session.plan, attribution=True, trace=tmp_path / "traces")
     session.cases = [SINGLE]
     session.prepare(SINGLE)
-    begin, begun = session._lives.begin, list[str]()
-    monkeypatch.setattr(session._lives, "begin", lambda case: (begun.append(case), begin(case)))
+    begin, begun = session._lifecycle.begin, list[str]()
+    monkeypatch.setattr(session._lifecycle, "begin", lambda case: (begun.append(case), begin(case)))
     monkeypatch.setattr("benchmarks.heat.attribute", lambda *_: 1 / 0)
     monkeypatch.setattr("benchmarks.heat.trace", lambda *_: 1 / 0)
     heard: list[int] = []
@@ -184,7 +184,7 @@ def test_why_nothing_is_compared_is_said(session: Session, monkeypatch: pytest.M
 
 def test_if_it_dies_one_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps of this process are timed to the end, and have what could be compared until then."""
-    begin, turns = session._lives.begin, list[str]()
+    begin, turns = session._lifecycle.begin, list[str]()
 
     def begin_or_kill(case: str) -> None:
         begin(case)
@@ -192,7 +192,7 @@ def test_if_it_dies_one_row_is_lost(session: Session, monkeypatch: pytest.Monkey
         if turns.count(str(DATA)) == MIN_ROUNDS:
             kill(solo())
 
-    monkeypatch.setattr(session._lives, "begin", begin_or_kill)
+    monkeypatch.setattr(session._lifecycle, "begin", begin_or_kill)
     session.time(DATA)
     assert statuses(session) == ["error", "ok"]
     assert "SIGABRT" in str(session.rows[str(SINGLE)].extra_info["reason"])
