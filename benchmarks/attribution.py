@@ -21,9 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 
 from benchmarks import processes
 from benchmarks.cases import Case
+from benchmarks.deadlock import concurrent_collectives, require_no_deadlock
+from benchmarks.hlo import parse
 from benchmarks.measure import Training, steps_per_block, told
 from benchmarks.turns import Turns, take_turns
 from benchmarks.variants import Silence
@@ -96,7 +99,7 @@ def attribute(
     for name, update in variants(case).items():
         begin()
         lowered = partial(jax.jit(update, donate_argnums=0).lower, step.state, step.batch)
-        programs[name] = processes.together(lambda lowered=lowered: lowered().compile(options))
+        programs[name] = processes.together(lambda lowered=lowered: safe(step.mesh, lowered().compile(options)))
     runs = {name: Variant(training, program) for name, program in programs.items()}
     turns = {name: Turns(steps_per_block(run)) for name, run in runs.items()}
     take_turns(runs, turns, rounds, lambda name: begin())
@@ -110,6 +113,16 @@ def attribute(
         for name, turn in turns.items()
     }
     return Attribution.of({name: ratio * step_seconds for name, ratio in ratios.items()})
+
+
+def safe(mesh: Mesh, program: jax.stages.Compiled) -> jax.stages.Compiled:
+    """The program of a variant, which is run without the checks that a step passes first.
+
+    Raises:
+        MayDeadlock: two of its collectives may be in flight at once, where that can deadlock.
+    """
+    require_no_deadlock(mesh, concurrent_collectives(parse(program.as_text() or "")))
+    return program
 
 
 def variants(case: Case) -> dict[str, Update]:

@@ -49,8 +49,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have the process that measures do so: there, and to list the cases, JAX is loaded."""
-    if STARTED not in config.stash:  # found among other tests
-        pytest.exit(f"the benchmarks run alone: pytest {HERE.name}", returncode=pytest.ExitCode.USAGE_ERROR)
+    if STARTED not in config.stash:
+        return
     # Errors in the tests; to someone who measures, a warning of a newer library is no failure of the step.
     config.addinivalue_line("filterwarnings", "default")
     quieten(config)
@@ -61,6 +61,16 @@ def pytest_configure(config: pytest.Config) -> None:
     except (ValueError, RuntimeError) as error:  # a setting in the environment that JAX cannot read
         raise pytest.UsageError(f"JAX cannot be loaded: {error}") from error
     config.pluginmanager.register(measuring, "meshmark-measuring")
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Refuse to be found among other tests, as by `pytest .`; an error while a folder is read would be one of many.
+
+    Raises:
+        pytest.UsageError: so it is.
+    """
+    if STARTED not in collector.config.stash:
+        raise pytest.UsageError(f"the benchmarks run alone: pytest {HERE.name}; leave them out with --ignore={HERE}")
 
 
 def require_alone(config: pytest.Config) -> None:

@@ -52,6 +52,12 @@ def bytes_of_file(path: Path) -> Corpus:
     return np.frombuffer(path.read_bytes(), np.uint8)
 
 
+def source_of(corpus_N: Corpus) -> Path | Corpus:
+    """What to send to another process for the same text: the path of a file that is mapped into memory, or the text."""
+    mapped = corpus_N.base
+    return Path(mapped.filename) if isinstance(mapped, np.memmap) and mapped.filename else corpus_N
+
+
 def prose() -> Corpus:
     """On Python's syntax."""
     return np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)

@@ -12,7 +12,10 @@ import operator
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
+from jax.sharding import Mesh
+
 from benchmarks.collectives import kind_of
+from benchmarks.failures import MayDeadlock
 from benchmarks.hlo import Computation, Instruction, Module
 
 _CALLS = (
@@ -25,6 +28,18 @@ _CALLS = (
     "true_computation",
     "false_computation",
 )
+
+
+def require_no_deadlock(mesh: Mesh, concurrent: Sequence[tuple[str, str]]) -> None:
+    """Refuse a program of a mesh that has such pairs of collectives, where that can deadlock.
+
+    Raises:
+        MayDeadlock: names the first pair.
+    """
+    if concurrent and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
+        first, later = concurrent[0]
+        problem = f"%{later} communicates beside %{first}, and {len(concurrent) - 1} more such pairs"
+        raise MayDeadlock(f"{problem}: virtual CPU devices may wait for each other forever; make one need the other")
 
 
 def concurrent_collectives(module: Module) -> list[tuple[str, str]]:

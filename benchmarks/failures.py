@@ -1,7 +1,7 @@
 """How a case can end badly, and the one word for it in its row."""
 
 import re
-import tempfile
+from pathlib import Path
 from typing import Literal
 
 from strategies import Infeasible
@@ -88,26 +88,21 @@ def exhausted(error: Exception) -> str | None:
     return named[1].lower() if named else UNNAMED
 
 
-def reason_of(error: Exception) -> str:
-    """What went wrong, in one line.
+def reason_of(error: Exception, whole: Path | None = None) -> str:
+    """What went wrong, in one line that a table can hold. All of a longer one is in the file `whole`, if one is named.
 
     >>> reason_of(Infeasible("tensor=3 does not divide heads=8")), reason_of(KeyError("x"))
     ('tensor=3 does not divide heads=8', "KeyError: 'x'")
     """
     first_line = str(error).partition("\n")[0]
-    return cut(first_line if isinstance(error, CaseFailure | Infeasible) else f"{type(error).__name__}: {first_line}")
-
-
-def cut(reason: str) -> str:
-    """A reason of a length that a table can hold. Of a longer one all is in a file that it names."""
+    reason = first_line if isinstance(error, CaseFailure | Infeasible) else f"{type(error).__name__}: {first_line}"
     if len(reason) <= REASON_LETTERS:
         return reason
-    begin = f"{reason[:REASON_LETTERS]}... ({len(reason):,} letters"
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="meshmark-", suffix=".txt", delete=False, errors="replace"
-        ) as file:
-            file.write(reason)
-    except OSError as error:
-        return f"{begin}; the rest is lost, for no file can be written: {error.strerror})"
-    return f"{begin}; all of them are in {file.name})"
+    kept = ""
+    if whole:
+        try:
+            whole.write_text(reason, encoding="utf-8", errors="replace")
+            kept = f"; all of them are in {whole}"
+        except OSError as problem:
+            kept = f"; the rest is lost, for {whole} cannot be written: {problem.strerror}"
+    return f"{reason[:REASON_LETTERS]}... ({len(reason):,} letters{kept})"

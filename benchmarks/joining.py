@@ -1,6 +1,6 @@
-"""How long processes wait for each other to start: it is said early for what, and a process that waited in vain ends.
+"""A timeout for the start of several processes: a line says early what is waited for, and another ends the process.
 
-JAX waits in silence, and then aborts the process with a stack of C++.
+JAX alone waits in silence, and then aborts the process with a stack of C++.
 """
 
 import os
@@ -42,7 +42,7 @@ def _watch(option: Namespace, arrived: threading.Event) -> None:
 
 
 def awaited(option: Namespace) -> str:
-    """For whom this process waits, and whether it can be reached."""
+    """Which processes this one waits for, and whether process 0 answers."""
     if option.distributed:
         return "the other processes of the cluster"
     if option.process_id == 0:

@@ -4,8 +4,9 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -130,6 +131,23 @@ def steps_per_block(training: Timed) -> int:
     while (seconds := processes.of_first(partial(training.block, steps))) < BLOCK_SECONDS:
         steps = math.ceil(1.2 * steps * BLOCK_SECONDS / seconds)
     return steps
+
+
+def trace(folder: Path, block: Callable[[], float]) -> None:
+    """Have the profiler look at a block, in every process.
+
+    Raises:
+        Exception: in one of them it cannot write what it sees, or the block failed.
+    """
+
+    def open_trace() -> None:
+        folder.mkdir(parents=True, exist_ok=True)  # the profiler would ask for it when the block has ended
+        traced.enter_context(jax.profiler.trace(str(folder)))
+
+    with ExitStack() as traced:
+        processes.together(open_trace)
+        processes.together(block)
+        processes.together(traced.close)
 
 
 def forget_effects() -> None:

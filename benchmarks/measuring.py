@@ -23,13 +23,14 @@ from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.corpus import NO_TEXT, Corpus, read_corpus
 from benchmarks.heartbeat import Heart
 from benchmarks.journal import Journal, Silent, journal_path
+from benchmarks.lifecycle import RunPlan
 from benchmarks.machine import compiler_facts, update_machine_info, use_virtual_devices
 from benchmarks.measure import forget_effects
 from benchmarks.options import selected
 from benchmarks.publish import SoFar, publish, report_nothing, set_untimed_apart, whole_report
 from benchmarks.reporter import Reporter
 from benchmarks.row import Row
-from benchmarks.session import Plan, Session
+from benchmarks.session import Session
 from benchmarks.statuses import IN_ORDER, LOST, UNWRITTEN
 from benchmarks.stopping import Stops
 from benchmarks.supervise import JOURNAL, RESUMED, supervised
@@ -68,7 +69,15 @@ def begin(config: pytest.Config, chosen: Selection, corpus_N: Corpus, clock: Clo
     option = config.option
     STOPS.listen()
     config.stash[HEART] = Heart()
-    plan = Plan(corpus_N, option.rounds, option.compile_only, option.trace_dir, option.case_timeout, option.attribution)
+    plan = RunPlan(
+        corpus_N,
+        option.rounds,
+        option.compile_only,
+        option.trace_dir,
+        option.case_timeout,
+        option.attribution,
+        option.benchmark_json,
+    )
     run = config.stash[SESSION] = Session(plan, clock, shared_journal(option, chosen, plan))
     if not processes.is_first():
         return report_nothing(config)
@@ -89,7 +98,7 @@ def choose(option: argparse.Namespace) -> tuple[Selection, Corpus]:
     return chosen, read_corpus(option.corpus, chosen.config, max(chosen.batch_sizes))
 
 
-def shared_journal(option: argparse.Namespace, chosen: Selection, plan: Plan) -> Journal:
+def shared_journal(option: argparse.Namespace, chosen: Selection, plan: RunPlan) -> Journal:
     """The journal of the first process; in the others what it knows.
 
     Raises:
@@ -101,7 +110,7 @@ def shared_journal(option: argparse.Namespace, chosen: Selection, plan: Plan) ->
     return journal or Silent(known)
 
 
-def open_journal(option: argparse.Namespace, chosen: Selection, plan: Plan) -> Journal:
+def open_journal(option: argparse.Namespace, chosen: Selection, plan: RunPlan) -> Journal:
     """The journal of this process, which goes on with that of an earlier one only if all is as it was.
 
     Raises:
@@ -189,7 +198,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
         run.journal.remove()
     run.journal.close()
     forget_effects()
-    session.config.stash[HEART].rest()
+    session.config.stash[HEART].rest(int(session.exitstatus))
     return result
 
 

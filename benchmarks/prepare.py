@@ -15,9 +15,10 @@ from benchmarks.check import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.clock import Clock
 from benchmarks.compiled import HLOError, Program, read_program
 from benchmarks.corpus import Batch, Corpus
+from benchmarks.deadlock import require_no_deadlock
 from benchmarks.estimate import DoesNotFit, estimate, refused
 from benchmarks.explained import explained
-from benchmarks.failures import CompileError, MayDeadlock, reason_of, status_of
+from benchmarks.failures import CompileError, reason_of, status_of
 from benchmarks.measure import Training, bytes_accessed, compile_step
 from benchmarks.memory import planned_memory
 from benchmarks.processes import crossing
@@ -76,12 +77,8 @@ class Preparation:
                 **(self._facts(entry.case, step, program) if program else {}),
             }
         }
-        if program and program.concurrent and step.mesh.size > 1 and entry.case.devices[0].platform == "cpu":
-            first, later = program.concurrent[0]
-            problem = f"%{later} communicates beside %{first}, and {len(program.concurrent) - 1} more such pairs"
-            raise MayDeadlock(
-                f"{problem}: virtual CPU devices may wait for each other forever; make one need the other"
-            )
+        if program:
+            require_no_deadlock(step.mesh, program.concurrent)
         if topology and topology.chip and program:
             told = estimate(topology.chip, step, program, memory)
             yield {"estimate": told}

@@ -9,10 +9,9 @@ import argparse
 import os
 import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +20,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 from pytest_benchmark.stats import Metadata, Stats
 
+from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, special
 from benchmarks.row import Row
 
 UNTIMED = "untimed"
@@ -122,18 +122,14 @@ def require_writable(path: Path | None) -> None:
     """
     if path is None:
         return
+    if special(path):
+        raise pytest.UsageError(f"--benchmark-json={path} is a device or a pipe; name a file")
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise pytest.UsageError(f"--benchmark-json={path} is a device or a pipe; name a file")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            path.open("ab").close()
-        with suppress(FileNotFoundError):  # other errors say that a file beside it cannot be: its name is too long
-            path.with_name(f"{path.stem}.journal.jsonl~").lstat()
-        tempfile.TemporaryFile(dir=path.parent).close()  # another run may be writing the report itself
+        require_file(path)
+        require_file(path.with_name(f"{path.stem}.journal.jsonl~"))  # its name is longer
         free_bytes = shutil.disk_usage(path.parent).free
-    except OSError as error:
-        raise pytest.UsageError(f"--benchmark-json={path} cannot be written: {error.strerror}; name another") from error
+    except Unwritable as error:
+        raise pytest.UsageError(f"--benchmark-json: {error}") from error
     if free_bytes < LEAST_FREE_BYTES:
         problem = f"--benchmark-json={path} has {free_bytes / 2**20:.1f} MiB left on its disk"
         raise pytest.UsageError(f"{problem}; free {LEAST_FREE_BYTES / 2**20:.0f} MiB, or name another")
@@ -149,11 +145,9 @@ def require_storage(option: argparse.Namespace) -> None:
     if not (option.benchmark_save or option.benchmark_autosave) or "://" in where:
         return
     try:
-        Path(where).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=where).close()
-    except OSError as error:
-        problem = f"--benchmark-storage={option.benchmark_storage} cannot be written: {error.strerror}"
-        raise pytest.UsageError(f"{problem}; name another folder") from error
+        require_folder(Path(where))
+    except Unwritable as error:
+        raise pytest.UsageError(f"--benchmark-storage: {error}") from error
 
 
 @contextmanager

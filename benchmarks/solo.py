@@ -2,7 +2,10 @@
 
 The virtual devices of a process share one pool of threads, and XLA cuts the work of each device for all of them: beside
 eight virtual devices `single` takes a fifth longer than where there is one device. So it is timed in another process,
-which has one, and takes turns with the steps of this one, block by block.
+which has one, and takes turns with the steps of this one, block by block. There it is traced and attributed, too.
+
+This process compiles it as well, as it compiles every case: for the facts of its compiled program, and to train the
+reference that losses and gradients are held against.
 """
 
 import atexit
@@ -12,20 +15,22 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from benchmarks import cases, processes
+from benchmarks.attribution import Attribution, attribute
 from benchmarks.cases import Case
 from benchmarks.check import Trajectory
-from benchmarks.corpus import Corpus
+from benchmarks.corpus import Corpus, bytes_of_file, source_of
 from benchmarks.failures import Died, Status, reason_of, status_of
 from benchmarks.machine import matmul_flops_per_second
-from benchmarks.measure import Training, compile_step
+from benchmarks.measure import Training, compile_step, trace
 from benchmarks.pool import deaf
 from benchmarks.prepare import begin_training, first_steps
 from benchmarks.processes import Elsewhere
@@ -52,8 +57,8 @@ class Solo:
         """Whether it can be asked."""
         return self._process.is_alive()
 
-    def ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """Have a function of `_Device` answer.
+    def ask(self, question: Callable[..., Any], *arguments: Any, begin: Callable[[], None] = lambda: None) -> Any:
+        """Have a function of `_Device` answer; `begin` is called whenever it begins with a part of a long answer.
 
         Raises:
             Elsewhere: it failed there; as what, and why.
@@ -62,7 +67,7 @@ class Solo:
         self._asked += 1
         try:
             self._questions.send((self._asked, question.__name__, arguments))
-            answer, failure = self._answer(self._asked)
+            answer, failure = self._answer(self._asked, begin)
         except (EOFError, OSError) as error:
             self._process.join()
             death = death_of(self._process.exitcode or 0)
@@ -71,16 +76,17 @@ class Solo:
             raise Elsewhere(*failure)
         return answer
 
-    def _answer(self, number: int) -> tuple[Any, tuple[Status, str] | None]:
+    def _answer(self, number: int, begin: Callable[[], None]) -> tuple[Any, tuple[Status, str] | None]:
         """To the question of that number: the answer to one that Ctrl-C interrupted may come before."""
         while True:
             answered, answer, failure = self._questions.recv()
             if answered == number:
                 return answer, failure
+            begin()
 
     def train(self, case: Case, corpus_N: Corpus) -> "SoloTraining":
         """Compile the step of a case, and train it on the text for its first steps."""
-        return SoloTraining(self, *self.ask(_Device.train, case, corpus_N))
+        return SoloTraining(self, *self.ask(_Device.train, case, source_of(corpus_N)))
 
     def matmul_flops_per_second(self, dtype: str) -> float:
         """As `machine.matmul_flops_per_second`, of one device alone."""
@@ -138,24 +144,37 @@ class SoloTraining:
         """As `Training.require_finite`."""
         self.solo.ask(_Device.require_finite, self.number, when)
 
+    def trace(self, folder: Path, steps: int) -> None:
+        """As `measure.trace`, of a block of so many steps."""
+        self.solo.ask(_Device.trace, self.number, folder, steps)
+
+    def attribute(self, case: Case, seconds: float, rounds: int, begin: Callable[[], None]) -> Attribution:
+        """As `attribution.attribute`."""
+        return self.solo.ask(_Device.attribute, self.number, case, seconds, rounds, begin=begin)
+
     def drop(self) -> None:
         """Give back its memory."""
         self.solo.ask(_Device.drop, self.number)
 
 
 class _Device:
-    """What is done in the process of one device."""
+    """What is done in the process of one device.
 
-    def __init__(self) -> None:
-        self.trainings: dict[int, Training] = {}
+    Attributes:
+        begin: tell the process that asks that a part of a long answer begins.
+    """
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self.begin, self.trainings = begin, dict[int, Training]()
 
     @lru_cache(maxsize=1)  # noqa: B019 (there is one device, as long as its process)
     def compiled(self, case: Case) -> tuple[Step, Any]:
         step = case.build()
         return step, compile_step(step, dict(case.compiler_options)).program
 
-    def train(self, case: Case, corpus_N: Corpus) -> tuple[int, Trajectory]:
+    def train(self, case: Case, source: Path | Corpus) -> tuple[int, Trajectory]:
         step, program = self.compiled(case)
+        corpus_N = bytes_of_file(source) if isinstance(source, Path) else source
         training = begin_training(step, program, step.init, corpus_N)
         begun = first_steps(training)
         number = max(self.trainings, default=0) + 1
@@ -169,6 +188,13 @@ class _Device:
     def require_finite(self, number: int, when: str) -> None:
         self.trainings[number].require_finite(when)
 
+    def trace(self, number: int, folder: Path, steps: int) -> None:
+        trace(folder, partial(self.trainings[number].block, steps))
+
+    def attribute(self, number: int, case: Case, seconds: float, rounds: int) -> Attribution:
+        step, _ = self.compiled(case)
+        return attribute(case, step, self.trainings[number], seconds, rounds, self.begin)
+
     def drop(self, number: int) -> None:
         del self.trainings[number]
 
@@ -177,11 +203,15 @@ class _Device:
 
 
 def _serve(questions: Connection) -> None:
-    """Answer until nobody asks any more: (number, answer, None), or (number, None, (status, reason)) of a failure."""
+    """Answer until nobody asks any more.
+
+    An answer is (number, answer, None), or (number, None, (status, reason)) of a failure. Before it, (0, None, None)
+    says that a part of it begins.
+    """
     threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
-    device = _Device()
+    device = _Device(lambda: questions.send((0, None, None)))
     with suppress(EOFError, OSError):  # whoever asks has ended
         while True:
             number, question, arguments = questions.recv()

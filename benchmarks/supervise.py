@@ -73,10 +73,14 @@ def supervise(
 
 
 def stopped(status: int, written: bytes) -> int:
-    """The exit status of a run that was told to stop, whose process ended with this one, and whose journal has this.
+    """The exit status of a run that was told to stop.
 
-    What had all been measured, or could not be written, is said to be. All else is as Ctrl-C ends a command: a process
-    that was killed, or that was told in the middle of its last words, has no better status.
+    Success, refused options and an unwritable report keep their status. All else has that of Ctrl-C: a process that was
+    killed, or interrupted while it shut down, ends with a status that says nothing.
+
+    Args:
+        status: of the process that measured.
+        written: its journal.
     """
     if status in (pytest.ExitCode.OK, pytest.ExitCode.USAGE_ERROR, UNWRITTEN):
         return status
@@ -120,7 +124,7 @@ def run(command: Sequence[str], environment: dict[str, str], *, timeout_seconds:
     """Run a command to its end, whatever is pressed meanwhile; its exit status, and whether it was told to stop.
 
     Whoever stops this process alone stops the command, too. One that was told twice and does not end is killed, and so
-    is one whose heart does not beat for `timeout_seconds`: it has `TIMED_OUT`.
+    is one whose heart does not beat for `timeout_seconds`: its status is `TIMED_OUT`, or that which it had told.
     """
     told: list[float] = []
     with closing(Listener()) as listener, hearing(told) as started:
@@ -146,8 +150,16 @@ def run(command: Sequence[str], environment: dict[str, str], *, timeout_seconds:
             if listener.silent_seconds > timeout_seconds + GRACE_SECONDS:
                 process.kill()
                 process.wait()
-                return TIMED_OUT, bool(told)
+                return last_status(listener), bool(told)
         return process.returncode, bool(told)
+
+
+def last_status(listener: Listener) -> int:
+    """The exit status of a process that was killed because it was silent."""
+    if listener.status is None:
+        return TIMED_OUT
+    print("\nthe benchmarks were done, and their process hung while it shut down; it was killed", file=sys.stderr)
+    return listener.status
 
 
 @contextmanager
@@ -156,6 +168,9 @@ def hearing(told: list[float]) -> Iterator[Callable[[subprocess.Popen[bytes]], N
 
     Handlers, not SIG_IGN, which the process would inherit; and where SIGINT was ignored, as in the background of a
     script, it is heard, too: nobody else sends it to a run that is to go on.
+
+    Before, while pytest loads itself and its plugins, some 0.3 seconds, Ctrl-C is Python's: it prints a traceback, and
+    nothing has begun.
     """
     processes: list[subprocess.Popen[bytes]] = []
 

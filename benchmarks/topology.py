@@ -193,8 +193,8 @@ class Topology:
 def meant(text: str) -> str:
     """How what may be meant by a text is written; any topology where that cannot be told.
 
-    >>> meant("v5litepod-16"), meant("v5p-128"), meant("h100-8"), meant("8 chips")
-    ('v5e:4x4', 'v5p:4x4x4', 'h100:1x8', 'v5p:4x4x4, h100:16x8 or cpu:1024')
+    >>> meant("v5litepod-16"), meant("v4-8"), meant("h100-8"), meant("8 chips")
+    ('v5e:4x4', 'v4:2x2x1', 'h100:1x8', 'v5p:4x4x4, h100:16x8 or cpu:1024')
     """
     parts = re.fullmatch(r"([a-z0-9]+)[-_ /]([0-9]{1,6})", text.lower())
     kind = CLOUD_NAMES.get(parts[1], parts[1]) if parts else ""
@@ -205,7 +205,10 @@ def meant(text: str) -> str:
         return f"{CPU}:{number}"
     if not (dims := CHIPS[kind].dims):
         return f"{kind}:{number // 8}x8" if number % 8 == 0 else f"{kind}:1x{number}"
-    return f"{kind}:{'x'.join(map(str, squarish(number, dims)))}"
+    shape = squarish(number, dims)
+    if dims == 3:  # of a torus that is flat, the last dim is
+        shape = sorted(shape, key=lambda size: size == 1)
+    return f"{kind}:{'x'.join(map(str, shape))}"
 
 
 def squarish(number: int, dims: int) -> tuple[int, ...]:

@@ -10,6 +10,9 @@ state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, s
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import strategies.importing  # noqa: F401 (it acts while the rest is imported)
+
+# isort: split
 from strategies.auto import AUTO
 from strategies.config import PRESETS, GPTConfig, Infeasible, TrainConfig
 from strategies.context import CONTEXT

@@ -4,7 +4,7 @@ The laws in traffic.py, held.py and cost.py are written in these numbers.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -63,15 +63,12 @@ class Order:
         return Ticks.of(self.schedule)
 
     @cached_property
-    def _bubbles(self) -> dict[Costs, float]:
-        return {}
+    def _bubble(self) -> Callable[[Costs], float]:
+        return cache(self.schedule.bubble)
 
     def bubble(self, costs: Costs) -> float:
         """See `Schedule.bubble`. Found once for each proportion of the costs."""
-        costs = Costs(*(cost / sum(costs) for cost in costs))
-        if costs not in self._bubbles:
-            self._bubbles[costs] = self.schedule.bubble(costs)
-        return self._bubbles[costs]
+        return self._bubble(Costs(*(cost / sum(costs) for cost in costs)))
 
 
 @cache

@@ -135,11 +135,12 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch, stdin: str = "") -> int:
 
 @pytest.mark.parametrize("command", TABLE)
 def test_bad_input_is_refused_in_a_line(
-    command: str, inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is the documented one, and the message says what is wrong; nothing is raised."""
     before = {path: path.read_bytes() for path in inputs.glob("*.*") if path.is_file()}
     monkeypatch.chdir(inputs)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # what cannot be written where it should be is saved there
     exit_code, words = TABLE[command]
     assert run(command, monkeypatch, json.dumps(SCHEDULE)) == exit_code
     said = capsys.readouterr()
@@ -239,6 +240,19 @@ def test_a_broken_pipe_is_quiet() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait() in (141, -signal.SIGPIPE)  # which a shell calls 141
+
+
+def test_ctrl_c_while_strategies_are_imported_is_quiet() -> None:
+    """From the first module of theirs on, `python -m strategies` ends by the signal, and prints nothing."""
+    with subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", *LOTS.split()], cwd=ROOT, stdout=-1, stderr=-1, text=True
+    ) as process:
+        assert process.stderr
+        while "strategies.importing" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+        assert process.wait() == -signal.SIGINT
 
 
 @pytest.mark.parametrize("command", ["benchmarks.feasibility --help", "results.plot --help"])

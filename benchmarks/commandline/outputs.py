@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,14 +19,15 @@ def require_file(path: Path) -> None:
     Raises:
         Unwritable: it cannot.
     """
-    if os.path.exists(path) and not (path.is_file() or path.is_dir()):  # noqa: PTH110 (a long name has no Path.exists)
-        return  # a device or a pipe, which opening may disturb
+    if special(path):
+        return  # opening it may disturb it
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = not path.exists()
-        path.open("ab").close()
-        if new:
-            path.unlink()
+        if path.exists():
+            path.open("ab").close()
+        with suppress(FileNotFoundError):  # other errors say that there can be no such name
+            path.lstat()
+        tempfile.TemporaryFile(dir=path.parent).close()  # another program may be writing the file itself
     except OSError as error:
         raise Unwritable(f"{short(path)} cannot be written: {cause(error)}; name another file") from error
 
@@ -69,6 +71,11 @@ def require_apart(outputs: Mapping[str, Path], inputs: Iterable[Path] = ()) -> N
         taken.append((f"what {name} writes", path))
 
 
+def special(path: Path) -> bool:
+    """Whether a path is a device or a pipe."""
+    return os.path.exists(path) and not (path.is_file() or path.is_dir())  # noqa: PTH110 (a long name has no Path.exists)
+
+
 def same(path: Path, other: Path) -> bool:
     """Whether two paths are one regular file, or would be."""
     try:
@@ -80,14 +87,19 @@ def same(path: Path, other: Path) -> bool:
 
 
 def save(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` write a file; if it fails, have it write the same elsewhere.
+    """Have `write` write a file, or the files of a folder; if it fails, have it write the same elsewhere.
+
+    A file is whole, or as it was before.
 
     Raises:
         Unwritable: it failed; the message says where the result is, if anywhere.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(path)
+        if path.is_dir() or in_place(path):
+            write(path)
+        else:
+            replace(path.resolve(), write)
         return
     except OSError as error:
         problem = f"{short(path)} cannot be written: {cause(error)}"
@@ -97,6 +109,23 @@ def save(path: Path, write: Callable[[Path], object]) -> None:
     except OSError as error:
         raise Unwritable(f"{problem}; nor can a temporary file: {cause(error)}") from error
     raise Unwritable(f"{problem}; the result is in {elsewhere}")
+
+
+def in_place(path: Path) -> bool:
+    """Whether a path is written as it stands: what is in /dev is a file, too, where a shell redirects it to one."""
+    return special(path) or Path("/dev") in path.absolute().parents
+
+
+def replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Have `write` write a file beside a path, and put it there when it is whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix=".meshmark-", dir=path.parent) as beside:
+        part = Path(beside, path.name)  # the ending of its name says what it holds
+        write(part)
+        part.replace(path)
 
 
 def save_text(path: Path, text: str) -> None:

@@ -1,6 +1,8 @@
 """No two collectives of a step wait side by side on one device, and what could is found."""
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from benchmarks.attribution import safe
 from benchmarks.cases import Case
 from benchmarks.clock import Clock
 from benchmarks.compiled import read_program
@@ -49,6 +52,15 @@ def test_what_is_in_a_loop_is_looked_at():
         return lax.scan(lambda x, _: (looped(x) + looped(2 * x), None), x, length=2)[0]
 
     assert len(read_program(compiled(nested, (8, 16)), MESH).concurrent) == 1
+
+
+def test_a_variant_that_may_deadlock_is_not_run():
+    """What attribution compiles is held to the same law."""
+    text = compiled(lambda x: looped(x) + looped(2 * x), (8, 16))
+    program: Any = SimpleNamespace(as_text=lambda: text)
+    with pytest.raises(MayDeadlock, match="virtual CPU devices may wait for each other forever"):
+        safe(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2]), program)
+    assert safe(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), program) is program
 
 
 def test_a_step_that_may_deadlock_is_not_run(monkeypatch):

@@ -57,13 +57,15 @@ def test_reason_is_one_line() -> None:
     assert reason_of(ZeroDivisionError("no weights")) == "ZeroDivisionError: no weights"
 
 
-def test_a_long_reason_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row says where the whole of it is, or that it is lost."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    reason = reason_of(ValueError("x" * 3_000_000))
-    (kept,) = tmp_path.iterdir()
+def test_a_long_reason_is_cut(tmp_path: Path) -> None:
+    """It says where the whole of it is, or that it is lost; no file is written that was not named."""
+    error, kept = ValueError("x" * 3_000_000), tmp_path / "whole.txt"
+    assert reason_of(error).endswith("x... (3,000,012 letters)")
+    assert not kept.exists()
+    reason = reason_of(error, kept)
     assert len(reason) < 2 * REASON_LETTERS
     assert reason.endswith(f"... (3,000,012 letters; all of them are in {kept})")
     assert kept.read_text() == "ValueError: " + "x" * 3_000_000
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    assert "the rest is lost" in reason_of(ValueError("x" * 3_000_000))
+    assert "the rest is lost" in reason_of(error, tmp_path / "missing" / "whole.txt")
+    assert reason_of(ValueError("x"), tmp_path / "short.txt") == "ValueError: x"
+    assert list(tmp_path.iterdir()) == [kept]

@@ -44,7 +44,7 @@ def test_unwritable_report_is_refused(tmp_path: Path) -> None:
     """A report that cannot be written is refused before the sweep, with the system's reason."""
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file" / "name.json", Path("/proc/name.json"), Path("/proc/folder/name.json")):
-        with pytest.raises(pytest.UsageError, match=r"--benchmark-json=.* cannot be written: .*; name another"):
+        with pytest.raises(pytest.UsageError, match=r"--benchmark-json: .* cannot be written: .*; name another"):
             require_writable(path)
     with pytest.raises(pytest.UsageError, match="--benchmark-json=/dev/null is a device or a pipe; name a file"):
         require_writable(Path("/dev/null"))

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from benchmarks.publish import UNTIMED
 from benchmarks.statuses import TIMED_OUT, UNWRITTEN
 from benchmarks.stopping import Stops
 from benchmarks.supervise import RESUMED, supervise
-from tests.processes import environment
+from tests.processes import LIMIT_SECONDS, environment
 
 ROOT = Path(__file__).parents[2]
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--rounds=6")
@@ -52,7 +53,7 @@ def finish(process: subprocess.Popen[str]) -> Process:
     """Wait for what was started."""
     with process:
         try:
-            output, errors = process.communicate(timeout=300)
+            output, errors = process.communicate(timeout=LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
             process.terminate()
             raise
@@ -71,7 +72,12 @@ def rows(report: Path) -> Rows:
         raise ValueError(f"{constant} is not JSON")
 
     content = json.loads(report.read_text(), parse_constant=refuse)
-    assert all(row["stats"]["mean"] for row in content["benchmarks"]), "other programs read these"
+    # What Bencher's adapter for pytest reads of each row; it refuses a file in which one is no number.
+    assert {"machine_info", "commit_info"} <= content.keys()
+    for row in content["benchmarks"]:
+        assert {type(row["stats"][name]) for name in ("mean", "median", "stddev", "iqr")} <= {float, int}, row[
+            "fullname"
+        ]
     benchmarks = [*content["benchmarks"], *content[UNTIMED]]
     return {row["name"].partition("[")[2].removesuffix("]"): row for row in benchmarks}
 
@@ -246,6 +252,62 @@ def test_report_that_is_not_written_is_not_lost(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == files
 
 
+SMALL_DISK = "mount -t tmpfs -o size=20m tmpfs {disk} && "
+MOUNTS = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+"""In a namespace of its own, which needs no rights where the system lets users have one."""
+
+
+def can_mount(folder: Path) -> bool:
+    """Whether a test can have a small disk."""
+    try:
+        return not subprocess.run(
+            [*MOUNTS, f"{SMALL_DISK.format(disk=folder)} true"], check=False, stderr=-1
+        ).returncode
+    except FileNotFoundError:
+        return False
+
+
+def test_a_disk_that_becomes_full_loses_no_row(tmp_path: Path) -> None:
+    """A real one, in the middle of the sweep: the journal takes a part of a row, and the report nothing. The earlier
+    report stays; exit status 74; and --resume, when there is room again, measures the rest and nothing twice.
+    """
+    disk, out = tmp_path / "disk", tmp_path / "out"
+    for folder in (disk, out):
+        folder.mkdir()
+    if not can_mount(disk):
+        pytest.skip("no disk can be mounted here; the test of a limited file size above goes the same way")
+    report, filler = disk / "run.json", disk / "filler"
+    options = "--strategy=single,full_once", "--batch-size=4,8", "--mesh=data=1", f"--benchmark-json={report}"
+    measure = shlex.join([*COMMAND, *options])
+    script = f"""{SMALL_DISK.format(disk=disk)} printf 'an earlier report' > {report}
+        {measure} 2> {out}/errors; echo $? > {out}/status
+        cp {disk}/run.json {out}/earlier.json; cp {disk}/run.journal.jsonl {out}; rm {filler}
+        {measure} --resume; status=$?; cp {disk}/run.json {out}; ls {disk} > {out}/left; exit $status"""
+    variables = environment(SINGLE="single", ONCE=out, FILLER=filler)
+    resumed = subprocess.run([*MOUNTS, script], cwd=ROOT, env=variables, stdout=-1, stderr=-1, text=True, check=False)
+    assert (out / "status").read_text().strip() == "74"
+    said = (out / "errors").read_text()
+    assert "the report was not written ([Errno 28] No space left on device" in said
+    assert f"what {journal_path(report)} holds is not lost: go on with --resume" in said
+    assert "Traceback" not in said
+    assert (out / "earlier.json").read_text() == "an earlier report"
+    lines = (out / "run.journal.jsonl").read_bytes().splitlines()
+    ended = {row["case"]: row["samples"] for line in lines if line.startswith(b'{"row"') for row in whole(line)}
+    assert len(ended) >= 2
+    assert resumed.returncode == pytest.ExitCode.OK, resumed.stderr
+    assert list(statuses(out / "run.json").values()) == ["ok"] * 4
+    assert ended.items() <= {name: row["stats"]["data"] for name, row in rows(out / "run.json").items()}.items()
+    assert (out / "left").read_text() == "run.json\n"
+
+
+def whole(line: bytes) -> list[dict[str, Any]]:
+    """The row of a line of a journal; none of one that is cut short."""
+    try:
+        return [json.loads(line)["row"]]
+    except ValueError:
+        return []
+
+
 def test_no_failure_is_a_success(tmp_path: Path) -> None:
     """A case that fails in the turns of another's test fails its own; one whose check is not run fails when it is to be
     timed; and a run in which nothing can be measured has no success either: exit status 1.
@@ -371,7 +433,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     }
     for name, (value, message) in environments.items():
         several.append((bare(**{name: value}), message))
-    several.append((unstorable, f"--benchmark-storage={tmp_path}/file/folder cannot be written: "))
+    several.append((unstorable, f"--benchmark-storage: {tmp_path}/file/folder cannot be written to: "))
     for process, message in several:
         ended = finish(process)
         assert ended.returncode == pytest.ExitCode.USAGE_ERROR
@@ -400,6 +462,24 @@ def test_a_misspelt_folder_is_a_line(tmp_path: Path) -> None:
     ended = finish(bare("benchmark", "--strategy=data", f"--benchmark-json={tmp_path}/run.json"))
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert ended.stderr.strip() == "ERROR: file or directory not found: benchmark"
+
+
+def test_found_among_other_tests_they_are_refused() -> None:
+    """`pytest .` ends in a line, before any test."""
+    for folder in (".", str(ROOT)):
+        ended = finish(bare(folder))
+        assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+        assert ended.stderr.startswith("ERROR: the benchmarks run alone: pytest benchmarks; leave them out with --ign")
+        assert "Traceback" not in ended.stdout
+
+
+def test_pytest_benchmark_compares_reports_in_a_checkout(sweep: tuple[Process, Rows]) -> None:
+    """Its own command reads our conftest.py and settings there; rows that were not timed do it no harm."""
+    (report,) = re.findall(r"^report: (.*)$", sweep[0].stdout, re.M)
+    command = [sys.executable, "-m", "pytest_benchmark", "compare", report, "--columns=median"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("Traceback")) == (0, 0), ended.stderr
+    assert "test_step[data-data=1-b4]" in ended.stdout
 
 
 @pytest.mark.parametrize(

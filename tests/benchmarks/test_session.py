@@ -22,18 +22,20 @@ from benchmarks.corpus import read_corpus
 from benchmarks.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.failures import CaseFailure, status_of
 from benchmarks.journal import Journal, JournalError
+from benchmarks.lifecycle import RunPlan
+from benchmarks.measure import trace
 from benchmarks.processes import Elsewhere
-from benchmarks.session import Plan, Session, trace
+from benchmarks.session import Session
 from benchmarks.statuses import A_TIMEOUT
 from benchmarks.turns import MIN_ROUNDS, Interval, take_turns
 from strategies import GPTConfig, Infeasible, MeshSpec
-from tests.benchmarks.planted import TOYS
+from tests.benchmarks.planted import TOYS, changed, plant, raiser
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
 SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
 DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
 TWIN = "relative_to_twin", "relative_to_twin_low", "relative_to_twin_high"
-PLAN = Plan(read_corpus(None, CONFIG), rounds=MIN_ROUNDS)
+PLAN = RunPlan(read_corpus(None, CONFIG), rounds=MIN_ROUNDS)
 
 Begin = Callable[..., Session]
 Info = dict[str, Any]
@@ -44,7 +46,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
     """Begins a session, or goes on with the one before it."""
     sessions: list[Session] = []
 
-    def begin(plan: Plan = PLAN, resume: bool = False, after: str | None = None) -> Session:
+    def begin(plan: RunPlan = PLAN, resume: bool = False, after: str | None = None) -> Session:
         for earlier in sessions:
             end(earlier)
         session = Session(plan, Clock(), Journal(tmp_path / "run.journal.jsonl", {}, resume=resume, after=after))
@@ -59,7 +61,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 def end(session: Session) -> None:
     """End a session as a process does that dies: nothing more is written."""
-    session._watchdog.stop()
+    session._lifecycle.watchdog.stop()
     session.journal.close()
 
 
@@ -207,6 +209,21 @@ def test_failing_case_is_a_row_without_times(
     assert status_of(raised.value) == status
 
 
+def test_a_reason_that_is_too_long_is_whole_beside_the_report(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row has its beginning and names the file; nothing is written where no report is."""
+    long = plant("long", lambda step: changed(step, raiser(ValueError("x" * 3_000_000))))
+    monkeypatch.setattr(cases, "STRATEGIES", TOYS | {"long": long})
+    case, kept = replace(SINGLE, strategy="long"), tmp_path / "run.long-data=1-b4.txt"
+    (row,) = measure(begin(), case)
+    assert row["reason"].endswith("x... (3,000,012 letters)")
+    assert not kept.exists()
+    (row,) = measure(begin(replace(PLAN, report=tmp_path / "run.json")), case)
+    assert row["reason"].endswith(f"x... (3,000,012 letters; all of them are in {kept})")
+    assert len(kept.read_text()) == 3_000_012
+
+
 @pytest.mark.usefixtures("toys")
 def test_step_that_does_not_mean_to_be_exact_is_timed_and_says_so(begin: Begin) -> None:
     """It is not held against one device: its row neither passes the check nor fails it, and has the reason."""
@@ -261,7 +278,7 @@ def test_other_processes_have_their_time_when_this_one_is_ready(begin: Begin, mo
     """A stage that took long here does not have the watchdog end this process while it waits for them."""
     session = begin()
     heard: list[float] = []
-    monkeypatch.setattr(session._watchdog, "beat", lambda case: heard.append(time.monotonic()))
+    monkeypatch.setattr(session._lifecycle.watchdog, "beat", lambda case: heard.append(time.monotonic()))
 
     def stages(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
         time.sleep(0.2)
@@ -406,7 +423,7 @@ def test_interrupt_in_the_turns_keeps_what_had_turns_enough(begin: Begin, monkey
         take_turns(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("benchmarks.session.take_turns", interrupted)
+    monkeypatch.setattr("benchmarks.heat.take_turns", interrupted)
     session = begin()
     with pytest.raises(KeyboardInterrupt):
         measure(session, SINGLE, DATA)
@@ -426,7 +443,7 @@ def test_full_disk_ends_the_run_and_not_a_case(begin: Begin, monkeypatch: pytest
         os.close(pipe)
         session.journal.begin(str(SINGLE))
 
-    monkeypatch.setattr("benchmarks.session.take_turns", filling)
+    monkeypatch.setattr("benchmarks.heat.take_turns", filling)
     with pytest.raises(JournalError, match=r"run\.journal\.jsonl cannot be written: Broken pipe"):
         measure(session, SINGLE, DATA)
     assert [row.extra_info["status"] for row in session.close()] == ["ok", "ok"]
@@ -471,7 +488,7 @@ def test_session_that_is_over_ends_no_process(begin: Begin, monkeypatch: pytest.
     journal = begin().journal
     session = Session(replace(PLAN, case_timeout=0.1), Clock(), journal)
     (watching,) = [thread for thread in threading.enumerate() if thread not in before][1:]
-    session._begin(str(DATA))
+    session._lifecycle.begin(str(DATA))
     if way == "closed":
         session.close()
     del session
@@ -487,7 +504,7 @@ def test_attribution_that_fails_leaves_no_watchdog_behind(begin: Begin, monkeypa
     session = begin(replace(PLAN, attribution=True))
     with pytest.warns(UserWarning, match="where its time goes is not known: "):
         measure(session, DATA)
-    assert session._watchdog._heard is None
+    assert session._lifecycle.watchdog._heard is None
 
 
 @pytest.mark.usefixtures("toys")

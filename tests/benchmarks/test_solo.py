@@ -12,12 +12,13 @@ import pytest
 
 from benchmarks.cases import Case
 from benchmarks.clock import Clock
-from benchmarks.corpus import read_corpus
+from benchmarks.corpus import read_corpus, source_of
 from benchmarks.failures import Died
 from benchmarks.journal import Journal
+from benchmarks.lifecycle import RunPlan
 from benchmarks.processes import Elsewhere
-from benchmarks.session import Plan, Session
-from benchmarks.solo import Solo, has_solo, solo
+from benchmarks.session import Session
+from benchmarks.solo import Solo, SoloTraining, has_solo, solo
 from benchmarks.turns import MIN_ROUNDS
 from strategies import GPTConfig, MeshSpec
 
@@ -38,7 +39,7 @@ def device() -> Iterator[Solo]:
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
     """Of two cases, on a machine of a speed that is known."""
-    begun = Session(Plan(CORPUS, rounds=MIN_ROUNDS), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False))
+    begun = Session(RunPlan(CORPUS, rounds=MIN_ROUNDS), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False))
     begun.matmul_rates["float32"] = 1e11
     begun.cases = [SINGLE, DATA]
     yield begun
@@ -65,6 +66,43 @@ def test_it_trains_as_this_process_does(device: Solo, session: Session) -> None:
         training.block(1)
 
 
+def test_a_mapped_text_is_sent_by_its_name(tmp_path: Path) -> None:
+    """It may be as large as a disk; the other process maps the same file."""
+    file = tmp_path / "text.txt"
+    file.write_bytes(CORPUS[:1000].tobytes())
+    assert source_of(read_corpus(file, CONFIG)) == file
+    assert source_of(CORPUS) is CORPUS
+
+
+def test_it_is_traced_and_attributed_where_it_is_timed(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the process of one device; each variant there is heard of here, so that no watchdog takes it for a hang."""
+    session._lifecycle.plan = session.plan = replace(session.plan, attribution=True, trace=tmp_path / "traces")
+    session.cases = [SINGLE]
+    session.prepare(SINGLE)
+    begin, begun = session._lifecycle.begin, list[str]()
+    monkeypatch.setattr(session._lifecycle, "begin", lambda case: (begun.append(case), begin(case)))
+    monkeypatch.setattr("benchmarks.heat.attribute", lambda *_: 1 / 0)
+    monkeypatch.setattr("benchmarks.heat.trace", lambda *_: 1 / 0)
+    heard: list[int] = []
+    there = SoloTraining.attribute
+
+    def attribute(training: SoloTraining, *arguments: Any) -> Any:
+        before = len(begun)
+        parts = there(training, *arguments)
+        heard.append(len(begun) - before)
+        return parts
+
+    monkeypatch.setattr(SoloTraining, "attribute", attribute)
+    session.time(SINGLE)
+    row = session.rows[str(SINGLE)].extra_info
+    assert row["status"] == "ok"
+    assert row["attribution.total_over_step"]
+    assert list((tmp_path / "traces" / str(SINGLE)).rglob("*.xplane.pb"))
+    assert heard[0] > 3  # gradients, optimizer, nothing, and the turns of all
+
+
 def test_what_fails_there_fails_here(device: Solo) -> None:
     """With the status and the reason that it has there; the process goes on."""
     with pytest.raises(Elsewhere, match="it must be at least 1") as failure:
@@ -77,7 +115,7 @@ def test_an_interrupted_question_leaves_no_answer_behind(device: Solo, monkeypat
     """After Ctrl-C in the middle of one, the next gets its own answer."""
     training = device.train(SINGLE, CORPUS)
 
-    def interrupt(number: int) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as interrupted:
@@ -146,7 +184,7 @@ def test_why_nothing_is_compared_is_said(session: Session, monkeypatch: pytest.M
 
 def test_if_it_dies_one_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps of this process are timed to the end, and have what could be compared until then."""
-    begin, turns = session._begin, list[str]()
+    begin, turns = session._lifecycle.begin, list[str]()
 
     def begin_or_kill(case: str) -> None:
         begin(case)
@@ -154,7 +192,7 @@ def test_if_it_dies_one_row_is_lost(session: Session, monkeypatch: pytest.Monkey
         if turns.count(str(DATA)) == MIN_ROUNDS:
             kill(solo())
 
-    monkeypatch.setattr(session, "_begin", begin_or_kill)
+    monkeypatch.setattr(session._lifecycle, "begin", begin_or_kill)
     session.time(DATA)
     assert statuses(session) == ["error", "ok"]
     assert "SIGABRT" in str(session.rows[str(SINGLE)].extra_info["reason"])

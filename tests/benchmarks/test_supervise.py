@@ -14,6 +14,7 @@ import pytest
 from benchmarks import supervise
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.heartbeat import HEARTBEAT, Heart, Listener
+from benchmarks.journal import journal_path
 from benchmarks.statuses import TIMED_OUT
 from benchmarks.supervise import JOURNAL, run, running, stopped
 from tests.benchmarks.test_run import finish, rows, start, statuses
@@ -91,13 +92,29 @@ def test_many_presses_end_at_once(journal: Path, capfd: pytest.CaptureFixture[st
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_heart_that_stops_beating_is_noticed(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is ended, and counts as timed out; one that never beat, or rests, is left alone."""
+@pytest.mark.parametrize(
+    ("beats", "sleep", "status", "said"),
+    [
+        ("b'.'", 600, TIMED_OUT, ""),
+        ("b'.!' + bytes([3])", 600, 3, "done, and their process hung while it shut down; it was killed"),
+        ("b''", 2, 5, ""),  # it takes as long as it takes to start
+    ],
+    ids=["hangs", "done", "starting"],
+)
+def test_a_heart_that_stops_beating_is_noticed(
+    beats: str,
+    sleep: int,
+    status: int,
+    said: str,
+    journal: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The process is ended, and counts as timed out, unless it has told another status; one that never beat is not."""
     monkeypatch.setattr(supervise, "GRACE_SECONDS", 0.0)
-    for beats, end in (("b'.'", (TIMED_OUT, False)), ("b'.!'", (5, False)), ("b''", (5, False))):
-        sleep = 600 if end[0] == TIMED_OUT else 2
-        program = f"os.write(int(os.environ['{HEARTBEAT}']), {beats})\ntime.sleep({sleep})\nos._exit(5)"
-        assert supervised(program, journal, timeout_seconds=0.5) == end
+    program = f"os.write(int(os.environ['{HEARTBEAT}']), {beats})\ntime.sleep({sleep})\nos._exit(5)"
+    assert supervised(program, journal, timeout_seconds=0.5) == (status, False)
+    assert said in capfd.readouterr().err
 
 
 def test_seconds_in_which_the_listener_was_stopped_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,18 +136,18 @@ def test_seconds_in_which_the_listener_was_stopped_do_not_count(monkeypatch: pyt
 
 
 def test_a_heart_beats_until_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its listener hears it; where nobody listens there is none."""
-    Heart().rest()
+    """Its listener hears it, and at last the exit status; where nobody listens there is none."""
+    Heart().rest(0)
     listener = Listener()
     monkeypatch.setenv(HEARTBEAT, str(listener.descriptor))
     heart = Heart()
     assert HEARTBEAT not in os.environ
     listener.listen(60)
-    assert listener._heard
-    heart.rest()
-    while listener._heard:
+    assert (listener._heard, listener.status) == (True, None)
+    heart.rest(1)
+    while listener.status is None:
         listener.listen(60)
-    assert listener.silent_seconds == 0
+    assert (listener.status, listener.silent_seconds) == (1, 0)
     listener.started()
     listener.close()
 
@@ -159,14 +176,26 @@ def test_the_supervisor_loads_no_jax() -> None:
 
 
 def test_stopping_the_supervisor_alone_stops_the_run(tmp_path: Path) -> None:
-    """Ctrl-C that nobody else hears: exit status 130, and a whole report; a supervisor that was itself stopped for a
-    while, and goes on, has lost nothing.
+    """Ctrl-C that nobody else hears: exit status 130, and a report with the numbers of what had ended, and a row for
+    the rest; a supervisor that was itself stopped for a while, and goes on, has lost nothing.
     """
     report = tmp_path / "run.json"
-    process = finish(start("--strategy=pausing,stopped_above", "--mesh=data=1", f"--benchmark-json={report}"))
+    command = "--strategy=pausing,stopped_above", "--mesh=data=1", "--batch-size=4,8", f"--benchmark-json={report}"
+    process = finish(start(*command))
     assert process.returncode == INTERRUPTED, process.stderr
-    assert statuses(report) == {"pausing-data=1-b4": "interrupted", "stopped_above-data=1-b4": "interrupted"}
-    assert all(row["extra_info"]["matches_single"] in (True, None) for row in rows(report).values())
+    assert statuses(report) == {
+        "pausing-data=1-b4": "ok",
+        "stopped_above-data=1-b4": "ok",
+        "pausing-data=1-b8": "interrupted",
+        "stopped_above-data=1-b8": "interrupted",
+    }
+    found = rows(report)
+    matches = [row["extra_info"]["matches_single"] for row in found.values()]
+    assert matches == [True, True, True, None]  # the third was checked, and not timed
+    assert [bool(row["stats"]["data"]) for row in found.values()] == [True, True, False, False]
+    assert "Traceback" not in process.stderr
+    assert "going on with the cases that are left" not in process.stderr, "one process measured all"
+    assert journal_path(report).read_text().count('{"start": ') == 1
 
 
 def test_a_case_that_hangs_is_left_at_the_second_press(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_another_spelling_is_read(text, spelled):
         ("v5e-16", "v5e:4x4"),
         ("v5litepod-16", "v5e:4x4"),
         ("v5p-128", "v5p:4x4x4"),
+        ("v4-8", "v4:2x2x1"),
         ("H100-16", "h100:2x8"),
         ("cpu-8", "cpu:8"),
     ],

@@ -179,6 +179,10 @@ def test_every_factorisation_equals_one_device(name, mesh):
         if name != "single"
     ]
     + [
+        ("pipeline", {"dtype": "bfloat16", "reduce_dtype": "bfloat16", "microbatches": 4}),
+        ("data", {"dtype": "bfloat16", "reduce_dtype": "bfloat16", "bucket_bytes": 10_000}),
+    ]
+    + [
         (name, {"sequence_parallel": False}) for name, each in STRATEGIES.items() if "sequence_parallel" in each.options
     ],
     ids=str,

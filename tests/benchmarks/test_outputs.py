@@ -1,0 +1,51 @@
+"""Output files of commands."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.commandline.outputs import Unwritable, save, save_text
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails half-way leaves an earlier file as it was, begins no new one, and is done again elsewhere."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    old, new = tmp_path / "old.txt", tmp_path / "new.txt"
+    old.write_text("an earlier result")
+
+    def write(to: Path) -> None:
+        to.write_text("half, ")
+        if elsewhere not in to.parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        to.write_text("half, and half")
+
+    for path in (old, new):
+        with pytest.raises(Unwritable, match="No space left on device; the result is in"):
+            save(path, write)
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.txt")} == {"old.txt": "an earlier result"}
+    assert {path.name for path in tmp_path.iterdir()} == {"old.txt", "elsewhere"}
+    assert [path.read_text() for path in elsewhere.rglob("*.txt")] == ["half, and half"] * 2
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    """What it leads to is written."""
+    link, file = tmp_path / "link", tmp_path / "file"
+    link.symlink_to(file)
+    save_text(link, "text")
+    assert link.is_symlink()
+    assert file.read_text() == "text"
+
+
+def test_what_is_in_dev_is_written_in_place(tmp_path: Path) -> None:
+    """It may lead to a file into which a shell sends more than this: /dev/stdout, and /dev/fd/N of any number."""
+    with (tmp_path / "output").open("w") as output:
+        output.write("before, ")
+        output.flush()
+        inode = os.fstat(output.fileno()).st_ino
+        save_text(Path(f"/dev/fd/{output.fileno()}"), "text")
+    assert (tmp_path / "output").stat().st_ino == inode
+    assert (tmp_path / "output").read_text() == "text"
