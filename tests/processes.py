@@ -11,6 +11,8 @@ from typing import Any
 from benchmarks.launch import free_port
 
 ROOT = Path(__file__).parents[1]
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+"""Options of XLA with which it compiles fast and not well, to the same HLO (see conftest.py)."""
 
 LIMIT_SECONDS = 1200
 """A process of a test that takes longer hangs: it takes 10 seconds, and 360 beside thirty others on two cores."""
@@ -20,8 +22,11 @@ Ended = subprocess.CompletedProcess[str]
 
 def environment(**variables: Any) -> dict[str, str]:
     """Of a process that a test starts: it compiles fast and not well, and no pytest is around it."""
+    from tests.strategies.quick import OPTIONS  # with JAX, which conftest.py sets up before
+
+    flags = " ".join([QUICK, *(f"--{name}={str(value).lower()}" for name, value in OPTIONS.items())])
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    ours = {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    ours = {"PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
     return inherited | ours | {name: str(value) for name, value in variables.items()}
 
 

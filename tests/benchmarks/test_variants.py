@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.compiled import read_program
 from benchmarks.variants import Silence
 from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
+from tests.strategies import quick
 
 CONFIG = GPTConfig(layers=4, embed=16, heads=4, vocab=256, sequence=16)
 SPREADS = {
@@ -28,6 +29,7 @@ SPREADS = {
 ALONE, WAITING, SIDE_BY_SIDE = Silence(), Silence(waits=True), Silence(waits=True, side_by_side=True)
 
 
+@cache
 def built(strategy: str) -> Step:
     """A small step that microbatches where it has stages."""
     mesh = MeshSpec.parse(SPREADS[strategy])
@@ -40,7 +42,7 @@ def compiled(strategy: str, silence: Silence | None = None) -> tuple[Any, dict[s
     """A step, or a variant of it, compiled; and what it does."""
     step = built(strategy)
     update = jax.jit(silence(step.update), donate_argnums=0) if silence else step.update
-    program = update.lower(step.state, step.batch).compile()
+    program = quick.compiled(update.lower(step.state, step.batch))
     return program, dict(read_program(program.as_text() or "", step.mesh.shape).as_row())
 
 
@@ -62,7 +64,8 @@ def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
 def test_shapes_stay(strategy: str, silence: Silence) -> None:
     """A step takes and gives arrays of the same shapes and dtypes without its communication, and finite ones."""
     step, (program, _) = built(strategy), compiled(strategy, silence)
-    state, metrics = program(step.init(jax.random.key(0)), step.place(np.ones(step.batch.shape, int)))
+    init = quick.compiled(step.init.lower(jax.random.key(0)))
+    state, metrics = program(init(jax.random.key(0)), step.place(np.ones(step.batch.shape, int)))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), step.state)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, metrics)))
 

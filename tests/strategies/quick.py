@@ -1,4 +1,7 @@
-"""Programs that are soon compiled, for laws on numbers, which hold whoever writes the loops in machine code."""
+"""Programs that are soon compiled: for laws on numbers, on matmuls and on what is sent.
+
+These hold whoever writes the loops in machine code; test_cost.py holds both kinds of programs to the same formulas.
+"""
 
 import functools
 
@@ -14,17 +17,17 @@ def _known(options: dict[str, str | bool]) -> dict[str, str | bool]:
     return options
 
 
-# XLA's older emitter of loops is done in a third of the time. Some passes on the HLO differ with it: what reads the
-# compiled program, and not the numbers that come out, is better off without.
-_OPTIONS = _known({"xla_cpu_use_fusion_emitters": False})
+# XLA's older emitter of loops is done in a third of the time. Passes that fuse differ with it: instructions are others,
+# and temporaries a little.
+OPTIONS = _known({"xla_cpu_use_fusion_emitters": False})
 _programs: dict[str, jax.stages.Compiled] = {}
 
-jit = functools.partial(jax.jit, compiler_options=_OPTIONS)
+jit = functools.partial(jax.jit, compiler_options=OPTIONS)
 
 
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """The program, compiled once for all steps whose lowered text is the same: most options leave `init` alone."""
     text = lowered.as_text()
     if text not in _programs:
-        _programs[text] = lowered.compile(_OPTIONS)
+        _programs[text] = lowered.compile(OPTIONS)
     return _programs[text]

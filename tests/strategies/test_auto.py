@@ -9,19 +9,27 @@ import pytest
 from benchmarks.compiled import read_program
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.cost import predict
+from tests.strategies.quick import compiled
 
 CONFIG = dataclasses.replace(PRESETS["nano"], layers=2, embed=64, sequence=32, tied=False)
 BATCH = 32
 
 
-def sent(name, mesh, tied=False, **options):
+def sent(mesh, tied=False, **options):
     """(kind, axes) -> bytes that a device sends in a step."""
     spec, config = MeshSpec.parse(mesh), dataclasses.replace(CONFIG, tied=tied)
-    step = STRATEGIES[name].build(config, spec, TrainConfig(BATCH, **options), jax.devices()[: spec.size])
+    step = STRATEGIES["auto"].build(config, spec, TrainConfig(BATCH, **options), jax.devices()[: spec.size])
     total = Counter()
-    for each in read_program(step.lower().compile().as_text() or "", spec.sizes).collectives:
+    for each in read_program(compiled(step.lower()).as_text() or "", spec.sizes).collectives:
         total[each.kind, each.axes] += each.times * each.sent_bytes
     return total
+
+
+def by_hand(name, mesh, batch=BATCH, tied=False, **options):
+    """The same of a strategy, by its formulas, to which its programs are held (test_cost.py)."""
+    config, train = dataclasses.replace(CONFIG, tied=tied), TrainConfig(batch, **options)
+    cost = predict(name, config, MeshSpec.parse(mesh), train)
+    return Counter({key: sum(parts.values()) for key, parts in cost.sent.items()})
 
 
 @pytest.mark.parametrize(
@@ -33,8 +41,8 @@ def test_compiler_sends_what_is_sent_by_hand(name, options):
     To 1%: the tensor axis gathers the gradient of the positions instead of summing it and need not sum those of biases,
     fsdp gathers the last norm again, and the global norm is summed weight by weight.
     """
-    by_hand, mine = (sent(each, f"{name}=8", **options) for each in (name, "auto"))
-    assert mine == pytest.approx(with_all_reduces(by_hand), rel=0.01)
+    theirs = by_hand(name, f"{name}=8", **options)
+    assert sent(f"{name}=8", **options) == pytest.approx(with_all_reduces(theirs), rel=0.01)
 
 
 def test_axes_together_send_each_over_its_own():
@@ -42,15 +50,10 @@ def test_axes_together_send_each_over_its_own():
 
     Over fsdp goes the part of the weights that tensor leaves: what fsdp sends, and besides of what tensor does not cut.
     """
-    mine = sent("auto", "fsdp=2,tensor=4")
+    mine = sent("fsdp=2,tensor=4")
     assert {axes for _, axes in mine} == {("fsdp",), ("tensor",)}
-    of_tensor, of_fsdp = (
-        with_all_reduces({key: sum(parts.values()) for key, parts in predict(name, CONFIG, mesh, train).sent.items()})
-        for name, mesh, train in (
-            ("tensor", MeshSpec.parse("tensor=4"), TrainConfig(BATCH // 2)),
-            ("fsdp", MeshSpec.parse("fsdp=2"), TrainConfig(BATCH)),
-        )
-    )
+    of_tensor = with_all_reduces(by_hand("tensor", "tensor=4", batch=BATCH // 2))
+    of_fsdp = with_all_reduces(by_hand("fsdp", "fsdp=2"))
     for kind in ("all_gather", "all_reduce"):
         assert mine[kind, ("tensor",)] == pytest.approx(of_tensor[kind, ("tensor",)], rel=0.01)
         assert 1 < mine[kind, ("fsdp",)] / (of_fsdp[kind, ("fsdp",)] / 4) < 1.1
@@ -67,15 +70,15 @@ def test_axes_together_send_each_over_its_own():
 )
 def test_no_sum_over_devices_waits(options, again):
     """What is used again is summed again, where by hand it is summed once: to the byte."""
-    by_hand, mine = (sum(sent(name, "data=4", **options).values()) for name in ("data", "auto"))
+    once, mine = by_hand("data", "data=4", **options).total(), sent("data=4", **options).total()
     table = 2 * 4 * CONFIG.vocab * CONFIG.embed * 3 // 4  # an all-reduce of it, in float32
-    assert mine - by_hand == {"all of them": by_hand, "the table": table}[again]
+    assert mine - once == {"all of them": once, "the table": table}[again]
 
 
-def with_all_reduces(by_hand):
+def with_all_reduces(sent):
     """The same, with an all-reduce for each reduce-scatter: twice its bytes."""
     total = Counter()
-    for (kind, axes), sent_bytes in by_hand.items():
+    for (kind, axes), sent_bytes in sent.items():
         scattered = kind == "reduce_scatter"
         total["all_reduce" if scattered else kind, axes] += sent_bytes * (2 if scattered else 1)
     return total

@@ -1,12 +1,12 @@
 """Any product of axes: what each of them cuts, and what is refused."""
 
 import dataclasses
+import re
 
 import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.compiled import read_program
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig, context
 
 CONFIG = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, heads=4, sequence=16)
@@ -68,18 +68,18 @@ def test_what_does_not_fit_is_refused(mesh, sizes, options, message):
     [("data", "data=4", 1), ("fsdp", "fsdp=4", 2), ("tensor", "tensor=4", 2), ("context", "context=4", 1)],
 )
 def test_without_stages_it_is_plain_autodiff(simpler, mesh, microbatches):
-    """On the axis of one strategy it compiles to that strategy's program: no schedule, and nothing sent besides."""
+    """On the axis of one strategy it is that strategy's program, line by line: no schedule, nothing sent besides."""
     spec, train = MeshSpec.parse(mesh), TrainConfig(16, microbatches)
     alone = STRATEGIES[simpler].build(CONFIG, spec, train, jax.devices()[: spec.size])
-    mine, theirs = (step.lower().compile() for step in (build(mesh, microbatches=microbatches), alone))
-    counts, expected = (read_program(program.as_text() or "", spec.sizes).as_row() for program in (mine, theirs))
-    assert counts["compiled.flops"] == expected["compiled.flops"]
-    assert counts["compiled.sent_bytes"] == expected["compiled.sent_bytes"]
-    assert counts["compiled.instructions"] == expected["compiled.instructions"]
-    memory, expected_memory = mine.memory_analysis(), theirs.memory_analysis()
-    assert memory
-    assert expected_memory
-    assert memory.temp_size_in_bytes == expected_memory.temp_size_in_bytes
+    mine, theirs = (step.lower().as_text() for step in (build(mesh, microbatches=microbatches), alone))
+    assert f'"{simpler}"={spec.size}' in theirs
+    assert on_one_axis(mine) == on_one_axis(theirs)
+
+
+def on_one_axis(text):
+    """A program before it is compiled, without its mesh, of which `three_d` has axes of one device besides."""
+    named = re.sub(r"(?m)^ *sdy\.mesh @mesh = .*$", "", text)
+    return re.sub(r"manual_axes=\{[^}]*\}", "", named)
 
 
 @pytest.mark.parametrize("mesh", STRATEGIES["three_d"].meshes(8), ids=str)
