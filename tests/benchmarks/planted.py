@@ -1,4 +1,4 @@
-"""Strategies with one fault each, on a model of one number; `-p tests.benchmarks.planted` offers them to a run.
+"""Strategies with one fault each, on a model of one number; `-p tests.benchmarks.planting` offers them to a run.
 
 With SINGLE=NAME in the environment that one is called `single`, `data` is a toy too, and little is timed. With ONCE a
 folder keeps what has happened. As the report is about to be written somebody presses Ctrl-C with TWICE, and makes room

@@ -31,7 +31,7 @@ Process = subprocess.CompletedProcess[str]
 Rows = dict[str, dict[str, Any]]
 
 
-PLUGINS = ("-p", "tests.benchmarks.planted", "-p", "no:hypothesispytest", "--assert=plain")
+PLUGINS = ("-p", "tests.benchmarks.planting", "-p", "no:hypothesispytest", "--assert=plain")
 COMMAND = (sys.executable, "-m", "pytest", *PLUGINS, "benchmarks", *TINY)
 """The benchmarks on tiny sizes, with the planted strategies on offer, and without what is slow to load for nothing."""
 

@@ -48,7 +48,10 @@ def compiled(strategy: str, silence: Silence | None = None) -> tuple[Any, dict[s
 
 @pytest.mark.parametrize("strategy", SPREADS)
 def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
-    """Alone a step sends nothing, waiting next to nothing over the same axes, and both do the FLOPs of the step."""
+    """Alone a step sends nothing, waiting next to nothing over the same axes, and both do the FLOPs of the step.
+
+    It takes and gives arrays of the same shapes and dtypes without its communication, and finite ones.
+    """
     whole, alone, waiting = (compiled(strategy, silence)[1] for silence in (None, ALONE, WAITING))
     assert alone["compiled.flops"] == waiting["compiled.flops"] == whole["compiled.flops"] > 0
     assert alone["compiled.sent_bytes"] == 0
@@ -57,17 +60,13 @@ def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
         {key.rpartition(".")[2] for key, sent in does.items() if "bytes." in key and sent} for does in (whole, waiting)
     ]
     assert axes[0] == axes[1]
-
-
-@pytest.mark.parametrize("strategy", SPREADS)
-@pytest.mark.parametrize("silence", [ALONE, WAITING])
-def test_shapes_stay(strategy: str, silence: Silence) -> None:
-    """A step takes and gives arrays of the same shapes and dtypes without its communication, and finite ones."""
-    step, (program, _) = built(strategy), compiled(strategy, silence)
-    init = quick.compiled(step.init.lower(jax.random.key(0)))
-    state, metrics = program(init(jax.random.key(0)), step.place(np.ones(step.batch.shape, int)))
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), step.state)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, metrics)))
+    step, key = built(strategy), jax.random.key(0)
+    init, shapes = quick.compiled(step.init.lower(key)), jax.tree.map(lambda x: (x.shape, x.dtype), step.state)
+    for silence in (ALONE, WAITING):
+        program, _ = compiled(strategy, silence)
+        state, metrics = program(init(key), step.place(np.ones(step.batch.shape, int)))
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == shapes
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, metrics)))
 
 
 def test_side_by_side_stages_do_the_same_work() -> None:

@@ -3,9 +3,12 @@
 These hold whoever writes the loops in machine code; test_cost.py holds both kinds of programs to the same formulas.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
 import jax
+import pytest
 
 
 def _known(options: dict[str, str | bool]) -> dict[str, str | bool]:
@@ -23,6 +26,14 @@ OPTIONS = _known({"xla_cpu_use_fusion_emitters": False})
 _programs: dict[str, jax.stages.Compiled] = {}
 
 jit = functools.partial(jax.jit, compiler_options=OPTIONS)
+
+
+@contextlib.contextmanager
+def programs() -> Iterator[None]:
+    """Steps that are built meanwhile are soon compiled when they are called, but may not be called in another jit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", jit)
+        yield
 
 
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:

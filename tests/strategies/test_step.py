@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
-from tests.strategies.quick import compiled
+from tests.strategies.quick import compiled, programs
 
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32)
 WIDEST = {
@@ -28,7 +28,8 @@ def build(name, config=CONFIG, **options):
 @functools.cache
 def shared(name):
     """One that several tests train, compiled once."""
-    return build(name)
+    with programs():
+        return build(name)
 
 
 def tokens(step, seed=0):
@@ -72,12 +73,15 @@ def test_no_full_size_array_exists_even_in_init(name):
     """In the program that creates the state, nothing has the shape of a whole weight that is split, in any dtype."""
     # Sizes of which none is another's part, or parts would have the shapes of wholes by chance.
     step = build(name, dataclasses.replace(CONFIG, layers=40, vocab=384, sequence=24, mlp=448))
-    program = step.init.lower(jax.random.key(0)).compile()
+    program = compiled(step.init.lower(jax.random.key(0)))
+    text, memory = program.as_text(), program.memory_analysis()
+    assert text
+    assert memory
     weights = jax.tree.leaves(step.state.params)
     split = {w.shape for w in weights if w.sharding.shard_shape(w.shape) != w.shape}
     assert max((w.shape for w in weights), key=math.prod) in split
-    assert not [shape for shape in split if f"[{','.join(map(str, shape))}]" in program.as_text()]
-    assert program.memory_analysis().output_size_in_bytes == pytest.approx(held(step.state), rel=0.01)
+    assert not [shape for shape in split if f"[{','.join(map(str, shape))}]" in text]
+    assert memory.output_size_in_bytes == pytest.approx(held(step.state), rel=0.01)
 
 
 @pytest.mark.parametrize(
