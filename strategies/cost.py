@@ -82,7 +82,7 @@ class Cost:
 
         `attention again`: the backward pass computes the scores again (Dao et al. 2022, section 3.1). `recomputed`:
         with `remat="full"` that pass begins with a block's forward pass, but for its last matmul and the scores, which
-        then are there (Korthikanti et al. 2022, section 4), and may compute the logits again. `padding` of the
+        then are there (Korthikanti et al. 2022, section 4); and logits in chunks are computed again. `padding` of the
         vocabulary. `empty`: what stages with fewer layers than the largest do not do, but a compiled program counts,
         for it cannot tell. `masked`, below zero: what attention leaves out, for causality masks it out. Of
         layers that are in no loop, with `unroll` as many as there are, the compiler may find all that would be computed

@@ -8,10 +8,10 @@ Weights, gradients and optimizer state are split over the devices, cut as shards
 
 Vectors, weights of norms and biases, are used in float32, and so gathered.
 
-For P parameters on n devices, of which E in the embedding, a device sends (3 P - E) (n-1)/n elements for each
-microbatch: the embedding is gathered once, for its backward pass needs no weights. A tied
-head uses the table of tokens a second time: it is gathered two times more and its gradient scattered once more.
-Vectors that the backward pass does not need are not gathered again. With `regather=False` nothing is: what was
+For P parameters on n devices, of which E in the embedding and the head, a device sends (3 P - E) (n-1)/n elements for
+each microbatch. The embedding is gathered once, for its backward pass needs no weights; so is the head, whose backward
+pass comes at once. A tied head uses the table of tokens a second time: it is gathered and its gradient scattered once
+more. Vectors that the backward pass does not need are not gathered again. With `regather=False` nothing is: what was
 gathered is kept for the backward pass, and a device sends 2 P (n-1)/n elements for each microbatch.
 
 With `gather="step"` all weights are gathered before the first microbatch, and kept to the last:

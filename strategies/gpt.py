@@ -207,25 +207,28 @@ class GPT(nnx.Module):
         return lax.scan(layer, x_BTD, stacked, unroll=self.how.unroll)[0]
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
-        """Residual stream to the loss of each token. Of the logits at most one copy, in the compute dtype, is kept."""
+        """Residual stream to the loss of each token. For what is kept see `_HEAD` and `_HEAD_IN_CHUNKS`."""
         targets_BT = self.hooks.own_context(targets_BT, 1)
 
-        def run(head: Split, table: Split, x_BTD: Array) -> Array:
-            return self._ready(head)(x_BTD, self._ready(table).token_VD[...], targets_BT, self.hooks)
+        def run(head: Split, token_VD: Array, x_BTD: Array) -> Array:
+            return nnx.merge(*head)(x_BTD, token_VD, targets_BT, self.hooks)
 
-        head = nnx.split(self.head)
-        table = head if hasattr(self.head, "token_VD") else nnx.split(self.embedding)
-        keeps_logits = self.how.remat != "full" and self.how.logits_bytes is None
-        return jax.checkpoint(run, policy=_REMAT["dots" if keeps_logits else "full"])(head, table, x_BTD)
+        head = self._ready(nnx.split(self.head))
+        token_VD = head.token_VD[...] if hasattr(head, "token_VD") else self._gathered(self.embedding.token_VD)
+        policy = _HEAD if self.how.logits_bytes is None else _HEAD_IN_CHUNKS
+        return jax.checkpoint(run, policy=policy)(nnx.split(head), token_VD, x_BTD)
 
     def _ready(self, split: Split) -> Any:
         """A module with its weights gathered, in the dtype in which they are used."""
 
         def ready(weight: Any) -> Any:
-            return weight.replace(self.hooks.gather(weight[...], weight.dims, used_dtype(weight.dims, self.how.dtype)))
+            return weight.replace(self._gathered(weight))
 
         graph, weights = split
         return nnx.merge(graph, jax.tree.map(ready, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
+
+    def _gathered(self, weight: Any) -> Array:
+        return self.hooks.gather(weight[...], weight.dims, used_dtype(weight.dims, self.how.dtype))
 
 
 def is_matrix(dims: Sequence[str]) -> bool:
@@ -261,6 +264,11 @@ def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name not in _REARRANGING
 
 
+def _is_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Keep what was gathered."""
+    return primitive.name == "all_gather"
+
+
 _POLICIES = jax.checkpoint_policies
 _REMAT = {
     "none": _all_but_gathered,
@@ -269,3 +277,11 @@ _REMAT = {
     ),
     "full": _POLICIES.save_only_these_names(GATHERED, TOTALS),
 }
+_HEAD = _POLICIES.save_from_both_policies(_REMAT["dots"], _is_gathered)
+"""The head keeps one copy of the logits, in the compute dtype, and what it gathered: its backward pass comes at once.
+
+It computes again only what is elementwise. Whether a matmul or a gather is done again would be left to the compiler:
+XLA's CPU backend shares it with the first in JAX 0.10, and keeps the barrier of `jax.checkpoint` against that in 0.12.
+"""
+_HEAD_IN_CHUNKS = _POLICIES.save_from_both_policies(_REMAT["full"], _is_gathered)
+"""Of a head with `logits_bytes` no logits are kept."""

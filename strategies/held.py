@@ -6,6 +6,10 @@ never kept, the statistics of norms and softmax are, and so is what a norm compu
 """
 
 from collections.abc import Mapping
+from functools import cache
+
+import jax
+from jax import lax
 
 from strategies.compression import padded
 from strategies.plan import BYTES, Plan
@@ -39,8 +43,9 @@ def layer_bytes(plan: Plan) -> int:
         attention mixes of them 4 c n D/t (once more if it comes from other devices, c n D), the sums of exponentials
         4 n H/t, and what goes into GELU c n F/t
     none: besides, what either norm makes before and behind its scale 16 s D (but what a matmul takes, c s D, where that
-        is the next to come), the scales 8 D, and five more arrays of the size of what goes into GELU. That and x after
-        attention are sums with a bias, and kept in float32, in which biases are added
+        is the next to come), the scales 8 D, and more arrays of the size of what goes into GELU: three, and those of
+        its tanh. What goes into GELU and x after attention are sums with a bias, and kept in float32, in which biases
+        are added
     """
     config, train, tensors = plan.config, plan.train, plan.size("tensor")
     number, own = BYTES[train.dtype], plan.own_residual // train.microbatches
@@ -52,8 +57,16 @@ def layer_bytes(plan: Plan) -> int:
     if train.remat == "none":
         # Behind a cast comes what a tensor axis makes of it: that is kept, and not what was cast.
         taken = number if plan.over(plan.axes_of("heads")) and not plan.sequence_parallel else 4
-        kept += 2 * (4 + taken) * own + 2 * 4 * config.embed + 5 * number * hidden + (4 - number) * (own + hidden)
+        kept += 2 * (4 + taken) * own + 2 * 4 * config.embed + (4 - number) * (own + hidden)
+        kept += (3 + tanh_arrays()) * number * hidden
     return kept
+
+
+@cache
+def tanh_arrays() -> int:
+    """Arrays that autodiff keeps of a tanh y: with JAX 0.10, y and 1 - y; with JAX 0.12, 1 - y^2 alone."""
+    shape = jax.ShapeDtypeStruct((1,), "float32")
+    return len(jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(lax.tanh, x)[1], shape)))
 
 
 def temporaries(plan: Plan) -> Mapping[str, int]:

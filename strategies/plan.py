@@ -229,14 +229,8 @@ class Plan:
 
     @property
     def logits_again(self) -> bool:
-        """Whether the head's backward pass computes the logits again: in chunks; else the compiler may find them there.
-
-        Not so where what the head takes is gathered again, too, or kept as gathered.
-        """
-        train = self.train
-        by_layer = self.size(*self.shards) > 1 and train.gather == "layer" and not self.staged
-        gathered = by_layer and (train.microbatches > 1 or not train.regather)
-        return train.logits_bytes is not None or (train.remat == "full" and (self.sequence_parallel or gathered))
+        """Whether the head's backward pass computes the logits again: those that are made in chunks."""
+        return self.train.logits_bytes is not None
 
     @property
     def logits_tokens(self) -> int:

@@ -9,7 +9,7 @@ normalises no other (sequence parallel; Korthikanti et al. 2022, "Reducing Activ
         backward, for the gathered x is not kept
     x[B,T,D] partial sums -reduce_scatter(tensor)-> x[B,T_tensor,D], two a layer forward, after attention and the MLP
     each has the other for its transpose, with dx, two and two a layer backward
-    the reduce-scatter once for the embedding, the gather twice for the head, and each one's transpose
+    the reduce-scatter once for the embedding, the gather once for the head, and each one's transpose
     for the loss, largest logit, sum of exponentials and target's logit of each token
     dW[D] -all_reduce(tensor)-> dW[D], once a step, in `reduce_dtype`: norms, positions and biases, of which every
         device has a copy
@@ -20,7 +20,7 @@ With `sequence_parallel=False` every device holds all of the residual stream:
     dx[B,T,D] partial sums -all_reduce(tensor)-> dx[B,T,D], two a layer backward, where x enters the cut matmuls
     the same once for the embedding forward, and once for the head backward
 
-For L layers on n devices a device sends (10 L + 5) B T D (n-1)/n elements a step in the compute dtype, or without
+For L layers on n devices a device sends (10 L + 4) B T D (n-1)/n elements a step in the compute dtype, or without
 sequence parallelism (4 L + 2) 2 B T D (n-1)/n; with `remat="full"` sums of the attention once again.
 """
 

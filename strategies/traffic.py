@@ -119,7 +119,8 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
     for weight in plan.weights:
         axes = tuple(axis for axis in weight.axes if axis in plan.batch_axes)
         whole = weight.elements * plan.size(*axes)
-        once, again = (of_blocks if weight.of_blocks else of_ends)(plan, weight) if by_layer else (1, 0)
+        ends = of_ends(plan, weight), 0
+        once, again = (of_blocks(plan, weight) if weight.of_blocks else ends) if by_layer else (1, 0)
         scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
         dtype, reduce_dtype = plan.dtype(weight), plan.train.reduce_dtype
         yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=dtype)
@@ -139,19 +140,18 @@ def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
     return train.microbatches, train.microbatches if train.regather and needed else 0
 
 
-def of_ends(plan: Plan, weight: Weight) -> tuple[int, int]:
-    """How often one of the embedding or of the head is: the compiler gathers nothing twice outside of a loop.
+def of_ends(plan: Plan, weight: Weight) -> int:
+    """How often one of the embedding or of the head is gathered: the compiler gathers nothing twice outside of a loop.
 
-    Nor in a loop over microbatches what it can have before: all but what the head takes for its backward pass. In a
-    schedule it gathers at each tick what that takes: the embedding for a microbatch that enters, the head for one that
-    leaves, and a table that is tied once for both.
+    A loop over microbatches changes no weight: what it gathers is gathered before it. A schedule gathers at each tick
+    what that tick takes: the embedding for a microbatch that enters, the head for one that leaves, and a tied table
+    once for both.
     """
-    microbatches, tied = plan.train.microbatches, is_tied(plan, weight)
-    if plan.staged:
-        shared = plan.ticks.shared
-        return 1 + int(((shared.enters >= 0) | (shared.leaves >= 0)).sum()) if tied else microbatches, 0
-    again = microbatches > 1 and plan.train.regather and (tied or weight.name.startswith("head."))
-    return 1, microbatches if again else 0
+    if not plan.staged:
+        return 1
+    shared = plan.ticks.shared
+    ticks = int(((shared.enters >= 0) | (shared.leaves >= 0)).sum())
+    return 1 + ticks if is_tied(plan, weight) else plan.train.microbatches
 
 
 def is_tied(plan: Plan, weight: Weight) -> bool:
@@ -171,7 +171,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "layers", "reduce_scatter", "tensor", sums, dtype=dtype)
     yield from traffic(plan, "layers", "all_gather", "tensor", 6 * plan.layers * plan.own_residual, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", "tensor", plan.residual, dtype=dtype)
-    yield from traffic(plan, "head", "all_gather", "tensor", 2 * plan.own_residual, dtype=dtype)
+    yield from traffic(plan, "head", "all_gather", "tensor", plan.own_residual, dtype=dtype)
     alike = sum(weight.elements for weight in plan.weights if "tensor" not in weight.axes)
     yield from traffic(plan, "gradients held alike", "all_reduce", "tensor", alike, dtype=plan.train.reduce_dtype)
 

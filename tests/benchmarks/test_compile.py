@@ -131,8 +131,9 @@ def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_no_text_is_needed() -> None:
     """Sequences may be longer than the text that steps are trained on, and the vocabulary smaller."""
-    long = dataclasses.replace(CONFIG, sequence=2**20, vocab=64)
-    assert compile_case(dataclasses.replace(case(), config=long, remat="full")).extra_info["status"] == "ok"
+    # No power of two: with one, XLA's CPU compiler ends the process (CONTRIBUTING.md, "Faults of compilers").
+    long, single = dataclasses.replace(CONFIG, sequence=1_000_000, vocab=64), case("cpu:1", "single", "data=1")
+    assert compile_case(dataclasses.replace(single, config=long, remat="full")).extra_info["status"] == "ok"
 
 
 def test_the_compiler_is_told_what_was_asked() -> None:
