@@ -265,8 +265,8 @@ def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
 
 
 def _is_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Keep what was gathered."""
-    return primitive.name == "all_gather"
+    """Keep what was gathered, by hand or by the compiler."""
+    return primitive.name in {"all_gather", "sharding_constraint"}
 
 
 _POLICIES = jax.checkpoint_policies
