@@ -101,8 +101,8 @@ class Selection:
         batch_sizes: sequences in a global batch.
         microbatches: parts of a batch, one number after another; none lets `default_microbatches` choose.
         preset: the name of `config`, with the sizes that were overridden.
-        sparse: of all batch sizes but the largest, only on one device and on the most: how time grows with the batch is
-            seen there.
+        sparse: batch sizes below the largest have `single`, and of each other strategy the mesh of the most devices
+            with the most axes: how time depends on the batch is seen there.
         options: what else of `TrainConfig` to vary, and over which values, for the strategies that have it.
         topology: of the devices, where they are not there.
         compiler_options: of every case.
@@ -125,11 +125,12 @@ class Selection:
     def cases(self) -> list[Case]:
         """Every strategy on its meshes, one batch size after another."""
         spreads, common = list(self._spreads()), (self.topology, self.compiler_options)
+        widest = dict(sorted(spreads, key=lambda each: (each[1].size, len(each[1].sizes))))
         return [
             Case(name, mesh, self.preset, self.config, size, parts, self.dtype, self.remat, options, *common)
             for size in self.batch_sizes
             for name, mesh in spreads
-            if not self.sparse or size == max(self.batch_sizes) or mesh.size in (1, max(self.devices))
+            if not self.sparse or size == max(self.batch_sizes) or mesh == widest[name]
             for parts in self.microbatches or [default_microbatches(name, mesh, size)]
             for options in self._variations(name)
         ]

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -72,12 +71,7 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
     text = json.dumps(as_baseline(snapshot), indent=1) + "\n"
     require_folder(folder)
     require_file(path)
-    beside = path.with_suffix(f".{os.getpid()}")
-    try:
-        save_text(beside, text)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    save_text(path, text)
     return path
 
 

@@ -137,6 +137,7 @@ def save_text(path: Path, text: str) -> None:
     written: list[Path] = []
 
     def write(to: Path) -> None:
+        written.clear()
         to.write_text(text, encoding="utf-8")
         written.append(to)
 

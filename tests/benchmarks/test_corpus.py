@@ -70,8 +70,8 @@ def test_a_text_shorter_than_a_batch_is_said(tmp_path: Path, capsys: pytest.Capt
     path = tmp_path / "short.txt"
     path.write_bytes(bytes(1000))
     config = PRESETS["nano"]
-    message = "has 1,000 bytes and a batch of 8 sequences of 128 tokens takes 1,025: its text repeats within a batch"
-    assert len(read_corpus(path, config, 7)) == 1000
+    message = "has 1,000 bytes and a batch of 16 sequences of 64 tokens takes 1,025: its text repeats within a batch"
+    assert len(read_corpus(path, config, 15)) == 1000
     assert capsys.readouterr().err == ""
-    assert len(read_corpus(path, config, 8)) == 1000
+    assert len(read_corpus(path, config, 16)) == 1000
     assert message in capsys.readouterr().err

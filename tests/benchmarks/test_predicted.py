@@ -26,7 +26,7 @@ def test_a_row_has_what_formulas_say_before_anything_is_compiled():
     """Of a case that is not compiled, or cannot be, it is known what it would send and hold."""
     row = predicted(CASE, {})
     assert row["predicted.sent_bytes"] == SENT
-    assert row["predicted.argument_bytes"] == 4 * (3 * PRESETS["nano"].param_count + 1 + 2 * 129)
+    assert row["predicted.argument_bytes"] == 4 * (3 * PRESETS["nano"].param_count + 1 + 2 * 65)
     assert row["predicted.bubble"] == 0
     assert row["sent_over_predicted"] is row["sent_as_predicted"] is None
 

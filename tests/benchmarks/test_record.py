@@ -71,7 +71,7 @@ def test_what_a_chip_allows_is_in_the_row() -> None:
     row = dataclasses.replace(NOTHING_KNOWN, model_flops_per_step=1600, estimate=estimate).as_extra_info()
     assert (row["chip.needed_bytes"], row["chip.capacity_bytes"], row["chip.fits"]) == (60, 50, False)
     assert (row["roofline.step_seconds"], row["roofline.bound"]) == (0.4, "memory")
-    assert row["roofline.tokens_per_second_per_device"] == 16 * 128 / 8 / 0.4
+    assert row["roofline.tokens_per_second_per_device"] == 16 * 64 / 8 / 0.4
     assert row["roofline.model_flops_utilization"] == 1600 / 8 / 0.4 / 1000
     refused = dataclasses.replace(NOTHING_KNOWN, model_flops_per_step=1600, estimate=Estimate(60, 50)).as_extra_info()
     assert refused["chip.fits"] is False
@@ -82,8 +82,8 @@ def test_derived_numbers_follow_from_the_samples() -> None:
     """Rates come from the median step, and are the whole mesh's unless they say per device."""
     row = MEASURED.as_extra_info()
     assert row["step_seconds_median"] == 0.5
-    assert row["tokens_per_second"] == 16 * 128 / 0.5
-    assert row["tokens_per_second_per_device"] == 16 * 128 / 0.5 / 8
+    assert row["tokens_per_second"] == 16 * 64 / 0.5
+    assert row["tokens_per_second_per_device"] == 16 * 64 / 0.5 / 8
     assert row["dispatch_seconds_median"] == 0.02
     assert row["steps_timed"] == 9
 

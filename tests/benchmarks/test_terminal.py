@@ -17,7 +17,7 @@ INFEASIBLE = replace(
 
 def test_progress_has_place_outcome_and_time_left() -> None:
     """A line says which case ended, how, and how long the rest will take."""
-    assert outcome(MEASURED.as_row()) == "fsdp-fsdp=8-b16-microbatches=2: 4,096 tokens/s"
+    assert outcome(MEASURED.as_row()) == "fsdp-fsdp=8-b16-microbatches=2: 2,048 tokens/s"
     assert outcome(INFEASIBLE.as_row()).endswith("b16-microbatches=2: infeasible: fsdp=8 does not divide embed=12")
     assert progress(1, 12, "fsdp", 110.0) == "[ 1/12] fsdp, about 1:50 left"
     assert progress(12, 12, "fsdp", None) == "[12/12] fsdp"
@@ -30,8 +30,8 @@ def test_table_has_a_line_for_each_case() -> None:
     header, measured, infeasible = table([measured.as_row(), INFEASIBLE.as_row()])
     assert header.split("  ")[:2] == ["strategy", "mesh"]
     assert measured.split() == [
-        *("fsdp", "fsdp=8", "16", "4,096", "2.00", "1.80", "2.10"),
-        *("12.0", "11.6", "33.0", "32.7", "equal"),
+        *("fsdp", "fsdp=8", "16", "2,048", "2.00", "1.80", "2.10"),
+        *("12.0", "8.0", "33.0", "32.4", "equal"),
     ]
     assert infeasible.split(maxsplit=3)[3] == "infeasible: fsdp=8 does not divide embed=12"
     assert header.index("loss check") == measured.index("equal") == infeasible.index("infeasible")

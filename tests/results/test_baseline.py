@@ -1,6 +1,8 @@
 """The laws of the committed baseline: it says what its run said, readably, and is refused where it could mislead."""
 
 import json
+import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +83,23 @@ def test_zeros_are_left_out_and_unknowns_named(baseline: Path) -> None:
     assert not set(cases["test_step[fsdp-fsdp=16-b16]"]) & set(COUNTERS)
 
 
-def test_writing_is_whole_or_not_at_all(baseline: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where writing fails the old baseline stays, and nothing is left beside it."""
+def test_writing_is_whole_or_not_at_all(
+    baseline: Path, run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where writing fails the old baseline stays, nothing is left beside it, and a line says where the new one is."""
     before = baseline.read_bytes()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SystemExit, match="5"):
         main([str(run), "--out", str(baseline.parent)])
     assert baseline.read_bytes() == before
+    said = re.search(r"No space left on device; the result is in (\S+)\n", capsys.readouterr().err)
+    assert said
+    assert json.loads(Path(said[1]).read_text())["cases"] == json.loads(before)["cases"]
     assert list(baseline.parent.iterdir()) == [baseline]
 
 
