@@ -400,7 +400,7 @@ def test_kill_in_mid_sweep_loses_no_finished_row(tmp_path: Path) -> None:
         (name, row["stats"]["data"]) for name, row in after.items() if name.endswith("b4")
     ]
     reason = after["data-data=1-b8"]["extra_info"]["reason"]
-    assert reason.startswith("not checked, for single was given up: nothing was heard of it for 5 seconds")
+    assert reason.startswith("not checked, for single was given up: nothing was heard of it for 20 seconds")
     assert process.stderr.count("going on with the cases that are left") == 1
 
 
