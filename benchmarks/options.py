@@ -9,11 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import jax
 
 from benchmarks import processes
-from benchmarks.arguments import (
-    SIZES,
-    commas,
-    count,
-)
+from benchmarks.arguments import SIZES, commas, count
 from benchmarks.cases import COMMON, Case, Selection
 from benchmarks.failures import reason_of
 from benchmarks.placement import device_count

@@ -119,8 +119,11 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
     for weight in plan.weights:
         axes = tuple(axis for axis in weight.axes if axis in plan.batch_axes)
         whole = weight.elements * plan.size(*axes)
-        ends = of_ends(plan, weight), 0
-        once, again = (of_blocks(plan, weight) if weight.of_blocks else ends) if by_layer else (1, 0)
+        once, again = 1, 0
+        if by_layer and weight.of_blocks:
+            once, again = of_blocks(plan, weight)
+        elif by_layer:
+            once = of_ends(plan, weight)
         scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
         dtype, reduce_dtype = plan.dtype(weight), plan.train.reduce_dtype
         yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=dtype)
