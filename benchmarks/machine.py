@@ -52,15 +52,18 @@ def update_machine_info(
 
     The processor keeps its name and its cores, without the long list of its flags and a clock that differs from one
     second to the next. `fingerprint` is equal where everything is that decides what is compiled and how fast it can
-    be: processor, devices, versions and flags. The measured speed is not part of it. `counters_fingerprint` is equal
-    where the compiled programs can be compared exactly: it leaves out what they do not depend on.
+    be: processor, devices, versions, flags and how memory is allocated. The measured speed is not part of it.
+    `counters_fingerprint` is equal where the compiled programs can be compared exactly: it leaves out what they do not
+    depend on.
     """
     info["cpu"] = {key: info["cpu"].get(key) for key in ("arch", "brand_raw", "count")}
     info["versions"] = {"python": info["python_version"]} | {package: version(package) for package in PACKAGES}
     facts = compiler_facts(topology)
     info |= facts
     info["virtual_devices"] = info["platform"] == "cpu"
-    info["fingerprint"] = fingerprint({"cpu": info["cpu"], "versions": info["versions"]} | facts)
+    info["glibc_tunables"] = os.environ.get("GLIBC_TUNABLES", "")
+    decisive = {name: info[name] for name in ("cpu", "versions", "glibc_tunables")}
+    info["fingerprint"] = fingerprint(decisive | facts)
     info["counters_fingerprint"] = fingerprint(facts)
     info["matmul_flops_per_second"] = dict(matmul_flops_per_second)
 

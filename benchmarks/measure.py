@@ -17,7 +17,7 @@ from benchmarks.failures import CompileError, Recompiled
 from strategies import Step
 from strategies.pace import keep_pace
 
-BLOCK_SECONDS = 0.05
+BLOCK_SECONDS = 0.1
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 

@@ -47,6 +47,16 @@ def test_flags_are_part_of_both_fingerprints(monkeypatch: pytest.MonkeyPatch, va
     assert not {before[key] for key in FINGERPRINTS} & {info()[key] for key in FINGERPRINTS}
 
 
+def test_how_memory_is_allocated_is_part_of_what_times_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Huge pages change a step's time, and leave its program as it is."""
+    before = info()
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    after = info()
+    assert after["glibc_tunables"] == "glibc.malloc.hugetlb=1"
+    assert after["fingerprint"] != before["fingerprint"]
+    assert after["counters_fingerprint"] == before["counters_fingerprint"]
+
+
 def test_settings_are_part_of_both_fingerprints() -> None:
     """So does a setting of JAX."""
     before = info()
