@@ -128,7 +128,7 @@ def open_journal(option: argparse.Namespace, chosen: Selection, plan: RunPlan) -
         "selection": str(chosen),
         "compile_only": plan.compile_only,
         "attribution": plan.attribution,
-        "corpus": hashlib.sha256(plan.corpus_N.tobytes()).hexdigest()[:16],
+        "corpus": hashlib.sha256(plan.corpus_N.data).hexdigest()[:16],
     }
     after = os.environ.get(RESUMED)
     return Journal(Path(os.environ[JOURNAL]), facts, resume=option.resume or after is not None, after=after)

@@ -121,6 +121,7 @@ def test_impossible_options_are_refused(select: Select, given: dict[str, Any], m
         (options.count, "0", r"'0' is not a count; give a whole number of at least 1"),
         (options.count, "two", r"'two' is not a count"),
         (options.commas(options.count), "8,", r"'' is not a count"),
+        (arguments.rounds, "5", r"5 rounds are too few for a 95% interval of a median; give 6 or more"),
         (arguments.seconds, "-1", r"'-1' is not a time; give a positive number of seconds"),
         (arguments.seconds, "soon", r"'soon' is not a time"),
         (arguments.seconds, "nan", r"'nan' is not a time"),
