@@ -56,7 +56,8 @@ def supervise(
         environment = os.environ | {JOURNAL: str(path)}
         while True:
             before = content(path)
-            command = [sys.executable, "-m", "pytest", *arguments]
+            # What XLA says last is C++'s: pytest would catch it with what a test prints, and lose it with the process.
+            command = [sys.executable, "-m", "pytest", "--capture=sys", *arguments]
             status, told = run(command, environment, timeout_seconds=timeout_seconds)
             written = content(path).removeprefix(before)
             if told:
