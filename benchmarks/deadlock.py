@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from benchmarks.collectives import kind_of
 from benchmarks.failures import MayDeadlock
 from benchmarks.hlo import Computation, Instruction, Module
+from strategies.mesh import is_virtual
 
 _CALLS = (
     "body",
@@ -36,7 +37,7 @@ def require_no_deadlock(mesh: Mesh, concurrent: Sequence[tuple[str, str]]) -> No
     Raises:
         MayDeadlock: names the first pair.
     """
-    if concurrent and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
+    if concurrent and is_virtual(mesh):
         first, later = concurrent[0]
         problem = f"%{later} communicates beside %{first}, and {len(concurrent) - 1} more such pairs"
         raise MayDeadlock(f"{problem}: virtual CPU devices may wait for each other forever; make one need the other")
