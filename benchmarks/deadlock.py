@@ -6,6 +6,9 @@ starts when the one before has ended; but a loop, a conditional or a call counts
 runs in another thread (`NodeEdge::Kind::kScheduling`, execution_graph.h). A later collective that does not depend on it
 may then wait beside the one inside. With two waiting on each device the pool has no thread for the device that all
 others wait for. With one there is always a thread, for the device that is last waits in none.
+
+The order of what does not depend on each other is the compiler's, and changes with sizes and versions. Steps are held
+against this law at the sizes at which they are built; where a strategy can make one need the other it does (fsdp.py).
 """
 
 import operator
