@@ -100,7 +100,7 @@ def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
 def _head_first_backward(_: None, grads: tuple[Array, Any]) -> tuple[Array, Any]:
     dx_BTD, dweights = grads
     # A product with 0 stays in the program, for it may be NaN: what it needs is needed until the program has its order.
-    needed = sum(grad.reshape(-1)[0] for grad in jax.tree.leaves(dweights))
+    needed: Any = sum(grad.reshape(-1)[0] for grad in jax.tree.leaves(dweights))
     return dx_BTD + (0 * needed).astype(dx_BTD.dtype), dweights
 
 
