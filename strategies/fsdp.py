@@ -26,24 +26,26 @@ compute dtype, and all gradients, added up in float32.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
 from strategies.gpt import GATHERED, ONE_DEVICE, Hooks, Weights, used_dtype
-from strategies.mesh import Devices, MeshSpec
+from strategies.mesh import Devices, MeshSpec, is_virtual
 from strategies.shards import Shards
 from strategies.step import Spread, Step, Strategy
 
 AXES = ("fsdp",)
 
 
-def spread(shards: Shards, train: TrainConfig) -> Spread:
-    """What fsdp decides for a group of devices that have these shards."""
+def spread(shards: Shards, train: TrainConfig, mesh: Mesh) -> Spread:
+    """What fsdp decides for a group of devices of a mesh that have these shards."""
 
     scatter = partial(shards.scatter, dtype=train.reduce_dtype)
 
@@ -60,7 +62,7 @@ def spread(shards: Shards, train: TrainConfig) -> Spread:
     by_layer = Spread(
         spec=shards.spec,
         batch_axes=AXES,
-        hooks=Hooks(gather=gather),
+        hooks=Hooks(gather=gather, head=head_first if is_virtual(mesh) else ONE_DEVICE.head),
         microbatches=train.microbatches,
         reduce=lambda loss, grads: (lax.psum(loss, "fsdp"), grads),
     )
@@ -84,10 +86,31 @@ def _gather_scatter(shards: Shards, reduce_dtype: str, dims: Sequence[str], dtyp
     return function
 
 
+@jax.custom_vjp
+def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
+    """The same; backward, the gradient of x needs those of the weights.
+
+    The gradients of the head are scattered before the backward pass of the blocks, or after it. Nothing else tells
+    XLA's CPU backend not to scatter them beside the loop over blocks, where virtual devices may wait for each other
+    forever (benchmarks/deadlock.py). That of JAX 0.12 does so where a device has one sequence, of 4096 tokens or more.
+    """
+    return x_BTD, weights
+
+
+def _head_first_backward(_: None, grads: tuple[Array, Any]) -> tuple[Array, Any]:
+    dx_BTD, dweights = grads
+    # A product with 0 stays in the program, for it may be NaN: what it needs is needed until the program has its order.
+    needed: Any = sum(grad.reshape(-1)[0] for grad in jax.tree.leaves(dweights))
+    return dx_BTD + (0 * needed).astype(dx_BTD.dtype), dweights
+
+
+head_first.defvjp(lambda x_BTD, weights: ((x_BTD, weights), None), _head_first_backward)
+
+
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
-    return assemble(config, device_mesh, train, spread(Shards("fsdp", mesh.size, config), train))
+    return assemble(config, device_mesh, train, spread(Shards("fsdp", mesh.size, config), train, device_mesh))
 
 
 OPTIONS = "gather", "regather", "reduce_dtype"

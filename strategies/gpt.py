@@ -213,8 +213,11 @@ class GPT(nnx.Module):
         def run(head: Split, token_VD: Array, x_BTD: Array) -> Array:
             return nnx.merge(*head)(x_BTD, token_VD, targets_BT, self.hooks)
 
-        head = self._ready(nnx.split(self.head))
-        token_VD = head.token_VD[...] if hasattr(head, "token_VD") else self._gathered(self.embedding.token_VD)
+        graph, weights = nnx.split(self.head)
+        tied = None if hasattr(self.head, "token_VD") else self.embedding.token_VD
+        x_BTD, (weights, tied) = self.hooks.head(x_BTD, (weights, tied))
+        head = self._ready((graph, weights))
+        token_VD = head.token_VD[...] if tied is None else self._gathered(tied)
         policy = _HEAD if self.how.logits_bytes is None else _HEAD_IN_CHUNKS
         return jax.checkpoint(run, policy=policy)(nnx.split(head), token_VD, x_BTD)
 

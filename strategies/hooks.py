@@ -5,6 +5,7 @@ Dims: B batch, T tokens, D embed.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Array, Int
 
@@ -23,6 +24,7 @@ class Hooks:
         own_tokens: an array [T,D] of all tokens -> of those held here.
         own_context: an array of whole sequences, and which of its dims their tokens are -> this device's part of each;
             to the other hooks, all tokens are those of this part.
+        head: the residual stream before the head, and the weights that the head takes, as they are stored here -> both.
         project: such an array of features and the weights of queries, keys and values -> these, each as many features.
         attend: queries, keys and values of that part, head dim and kind -> as `causal_attention` in whole sequences.
         embed_sum: embeddings found in the rows held here -> the residual stream, for the tokens held here.
@@ -37,6 +39,7 @@ class Hooks:
     all_tokens: Callable[[Array], Array] = lambda x: x
     own_tokens: Callable[[Array], Array] = lambda x: x
     own_context: Callable[[Array, int], Array] = lambda x, dim: x
+    head: Callable[[Array, Any], tuple[Array, Any]] = lambda x, weights: (x, weights)
     project: Callable[[Array, Array], Array] = project
     attend: Callable[[Array, int, str], Array] = causal_attention
     embed_sum: Callable[[Array], Array] = lambda x: x

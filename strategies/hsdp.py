@@ -28,7 +28,7 @@ AXES = (*data.AXES, *fsdp.AXES)
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`. An axis that the mesh leaves out has size one."""
     device_mesh = mesh.over(AXES, devices)
-    group = fsdp.spread(Shards("fsdp", mesh.sizes.get("fsdp", 1), config), train)
+    group = fsdp.spread(Shards("fsdp", mesh.sizes.get("fsdp", 1), config), train, device_mesh)
 
     def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
         return data.all_reduce(*group.reduce(loss, grads), data.AXES, train.reduce_dtype)

@@ -156,6 +156,11 @@ def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
     ]
 
 
+def is_virtual(mesh: Mesh) -> bool:
+    """Whether several CPU devices of XLA make it up, which share the cores and may wait for each other forever."""
+    return mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+
+
 def factorisations(axes: Sequence[str], devices: int) -> Iterator[MeshSpec]:
     """Every mesh of exactly this many devices over some of the axes, none of size one (one device: the first axis).
 

@@ -70,7 +70,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     if shards > 1:
         require_regather(train, stages)
         sizes = {dim: math.prod(mesh.sizes[axis] for axis in axes) for dim, axes in cut.items()}
-        group = fsdp.spread(Shards("fsdp", shards, config, sizes), train)
+        group = fsdp.spread(Shards("fsdp", shards, config, sizes), train, device_mesh)
     sequence_parallel = train.sequence_parallel and tensors > 1
 
     def enter(weights: Weights) -> Weights:
@@ -82,12 +82,13 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         grads = tensor.all_reduce(grads, config, train.reduce_dtype) if sequence_parallel else grads
         return data.all_reduce(loss, grads, alike, train.reduce_dtype)
 
+    gathering = {"gather": group.hooks.gather, "head": group.hooks.head}
     spread = replace(
         pipeline.spread(config, train, stages),
         spec=lambda dims: both(P(*(cut.get(dim) or None for dim in dims)), group.spec(dims)),
         batch_axes=mesh.split_axes((*data.AXES, *group.batch_axes)),
         vocab_shards=stages * tensors,
-        hooks=context.hooks(attending, contexts, replace(_hooks(cut, sequence_parallel), gather=group.hooks.gather)),
+        hooks=context.hooks(attending, contexts, replace(_hooks(cut, sequence_parallel), **gathering)),
         enter=enter,
         reduce=reduce,
     )

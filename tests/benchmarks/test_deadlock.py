@@ -18,6 +18,9 @@ from benchmarks.failures import MayDeadlock
 from benchmarks.prepare import Entry, Preparation
 from benchmarks.record import Record
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies.fsdp import head_first, spread
+from strategies.hooks import ONE_DEVICE
+from strategies.shards import Shards
 from tests.benchmarks.test_compiled import BOTH, MESH, compiled, text_of
 
 SMALL = GPTConfig(layers=8, embed=32, heads=8, vocab=256, sequence=32)
@@ -71,6 +74,28 @@ def test_a_step_that_may_deadlock_is_not_run(monkeypatch):
     entry = Entry(case, Record.begin(case))
     with pytest.raises(MayDeadlock, match=r"%psum.2 communicates beside %while.1"):
         list(Preparation(np.zeros(2000, np.uint8), Clock()).stages(entry, compile_only=False))
+
+
+def test_gradients_of_the_head_are_scattered_before_a_loop_over_long_sequences():
+    """Of 4096 tokens on, where JAX 0.12 scatters what the loop does not need after it."""
+    config = GPTConfig(layers=2, embed=32, heads=2, vocab=256, sequence=4096)
+    step = STRATEGIES["fsdp"].build(config, MeshSpec.parse("fsdp=2"), TrainConfig(2), jax.devices()[:2])
+    assert read_program(text_of(step.lower()), step.mesh.shape).concurrent == ()
+
+
+def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_head():
+    """On virtual devices, and to the last bit it is what it was; elsewhere nothing is added."""
+    x, weights = jnp.ones((2, 3)), {"scale": jnp.ones(3), "bias": jnp.ones((3, 1))}
+    (y, same), backward = jax.vjp(head_first, x, weights)
+    assert (y == x).all()
+    for name in weights:
+        dx, dweights = backward((3 * x, same | {name: jnp.nan * same[name]}))
+        assert jnp.isnan(dx).all()
+        assert jnp.isnan(dweights[name]).all()
+    assert (backward((3 * x, same))[0] == 3 * x).all()
+    for devices, head in ((1, ONE_DEVICE.head), (2, head_first)):
+        mesh = jax.make_mesh((devices,), ("fsdp",), devices=jax.devices()[:devices])
+        assert spread(Shards("fsdp", devices, SMALL), TrainConfig(2), mesh).hooks.head is head
 
 
 @pytest.mark.factorisations

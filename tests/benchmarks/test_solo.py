@@ -127,12 +127,14 @@ def test_an_interrupted_question_leaves_no_answer_behind(device: Solo, monkeypat
 
 
 def test_one_that_died_says_so_and_another_takes_its_place() -> None:
-    """Who asks learns what it died of; who asks next has a process again."""
+    """Who asks learns what it died of, and keeps no buffer of the question; who asks next has a process again."""
     first = solo()
     assert solo() is first
     kill(first)
-    with pytest.raises(Died, match="SIGABRT"):
+    with pytest.raises(Died, match="SIGABRT") as failure:
         first.matmul_flops_per_second("float32")
+    assert isinstance(failure.value.__cause__, OSError)
+    assert failure.value.__cause__.__traceback__ is None
     assert solo() is not first
     assert solo().alive
 

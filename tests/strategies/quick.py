@@ -5,6 +5,7 @@ These hold whoever writes the loops in machine code; test_cost.py holds both kin
 
 import contextlib
 import functools
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import jax
@@ -23,7 +24,13 @@ def _known(options: dict[str, str | bool]) -> dict[str, str | bool]:
 # XLA's older emitter of loops is done in a third of the time. Passes that fuse differ with it: instructions are others,
 # and temporaries a little.
 OPTIONS = _known({"xla_cpu_use_fusion_emitters": False})
-_programs: dict[str, jax.stages.Compiled] = {}
+KEPT = 32
+"""Programs that are kept for tests to come.
+
+XLA's CPU backend maps each function of a program into memory of its own: a step takes 300 mappings with JAX 0.10, and
+600 with 0.12. Linux gives a process 65,530 (vm.max_map_count). With none left, compiling ends in a segmentation fault.
+"""
+_programs: OrderedDict[str, jax.stages.Compiled] = OrderedDict()
 
 jit = functools.partial(jax.jit, compiler_options=OPTIONS)
 
@@ -37,8 +44,14 @@ def programs() -> Iterator[None]:
 
 
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """The program, compiled once for all steps whose lowered text is the same: most options leave `init` alone."""
+    """The program, compiled once for all steps whose lowered text is the same: most options leave `init` alone.
+
+    Those that were asked for longest ago are given up, and compiled again if need be.
+    """
     text = lowered.as_text()
     if text not in _programs:
         _programs[text] = lowered.compile(OPTIONS)
+    _programs.move_to_end(text)
+    if len(_programs) > KEPT:
+        _programs.popitem(last=False)
     return _programs[text]
