@@ -88,11 +88,11 @@ def _gather_scatter(shards: Shards, reduce_dtype: str, dims: Sequence[str], dtyp
 
 @jax.custom_vjp
 def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
-    """The same; backward, the gradient of x needs those of the weights.
+    """The same; backward, the gradient of x needs those of the weights of the head's norm.
 
-    The gradients of the head are scattered before the backward pass of the blocks, or after it. Nothing else tells
-    XLA's CPU backend not to scatter them beside the loop over blocks, where virtual devices may wait for each other
-    forever (benchmarks/deadlock.py). That of JAX 0.12 does so where a device has one sequence, of 4096 tokens or more.
+    So these are scattered before the backward pass of the blocks begins. Else XLA's CPU backend may scatter them beside
+    the loop over blocks, where virtual devices may wait for each other forever (benchmarks/deadlock.py). That of JAX
+    0.12 does so where a device has one sequence, of 4096 tokens or more.
     """
     return x_BTD, weights
 

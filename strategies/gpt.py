@@ -214,10 +214,9 @@ class GPT(nnx.Module):
             return nnx.merge(*head)(x_BTD, token_VD, targets_BT, self.hooks)
 
         graph, weights = nnx.split(self.head)
-        tied = None if hasattr(self.head, "token_VD") else self.embedding.token_VD
-        x_BTD, (weights, tied) = self.hooks.head(x_BTD, (weights, tied))
+        x_BTD, weights["norm"] = self.hooks.head(x_BTD, weights["norm"])
         head = self._ready((graph, weights))
-        token_VD = head.token_VD[...] if tied is None else self._gathered(tied)
+        token_VD = head.token_VD[...] if hasattr(head, "token_VD") else self._gathered(self.embedding.token_VD)
         policy = _HEAD if self.how.logits_bytes is None else _HEAD_IN_CHUNKS
         return jax.checkpoint(run, policy=policy)(nnx.split(head), token_VD, x_BTD)
 

@@ -24,7 +24,7 @@ class Hooks:
         own_tokens: an array [T,D] of all tokens -> of those held here.
         own_context: an array of whole sequences, and which of its dims their tokens are -> this device's part of each;
             to the other hooks, all tokens are those of this part.
-        head: the residual stream before the head, and the weights that the head takes, as they are stored here -> both.
+        head: the residual stream before the head, and the weights of its norm, as they are stored here -> both.
         project: such an array of features and the weights of queries, keys and values -> these, each as many features.
         attend: queries, keys and values of that part, head dim and kind -> as `causal_attention` in whole sequences.
         embed_sum: embeddings found in the rows held here -> the residual stream, for the tokens held here.

@@ -76,14 +76,14 @@ def test_a_step_that_may_deadlock_is_not_run(monkeypatch):
         list(Preparation(np.zeros(2000, np.uint8), Clock()).stages(entry, compile_only=False))
 
 
-def test_gradients_of_the_head_are_scattered_before_a_loop_over_long_sequences():
+def test_gradients_of_the_last_norm_are_scattered_before_a_loop_over_long_sequences():
     """Of 4096 tokens on, where JAX 0.12 scatters what the loop does not need after it."""
     config = GPTConfig(layers=2, embed=32, heads=2, vocab=256, sequence=4096)
     step = STRATEGIES["fsdp"].build(config, MeshSpec.parse("fsdp=2"), TrainConfig(2), jax.devices()[:2])
     assert read_program(text_of(step.lower()), step.mesh.shape).concurrent == ()
 
 
-def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_head():
+def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
     """On virtual devices, and to the last bit it is what it was; elsewhere nothing is added."""
     x, weights = jnp.ones((2, 3)), {"scale": jnp.ones(3), "bias": jnp.ones((3, 1))}
     (y, same), backward = jax.vjp(head_first, x, weights)
