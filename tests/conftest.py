@@ -14,5 +14,7 @@ from tests.processes import QUICK
 
 use_virtual_devices()
 jax.config.update("jax_platforms", "cpu")  # the meshes of the tests take eight devices, whatever accelerator is there
+# No law depends on the line of code that an instruction is from, and to note it takes a twentieth of the time.
+jax.config.update("jax_traceback_in_locations_limit", 0)
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
 gc.set_threshold(10_000)  # traces are many small objects that live long, and looking through them again takes time

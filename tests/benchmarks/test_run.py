@@ -33,9 +33,11 @@ Process = subprocess.CompletedProcess[str]
 Rows = dict[str, dict[str, Any]]
 
 
-PLUGINS = ("-p", "tests.benchmarks.planting", "-p", "no:hypothesispytest", "--assert=plain")
+FAST = ("-p", "no:hypothesispytest", "-p", "no:jaxtyping", "--assert=plain")
+"""Without what is slow to load, and not used here."""
+PLUGINS = ("-p", "tests.benchmarks.planting", *FAST)
 COMMAND = (sys.executable, "-m", "pytest", *PLUGINS, "benchmarks", *TINY)
-"""The benchmarks on tiny sizes, with the planted strategies on offer, and without what is slow to load for nothing."""
+"""The benchmarks on tiny sizes, with the planted strategies on offer."""
 
 
 def start(*options: str, single: str = "single", alone: bool = False, **variables: Any) -> subprocess.Popen[str]:
@@ -446,7 +448,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
 
 def bare(*arguments: str, folder: Path = ROOT, **variables: Any) -> subprocess.Popen[str]:
     """Start the benchmarks, by whatever names them, without what is planted."""
-    command = [sys.executable, "-m", "pytest", *(arguments or ["benchmarks"])]
+    command = [sys.executable, "-m", "pytest", *FAST, *(arguments or ["benchmarks"])]
     return subprocess.Popen(command, cwd=folder, env=environment(**variables), stdout=-1, stderr=-1, text=True)
 
 
