@@ -1,12 +1,9 @@
 """Fair timing: steps that are compared take turns, block by block, in random order, so that drift hits all alike."""
 
-import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import accumulate
 
 from benchmarks import processes
 from benchmarks.arguments import MIN_ROUNDS
@@ -73,20 +70,6 @@ def take_turns(
         order = [name for name in order if turns[name].error is None]
 
 
-@cache
-def interval_rank(count: int) -> int:
-    """The 95% interval of a median lies between the smallest and the largest value of this rank.
-
-    How many values lie below the true median is binomial (Conover 1999, "Practical Nonparametric Statistics", section
-    3.2). `scipy.stats` says the same, but takes longer to import than JAX, in every process that measures.
-
-    >>> interval_rank(6), interval_rank(20), interval_rank(100)
-    (1, 6, 40)
-    """
-    outcomes = accumulate(math.comb(count, below) for below in range(count))
-    return next(rank for rank, at_most in enumerate(outcomes) if 40 * at_most >= 2**count)  # 1/40: 2.5% on each side
-
-
 @dataclass(frozen=True)
 class Interval:
     """The median of what was measured, and an interval that has the true median inside with 95% confidence."""
@@ -99,14 +82,16 @@ class Interval:
     def of(cls, values: Sequence[float]) -> "Interval | None":
         """None of fewer than `MIN_ROUNDS`.
 
-        The interval is that of the quantile test: it lies between two order statistics and assumes no distribution;
-        with fewer values there is none.
+        The interval is that of the quantile test of scipy: it lies between two order statistics and assumes no
+        distribution (Conover 1999, "Practical Nonparametric Statistics", section 3.2); with fewer values there is none.
         It is of this process alone: another launch may differ by more, and `results.regress paired` compares launches.
         """
         if len(values) < MIN_ROUNDS:
             return None
-        ordered, rank = sorted(values), interval_rank(len(values))
-        return cls(statistics.median(ordered), ordered[rank - 1], ordered[-rank])
+        from scipy.stats import quantile_test  # it takes longer to load than JAX: not before there is a row
+
+        interval = quantile_test(values, p=0.5).confidence_interval(confidence_level=0.95)
+        return cls(statistics.median(values), float(interval.low), float(interval.high))
 
     @classmethod
     def of_ratios(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Interval | None":

@@ -6,15 +6,24 @@ processes of the tests leave no core idle.
 
 import gc
 import os
+import signal
+from collections.abc import Iterator
 
 import jax
+import pytest
 
 from benchmarks.machine import use_virtual_devices
 from tests.processes import QUICK
 
 use_virtual_devices()
 jax.config.update("jax_platforms", "cpu")  # the meshes of the tests take eight devices, whatever accelerator is there
-# No law depends on the line of code that an instruction is from, and to note it takes a twentieth of the time.
-jax.config.update("jax_traceback_in_locations_limit", 0)
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
 gc.set_threshold(10_000)  # traces are many small objects that live long, and looking through them again takes time
+
+
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C is heard, whether or not the parent of this process ignores it, as it does in a script's background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

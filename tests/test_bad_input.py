@@ -242,6 +242,7 @@ def test_a_broken_pipe_is_quiet() -> None:
         assert process.wait() in (141, -signal.SIGPIPE)  # which a shell calls 141
 
 
+@pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_while_strategies_are_imported_is_quiet() -> None:
     """From the first module of theirs on, `python -m strategies` ends by the signal, and prints nothing."""
     with subprocess.Popen(
@@ -255,6 +256,7 @@ def test_ctrl_c_while_strategies_are_imported_is_quiet() -> None:
         assert process.wait() == -signal.SIGINT
 
 
+@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("command", ["benchmarks.feasibility --help", "results.plot --help"])
 @pytest.mark.parametrize("seconds", [0.2, 0.6])
 def test_ctrl_c_while_importing_is_quiet(command: str, seconds: float) -> None:

@@ -4,7 +4,6 @@ import gc
 import math
 import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -98,14 +97,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
     finally:
         session.close()
         journal.close()
-
-
-@pytest.fixture
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C is heard, whether or not the parent of this process ignores it, as it does in a script's background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:

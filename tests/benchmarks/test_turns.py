@@ -1,14 +1,12 @@
 """Steps that take turns, and what their pairs say."""
 
 import random
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import quantile_test
 
 from benchmarks.measure import Training
 from benchmarks.turns import MIN_ROUNDS, Interval, Turns, take_turns
@@ -113,15 +111,6 @@ def test_interval_encloses_the_median_as_often_as_it_says() -> None:
             assert ratio is not None
             hits += ratio.low <= 1 <= ratio.high
         assert hits >= 935  # two standard deviations below 95%
-
-
-def test_interval_is_that_of_the_quantile_test() -> None:
-    """As scipy has it, whatever the number of values."""
-    draw = random.Random(0)
-    for count in (*range(6, 100), 1000, 2000):
-        values = [draw.random() for _ in range(count)]
-        expected = quantile_test(values, p=0.5).confidence_interval(confidence_level=0.95)
-        assert Interval.of(values) == Interval(statistics.median(values), expected.low, expected.high)
 
 
 def test_no_pairs_no_ratio() -> None:
