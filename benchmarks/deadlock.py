@@ -7,8 +7,9 @@ runs in another thread (`NodeEdge::Kind::kScheduling`, execution_graph.h). A lat
 may then wait beside the one inside. With two waiting on each device the pool has no thread for the device that all
 others wait for. With one there is always a thread, for the device that is last waits in none.
 
-The order of what does not depend on each other is the compiler's, and changes with sizes and versions. Steps are held
-against this law at the sizes at which they are built; where a strategy can make one need the other it does (fsdp.py).
+The compiler chooses the order of instructions that do not depend on each other, and chooses otherwise with other sizes
+and versions. So each step is held to this law at the sizes that it was compiled for. Where a strategy can make one
+collective need the other, it does (`fsdp.head_first`).
 """
 
 import operator
