@@ -56,8 +56,10 @@ def supervise(
         environment = os.environ | {JOURNAL: str(path)}
         while True:
             before = content(path)
-            # What XLA says last is C++'s: pytest would catch it with what a test prints, and lose it with the process.
-            command = [sys.executable, "-m", "pytest", "--capture=sys", *arguments]
+            # XLA says in C++ why it aborts. By default pytest captures that, too, and loses it with the process. Of
+            # several processes each would print what Gloo says.
+            capture = ["--capture=sys"] if alone else []
+            command = [sys.executable, "-m", "pytest", *capture, *arguments]
             status, told = run(command, environment, timeout_seconds=timeout_seconds)
             written = content(path).removeprefix(before)
             if told:
