@@ -56,10 +56,7 @@ def supervise(
         environment = os.environ | {JOURNAL: str(path)}
         while True:
             before = content(path)
-            # XLA says in C++ why it aborts. By default pytest captures that, too, and loses it with the process. Of
-            # several processes each would print what Gloo says.
-            capture = ["--capture=sys"] if alone else []
-            command = [sys.executable, "-m", "pytest", *capture, *arguments]
+            command = [sys.executable, "-m", "pytest", *arguments]
             status, told = run(command, environment, timeout_seconds=timeout_seconds)
             written = content(path).removeprefix(before)
             if told:

@@ -353,7 +353,6 @@ def test_hang_and_death_end_no_sweep(tmp_path: Path) -> None:
     reasons = {name.partition("-")[0]: row["extra_info"]["reason"] for name, row in rows(report).items()}
     assert reasons["hanging"].startswith("nothing was heard of it for 20 seconds")
     assert reasons["aborting"] == "2 processes died while it ran, the last of SIGABRT"
-    assert "Termination timeout exceeded" in process.stderr
     assert reasons["killed_later"].startswith("2 processes died while it ran, the last of SIGKILL, of which too little")
     assert process.stderr.count("going on with the cases that are left") == 5
 
