@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from benchmarks.collectives import kind_of
 from benchmarks.failures import MayDeadlock
 from benchmarks.hlo import Computation, Instruction, Module
-from strategies.mesh import is_virtual
+from strategies.mesh import are_virtual
 
 _CALLS = (
     "body",
@@ -41,7 +41,7 @@ def require_no_deadlock(mesh: Mesh, concurrent: Sequence[tuple[str, str]]) -> No
     Raises:
         MayDeadlock: names the first pair.
     """
-    if concurrent and is_virtual(mesh):
+    if concurrent and are_virtual(mesh.devices.ravel()):
         first, later = concurrent[0]
         problem = f"%{later} communicates beside %{first}, and {len(concurrent) - 1} more such pairs"
         raise MayDeadlock(f"{problem}: virtual CPU devices may wait for each other forever; make one need the other")

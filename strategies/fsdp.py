@@ -37,7 +37,7 @@ from jaxtyping import Array
 from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
 from strategies.gpt import GATHERED, ONE_DEVICE, Hooks, Weights, used_dtype
-from strategies.mesh import Devices, MeshSpec, is_virtual
+from strategies.mesh import Devices, MeshSpec, are_virtual
 from strategies.shards import Shards
 from strategies.step import Spread, Step, Strategy
 
@@ -62,7 +62,7 @@ def spread(shards: Shards, train: TrainConfig, mesh: Mesh) -> Spread:
     by_layer = Spread(
         spec=shards.spec,
         batch_axes=AXES,
-        hooks=Hooks(gather=gather, head=head_first if is_virtual(mesh) else ONE_DEVICE.head),
+        hooks=Hooks(gather=gather, head=head_first if are_virtual(mesh.devices.ravel()) else ONE_DEVICE.head),
         microbatches=train.microbatches,
         reduce=lambda loss, grads: (lax.psum(loss, "fsdp"), grads),
     )

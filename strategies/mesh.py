@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -156,9 +156,9 @@ def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
     ]
 
 
-def is_virtual(mesh: Mesh) -> bool:
-    """Whether several CPU devices of XLA make it up, which share the cores and may wait for each other forever."""
-    return mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+def are_virtual(devices: Collection[Any]) -> bool:
+    """Whether these are several CPU devices of XLA, which share the cores and may wait for each other forever."""
+    return len(devices) > 1 and next(iter(devices)).platform == "cpu"
 
 
 def factorisations(axes: Sequence[str], devices: int) -> Iterator[MeshSpec]:

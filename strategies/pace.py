@@ -15,6 +15,8 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
+from strategies.mesh import are_virtual
+
 MOST_AHEAD = 8
 """A quarter of XLA's 32: each step leaves room for three other computations of the caller's. Two hide dispatch."""
 
@@ -42,5 +44,4 @@ def keep_pace(metrics: Mapping[str, Any]) -> None:
 def _on_virtual_devices(result: Any) -> bool:
     if not isinstance(result, jax.Array) or isinstance(result, Tracer):
         return False
-    devices = result.sharding.device_set
-    return len(devices) > 1 and next(iter(devices)).platform == "cpu"
+    return are_virtual(result.sharding.device_set)

@@ -82,13 +82,13 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         grads = tensor.all_reduce(grads, config, train.reduce_dtype) if sequence_parallel else grads
         return data.all_reduce(loss, grads, alike, train.reduce_dtype)
 
-    gathering = {"gather": group.hooks.gather, "head": group.hooks.head}
+    own = replace(_hooks(cut, sequence_parallel), gather=group.hooks.gather, head=group.hooks.head)
     spread = replace(
         pipeline.spread(config, train, stages),
         spec=lambda dims: both(P(*(cut.get(dim) or None for dim in dims)), group.spec(dims)),
         batch_axes=mesh.split_axes((*data.AXES, *group.batch_axes)),
         vocab_shards=stages * tensors,
-        hooks=context.hooks(attending, contexts, replace(_hooks(cut, sequence_parallel), **gathering)),
+        hooks=context.hooks(attending, contexts, own),
         enter=enter,
         reduce=reduce,
     )

@@ -28,7 +28,7 @@ from benchmarks.session import Session
 from benchmarks.statuses import A_TIMEOUT
 from benchmarks.turns import MIN_ROUNDS, Interval, take_turns
 from strategies import GPTConfig, Infeasible, MeshSpec
-from tests.benchmarks.planted import SHORT_BLOCK_SECONDS, TOYS, changed, plant, raiser
+from tests.benchmarks.planted import TOYS, changed, plant, raiser
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
 SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
@@ -38,14 +38,7 @@ PLAN = RunPlan(read_corpus(None, CONFIG), rounds=MIN_ROUNDS)
 
 Begin = Callable[..., Session]
 Info = dict[str, Any]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_blocks() -> Iterator[None]:
-    """No law of this file depends on how long a block lasts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.measure.BLOCK_SECONDS", SHORT_BLOCK_SECONDS)
-        yield
+pytestmark = pytest.mark.usefixtures("_short_blocks")
 
 
 @pytest.fixture

@@ -21,20 +21,12 @@ from benchmarks.session import Session
 from benchmarks.solo import Solo, SoloTraining, has_solo, solo
 from benchmarks.turns import MIN_ROUNDS
 from strategies import GPTConfig, MeshSpec
-from tests.benchmarks.planted import SHORT_BLOCK_SECONDS
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
 SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
 DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
 CORPUS = read_corpus(None, CONFIG)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_blocks() -> Iterator[None]:
-    """No law of this file depends on how long a block lasts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.measure.BLOCK_SECONDS", SHORT_BLOCK_SECONDS)
-        yield
+pytestmark = pytest.mark.usefixtures("_short_blocks")
 
 
 @pytest.fixture(scope="module")
