@@ -36,6 +36,7 @@ from benchmarks.prepare import begin_training, first_steps
 from benchmarks.processes import Elsewhere
 from benchmarks.supervise import death_of
 from strategies import Step
+from strategies.mesh import are_virtual
 from strategies.single import SINGLE
 
 
@@ -118,8 +119,7 @@ def has_solo() -> bool:
 
     Another process knows the strategies of the registry alone, and no `single` that took the place of ours.
     """
-    virtual = jax.devices()[0].platform == "cpu" and len(jax.local_devices()) > 1
-    return virtual and processes.is_first() and cases.STRATEGIES["single"] is SINGLE
+    return are_virtual(jax.local_devices()) and processes.is_first() and cases.STRATEGIES["single"] is SINGLE
 
 
 @dataclass
