@@ -146,7 +146,7 @@ class Journal:
     def _require_same(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         for name in [*ours, *theirs]:
             if theirs.get(name) != ours.get(name):
-                problem = f"{self.path} is of another run: {name} was {theirs.get(name)} and is {ours.get(name)}"
+                problem = f"{self.path} is of another run: {name} was {theirs.get(name)!r} and is {ours.get(name)!r}"
                 raise JournalError(f"{problem}; run again without --resume, or as it was run")
 
     def _lock(self, file: Any) -> None:

@@ -61,11 +61,16 @@ def update_machine_info(
     facts = compiler_facts(topology)
     info |= facts
     info["virtual_devices"] = info["platform"] == "cpu"
-    info["glibc_tunables"] = os.environ.get("GLIBC_TUNABLES", "")
+    info["glibc_tunables"] = glibc_tunables()
     decisive = {name: info[name] for name in ("cpu", "versions", "glibc_tunables")}
     info["fingerprint"] = fingerprint(decisive | facts)
     info["counters_fingerprint"] = fingerprint(facts)
     info["matmul_flops_per_second"] = dict(matmul_flops_per_second)
+
+
+def glibc_tunables() -> str:
+    """How the C library was told to allocate memory, which decides how fast a step is and not what it computes."""
+    return os.environ.get("GLIBC_TUNABLES", "")
 
 
 def compiler_facts(topology: Topology | None = None) -> dict[str, Any]:

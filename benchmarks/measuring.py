@@ -24,7 +24,7 @@ from benchmarks.corpus import NO_TEXT, Corpus, read_corpus
 from benchmarks.heartbeat import Heart
 from benchmarks.journal import Journal, Silent, journal_path
 from benchmarks.lifecycle import RunPlan
-from benchmarks.machine import compiler_facts, update_machine_info, use_virtual_devices
+from benchmarks.machine import compiler_facts, glibc_tunables, update_machine_info, use_virtual_devices
 from benchmarks.measure import forget_effects
 from benchmarks.options import selected
 from benchmarks.publish import SoFar, publish, report_nothing, set_untimed_apart, whole_report
@@ -125,6 +125,7 @@ def open_journal(option: argparse.Namespace, chosen: Selection, plan: RunPlan) -
     facts = compiler_facts(chosen.topology) | {
         "python": platform.python_version(),
         "processor": platform.processor(),
+        "glibc_tunables": glibc_tunables(),
         "selection": str(chosen),
         "compile_only": plan.compile_only,
         "attribution": plan.attribution,

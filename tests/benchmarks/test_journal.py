@@ -138,7 +138,7 @@ def test_full_disk_is_said_once(path: Path) -> None:
 def test_another_run_is_not_gone_on_with(path: Path) -> None:
     """Rows of other versions or another selection would not compare; the error names what differs."""
     leave(path)
-    with pytest.raises(JournalError, match=r"is of another run: jax was 0.10.2 and is 0.12.0; run again without"):
+    with pytest.raises(JournalError, match=r"is of another run: jax was '0.10.2' and is '0.12.0'; run again without"):
         read(path, FACTS | {"jax": "0.12.0"})
 
 

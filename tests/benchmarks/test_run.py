@@ -373,8 +373,9 @@ def test_a_held_lock_ends_no_sweep(tmp_path: Path) -> None:
 def test_kill_in_mid_sweep_loses_no_finished_row(tmp_path: Path) -> None:
     """kill -9 of all processes: the journal has the rows, no report is needed, and --resume measures the rest.
 
-    While they run, another run is not let into the same files. What hangs here is `single`, in its turns: it is waited
-    for once, and the others are timed without it.
+    While they run, another run is not let into the same files; nor is one later that allocates memory in another way,
+    for its times are no others' times. What hangs here is `single`, in its turns: it is waited for once, and the others
+    are timed without it.
     """
     folder, once = tmp_path / "runs", tmp_path / "once"
     once.mkdir()
@@ -394,6 +395,10 @@ def test_kill_in_mid_sweep_loses_no_finished_row(tmp_path: Path) -> None:
     assert journal.read_bytes() == written
     assert [path.name for path in folder.iterdir()] == [journal.name]
     found = [json.loads(line)["row"] for line in written.splitlines() if line.startswith(b'{"row"')]
+    tunables = "glibc.malloc.hugetlb=1"
+    other = run(*command, "--resume", HANG, single="hanging_later", ONCE=once, GLIBC_TUNABLES=tunables)
+    assert other.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"is of another run: glibc_tunables was '' and is '{tunables}'; run again without --resume" in other.stderr
     process = run(*command, "--resume", HANG, single="hanging_later", ONCE=once)
     assert process.returncode == pytest.ExitCode.TESTS_FAILED
     assert list(statuses(report).values()) == ["ok", "ok", "ok", "timeout"]  # those without samples come last
