@@ -7,6 +7,9 @@ runs in another thread (`NodeEdge::Kind::kScheduling`, execution_graph.h). A lat
 may then wait beside the one inside. With two waiting on each device the pool has no thread for the device that all
 others wait for. With one there is always a thread, for the device that is last waits in none.
 
+A collective and a later loop are in order only in a program that was compiled by the process that runs it, and not in
+one that it read from JAX's persistent cache, which is therefore not used (`machine.compile_anew`).
+
 The compiler chooses the order of instructions that do not depend on each other, and chooses otherwise with other sizes
 and versions. So each step is held to this law at the sizes that it was compiled for. Where a strategy can make one
 collective need the other, it does (`fsdp.head_first`).

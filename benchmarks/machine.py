@@ -15,6 +15,7 @@ from jax.extend.backend import get_backend
 from benchmarks.measure import Training, steps_per_block
 from benchmarks.topology import Topology
 from benchmarks.turns import Turns, take_turns
+from strategies.mesh import are_virtual
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 COMPILER = ("jax", "jaxlib", "flax", "optax")
@@ -43,6 +44,15 @@ def use_virtual_devices() -> None:
     by_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if not by_flag and "JAX_NUM_CPU_DEVICES" not in os.environ:
         jax.config.update("jax_num_cpu_devices", VIRTUAL_DEVICES)
+
+
+def compile_anew() -> None:
+    """Have JAX read no program from its persistent cache where devices are virtual, which may hang in it.
+
+    `strategies/pace.py` says why. It is to be called before anything is compiled.
+    """
+    if are_virtual(jax.devices()):
+        jax.config.update("jax_enable_compilation_cache", False)
 
 
 def update_machine_info(

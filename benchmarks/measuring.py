@@ -24,7 +24,13 @@ from benchmarks.corpus import NO_TEXT, Corpus, read_corpus
 from benchmarks.heartbeat import Heart
 from benchmarks.journal import Journal, Silent, journal_path
 from benchmarks.lifecycle import RunPlan
-from benchmarks.machine import compiler_facts, glibc_tunables, update_machine_info, use_virtual_devices
+from benchmarks.machine import (
+    compile_anew,
+    compiler_facts,
+    glibc_tunables,
+    update_machine_info,
+    use_virtual_devices,
+)
 from benchmarks.measure import forget_effects
 from benchmarks.options import selected
 from benchmarks.publish import SoFar, publish, report_nothing, set_untimed_apart, whole_report
@@ -53,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
         chosen, corpus_N = processes.together(partial(choose, option))
         config.stash[CASES] = chosen.cases()
         if supervised():
+            compile_anew()
             begin(config, chosen, corpus_N, clock)
     except (ValueError, OSError, processes.Elsewhere, processes.Lost) as error:
         lost = isinstance(error, processes.Lost)

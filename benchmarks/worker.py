@@ -28,7 +28,7 @@ from benchmarks.arguments import declare, declare_text
 from benchmarks.cases import Case
 from benchmarks.corpus import Corpus, read_corpus
 from benchmarks.failures import reason_of, status_of
-from benchmarks.machine import PACKAGES, use_virtual_devices
+from benchmarks.machine import PACKAGES, compile_anew, use_virtual_devices
 from benchmarks.measure import Training, compile_step, no_compilation, steps_per_block
 from benchmarks.options import selected
 from benchmarks.prepare import begin_training, first_steps
@@ -128,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         corpus_N = read_corpus(options.corpus, chosen.config)
     except ValueError as error:
         parser.error(str(error))
+    compile_anew()
     serve(Worker(chosen.cases(), corpus_N), sys.stdin, answers)
 
 

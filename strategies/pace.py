@@ -7,9 +7,11 @@ collective, and after 40 seconds XLA ends the process: "rendezvous.cc ... Termin
 for the loop runs ahead further. GPUs and TPUs launch from other threads, and are not held back.
 """
 
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import jax
@@ -33,12 +35,27 @@ def keep_pace(metrics: Mapping[str, Any]) -> None:
     for result in metrics.values():
         if not _on_virtual_devices(result):
             return
+        _warn_of_kept_programs()
         _ahead.append(result)
         break
     while len(_ahead) > MOST_AHEAD:
         oldest = _ahead.popleft()
         with suppress(Exception):  # a step that failed says so to whoever reads its results; or they were deleted
             oldest.block_until_ready()
+
+
+@cache
+def _warn_of_kept_programs() -> None:
+    """Say once that a program from JAX's persistent cache may hang: XLA's CPU backend reads it back without an order.
+
+    It keeps a collective and a later loop that communicates in order by something that both of them use, and gives each
+    one of its own when it reads the program back (`thunk_proto_serdes.cc`). Both may then wait at once, see
+    benchmarks/deadlock.py.
+    """
+    if jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir:
+        off = 'jax.config.update("jax_enable_compilation_cache", False)'
+        problem = "a program from JAX's compilation cache may wait forever on virtual CPU devices"
+        warnings.warn(f"{problem}: call {off} before the first step", RuntimeWarning, stacklevel=4)
 
 
 def _on_virtual_devices(result: Any) -> bool:

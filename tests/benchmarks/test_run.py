@@ -370,6 +370,14 @@ def test_a_held_lock_ends_no_sweep(tmp_path: Path) -> None:
     assert process.stderr.count("ended by a case that timed out; going on with the cases that are left") == 1
 
 
+def test_no_program_is_kept_on_virtual_devices(tmp_path: Path) -> None:
+    """Nor read from where JAX keeps programs: one that is read there may hang."""
+    command = "--strategy=data", "--mesh=data=2", "--batch-size=8", "--compile-only"
+    variables = {"JAX_COMPILATION_CACHE_DIR": tmp_path, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0}
+    assert run(*command, single="", **variables).returncode == pytest.ExitCode.OK
+    assert not [*tmp_path.iterdir()]
+
+
 def test_kill_in_mid_sweep_loses_no_finished_row(tmp_path: Path) -> None:
     """kill -9 of all processes: the journal has the rows, no report is needed, and --resume measures the rest.
 

@@ -1,5 +1,7 @@
 """A loop of steps does not run further ahead of virtual devices than XLA has room for."""
 
+import warnings
+
 import jax
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ TINY = GPTConfig(layers=2, embed=16, heads=2, vocab=32, sequence=8)
 def waited(monkeypatch):
     """The steps that were waited for, by index; their metrics are numbers that know whether they were."""
     pace._ahead.clear()
+    pace._warn_of_kept_programs.cache_clear()
     waited: list[int] = []
     monkeypatch.setattr(pace, "_on_virtual_devices", lambda result: True)
     yield waited
@@ -66,3 +69,27 @@ def test_a_traced_step_is_not_held():
     step = STRATEGIES["data"].build(TINY, MeshSpec.parse("data=8"), TrainConfig(8))
     jax.eval_shape(step, step.state, step.batch)
     assert not pace._ahead
+
+
+@pytest.fixture
+def _kept(tmp_path):
+    """JAX keeps the programs that it compiles."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
+@pytest.mark.usefixtures("_kept")
+@pytest.mark.parametrize("used", [True, False])
+def test_programs_that_are_kept_are_warned_of(waited, used):
+    """A program from JAX's cache may hang; the first step says so, and how to go without."""
+    jax.config.update("jax_enable_compilation_cache", used)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for index in range(2):
+            keep_pace({"loss": Result(index, waited)})
+    assert [str(each.message) for each in said] == used * [
+        "a program from JAX's compilation cache may wait forever on virtual CPU devices: call "
+        'jax.config.update("jax_enable_compilation_cache", False) before the first step'
+    ]
