@@ -22,6 +22,9 @@ from strategies.mesh import are_virtual
 MOST_AHEAD = 8
 """A quarter of XLA's 32: each step leaves room for three other computations of the caller's. Two hide dispatch."""
 
+KEEP = "jax_enable_compilation_cache", "jax_compilation_cache_dir"
+"""JAX's settings that must both be set for it to keep programs."""
+
 _ahead: deque[Any] = deque()
 """One result of each of the latest steps, of all loops together: the devices are the same."""
 
@@ -52,7 +55,7 @@ def _warn_of_kept_programs() -> None:
     one of its own when it reads the program back (`thunk_proto_serdes.cc`). Both may then wait at once, see
     benchmarks/deadlock.py.
     """
-    if jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir:
+    if all(getattr(jax.config, name) for name in KEEP):
         off = 'jax.config.update("jax_enable_compilation_cache", False)'
         problem = "a program from JAX's compilation cache may wait forever on virtual CPU devices"
         warnings.warn(f"{problem}: call {off} before the first step", RuntimeWarning, stacklevel=4)
