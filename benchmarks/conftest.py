@@ -15,6 +15,7 @@ from benchmarks.supervise import supervise, supervised
 
 HERE = Path(__file__).resolve().parent
 STARTED = pytest.StashKey[bool]()
+FOUND = f"the benchmarks run alone: pytest {HERE.name}; leave them out with --ignore={HERE}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,7 +71,17 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
         pytest.UsageError: so it is.
     """
     if STARTED not in collector.config.stash:
-        raise pytest.UsageError(f"the benchmarks run alone: pytest {HERE.name}; leave them out with --ignore={HERE}")
+        raise pytest.UsageError(FOUND)
+
+
+def pytest_collect_file(parent: pytest.Collector) -> None:
+    """Refuse it in a worker of pytest-xdist too, as by `pytest . -n 2`: of a worker's errors only these are reported.
+
+    Raises:
+        pytest.Collector.CollectError: so it is.
+    """
+    if STARTED not in parent.config.stash and hasattr(parent.config, "workerinput"):
+        raise parent.CollectError(FOUND)
 
 
 def require_alone(config: pytest.Config) -> None:

@@ -489,6 +489,14 @@ def test_found_among_other_tests_they_are_refused() -> None:
         assert "Traceback" not in ended.stdout
 
 
+def test_a_worker_that_finds_them_among_other_tests_says_so() -> None:
+    """`pytest . -n 2` ends in an error of that folder, not in silence."""
+    ended = finish(bare(".", "-n1", "--ignore=tests"))
+    assert ended.returncode == pytest.ExitCode.TESTS_FAILED
+    assert ended.stdout.count("\nthe benchmarks run alone: pytest benchmarks; leave them out with --ignore=") == 1
+    assert "Traceback" not in ended.stdout
+
+
 def test_pytest_benchmark_compares_reports_in_a_checkout(sweep: tuple[Process, Rows]) -> None:
     """Its own command reads our conftest.py and settings there; rows that were not timed do it no harm."""
     (report,) = re.findall(r"^report: (.*)$", sweep[0].stdout, re.M)
