@@ -30,7 +30,7 @@ from benchmarks.check import Trajectory
 from benchmarks.corpus import Corpus, bytes_of_file, source_of
 from benchmarks.failures import Died, Status, reason_of, status_of
 from benchmarks.machine import matmul_flops_per_second
-from benchmarks.measure import Training, compile_step, trace
+from benchmarks.measure import Training, compile_step, no_compilation, trace
 from benchmarks.pool import deaf
 from benchmarks.prepare import begin_training, first_steps
 from benchmarks.processes import Elsewhere
@@ -185,7 +185,8 @@ class _Device:
 
     def block(self, number: int, steps: int) -> tuple[float, float]:
         training = self.trainings[number]
-        return training.block(steps), training.dispatch_seconds
+        with no_compilation():  # who asks cannot see what is compiled here
+            return training.block(steps), training.dispatch_seconds
 
     def require_finite(self, number: int, when: str) -> None:
         self.trainings[number].require_finite(when)

@@ -13,12 +13,13 @@ import pytest
 from benchmarks.cases import Case
 from benchmarks.clock import Clock
 from benchmarks.corpus import read_corpus, source_of
-from benchmarks.failures import Died
+from benchmarks.failures import Died, Recompiled
 from benchmarks.journal import Journal
 from benchmarks.lifecycle import RunPlan
+from benchmarks.measure import Training
 from benchmarks.processes import Elsewhere
 from benchmarks.session import Session
-from benchmarks.solo import Solo, SoloTraining, has_solo, solo
+from benchmarks.solo import Solo, SoloTraining, _Device, has_solo, solo
 from benchmarks.turns import MIN_ROUNDS
 from strategies import GPTConfig, MeshSpec
 
@@ -199,3 +200,19 @@ def test_if_it_dies_one_row_is_lost(session: Session, monkeypatch: pytest.Monkey
     session.time(DATA)
     assert statuses(session) == ["error", "ok"]
     assert "SIGABRT" in str(session.rows[str(SINGLE)].extra_info["reason"])
+
+
+def test_a_step_that_is_compiled_while_it_is_timed_is_refused() -> None:
+    """There as here: a step that is compiled anew each time is slow for another reason than its work."""
+    device = _Device(lambda: None)
+    for number, program in enumerate((jax.jit(keep), lambda *inputs: jax.jit(lambda *traced: keep(*traced))(*inputs))):
+        device.trainings[number] = Training(program, 1.0, [0.0])
+        device.trainings[number].block(1)
+    assert device.block(0, 1)[0] > 0
+    with pytest.raises(Recompiled, match=r"compiled while it was timed: .*<lambda>"):
+        device.block(1, 1)
+
+
+def keep(state: float, _: float) -> tuple[float, dict[str, Any]]:
+    """A step that does nothing."""
+    return state, {}
