@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from benchmarks.joining import require_address
-
 ROUNDS = 20
 MIN_ROUNDS = 6
 """The fewest pairs whose extremes enclose the median with 95% confidence."""
@@ -162,25 +160,6 @@ def _read(given: Unread) -> Any:
         return given.read(str(given))
     except argparse.ArgumentTypeError as error:
         raise ValueError(f"argument {given.flag}: {error}") from error
-
-
-def processes_asked(option: argparse.Namespace) -> bool:
-    """Whether the options ask for several processes.
-
-    Raises:
-        ValueError: they say too little, or too much.
-    """
-    by_hand = {"--coordinator": option.coordinator, "--processes": option.processes, "--process-id": option.process_id}
-    missing = [name for name, value in by_hand.items() if value is None]
-    if option.distributed and len(missing) < len(by_hand):
-        raise ValueError(f"--distributed finds out what {', '.join(by_hand)} say; leave it out, or leave them out")
-    if 0 < len(missing) < len(by_hand):
-        raise ValueError(f"{', '.join(by_hand)} go together; {', '.join(missing)} missing")
-    if not missing and option.process_id >= option.processes:
-        raise ValueError(f"--process-id {option.process_id} is none of {option.processes} processes, 0 the first")
-    if option.coordinator is not None:
-        require_address(option.coordinator)
-    return option.distributed or not missing
 
 
 def commas(read: Callable[[str], T]) -> Callable[[str], list[T]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from benchmarks.topology import Topology
+from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Remat
 from strategies.mesh import Devices, first_devices

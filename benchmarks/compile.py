@@ -11,19 +11,19 @@ from typing import Any
 
 from benchmarks.arguments import declare
 from benchmarks.cases import Case
-from benchmarks.chips import GIB
-from benchmarks.clock import Clock
-from benchmarks.collectives import KINDS, SEVERAL
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.corpus import NO_TEXT
+from benchmarks.devices.chips import GIB
+from benchmarks.explain.memory import host_peak_rss_bytes
+from benchmarks.explain.overlap import HOW, SENT
 from benchmarks.failures import reason_of, status_of
-from benchmarks.memory import host_peak_rss_bytes
+from benchmarks.harness.clock import Clock
+from benchmarks.harness.corpus import NO_TEXT
+from benchmarks.harness.prepare import Entry, Preparation
 from benchmarks.options import selected, topology
-from benchmarks.overlap import HOW, SENT
-from benchmarks.prepare import Entry, Preparation
+from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.record import Record
+from benchmarks.reporting.terminal import MIB
 from benchmarks.row import Row
-from benchmarks.terminal import MIB
 from strategies.mesh import AXES
 
 Size = Callable[[float | None], str]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.arguments import add_options, processes_asked
-from benchmarks.journal import journal_path
-from benchmarks.publish import quieten, require_storage, require_writable
-from benchmarks.supervise import supervise, supervised
+from benchmarks.arguments import add_options
+from benchmarks.cluster.joining import processes_asked
+from benchmarks.harness.journal import journal_path
+from benchmarks.harness.supervise import supervise, supervised
+from benchmarks.reporting.publish import quieten, require_storage, require_writable
 
 HERE = Path(__file__).resolve().parent
 STARTED = pytest.StashKey[bool]()
@@ -58,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not (supervised() or config.option.collectonly):
         return
     try:
-        from benchmarks import measuring
+        from benchmarks.reporting import measuring
     except (ValueError, RuntimeError) as error:  # a setting in the environment that JAX cannot read
         raise pytest.UsageError(f"JAX cannot be loaded: {error}") from error
     config.pluginmanager.register(measuring, "meshmark-measuring")

@@ -12,18 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks import cache
 from benchmarks.arguments import commas, count, declare_compiler, declare_model, seconds, whole
-from benchmarks.bounds import foremost, ranked
-from benchmarks.candidates import Space
 from benchmarks.cases import Case
-from benchmarks.chips import CHIPS, GIB, Chip
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
 from benchmarks.compile import compile_case
-from benchmarks.findings import Finding, compiled_table, left_out, shown, table
-from benchmarks.memory import processes_that_fit
+from benchmarks.devices.chips import CHIPS, GIB, Chip
+from benchmarks.devices.placement import device_count
+from benchmarks.explain.memory import processes_that_fit
+from benchmarks.harness.pool import Outcome, work_off
 from benchmarks.options import (
     mesh,
     model,
@@ -35,9 +33,11 @@ from benchmarks.options import (
     unique,
     values_of,
 )
-from benchmarks.placement import device_count
-from benchmarks.pool import Outcome, work_off
-from benchmarks.terminal import progress
+from benchmarks.reporting.terminal import progress
+from benchmarks.search import cache
+from benchmarks.search.bounds import foremost, ranked
+from benchmarks.search.candidates import Space
+from benchmarks.search.findings import Finding, compiled_table, left_out, shown, table
 from strategies.config import Dtype, Remat
 
 COMPILED = 8

@@ -8,12 +8,12 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import jax
 
-from benchmarks import processes
 from benchmarks.arguments import SIZES, commas, count
 from benchmarks.cases import COMMON, Case, Selection
+from benchmarks.cluster import processes
+from benchmarks.devices.placement import device_count
+from benchmarks.devices.topology import Topology
 from benchmarks.failures import reason_of
-from benchmarks.placement import device_count
-from benchmarks.topology import Topology
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
 from strategies.names import unknown

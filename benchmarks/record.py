@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, fields
 
 import jax
 
-from benchmarks import processes
-from benchmarks.attribution import Attribution
 from benchmarks.cases import Case, CompilerOptions, spelled
-from benchmarks.compiled import BETWEEN_KEYS, ROW_KEYS
-from benchmarks.estimate import ROW_KEYS as ESTIMATE_KEYS
-from benchmarks.estimate import Estimate
-from benchmarks.explained import KEYS as EXPLAINED_KEYS
+from benchmarks.cluster import processes
+from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
+from benchmarks.explain.estimate import Estimate
+from benchmarks.explain.explanations import KEYS as EXPLAINED_KEYS
+from benchmarks.explain.memory import Memory
+from benchmarks.explain.predicted import predicted
 from benchmarks.failures import Status
-from benchmarks.memory import Memory
-from benchmarks.predicted import predicted
+from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.row import Row, Scalar
-from benchmarks.turns import Interval, Turns
+from benchmarks.timing.attribution import Attribution
+from benchmarks.timing.turns import Interval, Turns
 
 SCHEMA_VERSION = 4
 

@@ -4,8 +4,8 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.cases import Case
-from benchmarks.publish import use
-from benchmarks.session import Session
+from benchmarks.harness.session import Session
+from benchmarks.reporting.publish import use
 from strategies import Infeasible
 
 

@@ -26,13 +26,13 @@ import jax
 import strategies
 from benchmarks.arguments import declare, declare_text
 from benchmarks.cases import Case
-from benchmarks.corpus import Corpus, read_corpus
 from benchmarks.failures import reason_of, status_of
-from benchmarks.machine import PACKAGES, compile_anew, use_virtual_devices
-from benchmarks.measure import Training, compile_step, no_compilation, steps_per_block
+from benchmarks.harness.corpus import Corpus, read_corpus
+from benchmarks.harness.prepare import begin_training, first_steps
 from benchmarks.options import selected
-from benchmarks.prepare import begin_training, first_steps
 from benchmarks.record import Record
+from benchmarks.timing.machine import PACKAGES, compile_anew, use_virtual_devices
+from benchmarks.timing.measure import Training, compile_step, no_compilation, steps_per_block
 
 PROTOCOL = 1
 """Two checkouts are compared if they speak the same; it is raised with every change of what is asked or answered."""

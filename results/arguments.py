@@ -6,8 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from results.decision import MIN_LAUNCHES
-
 # With `--untied`, the options of `pytest benchmarks` that select cases. What they mean is up to the workers.
 SELECTING = (
     "strategy devices mesh batch-size microbatches option "
@@ -38,13 +36,6 @@ def program(text: str) -> str:
     if not (found := shutil.which(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a program; name one, such as .venv/bin/python")
     return str(Path(found).absolute())  # its links unresolved: a virtual environment is found by them
-
-
-def launch_count(text: str) -> int:
-    """A number of launches that can settle something."""
-    if (number := count(text)) < MIN_LAUNCHES:
-        raise argparse.ArgumentTypeError(f"{number} launches settle nothing; give {MIN_LAUNCHES} or more")
-    return number
 
 
 def count(text: str) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
-from results.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
-from results.records import SCHEMA_VERSION, Case, RecordError
-from results.verdict import EXIT_CODES
+from results.gates.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
+from results.gates.verdict import EXIT_CODES
+from results.records.reading import SCHEMA_VERSION, Case, RecordError
 
 BASELINES = Path(__file__).parent / "baselines"
 # A case that ended otherwise may do better next time: a baseline would call its failure right.

@@ -19,10 +19,10 @@ from matplotlib.lines import Line2D
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_apart, require_picture, save
-from results.canvas import GREY, Look, byte_unit, look_of
-from results.curves import frontier
-from results.pictures import FORMATS, REPRODUCIBLE, draw
-from results.records import RecordError, check_kinds, is_amount, is_text, read_json
+from results.figures.canvas import GREY, Look, byte_unit, look_of
+from results.figures.curves import frontier
+from results.figures.pictures import FORMATS, REPRODUCIBLE, draw
+from results.records.reading import RecordError, check_kinds, is_amount, is_text, read_json
 
 SCHEMA_VERSION = 1
 FACTS = {

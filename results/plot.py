@@ -12,18 +12,18 @@ from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, apart, require_folder, safe_name, save
 from results.arguments import count
-from results.canvas import Look, look_of
-from results.curves import attributed, counts, left_out, widest_batch, workloads
-from results.figures import FIGURES
-from results.load import RecordError, load
-from results.pictures import METADATA, REPRODUCIBLE, draw
+from results.figures.canvas import Look, look_of
+from results.figures.curves import attributed, counts, left_out, widest_batch, workloads
+from results.figures.drawing import FIGURES
+from results.figures.pictures import METADATA, REPRODUCIBLE, draw
+from results.records.rows import RecordError, load
 
 
 def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
     """Write every figure of the rows as PNG and SVG, each workload's in a folder of its own if there are several.
 
     Args:
-        rows: a table from `results.load.load`.
+        rows: a table from `results.records.rows.load`.
         out: the folder to write to, made if it is not there.
         batch: the global batch, in sequences, of all figures but throughput against batch; by default, the one at which
             most rows count.

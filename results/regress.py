@@ -9,15 +9,16 @@ from pathlib import Path
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_apart, require_file, save_text
-from results.exchange import action_json, bencher_json, junit
-from results.records import RecordError
-from results.report import markdown, terminal
-from results.verdict import NotComparable, Report
+from results.gates.exchange import action_json, bencher_json, junit
+from results.gates.report import markdown, terminal
+from results.gates.verdict import NotComparable, Report
+from results.records.reading import RecordError
 
 GATES = {
     "exact": "compare what the compiler says of each step: FLOPs, memory, collectives; equal programs, equal numbers",
     "paired": "compare step times of two checkouts that take turns on this machine",
 }
+MODULES = {"exact": "results.gates.exact", "paired": "results.gates.paired.gate"}
 REPORTS = {
     "markdown": (markdown, "for a pull request"),
     "junit": (junit, "as JUnit XML"),
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, text in GATES.items():
         gate_parser = gates.add_parser(name, help=text, description=text, **about)
         if name in arguments[:1]:  # a gate is imported when it is asked for
-            gate = importlib.import_module(f"results.{name}")
+            gate = importlib.import_module(MODULES[name])
             gate.add_arguments(gate_parser)
             gate_parser.set_defaults(run=gate.run)
         for form, (_, purpose) in REPORTS.items():

@@ -18,8 +18,8 @@ from matplotlib.patches import Patch, Rectangle
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_picture, save
-from results.pictures import FORMATS, draw
-from results.records import RecordError
+from results.figures.pictures import FORMATS, draw
+from results.records.reading import RecordError
 
 NAMES = {"F": "forward", "B": "backward", "W": "gradients of weights"}
 MOST = 1400

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from strategies.config import Infeasible
-from strategies.schedules import SCHEDULES, Schedule
+from strategies.pipelining.schedules import SCHEDULES, Schedule
 
 MOST_CELLS = 300_000
 """Of a table that is printed, in pairs of ticks: a few seconds of work."""

@@ -43,13 +43,13 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies import data, fsdp, tensor
-from strategies.assemble import assemble
-from strategies.attention import causal_attention, project
 from strategies.config import GPTConfig, TrainConfig
-from strategies.gpt import GATHERED, Hooks
 from strategies.mesh import Devices, MeshSpec
-from strategies.shards import Shards
+from strategies.model.attention import causal_attention, project
+from strategies.model.gpt import GATHERED, Hooks
 from strategies.step import Spread, Step, Strategy
+from strategies.training.train_step import assemble
+from strategies.training.weight_shards import Shards
 
 BATCH = (*data.AXES, *fsdp.AXES)
 AXES = (*BATCH, *tensor.AXES)
@@ -79,7 +79,7 @@ class Rules:
         return P(*(tensor.SPLIT.get(dim) if self.size("tensor") > 1 else None for dim in dims))
 
     def stored(self, dims: Sequence[str]) -> P:
-        """Of a weight between steps, and of its gradient: cut as shards.py says along what the tensor axis leaves."""
+        """Of a weight between steps, and of its gradient: cut along what the tensor axis leaves (weight_shards.py)."""
         axes, rows = list(self.used(dims)), self.config.vocab_rows(self.size("tensor"))
         sizes = {**self.config.dim_sizes, "vocab": rows}
         left = [i for i, dim in enumerate(dims) if dim != "layers" and axes[i] is None]

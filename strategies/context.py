@@ -2,8 +2,8 @@
 
     dW[D,F] -all_reduce(context)-> dW[D,F], each weight, once a step
 
-Only attention looks at the tokens of other devices. In a ring (`context_attention="ring"`, the default; see ring.py)
-keys and values go around, and on the way back their gradients with them:
+Only attention looks at the tokens of other devices. In a ring (`context_attention="ring"`, the default; see
+ring_attention.py) keys and values go around, and on the way back their gradients with them:
 
     k, v[B,T_context,D] -permute(context)-> the next device, n-1 times a layer forward, and n-1 times again backward
     dk, dv[B,T_context,D] -permute(context)-> the next device, n times a layer backward, the last time home
@@ -29,13 +29,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from strategies import data
-from strategies.assemble import assemble
-from strategies.attention import KEPT, causal_attention
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.gpt import ONE_DEVICE, Hooks
-from strategies.mesh import Devices, MeshSpec
-from strategies.ring import ring_attention, zigzag
+from strategies.mesh import Devices, MeshSpec, mark_varying
+from strategies.model.attention import KEPT, causal_attention
+from strategies.model.gpt import ONE_DEVICE, Hooks
+from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.step import Spread, Step, Strategy, require_divides
+from strategies.training.train_step import assemble
 
 AXES = ("context",)
 
@@ -107,7 +107,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     spread = Spread(
         hooks=hooks(train, mesh.size),
         microbatches=train.microbatches,
-        enter=partial(data.diverge, axes=AXES),
+        enter=partial(mark_varying, axes=AXES),
         reduce=partial(data.all_reduce, axes=AXES, dtype=train.reduce_dtype),
     )
     return assemble(config, device_mesh, train, spread)

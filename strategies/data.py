@@ -18,21 +18,16 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from strategies.assemble import assemble
-from strategies.compression import compressed
 from strategies.config import GPTConfig, TrainConfig
-from strategies.gpt import Weights
-from strategies.mesh import Devices, MeshSpec
+from strategies.mesh import Devices, MeshSpec, mark_varying
+from strategies.model.gpt import Weights
 from strategies.step import Spread, Step, Strategy
+from strategies.training.compression import compressed
+from strategies.training.train_step import assemble
 
 AXES = ("data",)
 BACKWARD = ("head", "blocks", "embedding")
 """The parts of the model, in the order in which their gradients are ready."""
-
-
-def diverge(weights: Weights, axes: tuple[str, ...] = AXES) -> Weights:
-    """From here on each device has a copy of its own, and so gradients of its own: no sum is made in passing."""
-    return jax.tree.map(partial(lax.pcast, axis_name=axes, to="varying"), weights)
 
 
 def all_reduce(loss: Array, grads: Weights, axes: tuple[str, ...], dtype: str) -> tuple[Array, Weights]:
@@ -97,7 +92,8 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
     reduce = partial(all_reduce, axes=AXES, dtype=train.reduce_dtype)
-    spread = Spread(batch_axes=AXES, microbatches=train.microbatches, enter=diverge, reduce=reduce)
+    enter = partial(mark_varying, axes=AXES)
+    spread = Spread(batch_axes=AXES, microbatches=train.microbatches, enter=enter, reduce=reduce)
     if train.compression != "none":
         optimizer = partial(compressed, train=train, devices=mesh.size)
         spread = replace(spread, reduce=stack, optimizer=optimizer, inexact=f"compression={train.compression}")

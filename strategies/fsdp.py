@@ -1,6 +1,6 @@
 """Fully sharded data parallel: ZeRO stage 3 (Rajbhandari et al. 2020, section 5.3).
 
-Weights, gradients and optimizer state are split over the devices, cut as shards.py says; so is the batch. With
+Weights, gradients and optimizer state are split over the devices, cut as weight_shards.py says; so is the batch. With
 `gather="layer"` the weights of a layer are whole only while it runs:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
@@ -34,12 +34,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
-from strategies.gpt import GATHERED, ONE_DEVICE, Hooks, Weights, used_dtype
 from strategies.mesh import Devices, MeshSpec, are_virtual
-from strategies.shards import Shards
+from strategies.model.gpt import GATHERED, ONE_DEVICE, Hooks, Weights, used_dtype
 from strategies.step import Spread, Step, Strategy
+from strategies.training.train_step import assemble
+from strategies.training.weight_shards import Shards
 
 AXES = ("fsdp",)
 
@@ -91,8 +91,8 @@ def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
     """The same; backward, the gradient of x needs those of the weights of the head's norm.
 
     So these are scattered before the backward pass of the blocks begins. Else XLA's CPU backend may scatter them beside
-    the loop over blocks, where virtual devices may wait for each other forever (benchmarks/deadlock.py). That of JAX
-    0.12 does so where a device has one sequence, of 4096 tokens or more.
+    the loop over blocks, where virtual devices may wait for each other forever (benchmarks/program/deadlock.py). That
+    of JAX 0.12 does so where a device has one sequence, of 4096 tokens or more.
     """
     return x_BTD, weights
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 from jaxtyping import Array
 
 from strategies import data, fsdp
-from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
-from strategies.gpt import Weights
-from strategies.mesh import Devices, MeshSpec
-from strategies.shards import Shards
+from strategies.mesh import Devices, MeshSpec, mark_varying
+from strategies.model.gpt import Weights
 from strategies.step import Step, Strategy
+from strategies.training.train_step import assemble
+from strategies.training.weight_shards import Shards
 
 AXES = (*data.AXES, *fsdp.AXES)
 
@@ -33,7 +33,10 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
         return data.all_reduce(*group.reduce(loss, grads), data.AXES, train.reduce_dtype)
 
-    spread = replace(group, batch_axes=AXES, enter=lambda weights: group.enter(data.diverge(weights)), reduce=reduce)
+    def enter(weights: Weights) -> Weights:
+        return group.enter(mark_varying(weights, data.AXES))
+
+    spread = replace(group, batch_axes=AXES, enter=enter, reduce=reduce)
     return assemble(config, device_mesh, train, spread)
 
 

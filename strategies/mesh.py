@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+from jax import lax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
@@ -159,6 +160,15 @@ def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
 def are_virtual(devices: Collection[Any]) -> bool:
     """Whether these are several CPU devices of XLA, which share the cores and may wait for each other forever."""
     return len(devices) > 1 and next(iter(devices)).platform == "cpu"
+
+
+def mark_varying(tree: Any, axes: str | tuple[str, ...]) -> Any:
+    """Mark each device's copy of these arrays as its own, inside `jax.shard_map`; the values stay as they are.
+
+    Autodiff sums the gradients of an array over the axes along which it does not vary. Those of a marked array stay
+    apart, one for each device, until a strategy sums them.
+    """
+    return jax.tree.map(lambda array: lax.pcast(array, axes, to="varying"), tree)
 
 
 def factorisations(axes: Sequence[str], devices: int) -> Iterator[MeshSpec]:

@@ -53,7 +53,7 @@ def _warn_of_kept_programs() -> None:
 
     It keeps a collective and a later loop that communicates in order by something that both of them use, and gives each
     one of its own when it reads the program back (`thunk_proto_serdes.cc`). Both may then wait at once, see
-    benchmarks/deadlock.py.
+    benchmarks/program/deadlock.py.
     """
     if all(getattr(jax.config, name) for name in KEEP):
         off = 'jax.config.update("jax_enable_compilation_cache", False)'

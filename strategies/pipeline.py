@@ -29,16 +29,16 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies import data, tensor
-from strategies.assemble import assemble
 from strategies.config import GPTConfig, PipelineSchedule, TrainConfig
-from strategies.executor import Executor, Parts, own
-from strategies.gpt import GPT, Weights
-from strategies.mesh import Devices, MeshSpec
-from strategies.partition import places
-from strategies.passes import Leaves
-from strategies.schedules import SCHEDULES, Schedule
+from strategies.mesh import Devices, MeshSpec, mark_varying
+from strategies.model.gpt import GPT, Weights
+from strategies.pipelining.executor import Executor, Parts
+from strategies.pipelining.layer_backward import Leaves
+from strategies.pipelining.schedules import SCHEDULES, Schedule
+from strategies.pipelining.stages import places
+from strategies.pipelining.timetable import Ticks
 from strategies.step import Differentiate, Spread, Step, Strategy, Tokens
-from strategies.ticks import Ticks
+from strategies.training.train_step import assemble
 
 AXES = ("pipeline",)
 SPLIT = {"layers": "pipeline", "vocab": "pipeline"}
@@ -55,7 +55,7 @@ def scheduled(schedule: Schedule, layer_places: tuple[int, ...], train: TrainCon
         blocks, structure = jax.tree.flatten(weights["blocks"])
         ends = {name: part for name, part in weights.items() if name != "blocks"}
         # Each stage has a copy of the last norm: its gradient is summed once a step, not for each microbatch.
-        ends["head"] = {**ends["head"], "norm": own(ends["head"]["norm"])}
+        ends["head"] = {**ends["head"], "norm": mark_varying(ends["head"]["norm"], "pipeline")}
 
         def model(ends: Weights, blocks: Leaves = blocks) -> GPT:
             return build({**ends, "blocks": jax.tree.unflatten(structure, blocks)})

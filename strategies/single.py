@@ -1,9 +1,9 @@
 """One device: the reference that every other strategy must equal. It communicates nothing."""
 
-from strategies.assemble import assemble
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import Devices, MeshSpec
 from strategies.step import Spread, Step, Strategy
+from strategies.training.train_step import assemble
 
 AXES = ("data",)
 

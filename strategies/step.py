@@ -1,7 +1,7 @@
 """The interface that every strategy implements.
 
 A strategy is a value, `Strategy`. Its `build` checks that model, mesh and batch fit, says all that it decides in a
-`Spread`, and hands that to `assemble` (in assemble.py), which writes the training step around it.
+`Spread`, and hands that to `assemble` (in train_step.py), which writes the training step around it.
 """
 
 import functools
@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.gpt import GPT, ONE_DEVICE, Hooks, Weights
 from strategies.mesh import AXES, MeshSpec, factorisations
+from strategies.model.gpt import GPT, ONE_DEVICE, Hooks, Weights
 from strategies.pace import keep_pace
 
 Tokens = Int[Array, "B S"]

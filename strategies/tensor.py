@@ -33,11 +33,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies.assemble import assemble
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.gpt import Hooks, Weights, weight_dims
 from strategies.mesh import Devices, MeshSpec
+from strategies.model.gpt import Hooks, Weights, weight_dims
 from strategies.step import Spread, Step, Strategy, require_divides
+from strategies.training.train_step import assemble
 
 AXES = ("tensor",)
 SPLIT = {"heads": "tensor", "mlp": "tensor", "vocab": "tensor"}
@@ -76,7 +76,7 @@ def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
     )
 
 
-def diverge(weights: Weights, config: GPTConfig) -> Weights:
+def mark_replicated_varying(weights: Weights, config: GPTConfig) -> Weights:
     """Give each device its own copy of weights that are not cut, so that autodiff sums no gradient in each layer."""
     return _where_whole(partial(lax.pcast, axis_name="tensor", to="varying"), weights, config)
 
@@ -117,7 +117,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     )
     if train.sequence_parallel:
         reduce = lambda loss, grads: (loss, all_reduce(grads, config, train.reduce_dtype))  # noqa: E731
-        spread = dataclasses.replace(spread, enter=partial(diverge, config=config), reduce=reduce)
+        spread = dataclasses.replace(spread, enter=partial(mark_replicated_varying, config=config), reduce=reduce)
     return assemble(config, device_mesh, train, spread)
 
 

@@ -43,12 +43,12 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies import context, data, fsdp, pipeline, tensor
-from strategies.assemble import assemble
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.gpt import ONE_DEVICE, Hooks, Weights
-from strategies.mesh import AXES, Devices, MeshSpec
-from strategies.shards import Shards
+from strategies.mesh import AXES, Devices, MeshSpec, mark_varying
+from strategies.model.gpt import ONE_DEVICE, Hooks, Weights
 from strategies.step import Spread, Step, Strategy
+from strategies.training.train_step import assemble
+from strategies.training.weight_shards import Shards
 
 ALIKE = (*data.AXES, *context.AXES)
 """The axes along which devices hold the same weights, each for its own tokens."""
@@ -74,8 +74,8 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     sequence_parallel = train.sequence_parallel and tensors > 1
 
     def enter(weights: Weights) -> Weights:
-        weights = tensor.diverge(weights, config) if sequence_parallel else weights
-        return group.enter(data.diverge(weights, alike))
+        weights = tensor.mark_replicated_varying(weights, config) if sequence_parallel else weights
+        return group.enter(mark_varying(weights, alike))
 
     def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
         loss, grads = group.reduce(loss, grads)

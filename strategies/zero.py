@@ -1,7 +1,7 @@
 """Data parallel whose devices share the optimizer's work: ZeRO stages 1 and 2 (Rajbhandari et al. 2020, section 5).
 
-Each device holds all weights and its part of the batch, and of AdamW's moments just a part, cut as shards.py says. It
-updates that part of the weights, and the devices exchange what they updated:
+Each device holds all weights and its part of the batch, and of AdamW's moments just a part, cut as weight_shards.py
+says. It updates that part of the weights, and the devices exchange what they updated:
 
     dW[D,F] -reduce_scatter(data)-> dW[D_data,F], each weight, in `reduce_dtype`: zero1 once a step, zero2 once a
         microbatch
@@ -20,12 +20,12 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies import data
-from strategies.assemble import assemble
 from strategies.config import GPTConfig, TrainConfig
-from strategies.gpt import Weights
-from strategies.mesh import Devices, MeshSpec
-from strategies.shards import Shards
+from strategies.mesh import Devices, MeshSpec, mark_varying
+from strategies.model.gpt import Weights
 from strategies.step import Differentiate, Spread, Step, Strategy, autodiff
+from strategies.training.train_step import assemble
+from strategies.training.weight_shards import Shards
 
 AXES = data.AXES
 
@@ -54,7 +54,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         batch_axes=AXES,
         differentiate=scattered(autodiff, scatter) if stage == 2 else autodiff,
         microbatches=train.microbatches,
-        enter=data.diverge,
+        enter=partial(mark_varying, axes=data.AXES),
         reduce=reduce,
         update_spec=shards.spec,
         own=partial(shards.each, shards.own),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-from benchmarks.machine import use_virtual_devices
+from benchmarks.timing.machine import use_virtual_devices
 from tests.processes import QUICK
 
 use_virtual_devices()

@@ -11,5 +11,5 @@ from tests.benchmarks.planted import SHORT_BLOCK_SECONDS
 def _short_blocks() -> Iterator[None]:
     """For files in which no law depends on how long a block lasts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.measure.BLOCK_SECONDS", SHORT_BLOCK_SECONDS)
+        patch.setattr("benchmarks.timing.measure.BLOCK_SECONDS", SHORT_BLOCK_SECONDS)
         yield

@@ -9,7 +9,7 @@ import sys
 import time
 from argparse import Namespace
 
-from benchmarks import processes
+from benchmarks.cluster import processes
 
 where, count, index, lost_after, case_timeout, who, way = sys.argv[1:]
 processes.join(

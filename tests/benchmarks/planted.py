@@ -339,7 +339,7 @@ def pytest_load_initial_conftests() -> None:
     if name:
         offered |= {"single": TOYS[name], "data": TOYS["data"]}
     strategies.STRATEGIES = MappingProxyType(offered)
-    from benchmarks import machine, measure  # they have the registry from now on
+    from benchmarks.timing import machine, measure  # they have the registry from now on
 
     measure.BLOCK_SECONDS = SHORT_BLOCK_SECONDS
     if name:

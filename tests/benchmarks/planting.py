@@ -3,7 +3,7 @@
 The supervisor above it does not load JAX, and is not made to.
 """
 
-from benchmarks.supervise import supervised
+from benchmarks.harness.supervise import supervised
 
 if supervised():
     from tests.benchmarks.planted import pytest_benchmark_update_json, pytest_load_initial_conftests  # noqa: F401

@@ -8,14 +8,15 @@ import jax
 import pytest
 
 from benchmarks import compile as page
-from benchmarks import prepare, topology
 from benchmarks.cases import Case
-from benchmarks.chips import CHIPS, GIB
 from benchmarks.compile import compile_case, main, report
+from benchmarks.devices import topology
+from benchmarks.devices.chips import CHIPS, GIB
+from benchmarks.devices.topology import GPUS, Topology
 from benchmarks.failures import CompileError
 from benchmarks.feasibility import compile_one
-from benchmarks.pool import work_off
-from benchmarks.topology import GPUS, Topology
+from benchmarks.harness import prepare
+from benchmarks.harness.pool import work_off
 from strategies import GPTConfig, MeshSpec
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")

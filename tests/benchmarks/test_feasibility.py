@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks import feasibility
 from benchmarks.cases import Case, spelled
-from benchmarks.chips import CHIPS, GIB
 from benchmarks.compile import compile_case
-from benchmarks.findings import SPEED, kind_of, off
-from benchmarks.pool import Outcome
-from benchmarks.topology import Topology
+from benchmarks.devices.chips import CHIPS, GIB
+from benchmarks.devices.topology import Topology
+from benchmarks.harness.pool import Outcome
+from benchmarks.search.findings import SPEED, kind_of, off
 
 TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=16", "--batch-size=8", "--dtype=float32"]
 FOUR = ["--topology=cpu:4", "--chip=v5e", *TINY, "--strategy=data,fsdp,pipeline", "--remat=dots"]

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import arguments, options
 from benchmarks.cases import Selection
-from benchmarks.topology import Topology
+from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, MeshSpec
 
 Select = Callable[..., Selection]

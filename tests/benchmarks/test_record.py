@@ -6,15 +6,15 @@ import math
 
 import pytest
 
-from benchmarks.attribution import Attribution
 from benchmarks.cases import Case
-from benchmarks.compiled import BETWEEN_KEYS
-from benchmarks.estimate import Estimate
-from benchmarks.explained import KEYS as EXPLAINED_KEYS
-from benchmarks.memory import Memory
+from benchmarks.explain.estimate import Estimate
+from benchmarks.explain.explanations import KEYS as EXPLAINED_KEYS
+from benchmarks.explain.memory import Memory
+from benchmarks.explain.roofline import Roofline
+from benchmarks.program.compiled import BETWEEN_KEYS
 from benchmarks.record import COMPILED_KEYS, Record
-from benchmarks.roofline import Roofline
-from benchmarks.turns import Interval, Turns
+from benchmarks.timing.attribution import Attribution
+from benchmarks.timing.turns import Interval, Turns
 from strategies import PRESETS, MeshSpec
 
 CASE = Case("fsdp", MeshSpec.parse("fsdp=8"), "nano", PRESETS["nano"], 16, 2, "float32", "dots")

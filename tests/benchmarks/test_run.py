@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 
 from benchmarks.conftest import pytest_cmdline_main
-from benchmarks.journal import journal_path
-from benchmarks.publish import UNTIMED
+from benchmarks.harness.journal import journal_path
+from benchmarks.harness.stopping import Stops
+from benchmarks.harness.supervise import RESUMED, supervise
+from benchmarks.reporting.publish import UNTIMED
 from benchmarks.statuses import TIMED_OUT, UNWRITTEN
-from benchmarks.stopping import Stops
-from benchmarks.supervise import RESUMED, supervise
-from tests.processes import LIMIT_SECONDS, environment
+from tests.processes import LIMIT_SECONDS, ROOT, environment
 
-ROOT = Path(__file__).parents[2]
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--rounds=6")
 HANG = "--case-timeout=20"
 """Longer than `single` is silent on a busy machine."""
@@ -560,7 +559,7 @@ def test_process_that_died_is_replaced(
         journal.write_text(journal.read_text() + written)
         return status, told
 
-    monkeypatch.setattr("benchmarks.supervise.run", ended)
+    monkeypatch.setattr("benchmarks.harness.supervise.run", ended)
     assert supervise([], journal) == status
     assert not left
 

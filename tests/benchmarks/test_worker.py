@@ -6,19 +6,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks.measure import Training
+from benchmarks.timing.measure import Training
 from benchmarks.worker import PROTOCOL, Worker, serve
-from results.records import Case
-from results.workers import PROTOCOL as SPOKEN
+from results.gates.paired.workers import PROTOCOL as SPOKEN
+from results.records.reading import Case
+from tests.processes import ROOT
 
-ROOT = Path(__file__).parents[2]
 TINY = ("--layers=1", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--mesh=data=1")
 SINGLE = "single-data=1-b4"
 

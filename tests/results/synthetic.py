@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from results.metrics import EXACT
+from results.gates.metrics import EXACT
 
 MIB = 2**20
 MACHINE = {

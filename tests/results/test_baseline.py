@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from results.baseline import main
-from results.counters import COUNTERS, KEPT, read_snapshot
-from results.records import RecordError
+from results.gates.counters import COUNTERS, KEPT, read_snapshot
+from results.records.reading import RecordError
 from results.regress import main as regress
 from tests.results.synthetic import edited, failed, row, sweep, write_run
 

@@ -1,17 +1,16 @@
 """The example that is committed is one that today's code would write, and read."""
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks.cases import Case
 from benchmarks.options import selected
 from benchmarks.record import SCHEMA_VERSION, Record
-from results.load import load
-from results.records import read_run, rows_of
+from results.records.reading import read_run, rows_of
+from results.records.rows import load
 from strategies import PRESETS, MeshSpec
+from tests.processes import ROOT
 
-RUN = Path(__file__).parents[2] / "results" / "examples" / "nano-cpu" / "run.json"
+RUN = ROOT / "results" / "examples" / "nano-cpu" / "run.json"
 
 
 def test_the_example_is_of_today(pytestconfig: pytest.Config) -> None:

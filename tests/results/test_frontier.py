@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from results.frontier import beaten_by_none, figure_of, main, read
-from results.records import RecordError
+from results.records.reading import RecordError
 
 GIB = 2**30
 

@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from results.canvas import look_of, what_was_run
-from results.curves import TIMES, scaling
-from results.figures import FIGURES
-from results.load import load
+from results.figures.canvas import look_of, what_was_run
+from results.figures.curves import TIMES, scaling
+from results.figures.drawing import FIGURES
 from results.plot import main
+from results.records.rows import load
+from tests.processes import ROOT
 from tests.results.synthetic import SHARES, STRATEGIES, edited, failed, row, sweep, write_run
 
-ROOT = Path(__file__).parents[2]
 WITHOUT_JAX = """
 import runpy, sys
 for absent in ("jax", "jaxlib", "flax", "optax", "strategies"):

@@ -18,9 +18,9 @@ from benchmarks.arguments import declare
 from benchmarks.options import selected
 from benchmarks.record import COMPILED_KEYS, Record
 from results.regress import main
+from tests.processes import ROOT
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
 
-ROOT = Path(__file__).parents[2]
 # Nothing that is slow to import, and nothing of JAX.
 WITHOUT = """
 import runpy, sys

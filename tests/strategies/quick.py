@@ -1,6 +1,6 @@
 """Programs that are soon compiled: for laws on numbers, on matmuls and on what is sent.
 
-These hold whoever writes the loops in machine code; test_cost.py holds both kinds of programs to the same formulas.
+These hold whoever writes the loops in machine code; test_predict.py holds both kinds of programs to the same formulas.
 """
 
 import contextlib

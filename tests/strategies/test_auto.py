@@ -6,9 +6,9 @@ from collections import Counter
 import jax
 import pytest
 
-from benchmarks.compiled import read_program
+from benchmarks.program.compiled import read_program
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
-from strategies.cost import predict
+from strategies.costs.predict import predict
 from tests.strategies.quick import compiled
 
 CONFIG = dataclasses.replace(PRESETS["nano"], layers=2, embed=64, sequence=32, tied=False)
@@ -26,7 +26,7 @@ def sent(mesh, tied=False, **options):
 
 
 def by_hand(name, mesh, batch=BATCH, tied=False, **options):
-    """The same of a strategy, by its formulas, to which its programs are held (test_cost.py)."""
+    """The same of a strategy, by its formulas, to which its programs are held (test_predict.py)."""
     config, train = dataclasses.replace(CONFIG, tied=tied), TrainConfig(batch, **options)
     cost = predict(name, config, MeshSpec.parse(mesh), train)
     return Counter({key: sum(parts.values()) for key, parts in cost.sent.items()})

@@ -11,13 +11,14 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.compiled import read_program
+from benchmarks.program.compiled import read_program
 from strategies import GPTConfig, Infeasible, MeshSpec, Spread, TrainConfig, context, data, tensor
-from strategies.assemble import assemble
-from strategies.attention import causal_attention
 from strategies.context import contiguous, ulysses_attention
-from strategies.ring import ring_attention, zigzag
+from strategies.mesh import mark_varying
+from strategies.model.attention import causal_attention
+from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.single import SINGLE
+from strategies.training.train_step import assemble
 from tests.strategies.quick import compiled, jit
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 2, 16, 8, 4
@@ -128,7 +129,7 @@ def test_other_axes_split_what_this_one_leaves(mode):
         spec=lambda dims: P(*map(tensor.SPLIT.get, dims)),
         vocab_shards=2,
         hooks=context.hooks(train, 2, tensor.hooks(("tensor",), train.sequence_parallel)),
-        enter=lambda weights: data.diverge(tensor.diverge(weights, CONFIG), context.AXES),
+        enter=lambda weights: mark_varying(tensor.mark_replicated_varying(weights, CONFIG), context.AXES),
         reduce=lambda loss, grads: data.all_reduce(
             loss, tensor.all_reduce(grads, CONFIG, "float32"), context.AXES, "float32"
         ),

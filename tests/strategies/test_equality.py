@@ -35,8 +35,9 @@ import pytest
 from jax.experimental.multihost_utils import process_allgather
 
 from benchmarks.cases import own_meshes
-from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig, gpt
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.mesh import AXES, first_devices
+from strategies.model import gpt
 from tests.strategies.quick import compiled
 from tests.strategies.test_step import WIDEST
 

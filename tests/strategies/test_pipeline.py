@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks.compiled import read_program
+from benchmarks.program.compiled import read_program
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.config import Infeasible
-from strategies.cost import predict
-from strategies.schedules import SCHEDULES
+from strategies.costs.predict import predict
+from strategies.pipelining.schedules import SCHEDULES
 from tests.strategies.test_equality import ROUNDING, assert_equal, single, train
 
 SMALL = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, vocab=256, sequence=16)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
-from strategies.cost import predict
-from strategies.schedules import SCHEDULES
+from strategies.costs.predict import predict
+from strategies.pipelining.schedules import SCHEDULES
 
 TINY = GPTConfig(layers=1, embed=8, heads=1, vocab=256, sequence=8)
 TRAIN = TrainConfig(batch_size=8)

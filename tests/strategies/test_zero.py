@@ -6,10 +6,10 @@ import math
 import jax
 import pytest
 
-from benchmarks.compiled import read_program
+from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
-from strategies.interpreter import Loop
-from tests.strategies.test_communication import inner
+from strategies.pipelining.jaxpr import Loop
+from tests.strategies.costs.test_communication import inner
 from tests.strategies.test_equality import ROUNDING, assert_equal, single, train
 
 CONFIG = GPTConfig(layers=1, embed=32, heads=2, vocab=128, sequence=16)

@@ -1,0 +1,1 @@
+"""Several processes: how they find each other, answer together, and say who is gone."""

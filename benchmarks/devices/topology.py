@@ -1,0 +1,249 @@
+"""Devices that are not there: meshes of them are compiled for, by their own compilers, and nothing runs."""
+
+import functools
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from benchmarks.devices.chips import CHIPS, Chip
+from strategies.mesh import Devices
+
+CPU = "cpu"
+COMPILERS = {"tpu": ("tpu", "libtpu"), "cuda": ("gpu", "jax-cuda13-plugin")}
+"""By platform: the extra of ours that has its compiler, and the package that it is in."""
+
+REQUIRED = {"tpu": "jax[tpu]", "gpu": "jax[cuda13]"}
+"""By our extra: what it installs."""
+CLOUD_NAMES = {"v5litepod": "v5e", "v5lite": "v5e"}
+"""Of Cloud TPU, for kinds that have another name here."""
+CORES_COUNTED = {"v4": 2, "v5p": 2}
+"""Cloud TPU's accelerator types count cores of these kinds, two a chip, and chips of others (Cloud TPU, "Versions")."""
+MOST_DEVICES = 65_536
+"""Where there is no largest slice: with more, candidates take longer than a person waits."""
+
+NO_TPU_HOST = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+"""Facts of any host with TPUs, or else libtpu looks for those of this one, and says that there are none; and that
+several processes may compile at once, or else it keeps a lock, as if each used the TPUs."""
+
+GPUS: Mapping[str, Mapping[str, Any]] = {
+    "h100": {
+        "name": "NVIDIA H100 80GB HBM3",
+        "memory_bandwidth": 3_352_320_000_000,
+        "core_count": 132,
+        "l2_cache_size": 50 * 2**20,
+        "clock_rate_ghz": 1.98,
+        "compute_capability": 9,
+    },
+    "h200": {
+        "name": "NVIDIA H200",
+        "memory_bandwidth": 4_800_000_000_000,
+        "core_count": 132,
+        "l2_cache_size": 50 * 2**20,
+        "clock_rate_ghz": 1.98,
+        "compute_capability": 9,
+    },
+    "b200": {
+        "name": "NVIDIA B200",
+        "memory_bandwidth": 7_672_320_000_000,
+        "core_count": 148,
+        "l2_cache_size": 132_644_864,
+        "clock_rate_ghz": 1.965,
+        "compute_capability": 10,
+    },
+}
+"""What XLA wants to know of a GPU besides: as in its own descriptions (xla/backends/gpu/target_config/specs)."""
+
+GPU_TARGET = """
+gpu_device_info {{
+  name: "{name}"
+  cuda_compute_capability {{ major: {compute_capability} feature_extension: ACCELERATED_FEATURES }}
+  core_count: {core_count}
+  clock_rate_ghz: {clock_rate_ghz}
+  l2_cache_size: {l2_cache_size}
+  device_memory_size: {memory_bytes}
+  memory_bandwidth: {memory_bandwidth}
+  fpus_per_core: 128
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  shared_memory_per_core: 233472
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{name}"
+"""
+"""A GpuTargetConfigProto (XLA, stream_executor/device_description.proto); what is not filled in is the same in compute
+capabilities 9 and 10 (CUDA C++ Programming Guide, "Compute Capabilities")."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Devices of one kind: TPUs in a mesh or torus of a shape, GPUs as hosts by GPUs, or so many virtual CPU devices.
+
+    Raises:
+        ValueError: a kind that is not known, or a shape that it does not come in.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.kind != CPU and self.kind not in CHIPS:
+            raise ValueError(f"topology {self}: {self.kind!r} is not known; there are {', '.join((*CHIPS, CPU))}")
+        dims = {CPU: 1, "cuda": 2}.get(self.platform) or CHIPS[self.kind].dims
+        if len(self.shape) != dims or min(self.shape) < 1:
+            problem = f"topology {self} has no shape that {self.kind} comes in, which has {dims} dims"
+            raise ValueError(f"{problem}; write one as {self._example}")
+        chips, most = math.prod(self.shape), self.chip.slice_chips if self.chip else 0
+        if not most and chips > MOST_DEVICES:
+            raise ValueError(f"topology {self} has {chips:,} devices; take {MOST_DEVICES:,} or fewer")
+        if most and chips > most:
+            problem = f"topology {self} has {chips:,} chips, and a slice of {self.kind} has at most {most:,}"
+            raise ValueError(f"{problem}; take a smaller one, as {self._example}, or virtual devices, as cpu:1024")
+
+    @classmethod
+    def parse(cls, text: str) -> "Topology":
+        """Read one as it is printed, in small or capital letters.
+
+        >>> str(Topology.parse("v5p:4x4x4")), Topology.parse("h100:16x8").platform
+        ('v5p:4x4x4', 'cuda')
+        """
+        if not (parts := re.fullmatch(r"([a-z0-9]+):([0-9]{1,6}(?:x[0-9]{1,6})*)", text.lower())):
+            raise ValueError(f"topology {text!r} cannot be read; write one as {meant(text)}")
+        return cls(CLOUD_NAMES.get(parts[1], parts[1]), tuple(map(int, parts[2].split("x"))))
+
+    def __str__(self) -> str:
+        """As it is parsed."""
+        return f"{self.kind}:{'x'.join(map(str, self.shape))}"
+
+    @property
+    def chip(self) -> Chip | None:
+        """The figures of a device; none of a virtual one."""
+        return CHIPS.get(self.kind)
+
+    @property
+    def platform(self) -> str:
+        """Whose compiler it takes: of "tpu", "cuda" and "cpu"."""
+        return self.chip.platform if self.chip else CPU
+
+    def devices(self) -> Devices:
+        """To compile for, in their own order. Virtual ones are made by `prepare`.
+
+        Raises:
+            ValueError: the compiler is not installed, or knows no such shape; the message says what to do.
+        """
+        return _devices(self)
+
+    def prepare(self) -> None:
+        """Set JAX up for it, before any backend starts: nothing is to run, so none but the CPU's is wanted."""
+        jax.config.update("jax_platforms", CPU)
+        if self.platform == CPU:
+            jax.config.update("jax_num_cpu_devices", self.shape[0])
+        else:
+            self.require_compiler()
+
+    def require_compiler(self) -> None:
+        """Refuse early what cannot be compiled here.
+
+        Raises:
+            ValueError: the compiler is not installed.
+        """
+        extra, _ = COMPILERS.get(self.platform, ("", ""))
+        if self.compiler_version is None:
+            problem = f"topology {self} takes a compiler that is not installed"
+            install = f"in the checkout, pip install -e '.[{extra}]'; elsewhere, pip install '{REQUIRED[extra]}'"
+            raise ValueError(f"{problem} (but no {extra.upper()}): {install}")
+
+    @property
+    def compiler_version(self) -> str | None:
+        """The package of its compiler, and its version; None if it is not installed."""
+        _, package = COMPILERS.get(self.platform, ("", "jaxlib"))
+        try:
+            return f"{package} {version(package)}"
+        except PackageNotFoundError:
+            return None
+
+    @property
+    def _example(self) -> str:
+        shape = {CPU: "1024", "cuda": "16x8"}.get(self.platform) or "x".join(CHIPS[self.kind].dims * "4")
+        return f"{self.kind}:{shape}"
+
+
+def meant(text: str) -> str:
+    """How what may be meant by a text is written; any topology where that cannot be told.
+
+    >>> meant("v5litepod-16"), meant("v4-8"), meant("h100-8"), meant("8 chips")
+    ('v5e:4x4', 'v4:2x2x1', 'h100:1x8', 'v5p:4x4x4, h100:16x8 or cpu:1024')
+    """
+    parts = re.fullmatch(r"([a-z0-9]+)[-_ /]([0-9]{1,6})", text.lower())
+    kind = CLOUD_NAMES.get(parts[1], parts[1]) if parts else ""
+    if not parts or int(parts[2]) < 1 or (kind != CPU and kind not in CHIPS) or kind == "tpu7x":
+        return "v5p:4x4x4, h100:16x8 or cpu:1024"
+    number = max(1, int(parts[2]) // CORES_COUNTED.get(kind, 1))
+    if kind == CPU:
+        return f"{CPU}:{number}"
+    if not (dims := CHIPS[kind].dims):
+        return f"{kind}:{number // 8}x8" if number % 8 == 0 else f"{kind}:1x{number}"
+    shape = squarish(number, dims)
+    if dims == 3:  # of a torus that is flat, the last dim is
+        shape = sorted(shape, key=lambda size: size == 1)
+    return f"{kind}:{'x'.join(map(str, shape))}"
+
+
+def squarish(number: int, dims: int) -> tuple[int, ...]:
+    """A number as a product of so many, as alike as can be.
+
+    >>> squarish(32, 2), squarish(64, 3)
+    ((4, 8), (4, 4, 4))
+    """
+    if dims == 1:
+        return (number,)
+    first = max(size for size in range(1, number + 1) if number % size == 0 and size**dims <= number)
+    return first, *squarish(number // first, dims - 1)
+
+
+@functools.cache
+def _devices(topology: Topology) -> Devices:
+    chip = topology.chip
+    if chip is None:
+        wanted, there = topology.shape[0], jax.devices(CPU)
+        if wanted > len(there):
+            raise ValueError(f"topology {topology}: JAX has started with {len(there)} virtual devices; start it anew")
+        return there[:wanted]
+    topology.require_compiler()
+    if chip.platform == "tpu":
+        for name, value in NO_TPU_HOST.items():
+            os.environ.setdefault(name, value)
+        named: dict[str, Any] = {"topology_name": str(topology)}
+        if topology.kind == "v4":
+            named["chip_config_name"] = "megacore"  # both of its cores are one device, as JAX uses it
+    else:
+        hosts, gpus = topology.shape
+        shape = f"1x{hosts}x{gpus}"
+        target = GPU_TARGET.format(memory_bytes=chip.memory_bytes, **GPUS[topology.kind])
+        named = {"topology_name": shape, "topology": shape, "target_config": target}
+    try:
+        return topologies.get_topology_desc(platform=chip.platform, **named).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(f"topology {topology}: {str(error).partition(chr(10))[0]}") from error

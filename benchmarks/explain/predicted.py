@@ -1,0 +1,43 @@
+"""What formulas say of a case, before anything is compiled; and whether its program sends what they say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.cases import Case
+from benchmarks.program.collectives import axis_of
+from benchmarks.program.compiled import ROW_KEYS
+from strategies import Infeasible
+from strategies.costs.predict import Cost, predict
+
+SENT = tuple(key for key in ROW_KEYS if key.startswith("compiled.sent_bytes."))
+
+
+def predicted(case: Case, compiled: Mapping[str, Any]) -> dict[str, float | None]:
+    """The columns of a row, of one device and one step; None where the formulas do not say, or `compiled` does not.
+
+    A step that the compiler partitions has its twin's: what it sends stands beside them, and is not judged.
+    """
+    twin = case.twin
+    cost = cost_of(twin or case)
+    sent = {key: compiled.get(key) for key in SENT}
+    by_axis = dict.fromkeys(SENT, 0)
+    for (kind, axes), parts in cost.sent.items() if cost else ():
+        by_axis[f"compiled.sent_bytes.{kind}.{axis_of(axes)}"] += sum(parts.values())
+    total = compiled.get("compiled.sent_bytes")
+    return {
+        "predicted.flops": cost and sum(cost.flops.values()) // case.mesh.size,
+        "predicted.sent_bytes": cost and cost.sent_bytes,
+        "predicted.argument_bytes": cost and sum(cost.arguments.values()),
+        "predicted.temp_bytes": cost and sum(cost.temporaries.values()),
+        "predicted.bubble": cost and cost.bubble,
+        "sent_over_predicted": total / cost.sent_bytes if total is not None and cost and cost.sent_bytes else None,
+        "sent_as_predicted": sent == by_axis if total is not None and cost and not twin else None,
+    }
+
+
+def cost_of(case: Case) -> Cost | None:
+    """What a case costs by formulas: None where none are known of its strategy, or it cannot be spread so."""
+    try:
+        return predict(case.strategy, case.config, case.mesh, case.training())
+    except Infeasible:
+        return None

@@ -1,0 +1,256 @@
+"""What a compiler made of the collectives that a strategy states: named, with the arrays, the axes and the cost.
+
+A ledger of bytes that devices hand to collectives, by kind and axes, compiled less stated, is emptied rewrite by
+rewrite. What is left is named as unexplained; so the costs of all rewrites together are what is sent more than stated.
+
+Seen with libtpu of jax 0.10.2 for v5e and v5p, and XLA for H100s.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from benchmarks.program.collectives import Collective
+from benchmarks.program.hlo import bytes_of, dims
+from benchmarks.units import amount
+from strategies.costs.plan import BYTES, Axes, Plan
+from strategies.costs.predict import Cost
+from strategies.costs.traffic import SENT, is_tied
+
+Key = tuple[str, Axes]
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One thing that a compiler does otherwise than it is stated.
+
+    Attributes:
+        name: of `NAMES`.
+        what: the array, or what it stands for.
+        axes: over which it is sent as compiled.
+        stated_bytes: that a device sends for it, as stated.
+        sent_bytes: as compiled.
+    """
+
+    name: str
+    what: str
+    axes: Axes
+    stated_bytes: int
+    sent_bytes: int
+
+    @property
+    def cost_bytes(self) -> int:
+        """That a device sends more than stated; less, if below zero."""
+        return self.sent_bytes - self.stated_bytes
+
+    def __str__(self) -> str:
+        """In words, with the numbers."""
+        sent = f"sends {amount(self.sent_bytes, 'B')} instead of {amount(self.stated_bytes, 'B')}"
+        over = f" over {','.join(self.axes)}" if self.axes else ""
+        return f"{self.what}{over}: {NAMES[self.name]}: {sent}"
+
+
+NAMES = {
+    "all_gather_as_all_reduce": "the all-gather became an all-reduce of the full array, with zeros for others' parts",
+    "reduce_scatter_as_all_reduce": "the reduce-scatter became an all-reduce of the full array, and a slice of that",
+    "padded": "the reduce-scatter pads its operand to make equal parts",
+    "shifted": "parts that do not begin where a device's part begins are shifted to the neighbour",
+    "merged": "all-reduces over one axis after the other became one over all of them",
+    "widened": "it is sent as float32",
+    "moved_out": "it is added up over microbatches, whole, and sent once, not in parts for each of them",
+    "added_up": "its gradients from both ends of the model are added up, and sent once",
+    "gathered_again": "it is gathered once more, and not kept for the backward pass",
+    "unexplained": "nothing here explains it",
+    "rounding": "collectives were combined, and bytes are rounded down for each",
+}
+
+
+def rewrites(cost: Cost, compiled: Sequence[Collective]) -> list[Rewrite]:
+    """All that the compiled collectives of a step send otherwise than its strategy states, the most costly first."""
+    ledger = _Ledger(cost, compiled)
+    found = [
+        *ledger.decomposed(),
+        *ledger.padded(),
+        *ledger.shifted(),
+        *ledger.widened(),
+        *ledger.moved_out(),
+        *ledger.added_up(),
+        *ledger.merged(),
+        *ledger.gathered_again(),
+        *ledger.unexplained(),
+    ]
+    sent = sum(each.times * each.sent_bytes for each in compiled)
+    if rounding := sent - cost.sent_bytes - sum(each.cost_bytes for each in found):
+        found.append(Rewrite("rounding", "sums", (), 0, rounding))
+    return sorted(found, key=lambda each: -abs(each.cost_bytes))
+
+
+def digest(found: Sequence[Rewrite]) -> list[Rewrite]:
+    """One for each name and axes, for a line of a report: the array that costs most, and how many more there are."""
+    groups: dict[tuple[str, Axes], list[Rewrite]] = {}
+    for each in found:
+        groups.setdefault((each.name, each.axes), []).append(each)
+    return [
+        Rewrite(
+            *(name, _several([each.what for each in group]), axes),
+            sum(each.stated_bytes for each in group),
+            sum(each.sent_bytes for each in group),
+        )
+        for (name, axes), group in groups.items()
+    ]
+
+
+def _several(what: Sequence[str]) -> str:
+    return f"{what[0]} and {len(what) - 1} more" if len(what) > 1 else what[0]
+
+
+class _Ledger:
+    """Operand bytes by kind and axes: those compiled, less those stated, less what is explained so far."""
+
+    def __init__(self, cost: Cost, compiled: Sequence[Collective]) -> None:
+        self.cost, self.plan, self.compiled = cost, cost.plan, compiled
+        self.left: Counter[Key] = Counter()
+        for each in compiled:
+            self.left[each.kind, each.axes] += each.times * each.operand_bytes
+        for each in cost.traffic:
+            self.left[each.kind, each.axes] -= each.operand_bytes
+
+    def sent(self, kind: str, axes: Axes, operand_bytes: int) -> int:
+        """Of operands of so many bytes."""
+        return SENT[kind](operand_bytes, self.plan.size(*axes))
+
+    def decomposed(self) -> Iterator[Rewrite]:
+        """All-reduces of full arrays where all-gathers or reduce-scatters are stated, array by array."""
+        full: Counter[tuple[str, Axes, str]] = Counter()
+        for each in self.compiled:
+            if any(term.kind == each.decomposed and term.axes == each.axes for term in self.cost.traffic):
+                for array in filter(dims, each.arrays):  # there are no parts of a scalar
+                    full[each.decomposed, each.axes, array] += each.times * bytes_of(array)
+        for (kind, axes, array), whole in full.items():
+            part = whole // self.plan.size(*axes) if kind == "all_gather" else whole
+            self.left["all_reduce", axes] -= whole
+            self.left[kind, axes] += part
+            stated, sent = self.sent(kind, axes, part), self.sent("all_reduce", axes, whole)
+            weights = any(what.startswith(("weights", "gradients")) for what in self.cost.sent[kind, axes])
+            what = named(array, self.plan) if weights else array
+            yield Rewrite(f"{kind}_as_all_reduce", what, axes, stated, sent)
+
+    def padded(self) -> Iterator[Rewrite]:
+        """Operands of reduce-scatters with more rows than there are."""
+        for axes in {each.axes for each in self.compiled if each.padding_bytes and each.kind == "reduce_scatter"}:
+            mine = [each for each in self.compiled if each.kind == "reduce_scatter" and each.axes == axes]
+            padding = sum(each.times * each.padding_bytes for each in mine)
+            self.left["reduce_scatter", axes] -= padding
+            yield Rewrite("padded", "gradients", axes, 0, self.sent("reduce_scatter", axes, padding))
+
+    def shifted(self) -> Iterator[Rewrite]:
+        """Permutes that no function asks for, where reduce-scatters are padded."""
+        for axes in {each.axes for each in self.compiled if each.padding_bytes}:
+            mine = [each for each in self.compiled if each.kind == "permute" and each.axes == axes]
+            shifted = sum(each.times * each.operand_bytes for each in mine if not each.source.endswith("ppermute"))
+            if shifted:
+                self.left["permute", axes] -= shifted
+                yield Rewrite("shifted", "gradients", axes, 0, shifted)
+
+    def widened(self) -> Iterator[Rewrite]:
+        """All that is stated in bfloat16 over some axes, as float32."""
+        for (kind, axes), left in [*self.left.items()]:
+            stated = [
+                each for each in self.cost.traffic if (each.kind, each.axes, each.dtype) == (kind, axes, "bfloat16")
+            ]
+            half = sum(each.operand_bytes for each in stated)
+            if half == left > 0:
+                self.left[kind, axes] = 0
+                what = ", ".join(dict.fromkeys(each.what for each in stated))
+                yield Rewrite("widened", what, axes, self.sent(kind, axes, half), self.sent(kind, axes, 2 * half))
+
+    def moved_out(self) -> Iterator[Rewrite]:
+        """Gradients once a step that are stated for each microbatch."""
+        times = self.plan.train.microbatches
+        for (kind, axes), left in [*self.left.items()]:
+            mine = [
+                each for each in self.cost.traffic if (each.kind, each.axes, each.what) == (kind, axes, "gradients")
+            ]
+            stated = sum(each.operand_bytes for each in mine)
+            if left < 0 and -left * times == stated * (times - 1):
+                self.left[kind, axes] = 0
+                sent = self.sent(kind, axes, stated // times)
+                yield Rewrite("moved_out", "gradients", axes, self.sent(kind, axes, stated), sent)
+
+    def added_up(self) -> Iterator[Rewrite]:
+        """Gradients of a tied table, which are stated for each of its two uses."""
+        for table in (weight for weight in self.plan.weights if is_tied(self.plan, weight)):
+            axes = tuple(axis for axis in table.axes if axis in self.plan.batch_axes)
+            once = (
+                BYTES[self.plan.train.reduce_dtype]
+                * table.elements
+                * self.plan.size(*axes)
+                * self.plan.train.microbatches
+            )
+            if axes and abs(self.left["reduce_scatter", axes] + once) < once / 10:  # vectors may have gone elsewhere
+                self.left["reduce_scatter", axes] += once
+                stated, sent = (self.sent("reduce_scatter", axes, times * once) for times in (2, 1))
+                yield Rewrite("added_up", table.name, axes, stated, sent)
+
+    def merged(self) -> Iterator[Rewrite]:
+        """All-reduces over several axes of what is stated as one after another."""
+        over = {axes: left for (kind, axes), left in self.left.items() if kind == "all_reduce"}
+        for union, more in sorted(over.items(), key=lambda item: -len(item[0])):
+            parts = [axes for axes, left in over.items() if more > 0 and left <= -more and set(axes) < set(union)]
+            for count in range(2, len(parts) + 1):
+                for each in combinations(parts, count):
+                    if (
+                        sorted(axis for axes in each for axis in axes) == sorted(union)
+                        and self.left["all_reduce", union]
+                    ):
+                        stated = 0
+                        for axes in each:
+                            over[axes] += more
+                            self.left["all_reduce", axes] += more
+                            stated += self.sent("all_reduce", axes, more)
+                        self.left["all_reduce", union] = 0
+                        mine = [each for each in self.compiled if (each.kind, each.axes) == ("all_reduce", union)]
+                        what = _several([named(array, self.plan) for each in mine for array in each.arrays])
+                        yield Rewrite("merged", what, union, stated, self.sent("all_reduce", union, more))
+
+    def gathered_again(self) -> Iterator[Rewrite]:
+        """More gathers than stated, of weights."""
+        for (kind, axes), left in [*self.left.items()]:
+            if kind == "all_gather" and left > 0 and "weights" in self.cost.sent.get((kind, axes), {}):
+                self.left[kind, axes] = 0
+                whole = "the head's weights" if left == self._head(axes) else "weights"
+                yield Rewrite("gathered_again", whole, axes, 0, self.sent(kind, axes, left))
+
+    def _head(self, axes: Axes) -> int:
+        """Bytes that one device holds of the weights that the head takes, a tied table among them."""
+        table = "embedding.token" if self.plan.config.tied else "head."
+        mine = [
+            each for each in self.plan.weights if each.name.startswith(("head.", table)) and set(axes) <= set(each.axes)
+        ]
+        return sum(BYTES[self.plan.dtype(each)] * each.elements for each in mine)
+
+    def unexplained(self) -> Iterator[Rewrite]:
+        """What is left."""
+        for (kind, axes), left in self.left.items():
+            if left:
+                sent = self.sent(kind, axes, abs(left))
+                more, less = (sent, 0) if left > 0 else (0, sent)
+                yield Rewrite("unexplained", kind, axes, less, more)
+
+
+def named(array: str, plan: Plan) -> str:
+    """With the names of the weights that have its sizes in a layer, however they are ordered."""
+    sizes = {**plan.config.dim_sizes, "vocab": plan.rows}
+
+    def local(dim: str) -> int:
+        return sizes[dim] // plan.size(*plan.axes_of(dim))
+
+    wanted = sorted(size for size in dims(array) if size > 1)
+    names = [
+        each.name
+        for each in plan.weights
+        if sorted(local(dim) for dim in each.dims if dim != "layers") == wanted
+        or sorted(plan.layers if dim == "layers" else local(dim) for dim in each.dims) == wanted
+    ]
+    return f"{array} ({', '.join(names[:2])}{' and others' * (len(names) > 2)})" if names else array

@@ -1,0 +1,203 @@
+"""What a run says while it goes on and at its end."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.devices.chips import GIB
+from benchmarks.row import Row
+
+TIMES = {"time/single": "relative_to_single", "time/twin": "relative_to_twin"}
+"""Times in relation to another's, as the summary has them and as the row has them."""
+PARTS = {
+    "compute": "compute",
+    "sending": "exposed_communication",
+    "schedule": "schedule_bubble",
+    "lockstep": "lockstep_bubble",
+    "recomputing": "recomputation",
+    "optimizer": "optimizer",
+    "dispatch": "dispatch",
+}
+"""Where time goes, as the summary has it and as the row has it."""
+MIB = 2**20
+
+
+def progress(done: int, total: int, text: str, seconds_left: float | None) -> str:
+    """One line for a case, such as `[ 7/46] fsdp-fsdp=8-b16: 11,000 tokens/s, about 3:20 left`."""
+    left = "" if seconds_left is None else f", about {minutes(seconds_left)} left"
+    return f"[{done:{len(str(total))}}/{total}] {text}{left}"
+
+
+def minutes(seconds: float) -> str:
+    """A span of time.
+
+    >>> minutes(200)
+    '3:20'
+    """
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole}:{rest:02}"
+
+
+def outcome(row: Row) -> str:
+    """How a case ended, in a few words."""
+    info: dict[str, Any] = row.extra_info
+    if info["status"] != "ok":
+        return f"{row.case}: {info['status']}: {info['reason']}"
+    if info["kind"] == "compiled":
+        return f"{row.case}: compiled in {info['compile_seconds']:.1f} s"
+    return f"{row.case}: {info['tokens_per_second']:,.0f} tokens/s"
+
+
+def table(rows: Iterable[Row]) -> list[str]:
+    """The lines of the summary, a case a line; one that ended badly says how.
+
+    Twins are there if any row has one, and what goes between processes if there are several.
+    """
+    rows = list(rows)
+    twins = any(row.extra_info["relative_to_twin"] is not None for row in rows)
+    several = any(row.extra_info["between_processes.axes"] for row in rows)
+    times = tuple(TIMES)[: 2 if twins else 1]
+    header = (
+        *("strategy", "mesh", "batch", "tokens/s", *(cell for time in times for cell in (time, "95% between"))),
+        *("MiB/device", "predicted", "MiB sent", "predicted"),
+        *(("between processes",) if several else ()),
+        "loss check",
+    )
+    align = ("<", "<", *">" * (len(header) - 3), "<")
+    return aligned([header, *(cells(row, times, several) for row in rows)], align)
+
+
+def absent(rows: Iterable[Row]) -> list[str]:
+    """The lines of a summary of what was compiled for devices that are not there."""
+    header = (
+        *("strategy", "mesh", "batch", "GiB/device", "predicted", "fits", "GiB sent", "predicted"),
+        *("ms at least", "bound by", "MFU at most", "ended"),
+    )
+    align = ("<", "<", *">" * (len(header) - 3), "<")
+    return aligned([header, *map(absent_cells, rows)], align)
+
+
+def absent_cells(row: Row) -> tuple[str, ...]:
+    """What that summary says of a case; what is not known stays empty."""
+    info: dict[str, Any] = row.extra_info
+    held, seconds = info["predicted.argument_bytes"], info["roofline.step_seconds"]
+    return (
+        info["strategy"],
+        spread(info),
+        str(info["global_batch_sequences"]),
+        gib(info["chip.needed_bytes"] or info["memory.total_bytes"]),
+        gib(held and held + info["predicted.temp_bytes"]),
+        {None: "", True: "yes", False: "NO"}[info["chip.fits"]],
+        gib(info["compiled.sent_bytes"]),
+        gib(info["predicted.sent_bytes"]),
+        known(",.1f", seconds and 1e3 * seconds),
+        info["roofline.bound"] or "",
+        known(".0%", info["roofline.model_flops_utilization"]),
+        "compiled" if info["status"] == "ok" else f"{info['status']}: {info['reason']}",
+    )
+
+
+def where_time_goes(rows: Iterable[Row]) -> list[str]:
+    """The parts of each step's time in percent, and their sum: a case a line, where they were measured."""
+    lines = [shares(row) for row in rows if row.extra_info["attribution.total_over_step"] is not None]
+    header = ("strategy", "mesh", "batch", *(f"{part} %" for part in PARTS), "in all %")
+    return aligned([header, *lines], ("<", "<", *">" * (len(PARTS) + 2))) if lines else []
+
+
+def shares(row: Row) -> tuple[str, ...]:
+    """The parts of a step's time."""
+    info: dict[str, Any] = row.extra_info
+    parts = [info[f"attribution.{part}_seconds"] / info["step_seconds_median"] for part in PARTS.values()]
+    percent = [f"{100 * part:.1f}" for part in (*parts, info["attribution.total_over_step"])]
+    return (info["strategy"], spread(info), str(info["global_batch_sequences"]), *percent)
+
+
+def aligned(lines: Sequence[tuple[str, ...]], align: Sequence[str]) -> list[str]:
+    """Cells in columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, align, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def cells(row: Row, times: Iterable[str], several: bool) -> tuple[str, ...]:
+    """What the summary says of a case; what is not known stays empty."""
+    info: dict[str, Any] = row.extra_info
+    held = info["predicted.argument_bytes"], info["predicted.temp_bytes"]
+    return (
+        info["strategy"],
+        spread(info),
+        str(info["global_batch_sequences"]),
+        known(",.0f", info["tokens_per_second"]),
+        *(cell for time in times for cell in interval(info, TIMES[time])),
+        mib(info["memory.total_bytes"]),
+        mib(None if None in held else sum(held)),
+        mib(info["compiled.sent_bytes"]),
+        mib(info["predicted.sent_bytes"]),
+        *((between(info),) if several else ()),
+        verdict(info),
+    )
+
+
+def between(info: dict[str, Any]) -> str:
+    """What goes between processes, and along which axes; nothing of what is in one."""
+    axes = info["between_processes.axes"]
+    return f"{mib(info['between_processes.sent_bytes'])} {axes}" if axes else ""
+
+
+def interval(info: dict[str, Any], name: str) -> tuple[str, str]:
+    """A ratio, and what encloses it."""
+    low, high = info[f"{name}_low"], info[f"{name}_high"]
+    return known(".2f", info[name]), "" if low is None else f"{low:.2f} {high:.2f}"
+
+
+def spread(info: dict[str, Any]) -> str:
+    """The mesh, and the options that were asked for."""
+    return " ".join(filter(None, (info["mesh"], info["options"])))
+
+
+def known(spec: str, number: float | None) -> str:
+    """A number, or nothing.
+
+    >>> known(",.0f", 11000), known(",.0f", None)
+    ('11,000', '')
+    """
+    return "" if number is None else format(number, spec)
+
+
+def gib(count: int | None) -> str:
+    """Bytes, or nothing.
+
+    >>> gib(3 * 2**29), gib(None)
+    ('1.50', '')
+    """
+    return known(",.2f", None if count is None else count / GIB)
+
+
+def mib(count: int | None) -> str:
+    """Bytes, or nothing.
+
+    >>> mib(3 * 2**19), mib(None)
+    ('1.5', '')
+    """
+    return known(",.1f", None if count is None else count / MIB)
+
+
+def verdict(info: dict[str, Any]) -> str:
+    """What the check against one device said, or how the case ended before it had."""
+    if info["status"] != "ok":
+        return f"{info['status']}: {info['reason']}"
+    if info["kind"] == "compiled":
+        return "compiled only"
+    return "equal" if info["matches_single"] else str(info["reason"])
+
+
+def noise(rows: Iterable[Row]) -> list[str]:
+    """What the canaries say: how much the same step may have differed from itself, in each group timed together."""
+    infos: list[dict[str, Any]] = [row.extra_info for row in rows if row.extra_info["canary_ratio"] is not None]
+    if not infos:
+        return []
+    bounds = sorted({(info["canary_ratio_low"], info["canary_ratio_high"]) for info in infos})
+    apart = ", ".join(f"{low - 1:+.1%} to {high - 1:+.1%}" for low, high in bounds)
+    loud = any(info["noisy"] for info in infos)
+    return [f"noise: the same step timed twice differed by {apart}" + ("; THIS RUN IS NOISY" if loud else "")]

@@ -1,0 +1,1 @@
+"""The figures that `results.plot`, `results.frontier` and `results.timeline` draw."""

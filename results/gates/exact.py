@@ -1,0 +1,211 @@
+"""The exact gate: compares what the compiler says of each case, where equal programs have equal numbers."""
+
+import argparse
+import difflib
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from results.gates.counters import COUNTERS, PASSED, Snapshot, read_snapshot
+from results.gates.metrics import EXACT, Allowance, Metric
+from results.gates.verdict import Finding, Report
+from results.records.reading import Case
+
+Row = Mapping[str, Any]
+Rows = Mapping[Case, Row]
+SEEN_BY_RUNNING = "a retrace in every step", "a loss that is NaN"
+"""What no compiled program shows; a test holds the names to what is planted for the proof."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of this gate."""
+    parser.add_argument("base", type=Path, metavar="BASE.json", help="a run, or a baseline of results/baselines")
+    parser.add_argument("head", type=Path, metavar="HEAD.json", help="the run to judge")
+    parser.add_argument(
+        "--allow",
+        type=rule,
+        action="append",
+        default=[],
+        metavar="METRIC=AMOUNT",
+        help="how much worse counts as the same, in the metric's unit or as 1.5%%; default: nothing. "
+        "METRIC may have *; repeatable, the last one wins",
+    )
+    parser.add_argument(
+        "--only-head-cases",
+        action="store_true",
+        help="judge the cases that HEAD has, for a run of fewer than BASE; the others are counted, and not vanished",
+    )
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Compare the two files.
+
+    Raises:
+        RecordError: one of them is not a whole run or baseline.
+    """
+    allowed = {name: allowance for part in options.allow for name, allowance in part.items()}
+    base, head = read_snapshot(options.base), read_snapshot(options.head)
+    return compare(base, head, allowed, only_head_cases=options.only_head_cases)
+
+
+def rule(text: str) -> dict[str, Allowance]:
+    """Read METRIC=AMOUNT.
+
+    >>> {name: str(allowance) for name, allowance in rule("memory.t*_bytes=1%").items()}
+    {'memory.temp_bytes': '1%', 'memory.total_bytes': '1%'}
+    """
+    pattern, _, amount = text.rpartition("=")
+    names = fnmatch.filter(COUNTERS, pattern)
+    if not names:
+        nearest = ", ".join(difflib.get_close_matches(pattern, COUNTERS, n=5, cutoff=0))
+        raise argparse.ArgumentTypeError(f"{text!r} names no exact metric; METRIC=AMOUNT can be of {nearest}, ...")
+    try:
+        return dict.fromkeys(names, Allowance.parse(amount))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def compare(
+    base: Snapshot, head: Snapshot, allowed: Mapping[str, Allowance], *, only_head_cases: bool = False
+) -> Report:
+    """Judge HEAD by BASE, case by case and metric by metric.
+
+    Args:
+        base, head: what is compared.
+        allowed: replaces the metrics' own allowances.
+        only_head_cases: cases that HEAD does not have are counted, and not judged.
+    """
+    title = f"exact counters, {base.path} -> {head.path}"
+    measures = tuple(head.measures())
+    if reason := other_compiler(base, head) or nothing_to_hold(base.rows, head.rows):
+        return Report(title, measures=measures, refusal="not comparable", reason=reason)
+    new = {case: row for case, row in head.rows.items() if case not in base.rows}
+    absent = {case: row for case, row in base.rows.items() if case not in head.rows}
+    vanished = {} if only_head_cases else absent
+    findings = [
+        finding
+        for case, row in base.rows.items()
+        if case in head.rows
+        for finding in judge_case(str(case), row, head.rows[case], allowed)
+    ]
+    findings += [Finding(str(case), "vanished", note=whereabouts(case, row, new)) for case, row in vanished.items()]
+    findings += [Finding(str(case), "new", note=ending(row)) for case, row in new.items()]
+    about = (*remarks(findings), *about_absent(len(absent), only_head_cases), *blind_spots(head.rows))
+    return Report(title, tuple(findings), measures, about)
+
+
+def about_absent(number: int, passed_over: bool) -> list[str]:
+    """A line about cases that only BASE has."""
+    if passed_over:
+        return [f"{number} of the cases in BASE are not in HEAD, and not judged"] * (number > 0)
+    hint = "if HEAD was run with fewer cases on purpose, judge those with --only-head-cases"
+    return [f"{number} vanished: {hint}"] * (number > 0)
+
+
+def blind_spots(head: Rows) -> list[str]:
+    """A line about what rows cannot show that were compiled, and not run."""
+    if all(row.get("kind") != "compiled" for row in head.values()):
+        return []
+    unseen = ", ".join(SEEN_BY_RUNNING)
+    return [f"not seen, for no step was run: {unseen}; a run without --compile-only shows them"]
+
+
+def judge_case(case: str, base: Row, head: Row, allowed: Mapping[str, Allowance]) -> list[Finding]:
+    """What became of one case: a finding for each metric that is not equal, or one for all."""
+    passed = base["status"] == PASSED, head["status"] == PASSED
+    if passed == (True, False):
+        return [Finding(case, "worse", note=ending(head))]
+    if passed == (False, True):
+        return [Finding(case, "better", note=f"was {ending(base)}")]
+    if passed == (False, False):
+        return [Finding(case, "same", note=f"failed in both: {ending(head)}")]
+    judged = (judge_metric(case, metric, base, head, allowed.get(metric.name, metric.allowance)) for metric in EXACT)
+    found = [finding for finding in judged if finding]
+    if found and (note := other_dtypes(base, head)):
+        return [replace(finding, note="; ".join(filter(None, (finding.note, note)))) for finding in found]
+    programs = {base["compiled.hash"], head["compiled.hash"]} - {None}
+    unchanged = Finding(case, "same", note="another program" if len(programs) > 1 else "")
+    return found or [unchanged]
+
+
+def other_dtypes(base: Row, head: Row) -> str:
+    """Say that the programs compute in other dtypes, where both rows say in which; empty where they are the same."""
+    before, now = base.get("compiled.dtypes"), head.get("compiled.dtypes")
+    if not isinstance(before, str) or not isinstance(now, str) or before == now:
+        return ""
+    return f"its arrays are {now}, were {before}"
+
+
+def judge_metric(case: str, metric: Metric, base: Row, head: Row, allowance: Allowance) -> Finding | None:
+    """What became of one metric; None where it is equal."""
+    before, now = base[metric.name], head[metric.name]
+    if before == now:
+        return None
+    if before is None:
+        return Finding(case, "new", metric.name, head=now, note="not known in BASE")
+    if now is None:
+        reason = f": {head['reason']}" if head["reason"] else ""
+        return Finding(case, "worse", metric.name, base=before, note=f"not known in HEAD{reason}")
+    word = metric.judge(before, now, allowance)
+    note = f"allowed: {allowance}" if word == "same" else ""
+    return Finding(case, word, metric.name, before, now, now / before if before else None, note=note)
+
+
+def ending(row: Row) -> str:
+    """How a case ended."""
+    return f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
+
+
+def whereabouts(case: Case, row: Row, candidates: Rows) -> str:
+    """Say what a case that is not in HEAD may be run with there, or be called."""
+    namesake = next((other for other in candidates if other.name == case.name), None)
+    if namesake:
+        facts = zip(Case._fields, case, namesake, strict=True)
+        return ", ".join(
+            f"{fact} is {here} in BASE and {there} in HEAD" for fact, here, there in facts if here != there
+        )
+    program = row["compiled.hash"]
+    twins = [other for other, its_row in candidates.items() if program and its_row["compiled.hash"] == program]
+    return f"renamed? {twins[0].name} is the same program" if len(twins) == 1 else ""
+
+
+def other_compiler(base: Snapshot, head: Snapshot) -> str:
+    """Say why counters could differ without a change of the code; empty if they could not."""
+    if base.fingerprint == head.fingerprint:
+        return ""
+    differing = [
+        f"{name} is {value} in BASE and {head.facts[name]} in HEAD"
+        for name, value in base.facts.items()
+        if value != head.facts[name]
+    ]
+    why = "; ".join(differing) or f"counters_fingerprint is {base.fingerprint} in BASE and {head.fingerprint} in HEAD"
+    return f"{why}: counters compare only where these are equal"
+
+
+def nothing_to_hold(base: Rows, head: Rows) -> str:
+    """Say why there is no number of BASE that HEAD could be held to; empty if there is one."""
+    common = [case for case in base if case in head]
+    if not common:
+        case, row = next(iter(base.items()))
+        where = whereabouts(case, row, head) or f"BASE begins with {case.name}, HEAD with {next(iter(head)).name}"
+        return f"no case of BASE is in HEAD ({where}); run the same cases"
+    if not any(has_counters(base[case]) for case in common):
+        return (
+            f"none of the {len(common)} cases in both has a counter in BASE: {common[0]} is {ending(base[common[0]])}"
+        )
+    return ""
+
+
+def has_counters(row: Row) -> bool:
+    """Whether there is a number to hold others to."""
+    return row["status"] == PASSED and any(row[name] is not None for name in COUNTERS)
+
+
+def remarks(findings: Iterable[Finding]) -> tuple[str, ...]:
+    """A line about cases that are the same, and still worth a word."""
+    notes = Counter(finding.note.partition(":")[0] for finding in findings if not finding.changed and finding.note)
+    counted = ", ".join(f"{count} {note}" for note, count in notes.items())
+    return (f"among the same: {counted}",) if counted else ()

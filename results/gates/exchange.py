@@ -1,0 +1,65 @@
+"""A gate's report for other programs: JUnit XML, and HEAD's values for github-action-benchmark and Bencher."""
+
+import json
+from typing import Any
+from xml.etree import ElementTree
+
+from results.gates.metrics import METRICS
+from results.gates.report import cells, plain, summary
+from results.gates.verdict import RED, Finding, Report
+
+
+def junit(report: Report) -> str:
+    """JUnit XML, a test case a case: red ones have failed, inconclusive ones are skipped."""
+    suite = ElementTree.Element("testsuite", name=plain(report.title))
+    for case, findings in report.cases().items():
+        test = ElementTree.SubElement(suite, "testcase", classname="meshmark", name=plain(case))
+        outcome = outcome_of(findings)
+        element = ElementTree.SubElement(test, outcome)
+        lines = [" ".join(filter(None, cells(finding))) for finding in findings]
+        element.text = "\n".join(lines)
+        if outcome != "system-out":
+            element.set("message", lines[0])
+    if report.verdict in ("not comparable", "broken input"):
+        test = ElementTree.SubElement(suite, "testcase", classname="meshmark", name="comparison")
+        ElementTree.SubElement(test, "error", message=summary(report))
+    for attribute, tag in {"tests": "testcase", "failures": "failure", "skipped": "skipped", "errors": "error"}.items():
+        suite.set(attribute, str(len(list(suite.iter(tag)))))
+    ElementTree.indent(suite)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(suite, encoding="unicode")}\n'
+
+
+def outcome_of(findings: list[Finding]) -> str:
+    """The element that says how a test case ended."""
+    if findings[0].word in RED:
+        return "failure"
+    return "skipped" if findings[0].word == "inconclusive" else "system-out"
+
+
+def action_json(report: Report) -> str:
+    """What github-action-benchmark reads with `tool: customSmallerIsBetter`: the metrics of which less is better.
+
+    https://github.com/benchmark-action/github-action-benchmark#examples
+    """
+    entries = []
+    for measure in report.measures:
+        metric = METRICS[measure.metric]
+        if metric.better == "lower":
+            entry = {"name": f"{plain(measure.case)} {metric.name}", "unit": metric.unit, "value": measure.value}
+            if measure.low is not None and measure.high is not None:
+                entry["range"] = f"{measure.low:.6g} to {measure.high:.6g}"
+            entries.append(entry | {"extra": f"better: {metric.better}"})
+    return "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n"
+
+
+def bencher_json(report: Report) -> str:
+    """Bencher Metric Format: a benchmark a case, a measure a metric.
+
+    https://bencher.dev/docs/reference/bencher-metric-format
+    """
+    benchmarks: dict[str, dict[str, Any]] = {}
+    for measure in report.measures:
+        bounds = {"value": measure.value, "lower_value": measure.low, "upper_value": measure.high}
+        known = {name: value for name, value in bounds.items() if value is not None}
+        benchmarks.setdefault(plain(measure.case), {})[measure.metric] = known
+    return json.dumps(benchmarks, indent=1) + "\n"

@@ -1,0 +1,1 @@
+"""The paired gate: two checkouts that take turns on this machine, launch after launch, and what their times say."""

@@ -1,0 +1,121 @@
+"""What a paired comparison comes to: findings, values and remarks for its report."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from results.gates.paired.comparison import Comparison, Course
+from results.gates.paired.decision import MIN_LAUNCHES, Change, Launch, Side, judge
+from results.gates.paired.workers import Introduction
+from results.gates.verdict import Finding, Measure, Report
+
+METRIC = "step_seconds_median"
+LOSS_ROUNDING = 0.01
+"""First losses that differ by more than this, relative to BASE's, do so in every dtype because of what is computed."""
+
+
+def finding_of(case: str, course: Course, effect: float) -> Finding:
+    """What became of a case that is in both.
+
+    A change is estimated from the fresh launches alone: the first were singled out for showing it, and exaggerate.
+    """
+    if course.last.failures:
+        return failed(case, course)
+    word = course.word(effect)
+    launches = course.fresh if word in ("slower", "faster") else [*course.first, *course.fresh]
+    if not launches:
+        return Finding(case, word, note="no launch was finished")
+    change = Change.between(launches, "head", "base")
+    bounds = None if len(launches) < 2 else (math.exp(change.low), math.exp(change.high))
+    base, head = (statistics.median(medians(launches, side)) for side in ("base", "head"))
+    return Finding(case, word, METRIC, base, head, math.exp(change.mean), bounds, history(course, effect))
+
+
+def failed(case: str, course: Course) -> Finding:
+    """What became of a case that failed on either side."""
+    failures = course.last.failures
+    head, base = failures.get("head"), failures.get("base") or failures.get("canary")
+    if not base:
+        return Finding(case, "worse", note=str(head))
+    if base.of_process:  # it may be the machine's fault, and no merit of HEAD's
+        return Finding(case, "inconclusive", note=f"BASE {base}")
+    return (
+        Finding(case, "same", note=f"failed in both: {head}") if head else Finding(case, "better", note=f"was {base}")
+    )
+
+
+def history(course: Course, effect: float) -> str:
+    """What each stage said, and by how much BASE differed from itself meanwhile."""
+    stages = {"first": course.first, "fresh": course.fresh}
+    words = [f"{len(made)} {stage}: {judge(made, effect)}" for stage, made in stages.items() if made]
+    canary = Change.between([*course.first, *course.fresh], "canary", "base")
+    return f"launches {', '.join(words)}; BASE against itself {canary}"
+
+
+def conclude(title: str, base: Introduction, head: Introduction, comparison: Comparison) -> Report:
+    """The report on what has been learnt so far."""
+    courses = comparison.courses
+    findings = [finding_of(case, course, comparison.design.effect) for case, course in courses.items()]
+    failed_in_both = all(finding.word == "same" and not finding.metric for finding in findings)
+    reason = f"no case runs in both: {findings[0].case}: {findings[0].note}" if failed_in_both else ""
+    findings += [Finding(case, "vanished") for case in base.cases if case not in head.cases]
+    findings += [Finding(case, "new") for case in head.cases if case not in base.cases]
+    return Report(
+        title,
+        tuple(findings),
+        tuple(measures_of(courses)),
+        (*made_of(comparison), *run_with(base, head), *computing_else(courses)),
+        "not comparable" if failed_in_both else None,
+        reason,
+    )
+
+
+def measures_of(courses: Mapping[str, Course]) -> Iterator[Measure]:
+    """HEAD's time of a step in each case: the median launch, and the fastest and the slowest."""
+    for case, course in courses.items():
+        if values := medians([*course.first, *course.fresh], "head"):
+            yield Measure(case, METRIC, statistics.median(values), min(values), max(values))
+
+
+def made_of(comparison: Comparison) -> Iterator[str]:
+    """How it was measured."""
+    design, launches = comparison.design, comparison.launches
+    effect = f"minimum effect {100 * design.effect:g}%"
+    yield f"{launches} launches of {design.rounds} blocks a side; {effect}, seed {design.seed}"
+    if fresh := sum(bool(course.fresh) for course in comparison.courses.values()):
+        yield f"{fresh} of {len(comparison.courses)} cases were not the same after these, and had fresh launches"
+    if launches < design.launches:
+        need = f"{launches or MIN_LAUNCHES} launches and as many fresh ones"
+        fit = f"{need} fit" if launches else f"{need} do not fit; select fewer cases, or allow more time"
+        yield f"of {design.budget_seconds:.0f} s the first launch took {comparison.launch_seconds:.0f} s: {fit}"
+
+
+def run_with(base: Introduction, head: Introduction) -> Iterator[str]:
+    """What it was run with, and on what."""
+    if base.environment == head.environment:
+        yield f"{listed(head.environment)}, on {head.devices}"
+    else:
+        yield f"BASE: {listed(base.environment)}, on {base.devices}"
+        yield f"HEAD: {listed(head.environment)}, on {head.devices}"
+
+
+def listed(environment: Mapping[str, str]) -> str:
+    """Versions in a line.
+
+    >>> listed({"python": "3.11.7", "jax": "0.10.2"})
+    'python 3.11.7, jax 0.10.2'
+    """
+    return ", ".join(f"{name} {version}" for name, version in environment.items())
+
+
+def computing_else(courses: Mapping[str, Course]) -> Iterator[str]:
+    """Cases that are no longer the same computation."""
+    for case, course in courses.items():
+        losses = course.last.losses
+        if losses.keys() >= {"base", "head"} and abs(losses["head"] / losses["base"] - 1) > LOSS_ROUNDING:
+            yield f"{case}: first loss {losses['base']:.6g} -> {losses['head']:.6g}: it computes something else"
+
+
+def medians(launches: Sequence[Launch], side: Side) -> list[float]:
+    """Seconds of a step in each launch."""
+    return [statistics.median(getattr(launch, side)) for launch in launches]

@@ -1,0 +1,120 @@
+"""The paired gate: times two checkouts against each other on this machine, block by block and launch after launch."""
+
+import argparse
+import contextlib
+import functools
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+from benchmarks.commandline.ending import INTERRUPTED
+from results.arguments import add_selection, count, percent, positive, program
+from results.gates.paired.checkouts import Checkout, CheckoutError, checked_out
+from results.gates.paired.comparison import Comparison, Design
+from results.gates.paired.conclusions import conclude
+from results.gates.paired.decision import MIN_LAUNCHES
+from results.gates.paired.launches import launched
+from results.gates.paired.workers import Introduction, WorkerFailure, introduce
+from results.gates.report import terminal
+from results.gates.verdict import NotComparable, Report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of this gate."""
+    add = parser.add_argument
+    add("--base", required=True, metavar="REF", help="what to compare with: a git ref, or the directory of a checkout")
+    add("--head", required=True, metavar="REF", help="what to judge, likewise; '.' is the working tree as it stands")
+    for side in ("base", "head"):
+        add(f"--{side}-python", type=program, default=sys.executable, metavar="FILE", help="default: this interpreter")
+    add("--launches", type=launch_count, default=7, metavar="N", help="of fresh processes; default: %(default)s")
+    add("--blocks", type=count, default=60, metavar="N", help="timed a side in a launch; default: %(default)s")
+    add("--minimum-effect", type=percent, default="5%", metavar="P", help="that matters; default: %(default)s")
+    add("--time-budget", type=positive, default=math.inf, metavar="S", help="seconds; makes as many launches as fit")
+    add("--case-timeout", type=positive, default=600, metavar="S", help="without an answer; default: %(default)s")
+    add("--seed", type=int, default=0, metavar="N", help="of the order of turns; default: %(default)s")
+    add_selection(parser.add_argument_group("which cases, as for `pytest benchmarks`"))
+    parser.set_defaults(refuse=parser.error)
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Compare two checkouts.
+
+    Raises:
+        NotComparable: one of them is too old, runs on other devices, or has no case in common with the other.
+        SystemExit: neither knows the selection; or Ctrl-C was pressed, and what is known by then is printed.
+    """
+    started = time.monotonic()
+    try:
+        with (
+            interruptible(),
+            checked_out(options.base, options.base_python) as base,
+            checked_out(options.head, options.head_python) as head,
+        ):
+            return compare(base, head, options, started)
+    except CheckoutError as error:
+        return Report("step times", refusal="broken input", reason=str(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)  # an exception would be a traceback
+
+
+def compare(base: Checkout, head: Checkout, options: argparse.Namespace, started: float) -> Report:
+    """Compare what has been checked out."""
+    of_base, of_head = introduced(base, head, options)
+    cases = {case: key for case, key in of_base.cases.items() if case in of_head.cases}
+    if not cases:
+        first, other = next(iter(of_base.cases)), next(iter(of_head.cases))
+        raise NotComparable(f"no case of BASE is in HEAD: BASE begins with {first}, HEAD with {other}")
+    left_seconds = options.time_budget - (time.monotonic() - started)
+    comparison = Comparison(
+        functools.partial(launched, base, head, options.selection, options.case_timeout),
+        cases,
+        Design(options.launches, options.blocks, options.minimum_effect, left_seconds, options.seed),
+    )
+    title = f"step times, {base.name} -> {head.name}"
+    try:
+        comparison.run()
+    except KeyboardInterrupt:
+        print(terminal(conclude(f"{title}, stopped before the end", of_base, of_head, comparison)), end="")
+        raise
+    return conclude(title, of_base, of_head, comparison)
+
+
+def introduced(base: Checkout, head: Checkout, options: argparse.Namespace) -> list[Introduction]:
+    """What the two would run, if it can be compared."""
+    introductions, refusals = [], []
+    for checkout in (base, head):
+        try:
+            introductions.append(introduce(checkout, options.selection, options.case_timeout))
+        except WorkerFailure as failure:
+            if failure.status != "refused":
+                raise CheckoutError(f"{checkout.name} does not start: {failure}") from failure
+            refusals.append(f"{checkout.name} refuses the selection: {failure.reason}")
+    if len(refusals) == 2:
+        options.refuse(refusals[1])
+    if refusals:
+        raise NotComparable(refusals[0])
+    here, there = (introduction.devices for introduction in introductions)
+    if here != there:
+        raise NotComparable(f"BASE runs on {here} and HEAD on {there}; name interpreters that see the same devices")
+    return introductions
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Be ended by SIGTERM, from a service that stops a job, as by Ctrl-C: not without cleaning up."""
+    signals = signal.SIGINT, signal.SIGTERM
+    before = [signal.signal(number, signal.default_int_handler) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def launch_count(text: str) -> int:
+    """A number of launches that can settle something."""
+    if (number := count(text)) < MIN_LAUNCHES:
+        raise argparse.ArgumentTypeError(f"{number} launches settle nothing; give {MIN_LAUNCHES} or more")
+    return number

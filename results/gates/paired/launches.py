@@ -1,0 +1,95 @@
+"""A launch: fresh processes of BASE, of HEAD, and of BASE once more, which time blocks of the same steps in turns."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+from results.gates.paired.checkouts import Checkout
+from results.gates.paired.decision import Change, Launch, Side
+from results.gates.paired.workers import Worker, WorkerFailure
+
+SIDES: tuple[Side, ...] = get_args(Side)
+WARM_UP_ROUNDS = 2
+
+
+@dataclass
+class Attempt:
+    """What one launch showed of one case.
+
+    Attributes:
+        seconds: of a step, a number a round, by side.
+        losses: of the first step, by side.
+        failures: what went wrong, by side; where nothing did, the launch counts.
+        died: the sides whose processes died at a first attempt.
+    """
+
+    seconds: dict[Side, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    losses: dict[Side, float] = field(default_factory=dict)
+    failures: dict[Side, WorkerFailure] = field(default_factory=dict)
+    died: list[Side] = field(default_factory=list)
+
+    @property
+    def launch(self) -> Launch:
+        """The times that count: without those of the warm-up."""
+        return Launch(**{side: seconds[WARM_UP_ROUNDS:] for side, seconds in self.seconds.items()})
+
+    def __str__(self) -> str:
+        again = f", tried again, for {' and '.join(self.died)} died" if self.died else ""
+        if self.failures:
+            return ", ".join(f"{side} {failure.status}" for side, failure in self.failures.items()) + again
+        launches = [self.launch]
+        head, canary = Change.between(launches, "head", "base"), Change.between(launches, "canary", "base")
+        return f"head {head}, canary {canary}{again}"
+
+
+@contextmanager
+def launched(
+    base: Checkout, head: Checkout, selection: Sequence[str], patience_seconds: float
+) -> Iterator[dict[Side, Worker]]:
+    """A fresh worker for each side; they end with the context."""
+    with ExitStack() as stack:
+        yield {
+            side: stack.enter_context(Worker(head if side == "head" else base, selection, patience_seconds))
+            for side in SIDES
+        }
+
+
+def time_case(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Attempt:
+    """Time a case on all sides, and once more where a process died: the first time may have been an accident."""
+    attempted = attempt(workers, case, rounds, draw)
+    died = [side for side, failure in attempted.failures.items() if failure.status == "died"]
+    return replace(attempt(workers, case, rounds, draw), died=died) if died else attempted
+
+
+def attempt(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Attempt:
+    """Prepare a case on all sides at once, then time it in turns."""
+    attempted = Attempt()
+    for worker in workers.values():
+        worker.tell("prepare", case=case)
+    for side, worker in workers.items():
+        try:
+            attempted.losses[side] = worker.hear()["loss"]
+        except WorkerFailure as failure:
+            attempted.failures[side] = failure
+    if not attempted.failures:
+        take_turns(workers, attempted, rounds, draw)
+    return attempted
+
+
+def take_turns(workers: Mapping[Side, Worker], attempted: Attempt, rounds: int, draw: random.Random) -> None:
+    """Time a block of each side a round, of as many steps as BASE chooses.
+
+    The order is drawn anew for each round: neither drift nor what one block leaves to the next favours a side.
+    """
+    side, order = SIDES[0], list(SIDES)
+    try:
+        steps = workers[side].ask("size")["steps"]
+        for _ in range(WARM_UP_ROUNDS + rounds):
+            draw.shuffle(order)
+            for side in order:
+                seconds = workers[side].ask("block", steps=steps)["seconds"]
+                attempted.seconds[side].append(seconds / steps)
+    except WorkerFailure as failure:
+        attempted.failures[side] = failure

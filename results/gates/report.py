@@ -1,0 +1,151 @@
+"""A gate's report for people: on the terminal, and as Markdown for a pull request."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from results.gates.metrics import METRICS
+from results.gates.verdict import RED, Finding, Report
+
+# GitHub refuses a comment of more than 65,536 characters, and there may be two tables in it.
+TABLE_LETTERS = 30_000
+DECIDING = RED | {"inconclusive"}
+SPECIAL = str.maketrans({"&": "&amp;", "<": "&lt;", "@": "&#64;"} | {mark: f"\\{mark}" for mark in "\\`*[]|"})
+
+
+def terminal(report: Report) -> str:
+    """Show what changed, case by case, and count the rest."""
+    shared = shared_words(report)
+    changed = changes(report)
+    lines = iter(aligned([cells(finding) for findings in changed.values() for finding in findings]))
+    table = [
+        line
+        for case, findings in changed.items()
+        for line in (own_words(case, shared), *(f"  {next(lines)}" for _ in findings), "")
+    ]
+    return "\n".join([*heading(report, shared), "", *table, summary(report), *map(plain, report.remarks)]) + "\n"
+
+
+def markdown(report: Report) -> str:
+    """Show the verdict, what decided it, and the other changes folded away."""
+    shared = shared_words(report)
+    changed = [finding for findings in changes(report).values() for finding in findings]
+    deciding = [finding for finding in changed if finding.word in DECIDING]
+    folded = [finding for finding in changed if finding.word not in DECIDING]
+    title, *about = map(escaped, heading(report, shared))
+    lines = [f"### {title}", "", f"**{escaped(summary(report))}**", ""]
+    lines += [f"- {line}" for line in (*about, *map(escaped, report.remarks))]
+    lines += ["", *markdown_table(deciding, shared)]
+    if folded:
+        words = listed(Counter(finding.word for finding in folded))
+        lines += ["<details>", f"<summary>and {words}</summary>", "", *markdown_table(folded, shared), "</details>"]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def changes(report: Report) -> dict[str, list[Finding]]:
+    """The findings to show, of the cases that have any."""
+    shown = {case: [finding for finding in findings if finding.changed] for case, findings in report.cases().items()}
+    return {case: findings for case, findings in shown.items() if findings}
+
+
+def shared_words(report: Report) -> list[str]:
+    """The words that all cases have in common, which are then said once."""
+    cases = [case.split() for case in report.cases()]
+    return [word for word in cases[0] if all(word in case for case in cases)] if len(cases) > 1 else []
+
+
+def own_words(case: str, shared: Sequence[str]) -> str:
+    """A case without what all cases share."""
+    return plain(" ".join(word for word in case.split() if word not in shared))
+
+
+def heading(report: Report, shared: Sequence[str]) -> list[str]:
+    """What was compared."""
+    return [plain(report.title), *([plain(f"all cases: {' '.join(shared)}")] if shared else [])]
+
+
+def summary(report: Report) -> str:
+    """The verdict, and each case counted once, by its gravest finding; or why there is no verdict."""
+    counts = Counter(findings[0].word for findings in report.cases().values())
+    return plain(f"{report.verdict}: {report.reason or listed(counts)}")
+
+
+def listed(counts: Counter) -> str:
+    """Counts in words.
+
+    >>> listed(Counter(worse=1, same=38))
+    '1 worse, 38 same'
+    """
+    return ", ".join(f"{count} {word}" for word, count in counts.items()) or "nothing was compared"
+
+
+def cells(finding: Finding) -> tuple[str, ...]:
+    """What a line says of a finding: word, metric, values, ratio and note."""
+    metric = METRICS.get(finding.metric)
+    values = ""
+    if metric:
+        values = f"{number(finding.base)} -> {number(finding.head)} {metric.unit}"
+    return finding.word, finding.metric, values, ratio(finding), plain(finding.note)
+
+
+def number(value: float | None) -> str:
+    """A value to read: whole numbers in full, others to six digits.
+
+    >>> number(2097152), number(0.12345678), number(None)
+    ('2,097,152', '0.123457', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{int(value):,}" if value % 1 == 0 else f"{value:,.6g}"
+
+
+def ratio(finding: Finding) -> str:
+    """Head over base, with its bounds if it has any."""
+    if finding.ratio is None:
+        return ""
+    bounds = " ({:.3f} to {:.3f})".format(*finding.interval) if finding.interval else ""
+    return f"{finding.ratio:.3f}x{bounds}"
+
+
+def plain(text: str) -> str:
+    """One line of printable text, whatever a name or a reason holds.
+
+    >>> plain("out of memory\\n\\x1b[31m12 GiB")
+    'out of memory \ufffd[31m12 GiB'
+    """
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with their columns under each other; one about a whole case has its note at once."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        ("  ".join(map(str.ljust, row, widths)) if row[1] else f"{row[0].ljust(widths[0])}  {row[-1]}").rstrip()
+        for row in rows
+    ]
+
+
+def markdown_table(findings: Sequence[Finding], shared: Sequence[str]) -> Iterator[str]:
+    """A table of findings, each case named once, cut off where a comment would become too long."""
+    if not findings:
+        return
+    yield "| case | | metric | base -> head | ratio | |"
+    yield "|---|---|---|---|---|---|"
+    named, letters_left = "", TABLE_LETTERS
+    for shown, finding in enumerate(findings):
+        case = own_words(finding.case, shared) if finding.case != named else ""
+        line = f"| {' | '.join(map(escaped, (case, *cells(finding))))} |"
+        named, letters_left = finding.case, letters_left - len(line)
+        if letters_left < 0:
+            yield f"\n... and {len(findings) - shown} more"
+            break
+        yield line
+    yield ""
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, and in which nobody is mentioned.
+
+    >>> print(escaped("a|b `c` @main"))
+    a\\|b \\`c\\` &#64;main
+    """
+    return plain(text).translate(SPECIAL)

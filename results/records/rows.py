@@ -1,0 +1,105 @@
+"""Reads the files of `pytest benchmarks --benchmark-json=...` into one table: a row a benchmark, a column a fact.
+
+Facts stay as recorded; what follows from them is derived elsewhere. Files that cannot share a figure are refused.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from results.records.reading import (
+    RecordError,
+    is_amount,
+    is_flag,
+    is_number,
+    is_positive,
+    is_text,
+    read_run,
+    records_of,
+)
+
+# Rows compare only on the same machine: these must be equal throughout.
+MACHINE = ["fingerprint", "platform", "device_kind", "virtual_devices"]
+# Rows compare only on the same work: each value of these has figures of its own.
+WORKLOAD = ["preset", "param_count", "sequence_tokens", "dtype", "remat"]
+
+TEXTS = ["status", "reason", "strategy", "mesh", "platform", "device_kind", "preset", "dtype", "remat"]
+FLAGS = ["virtual_devices", "matches_single", "noisy"]
+NUMBERS = [
+    "schema_version",
+    "devices",
+    "param_count",
+    "global_batch_sequences",
+    "sequence_tokens",
+    "microbatches",
+    "tokens_per_second",
+    "step_seconds_median",
+    "step_seconds_low",
+    "step_seconds_high",
+    "relative_to_single",
+    "relative_to_single_low",
+    "relative_to_single_high",
+    "canary_ratio_low",
+    "canary_ratio_high",
+    "attribution.compute_seconds",
+    "attribution.exposed_communication_seconds",
+    "attribution.schedule_bubble_seconds",
+    "attribution.lockstep_bubble_seconds",
+    "attribution.recomputation_seconds",
+    "attribution.optimizer_seconds",
+    "attribution.dispatch_seconds",
+    "memory.argument_bytes",
+    "memory.parameter_bytes",
+    "memory.optimizer_bytes",
+    "memory.temp_bytes",
+    "memory.output_bytes",
+    "memory.alias_bytes",
+    "memory.total_bytes",
+]
+POSITIVE = [
+    *("devices", "param_count", "global_batch_sequences", "sequence_tokens", "microbatches"),
+    *("tokens_per_second", "step_seconds_median", "step_seconds_low", "step_seconds_high"),
+    *("relative_to_single", "relative_to_single_low", "relative_to_single_high"),
+]
+AMOUNTS = [name for name in NUMBERS if name.startswith("memory.")]
+KEYS = (
+    dict.fromkeys(TEXTS, is_text)
+    | dict.fromkeys(FLAGS, is_flag)
+    | dict.fromkeys(NUMBERS, is_number)
+    | dict.fromkeys(POSITIVE, is_positive)
+    | dict.fromkeys(AMOUNTS, is_amount)
+)
+
+
+def load(paths: Iterable[str | Path]) -> pd.DataFrame:
+    """Read benchmark files into one table.
+
+    Each key of `extra_info` is a column of that name; `name` and `file` say where the row is from, `fingerprint` on
+    what machine it was measured, and `samples` holds its step times in seconds (an empty tuple where none was taken).
+
+    Raises:
+        RecordError: a file is missing, is not a whole file of meshmark records, or does not go with the others.
+    """
+    rows = pd.DataFrame([record for path in paths for record in records_of(Path(path), read_run(Path(path)), KEYS)])
+    rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
+    refuse_several_machines(rows)
+    refuse_repeated_rows(rows)
+    return rows
+
+
+def refuse_several_machines(rows: pd.DataFrame) -> None:
+    """Refuse rows that were not all measured on one machine with one set of versions and flags."""
+    for column in MACHINE:
+        known = rows.dropna(subset=column).drop_duplicates(column)
+        if len(known) > 1:
+            values = " and ".join(f"{value} ({file})" for value, file in zip(known[column], known["file"], strict=True))
+            raise RecordError(f"not comparable, {column} differs: {values}; plot them apart")
+
+
+def refuse_repeated_rows(rows: pd.DataFrame) -> None:
+    """Refuse a case that was measured twice: a curve would show the luckier one."""
+    repeated = rows[rows.duplicated(["name", "microbatches", *WORKLOAD], keep=False)]
+    if len(repeated):
+        first, second = repeated[repeated["name"] == repeated["name"].iloc[0]]["file"].iloc[:2]
+        raise RecordError(f"{repeated['name'].iloc[0]} is both in {first} and in {second}; plot one of them")

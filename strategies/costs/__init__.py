@@ -1,0 +1,4 @@
+"""What a step costs by formula: FLOPs, bytes sent, bytes held. No device and no compiler is needed.
+
+Start at `predict.predict`.
+"""

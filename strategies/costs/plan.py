@@ -1,0 +1,258 @@
+"""What each device of a mesh gets of a model and a batch, by arithmetic alone: no devices, no arrays.
+
+The laws in traffic.py, memory.py and cost.py are written in these numbers.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import jax
+
+from strategies import context, pipeline, tensor, three_d
+from strategies.config import Dtype, GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
+from strategies.mesh import MeshSpec
+from strategies.model.gpt import used_dtype, weight_dims
+from strategies.model.loss import tokens_at_once
+from strategies.pipelining.schedules import Costs, Schedule
+from strategies.pipelining.stages import places
+from strategies.pipelining.timetable import Ticks
+from strategies.training.weight_shards import Shards
+
+Axes = tuple[str, ...]
+Dims = tuple[str, ...]
+Cut = Mapping[str, str | Axes]
+"""A dim of the model -> the mesh axes that split it, as strategies' own tables `SPLIT` have it."""
+
+BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An array of weights: its name in the model, its dims, and how many elements one device holds."""
+
+    name: str
+    dims: Dims
+    axes: Axes
+    elements: int
+
+    @property
+    def of_blocks(self) -> bool:
+        """Whether it is stacked over layers."""
+        return self.dims[0] == "layers"
+
+
+@cache
+def named_dims(tied: bool) -> Mapping[str, Dims]:
+    """The dims of every weight of a model, whatever its sizes, by the weight's name there."""
+    tree = weight_dims(GPTConfig(layers=1, embed=1, heads=1, tied=tied))
+    paths, _ = jax.tree.flatten_with_path(tree, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    return {".".join(key.key for key in path): dims for path, dims in paths}
+
+
+@dataclass(frozen=True)
+class Order:
+    """A schedule, and what takes long to find out of it."""
+
+    schedule: Schedule
+
+    @cached_property
+    def ticks(self) -> Ticks:
+        """The schedule tick by tick."""
+        return Ticks.of(self.schedule)
+
+    @cached_property
+    def _bubble(self) -> Callable[[Costs], float]:
+        return cache(self.schedule.bubble)
+
+    def bubble(self, costs: Costs) -> float:
+        """See `Schedule.bubble`. Found once for each proportion of the costs."""
+        return self._bubble(Costs(*(cost / sum(costs) for cost in costs)))
+
+
+@cache
+def order_of(layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int) -> Order:
+    """Found once for all plans that have it.
+
+    Raises:
+        Infeasible: as `pipeline.order` does.
+    """
+    return Order(pipeline.order(layers, stages, microbatches, schedule, chunks)[0])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model, a mesh and a batch, and which axes split what.
+
+    Attributes:
+        batch_axes: mesh axes that split the batch.
+        token_axes: mesh axes that split the tokens of each sequence.
+        cut: mesh axes that split dims of the model, and so the work.
+        shards: mesh axes that split every weight besides, along whichever dim it may be.
+        updates: mesh axes that split the gradients, moments and updates of weights that they do not split.
+        scatters_each: whether they split the gradients of each microbatch, and not just their sum.
+
+    Raises:
+        Infeasible: an axis that splits nothing, or does not divide what it is to split.
+    """
+
+    config: GPTConfig
+    mesh: MeshSpec
+    train: TrainConfig
+    batch_axes: Axes
+    token_axes: Axes
+    cut: Cut
+    shards: Axes
+    updates: Axes
+    scatters_each: bool
+
+    def __post_init__(self) -> None:
+        """Refuse what does not fit, as `build` does."""
+        used = {
+            *self.batch_axes,
+            *self.token_axes,
+            *self.shards,
+            *(axis for dim in self.cut for axis in self.axes_of(dim)),
+        }
+        if strange := self.over(set(self.mesh.sizes) - used):
+            raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")
+        for axis in (*self.shards, *self.updates):
+            Shards(axis, self.size(axis), self.config, {dim: self.size(*self.axes_of(dim)) for dim in self.cut})
+        contexts, tensors = self.size(*self.token_axes), self.size("tensor")
+        tensor.require_fit(self.config, self.train, tensors, contexts)
+        context.require_fit(self.config, self.attending, contexts, tensors)
+        if self.staged:
+            _ = self.order
+            if self.size(*self.shards) > 1:
+                three_d.require_regather(self.train, self.size("pipeline"))
+        parts = self.size(*self.batch_axes) * self.train.microbatches
+        if self.train.batch_size % parts:
+            problem = f"{self.mesh} x microbatches={self.train.microbatches} does not divide"
+            raise Infeasible(f"{problem} batch_size={self.train.batch_size}; {legal(self.train.batch_size, 'it')}")
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        return self.mesh.sizes
+
+    def size(self, *axes: str) -> int:
+        """Devices along some axes; one that the mesh leaves out has size one."""
+        return math.prod(self._sizes.get(axis, 1) for axis in axes)
+
+    def over(self, axes: Iterable[str]) -> Axes:
+        """Those of the axes along which there is more than one device, in the mesh's order."""
+        return tuple(axis for axis, size in self.mesh.axes if size > 1 and axis in axes)
+
+    def axes_of(self, dim: str) -> Axes:
+        """Those that split a dim of the model."""
+        axes = self.cut.get(dim, ())
+        return (axes,) if isinstance(axes, str) else axes
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether the tensor axis splits the residual stream over its tokens."""
+        return self.train.sequence_parallel and self.size("tensor") > 1
+
+    @cached_property
+    def attending(self) -> TrainConfig:
+        """With the way in which tokens on different devices attend to each other."""
+        split = self.size(*self.token_axes) > 1
+        return context.attention(self.train, self.size("pipeline")) if split else self.train
+
+    @property
+    def ulysses(self) -> bool:
+        """Whether attention is split over heads where else tokens are."""
+        return self.size(*self.token_axes) > 1 and self.attending.context_attention == "ulysses"
+
+    @property
+    def vocab_axes(self) -> Axes:
+        """Those that split the vocabulary."""
+        return self.axes_of("vocab")
+
+    @property
+    def rows(self) -> int:
+        """Of the vocabulary, with its padding."""
+        return self.config.vocab_rows(self.size(*self.vocab_axes))
+
+    @property
+    def gathered(self) -> int:
+        """How much larger than what a device holds are the weights of which gradients are taken."""
+        return self.size(*self.shards) if self.train.gather == "step" else 1
+
+    @property
+    def staged(self) -> bool:
+        """Whether there are pipeline stages, which work by a schedule. One stage is no pipeline."""
+        return self.size(*self.axes_of("layers")) > 1
+
+    @cached_property
+    def order(self) -> Order:
+        """In which stages work on microbatches; without stages, one is done with before the next."""
+        train = self.train
+        if not self.staged:
+            return order_of(1, 1, train.microbatches, "1f1b", 1)
+        return order_of(self.config.layers, self.size("pipeline"), train.microbatches, train.schedule, train.chunks)
+
+    @property
+    def schedule(self) -> Schedule:
+        """That order."""
+        return self.order.schedule
+
+    @property
+    def ticks(self) -> Ticks:
+        """The schedule tick by tick."""
+        return self.order.ticks
+
+    @cached_property
+    def places(self) -> int:
+        """For layers, on all stages: as many on each as the largest needs."""
+        return len(places(self.config.layers, self.schedule.stages, self.schedule.chunks))
+
+    @property
+    def layers(self) -> int:
+        """Of one device, counting empty places."""
+        return self.places // self.size(*self.axes_of("layers"))
+
+    @property
+    def tokens(self) -> int:
+        """On which one device works, in a step."""
+        return self.train.batch_size * self.config.sequence // self.size(*self.batch_axes, *self.token_axes)
+
+    @property
+    def residual(self) -> int:
+        """Elements of the residual stream x[B,T,D] of these tokens."""
+        return self.tokens * self.config.embed
+
+    @property
+    def own_residual(self) -> int:
+        """Elements of the part of it that one device holds between layers."""
+        return self.residual // (self.size("tensor") if self.sequence_parallel else 1)
+
+    @property
+    def logits_again(self) -> bool:
+        """Whether the head's backward pass computes the logits again: those that are made in chunks."""
+        return self.train.logits_bytes is not None
+
+    @property
+    def logits_tokens(self) -> int:
+        """Tokens whose logits there are at once."""
+        tokens, rows = self.tokens // self.train.microbatches, self.rows // self.size(*self.vocab_axes)
+        return tokens_at_once(tokens, rows, self.train.logits_bytes) if self.train.logits_bytes else tokens
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """All of the model's."""
+        sizes = dict(self.config.dim_sizes, vocab=self.rows, layers=self.places)
+        return tuple(
+            Weight(name, dims, axes, math.prod(sizes[dim] for dim in dims) // self.size(*axes))
+            for name, dims in named_dims(self.config.tied).items()
+            for axes in [(*self.shards, *(axis for dim in dims for axis in self.axes_of(dim)))]
+        )
+
+    def dtype(self, weight: Weight) -> Dtype:
+        """The dtype in which a weight is used, and gathered."""
+        return used_dtype(weight.dims, self.train.dtype)
+
+    @property
+    def elements(self) -> int:
+        """Parameters that one device holds."""
+        return sum(weight.elements for weight in self.weights)

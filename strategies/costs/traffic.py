@@ -1,0 +1,248 @@
+"""What each strategy sends: one table, `LAWS`, of terms that strategies share.
+
+A term is a function of a `Plan` that yields what one device sends in a step, and why. The sum of a strategy's terms is
+what its program sends, to the byte: tests/strategies/costs/test_predict.py holds them against the compiled program. A
+strategy that combines others lists their terms.
+
+Bytes are those of the dtype that the program computes in. XLA's CPU backend sends bfloat16 as float32.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from strategies import pipeline, tensor, three_d
+from strategies.config import GPTConfig, TrainConfig
+from strategies.costs.plan import BYTES, Axes, Cut, Plan, Weight
+from strategies.mesh import MeshSpec
+from strategies.model.gpt import is_matrix
+from strategies.training.compression import BLOCK, padded
+
+SENT: Mapping[str, Callable[[int, int], int]] = {
+    "all_reduce": lambda operand, group: 2 * operand * (group - 1) // group,
+    "all_gather": lambda operand, group: operand * (group - 1),
+    "reduce_scatter": lambda operand, group: operand * (group - 1) // group,
+    "all_to_all": lambda operand, group: operand * (group - 1) // group,
+    "permute": lambda operand, group: operand,
+}
+"""Bytes that a device sends, of an operand in bytes and the size of a group: the least that it can be (Thakur et al.
+2005, "Optimization of Collective Communication Operations in MPICH", section 4; NCCL tests, doc/PERFORMANCE.md)."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one device sends in a step, by one kind of collective, over some axes, for one reason.
+
+    Attributes:
+        what: is sent.
+        kind: of `SENT`.
+        axes: along which the devices of a group differ.
+        operand_bytes: that it hands to these collectives, all together.
+        sent_bytes: that leave it.
+        dtype: of what is sent.
+    """
+
+    what: str
+    kind: str
+    axes: Axes
+    operand_bytes: int
+    sent_bytes: int
+    dtype: str = "float32"
+
+
+Term = Callable[[Plan], Iterator[Traffic]]
+
+
+@dataclass(frozen=True)
+class Law:
+    """What a strategy splits, as its `Spread` says it, and the terms of what it sends."""
+
+    terms: tuple[Term, ...] = ()
+    batch_axes: Axes = ()
+    token_axes: Axes = ()
+    cut: Cut = field(default_factory=dict)
+    shards: Axes = ()
+    updates: Axes = ()
+    scatters_each: bool = False
+
+    def plan(self, config: GPTConfig, mesh: MeshSpec, train: TrainConfig) -> Plan:
+        """Of a model on a mesh."""
+        layout = self.batch_axes, self.token_axes, self.cut, self.shards, self.updates, self.scatters_each
+        return Plan(config, mesh, train, *layout)
+
+
+def traffic(
+    plan: Plan, what: str, kind: str, axes: Axes | str, elements: int, *, dtype: str = "float32"
+) -> Iterator[Traffic]:
+    """A collective of so many elements; none where there is nobody to talk to."""
+    over = plan.over((axes,) if isinstance(axes, str) else axes)
+    if over and elements:
+        operand = BYTES[dtype] * elements
+        yield Traffic(what, kind, over, operand, SENT[kind](operand, plan.size(*over)), dtype)
+
+
+def gradients(plan: Plan) -> Iterator[Traffic]:
+    """data.py: each gradient once a step, over the axes that split tokens and not its weight; and the loss.
+
+    With compression="int8" codes instead, see compression.py. With "onebit" what is sent in the first steps: a compiled
+    program counts the larger branch of a conditional.
+    """
+    split = *plan.batch_axes, *plan.token_axes
+    for axes in (plan.shards, tuple(axis for axis in split if axis not in plan.shards)):
+        yield from traffic(plan, "loss", "all_reduce", axes, 1)
+    if plan.train.compression == "int8":
+        codes = padded(plan.elements, plan.size(*split))
+        for kind, share in (("all_to_all", codes), ("all_gather", codes // plan.size(*split))):
+            yield from traffic(plan, "codes", kind, split, share, dtype="int8")
+            yield from traffic(plan, "scales", kind, split, share // BLOCK)
+        return
+    for weight in plan.weights:
+        axes = tuple(axis for axis in split if axis not in (*weight.axes, *plan.updates))
+        yield from traffic(plan, "gradients", "all_reduce", axes, weight.elements, dtype=plan.train.reduce_dtype)
+
+
+def updates(plan: Plan) -> Iterator[Traffic]:
+    """zero.py: gradients scattered, once or for each microbatch, and weights gathered that were updated in parts."""
+    times = plan.train.microbatches if plan.scatters_each else 1
+    parts = plan.elements // plan.size(*plan.updates)
+    dtype = plan.train.reduce_dtype
+    yield from traffic(plan, "gradients", "reduce_scatter", plan.updates, times * plan.elements, dtype=dtype)
+    yield from traffic(plan, "weights", "all_gather", plan.updates, parts)
+
+
+def gathers(plan: Plan) -> Iterator[Traffic]:
+    """fsdp.py: weights that axes of the batch split are gathered, and their gradients scattered.
+
+    A table that is tied has its gradients scattered for each of its two uses. Layers are taken to be a loop: with
+    `unroll` as many as there are, the compiler finds some of what is gathered again, and gathers it once.
+    """
+    by_layer = plan.train.gather == "layer"
+    for weight in plan.weights:
+        axes = tuple(axis for axis in weight.axes if axis in plan.batch_axes)
+        whole = weight.elements * plan.size(*axes)
+        once, again = 1, 0
+        if by_layer and weight.of_blocks:
+            once, again = of_blocks(plan, weight)
+        elif by_layer:
+            once = of_ends(plan, weight)
+        scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
+        dtype, reduce_dtype = plan.dtype(weight), plan.train.reduce_dtype
+        yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=dtype)
+        yield from traffic(plan, "weights again", "all_gather", axes, again * weight.elements, dtype=dtype)
+        yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=reduce_dtype)
+
+
+def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
+    """How often a layer's weight is gathered, and again for the backward pass: for each microbatch.
+
+    Not again what the backward pass does not need: the bias at the layer's end; with `remat="none"` any vector; and but
+    for `remat="full"` the biases of queries, keys and values, which are kept with these.
+    """
+    train = plan.train
+    kept = weight.name == "blocks.qkv_bias_CA" and train.remat != "full"
+    needed = not kept and weight.name != "blocks.down_bias_D" and (train.remat != "none" or is_matrix(weight.dims))
+    return train.microbatches, train.microbatches if train.regather and needed else 0
+
+
+def of_ends(plan: Plan, weight: Weight) -> int:
+    """How often one of the embedding or of the head is gathered: the compiler gathers nothing twice outside of a loop.
+
+    A loop over microbatches changes no weight: what it gathers is gathered before it. A schedule gathers at each tick
+    what that tick takes: the embedding for a microbatch that enters, the head for one that leaves, and a tied table
+    once for both.
+    """
+    if not plan.staged:
+        return 1
+    shared = plan.ticks.shared
+    ticks = int(((shared.enters >= 0) | (shared.leaves >= 0)).sum())
+    return 1 + ticks if is_tied(plan, weight) else plan.train.microbatches
+
+
+def is_tied(plan: Plan, weight: Weight) -> bool:
+    """Whether both the embedding and the head use it."""
+    return plan.config.tied and weight.name == "embedding.token_VD"
+
+
+def layers(plan: Plan) -> Iterator[Traffic]:
+    """tensor.py: what completes the layers and the head; on a stage that has an empty place, as if there were one."""
+    dtype = plan.train.dtype
+    again = 1 if plan.train.remat == "full" else 0  # the sum after attention; that after the MLP is the next layer's x
+    sums = (4 + again) * plan.layers * plan.residual
+    if not plan.sequence_parallel:
+        yield from traffic(plan, "layers", "all_reduce", "tensor", sums, dtype=dtype)
+        yield from traffic(plan, "head", "all_reduce", "tensor", plan.residual, dtype=dtype)
+        return
+    yield from traffic(plan, "layers", "reduce_scatter", "tensor", sums, dtype=dtype)
+    yield from traffic(plan, "layers", "all_gather", "tensor", 6 * plan.layers * plan.own_residual, dtype=dtype)
+    yield from traffic(plan, "head", "reduce_scatter", "tensor", plan.residual, dtype=dtype)
+    yield from traffic(plan, "head", "all_gather", "tensor", plan.own_residual, dtype=dtype)
+    alike = sum(weight.elements for weight in plan.weights if "tensor" not in weight.axes)
+    yield from traffic(plan, "gradients held alike", "all_reduce", "tensor", alike, dtype=plan.train.reduce_dtype)
+
+
+def vocabulary(plan: Plan) -> Iterator[Traffic]:
+    """tensor.py: what completes an embedding, and goes back to it, and a loss that are cut over the vocabulary."""
+    axes, dtype = plan.vocab_axes, plan.train.dtype
+    if plan.sequence_parallel:
+        others = tuple(axis for axis in axes if axis != "tensor")
+        yield from traffic(plan, "embedding", "reduce_scatter", "tensor", plan.residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_reduce", others, plan.own_residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_gather", "tensor", plan.own_residual, dtype=dtype)
+    else:
+        yield from traffic(plan, "embedding", "all_reduce", axes, plan.residual, dtype=dtype)
+    # Of each token the largest logit, the sum of exponentials, and the target's logit.
+    yield from traffic(plan, "loss", "all_reduce", axes, 3 * plan.tokens)
+
+
+def stages(plan: Plan) -> Iterator[Traffic]:
+    """pipeline.py: what stages send each other in each exchange, and what they share of both ends."""
+    if not plan.staged:
+        return
+    sent = plan.ticks.exchanges * plan.own_residual // plan.train.microbatches
+    yield from traffic(plan, "stages", "permute", "pipeline", sent, dtype=plan.train.dtype)
+    # The last stage's result, its gradient, and that of the first stage's input.
+    yield from traffic(plan, "ends", "all_reduce", "pipeline", 3 * plan.own_residual, dtype=plan.train.dtype)
+    norm = sum(weight.elements for weight in plan.weights if weight.name.startswith("head.norm"))
+    dtype, whole = plan.train.reduce_dtype, norm * plan.gathered
+    yield from traffic(plan, "gradients held alike", "all_reduce", "pipeline", whole, dtype=dtype)
+
+
+def attention(plan: Plan) -> Iterator[Traffic]:
+    """context.py: keys and values around a ring and back with their gradients, or from tokens to heads and back."""
+    devices, kept = plan.size("context"), plan.train.remat != "full"
+    features = plan.layers * plan.residual // plan.size("tensor")
+    if not plan.ulysses:
+        # Around again, but for the first hop: the compiler finds that the backward pass makes it, too.
+        again = 0 if kept else devices - 2
+        hops = 2 * (devices - 1) + devices + again
+        sent = hops * 2 * features
+        yield from traffic(plan, "keys and values", "permute", "context", sent, dtype=plan.train.dtype)
+    else:
+        sent = (2 if kept else 3) * 4 * features
+        yield from traffic(plan, "tokens and heads", "all_to_all", "context", sent, dtype=plan.train.dtype)
+
+
+def norm(plan: Plan) -> Iterator[Traffic]:
+    """train_step.py, in every strategy: a sum of squares for each set of axes that splits any gradients."""
+    for axes in sorted({plan.over((*weight.axes, *plan.updates)) for weight in plan.weights}):
+        yield from traffic(plan, "norm", "all_reduce", axes, 1)
+
+
+LAWS: Mapping[str, Law] = {
+    "single": Law(),
+    "data": Law((gradients,), batch_axes=("data",)),
+    "zero1": Law((updates, gradients), batch_axes=("data",), updates=("data",)),
+    "zero2": Law((updates, gradients), batch_axes=("data",), updates=("data",), scatters_each=True),
+    "fsdp": Law((gathers, gradients), batch_axes=("fsdp",), shards=("fsdp",)),
+    "hsdp": Law((gathers, gradients), batch_axes=("data", "fsdp"), shards=("fsdp",)),
+    "tensor": Law((layers, vocabulary), cut=tensor.SPLIT),
+    "context": Law((attention, gradients), token_axes=("context",)),
+    "pipeline": Law((stages, vocabulary), cut=pipeline.SPLIT),
+    "three_d": Law(
+        (gathers, gradients, stages, attention, layers, vocabulary),
+        batch_axes=("data", "fsdp"),
+        token_axes=("context",),
+        cut=three_d.SPLIT,
+        shards=("fsdp",),
+    ),
+}
+"""Strategies by name, each with its expected communication."""

@@ -1,0 +1,80 @@
+"""What the ZeRO family shares: arrays as large as the weights, split over one mesh axis (Rajbhandari et al. 2020).
+
+              weights   gradients   optimizer state
+    data      whole     whole       whole
+    zero1     whole     whole       split               stage 1, section 5.1
+    zero2     whole     split       split               stage 2, section 5.2
+    fsdp      split     split       split               stage 3, section 5.3
+    hsdp      as fsdp in each of several groups of devices, which hold the same
+
+Whatever is split is split along the same dim, so that a device's parts of weight, gradient and moments fit together.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from strategies.config import GPTConfig
+from strategies.model.gpt import Weights, weight_dims
+from strategies.step import require_divides
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Each weight in `count` parts, one for each device of an axis, cut along its first dim that divides but layers.
+
+    Attributes:
+        cut: dims that other axes have cut before, and into how many parts. These are cut again where no other dim is
+            left, as of the biases: each part into as many.
+
+    Raises:
+        Infeasible: `count` does not divide the dims of which every weight has one, embed and mlp.
+    """
+
+    axis: str
+    count: int
+    config: GPTConfig
+    cut: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be cut."""
+        sizes = {"embed": self.config.embed, "mlp": self.config.mlp_dim}
+        for name, parts in zip(sizes, (self._parts("heads"), self._parts("mlp")), strict=True):
+            left = f"{name}/{parts}" if parts > 1 else name
+            require_divides(self.axis, self.count, **{left: sizes[name] // parts})
+
+    def dim(self, dims: Sequence[str]) -> int:
+        """Which dim of a weight is cut."""
+        sizes = {**self.config.dim_sizes, "vocab": self.config.vocab_rows(self._parts("vocab"))}
+        fit = [i for i, name in enumerate(dims) if sizes[name] // self._parts(name) % self.count == 0]
+        return min((i for i in fit if dims[i] != "layers"), key=lambda i: self._parts(dims[i]) > 1)
+
+    def spec(self, dims: Sequence[str]) -> P:
+        """The parts as a layout."""
+        return P(*[None] * self.dim(dims), self.axis)
+
+    def gather(self, part: Array, dims: Sequence[str], to: Literal["varying", "invarying"] = "varying") -> Array:
+        """W[D_axis,F] -> W[D,F], which devices may change each for itself, or not."""
+        return lax.all_gather(part, self.axis, axis=self.dim(dims), tiled=True, to=to)
+
+    def scatter(self, grad: Array, dims: Sequence[str], dtype: str) -> Array:
+        """dW[D,F] of each device -> dW[D_axis,F] in float32, this device's part of their sum in a dtype."""
+        part = lax.psum_scatter(grad.astype(dtype), self.axis, scatter_dimension=self.dim(dims), tiled=True)
+        return part.astype("float32")
+
+    def own(self, weight: Array, dims: Sequence[str]) -> Array:
+        """W[D,F] -> W[D_axis,F], the part of this device."""
+        size = weight.shape[self.dim(dims)] // self.count
+        return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axis) * size, size, self.dim(dims))
+
+    def _parts(self, dim: str) -> int:
+        return self.cut.get(dim, 1)
+
+    def each(self, function: Callable[[Array, Sequence[str]], Array], weights: Weights) -> Weights:
+        """A function of an array and its dims, such as the three above, of all arrays of a model."""
+        return jax.tree.map(function, weights, weight_dims(self.config))

@@ -1,0 +1,100 @@
+"""Two hosts with a slow network between them, on one machine: namespaces of Linux, which nothing leaves.
+
+Each has a device and its end of a pair of virtual network interfaces, whose rate is limited, and which delays packets
+where the kernel has `netem`. It takes root. Gloo talks to where a host's own name leads, so each has a name, too.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.test_run import PLUGINS, rows
+from tests.processes import ROOT, finish_together, free_port, peer_environment
+
+BITS_PER_SECOND = 20_000_000
+DELAY_MS = 1
+HOSTS = [f"meshmark-{os.getpid()}-{index}" for index in range(2)]
+ADDRESSES = ["10.77.0.1", "10.77.0.2"]
+MODEL = ("--layers=2", "--embed=128", "--heads=2", "--sequence=16", "--batch-size=8", "--rounds=6")
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, timeout=60)
+
+
+def limit() -> None:
+    """Let no more than `BITS_PER_SECOND` through in either direction."""
+    for host in HOSTS:
+        own = "tc", "-n", host, "qdisc", "add", "dev", "eth0", "root"
+        if command(*own, "netem", "rate", BITS_PER_SECOND, "delay", f"{DELAY_MS}ms").returncode:
+            done = command(*own, "tbf", "rate", BITS_PER_SECOND, "burst", 2**13, "latency", "400ms")
+            assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two hosts that know of nobody but each other; the file of their names."""
+    if not all(map(shutil.which, ("ip", "tc", "unshare", "mount"))):
+        pytest.skip("no network namespaces: install iproute2 and util-linux")
+    made = [command("ip", "netns", "add", host) for host in HOSTS]
+    try:
+        made.append(
+            command(
+                "ip", "-n", HOSTS[0], "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", HOSTS[1]
+            )
+        )
+        for host, address in zip(HOSTS, ADDRESSES, strict=True):
+            made.append(command("ip", "-n", host, "address", "add", f"{address}/24", "dev", "eth0"))
+            made += [command("ip", "-n", host, "link", "set", link, "up") for link in ("eth0", "lo")]
+        if failed := [done.stderr.strip() for done in made if done.returncode]:
+            pytest.skip(f"no network namespaces, which take root: {failed[0]}")
+        names = tmp_path_factory.mktemp("hosts") / "hosts"
+        pairs = zip((*ADDRESSES, "127.0.0.1"), (*HOSTS, "localhost"), strict=True)
+        names.write_text("".join(f"{address} {name}\n" for address, name in pairs))
+        yield names
+    finally:
+        for host in HOSTS:
+            command("ip", "netns", "delete", host)
+
+
+def step_seconds(names: Path, report: Path) -> dict[str, tuple[float, int]]:
+    """Of strategies over the two hosts: seconds of a step, and the bytes that a host is said to send."""
+    selected = "--strategy=data,pipeline", "--devices=2", "--microbatches=1", f"--benchmark-json={report}"
+    by_hand = f"--coordinator={ADDRESSES[0]}:{free_port()}", "--processes=2", "--process-id"
+    benchmarks = sys.executable, "-m", "pytest", *PLUGINS, "benchmarks", *MODEL, *selected, *by_hand
+    begin = f'hostname "$0" && mount --bind {names} /etc/hosts && exec "$@"'
+    started = [
+        subprocess.Popen(
+            [*f"ip netns exec {host} unshare --uts --mount sh -c".split(), begin, host, *benchmarks, str(index)],
+            **{"cwd": ROOT, "env": peer_environment(1, SINGLE=""), "stdout": -1, "stderr": -1, "text": True},
+        )
+        for index, host in enumerate(HOSTS)
+    ]
+    ended = finish_together(started, timeout_seconds=600)
+    assert [process.returncode for process in ended] == [0, 0], ended
+    infos = [row["extra_info"] for row in rows(report).values()]
+    return {i["strategy"]: (i["step_seconds_median"], i["predicted.sent_bytes"]) for i in infos}
+
+
+@pytest.mark.processes
+def test_throughput_falls_as_the_bytes_say(hosts: Path, tmp_path: Path) -> None:
+    """What a step takes longer on a slower network is the bytes that it sends, over what the network carries less.
+
+    For each strategy within a factor that leaves room for headers, delays and what a limiter lets through at once; and
+    of two strategies the one that sends more loses more, in proportion.
+    """
+    fast = step_seconds(hosts, tmp_path / "fast.json")
+    limit()
+    slow = step_seconds(hosts, tmp_path / "slow.json")
+    lost = {name: slow[name][0] - seconds for name, (seconds, _) in fast.items()}
+    explained = {name: 8 * sent_bytes / BITS_PER_SECOND for name, (_, sent_bytes) in fast.items()}
+    for name in fast:
+        assert 0.7 < lost[name] / explained[name] < 2, (fast, slow)
+    assert explained["data"] > 3 * explained["pipeline"]
+    assert lost["data"] / lost["pipeline"] == pytest.approx(explained["data"] / explained["pipeline"], rel=0.4)

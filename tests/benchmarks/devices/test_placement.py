@@ -1,0 +1,76 @@
+"""Devices that are not there stand somewhere all the same."""
+
+import math
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.devices.placement import device_count, placed
+from benchmarks.devices.topology import Topology
+from strategies import MeshSpec
+from strategies.mesh import AXES, factorisations
+
+V5P = Topology.parse("v5p:4x4x4")
+NO_TPU = V5P.compiler_version is None
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No compiler is installed."""
+    monkeypatch.setattr(Topology, "compiler_version", None)
+    placed.cache_clear()
+    yield
+    placed.cache_clear()
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+def test_chips_are_in_order_of_their_shape() -> None:
+    """The last axis of a mesh goes along the last dim."""
+    mesh = placed(Topology.parse("v5e:2x4"), MeshSpec.parse("data=2,tensor=4"))
+    assert mesh.axis_names == ("data", "tensor")
+    assert [[device.coords for device in row] for row in mesh.devices] == [[(i, j) for j in range(4)] for i in range(2)]
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+def test_gpus_are_on_their_hosts_and_virtual_devices_on_one() -> None:
+    """As many as a host has are neighbours; two cores of a chip are in one place."""
+    hosts = placed(Topology.parse("h100:2x4"), MeshSpec.parse("fsdp=8")).devices
+    assert [device.process_index for device in hosts] == [0] * 4 + [1] * 4
+    assert {device.process_index for device in placed(Topology("cpu", (8,)), MeshSpec.parse("data=8")).devices} == {0}
+    cores = placed(Topology.parse("tpu7x:2x2x1"), MeshSpec.parse("data=8")).devices
+    assert [device.coords for device in cores[:4]] == [(0, 0, 0), (0, 0, 0), (0, 1, 0), (0, 1, 0)]
+
+
+@pytest.mark.skipif(NO_TPU, reason="takes the tpu extra: pip install -e '.[tpu]'")
+@pytest.mark.parametrize("text", ["v5p:4x4x4", "v5e:4x4", "tpu7x:2x2x1"])
+def test_every_factorisation_is_a_mesh_of_a_torus(text: str) -> None:
+    """An axis has a part of a dim where it cannot have all of it; each device is there once."""
+    topology = Topology.parse(text)
+    assert len(topology.devices()) == device_count(topology)
+    for spec in factorisations(AXES, device_count(topology)):
+        mesh = spec.over(AXES, topology.devices())
+        assert dict(mesh.shape) == {axis: spec.sizes.get(axis, 1) for axis in AXES}
+        assert {device.id for device in mesh.devices.flat} == {device.id for device in topology.devices()}
+
+
+def test_an_axis_may_have_a_part_of_a_dim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What JAX does not do by itself but on v5e."""
+    spec = MeshSpec.parse("data=4,tensor=2")
+    usual = spec.over(("data", "tensor"), jax.devices()[:8])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError("Failed to find assignment for logical_axis_index 1 of size 2")
+
+    monkeypatch.setattr(jax, "make_mesh", refuse)
+    assert spec.over(("data", "tensor"), jax.devices()[:8]) == usual
+
+
+def test_places_are_as_many_as_devices() -> None:
+    """A mesh takes them all."""
+    for text in ("h100:4x8", "cpu:6", "tpu7x:4x4x4"):
+        topology = Topology.parse(text)
+        count = device_count(topology)
+        assert count == math.prod(topology.shape) * (2 if "7x" in text else 1)
+        assert np.size(placed(topology, MeshSpec.parse(f"data={count}")).devices) == count

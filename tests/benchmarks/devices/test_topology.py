@@ -1,0 +1,122 @@
+"""Devices that are not there are named, described and refused as those that are."""
+
+import re
+
+import pytest
+
+from benchmarks.devices import topology as module
+from benchmarks.devices.chips import CHIPS
+from benchmarks.devices.topology import GPUS, Topology
+
+HERE = [
+    "v4:16x16x16",
+    "v5e:16x16",
+    "v5p:4x4x4",
+    "v5p:16x16x24",
+    "v6e:1x1",
+    "tpu7x:2x2x1",
+    "h100:16x8",
+    "b200:1x8",
+    "cpu:8",
+]
+
+
+@pytest.mark.parametrize("text", HERE)
+def test_it_is_printed_as_it_is_parsed(text):
+    """Parse and print are inverse."""
+    assert str(Topology.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("v5p", "cannot be read; write one as v5p:4x4x4, h100:16x8 or cpu:1024"),
+        ("v5p:4xx4", "cannot be read"),
+        ("v9:4x4", "'v9' is not known; there are v4, v5e, v5p, v6e, tpu7x, h100, h200, b200, cpu"),
+        ("v5e:16", "has no shape that v5e comes in, which has 2 dims; write one as v5e:4x4"),
+        ("v5e:4x4x4", "has no shape that v5e comes in, which has 2 dims; write one as v5e:4x4"),
+        ("v5p:4x4", "has no shape that v5p comes in, which has 3 dims; write one as v5p:4x4x4"),
+        (
+            "v6e:32x32",
+            "has 1,024 chips, and a slice of v6e has at most 256; take a smaller one, as v6e:4x4, or virtual",
+        ),
+        ("v5p:16x16x32", "has 8,192 chips, and a slice of v5p has at most 6,144; take a smaller one, as v5p:4x4x4"),
+        ("h100:8", "write one as h100:16x8"),
+        ("h100:0x8", "write one as h100:16x8"),
+        ("cpu:4x4", "write one as cpu:1024"),
+    ],
+)
+def test_what_cannot_be_is_refused(text, message):
+    """With what is wrong, and a way to write it."""
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Topology.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled"), [("H100:1x8", "h100:1x8"), ("V5E:4x4", "v5e:4x4"), ("v5litepod:4x4", "v5e:4x4")]
+)
+def test_another_spelling_is_read(text, spelled):
+    """Capital letters, and the names of Cloud TPU; it is printed in ours."""
+    assert str(Topology.parse(text)) == spelled
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled"),
+    [
+        ("v5e-16", "v5e:4x4"),
+        ("v5litepod-16", "v5e:4x4"),
+        ("v5p-128", "v5p:4x4x4"),
+        ("v4-8", "v4:2x2x1"),
+        ("H100-16", "h100:2x8"),
+        ("cpu-8", "cpu:8"),
+    ],
+)
+def test_an_accelerator_type_is_told_its_shape(text, spelled):
+    """Its number of chips has a shape, which is asked for."""
+    assert str(Topology.parse(spelled)) == spelled
+    with pytest.raises(ValueError, match=f"cannot be read; write one as {spelled}$"):
+        Topology.parse(text)
+
+
+def test_every_kind_is_described():
+    """A chip has figures above zero and says where they are from; a GPU has what its compiler asks besides."""
+    for name, chip in CHIPS.items():
+        assert chip.source, name
+        figures = [
+            *(chip.flops_per_second, chip.memory_bytes, chip.memory_bytes_per_second),
+            *(chip.link_bytes_per_second, chip.network_bytes_per_second),
+        ]
+        assert min(figures) > 0, name
+        # Nearer is faster, or a figure is in the wrong unit.
+        assert chip.memory_bytes_per_second > chip.link_bytes_per_second > chip.network_bytes_per_second, name
+        assert (chip.slice_chips > 0) == (chip.dims > 0) == (chip.platform == "tpu"), name
+    assert set(GPUS) == {name for name, chip in CHIPS.items() if chip.platform == "cuda"}
+    assert {chip.platform for chip in CHIPS.values()} == set(module.COMPILERS)
+
+
+@pytest.mark.parametrize(("kind", "gigabytes"), [("h100", 80), ("h200", 141), ("b200", 180)])
+def test_a_gpu_holds_more_than_decimal_gigabytes(kind, gigabytes):
+    """As XLA describes them: over 5% more than datasheets say, and no more than if these meant binary ones."""
+    assert 1.05 * gigabytes * 1e9 < CHIPS[kind].memory_bytes <= gigabytes * 2**30
+
+
+def test_bounds_are_by_no_slower_memory_than_xla_is_told():
+    """What XLA's descriptions say by a memory's clock is the published figure to a thousandth, or less than that."""
+    for kind, told in GPUS.items():
+        assert 0.95 < told["memory_bandwidth"] / CHIPS[kind].memory_bytes_per_second < 1.001, kind
+
+
+@pytest.mark.parametrize(("text", "extra"), [("v5e:2x8", "tpu"), ("h100:3x8", "gpu")])  # asked for nowhere else
+def test_a_compiler_that_is_missing_is_named(text, extra, monkeypatch):
+    """Not found, it is said what to install."""
+    monkeypatch.setitem(module.COMPILERS, Topology.parse(text).platform, (extra, "no-such-package"))
+    assert Topology.parse(text).compiler_version is None
+    with pytest.raises(ValueError, match=re.escape(f"pip install -e '.[{extra}]'")):
+        Topology.parse(text).devices()
+
+
+def test_virtual_devices_are_those_of_jax():
+    """As many as were asked for, and no fewer without a word."""
+    assert len(Topology.parse("cpu:4").devices()) == 4
+    with pytest.raises(ValueError, match="JAX has started with 8 virtual devices"):
+        Topology.parse("cpu:9").devices()

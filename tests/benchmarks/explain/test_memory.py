@@ -1,0 +1,85 @@
+"""What a step holds."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.explain.memory import free_cgroup_bytes, processes_that_fit, shard_bytes, states_budget_bytes
+
+
+def test_shard_bytes_are_those_of_one_device() -> None:
+    """What is split counts for a part of it, what is replicated for the whole."""
+    mesh = jax.make_mesh((8,), ("fsdp",), devices=jax.devices()[:8])
+    tree = {
+        "split": jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=NamedSharding(mesh, P("fsdp"))),
+        "whole": jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=NamedSharding(mesh, P())),
+    }
+    assert shard_bytes(tree) == 2 * 3 * 4 + 5 * 2
+
+
+def test_states_may_take_a_part_of_what_is_free() -> None:
+    """A budget that is known is positive; where it is not known, nothing is said."""
+    budget = states_budget_bytes()
+    assert budget is None or budget > 0
+
+
+def test_container_may_have_less_than_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least of what the machine and the groups around a process leave is what counts."""
+    monkeypatch.setattr("benchmarks.explain.memory.free_host_bytes", lambda: [1000])
+    monkeypatch.setattr("benchmarks.explain.memory.free_cgroup_bytes", lambda: [10**18, 600])
+    assert states_budget_bytes() == 300
+
+
+@pytest.mark.parametrize(("free", "most"), [(0, 1), (250, 2), (1000, 4)])
+def test_memory_and_cores_say_how_many_processes(monkeypatch: pytest.MonkeyPatch, free: int, most: int) -> None:
+    """One each that there is room for, one at least, and no more than cores."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("benchmarks.explain.memory.free_host_bytes", lambda: [free])
+    monkeypatch.setattr("benchmarks.explain.memory.free_cgroup_bytes", lambda: [])
+    assert processes_that_fit(100) == most
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "free"),
+    [
+        # Version 2: a job in a slice that has a limit, and itself none.
+        (
+            "0::/slice/job",
+            {
+                "slice/job": {"memory.max": "max"},
+                "slice": {"memory.max": 900, "memory.current": 500, "memory.stat": "anon 300\ninactive_file 100"},
+            },
+            [500],
+        ),
+        # Version 1, in a container that sees its own group at the top, under another name than it is told.
+        (
+            "5:devices:/docker/1f\n4:cpu,memory:/docker/1f\n0::/",
+            {
+                "memory": {
+                    "memory.limit_in_bytes": 900,
+                    "memory.usage_in_bytes": 500,
+                    "memory.stat": "inactive_file 1\ntotal_inactive_file 50",
+                }
+            },
+            [450],
+        ),
+        ("0::/", {}, []),
+        (None, {}, []),
+    ],
+)
+def test_control_groups_limit_memory(
+    tmp_path: Path, groups: str | None, files: dict[str, dict[str, object]], free: list[int]
+) -> None:
+    """A limit is found wherever it is set around a process; what is kept of files does not count as used."""
+    if groups is not None:
+        (tmp_path / "proc" / "self").mkdir(parents=True)
+        (tmp_path / "proc" / "self" / "cgroup").write_text(f"{groups}\n")
+    for folder, contents in files.items():
+        (tmp_path / "sys" / "fs" / "cgroup" / folder).mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (tmp_path / "sys" / "fs" / "cgroup" / folder / name).write_text(f"{content}\n")
+    assert list(free_cgroup_bytes(tmp_path)) == free

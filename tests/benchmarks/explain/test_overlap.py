@@ -1,0 +1,195 @@
+"""What is found to run while collectives do: fragments of GPUs' and TPUs' programs, with smaller arrays."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from benchmarks.devices.chips import CHIPS
+from benchmarks.explain.overlap import SENT, overlap
+from benchmarks.program.collectives import Meanwhile
+from benchmarks.program.compiled import Program, read_program
+
+MESH = {"data": 2, "fsdp": 4}
+GROUPS = "replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true"
+DOT = "%m = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
+H100S: Any = SimpleNamespace(
+    axis_names=("data", "fsdp"), devices=np.array([SimpleNamespace(process_index=0)] * 8).reshape(2, 4)
+)
+"""A mesh of the GPUs of one host."""
+MATMUL = Meanwhile(2 * 8 * 8 * 16, 512 + 512 + 256)
+
+
+def program(*lines: str, before: str = "", header: str = ", is_scheduled=true") -> Program:
+    """Over `%p`, 512 bytes of float32; the last line is its root."""
+    *others, root = ("%p = f32[8,16]{1,0} parameter(0)", *lines)
+    main = "\n".join([*(f"  {line}" for line in others), f"  ROOT {root}"])
+    return read_program(f"HloModule m{header}\n\n{before}ENTRY %main (p: f32[8,16]) -> f32[] {{\n{main}\n}}\n", MESH)
+
+
+def row(program: Program) -> tuple[int | None, ...]:
+    """Bytes sent beside matmuls, beside memory, beside nothing, and waited for."""
+    found = overlap(program, H100S)
+    return tuple(cast(int | None, found[column]) for column in SENT)
+
+
+GATHER = f"%s = (f32[8,16], f32[32,16]) all-gather-start(%p), dimensions={{0}}, {GROUPS}"
+DONE = "%d = f32[32,16] all-gather-done(%s)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "meanwhile", "columns"),
+    [
+        ((GATHER, DOT, DONE), MATMUL, (1536, 0, 0, 0)),
+        ((GATHER, DONE, DOT), Meanwhile(), (0, 0, 1536, 0)),
+        ((DOT, GATHER, DONE), Meanwhile(), (0, 0, 1536, 0)),
+        ((GATHER, "%n = f32[8,16] negate(%p)", DONE), Meanwhile(0, 1024), (0, 1536, 0, 0)),
+        (
+            (GATHER + ', backend_config={"collective_backend_config":{"is_sync":true}}', DOT, DONE),
+            None,
+            (0, 0, 0, 1536),
+        ),
+        ((GATHER.replace("-start", "").replace("(f32[8,16], f32[32,16])", "f32[32,16]"), DOT), None, (0, 0, 0, 1536)),
+    ],
+)
+def test_what_stands_between_start_and_done(
+    lines: tuple[str, ...], meanwhile: Meanwhile | None, columns: tuple[int, ...]
+) -> None:
+    """Matmuls and memory are added up from a start to its done; what is synchronous has nothing in between."""
+    found = program(*lines)
+    assert [each.meanwhile for each in found.collectives] == [meanwhile]
+    assert row(found) == columns
+
+
+def test_two_at_once_are_behind_the_same() -> None:
+    """Collectives that overlap each other are each behind what is between their own start and done."""
+    other = GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2")
+    first, second = program(GATHER, DOT, other[0], DONE, DOT.replace("%m", "%m.2"), other[1]).collectives
+    assert first.meanwhile
+    assert second.meanwhile
+    assert first.meanwhile.flops == second.meanwhile.flops == MATMUL.flops
+
+
+WRAPPED = f"""%wrapped (q: f32[8,16]) -> f32[2,16] {{
+  %q = f32[8,16] parameter(0)
+  ROOT %a = f32[2,16] reduce-scatter(%q), {GROUPS}, dimensions={{0}}, to_apply=%sum
+}}
+
+"""
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (
+            "%s = ((f32[8,16]), f32[2,16], u32[]) async-start(%p), calls=%wrapped",
+            "%u = ((f32[8,16]), f32[2,16], u32[]) async-update(%s), calls=%wrapped",
+            DOT,
+            "%d = f32[2,16] async-done(%u), calls=%wrapped",
+        ),
+        (
+            '%s = ((f32[8,16]), f32[2,16]) call-start(%p), async_execution_thread="sparsecore", to_apply=%wrapped',
+            DOT,
+            "%d = f32[2,16] call-done(%s)",
+        ),
+    ],
+)
+def test_wrapped_collective_is_asynchronous(lines: tuple[str, ...]) -> None:
+    """What a computation that is called asynchronously does goes on until its done, an update in between or not."""
+    found = program(*lines, before=WRAPPED)
+    assert [each.meanwhile for each in found.collectives] == [MATMUL]
+    assert row(found) == (384, 0, 0, 0)
+
+
+def woven(name: str, chain: int, *lines: str) -> str:
+    """A fusion that a TPU weaves a collective into."""
+    body = "".join(f"  {line}\n" for line in lines)
+    gather = f'all-gather(%p), dimensions={{0}}, {GROUPS}, frontend_attributes={{chain_id="{chain}"}}'
+    return (
+        f"%{name} (p: f32[8,16], q: f32[32,16]) -> f32[32,16] {{\n  %p = f32[8,16] parameter(0)\n"
+        f"  %q = f32[32,16] parameter(1)\n{body}  ROOT %g = f32[32,16] {gather}\n}}\n\n"
+    )
+
+
+WOVEN = woven("start", 0) + woven("compute", 0, DOT) + woven("done", 0) + woven("start.1", 1) + woven("done.1", 1)
+
+
+def fusion(name: str, calls: str) -> str:
+    """A call of it."""
+    return f"%{name} = f32[32,16] fusion(%p, %p), kind=kCustom, calls=%{calls}"
+
+
+def test_chain_is_behind_the_fusions_that_it_is_woven_into() -> None:
+    """The first of a chain starts it, the last waits for it, and what those in between compute is done meanwhile."""
+    chain = fusion("a", "start"), fusion("b", "compute"), fusion("c", "done")
+    found = program(*chain, DOT, before=WOVEN)
+    (only,) = found.collectives
+    assert only.meanwhile
+    assert only.meanwhile.flops == MATMUL.flops
+    assert row(found) == (1536, 0, 0, 0)
+    found = program(*chain, fusion("d", "start.1"), fusion("e", "done.1"), before=WOVEN)
+    assert row(found) == (1536, 0, 1536, 0)
+
+
+LOOP = f"""%body (s: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
+  %t = (s32[], f32[8,16]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %p = f32[8,16] get-tuple-element(%t), index=1
+  {GATHER}
+  {DOT}
+  {DONE}
+  ROOT %u = (s32[], f32[8,16]) tuple(%i, %p)
+}}
+
+%condition (s: (s32[], f32[8,16])) -> pred[] {{
+  %t = (s32[], f32[8,16]) parameter(0)
+  ROOT %less = pred[] constant(true)
+}}
+
+"""
+
+
+def test_loops_multiply_bytes_and_not_what_is_meanwhile() -> None:
+    """A collective in a loop is behind as much each time, and what follows the loop is none of that."""
+    loop = "%w = (s32[], f32[8,16]) while(%t), condition=%condition, body=%body"
+    loop += ', backend_config={"known_trip_count":{"n":"7"}}'
+    found = program("%i = s32[] constant(0)", "%t = (s32[], f32[8,16]) tuple(%i, %p)", loop, DOT, before=LOOP)
+    assert [(each.times, each.meanwhile) for each in found.collectives] == [(7, MATMUL)]
+    assert row(found) == (7 * 1536, 0, 0, 0)
+
+
+def test_nothing_is_said_without_a_schedule() -> None:
+    """The order of a text that is not scheduled means nothing."""
+    assert set(overlap(program(GATHER, DOT, DONE, header=""), H100S, CHIPS["h100"]).values()) == {None}
+
+
+def test_what_is_beside_what_is_told() -> None:
+    """Each kind over each axes, with what runs meanwhile; the most bytes first."""
+    other = (GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2"))
+    reduce = f"%r = f32[8,8] all-reduce(%m), {GROUPS}, to_apply=%sum"
+    assert overlap(program(GATHER, DOT, DONE, *other, reduce), H100S)["overlap.text"] == (
+        "all_gather over fsdp: 1.54 kB beside matmuls (2.05 kFLOP, 1.28 kB of memory); "
+        "all_gather over fsdp: 1.54 kB beside nothing; all_reduce over fsdp: 384 B waited for"
+    )
+
+
+def test_what_takes_longer_than_what_is_beside_it_is_exposed() -> None:
+    """By the chip's figures: the network's time, less that of the FLOPs or the bytes of memory meanwhile."""
+    seconds = 1536 / CHIPS["h100"].link_bytes_per_second
+
+    def exposed(**figures: float) -> Any:
+        chip = replace(CHIPS["h100"], **cast(Any, figures))
+        return overlap(program(GATHER, DOT, DONE), H100S, chip)["overlap.exposed_seconds"]
+
+    endless = 1e30
+    assert exposed(flops_per_second=endless, memory_bytes_per_second=endless) == pytest.approx(seconds)
+    half = MATMUL.flops / (seconds / 2)
+    assert exposed(flops_per_second=half, memory_bytes_per_second=endless) == pytest.approx(seconds / 2)
+    third = MATMUL.memory_bytes / (seconds / 3)
+    assert exposed(flops_per_second=endless, memory_bytes_per_second=third) == pytest.approx(2 * seconds / 3)
+    assert exposed(flops_per_second=half / 4, memory_bytes_per_second=endless) == 0
+    waits = program(GATHER.replace("-start", "").replace("(f32[8,16], f32[32,16])", "f32[32,16]"), DOT)
+    assert overlap(waits, H100S, CHIPS["h100"])["overlap.exposed_seconds"] == pytest.approx(seconds)
+    assert overlap(waits, H100S)["overlap.exposed_seconds"] is None

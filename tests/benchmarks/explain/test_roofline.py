@@ -1,0 +1,121 @@
+"""The least time of a step is what a chip's published figures allow."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.devices.chips import CHIPS
+from benchmarks.explain.roofline import Roofline, bytes_per_second, roofline
+
+V5P, H100 = CHIPS["v5p"], CHIPS["h100"]
+
+
+def mesh(sizes: dict[str, int], place) -> Any:
+    """A mesh of devices of which only the place is known."""
+    devices = np.array([place(i) for i in range(math.prod(sizes.values()))], dtype=object)
+    return SimpleNamespace(devices=devices.reshape(tuple(sizes.values())), axis_names=tuple(sizes))
+
+
+def cube(index: int) -> Any:
+    """A chip of 4x4x4."""
+    return SimpleNamespace(coords=(index // 16, index // 4 % 4, index % 4))
+
+
+def gpu(index: int) -> Any:
+    """One of 8 GPUs of a host."""
+    return SimpleNamespace(process_index=index // 8)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind", "axes", "links"),
+    [
+        ({"data": 16, "tensor": 4}, "all_reduce", ("tensor",), 2),  # a ring along one dim, both ways
+        ({"data": 16, "tensor": 4}, "all_reduce", ("data",), 4),
+        ({"data": 16, "tensor": 4}, "all_reduce", ("data", "tensor"), 6),
+        ({"fsdp": 64}, "all_gather", ("fsdp",), 6),
+        ({"data": 16, "pipeline": 4}, "permute", ("pipeline",), 1),  # to one neighbour
+        ({"data": 16, "context": 4}, "all_to_all", ("context",), 2),  # a ring of 4: one link on the mean
+        ({"context": 64}, "all_to_all", ("context",), 6 / 3),  # three on the mean
+    ],
+)
+def test_a_torus_has_links_along_each_dim(sizes, kind, axes, links):
+    """As many as the group of devices can use at once."""
+    speed = bytes_per_second(V5P, mesh(sizes, cube), kind, axes)
+    assert speed == pytest.approx(links * V5P.link_bytes_per_second)
+
+
+def chip_of(shape: tuple[int, ...]):
+    """Chips of a slice of that shape, in order."""
+    return lambda index: SimpleNamespace(coords=tuple(map(int, np.unravel_index(index, shape))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "axes", "links"),
+    [
+        ("v5e", (4, 4), ("data",), 1),  # no wraparound but along 16
+        ("v5e", (4, 4), ("data", "tensor"), 2),
+        ("v5e", (8, 16), ("data",), 1),
+        ("v5e", (8, 16), ("tensor",), 2),
+        ("v6e", (16, 16), ("data", "tensor"), 4),
+        ("v5p", (8, 4, 4), ("data",), 2),  # cubes of 4x4x4, joined in rings
+        ("v5p", (2, 4, 4), ("fsdp",), 1),  # less than a cube
+        ("v4", (2, 2, 1), ("data",), 1),
+    ],
+)
+def test_a_dim_of_a_slice_is_a_ring_or_a_line(kind, shape, axes, links):
+    """A ring has a link each way, a line as many as the chip at its end: one (How to Scale Your Model, part 2)."""
+    names = ["data", "tensor"] if len(shape) == 2 else ["data", "fsdp", "tensor"]
+    sizes = dict(zip(names, shape, strict=True))
+    speed = bytes_per_second(CHIPS[kind], mesh(sizes, chip_of(shape)), "all_gather", axes)
+    assert speed == pytest.approx(links * CHIPS[kind].link_bytes_per_second)
+
+
+def test_a_part_of_a_ring_is_a_line():
+    """Two groups of four in a ring of eight have no link from their last chip to their first."""
+    spread = mesh({"data": 2, "fsdp": 4, "tensor": 16}, chip_of((8, 4, 4)))
+    assert bytes_per_second(V5P, spread, "all_gather", ("fsdp",)) == V5P.link_bytes_per_second
+    assert bytes_per_second(V5P, spread, "all_gather", ("data", "fsdp")) == 2 * V5P.link_bytes_per_second
+
+
+def test_an_all_gather_on_v5e_takes_as_long_as_published():
+    """Of 32 MiB over 4 chips of v5e:8x4: 560 us (How to Scale Your Model, part 3, pop quiz 2), at 45 GB/s a link.
+
+    680 us were measured there. Two links would take half.
+    """
+    v5e = dataclasses.replace(CHIPS["v5e"], link_bytes_per_second=45e9)
+    spread = mesh({"data": 8, "tensor": 4}, chip_of((8, 4)))
+    sent = [("all_gather", ("tensor",), 2**25 * 3 / 4)]
+    assert roofline(v5e, spread, 0, 0, sent).network_seconds == pytest.approx(560e-6, rel=2e-3)
+    published = roofline(CHIPS["v5e"], spread, 0, 0, sent).network_seconds
+    assert published == pytest.approx(503e-6, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind", "axes", "bound"),
+    [
+        ({"data": 2, "tensor": 8}, "all_gather", ("tensor",), H100.link_bytes_per_second),  # in one host
+        ({"data": 2, "tensor": 8}, "all_gather", ("data",), H100.network_bytes_per_second),  # one GPU of each
+        # Of 15 parts that each passes on, one crosses: 8 network cards share what a host has to get.
+        ({"fsdp": 16}, "all_gather", ("fsdp",), H100.link_bytes_per_second),
+        ({"fsdp": 64}, "all_gather", ("fsdp",), 9 * H100.network_bytes_per_second),
+        ({"context": 16}, "all_to_all", ("context",), 15 / 8 * H100.network_bytes_per_second),
+        ({"pipeline": 16}, "permute", ("pipeline",), H100.network_bytes_per_second),
+    ],
+)
+def test_hosts_are_a_switch_each_and_a_network(sizes, kind, axes, bound):
+    """Inside of one the switch bounds, between them the network, shared where what all are to get crosses once."""
+    assert bytes_per_second(H100, mesh(sizes, gpu), kind, axes) == pytest.approx(bound)
+
+
+def test_the_slowest_part_is_the_bound():
+    """A step that overlaps all it can still waits for its slowest part; collectives wait for each other."""
+    sent = [("all_gather", ("tensor",), 2e11), ("permute", ("data",), 1e11)]
+    least = roofline(V5P, mesh({"data": 16, "tensor": 4}, cube), 459e12, 2 * 2765e9, sent)
+    parts = least.compute_seconds, least.memory_seconds, least.network_seconds
+    assert parts == pytest.approx((1.0, 2.0, 1.0 + 1.0))
+    assert (Roofline(1, 2, 3).bound, Roofline(1, 2, 3).step_seconds) == ("network", 3)
+    assert (Roofline(5, 2, 3).bound, Roofline(1, 2, 1).bound) == ("compute", "memory")

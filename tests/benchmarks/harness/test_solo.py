@@ -1,0 +1,218 @@
+"""One device is timed in a process of its own, which others do not share."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from benchmarks.cases import Case
+from benchmarks.cluster.processes import Elsewhere
+from benchmarks.failures import Died, Recompiled
+from benchmarks.harness.clock import Clock
+from benchmarks.harness.corpus import read_corpus, source_of
+from benchmarks.harness.journal import Journal
+from benchmarks.harness.lifecycle import RunPlan
+from benchmarks.harness.session import Session
+from benchmarks.harness.solo import Solo, SoloTraining, _Device, has_solo, solo
+from benchmarks.timing.measure import Training
+from benchmarks.timing.turns import MIN_ROUNDS
+from strategies import GPTConfig, MeshSpec
+
+CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
+SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
+DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
+CORPUS = read_corpus(None, CONFIG)
+pytestmark = pytest.mark.usefixtures("_short_blocks")
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Solo]:
+    """A process of one device."""
+    started = Solo()
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    """Of two cases, on a machine of a speed that is known."""
+    begun = Session(RunPlan(CORPUS, rounds=MIN_ROUNDS), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False))
+    begun.matmul_rates["float32"] = 1e11
+    begun.cases = [SINGLE, DATA]
+    yield begun
+    begun.close()
+    begun.journal.close()
+
+
+def kill(process: Solo) -> None:
+    """As a backend does that aborts."""
+    os.kill(process._process.pid or 0, signal.SIGABRT)
+    process._process.join()
+
+
+def test_it_trains_as_this_process_does(device: Solo, session: Session) -> None:
+    """Its first steps are those of one of several devices, and it times as many as it is asked for."""
+    training = device.train(SINGLE, CORPUS)
+    session.prepare(SINGLE)
+    session._preparation.require_equal(training.first_steps, SINGLE)
+    assert training.block(3) > 0
+    assert training.dispatch_seconds > 0
+    training.require_finite("after three steps")
+    training.drop()
+    with pytest.raises(Elsewhere, match="KeyError"):
+        training.block(1)
+
+
+def test_a_mapped_text_is_sent_by_its_name(tmp_path: Path) -> None:
+    """It may be as large as a disk; the other process maps the same file."""
+    file = tmp_path / "text.txt"
+    file.write_bytes(CORPUS[:1000].tobytes())
+    assert source_of(read_corpus(file, CONFIG)) == file
+    assert source_of(CORPUS) is CORPUS
+
+
+def test_it_is_traced_and_attributed_where_it_is_timed(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the process of one device; each variant there is heard of here, so that no watchdog takes it for a hang."""
+    session._lifecycle.plan = session.plan = replace(session.plan, attribution=True, trace=tmp_path / "traces")
+    session.cases = [SINGLE]
+    session.prepare(SINGLE)
+    begin, begun = session._lifecycle.begin, list[str]()
+    monkeypatch.setattr(session._lifecycle, "begin", lambda case: (begun.append(case), begin(case)))
+    monkeypatch.setattr("benchmarks.harness.heat.attribute", lambda *_: 1 / 0)
+    monkeypatch.setattr("benchmarks.harness.heat.trace", lambda *_: 1 / 0)
+    heard: list[int] = []
+    there = SoloTraining.attribute
+
+    def attribute(training: SoloTraining, *arguments: Any) -> Any:
+        before = len(begun)
+        parts = there(training, *arguments)
+        heard.append(len(begun) - before)
+        return parts
+
+    monkeypatch.setattr(SoloTraining, "attribute", attribute)
+    session.time(SINGLE)
+    row = session.rows[str(SINGLE)].extra_info
+    assert row["status"] == "ok"
+    assert row["attribution.total_over_step"]
+    assert list((tmp_path / "traces" / str(SINGLE)).rglob("*.xplane.pb"))
+    assert heard[0] > 3  # gradients, optimizer, nothing, and the turns of all
+
+
+def test_what_fails_there_fails_here(device: Solo) -> None:
+    """With the status and the reason that it has there; the process goes on."""
+    with pytest.raises(Elsewhere, match="it must be at least 1") as failure:
+        device.train(Case("single", SINGLE.mesh, "tiny", CONFIG, 0, 1, "float32", "none"), CORPUS)
+    assert failure.value.status == "infeasible"
+    assert device.matmul_flops_per_second("float32") > 0
+
+
+def test_an_interrupted_question_leaves_no_answer_behind(device: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C in the middle of one, the next gets its own answer."""
+    training = device.train(SINGLE, CORPUS)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(device, "_answer", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            training.block(2)
+    assert training.block(1) > 0
+    training.drop()
+
+
+def test_one_that_died_says_so_and_another_takes_its_place() -> None:
+    """Who asks learns what it died of, and keeps no buffer of the question; who asks next has a process again."""
+    first = solo()
+    assert solo() is first
+    kill(first)
+    with pytest.raises(Died, match="SIGABRT") as failure:
+        first.matmul_flops_per_second("float32")
+    assert isinstance(failure.value.__cause__, OSError)
+    assert failure.value.__cause__.__traceback__ is None
+    assert solo() is not first
+    assert solo().alive
+
+
+def statuses(session: Session) -> list[object]:
+    """Of the two."""
+    return [session.rows[str(case)].extra_info["status"] for case in (SINGLE, DATA)]
+
+
+def test_rows_say_that_single_had_a_process_of_its_own(session: Session) -> None:
+    """Where devices are virtual its blocks are timed there, and the others' relative times are over these."""
+    assert (jax.devices()[0].platform, jax.device_count(), has_solo()) == ("cpu", 8, True)
+    session.time(DATA)
+    row = session.rows[str(DATA)].extra_info
+    assert statuses(session) == ["ok", "ok"]
+    assert row["single_in_own_process"] is True
+    assert isinstance(row["relative_to_single"], float)
+
+
+def test_if_it_dies_before_a_step_is_timed_no_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the rate of a matmul there is no utilization; another process takes the place of the one that died."""
+    session.matmul_rates.clear()
+    for case in (SINGLE, DATA):
+        session.prepare(case)
+    ask = Solo.ask
+
+    def die(process: Solo, question: Any, *arguments: Any) -> Any:
+        if question.__name__ == "matmul_flops_per_second":
+            kill(process)
+        return ask(process, question, *arguments)
+
+    monkeypatch.setattr(Solo, "ask", die)
+    with pytest.warns(UserWarning, match="no rate of a matmul: the process of one device ended by SIGABRT"):
+        session.time(DATA)
+    assert statuses(session) == ["ok", "ok"]
+    assert session.rows[str(DATA)].extra_info["model_flops_utilization"] is None
+
+
+def test_why_nothing_is_compared_is_said(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `single` has no row of its own to say that it could not be timed, those that are compared with it do."""
+    session.cases = [DATA]
+    session.prepare(DATA)
+    monkeypatch.setattr(Solo, "train", lambda *_: 1 / 0)
+    session.time(DATA)
+    row = session.rows[str(DATA)].extra_info
+    assert (row["status"], row["relative_to_single"]) == ("ok", None)
+    assert row["reason"] == "not compared with single, which could not be timed: ZeroDivisionError: division by zero"
+
+
+def test_if_it_dies_one_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of this process are timed to the end, and have what could be compared until then."""
+    begin, turns = session._lifecycle.begin, list[str]()
+
+    def begin_or_kill(case: str) -> None:
+        begin(case)
+        turns.append(case)
+        if turns.count(str(DATA)) == MIN_ROUNDS:
+            kill(solo())
+
+    monkeypatch.setattr(session._lifecycle, "begin", begin_or_kill)
+    session.time(DATA)
+    assert statuses(session) == ["error", "ok"]
+    assert "SIGABRT" in str(session.rows[str(SINGLE)].extra_info["reason"])
+
+
+def test_a_step_that_is_compiled_while_it_is_timed_is_refused() -> None:
+    """There as here: a step that is compiled anew each time is slow for another reason than its work."""
+    device = _Device(lambda: None)
+    for number, program in enumerate((jax.jit(keep), lambda *inputs: jax.jit(lambda *traced: keep(*traced))(*inputs))):
+        device.trainings[number] = Training(program, 1.0, [0.0])
+        device.trainings[number].block(1)
+    assert device.block(0, 1)[0] > 0
+    with pytest.raises(Recompiled, match=r"compiled while it was timed: .*<lambda>"):
+        device.block(1, 1)
+
+
+def keep(state: float, _: float) -> tuple[float, dict[str, Any]]:
+    """A step that does nothing."""
+    return state, {}

@@ -1,0 +1,82 @@
+"""What instructions of TPUs' programs are found to send: fragments as libtpu prints them, with smaller arrays."""
+
+import pytest
+
+from benchmarks.program.collectives import Collective
+from benchmarks.program.compiled import read_program
+
+MESH = {"data": 2, "fsdp": 4}
+GROUPS = "replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true"
+PART = "bf16[20,16]{1,0:T(8,128)(2,1)S(1)}"
+EMITTER = '"collective_algorithm_config":{"emitter":"SingleInputAllReduceScatterFusion","strategy":"StrategyRing"}'
+
+FUSED = f"""HloModule m, is_scheduled=true
+
+%all-reduce-scatter (input: bf16[64,16]) -> bf16[20,16] {{
+  %input = bf16[64,16]{{1,0:T(8,128)(2,1)S(1)}} parameter(0)
+  %zero = bf16[] constant(0)
+  %pad = bf16[80,16]{{1,0:T(8,128)(2,1)}} pad(%input, %zero), padding=0_16x0_0
+  %all-reduce.1 = bf16[80,16]{{1,0:T(8,128)(2,1)}} all-reduce(%pad), channel_id=2, {GROUPS}, to_apply=%region_0.0.clone
+  %shard = u32[]{{:T(128)}} partition-id()
+  %rows = u32[] constant(20)
+  %begin = u32[]{{:T(128)}} multiply(%shard, %rows)
+  ROOT %part = {PART} dynamic-slice(%all-reduce.1, %begin, %shard), dynamic_slice_sizes={{20,16}}
+}}
+
+ENTRY %main (p: bf16[64,16]) -> bf16[20,16] {{
+  %p = bf16[64,16]{{1,0:T(8,128)(2,1)}} parameter(0)
+  ROOT %fusion = {PART} fusion(%p), kind=kCustom, calls=%all-reduce-scatter, backend_config={{{EMITTER}}}
+}}
+"""
+
+
+def test_reduce_scatter_that_is_spelt_as_an_all_reduce_and_a_slice() -> None:
+    """A TPU's emitter of both sends what a reduce-scatter does, of an operand that is padded to make equal parts."""
+    (found,) = read_program(FUSED, MESH).collectives
+    assert found == Collective("reduce_scatter", ("fsdp",), 1, False, 80 * 16 * 2 * 3 // 4)
+    assert (found.operand_bytes, found.padding_bytes, found.decomposed) == (80 * 16 * 2, 16 * 16 * 2, "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("SingleInputAllReduceScatterFusion", "RotatedPincerEmitter"),
+        ("bf16[20,16]", "bf16[40,16]"),
+        ("bf16[20,16]", "bf16[18,16]"),
+        ("dynamic-slice(", "slice("),
+        ("dynamic-slice(%all-reduce.1,", "dynamic-slice(%pad,"),
+    ],
+)
+def test_all_reduce_is_one_unless_its_emitter_says_otherwise(old: str, new: str) -> None:
+    """Another emitter, or parts that are not a device's own: the full array is reduced everywhere."""
+    assert old in FUSED
+    (found,) = read_program(FUSED.replace(old, new), MESH).collectives
+    assert found == Collective("all_reduce", ("fsdp",), 1, False, 2 * 80 * 16 * 2 * 3 // 4)
+
+
+@pytest.mark.parametrize(
+    ("said", "decomposed"),
+    [
+        ("to_apply=%region_0.0.clone", "reduce_scatter"),
+        ("to_apply=%add.10", "all_gather"),
+        ("to_apply=%add", "all_gather"),
+        ("to_apply=%add.clone", "all_gather"),
+        ("to_apply=%region_0.0", ""),
+        ('to_apply=%add, metadata={op_name="jit(update)/shard_map/psum_invariant" stack_frame_id=1}', ""),
+        ('to_apply=%region_0.0, metadata={op_name="jit(update)/jvp()/all_gather"}', "all_gather"),
+    ],
+)
+def test_all_reduce_tells_what_it_was(said: str, decomposed: str) -> None:
+    """By the function that it stems from; where the compiler forgot that, by the addition that its pass has made."""
+    text = "HloModule m\nENTRY %main (p: f32[8]) -> f32[8] {\n  %p = f32[8] parameter(0)\n"
+    text += f"  ROOT %r = f32[8] all-reduce(%p), {GROUPS}, {said}\n}}"
+    (found,) = read_program(text, MESH).collectives
+    assert (found.kind, found.decomposed) == ("all_reduce", decomposed)
+
+
+def test_sums_are_of_the_type_of_the_result() -> None:
+    """A TPU adds bfloat16 up in float32, within one all-reduce: what devices send each other are these sums."""
+    text = "HloModule m\nENTRY %main (p: bf16[8]) -> f32[8] {\n  %p = bf16[8] parameter(0)\n"
+    text += f"  ROOT %r = f32[8] all-reduce(%p), {GROUPS}, to_apply=%region_0.0\n}}"
+    (found,) = read_program(text, MESH).collectives
+    assert (found.operand_bytes, found.sent_bytes, found.arrays) == (32, 48, ("f32[8]",))

@@ -1,0 +1,115 @@
+"""No two collectives of a step wait side by side on one device, and what could is found."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from benchmarks.cases import Case
+from benchmarks.failures import MayDeadlock
+from benchmarks.harness.clock import Clock
+from benchmarks.harness.prepare import Entry, Preparation
+from benchmarks.program.compiled import read_program
+from benchmarks.record import Record
+from benchmarks.timing.attribution import safe
+from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies.fsdp import head_first, spread
+from strategies.model.hooks import ONE_DEVICE
+from strategies.training.weight_shards import Shards
+from tests.benchmarks.program.test_compiled import BOTH, MESH, compiled, text_of
+
+SMALL = GPTConfig(layers=8, embed=32, heads=8, vocab=256, sequence=32)
+
+
+def looped(x):
+    """A loop with a sum over devices in each iteration, and work that may run in other threads."""
+    return lax.scan(lambda x, _: (lax.psum(jnp.tanh(x @ x.T @ x), BOTH), None), x, length=3)[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "pairs"),
+    [
+        (looped, 0),
+        (lambda x: looped(looped(x)), 0),
+        (lambda x: lax.psum(looped(x), "data"), 0),
+        (lambda x: looped(lax.psum(x, "data")), 0),
+        (lambda x: looped(x) + looped(2 * x), 1),
+        (lambda x: looped(x) + looped(2 * x) + looped(3 * x), 3),
+    ],
+    ids=["loop", "one after the other", "sum of a loop", "loop of a sum", "two side by side", "three"],
+)
+def test_loops_that_communicate_side_by_side_are_found(function, pairs):
+    """Of each pair of loops that do not need each other; where one needs the other, there is none."""
+    assert len(read_program(compiled(function, (8, 16)), MESH).concurrent) == pairs
+
+
+def test_what_is_in_a_loop_is_looked_at():
+    """Loops side by side in the body of a loop are as dangerous."""
+
+    def nested(x):
+        return lax.scan(lambda x, _: (looped(x) + looped(2 * x), None), x, length=2)[0]
+
+    assert len(read_program(compiled(nested, (8, 16)), MESH).concurrent) == 1
+
+
+def test_a_variant_that_may_deadlock_is_not_run():
+    """What attribution compiles is held to the same law."""
+    text = compiled(lambda x: looped(x) + looped(2 * x), (8, 16))
+    program: Any = SimpleNamespace(as_text=lambda: text)
+    with pytest.raises(MayDeadlock, match="virtual CPU devices may wait for each other forever"):
+        safe(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2]), program)
+    assert safe(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), program) is program
+
+
+def test_a_step_that_may_deadlock_is_not_run(monkeypatch):
+    """It ends with a row that names the two instructions, before it is started."""
+    case = Case("data", MeshSpec.parse("data=8"), "small", SMALL, 8, 1, "float32", "dots")
+    read = lambda text, axes: dataclasses.replace(read_program(text, axes), concurrent=(("while.1", "psum.2"),))  # noqa: E731
+    monkeypatch.setattr("benchmarks.harness.prepare.read_program", read)
+    entry = Entry(case, Record.begin(case))
+    with pytest.raises(MayDeadlock, match=r"%psum.2 communicates beside %while.1"):
+        list(Preparation(np.zeros(2000, np.uint8), Clock()).stages(entry, compile_only=False))
+
+
+def test_gradients_of_the_last_norm_are_scattered_before_a_loop_over_long_sequences():
+    """Of 4096 tokens on, where JAX 0.12 scatters what the loop does not need after it."""
+    config = GPTConfig(layers=2, embed=32, heads=2, vocab=256, sequence=4096)
+    step = STRATEGIES["fsdp"].build(config, MeshSpec.parse("fsdp=2"), TrainConfig(2), jax.devices()[:2])
+    assert read_program(text_of(step.lower()), step.mesh.shape).concurrent == ()
+
+
+def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
+    """On virtual devices, and to the last bit it is what it was; elsewhere nothing is added."""
+    x, weights = jnp.ones((2, 3)), {"scale": jnp.ones(3), "bias": jnp.ones((3, 1))}
+    (y, same), backward = jax.vjp(head_first, x, weights)
+    assert (y == x).all()
+    for name in weights:
+        dx, dweights = backward((3 * x, same | {name: jnp.nan * same[name]}))
+        assert jnp.isnan(dx).all()
+        assert jnp.isnan(dweights[name]).all()
+    assert (backward((3 * x, same))[0] == 3 * x).all()
+    for devices, head in ((1, ONE_DEVICE.head), (2, head_first)):
+        mesh = jax.make_mesh((devices,), ("fsdp",), devices=jax.devices()[:devices])
+        assert spread(Shards("fsdp", devices, SMALL), TrainConfig(2), mesh).hooks.head is head
+
+
+@pytest.mark.factorisations
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [(name, mesh) for name, each in STRATEGIES.items() for mesh in each.meshes(8)],
+    ids=lambda each: str(each),
+)
+def test_no_step_may_deadlock(name, mesh):
+    """Every strategy, on every product of mesh axes of eight devices."""
+    train = TrainConfig(16, microbatches=8 if "pipeline" in mesh.sizes else STRATEGIES[name].microbatches)
+    try:
+        step = STRATEGIES[name].build(SMALL, mesh, train)
+    except Infeasible:
+        step = STRATEGIES[name].build(SMALL, mesh, dataclasses.replace(train, microbatches=2))
+    assert read_program(text_of(step.lower()), step.mesh.shape).concurrent == ()
+    assert len(jax.devices()) == 8

@@ -1,0 +1,81 @@
+"""What a run says."""
+
+from dataclasses import replace
+
+from benchmarks.explain.memory import Memory
+from benchmarks.reporting.terminal import MIB, noise, outcome, progress, table, where_time_goes
+from benchmarks.timing.turns import Interval
+from tests.benchmarks.test_record import CASE, MEASURED, NOTHING_KNOWN
+
+INFEASIBLE = replace(
+    NOTHING_KNOWN,
+    case=replace(CASE, config=replace(CASE.config, embed=12, heads=4)),
+    status="infeasible",
+    reason="fsdp=8 does not divide embed=12",
+)
+
+
+def test_progress_has_place_outcome_and_time_left() -> None:
+    """A line says which case ended, how, and how long the rest will take."""
+    assert outcome(MEASURED.as_row()) == "fsdp-fsdp=8-b16-microbatches=2: 2,048 tokens/s"
+    assert outcome(INFEASIBLE.as_row()).endswith("b16-microbatches=2: infeasible: fsdp=8 does not divide embed=12")
+    assert progress(1, 12, "fsdp", 110.0) == "[ 1/12] fsdp, about 1:50 left"
+    assert progress(12, 12, "fsdp", None) == "[12/12] fsdp"
+
+
+def test_table_has_a_line_for_each_case() -> None:
+    """Numbers stand under their heading, what was predicted behind what is, and a case without any says why."""
+    measured = replace(MEASURED, memory=Memory(9 * MIB, 2 * MIB, 6 * MIB, 3 * MIB, 9 * MIB, 9 * MIB))
+    measured = replace(measured, compiled={"compiled.sent_bytes": 33 * MIB})
+    header, measured, infeasible = table([measured.as_row(), INFEASIBLE.as_row()])
+    assert header.split("  ")[:2] == ["strategy", "mesh"]
+    assert measured.split() == [
+        *("fsdp", "fsdp=8", "16", "2,048", "2.00", "1.80", "2.10"),
+        *("12.0", "8.0", "33.0", "32.4", "equal"),
+    ]
+    assert infeasible.split(maxsplit=3)[3] == "infeasible: fsdp=8 does not divide embed=12"
+    assert header.index("loss check") == measured.index("equal") == infeasible.index("infeasible")
+
+
+def test_table_has_twins_where_there_are_any() -> None:
+    """What the compiler partitions stands beside what is by hand, of which that column says nothing."""
+    auto = replace(MEASURED, case=replace(CASE, strategy="auto"), relative_to_twin=Interval(1.3, 1.2, 1.4))
+    header, by_hand, compared = table([MEASURED.as_row(), auto.as_row()])
+    assert "time/twin" not in table([MEASURED.as_row()])[0]
+    assert compared.split()[4:10] == ["2.00", "1.80", "2.10", "1.30", "1.20", "1.40"]
+    assert set(by_hand[header.index("time/twin") : header.index("  MiB/device")]) == {" "}
+
+
+def test_table_has_what_goes_between_processes_where_there_are_several() -> None:
+    """By axes; a step in one process sends nothing to another."""
+    split = replace(MEASURED, compiled={"between_processes.axes": "data", "between_processes.sent_bytes": 3 * MIB})
+    header, alone, over = table([MEASURED.as_row(), split.as_row()])
+    assert "between processes" not in table([MEASURED.as_row()])[0]
+    assert over.split()[-3:] == ["3.0", "data", "equal"]
+    end = header.index("between processes") + len("between processes")
+    assert over[:end].endswith("3.0 data")
+    assert set(alone[header.index("between processes") : end]) == {" "}
+
+
+def test_table_says_what_was_not_checked() -> None:
+    """A time without a check is not passed off as one with it."""
+    unchecked = replace(MEASURED, matches_single=None, reason="not checked, for single ended in oom")
+    assert table([unchecked.as_row()])[1].endswith("not checked, for single ended in oom")
+
+
+def test_noise_is_said() -> None:
+    """The summary tells how much a step may have differed from itself, and says so loudly where that is too much."""
+    quiet, loud = MEASURED.as_row(), replace(MEASURED, canary=Interval(0.9, 0.8, 1.0)).as_row()
+    assert noise([quiet, quiet]) == ["noise: the same step timed twice differed by -2.0% to +4.0%"]
+    assert noise([quiet, loud]) == [
+        "noise: the same step timed twice differed by -20.0% to +0.0%, -2.0% to +4.0%; THIS RUN IS NOISY"
+    ]
+    assert noise([INFEASIBLE.as_row()]) == []
+
+
+def test_parts_of_the_time_are_shown_in_percent() -> None:
+    """What was measured of a step's time stands in columns; rows of which nothing is known are left out."""
+    header, measured = where_time_goes([INFEASIBLE.as_row(), MEASURED.as_row()])
+    assert header.split("  ")[-1].strip() == "in all %"
+    assert measured.split() == ["fsdp", "fsdp=8", "16", "60.0", "20.0", "0.0", "4.0", "0.0", "10.0", "1.0", "95.0"]
+    assert where_time_goes([INFEASIBLE.as_row()]) == []

@@ -1,0 +1,125 @@
+"""Candidates are weighed by formulas, and ranked by the least time that they allow."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.cases import Case
+from benchmarks.devices.chips import CHIPS
+from benchmarks.devices.topology import Topology
+from benchmarks.search.bounds import Candidate, foremost, moved_bytes, ranked, weighed
+from benchmarks.search.candidates import Space
+from strategies import GPTConfig, Infeasible, MeshSpec
+from strategies.costs.memory import layer_bytes
+from strategies.costs.predict import Cost, predict
+
+CONFIG = GPTConfig(layers=4, embed=64, heads=4, vocab=256, sequence=16)
+CHIP = CHIPS["v5e"]
+
+
+def case(strategy: str, mesh: str, **others: Any) -> Case:
+    """A tiny one, on virtual devices."""
+    spec = MeshSpec.parse(mesh)
+    usual = Case(strategy, spec, "tiny", CONFIG, 16, 1, "bfloat16", "dots", topology=Topology("cpu", (spec.size,)))
+    return replace(usual, **others)
+
+
+def all_ranked(memory_bytes: int) -> list[Candidate]:
+    """All candidates on eight devices that hold so much."""
+    space = Space(Topology.parse("cpu:8"), "tiny", CONFIG, 16, "bfloat16", remats=("dots", "full"))
+    return ranked(space.cases(), replace(CHIP, memory_bytes=memory_bytes))
+
+
+def test_none_that_does_not_fit_is_before_one_that_does() -> None:
+    """First what fits, the least time first; then what does not, the least memory first; last what cannot be."""
+    needs = sorted(each.bound.needed_bytes for each in all_ranked(2**40) if each.bound)
+    candidates = all_ranked(needs[len(needs) // 2])
+    kinds = [0 if each.fits else 1 if each.bound else 2 for each in candidates]
+    assert kinds == sorted(kinds)
+    assert set(kinds) == {0, 1, 2}
+    bounds = [each.bound for each in candidates if each.bound]
+    times = [bound.roofline.step_seconds for bound in bounds if bound.fits and bound.roofline]
+    assert times == sorted(times)
+    assert len(set(times)) > 10
+    assert all(bound.fits == (bound.needed_bytes <= bound.capacity_bytes) for bound in bounds)
+    too_large = [bound.needed_bytes for bound in bounds if not bound.fits]
+    assert too_large == sorted(too_large)
+
+
+def test_formulas_are_those_of_predict() -> None:
+    """What a candidate holds, sends and computes; and what predict refuses has its words."""
+    outcomes = []
+    for each in all_ranked(2**40):
+        cost = predicted(each.case)
+        outcomes.append(isinstance(cost, Cost))
+        if isinstance(cost, Infeasible):
+            assert (str(each.cost), each.bound) == (str(cost), None)
+        else:
+            assert each.cost == cost
+            assert each.bound
+            assert each.bound.needed_bytes == sum(cost.arguments.values()) + sum(cost.temporaries.values())
+    assert 5 < sum(outcomes) < len(outcomes) - 5
+
+
+def predicted(case: Case) -> Cost | Infeasible:
+    """What the formulas say by themselves."""
+    try:
+        return predict(case.strategy, case.config, case.mesh, case.training())
+    except Infeasible as error:
+        return error
+
+
+def test_a_bubble_stretches_the_computation() -> None:
+    """By the part of its time that a stage waits; its FLOPs are the same."""
+    each = weighed(case("pipeline", "pipeline=4", microbatches=4), CHIP)
+    assert isinstance(each.cost, Cost)
+    assert each.bound
+    assert each.bound.roofline
+    assert each.cost.bubble == pytest.approx(3 / 7)
+    busy = each.bound.roofline.compute_seconds * (1 - 3 / 7) * CHIP.flops_per_second
+    assert busy == pytest.approx(sum(each.cost.flops.values()) / 4)
+
+
+def test_sending_takes_its_links() -> None:
+    """Virtual devices stand in a row: at the ends of a line there is one link."""
+    each = weighed(case("data", "data=8"), CHIP)
+    assert isinstance(each.cost, Cost)
+    assert each.bound
+    assert each.bound.roofline
+    expected = each.cost.sent_bytes / CHIP.link_bytes_per_second
+    assert each.bound.roofline.network_seconds == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("remat", "passes"), [("dots", 2), ("full", 3)])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_memory_is_read_and_written_once_for_each_use(remat: str, passes: int, microbatches: int) -> None:
+    """By hand, of data parallelism: every device has all weights, and positions are looked up, not multiplied."""
+    each = weighed(case("data", "data=8", remat=remat, microbatches=microbatches), CHIP)
+    assert isinstance(each.cost, Cost)
+    weights, table = CONFIG.param_count, CONFIG.sequence * CONFIG.embed
+    in_each = passes * 2 * (weights - table) + 8 * weights + 2 * CONFIG.layers * layer_bytes(each.cost.plan)
+    assert moved_bytes(each.cost.plan) == microbatches * in_each + 24 * weights
+
+
+def test_fsdp_computes_with_whole_weights() -> None:
+    """So it reads them whole, and updates its part alone."""
+    whole, part = (weighed(case(name, f"{name}=8"), CHIP).cost for name in ("data", "fsdp"))
+    assert isinstance(whole, Cost)
+    assert isinstance(part, Cost)
+    assert moved_bytes(whole.plan) - moved_bytes(part.plan) == (8 + 24) * CONFIG.param_count * 7 // 8
+
+
+def test_the_foremost_are_each_of_another_kind() -> None:
+    """The best of each strategy and set of mesh axes, in order."""
+    candidates = all_ranked(2**40)
+    kinds = [(each.case.strategy, *each.case.mesh.sizes) for each in candidates if each.bound]
+    found = foremost(candidates)
+    assert [(each.case.strategy, *each.case.mesh.sizes) for each in found] == list(dict.fromkeys(kinds))
+    assert all(each.order == min(o.order for o in candidates if o.bound and same(o, each)) for each in found)
+
+
+def same(one: Candidate, other: Candidate) -> bool:
+    """Whether two are of one kind."""
+    kinds = [(each.case.strategy, *each.case.mesh.sizes) for each in (one, other)]
+    return kinds[0] == kinds[1]

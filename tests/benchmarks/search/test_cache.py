@@ -1,0 +1,94 @@
+"""What a compiler said is read again while nothing has changed, and never after."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cases import Case
+from benchmarks.devices.topology import Topology
+from benchmarks.search import cache
+from benchmarks.search.cache import Cache
+from strategies import GPTConfig, MeshSpec
+
+CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
+CASE = Case("fsdp", MeshSpec.parse("fsdp=4"), "tiny", CONFIG, 4, 1, "float32", "dots", topology=Topology("cpu", (4,)))
+OTHERS = [
+    {"strategy": "three_d"},
+    {"mesh": MeshSpec.parse("data=4")},
+    {"preset": "small"},
+    {"config": replace(CONFIG, layers=3)},
+    {"config": replace(CONFIG, tied=False)},
+    {"batch_size": 8},
+    {"microbatches": 2},
+    {"dtype": "bfloat16"},
+    {"remat": "full"},
+    {"options": (("gather", "step"),)},
+    {"options": (("gather", "layer"),)},
+    {"topology": Topology("h100", (1, 4))},
+]
+
+
+def test_what_is_kept_is_found(tmp_path: Path) -> None:
+    """In a folder that need not be there before; nothing is, of a case that was never kept."""
+    kept = Cache(tmp_path / "new" / "folder")
+    assert kept.get(CASE) is None
+    kept.put(CASE, {"status": "ok", "memory.total_bytes": 12})
+    assert Cache(tmp_path / "new" / "folder").get(CASE) == {"status": "ok", "memory.total_bytes": 12}
+    assert [path.suffix for path in (tmp_path / "new" / "folder").iterdir()] == [".json"]
+
+
+def test_asked_again_it_is_kept_anew(tmp_path: Path) -> None:
+    """Whatever is there: it is not found, and the new answer takes its place."""
+    Cache(tmp_path).put(CASE, {"status": "compile_error"})
+    again = Cache(tmp_path, again=True)
+    assert again.get(CASE) is None
+    again.put(CASE, {"status": "ok"})
+    assert Cache(tmp_path).get(CASE) == {"status": "ok"}
+
+
+@pytest.mark.parametrize("others", OTHERS, ids=str)
+def test_another_case_has_another_key(tmp_path: Path, others: dict) -> None:
+    """Whatever it is that differs."""
+    kept = Cache(tmp_path)
+    kept.put(CASE, {})
+    assert kept.get(replace(CASE, **others)) is None
+
+
+@pytest.mark.parametrize("change", ["XLA_FLAGS", "LIBTPU_INIT_ARGS", "versions", "sources", "SETTINGS"])
+def test_whatever_compiles_otherwise_has_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Versions of the compiler and of what hands it the program, flags, settings, and our own sources."""
+    kept = Cache(tmp_path)
+    kept.put(CASE, {"status": "ok"})
+    if change.isupper() and change != "SETTINGS":
+        monkeypatch.setenv(change, "--another")
+    else:
+        monkeypatch.setattr(cache, change, {"SETTINGS": ()}.get(change, lambda *_: "another"))
+    assert kept.get(CASE) is None
+    monkeypatch.undo()
+    assert kept.get(CASE) == {"status": "ok"}
+
+
+def test_sources_are_all_that_make_and_read_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change in any file of either room changes what they are known by."""
+    known = set()
+    for text in ("one", "two"):
+        (tmp_path / "fsdp.py").write_text(text)
+        monkeypatch.setattr("strategies.__path__", [str(tmp_path)])
+        cache.sources.cache_clear()
+        known.add(cache.sources())
+    monkeypatch.undo()
+    cache.sources.cache_clear()
+    assert len(known | {cache.sources()}) == 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"case": "fsdp"}'])
+def test_what_cannot_be_read_is_not_there(tmp_path: Path, text: str) -> None:
+    """It is compiled again."""
+    kept = Cache(tmp_path)
+    kept.put(CASE, {"status": "ok"})
+    (path,) = tmp_path.iterdir()
+    path.write_text(text)
+    assert kept.get(CASE) is None

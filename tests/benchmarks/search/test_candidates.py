@@ -1,0 +1,65 @@
+"""Candidates are all ways there are, each once."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from benchmarks.devices.topology import Topology
+from benchmarks.search.candidates import AXIS, Space, choices
+from strategies import GPTConfig, MeshSpec
+from strategies.costs.traffic import LAWS
+from strategies.mesh import AXES, factorisations
+
+CONFIG = GPTConfig(layers=4, embed=16, heads=4, vocab=256, sequence=16)
+
+
+def space(devices: int = 8, **others: Any) -> Space:
+    """Of a tiny model."""
+    return Space(Topology("cpu", (devices,)), "tiny", CONFIG, 24, "bfloat16", **others)
+
+
+@pytest.mark.parametrize("devices", [1, 8, 12])
+def test_every_factorisation_of_the_devices_is_there(devices: int) -> None:
+    """With every strategy of which formulas are known, if one device is not enough for it; each candidate once."""
+    cases = list(space(devices).cases())
+    assert {case.mesh for case in cases} == set(factorisations(AXES, devices))
+    assert {case.strategy for case in cases} == ({"single"} if devices == 1 else set(LAWS) - {"single"})
+    work = [(case.strategy, case.mesh, case.training()) for case in cases]
+    assert len(work) == len(set(work))
+
+
+def test_options_vary_where_they_make_another_step() -> None:
+    """With each mesh that has their axis, all values with all of the others; with the rest none."""
+    asked = ("chunks", (2, 4)), ("schedule", ("1f1b", "interleaved")), ("sequence_parallel", (True, False))
+    for (name, mesh), group in itertools.groupby(space(options=asked).cases(), lambda case: (case.strategy, case.mesh)):
+        cases = list(group)
+        found = {case.options for case in cases}
+        assert all(AXIS[option] in mesh.sizes for options in found for option, _ in options)
+        schedules = 3 if "pipeline" in mesh.sizes else 1  # chunks are those of one of them
+        gathers, tensors = (2 if axis in mesh.sizes else 1 for axis in ("fsdp", "tensor"))
+        assert len(found) == schedules * gathers * tensors, (name, mesh)
+        assert len(cases) == len(found) * 3 * len({case.microbatches for case in cases})
+
+
+def test_what_is_asked_for_is_all_there_is() -> None:
+    """Strategies, meshes, microbatches and policies."""
+    meshes = tuple(map(MeshSpec.parse, ("fsdp=8", "data=2,fsdp=4")))
+    cases = list(space(strategies=("fsdp", "hsdp"), meshes=meshes, microbatches=(3,), remats=("full",)).cases())
+    assert {(case.strategy, str(case.mesh)) for case in cases} == {("fsdp", "fsdp=8"), ("hsdp", "data=2,fsdp=4")}
+    assert {(case.microbatches, case.remat, case.batch_size, case.dtype) for case in cases} == {
+        (3, "full", 24, "bfloat16")
+    }
+
+
+@pytest.mark.parametrize("mesh", [*map(str, factorisations(AXES, 12))])
+def test_microbatches_divide_what_a_device_gets(mesh: str) -> None:
+    """Where anything does; a pipeline has as many as stages, or more."""
+    sizes = MeshSpec.parse(mesh).sizes
+    stages, shards = sizes.get("pipeline", 1), sizes.get("data", 1) * sizes.get("fsdp", 1)
+    found = choices(MeshSpec.parse(mesh), 48)
+    assert len(found) == len(set(found)) >= 1
+    assert all(48 // shards % parts == 0 for parts in found)
+    if 48 // shards % stages == 0:
+        assert found[0] == stages
+        assert all(later == 2 * earlier for earlier, later in itertools.pairwise(found))

@@ -1,0 +1,125 @@
+"""Where the time of a step goes: parts that are known, of steps that are."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.cases import Case, Options
+from benchmarks.harness.corpus import read_corpus
+from benchmarks.harness.prepare import begin_training
+from benchmarks.program.compiled import read_program
+from benchmarks.timing import measure
+from benchmarks.timing.attribution import Attribution, attribute, variants
+from benchmarks.timing.measure import compile_step
+from benchmarks.timing.turns import MIN_ROUNDS
+from strategies import GPTConfig, MeshSpec, Step
+from tests.strategies import quick
+
+CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=16)
+SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
+SECONDS = 0.1
+
+
+def test_parts_are_differences() -> None:
+    """Each part is what its variant does without, and where nothing overlaps they add up to the step."""
+    parts = Attribution.of(
+        {
+            "step": 100,
+            "waiting": 80,
+            "side by side": 74,
+            "alone": 71,
+            "gradients": 61,
+            "kept": 52,
+            "optimizer": 11,
+            "nothing": 1,
+        }
+    )
+    assert parts == Attribution(
+        compute_seconds=51,
+        exposed_communication_seconds=20,
+        schedule_bubble_seconds=6,
+        lockstep_bubble_seconds=3,
+        recomputation_seconds=9,
+        optimizer_seconds=10,
+        dispatch_seconds=1,
+    )
+    assert parts.total_seconds == 100
+
+
+def test_what_has_no_variant_takes_no_time() -> None:
+    """On one device, with nothing recomputed, there are no waiting, no sending and no recomputation."""
+    parts = Attribution.of({"step": 100, "gradients": 90, "optimizer": 11, "nothing": 1})
+    assert parts == Attribution(89, 0, 0, 0, 0, 10, 1)
+
+
+def test_keeping_that_is_slower_leaves_nothing_to_gain() -> None:
+    """Where computing again is faster than keeping, all of the time is compute."""
+    parts = Attribution.of({"step": 100, "gradients": 90, "kept": 95, "optimizer": 11, "nothing": 1})
+    assert (parts.compute_seconds, parts.recomputation_seconds) == (89, 0)
+
+
+@pytest.mark.parametrize(("strategy", "options"), [("zero1", ()), ("data", (("compression", "onebit"),))])
+def test_halves_of_another_layout_than_the_weights_send_nothing(strategy: str, options: Options) -> None:
+    """Where gradients are split or each device's own, and weights are not, each half is timed as it is."""
+    case = replace(SINGLE, strategy=strategy, mesh=MeshSpec.parse("data=4"), options=options)
+    step, found = case.build(), variants(case)
+    for name in ("gradients", "optimizer"):
+        lowered = jax.jit(found[name], donate_argnums=0).lower(step.state, step.batch)
+        assert read_program(quick.compiled(lowered).as_text() or "", step.mesh.shape).sent_bytes == 0
+
+
+@pytest.mark.parametrize("given", ["default", "asked"])
+def test_variants_are_told_what_the_step_is(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """XLA compiles them with the same options, or they would not be its variants: here with one that it refuses."""
+    step = SINGLE.build()
+    training = begin_training(step, compile_step(step).program, step.init, read_corpus(None, CONFIG))
+    unknown = {"xla_no_such": "1"}
+    case = SINGLE if given == "default" else replace(SINGLE, compiler_options=tuple(unknown.items()))
+    monkeypatch.setattr(measure, "DEFAULTS", {"cpu": unknown} if given == "default" else {})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
+        attribute(case, step, training, 1.0, MIN_ROUNDS, lambda: None)
+
+
+def sleeping(function: Callable[..., Any]) -> Any:
+    """A function that takes `SECONDS` longer on one device."""
+
+    def sleep(x: np.ndarray) -> np.ndarray:
+        time.sleep(SECONDS)
+        return x
+
+    def slow(*inputs: Any) -> Any:
+        first, *others = jax.tree.leaves(inputs)
+        first = jax.pure_callback(sleep, first, first)
+        return function(*jax.tree.unflatten(jax.tree.structure(inputs), [first, *others]))
+
+    return jax.jit(slow)
+
+
+@pytest.mark.parametrize(("half", "part"), [("gradients", "compute_seconds"), ("apply", "optimizer_seconds")])
+def test_what_is_slow_is_found(monkeypatch: pytest.MonkeyPatch, half: str, part: str) -> None:
+    """A step of which one half is planted to be slow is said to spend its time there."""
+
+    def build(case: Case, build: Callable[..., Step] = Case.build, **training: Any) -> Step:
+        step = build(case, **training)
+        halves = {"gradients": step.gradients, "apply": step.apply}
+        halves[half] = sleeping(halves[half])
+
+        def update(state: Any, batch: Any) -> Any:
+            _, grads = halves["gradients"](state.params, batch)
+            return halves["apply"](state, grads)
+
+        return replace(step, update=jax.jit(update, donate_argnums=0), **halves)
+
+    monkeypatch.setattr(Case, "build", build)
+    step = SINGLE.build()
+    training = begin_training(step, compile_step(step)[0], step.init, read_corpus(None, CONFIG))
+    began: list[None] = []
+    parts = attribute(SINGLE, step, training, 1.0, MIN_ROUNDS, lambda: began.append(None))
+    assert getattr(parts, part) == pytest.approx(parts.total_seconds, rel=0.4)
+    assert parts.total_seconds == pytest.approx(1, rel=0.4)
+    assert len(began) == 3 + 4 * MIN_ROUNDS, "before each of three is compiled, and each of four has its turn"

@@ -1,0 +1,62 @@
+"""The check against one device: it passes rounding, and nothing else."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.cases import Case
+from benchmarks.failures import Mismatch, NonFinite
+from benchmarks.timing.equality import Trajectory, rounding
+from strategies import PRESETS, MeshSpec
+
+CASE = Case("fsdp", MeshSpec.parse("fsdp=8"), "nano", PRESETS["nano"], 16, 1, "float32", "dots")
+SINGLE = Trajectory(losses=(5.5, 5.0, 4.5), grad_norms=(2.0, 1.5, 1.0))
+
+
+def scaled(losses: float = 1.0, grad_norms: float = 1.0) -> Trajectory:
+    """One device's first steps, with other numbers at the last."""
+    return Trajectory(
+        losses=(*SINGLE.losses[:-1], SINGLE.losses[-1] * losses),
+        grad_norms=(*SINGLE.grad_norms[:-1], SINGLE.grad_norms[-1] * grad_norms),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rounding_passes_and_twice_the_bound_does_not(dtype: str) -> None:
+    """What rounding explains at a step is equal; what it does not is refused, wherever it shows."""
+    case = dataclasses.replace(CASE, dtype=dtype)
+    bound = 3 * rounding(case)
+    scaled(1 + 0.9 * bound, 1 - 0.9 * bound).require_equal(SINGLE, case)
+    with pytest.raises(Mismatch, match=r"step 3: loss 4\.\d+ where one device has 4.5, .* apart; rounding explains"):
+        scaled(losses=1 + 2 * bound).require_equal(SINGLE, case)
+    with pytest.raises(Mismatch, match=r"step 3: gradient norm"):
+        scaled(grad_norms=1 - 2 * bound).require_equal(SINGLE, case)
+
+
+def test_bound_is_tight_enough_to_see_a_lost_term() -> None:
+    """In float32 the bound is below one token's share of a batch's loss: leaving one out does not pass."""
+    tokens = CASE.batch_size * CASE.config.sequence
+    assert 3 * rounding(CASE) < 1 / tokens
+
+
+def test_bound_covers_reordered_sums() -> None:
+    """A chain of float32 sums, as many and as long as the model's, each in another order, stays within the bound."""
+    rng = np.random.default_rng(0)
+    terms = CASE.batch_size * CASE.config.sequence
+    error = 0.0
+    for _ in range(2 * (4 * CASE.config.layers + 2)):
+        values = rng.normal(size=terms).astype(np.float32) ** 2
+        orders = [np.cumsum(rng.permutation(values), dtype=np.float32)[-1] for _ in range(2)]
+        error += float(orders[0]) / float(orders[1]) - 1
+    assert 0 < abs(error) < rounding(CASE)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_numbers_must_be_finite(bad: float) -> None:
+    """A loss or a gradient norm that is not a number is refused, and so is an infinite one."""
+    SINGLE.require_finite("in the first steps")
+    for run in (scaled(losses=bad), scaled(grad_norms=bad)):
+        with pytest.raises(NonFinite, match=rf"{bad}.* in the first steps"):
+            run.require_finite("in the first steps")

@@ -1,0 +1,137 @@
+"""How steps are timed."""
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.failures import CompileError, Recompiled
+from benchmarks.timing.measure import (
+    BLOCK_SECONDS,
+    Training,
+    compile_step,
+    forget_effects,
+    no_compilation,
+    steps_per_block,
+)
+from strategies import Step
+
+
+def training(seconds: float, batches: tuple[Any, ...] = ("batch",)) -> Training:
+    """A run whose steps last so long; its state counts them."""
+
+    def program(state: int, batch: Any) -> tuple[int, dict[str, Any]]:
+        time.sleep(seconds)
+        return state + 1, {"loss": np.float32(state), "grad_norm": np.float32(0), "batch": batch}
+
+    return Training(program, 0, batches)
+
+
+def test_steps_are_chained_and_batches_given_in_turn() -> None:
+    """Each step trains the state that the one before it left, on the next batch, and all over again at the end."""
+    run = training(0.0, batches=("first", "second"))
+    run.block(3)
+    assert run.state == 3
+    assert run.metrics["batch"] == "first"
+
+
+def test_trajectory_has_a_number_for_each_step() -> None:
+    """Looking at the first steps misses none of them."""
+    assert training(0.0).trajectory(3).losses == (0.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.1])
+def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
+    """A block has as many steps as fill its least time, and one where a step alone does."""
+    run = training(seconds)
+    steps = steps_per_block(run)
+    assert run.block(steps) >= BLOCK_SECONDS
+    assert steps == 1 or (steps - 1) * seconds < 2 * BLOCK_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("platform", "asked", "told"),
+    [
+        ("tpu", {"xla_a": "1"}, {"xla_a": "1", "xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}),
+        ("tpu", {"xla_disable_hlo_passes": ""}, {"xla_disable_hlo_passes": ""}),
+        ("gpu", {"xla_a": "1"}, {"xla_a": "1"}),
+    ],
+)
+def test_xla_is_told_what_was_asked_and_what_its_platform_needs(
+    platform: str, asked: dict[str, str], told: dict[str, str]
+) -> None:
+    """What was asked comes first; and what it was told is known of the program."""
+    lowered = SimpleNamespace(compile=lambda options: dict(options))
+    devices = np.array([SimpleNamespace(platform=platform)])
+    step = SimpleNamespace(mesh=SimpleNamespace(devices=devices), lower=lambda: lowered)
+    made = compile_step(cast(Step, step), asked)
+    assert made.program == made.options == told
+
+
+def test_what_a_compiler_says_is_its_error() -> None:
+    """Whatever it is."""
+
+    def refuse(options: dict[str, str]) -> None:
+        raise RuntimeError("INTERNAL: RET_CHECK failure")
+
+    devices = np.array([SimpleNamespace(platform="tpu")])
+    step = SimpleNamespace(mesh=SimpleNamespace(devices=devices), lower=lambda: SimpleNamespace(compile=refuse))
+    with pytest.raises(CompileError, match="RuntimeError: INTERNAL: RET_CHECK failure"):
+        compile_step(cast(Step, step))
+
+
+@pytest.fixture
+def wait() -> Callable[[Any], Any]:
+    """A compiled function that takes a while, long after its dispatch."""
+    x = jnp.ones((500, 500))
+    return jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: y @ x / 500, x)).lower(x).compile()
+
+
+def test_dispatch_is_the_part_before_the_wait(wait: Callable[[Any], Any]) -> None:
+    """Steps are handed over in less time than they take, and the block takes both."""
+    run = Training(lambda state, _: (wait(state), {}), jnp.ones((500, 500)), [None])
+    seconds = run.block(2)
+    assert 0 < run.dispatch_seconds <= seconds
+
+
+def test_block_waits_for_its_last_step(wait: Callable[[Any], Any]) -> None:
+    """When the clock stops nothing is under way: the time is the steps', not the time to ask for them."""
+    run = Training(lambda state, _: (wait(state), {}), jnp.ones((500, 500)), [None])
+    run.block(2)
+    assert run.state.is_ready()
+
+
+def test_compilation_is_caught() -> None:
+    """What is compiled while it is timed ends the timing, and is named."""
+    message = r"compiled while it was timed: .*<lambda>.*; a step must be compiled once"
+    with pytest.raises(Recompiled, match=message), no_compilation():
+        jax.jit(lambda x: x + 1)(jnp.zeros(3))
+
+
+def test_compiled_program_is_not_caught() -> None:
+    """Calling what is compiled, or compiling when nobody watches, is no offence."""
+    x = jnp.zeros(7)
+    program = jax.jit(lambda x: x * 3).lower(x).compile()
+    with no_compilation():
+        assert program(x).shape == (7,)
+    assert jax.jit(lambda x: x * 5)(x).shape == (7,)
+
+
+def test_what_a_failed_callback_leaves_is_forgotten() -> None:
+    """When Python ends JAX waits for it again: nothing is left that would fail, and be printed, a second time."""
+    from jax._src.dispatch import runtime_tokens, wait_for_tokens
+
+    def fail() -> None:
+        raise ValueError("no such file")
+
+    token = cast(Any, SimpleNamespace(block_until_ready=fail))
+    runtime_tokens.set_output_runtime_token(jax.devices()[0], token)
+    with pytest.raises(ValueError, match="no such file"):
+        wait_for_tokens()
+    forget_effects()
+    wait_for_tokens()

@@ -1,0 +1,119 @@
+"""Steps that take turns, and what their pairs say."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.timing.measure import Training
+from benchmarks.timing.turns import MIN_ROUNDS, Interval, Turns, take_turns
+
+
+def training(work: Callable[[int], object]) -> Training:
+    """A run whose state counts its steps; `work` is told the count."""
+
+    def program(state: int, _: None) -> tuple[int, dict[str, Any]]:
+        work(state)
+        return state + 1, {}
+
+    return Training(program, 0, [None])
+
+
+def race(*works: Callable[[int], object], steps: int = 5) -> tuple[list[Turns], list[str]]:
+    """The turns of some runs, and in what order they took them."""
+    trainings = {str(number): training(work) for number, work in enumerate(works)}
+    turns, order = {name: Turns(steps) for name in trainings}, list[str]()
+    take_turns(trainings, turns, MIN_ROUNDS, order.append)
+    return list(turns.values()), order
+
+
+def test_every_round_has_all_of_them_in_another_order() -> None:
+    """Nobody has a second turn before all had theirs, and no place in the round is anybody's."""
+    _, order = race(*[lambda _: None] * 4)
+    rounds = [tuple(order[i : i + 4]) for i in range(0, len(order), 4)]
+    assert len(rounds) == MIN_ROUNDS
+    assert all(sorted(turn) == ["0", "1", "2", "3"] for turn in rounds)
+    assert len(set(rounds)) > 1
+
+
+class Steady:
+    """A run whose steps all take as long, on a clock of its own: no load of the machine changes what is asserted."""
+
+    def __init__(self, step_seconds: float) -> None:
+        self.step_seconds, self.dispatch_seconds = step_seconds, 0.0
+
+    def block(self, steps: int) -> float:
+        """Seconds of so many steps, a tenth of them in dispatch."""
+        self.dispatch_seconds = steps * self.step_seconds / 10
+        return steps * self.step_seconds
+
+
+def test_samples_are_seconds_per_step() -> None:
+    """There is a sample for each block; it is the block's time over its steps, and so is dispatch."""
+    turns = {"0": Turns(5)}
+    take_turns({"0": Steady(0.5)}, turns, MIN_ROUNDS, lambda name: None)
+    assert turns["0"].seconds == [0.5] * MIN_ROUNDS
+    assert turns["0"].dispatch_seconds == pytest.approx([0.05] * MIN_ROUNDS)
+    assert turns["0"].steps == 5 * MIN_ROUNDS
+
+
+def test_each_takes_as_many_turns_as_are_asked_for() -> None:
+    """However long they take."""
+    turns = {"0": Turns(5), "1": Turns(2)}
+    take_turns({"0": Steady(0.5), "1": Steady(125.0)}, turns, 20, lambda name: None)
+    assert [len(turn.seconds) for turn in turns.values()] == [20, 20]
+
+
+def test_who_fails_takes_no_more_turns() -> None:
+    """The others go on, and what went wrong is kept."""
+
+    def fail(step: int) -> None:
+        if step == 7:
+            raise ZeroDivisionError("step 7")
+
+    (failed, good), order = race(fail, lambda _: None)
+    assert isinstance(failed.error, ZeroDivisionError)
+    assert (len(failed.seconds), order.count("0")) == (1, 2)
+    assert (good.error, len(good.seconds)) == (None, MIN_ROUNDS)
+
+
+def test_interrupt_leaves_what_was_timed() -> None:
+    """Turns are filled in passing."""
+
+    def stop(step: int) -> None:
+        if step == 12:
+            raise KeyboardInterrupt
+
+    turns = {"0": Turns(5)}
+    with pytest.raises(KeyboardInterrupt):
+        take_turns({"0": training(stop)}, turns, MIN_ROUNDS, lambda name: None)
+    assert len(turns["0"].seconds) == 2
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=6, max_size=50))
+def test_drift_cancels_in_pairs(drift: list[float]) -> None:
+    """However the machine's speed changes from round to round, a step twice as long is twice as long."""
+    ratio = Interval.of_ratios([2 * speed for speed in drift], drift)
+    assert ratio is not None
+    assert ratio.low == ratio.median == ratio.high == pytest.approx(2)
+
+
+def test_interval_encloses_the_median_as_often_as_it_says() -> None:
+    """Of a thousand samples of skewed noise at least 95% have the true median inside, whatever their size."""
+    draw = random.Random(0)
+    for pairs in (6, 9, 20, 60):
+        hits = 0
+        for _ in range(1000):
+            ratio = Interval.of_ratios([draw.lognormvariate(0, 0.3) for _ in range(pairs)], [1.0] * pairs)
+            assert ratio is not None
+            hits += ratio.low <= 1 <= ratio.high
+        assert hits >= 935  # two standard deviations below 95%
+
+
+def test_no_pairs_no_ratio() -> None:
+    """Too few pairs for the confidence that is claimed say nothing."""
+    assert Interval.of_ratios([1.0] * 5, [1.0] * 6) is None
+    assert Interval.of_ratios([1.0] * 6, [1.0] * 6) == Interval(1.0, 1.0, 1.0)

@@ -1,0 +1,142 @@
+"""Steps without their communication: that nothing is sent, and that all the rest is done."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.program.compiled import read_program
+from benchmarks.timing.variants import Silence
+from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
+from tests.strategies import quick
+
+CONFIG = GPTConfig(layers=4, embed=16, heads=4, vocab=256, sequence=16)
+SPREADS = {
+    "data": "data=4",
+    "fsdp": "fsdp=4",
+    "tensor": "tensor=4",
+    "context": "context=4",
+    "pipeline": "pipeline=4",
+    "three_d": "data=2,pipeline=2,tensor=2",
+}
+ALONE, WAITING, SIDE_BY_SIDE = Silence(), Silence(waits=True), Silence(waits=True, side_by_side=True)
+
+
+@cache
+def built(strategy: str) -> Step:
+    """A small step that microbatches where it has stages."""
+    mesh = MeshSpec.parse(SPREADS[strategy])
+    train = TrainConfig(batch_size=8, microbatches=4 if "pipeline" in mesh.sizes else 1)
+    return STRATEGIES[strategy].build(CONFIG, mesh, train, jax.devices()[: mesh.size])
+
+
+@cache
+def compiled(strategy: str, silence: Silence | None = None) -> tuple[Any, dict[str, Any]]:
+    """A step, or a variant of it, compiled; and what it does."""
+    step = built(strategy)
+    update = jax.jit(silence(step.update), donate_argnums=0) if silence else step.update
+    program = quick.compiled(update.lower(step.state, step.batch))
+    return program, dict(read_program(program.as_text() or "", step.mesh.shape).as_row())
+
+
+@pytest.mark.parametrize("strategy", SPREADS)
+def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
+    """Alone a step sends nothing, waiting next to nothing over the same axes, and both do the FLOPs of the step.
+
+    It takes and gives arrays of the same shapes and dtypes without its communication, and finite ones.
+    """
+    whole, alone, waiting = (compiled(strategy, silence)[1] for silence in (None, ALONE, WAITING))
+    assert alone["compiled.flops"] == waiting["compiled.flops"] == whole["compiled.flops"] > 0
+    assert alone["compiled.sent_bytes"] == 0
+    assert 0 < waiting["compiled.sent_bytes"] < whole["compiled.sent_bytes"] / 50
+    axes = [
+        {key.rpartition(".")[2] for key, sent in does.items() if "bytes." in key and sent} for does in (whole, waiting)
+    ]
+    assert axes[0] == axes[1]
+    step, key = built(strategy), jax.random.key(0)
+    init, shapes = quick.compiled(step.init.lower(key)), jax.tree.map(lambda x: (x.shape, x.dtype), step.state)
+    for silence in (ALONE, WAITING):
+        program, _ = compiled(strategy, silence)
+        state, metrics = program(init(key), step.place(np.ones(step.batch.shape, int)))
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == shapes
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, metrics)))
+
+
+def test_side_by_side_stages_do_the_same_work() -> None:
+    """Stages that do not wait for first results have the FLOPs of those that do, and still wait at every tick."""
+    (_, waiting), (_, side_by_side) = compiled("pipeline", WAITING), compiled("pipeline", SIDE_BY_SIDE)
+    assert side_by_side["compiled.flops"] == waiting["compiled.flops"]
+    permutes = "compiled.collectives.permute.in_loops"
+    assert side_by_side[permutes] == waiting[permutes] == compiled("pipeline")[1][permutes] > 0
+
+
+def test_one_device_computes_what_it_did() -> None:
+    """Where there is no communication there is nothing to leave out."""
+    step = STRATEGIES["single"].build(CONFIG, MeshSpec.parse("data=1"), TrainConfig(batch_size=2), jax.devices()[:1])
+    params, batch = step.init(jax.random.key(0)).params, step.place(np.ones(step.batch.shape, int))
+    jax.tree.map(
+        np.testing.assert_array_equal, step.gradients(params, batch), jax.jit(ALONE(step.gradients))(params, batch)
+    )
+
+
+def on_two(function: Callable[[jax.Array], jax.Array], silence: Silence, check: bool = True) -> np.ndarray:
+    """What two devices with [0, 1] and [2, 3] make of them, one after the other."""
+    mesh = Mesh(np.array(jax.devices()[:2]), "pipeline")
+    spread = jax.shard_map(function, mesh=mesh, in_specs=P("pipeline"), out_specs=P("pipeline"), check_vma=check)
+    return np.asarray(jax.jit(silence(spread))(jnp.arange(4.0)))
+
+
+swap = partial(lax.ppermute, axis_name="pipeline", perm=[(0, 1), (1, 0)])
+exchange = partial(lax.all_to_all, axis_name="pipeline", split_axis=0, concat_axis=1, tiled=True)
+gather = partial(lax.all_gather, axis_name="pipeline", tiled=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "alone", "waiting"),
+    [
+        (lambda x: lax.pcast(lax.psum(x, "pipeline"), "pipeline", to="varying"), [0, 1, 2, 3], [2, 1, 2, 3]),
+        (lambda x: lax.pcast(lax.pmax(x, "pipeline"), "pipeline", to="varying"), [0, 1, 2, 3], [2, 1, 2, 3]),
+        (swap, [0, 1, 2, 3], [2, 1, 0, 3]),
+        (gather, [0, 1, 0, 1, 2, 3, 2, 3], [2, 1, 0, 1, 2, 3, 2, 3]),
+        (lambda x: lax.all_gather(x, "pipeline").reshape(-1), [0, 1, 0, 1, 2, 3, 2, 3], [2, 1, 0, 1, 2, 3, 2, 3]),
+        (lambda x: lax.psum_scatter(x, "pipeline", tiled=True), [0, 2], [2, 2]),
+        (lambda x: lax.psum_scatter(x, "pipeline")[None], [0, 2], [2, 2]),
+        (lambda x: lax.all_to_all(x, "pipeline", 0, 0, tiled=True), [0, 1, 2, 3], [2, 1, 2, 3]),
+        (lambda x: exchange(x[:, None]).reshape(-1), [0, 1, 2, 3], [2, 1, 2, 3]),
+        (lambda x: lax.all_to_all(x[:, None], "pipeline", 0, 1).reshape(-1), [0, 1, 2, 3], [2, 1, 2, 3]),
+        (lambda x: lax.scan(lambda y, _: (swap(y), None), x, None, 3)[0], [0, 1, 2, 3], [2, 1, 0, 3]),
+        (lambda x: lax.cond(x.sum() < 9, swap, lambda y: y + 1, x), [0, 1, 2, 3], [2, 1, 0, 3]),
+        (lambda x: jax.jit(jax.checkpoint(lambda y: jnp.sin(swap(y)) * 0 + y))(x), [0, 1, 2, 3], [0, 1, 2, 3]),
+        (lambda x: x + lax.axis_index("pipeline"), [0, 1, 3, 4], [0, 1, 3, 4]),
+    ],
+)
+def test_stand_ins_are_what_is_here(function: Callable[[jax.Array], jax.Array], alone: list, waiting: list) -> None:
+    """A device goes on with its own numbers in the place of the others'; if it waits, with one element from them."""
+    np.testing.assert_array_equal(on_two(function, ALONE), alone)
+    np.testing.assert_array_equal(on_two(function, WAITING), waiting)
+
+
+def test_side_by_side_all_are_the_first_stage() -> None:
+    """Stages side by side all take the first one's place; over other axes devices stay who they are."""
+    np.testing.assert_array_equal(on_two(lambda x: x + lax.axis_index("pipeline"), SIDE_BY_SIDE), [0, 1, 2, 3])
+
+
+def test_collectives_of_the_compiler_are_refused() -> None:
+    """Of a step that the compiler partitions nothing is left out, and that is not passed off as none of its time."""
+    mesh = MeshSpec.parse("data=2")
+    step = STRATEGIES["auto"].build(CONFIG, mesh, TrainConfig(batch_size=8), jax.devices()[:2])
+    with pytest.raises(ValueError, match="the compiler puts in are not there to be left out"):
+        jax.eval_shape(ALONE(step.update), step.state, step.batch)
+
+
+def test_unknown_collective_is_refused() -> None:
+    """What has no stand-in is named, and not left as it is."""
+    with pytest.raises(ValueError, match="stand in for the collective pbroadcast"):
+        on_two(lambda x: lax.pbroadcast(x, ("pipeline",), 0), ALONE)

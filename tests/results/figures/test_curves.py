@@ -1,0 +1,166 @@
+"""The laws of the curves: what counts, what is ideal, and that nothing is lost on the way."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from results.figures.curves import counts, frontier, left_out, memory_parts, scaling, widest_batch, workloads
+from results.records.rows import load
+from tests.results.synthetic import failed, row, sweep, write_run
+
+STATUSES = ["infeasible", "oom", "compile_error", "timeout", "nan_loss", "mismatch", "interrupted", "error"]
+
+
+@pytest.fixture
+def read(tmp_path: Path):
+    """Read rows as if from a file."""
+    return lambda rows: load([write_run(tmp_path / "run.json", rows)])
+
+
+def on_real_devices(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Make the same rows on devices that exist."""
+    for benchmark in rows:
+        benchmark["extra_info"] |= {"virtual_devices": False, "platform": "gpu", "device_kind": "NVIDIA H200"}
+    return rows
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_only_finished_rows_count(read, status: str) -> None:
+    """A row that did not finish is in no curve, even with numbers in it, and is counted under its status."""
+    rows = read([row(), row("data", "data=2", status=status), failed(status, "data", "data=4")])
+    assert counts(rows).tolist() == [True, False, False]
+    assert left_out(rows) == {status: 2}
+    assert set(scaling(rows)["strategy"]) == set(memory_parts(rows)["strategy"]) == {"single"}
+
+
+@pytest.mark.parametrize(("verdict", "why"), [(False, "not equal to single"), (None, "not compared with single")])
+def test_only_equal_rows_count(read, verdict: bool | None, why: str) -> None:
+    """A finished row that was not found equal to one device's step is in no curve."""
+    rows = read([row(), row("data", "data=2", matches_single=verdict)])
+    assert counts(rows).tolist() == [True, False]
+    assert left_out(rows) == {why: 1}
+
+
+def test_every_row_counts_or_is_left_out(read) -> None:
+    """What is drawn and what is left out add up to what was run."""
+    rows = read(
+        [*sweep(), *(failed(status, "fsdp", "fsdp=16", batch) for batch, status in enumerate(STATUSES, start=1))]
+    )
+    assert counts(rows).sum() + sum(left_out(rows).values()) == len(rows)
+
+
+def test_the_ideal_of_virtual_devices_is_flat(read) -> None:
+    """Virtual devices share one machine: the ideal is single's throughput, however many there are."""
+    points = scaling(read(sweep([16])))
+    single = points.loc[points["strategy"] == "single", "tokens_per_second"].item()
+    assert points["ideal_tokens_per_second"].unique().tolist() == [single]
+
+
+def test_the_ideal_of_real_devices_is_linear(read) -> None:
+    """Devices that exist ideally do n times single's throughput."""
+    points = scaling(read(on_real_devices(sweep([16]))))
+    single = points.loc[points["strategy"] == "single", "tokens_per_second"].item()
+    np.testing.assert_array_equal(points["ideal_tokens_per_second"], points["devices"] * single)
+
+
+@pytest.mark.parametrize("devices", [list, on_real_devices], ids=["virtual", "real"])
+def test_efficiency_is_throughput_over_the_ideal(read, devices) -> None:
+    """Efficiency times the ideal is throughput again, and single is its own ideal, at each batch."""
+    points = scaling(read(devices(sweep([8, 16]))))
+    np.testing.assert_allclose(points["efficiency"] * points["ideal_tokens_per_second"], points["tokens_per_second"])
+    assert points.loc[points["strategy"] == "single", "efficiency"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("devices", [list, on_real_devices], ids=["virtual", "real"])
+def test_efficiency_is_of_pairs(read, devices) -> None:
+    """It is what blocks of the same rounds say, with an interval; else throughput over the ideal, without one."""
+    slow = row("data", "data=2", relative_to_single=2.0, relative_to_single_low=1.6, relative_to_single_high=2.5)
+    unpaired: dict[str, Any] = {f"relative_to_single{end}": None for end in ("", "_low", "_high")}
+    alone = row("data", "data=8", **unpaired)
+    _, slow, alone = scaling(read(devices([row(), slow, alone]))).to_dict("records")
+    machines = 1 if devices is list else 2
+    found = [machines * slow[f"efficiency{end}"] for end in ("_low", "", "_high")]
+    assert found == pytest.approx([0.4, 0.5, 0.625])
+    assert alone["efficiency"] == alone["tokens_per_second"] / alone["ideal_tokens_per_second"]
+    assert np.isnan([alone["efficiency_low"], alone["efficiency_high"]]).all()
+
+
+def test_intervals_of_throughput_are_those_of_time(read) -> None:
+    """The fewest tokens per second are those of the longest time, and the median lies between."""
+    points = scaling(read(sweep([16])))
+    tokens = points["global_batch_sequences"] * points["sequence_tokens"]
+    np.testing.assert_allclose(points["tokens_per_second_low"] * points["step_seconds_high"], tokens)
+    np.testing.assert_allclose(points["tokens_per_second_high"] * points["step_seconds_low"], tokens)
+    assert points["tokens_per_second"].between(points["tokens_per_second_low"], points["tokens_per_second_high"]).all()
+
+
+def test_there_is_no_ideal_without_single(read) -> None:
+    """Where single was not measured at a batch, there is no ideal to compare with, but still a throughput."""
+    unpaired: dict[str, Any] = {"relative_to_single": None}
+    points = scaling(read([row(batch=8), row("data", "data=2", 8), row("data", "data=2", 16, **unpaired)]))
+    assert points["efficiency"].notna().tolist() == [True, True, False]
+    assert points["tokens_per_second"].notna().all()
+
+
+def test_the_best_row_is_the_fastest(read) -> None:
+    """A strategy has one best row at a number of devices and batch, and none is faster."""
+    points = scaling(read(sweep([8, 16])))
+    for _, same in points.groupby(["strategy", "devices", "global_batch_sequences"]):
+        assert same["best"].sum() == 1
+        assert same.loc[same["best"], "tokens_per_second"].item() == same["tokens_per_second"].max()
+    assert not points["best"].all()
+
+
+def test_memory_parts_add_up(read) -> None:
+    """The parts of a device's memory are its total: arguments, temporaries and outputs, less what is aliased."""
+    rows = read(sweep([16]))
+    np.testing.assert_array_equal(
+        memory_parts(rows).groupby("mesh", sort=False)["bytes"].sum(), rows["memory.total_bytes"]
+    )
+
+
+def test_rows_without_memory_have_no_parts(read) -> None:
+    """Where the backend told no sizes, no part is made up."""
+    unknown: dict[str, Any] = {"memory.total_bytes": None}
+    assert memory_parts(read([row(**unknown)])).empty
+
+
+def test_the_frontier_is_what_no_row_beats() -> None:
+    """No row of the frontier is beaten in speed and size, and each row off it is matched or beaten by one on it."""
+    generator = np.random.default_rng(0)
+    rows = pd.DataFrame(generator.integers(0, 12, size=(60, 2)), columns=["memory.total_bytes", "tokens_per_second"])
+    edge = frontier(rows)
+
+    def no_worse(row: pd.Series, other: pd.Series) -> bool:
+        faster = row["tokens_per_second"] >= other["tokens_per_second"]
+        return bool(faster and row["memory.total_bytes"] <= other["memory.total_bytes"])
+
+    for index, inside in rows.iterrows():
+        assert any(no_worse(kept, inside) for at, kept in edge.iterrows() if at != index) == (index not in edge.index)
+
+
+def test_the_widest_batch_has_the_most_rows(read) -> None:
+    """The batch to show is the one at which most rows count, and the largest of equals."""
+    assert widest_batch(read(sweep([8, 16]))) == 16
+    assert widest_batch(read([*sweep([8, 16]), failed("oom", "fsdp", "fsdp=16", 32)])) == 16
+    assert widest_batch(read([*sweep([8]), row(batch=16)])) == 8
+
+
+def test_different_work_has_different_figures(read) -> None:
+    """Rows of other precision or size are split, each row in exactly one part, under a label of its own."""
+    rows = read([*sweep([16]), *(row(batch=16, dtype="bfloat16"), row(batch=16, preset="other"))])
+    parts = dict(workloads(rows))
+    assert [len(part) for part in parts.values()] == [len(sweep([16])), 1, 1]
+    assert list(parts)[1] == "synthetic-10000000-128-bfloat16-none"
+
+
+def test_curves_leave_their_input_alone(read) -> None:
+    """Every curve is a function: the rows are the same afterwards."""
+    rows = read([*sweep(), failed("oom", "fsdp", "fsdp=16")])
+    before = rows.copy(deep=True)
+    for curve in (counts, left_out, widest_batch, scaling, memory_parts, frontier):
+        curve(rows)
+    pd.testing.assert_frame_equal(rows, before)

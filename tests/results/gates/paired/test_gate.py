@@ -1,0 +1,275 @@
+"""The laws of the paired gate, on made-up checkouts whose workers run nothing, and on real ones."""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.arguments import declare, declare_text
+from results.arguments import SELECTING
+from results.gates.paired import gate as paired
+from results.gates.paired.launches import WARM_UP_ROUNDS
+from results.gates.verdict import Finding, NotComparable, Report
+from results.regress import main
+from tests.processes import ROOT
+from tests.results.gates.proof import plant
+
+STUB = Path(__file__).with_name("stub_worker.py").read_text()
+CASE = "test_step[a] stub float32 remat=none microbatches=1 sequence=8 params=64"
+QUICK = ("--launches=3", "--blocks=5")
+
+
+def stub(folder: Path, **behaviour: Any) -> Path:
+    """A made-up checkout, whose worker behaves as it is told to."""
+    (folder / "benchmarks").mkdir(parents=True, exist_ok=True)
+    (folder / "benchmarks" / "__init__.py").touch()
+    (folder / "benchmarks" / "worker.py").write_text(STUB)
+    (folder / "stub.json").write_text(json.dumps({"cases": ["a"]} | behaviour))
+    return folder
+
+
+def compare(base: Path | str, head: Path | str, *options: str) -> Report:
+    """What the gate says of two checkouts."""
+    parser = argparse.ArgumentParser()
+    paired.add_arguments(parser)
+    return paired.run(parser.parse_args([f"--base={base}", f"--head={head}", *QUICK, *options]))
+
+
+def findings(report: Report) -> dict[str, Finding]:
+    """By the id of their case."""
+    return {finding.case.partition("[")[2].partition("]")[0]: finding for finding in report.findings}
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What git says in a folder."""
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def test_equal_checkouts_are_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing has changed the gate is green after the first launches, and a line is said for each."""
+    checkout = stub(tmp_path / "both", cases=["a", "b"])
+    report = compare(checkout, checkout)
+    assert (report.verdict, report.exit_code) == ("green", 0)
+    assert [finding.word for finding in report.findings] == ["same", "same"]
+    assert [measure.value for measure in report.measures] == pytest.approx([0.01, 0.01], rel=0.05)
+    progress = capsys.readouterr().err.splitlines()
+    assert len(progress) == 6
+    assert progress[0].startswith("first launch 1/3, case 1/2, a: head ")
+
+
+@pytest.mark.parametrize(("factor", "word", "exit_code"), [(1.2, "slower", 1), (1 / 1.2, "faster", 0)])
+def test_a_change_is_confirmed(tmp_path: Path, factor: float, word: str, exit_code: int) -> None:
+    """A change is said with its size, after as many fresh launches; only a slowdown is red."""
+    report = compare(stub(tmp_path / "base"), stub(tmp_path / "head", factor=factor))
+    (finding,) = report.findings
+    assert (finding.word, report.exit_code) == (word, exit_code)
+    assert finding.ratio == pytest.approx(factor, rel=0.03)
+    assert finding.interval == pytest.approx((factor, factor), rel=0.05)
+    assert finding.note.startswith(f"launches 3 first: {word}, 3 fresh: {word}; BASE against itself ")
+    assert "1 of 1 cases were not the same after these, and had fresh launches" in report.remarks
+
+
+def test_sides_take_turns(tmp_path: Path) -> None:
+    """In every round each process of a launch has one turn, of equally many steps, in an order drawn anew."""
+    log = tmp_path / "log"
+    checkout = stub(tmp_path / "both", log=str(log))
+    compare(checkout, checkout, "--blocks=10")
+    turns = [line.split()[0] for line in log.read_text().splitlines() if line.endswith("block 2")]
+    rounds = list(zip(*[iter(turns)] * 3, strict=True))
+    assert len(rounds) == 3 * (10 + WARM_UP_ROUNDS)
+    assert all(len(set(turn)) == 3 for turn in rounds)
+    assert len(set(rounds)) > 3 * 3
+
+
+def test_a_head_that_computes_something_else_is_remarked_on(tmp_path: Path) -> None:
+    """Where the first loss differs by more than rounding, the step may well be faster."""
+    report = compare(stub(tmp_path / "base"), stub(tmp_path / "head", loss=6))
+    assert f"{CASE}: first loss 5.5 -> 6: it computes something else" in report.remarks
+
+
+def test_cases_come_and_go(tmp_path: Path) -> None:
+    """A case that HEAD lacks is red; one that only HEAD has is no reason to worry."""
+    report = compare(stub(tmp_path / "base", cases=["a", "b"]), stub(tmp_path / "head", cases=["a", "c"]))
+    assert {case: finding.word for case, finding in findings(report).items()} == {
+        "a": "same",
+        "b": "vanished",
+        "c": "new",
+    }
+    assert report.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "word", "note"),
+    [
+        ({}, {"prepare": "no memory"}, "worse", "error: no memory"),
+        ({}, {"block": "compiled while it was timed"}, "worse", "error: compiled while it was timed"),
+        ({"prepare": "no memory"}, {}, "better", "was error: no memory"),
+        ({"prepare": "no memory"}, {"prepare": "too large"}, "same", "failed in both: error: too large"),
+        ({}, {"block": "die"}, "worse", "died: exit code 1\na stub that dies"),
+        ({}, {"prepare": "hang"}, "worse", "hung: no answer in 3 s"),
+        ({"block": "die"}, {}, "inconclusive", "BASE died: exit code 1\na stub that dies"),
+    ],
+)
+def test_a_case_that_fails_is_a_finding(
+    tmp_path: Path, base: dict[str, str], head: dict[str, str], word: str, note: str
+) -> None:
+    """What fails, dies or hangs is said with its reason, and the other cases go on."""
+    sides = {"base": base, "head": head}
+    behave = {side: {do: {"b": how} for do, how in behaviour.items()} for side, behaviour in sides.items()}
+    ours, theirs = (stub(tmp_path / side, cases=["a", "b", "c"], **how) for side, how in behave.items())
+    found = findings(compare(ours, theirs, "--case-timeout=3"))
+    assert {case: finding.word for case, finding in found.items()} == {"a": "same", "b": word, "c": "same"}
+    assert found["b"].note == note
+
+
+@pytest.mark.parametrize("when", ["prepare", "block"])
+def test_one_death_is_an_accident(tmp_path: Path, capsys: pytest.CaptureFixture[str], when: str) -> None:
+    """A worker that dies once is started afresh, and its case timed again on all sides; that is said."""
+    report = compare(stub(tmp_path / "base"), stub(tmp_path / "head", **{when: {"a": "die once"}}))
+    assert [finding.word for finding in report.findings] == ["same"]
+    assert capsys.readouterr().err.count(", tried again, for head died; ") == 1
+
+
+def test_where_nothing_runs_nothing_is_green(tmp_path: Path) -> None:
+    """A gate that compared nothing says so."""
+    checkout = stub(tmp_path, prepare={"a": "no memory"})
+    report = compare(checkout, checkout)
+    assert report.verdict == "not comparable"
+    assert "no case runs in both: test_step[a]" in report.reason
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        ({"protocol": 2}, "speaks protocol 2, and this is 1"),
+        ({"devices": "8 H200"}, "BASE runs on 8 cpu and HEAD on 8 H200"),
+        ({"cases": ["b"]}, "no case of BASE is in HEAD"),
+        ({"refuse": "'fsdp' is no strategy"}, "refuses the selection: 'fsdp' is no strategy"),
+    ],
+)
+def test_what_cannot_be_compared_is_not(tmp_path: Path, head: dict[str, Any], reason: str) -> None:
+    """Checkouts that do not measure the same thing in the same way are refused, with what differs."""
+    with pytest.raises(NotComparable, match=reason):
+        compare(stub(tmp_path / "base"), stub(tmp_path / "head", **head))
+
+
+def test_a_checkout_without_a_worker_is_too_old(tmp_path: Path) -> None:
+    """A checkout from before this gate is refused by name."""
+    (tmp_path / "old" / "benchmarks").mkdir(parents=True)
+    with pytest.raises(NotComparable, match=r"old has no benchmarks/worker\.py: it is too old to be timed"):
+        compare(tmp_path / "old", tmp_path / "old")
+
+
+def test_a_ref_that_is_not_there_is_broken_input() -> None:
+    """A ref that nobody knows is named, with the way out."""
+    report = compare("no-such-ref", ".")
+    assert report.exit_code == 5
+    assert report.reason.startswith("'no-such-ref' is neither a directory with a benchmarks/ in it nor a commit")
+    assert "git fetch" in report.reason
+
+
+def test_another_copy_of_the_code_is_not_timed(tmp_path: Path) -> None:
+    """A checkout whose worker imports the code of another is broken, or both sides would be the same for ever."""
+    report = compare(stub(tmp_path), stub(tmp_path / "head", root="/elsewhere"))
+    assert report.exit_code == 5
+    assert "would run the code in /elsewhere" in report.reason
+
+
+def test_a_selection_that_nobody_knows_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The workers are given the selection as it is, and their words on it are the command's."""
+    checkout = stub(tmp_path, refuse="'ddp' is no strategy")
+    with pytest.raises(SystemExit, match="2"):
+        main(["paired", f"--base={checkout}", f"--head={checkout}", "--strategy", "ddp", "--untied", "--devices=8"])
+    assert "'ddp' is no strategy in ['--strategy=ddp', '--untied', '--devices=8']" in capsys.readouterr().err
+
+
+def test_the_selection_is_that_of_the_benchmarks() -> None:
+    """What `pytest benchmarks` knows to select cases is passed on to the workers, and nothing else is."""
+    valued = {}
+    for each in (declare, declare_text):
+        each(lambda option, **about: valued.setdefault(option, about.get("action") != "store_true"))
+    assert valued == {f"--{name}": True for name in SELECTING.split()} | {"--untied": False}
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--launches=2", "2 launches settle nothing; give 3 or more"),
+        ("--minimum-effect=0.05", "'0.05' is not a percentage; write 5%"),
+        ("--time-budget=0", "'0' is not a positive number"),
+        ("--head-python=no-such-python", "'no-such-python' is not a program"),
+    ],
+)
+def test_bad_options_are_refused_at_once(option: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that makes no sense ends the command before anything is checked out."""
+    with pytest.raises(SystemExit, match="2"):
+        compare(".", ".", option)
+    assert message in capsys.readouterr().err
+
+
+def test_too_little_time_is_never_green(tmp_path: Path) -> None:
+    """A budget that does not hold three launches and as many fresh ones ends inconclusive, and early."""
+    checkout = stub(tmp_path, cases=["a", "b", "c"])
+    report = compare(checkout, checkout, "--time-budget=0.01")
+    assert report.exit_code == 3
+    assert {finding.word for finding in report.findings} == {"inconclusive"}
+    assert any("3 launches and as many fresh ones do not fit" in remark for remark in report.remarks)
+
+
+def test_a_ref_is_compared_with_uncommitted_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ref is what was committed, '.' what lies there now; and git has no worktree more than before."""
+    monkeypatch.chdir(stub(tmp_path))
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message=stub")
+    stub(tmp_path, factor=1.5)
+    report = compare("HEAD", ".")
+    assert [finding.word for finding in report.findings] == ["slower"]
+    assert report.title.endswith("-dirty)")
+    assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C, and SIGTERM: workers and worktrees are gone, what is known is printed, and the exit code is 130."""
+    log = tmp_path / "log"
+    repository = stub(tmp_path / "repository", cases=["a", "b"], log=str(log), prepare={"b": "hang"})
+    git(repository, "init", "--quiet")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "--message=stub")
+    command = [sys.executable, "-m", "results.regress", "paired", "--base=HEAD", "--head=HEAD", *QUICK]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=repository, env=environment, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stderr
+        assert "case 1/2, a: head" in process.stderr.readline()
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert output.startswith("step times, HEAD (")
+    assert "stopped before the end" in output
+    assert "launches 1 first: inconclusive" in output
+    assert "no launch was finished" in output
+    workers = [int(line.split()[0]) for line in log.read_text().splitlines() if line.endswith("start")]
+    assert len(workers) == 5  # two of them to say hello
+    for worker in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.stress  # it times real steps: on a busy machine they take what they take
+def test_a_planted_slowdown_is_found(tmp_path: Path) -> None:
+    """Of two real checkouts, the one whose steps take twice as long is slower."""
+    base = plant(ROOT, tmp_path / "base", {})
+    head = plant(ROOT, tmp_path / "head", {"single-data=1-b4": 1.0})
+    tiny = "--layers=1", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--strategy=single"
+    (finding,) = compare(base, head, "--blocks=9", *tiny).findings
+    assert finding.word == "slower"
+    assert finding.ratio == pytest.approx(2.0, rel=0.2)

@@ -1,0 +1,254 @@
+"""What is planted to prove the gates: regressions that they must find, and changes that they must let pass.
+
+An `Edit` is made in a copy of a checkout. The copy's benchmarks are then run, and the exact gate judges the rows. What
+breaks a step's numbers or its speed alone is not seen by the compiler: such a copy is timed, on one device.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from results.gates.verdict import RED, Finding, Report
+
+COPIED = ("strategies", "benchmarks", "conftest.py", "pyproject.toml")
+SIZES = ("--embed=64", "--heads=4", "--sequence=64")
+# What is soon compiled: two layers, for one is no loop.
+COMPILED = (*SIZES, "--layers=2", "--batch-size=8", "--strategy=data,fsdp", "--devices=2", "--compile-only")
+TIMED = (*SIZES, "--layers=1", "--batch-size=8", "--strategy=single", "--devices=1", "--rounds=6")
+QUICK = "--xla_backend_optimization_level=0"  # LLVM's part of compiling decides nothing that is counted
+SINGLE, DATA, FSDP = "single-data=1-b8", "data-data=2-b8", "fsdp-fsdp=2-b8"
+ALARMS = ("red", "not comparable", "broken input")
+ELSEWHERE = "red elsewhere"
+"""Red, but not for what was planted, or not just there: no merit of the gate."""
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A change that is planted, and what is claimed of it.
+
+    Attributes:
+        name: what is planted.
+        gate: which gate is to judge it.
+        counted: the words that are counted: alarms, where there is nothing to find.
+        at_least, at_most: the part of comparisons that is claimed to end in one of them.
+    """
+
+    name: str
+    gate: Literal["exact", "paired"]
+    counted: tuple[str, ...]
+    at_least: float = 0.0
+    at_most: float = 1.0
+
+
+@dataclass(frozen=True)
+class Slowdown(Plant):
+    """More time for a block: `slowdown` of it, as a part of what it takes anyway."""
+
+    slowdown: float = 0.0
+
+
+@dataclass(frozen=True)
+class Edit(Plant):
+    """Another text.
+
+    Attributes:
+        file: where.
+        changes: what it says, once, and what it is to say instead.
+        cases: those that must be red, and no others: none where nothing gets worse.
+        evidence: how that which is said of each of them begins: a word, a metric, a note.
+        timed: whether it shows only where steps are run.
+    """
+
+    file: str = ""
+    changes: tuple[tuple[str, str], ...] = ()
+    cases: tuple[str, ...] = ()
+    evidence: str = ""
+    timed: bool = False
+
+
+def regression(
+    name: str,
+    file: str,
+    *changes: tuple[str, str],
+    cases: tuple[str, ...] = (DATA, FSDP),
+    evidence: str,
+    timed: bool = False,
+) -> Edit:
+    """What the exact gate must find each time."""
+    return Edit(name, "exact", ("red",), 1.0, 1.0, file, changes, cases, evidence, timed)
+
+
+def harmless(name: str, file: str = "", *changes: tuple[str, str], timed: bool = False) -> Edit:
+    """What it must never alarm at."""
+    return Edit(name, "exact", ALARMS, at_most=0.0, file=file, changes=changes, timed=timed)
+
+
+EXACT = (
+    harmless("nothing"),
+    harmless("nothing, timed", timed=True),
+    harmless(
+        "other names and comments",
+        "strategies/model/gpt.py",
+        ("        hidden_BTF = jax", "        # What the MLP holds.\n        wide_BTF = jax"),
+        ("matmul(hidden_BTF,", "matmul(wide_BTF,"),
+    ),
+    harmless("cases in another order", "benchmarks/cases.py", ('name != "single"', 'name == "data"')),
+    regression(
+        "an extra all-reduce",
+        "strategies/data.py",
+        (
+            "lax.psum((loss, cast(grads, dtype)), axes)",
+            'lax.psum((loss, jax.tree.map(lambda g: g + 0 * lax.pcast(lax.pmax(g, axes), axes, to="varying"), '
+            "cast(grads, dtype))), axes)",
+        ),
+        cases=(DATA,),
+        evidence="worse compiled.collectives.all_reduce.outside_loops",
+    ),
+    regression(
+        "a gather out of its loop",
+        "strategies/model/gpt.py",
+        (
+            "nnx.split(self.blocks)\n",
+            "nnx.split(self.blocks)\n"
+            "        stacked = jax.vmap(lambda weights: nnx.split(self._ready((graph, weights)))[1])(stacked)\n",
+        ),
+        ("self._ready((graph, weights))(x_BTD", "nnx.merge(graph, weights)(x_BTD"),
+        cases=(FSDP,),
+        evidence="worse compiled.collectives.all_gather.outside_loops",
+    ),
+    regression(
+        "a retrace",
+        "strategies/step.py",
+        (
+            "        return self.update.lower(self.state, self.batch)",
+            "        jax.jit(lambda *traced: self.update(*traced)).lower(self.state, self.batch).compile()\n"
+            "        return self.update.lower(self.state, self.batch)",
+        ),
+        evidence="worse compiled.compilations",
+    ),
+    regression(
+        "a retrace in every step",
+        "benchmarks/harness/prepare.py",
+        ("Training(program, ", "Training(lambda *inputs: jax.jit(lambda *traced: step.update(*traced))(*inputs), "),
+        cases=(SINGLE,),
+        evidence="worse error: compiled while it was timed",
+        timed=True,
+    ),
+    regression(
+        "an activation kept twice",  # before its GELU, and after it
+        "strategies/model/gpt.py",
+        ("approximate=True)", "approximate=True)\n        hidden_BTF = checkpoint_name(hidden_BTF, KEPT)"),
+        evidence="worse memory.temp_bytes",
+    ),
+    regression(
+        "a case gone",
+        "strategies/fsdp.py",
+        ('Strategy("fsdp", AXES, build, OPTIONS)', 'Strategy("fsdp", AXES, build, OPTIONS, most_devices=0)'),
+        cases=(FSDP,),
+        evidence="vanished",
+    ),
+    regression(
+        "a case renamed",
+        "benchmarks/cases.py",
+        (
+            '"-".join([self.strategy, ',
+            '"-".join([self.strategy.replace("fsdp", "zero"), ',
+        ),
+        cases=(FSDP,),
+        evidence="vanished renamed? test_step[zero-fsdp=2-b8] is the same program",
+    ),
+    regression(
+        "a counter that is NaN",
+        "benchmarks/timing/measure.py",
+        ("int(count)", 'float("nan")'),
+        evidence="worse compiled.bytes_accessed not known in HEAD",
+    ),
+    regression(
+        "a loss that is NaN",
+        "strategies/model/loss.py",
+        ("= jnp.log(total_N) + ", "= jnp.nan + jnp.log(total_N) + "),
+        cases=(SINGLE,),
+        evidence="worse nan_loss: ",
+        timed=True,
+    ),
+)
+
+
+def copied(checkout: Path, folder: Path) -> Path:
+    """Copy what benchmarks need of a checkout; return the folder."""
+    folder.mkdir(parents=True)
+    for name in COPIED:
+        path = checkout / name
+        if path.is_dir():
+            shutil.copytree(path, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, folder / name)
+    return folder
+
+
+def edited(checkout: Path, edit: Edit) -> str:
+    """What the file that it changes is to say.
+
+    Raises:
+        ValueError: it does not say, just once, what is to be changed.
+    """
+    text = (checkout / edit.file).read_text(encoding="utf-8")
+    for plain, planted in edit.changes:
+        if (times := text.count(plain)) != 1:
+            raise ValueError(f"{edit.name!r} cannot be planted: {edit.file} says {plain!r} {times} times, not once")
+        text = text.replace(plain, planted)
+    return text
+
+
+def planted(checkout: Path, folder: Path, edit: Edit) -> Path:
+    """Make the edit in a copy; return its folder.
+
+    Raises:
+        ValueError: as `edited`.
+    """
+    copied(checkout, folder)
+    if edit.changes:
+        (folder / edit.file).write_text(edited(checkout, edit), encoding="utf-8")
+    return folder
+
+
+def rows(checkout: Path, edit: Edit) -> Path:
+    """The rows of an edited copy: what the compiler says of its steps, or what they take.
+
+    Raises:
+        SystemExit: its benchmarks did not end as they should; with their last words.
+    """
+    out = checkout / "rows.json"
+    options = TIMED if edit.timed else COMPILED
+    command = [sys.executable, "-m", "pytest", "benchmarks", *options, f"--benchmark-json={out}"]
+    environment = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()}
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    failing = int(bool(edit.changes))  # pytest's 1: a case failed, as it may where something is planted
+    if done.returncode not in (0, failing) or not out.exists():
+        sys.exit(f"{edit.name!r}: the benchmarks ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr}")
+    return out
+
+
+def case_id(finding: Finding) -> str:
+    """The test id of the case that is spoken of.
+
+    >>> case_id(Finding("test_step[data-data=2-b8] nano float32", "same"))
+    'data-data=2-b8'
+    """
+    return finding.case.partition("[")[2].partition("]")[0]
+
+
+def said(edit: Edit, report: Report) -> str:
+    """The verdict, `ELSEWHERE` if it is red for another reason than what was planted, or for something more."""
+    red = [finding for finding in report.findings if finding.word in RED]
+    evident = {
+        case_id(finding)
+        for finding in red
+        if " ".join(filter(None, (finding.word, finding.metric, finding.note))).startswith(edit.evidence)
+    }
+    as_planted = evident == set(edit.cases) == set(map(case_id, red))
+    return report.verdict if as_planted or not (red and edit.cases) else ELSEWHERE

@@ -1,0 +1,100 @@
+"""What stages do as a pipeline runs, counted on the host each time that a device does it."""
+
+import collections
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies.pipelining import layer_backward as passes
+from strategies.pipelining import split_backward as put_off
+from strategies.pipelining.executor import Executor
+from strategies.pipelining.schedules import SCHEDULES
+from strategies.pipelining.stages import places
+from strategies.pipelining.timetable import Ticks
+from tests.strategies.quick import compiled, jit
+
+TINY = dataclasses.replace(PRESETS["nano"], layers=5, embed=8, heads=2, vocab=16, sequence=4)
+STAGES, MICROBATCHES, KEY = 2, 4, jax.random.key(0)
+
+
+def always_while(condition, body, state):
+    """A loop that runs once or not at all, as a mistake that computes alike: it always runs, perhaps for nothing."""
+    taken, done = condition(state), body(state)
+    return jax.tree.map(lambda new, old: new if new is old else jnp.where(taken, new, old), done, state)
+
+
+def always_cond(taken, *branches_and_operands):
+    """A conditional likewise: both of its branches are taken."""
+    (work, other), operands = branches_and_operands[:2], branches_and_operands[2:]
+    return jax.tree.map(lambda new, old: jnp.where(taken, new, old), work(*operands), other(*operands))
+
+
+@functools.cache
+def counted(schedule, chunks=1, always=False):
+    """A tiny pipeline's gradients, and how often each stage has done what for them; of a planted mistake, `always`."""
+    counts = collections.Counter()
+    with pytest.MonkeyPatch.context() as patch:
+
+        def count(owner, name, what):
+            done = getattr(owner, name)
+
+            def counting(*args: Any) -> Any:
+                jax.debug.callback(lambda stage: counts.update([(int(stage), what)]), lax.axis_index("pipeline"))
+                return done(*args)
+
+            patch.setattr(owner, name, counting)
+
+        count(passes, "forward", "F")
+        count(passes, "backward", "B")
+        count(put_off.Halves, "first", "B")
+        count(put_off.Halves, "second", "W")
+        count(Executor, "_meet", "ends")
+        count(Executor, "_send", "sends")
+        if always:
+            patch.setattr(lax, "while_loop", always_while)
+            patch.setattr(lax, "cond", always_cond)
+        train = TrainConfig(MICROBATCHES, MICROBATCHES, schedule=schedule, chunks=chunks)
+        mesh = MeshSpec.parse(f"pipeline={STAGES}")
+        step = STRATEGIES["pipeline"].build(TINY, mesh, train, jax.devices()[:STAGES])
+        tokens = np.arange(MICROBATCHES * (TINY.sequence + 1)).reshape(MICROBATCHES, -1) % TINY.vocab
+        params = compiled(step.init.lower(KEY))(KEY).params
+        gradients = jit(step.gradients)(params, step.place(tokens))
+        jax.effects_barrier()
+    return jax.device_get(gradients), counts
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("interleaved", 2)])
+def test_a_stage_does_what_its_schedule_says_and_nothing_else(schedule, chunks):
+    """As it runs, each stage goes through its layers when the table has it do so, and in no bubble; so for both ends.
+
+    Nor does it in a place without a layer. What is counted is what is done, whatever the program's text says of itself:
+    test_pipeline.py, which counts FLOPs, believes that loops run as often as their names say.
+    """
+    plan = SCHEDULES[schedule](STAGES, MICROBATCHES, chunks)
+    ticks, expected = Ticks.of(plan), collections.Counter()
+    used = np.array(places(TINY.layers, STAGES, chunks)).reshape(STAGES, chunks, -1) >= 0
+    assert not used.all()
+    for stage, row in enumerate(plan.table):
+        for op in filter(None, row):
+            expected[stage, op.kind] += int(used[stage, op.chunk].sum())
+        expected[stage, "ends"] += int((ticks.shared.ends >= 0).sum())
+        expected[stage, "sends"] += ticks.exchanges
+    assert counted(schedule, chunks)[1] == expected
+
+
+def test_what_is_done_for_nothing_is_counted():
+    """Were predicates always true, and the gradients right in the end, each tick would be seen to do everything."""
+    (gradients, _), (planted, counts) = counted("zb-h1"), counted("zb-h1", always=True)
+    jax.tree.map(lambda mine, its: np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-6), planted, gradients)
+    plan, room = SCHEDULES["zb-h1"](STAGES, MICROBATCHES), -(-TINY.layers // STAGES)
+    for stage, kind in itertools.product(range(STAGES), "FBW"):
+        assert counts[stage, kind] == plan.ticks * room > MICROBATCHES * room
+    assert counts[0, "ends"] == plan.ticks * len(Ticks.of(plan).ends)

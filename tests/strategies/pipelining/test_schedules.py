@@ -1,0 +1,122 @@
+"""Schedules do all work once and in an order that can be, and wait as long as their papers say."""
+
+from itertools import product
+
+import pytest
+
+from strategies.config import Infeasible
+from strategies.pipelining.schedules import (
+    EQUAL,
+    SCHEDULES,
+    Costs,
+    Op,
+    Schedule,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    zero_bubble,
+)
+
+STAGES, MICROBATCHES = (1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 6, 8, 16, 31)
+PLAIN = [(name, s, m, 1) for name in ("gpipe", "1f1b", "zb-h1") for s, m in product(STAGES, MICROBATCHES)]
+GRID = [*PLAIN, *(("interleaved", s, s * groups, v) for s, groups, v in product(STAGES, (1, 2, 5), (1, 2, 3, 4)))]
+
+
+def schedule(name: str, stages: int, microbatches: int, chunks: int) -> Schedule:
+    """One of the grid."""
+    return SCHEDULES[name](stages, microbatches, chunks)
+
+
+def each(name: str) -> list[tuple[int, int]]:
+    """Stages and microbatches."""
+    return [(s, m) for known, s, m, _ in PLAIN if known == name]
+
+
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_each_operation_is_done_once(case: tuple[str, int, int, int]) -> None:
+    """A stage goes forward and backward once with each microbatch and chunk, and computes its weights' gradients."""
+    plan = schedule(*case)
+    kinds = "FBW" if case[0] == "zb-h1" else "FB"
+    all_of_them = sorted(Op(kind, m, c) for kind in kinds for m in range(case[2]) for c in range(case[3]))  # type: ignore[arg-type]
+    for row in plan.table:
+        assert sorted(op for op in row if op) == all_of_them
+
+
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_nothing_is_done_before_what_it_needs(case: tuple[str, int, int, int]) -> None:
+    """A microbatch goes through the parts of the model in order, and back in the opposite one, a tick each."""
+    _, stages, microbatches, chunks = case
+    tick = {(s, op): t for s, row in enumerate(schedule(*case).table) for t, op in enumerate(row) if op}
+    for m in range(microbatches):
+        parts = [(s, c) for c in range(chunks) for s in range(stages)]
+        way = [tick[s, Op("F", m, c)] for s, c in parts] + [tick[s, Op("B", m, c)] for s, c in reversed(parts)]
+        assert way == sorted(set(way))
+        assert all(tick[s, Op("B", m, c)] < tick.get((s, Op("W", m, c)), 1e9) for s, c in parts)
+
+
+@pytest.mark.parametrize(("name", "stages", "microbatches"), [(n, s, m) for n, s, m, _ in PLAIN if n != "zb-h1"])
+def test_gpipe_and_1f1b_are_idle_for_the_ends_of_the_pipeline(name: str, stages: int, microbatches: int) -> None:
+    """(S-1)/(M+S-1) of the time, whatever forward and backward take (Narayanan et al. 2021, section 2.2.1)."""
+    for costs in (EQUAL, Costs(1, 0.5, 0.5), Costs(3, 5, 2)):
+        expected = (stages - 1) / (microbatches + stages - 1)
+        assert schedule(name, stages, microbatches, 1).bubble(costs) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "chunks"), [case[1:] for case in GRID if case[0] == "interleaved"])
+def test_interleaving_divides_the_bubble_by_the_chunks(stages: int, microbatches: int, chunks: int) -> None:
+    """(S-1)/(vM+S-1) of the time (there, section 2.2.2)."""
+    expected = (stages - 1) / (chunks * microbatches + stages - 1)
+    for costs in (EQUAL, Costs(1, 0.5, 0.5)):
+        assert interleaved(stages, microbatches, chunks).bubble(costs) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), each("zb-h1"))
+def test_zero_bubble_is_idle_for_a_third_of_the_time(stages: int, microbatches: int) -> None:
+    """Of that of 1F1B, where all three take equally long (Qi et al. 2023, table 1), with M >= S."""
+    idle = [
+        plan.makespan() - 3 * microbatches
+        for plan in (zero_bubble(stages, microbatches), one_f_one_b(stages, microbatches))
+    ]
+    assert idle[1] == 3 * (stages - 1)
+    if microbatches >= stages:
+        assert idle[0] == stages - 1
+    assert idle[0] <= idle[1]
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), each("1f1b"))
+def test_microbatches_in_flight(stages: int, microbatches: int) -> None:
+    """GPipe: all. 1F1B: min(S - s, M) on stage s. ZB-H1: as many as 1F1B's first stage, at most (Qi et al. 2023)."""
+    for stage in range(stages):
+        assert gpipe(stages, microbatches).in_flight(stage) == microbatches
+        assert one_f_one_b(stages, microbatches).in_flight(stage) == min(stages - stage, microbatches)
+        assert zero_bubble(stages, microbatches).in_flight(stage) <= min(stages, microbatches)
+
+
+def test_chunks_in_flight() -> None:
+    """Interleaved, the first stage has (v-1) S + 2 S - 1 chunks of microbatches in flight, where there are so many."""
+    assert interleaved(4, 16, 2).in_flight(0) == 4 + 2 * 4 - 1
+    assert interleaved(4, 4, 2).in_flight(0) == 8
+
+
+def test_lockstep_makes_short_operations_wait_for_long_ones() -> None:
+    """Ticks of GPipe and of ZB-H1 hold equal operations; one of 1F1B holds forward and backward, which takes longer."""
+    assert gpipe(4, 8).lockstep_bubble(Costs(1, 1, 1)) == 0
+    assert zero_bubble(4, 8).lockstep_bubble(EQUAL) == 0
+    by_hand = 1 - 3 * (8 + 3) / (4 + 2 * (2 * (8 + 3) - 4))  # in four ticks all go forward; the others last as backward
+    assert one_f_one_b(4, 8).lockstep_bubble(EQUAL) == pytest.approx(by_hand)
+    assert one_f_one_b(4, 8).lockstep_bubble(Costs(1, 0.5, 0.5)) == 0
+
+
+def test_operations_that_wait_for_each_other_are_an_error() -> None:
+    """An order in which nothing can start is none."""
+    stuck = Schedule("stuck", 1, 1, 1, ((Op("B", 0), Op("F", 0)),))
+    with pytest.raises(ValueError, match=r"stuck: .*wait for each other"):
+        _ = stuck.table
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """With the numbers, and a way out."""
+    with pytest.raises(Infeasible, match=r"pipeline=4 does not divide microbatches=6.*multiple of 4"):
+        interleaved(4, 6, 2)
+    with pytest.raises(Infeasible, match="1f1b has one chunk a stage, not 2; take interleaved"):
+        one_f_one_b(4, 8, 2)

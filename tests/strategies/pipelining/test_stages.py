@@ -1,0 +1,47 @@
+"""Layers are cut into stages so that the slowest is as fast as can be."""
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies.config import Infeasible
+from strategies.pipelining.stages import partition, places
+
+COSTS = st.lists(st.integers(1, 20), min_size=1, max_size=7)
+
+
+def slowest(costs: list[int], sizes: tuple[int, ...], first: int, last: int) -> int:
+    """The largest part."""
+    ends = [0, *(sum(sizes[: i + 1]) for i in range(len(sizes)))]
+    parts = [sum(costs[start:end]) for start, end in pairwise(ends)]
+    parts[0] += first
+    parts[-1] += last
+    return max(parts)
+
+
+@given(COSTS, st.integers(1, 7), st.integers(0, 30), st.integers(0, 30))
+def test_no_cut_is_better(costs: list[int], parts: int, first: int, last: int) -> None:
+    """Of all ways to cut a row into parts, none empty, by trying each."""
+    parts = min(parts, len(costs))
+    cuts = ([0, *inner, len(costs)] for inner in combinations(range(1, len(costs)), parts - 1))
+    best = min(slowest(costs, tuple(b - a for a, b in pairwise(ends)), first, last) for ends in cuts)
+    sizes = partition(costs, parts, first, last)
+    assert (len(sizes), sum(sizes), min(sizes) > 0) == (parts, len(costs), True)
+    assert slowest(costs, sizes, first, last) == best
+
+
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 4))
+def test_every_layer_has_one_place(layers: int, stages: int, chunks: int) -> None:
+    """And all stages have as many places; the model goes round them, once for each chunk."""
+    if stages * chunks > layers:
+        with pytest.raises(Infeasible, match=f"{layers} layers are too few for {stages * chunks} parts"):
+            places(layers, stages, chunks)
+        return
+    row = places(layers, stages, chunks)
+    room = len(row) // (stages * chunks)
+    assert room * stages * chunks == len(row)
+    assert room == -(-layers // (stages * chunks))
+    way = [row[(s * chunks + c) * room + i] for c in range(chunks) for s in range(stages) for i in range(room)]
+    assert [layer for layer in way if layer >= 0] == list(range(layers))

@@ -1,0 +1,115 @@
+"""What a schedule's arrays say, played through by hand: each operation finds in its slots what belongs there."""
+
+from itertools import product
+
+import pytest
+
+from strategies.pipelining.schedules import SCHEDULES, Schedule
+from strategies.pipelining.timetable import KINDS, Shared, Ticks, Turn
+
+CASES = [(name, s, m, 1) for name in ("gpipe", "1f1b", "zb-h1") for s, m in product((1, 2, 4, 7), (1, 3, 4, 9))]
+CASES += [("interleaved", s, s * groups, v) for s, groups, v in product((1, 2, 4), (1, 3), (2, 3))]
+
+
+class Stage:
+    """Buffers of one stage, which hold names in the place of arrays."""
+
+    def __init__(self, ticks: Ticks) -> None:
+        depths = ticks.depths
+        self.arrived, self.made = ["x 0 0", *["nothing"] * depths.arrived], "nothing"
+        self.kept, self.put_off = ["nothing"] * depths.kept, ["nothing"] * depths.put_off
+
+
+def take_turn(stage: Stage, turn: Turn, part: int) -> str:
+    """Make what the stage sends on; return what it has computed."""
+    kind, taken = KINDS[turn.kind], stage.arrived[turn.takes]
+    if kind is None:
+        return ""
+    if kind == "W":
+        m = int(stage.put_off[turn.put_off].split()[2])
+        assert (stage.kept[turn.kept], stage.put_off[turn.put_off]) == (f"kept {m} {part}", f"put off {m} {part}")
+        return f"W {m} {part}"
+    m = int(taken.split()[1])
+    if kind == "F":
+        assert taken == f"x {m} {part}"
+        stage.kept[turn.kept], stage.made = f"kept {m} {part}", f"x {m} {part + 1}"
+    else:
+        assert (taken, stage.kept[turn.kept]) == (f"dy {m} {part}", f"kept {m} {part}")
+        stage.made = f"dy {m} {part - 1}"
+        if stage.put_off:
+            stage.put_off[turn.put_off] = f"put off {m} {part}"
+    return f"{kind} {m} {part}"
+
+
+def play(plan: Schedule, ticks: Ticks) -> list[str]:
+    """Go through the ticks as executor.py does; return what was computed, by name."""
+    stages = [Stage(ticks) for _ in range(plan.stages)]
+    parts, done = plan.stages * plan.chunks, ["embedding of 0"]
+    for tick in range(plan.ticks):
+        shared = Shared(*(column[tick] for column in ticks.shared))
+        turns = [Turn(*(column[tick, s] for column in ticks.turns)) for s in range(plan.stages)]
+        for s, (stage, turn) in enumerate(zip(stages, turns, strict=True)):
+            done.append(take_turn(stage, turn, turn.chunk * plan.stages + s))
+        enters, leaves, returns = ticks.ends[shared.ends] if shared.ends >= 0 else (False, False, False)
+        if enters:
+            done.append(f"embedding of {shared.enters}")
+        if leaves:
+            assert stages[-1].made == f"x {shared.leaves} {parts}"
+            done.append(f"loss {shared.leaves}")
+        if returns:
+            assert stages[0].made == f"dy {shared.returns} -1"
+            done.append(f"back to embedding {shared.returns}")
+        for stage, turn in zip(stages, turns, strict=True):
+            stage.arrived[turn.got_entered] = f"x {shared.enters} 0" if enters else "nothing"
+            stage.arrived[turn.got_loss] = f"dy {shared.leaves} {parts - 1}" if leaves else "nothing"
+        for exchange, index in enumerate(shared.ways):
+            for source, target in ticks.ways[exchange][index] if index >= 0 else ():
+                stages[target].arrived[turns[target].got_sent[exchange]] = stages[source].made
+    return list(filter(None, done))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_operation_finds_its_inputs(case: tuple[str, int, int, int]) -> None:
+    """Nothing is overwritten before it is used, and all is computed once."""
+    name, stages, microbatches, chunks = case
+    plan = SCHEDULES[name](stages, microbatches, chunks)
+    done = play(plan, Ticks.of(plan))
+    kinds = "FBW" if plan.splits_backward else "FB"
+    expected = [f"{kind} {m} {p}" for kind in kinds for m in range(microbatches) for p in range(stages * chunks)]
+    expected += [f"{end} {m}" for end in ("embedding of", "loss", "back to embedding") for m in range(microbatches)]
+    assert sorted(done) == sorted(expected)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_buffers_are_as_large_as_what_is_in_flight(case: tuple[str, int, int, int]) -> None:
+    """What is kept for the backward pass has a slot for each microbatch in flight, and none besides."""
+    name, stages, microbatches, chunks = case
+    plan = SCHEDULES[name](stages, microbatches, chunks)
+    assert Ticks.of(plan).depths.kept == max(plan.in_flight(stage) for stage in range(stages))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_exchange_is_a_permutation(case: tuple[str, int, int, int]) -> None:
+    """No stage sends twice in one exchange, and none gets twice; and a tick takes a second one only where it must."""
+    name, stages, microbatches, chunks = case
+    plan = SCHEDULES[name](stages, microbatches, chunks)
+    ticks = Ticks.of(plan)
+    for ways in (ways for exchange in ticks.ways for ways in exchange):
+        assert len({source for source, _ in ways}) == len({target for _, target in ways}) == len(ways) > 0
+    for tick, chosen in enumerate(ticks.shared.ways):
+        made = [(s, op) for s, row in enumerate(plan.table) if (op := row[tick]) and op.kind != "W"]
+        end = {"F": stages * chunks - 1, "B": 0}  # where the last part is done, nothing goes on
+        made = [(s, op.kind) for s, op in made if op.chunk * stages + s != end[op.kind]]
+        must = [(s, (s + (1 if kind == "F" else -1)) % stages) for s, kind in made]
+        taken = [ticks.ways[exchange][index] for exchange, index in enumerate(chosen) if index >= 0]
+        assert all(any(way in ways for ways in taken) for way in must)
+        assert len(taken) == min(len(must), 1 + (len({target for _, target in must}) < len(must)))
+    if name == "1f1b":  # one after another, each stage sends on what the next takes at once
+        assert len(ticks.ways) == 1
+
+
+def test_slots_do_not_grow_with_microbatches() -> None:
+    """But those of GPipe, which has all in flight."""
+    few, many = ([Ticks.of(SCHEDULES[name](4, m)).depths for name in ("1f1b", "zb-h1", "gpipe")] for m in (8, 64))
+    assert few[:2] == many[:2]
+    assert (few[2].kept, many[2].kept) == (8, 64)
