@@ -22,8 +22,9 @@ from strategies.hsdp import HSDP
 from strategies.mesh import MeshSpec
 from strategies.names import Named
 from strategies.pipeline import PIPELINE
+from strategies.sharding.layout import Layout
 from strategies.single import SINGLE
-from strategies.step import Spread, State, Step, Strategy
+from strategies.step import Implementation, State, Step, Strategy
 from strategies.tensor import TENSOR
 from strategies.three_d import THREE_D
 from strategies.zero import ZERO1, ZERO2
@@ -33,9 +34,10 @@ __all__ = [
     "PRESETS",
     "STRATEGIES",
     "GPTConfig",
+    "Implementation",
     "Infeasible",
+    "Layout",
     "MeshSpec",
-    "Spread",
     "State",
     "Step",
     "Strategy",

@@ -29,9 +29,8 @@ With fsdp x tensor each axis has its own of these. A device sends the bytes of d
     (tensor.py: all-reduces).
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,49 +46,17 @@ from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec
 from strategies.model.attention import causal_attention, project
 from strategies.model.gpt import GATHERED, Hooks
-from strategies.step import Spread, Step, Strategy
+from strategies.sharding.layout import Layout, Spec, size_of
+from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
-from strategies.training.weight_shards import Shards
 
 BATCH = (*data.AXES, *fsdp.AXES)
 AXES = (*BATCH, *tensor.AXES)
+LAYOUT = Layout(batch=BATCH, dims=tensor.LAYOUT.dims, shards="fsdp", cuts_again=False)
 
 
-@dataclass(frozen=True)
-class Rules:
-    """Which mesh axes split which dims of the weights.
-
-    Raises:
-        Infeasible: an axis that does not divide what it is to split.
-    """
-
-    config: GPTConfig
-    mesh: MeshSpec
-
-    def __post_init__(self) -> None:
-        """Refuse what fsdp refuses."""
-        Shards("fsdp", self.size("fsdp"), self.config)
-
-    def size(self, *axes: str) -> int:
-        """Devices along some axes."""
-        return math.prod(self.mesh.sizes.get(axis, 1) for axis in axes)
-
-    def used(self, dims: Sequence[str]) -> P:
-        """Of a weight in its matmul."""
-        return P(*(tensor.SPLIT.get(dim) if self.size("tensor") > 1 else None for dim in dims))
-
-    def stored(self, dims: Sequence[str]) -> P:
-        """Of a weight between steps, and of its gradient: cut along what the tensor axis leaves (weight_shards.py)."""
-        axes, rows = list(self.used(dims)), self.config.vocab_rows(self.size("tensor"))
-        sizes = {**self.config.dim_sizes, "vocab": rows}
-        left = [i for i, dim in enumerate(dims) if dim != "layers" and axes[i] is None]
-        for i in [i for i in left if sizes[dims[i]] % self.size("fsdp") == 0][:1]:
-            axes[i] = "fsdp"
-        return P(*axes)
-
-
-def hooks(mesh: Mesh, rules: Rules, sequence_parallel: bool) -> Hooks:
-    """Where the strategies by hand communicate: how arrays are split before and behind."""
+def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
+    """Where the strategies by hand communicate: how arrays are split before and behind; `used` is how weights are."""
 
     def split(*axes: Any) -> NamedSharding:
         return NamedSharding(mesh, P(*axes))
@@ -102,7 +69,7 @@ def hooks(mesh: Mesh, rules: Rules, sequence_parallel: bool) -> Hooks:
     all_tokens, own_tokens = split(BATCH), split(BATCH, tokens)
 
     def gather(weight: Array, dims: Sequence[str], dtype: str) -> Array:
-        weight = lax.with_sharding_constraint(weight.astype(dtype), split(*rules.used(dims)))
+        weight = lax.with_sharding_constraint(weight.astype(dtype), split(*used(dims)))
         # The head goes back where it went forward, and of two gathers the compiler would not make one.
         return checkpoint_name(weight, GATHERED) if "vocab" in dims else weight
 
@@ -121,28 +88,22 @@ def hooks(mesh: Mesh, rules: Rules, sequence_parallel: bool) -> Hooks:
         sum=sum_partial,
         all_tokens=partial(moved, here=own_tokens, there=all_tokens),
         own_tokens=lambda x_TD: lax.with_sharding_constraint(x_TD, split(tokens)),
-        project=project_split if rules.size("tensor") > 1 else project,
+        project=project_split if mesh.shape["tensor"] > 1 else project,
         attend=attend,
         embed_sum=sum_partial,  # each device looks up all tokens in its rows, and not its tokens in all rows
         vocab_sum=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
         vocab_max=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
-        parts=(rules.size(*BATCH), rules.size("tensor")),
+        parts=(size_of(BATCH, mesh.shape), mesh.shape["tensor"]),
     )
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`. An axis that the mesh leaves out has size one."""
-    device_mesh, rules = mesh.over(AXES, devices), Rules(config, mesh)
-    tensor.require_fit(config, train, rules.size("tensor"))
-    spread = Spread(
-        spec=rules.stored,
-        batch_axes=tuple(axis for axis in BATCH if axis in mesh.sizes),
-        vocab_shards=rules.size("tensor"),
-        hooks=hooks(device_mesh, rules, train.sequence_parallel),
-        microbatches=train.microbatches,
-        partitioned=True,
-    )
-    return assemble(config, device_mesh, train, spread)
+    device_mesh, layout = mesh.over(AXES, devices), LAYOUT.along(mesh.split_axes(AXES))
+    tensor.require_fit(config, train, device_mesh.shape["tensor"])
+    used = replace(layout, shards=None).spec(config, mesh.sizes)
+    how = Implementation(hooks=hooks(device_mesh, used, train.sequence_parallel), compiler_partitioned=True)
+    return assemble(config, device_mesh, train, layout, how)
 
 
 TWINS = {("data",): "data", ("fsdp",): "fsdp", ("tensor",): "tensor", ("fsdp", "tensor"): "three_d"}

@@ -213,6 +213,17 @@ def legal(number: int, subject: str) -> str:
     return f"{subject} can be {' or '.join(filter(None, [', '.join(divisors[:-1]), divisors[-1]]))}"
 
 
+def require_divides(axis: str, size: int, **numbers: int) -> None:
+    """Refuse a mesh axis that does not divide a number of the model.
+
+    Raises:
+        Infeasible: names both numbers and the legal sizes.
+    """
+    for name, number in numbers.items():
+        if number % size:
+            raise Infeasible(f"{axis}={size} does not divide {name}={number}; {legal(number, axis)}")
+
+
 _GPT2 = GPTConfig(layers=12, embed=768, heads=12)
 _GPT3 = dataclasses.replace(_GPT2, sequence=2048)
 

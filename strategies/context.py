@@ -28,16 +28,17 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies import data
-from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.mesh import Devices, MeshSpec, mark_varying
+from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
+from strategies.mesh import Devices, MeshSpec
 from strategies.model.attention import KEPT, causal_attention
 from strategies.model.gpt import ONE_DEVICE, Hooks
 from strategies.model.ring_attention import ring_attention, zigzag
-from strategies.step import Spread, Step, Strategy, require_divides
+from strategies.sharding.layout import Layout
+from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
 
 AXES = ("context",)
+LAYOUT = Layout(tokens=AXES)
 
 
 def contiguous(x: Array, dim: int) -> Array:
@@ -104,14 +105,8 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
     require_fit(config, train, mesh.size)
-    spread = Spread(
-        hooks=hooks(train, mesh.size),
-        microbatches=train.microbatches,
-        enter=partial(mark_varying, axes=AXES),
-        reduce=partial(data.all_reduce, axes=AXES, dtype=train.reduce_dtype),
-    )
-    return assemble(config, device_mesh, train, spread)
+    return assemble(config, device_mesh, train, LAYOUT, Implementation(hooks=hooks(train, mesh.size)))
 
 
 OPTIONS = ("context_attention", "reduce_dtype")
-CONTEXT = Strategy("context", AXES, build, OPTIONS)
+CONTEXT = Strategy("context", AXES, build, OPTIONS, LAYOUT)

@@ -9,7 +9,6 @@ and each `bucket_bytes` of them are one all-reduce (section 3.2.3 there). A devi
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -19,26 +18,18 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies.config import GPTConfig, TrainConfig
-from strategies.mesh import Devices, MeshSpec, mark_varying
+from strategies.mesh import Devices, MeshSpec
 from strategies.model.gpt import Weights
-from strategies.step import Spread, Step, Strategy
+from strategies.sharding.layout import Layout
+from strategies.step import Implementation, Step, Strategy
 from strategies.training.compression import compressed
+from strategies.training.gradients import cast
 from strategies.training.train_step import assemble
 
 AXES = ("data",)
+LAYOUT = Layout(batch=AXES)
 BACKWARD = ("head", "blocks", "embedding")
 """The parts of the model, in the order in which their gradients are ready."""
-
-
-def all_reduce(loss: Array, grads: Weights, axes: tuple[str, ...], dtype: str) -> tuple[Array, Weights]:
-    """The sums over devices, after all microbatches: of gradients in a dtype."""
-    loss, sums = lax.psum((loss, cast(grads, dtype)), axes)
-    return loss, cast(sums, "float32")
-
-
-def cast(arrays: Weights, dtype: str) -> Weights:
-    """All arrays in a dtype."""
-    return jax.tree.map(lambda x: x.astype(dtype), arrays)
 
 
 def buckets(sizes: Sequence[int], capacity: int) -> list[list[tuple[int, slice]]]:
@@ -90,18 +81,15 @@ def stack(loss: Array, grads: Weights) -> tuple[Array, Weights]:
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
-    device_mesh = mesh.over(AXES, devices)
-    reduce = partial(all_reduce, axes=AXES, dtype=train.reduce_dtype)
-    enter = partial(mark_varying, axes=AXES)
-    spread = Spread(batch_axes=AXES, microbatches=train.microbatches, enter=enter, reduce=reduce)
+    how = Implementation()
     if train.compression != "none":
         optimizer = partial(compressed, train=train, devices=mesh.size)
-        spread = replace(spread, reduce=stack, optimizer=optimizer, inexact=f"compression={train.compression}")
+        how = Implementation(sum_replicas=stack, optimizer=optimizer, inexact=f"compression={train.compression}")
     elif train.bucket_bytes:
         buckets_of = {"bucket_bytes": train.bucket_bytes, "dtype": train.reduce_dtype}
-        spread = replace(spread, reduce=partial(all_reduce_buckets, **buckets_of))
-    return assemble(config, device_mesh, train, spread)
+        how = Implementation(sum_replicas=partial(all_reduce_buckets, **buckets_of))
+    return assemble(config, mesh.over(AXES, devices), train, LAYOUT, how)
 
 
 OPTIONS = "bucket_bytes", "compression", "compression_warmup", "reduce_dtype"
-DATA = Strategy("data", AXES, build, OPTIONS)
+DATA = Strategy("data", AXES, build, OPTIONS, LAYOUT)

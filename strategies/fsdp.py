@@ -24,7 +24,6 @@ compute dtype, and all gradients, added up in float32.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,15 +36,17 @@ from jaxtyping import Array
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec, are_virtual
 from strategies.model.gpt import GATHERED, ONE_DEVICE, Hooks, Weights, used_dtype
-from strategies.step import Spread, Step, Strategy
+from strategies.sharding.layout import Layout
+from strategies.sharding.weight_shards import Shards
+from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
-from strategies.training.weight_shards import Shards
 
 AXES = ("fsdp",)
+LAYOUT = Layout(batch=AXES, shards="fsdp")
 
 
-def spread(shards: Shards, train: TrainConfig, mesh: Mesh) -> Spread:
-    """What fsdp decides for a group of devices of a mesh that have these shards."""
+def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementation:
+    """How a group of devices of a mesh gathers these shards, and scatters their gradients."""
 
     scatter = partial(shards.scatter, dtype=train.reduce_dtype)
 
@@ -53,21 +54,21 @@ def spread(shards: Shards, train: TrainConfig, mesh: Mesh) -> Spread:
         weight = _gather_scatter(shards, train.reduce_dtype, dims, dtype)(part)
         return weight if train.regather else checkpoint_name(weight, GATHERED)
 
+    def gather_cast(part: Array, dims: Sequence[str]) -> Array:
+        return shards.gather(part.astype(used_dtype(dims, train.dtype)), dims)
+
     def gather_all(parts: Weights) -> Weights:
-        return shards.each(lambda part, dims: shards.gather(part.astype(used_dtype(dims, train.dtype)), dims), parts)
+        return shards.map_weights(gather_cast, parts)
 
     def scatter_all(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        return lax.psum(loss, "fsdp"), shards.each(scatter, grads)
+        return lax.psum(loss, "fsdp"), shards.map_weights(scatter, grads)
 
-    by_layer = Spread(
-        spec=shards.spec,
-        batch_axes=AXES,
+    if train.gather == "step":
+        return Implementation(prepare_params=gather_all, reduce=scatter_all)
+    return Implementation(
         hooks=Hooks(gather=gather, head=head_first if are_virtual(mesh.devices.ravel()) else ONE_DEVICE.head),
-        microbatches=train.microbatches,
         reduce=lambda loss, grads: (lax.psum(loss, "fsdp"), grads),
     )
-    by_step = replace(by_layer, hooks=ONE_DEVICE, enter=gather_all, reduce=scatter_all)
-    return by_step if train.gather == "step" else by_layer
 
 
 def _gather_scatter(shards: Shards, reduce_dtype: str, dims: Sequence[str], dtype: str) -> Callable[[Array], Array]:
@@ -110,8 +111,9 @@ head_first.defvjp(lambda x_BTD, weights: ((x_BTD, weights), None), _head_first_b
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
-    return assemble(config, device_mesh, train, spread(Shards("fsdp", mesh.size, config), train, device_mesh))
+    shards = LAYOUT.shards_of("fsdp", config, mesh.sizes)
+    return assemble(config, device_mesh, train, LAYOUT, implementation(shards, train, device_mesh))
 
 
 OPTIONS = "gather", "regather", "reduce_dtype"
-FSDP = Strategy("fsdp", AXES, build, OPTIONS)
+FSDP = Strategy("fsdp", AXES, build, OPTIONS, LAYOUT)

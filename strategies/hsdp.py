@@ -10,34 +10,22 @@ For P parameters, d groups of f devices: beside what fsdp sends over f devices, 
 step to the other groups, over the slower links.
 """
 
-from dataclasses import replace
-
-from jaxtyping import Array
-
 from strategies import data, fsdp
 from strategies.config import GPTConfig, TrainConfig
-from strategies.mesh import Devices, MeshSpec, mark_varying
-from strategies.model.gpt import Weights
+from strategies.mesh import Devices, MeshSpec
+from strategies.sharding.layout import Layout
 from strategies.step import Step, Strategy
 from strategies.training.train_step import assemble
-from strategies.training.weight_shards import Shards
 
 AXES = (*data.AXES, *fsdp.AXES)
+LAYOUT = Layout(batch=AXES, shards="fsdp")
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`. An axis that the mesh leaves out has size one."""
     device_mesh = mesh.over(AXES, devices)
-    group = fsdp.spread(Shards("fsdp", mesh.sizes.get("fsdp", 1), config), train, device_mesh)
-
-    def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        return data.all_reduce(*group.reduce(loss, grads), data.AXES, train.reduce_dtype)
-
-    def enter(weights: Weights) -> Weights:
-        return group.enter(mark_varying(weights, data.AXES))
-
-    spread = replace(group, batch_axes=AXES, enter=enter, reduce=reduce)
-    return assemble(config, device_mesh, train, spread)
+    shards = LAYOUT.shards_of("fsdp", config, mesh.sizes)
+    return assemble(config, device_mesh, train, LAYOUT, fsdp.implementation(shards, train, device_mesh))
 
 
-HSDP = Strategy("hsdp", AXES, build, fsdp.OPTIONS)
+HSDP = Strategy("hsdp", AXES, build, fsdp.OPTIONS, LAYOUT)

@@ -25,29 +25,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies import data, tensor
+from strategies import tensor
 from strategies.config import GPTConfig, PipelineSchedule, TrainConfig
 from strategies.mesh import Devices, MeshSpec, mark_varying
 from strategies.model.gpt import GPT, Weights
 from strategies.pipelining.executor import Executor, Parts
 from strategies.pipelining.layer_backward import Leaves
 from strategies.pipelining.schedules import SCHEDULES, Schedule
-from strategies.pipelining.stages import places
+from strategies.pipelining.stages import layer_slots
 from strategies.pipelining.timetable import Ticks
-from strategies.step import Differentiate, Spread, Step, Strategy, Tokens
+from strategies.sharding.layout import Layout
+from strategies.step import Differentiate, Implementation, Step, Strategy, Tokens
+from strategies.training.gradients import cast
 from strategies.training.train_step import assemble
 
 AXES = ("pipeline",)
-SPLIT = {"layers": "pipeline", "vocab": "pipeline"}
+LAYOUT = Layout(dims={"layers": AXES, "vocab": AXES})
 
 
-def scheduled(schedule: Schedule, layer_places: tuple[int, ...], train: TrainConfig) -> Differentiate:
-    """Loss and gradients, computed in the order of a schedule; `layer_places` are the `places` of a `Spread`."""
+def scheduled(schedule: Schedule, slots: tuple[int, ...], train: TrainConfig) -> Differentiate:
+    """Loss and gradients, computed in the order of a schedule; `slots` are the `layer_slots` of an `Implementation`."""
     ticks = Ticks.of(schedule)
-    used_SL = np.array(layer_places).reshape(schedule.stages, -1) >= 0
+    used_SL = np.array(slots).reshape(schedule.stages, -1) >= 0
 
     def differentiate(
         build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
@@ -68,49 +69,49 @@ def scheduled(schedule: Schedule, layer_places: tuple[int, ...], train: TrainCon
         tokens_MbS = tokens_BS.reshape(schedule.microbatches, -1, tokens_BS.shape[-1])
         used_L = None if used_SL.all() else jnp.asarray(used_SL)[lax.axis_index("pipeline")]
         loss, dblocks, dends = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.unroll)()
-        dnorm = lax.psum(data.cast(dends["head"]["norm"], train.reduce_dtype), "pipeline")
-        dends["head"]["norm"] = data.cast(dnorm, "float32")
+        dnorm = lax.psum(cast(dends["head"]["norm"], train.reduce_dtype), "pipeline")
+        dends["head"]["norm"] = cast(dnorm, "float32")
         return loss, {**dends, "blocks": jax.tree.unflatten(structure, dblocks)}
 
     return differentiate
 
 
-def spread(config: GPTConfig, train: TrainConfig, stages: int) -> Spread:
-    """Spread the layers over pipeline stages. One stage is no pipeline: plain autodiff, without a schedule.
+def implementation(config: GPTConfig, train: TrainConfig, stages: int) -> Implementation:
+    """How stages work on microbatches. One stage is no pipeline: plain autodiff, without a schedule.
 
     Raises:
         Infeasible: as `order` does.
     """
     if stages == 1:
-        return Spread(microbatches=train.microbatches)
-    schedule, layer_places = order(config.layers, stages, train.microbatches, train.schedule, train.chunks)
-    return Spread(
-        spec=lambda dims: P(*map(SPLIT.get, dims)),
-        vocab_shards=stages,
+        return Implementation()
+    schedule, slots = order(config.layers, stages, train.microbatches, train.schedule, train.chunks)
+    return Implementation(
         hooks=tensor.vocab_hooks(AXES),
-        places=layer_places,
-        differentiate=scheduled(schedule, layer_places, train),
+        differentiate=scheduled(schedule, slots, train),
+        schedules_microbatches=True,
+        layer_slots=slots,
     )
 
 
 def order(
     layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int
 ) -> tuple[Schedule, tuple[int, ...]]:
-    """The schedule of as many stages, and the places of the layers; chunks are those of an interleaved one.
+    """The schedule of as many stages, and which layer is in each slot; chunks are those of an interleaved one.
 
     Raises:
         Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
     """
     chunks = chunks if schedule == "interleaved" else 1
-    layer_places = places(layers, stages, chunks)
-    return SCHEDULES[schedule](stages, microbatches, chunks), layer_places
+    slots = layer_slots(layers, stages, chunks)
+    return SCHEDULES[schedule](stages, microbatches, chunks), slots
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
-    return assemble(config, device_mesh, train, spread(config, train, mesh.size))
+    layout = LAYOUT.along(mesh.split_axes(AXES))
+    return assemble(config, device_mesh, train, layout, implementation(config, train, mesh.size))
 
 
 OPTIONS = "schedule", "chunks", "reduce_dtype"
-PIPELINE = Strategy("pipeline", AXES, build, OPTIONS)
+PIPELINE = Strategy("pipeline", AXES, build, OPTIONS, LAYOUT)

@@ -2,17 +2,19 @@
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import Devices, MeshSpec
-from strategies.step import Spread, Step, Strategy
+from strategies.sharding.layout import Layout
+from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
 
 AXES = ("data",)
+LAYOUT = Layout()
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`. The mesh is data=1."""
     if str(mesh) != "data=1":
         raise Infeasible(f"single runs on one device; its mesh is data=1, not {mesh}")
-    return assemble(config, mesh.over(AXES, devices), train, Spread(microbatches=train.microbatches))
+    return assemble(config, mesh.over(AXES, devices), train, LAYOUT, Implementation())
 
 
-SINGLE = Strategy("single", AXES, build, most_devices=1)
+SINGLE = Strategy("single", AXES, build, layout=LAYOUT, most_devices=1)

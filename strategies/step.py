@@ -1,25 +1,26 @@
 """The interface that every strategy implements.
 
 A strategy is a value, `Strategy`. Its `build` checks that model, mesh and batch fit, says all that it decides in a
-`Spread`, and hands that to `assemble` (in train_step.py), which writes the training step around it.
+`Layout` and an `Implementation`, and hands them to `assemble` (in train_step.py), which writes the training step around
+them.
 """
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
+from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import AXES, MeshSpec, factorisations
 from strategies.model.gpt import GPT, ONE_DEVICE, Hooks, Weights
 from strategies.pace import keep_pace
+from strategies.sharding.layout import Layout
 
 Tokens = Int[Array, "B S"]
 """Sequences of S = T + 1 tokens: all but the last are inputs, all but the first are targets."""
@@ -68,43 +69,35 @@ class Optimizer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Spread:
-    """All that a strategy decides; as it stands, one device. Its functions run inside `jax.shard_map`.
+class Implementation:
+    """How a strategy carries out its layout; as it stands, nothing needs to be done. All runs inside `jax.shard_map`.
 
     Attributes:
-        spec: dims of a weight -> the mesh axes that split them.
-        batch_axes: mesh axes that split the batch.
-        vocab_shards: parts that the vocabulary is split into.
-        places: which layer is in each place of the stacked blocks, -1 for none; None where they are in order.
         hooks: what to do inside the model.
         differentiate: this device's part of the batch, or of a microbatch -> its share of loss and gradients.
-        microbatches: parts of the batch whose gradients are accumulated one after another.
-        enter: weights as the state holds them -> as gradients are taken of them.
-        reduce: this device's share of the loss and of the gradients -> the whole, the gradients as they are applied.
-        update_spec: dims of a weight -> the mesh axes that split its gradient, its moments and its update; None where
-            they are split as the weight is.
-        own: weights as the state holds them -> the parts that this device updates.
-        collect: such parts -> weights as the state holds them.
+        schedules_microbatches: whether `differentiate` takes all microbatches and orders them itself, as a pipeline
+            does. Else their gradients are accumulated, one microbatch after another.
+        layer_slots: which layer is in each place of the stacked blocks, -1 for none; None where they are in order.
+        prepare_params: weights as the state holds them -> as gradients are taken of them.
+        reduce: this device's share of loss and gradients, after all microbatches -> sums over the axes that split
+            weights, as the layout splits gradients.
+        sum_replicas: such sums -> sums over the axes along which devices hold the same weights; None is an all-reduce
+            in `reduce_dtype`.
         optimizer: AdamW behind clipping -> what is to take its place.
         inexact: why the step computes something else than one device by design; nothing where it does not.
-        partitioned: by the compiler: the functions see whole arrays, in no `jax.shard_map`.
+        compiler_partitioned: the compiler splits the work: the functions see whole arrays, in no `jax.shard_map`.
     """
 
-    spec: Callable[[Sequence[str]], P] = lambda dims: P()
-    batch_axes: tuple[str, ...] = ()
-    vocab_shards: int = 1
-    places: tuple[int, ...] | None = None
     hooks: Hooks = ONE_DEVICE
     differentiate: Differentiate = autodiff
-    microbatches: int = 1
-    enter: Callable[[Weights], Weights] = lambda weights: weights
+    schedules_microbatches: bool = False
+    layer_slots: tuple[int, ...] | None = None
+    prepare_params: Callable[[Weights], Weights] = lambda weights: weights
     reduce: Callable[[Array, Weights], tuple[Array, Weights]] = lambda loss, grads: (loss, grads)
-    update_spec: Callable[[Sequence[str]], P] | None = None
-    own: Callable[[Weights], Weights] = lambda weights: weights
-    collect: Callable[[Weights], Weights] = lambda parts: parts
+    sum_replicas: Callable[[Array, Weights], tuple[Array, Weights]] | None = None
     optimizer: Callable[[Optimizer], Optimizer] = lambda optimizer: optimizer
     inexact: str = ""
-    partitioned: bool = False
+    compiler_partitioned: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +110,7 @@ class Step:
         gradients: the first half of it, jitted: (params, batch) -> (loss, gradients before clipping).
         apply: the other half, jitted: (state, gradients) -> (state, {"grad_norm"}). Neither donates anything.
         state: shapes, dtypes and shardings of the state; `grads`, between the halves, and `batch` likewise.
-        places: as in `Spread`.
+        layer_slots: as in `Implementation`.
         inexact: why it computes something else than one device by design; nothing where it does not.
         train, mesh, config: what the step was built from.
     """
@@ -132,7 +125,7 @@ class Step:
     state: State
     grads: Weights
     batch: jax.ShapeDtypeStruct
-    places: tuple[int, ...] | None = None
+    layer_slots: tuple[int, ...] | None = None
     inexact: str = ""
 
     def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:
@@ -194,6 +187,7 @@ class Strategy:
 
     Attributes:
         options: fields of `TrainConfig` that make another step of this strategy, besides those that do of every one.
+        layout: which axes split what, from which costs/ says what it sends and holds; None where the compiler decides.
         microbatches: of a batch, without stages and unless told otherwise: as few as show what it does.
         usual_axes: of the meshes that stand for all of them where none is asked for.
         twins: of a strategy that the compiler partitions, the axes that it offers together, and the strategy that does
@@ -204,6 +198,7 @@ class Strategy:
     axes: tuple[str, ...]
     build: Callable[..., Step]
     options: tuple[str, ...] = ()
+    layout: Layout | None = None
     most_devices: float = math.inf
     microbatches: int = 1
     usual_axes: tuple[str, ...] = AXES
@@ -233,14 +228,3 @@ def of_texts(build: Callable[..., Step]) -> Callable[..., Step]:
         return build(config, MeshSpec.of(mesh), *others, **named)
 
     return built
-
-
-def require_divides(axis: str, size: int, **numbers: int) -> None:
-    """Refuse a mesh axis that does not divide a number of the model.
-
-    Raises:
-        Infeasible: names both numbers and the legal sizes.
-    """
-    for name, number in numbers.items():
-        if number % size:
-            raise Infeasible(f"{axis}={size} does not divide {name}={number}; {legal(number, axis)}")

@@ -30,18 +30,17 @@ from functools import partial
 
 import jax
 from jax import lax
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
+from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
 from strategies.mesh import Devices, MeshSpec
 from strategies.model.gpt import Hooks, Weights, weight_dims
-from strategies.step import Spread, Step, Strategy, require_divides
+from strategies.sharding.layout import Layout
+from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
 
 AXES = ("tensor",)
-SPLIT = {"heads": "tensor", "mlp": "tensor", "vocab": "tensor"}
-"""Which dims of the weights the axis splits."""
+LAYOUT = Layout(dims={"heads": AXES, "mlp": AXES, "vocab": AXES})
 
 
 def vocab_hooks(axes: Sequence[str]) -> Hooks:
@@ -89,7 +88,7 @@ def all_reduce(grads: Weights, config: GPTConfig, dtype: str) -> Weights:
 def _where_whole(change: Callable[[Array], Array], weights: Weights, config: GPTConfig) -> Weights:
     """Change the weights that are not cut."""
     dims = weight_dims(config)
-    return jax.tree.map(lambda w, dims: w if SPLIT.keys() & set(dims) else change(w), weights, dims)
+    return jax.tree.map(lambda w, dims: w if LAYOUT.dims.keys() & set(dims) else change(w), weights, dims)
 
 
 def require_fit(config: GPTConfig, train: TrainConfig, size: int, contexts: int = 1) -> None:
@@ -109,17 +108,16 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     """See `Strategy`."""
     device_mesh = mesh.over(AXES, devices)
     require_fit(config, train, mesh.size)
-    spread = Spread(
-        spec=lambda dims: P(*map(SPLIT.get, dims)),
-        vocab_shards=mesh.size,
-        hooks=hooks(AXES, train.sequence_parallel),
-        microbatches=train.microbatches,
-    )
+
+    def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+        return loss, all_reduce(grads, config, train.reduce_dtype)
+
+    how = Implementation(hooks=hooks(AXES, train.sequence_parallel))
     if train.sequence_parallel:
-        reduce = lambda loss, grads: (loss, all_reduce(grads, config, train.reduce_dtype))  # noqa: E731
-        spread = dataclasses.replace(spread, enter=partial(mark_replicated_varying, config=config), reduce=reduce)
-    return assemble(config, device_mesh, train, spread)
+        prepare_params = partial(mark_replicated_varying, config=config)
+        how = dataclasses.replace(how, prepare_params=prepare_params, reduce=reduce)
+    return assemble(config, device_mesh, train, LAYOUT, how)
 
 
 OPTIONS = ("sequence_parallel", "reduce_dtype")
-TENSOR = Strategy("tensor", AXES, build, OPTIONS)
+TENSOR = Strategy("tensor", AXES, build, OPTIONS, LAYOUT)

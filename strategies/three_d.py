@@ -33,73 +33,62 @@ before the first, and scatters the sums of their gradients after the last. Where
 all to all by default: XLA's permutations wait for all devices of a mesh, and stages work each at its own times.
 """
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 
-import jax
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies import context, data, fsdp, pipeline, tensor
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import AXES, Devices, MeshSpec, mark_varying
+from strategies.mesh import AXES, Devices, MeshSpec
 from strategies.model.gpt import ONE_DEVICE, Hooks, Weights
-from strategies.step import Spread, Step, Strategy
+from strategies.sharding.layout import Layout
+from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
-from strategies.training.weight_shards import Shards
 
-ALIKE = (*data.AXES, *context.AXES)
-"""The axes along which devices hold the same weights, each for its own tokens."""
-VOCAB_AXES = (*pipeline.AXES, *tensor.AXES)
-SPLIT = {**{dim: (axis,) for dim, axis in {**pipeline.SPLIT, **tensor.SPLIT}.items()}, "vocab": VOCAB_AXES}
-"""Which mesh axes split which dims of the weights; one of size one splits nothing."""
+LAYOUT = Layout(
+    batch=(*data.AXES, *fsdp.AXES),
+    tokens=context.AXES,
+    dims={"layers": pipeline.AXES, "heads": tensor.AXES, "mlp": tensor.AXES, "vocab": (*pipeline.AXES, *tensor.AXES)},
+    shards="fsdp",
+)
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """See `Strategy`. An axis that the mesh leaves out has size one."""
-    device_mesh = mesh.over(AXES, devices)
-    shards, stages, contexts, tensors = (mesh.sizes.get(axis, 1) for axis in AXES[1:])
+    device_mesh, layout = mesh.over(AXES, devices), LAYOUT.along(mesh.split_axes(AXES))
+    stages, contexts, tensors = (mesh.sizes.get(axis, 1) for axis in ("pipeline", "context", "tensor"))
     attending = context.attention(train, stages) if contexts > 1 else train
     tensor.require_fit(config, train, tensors, contexts)
     context.require_fit(config, attending, contexts, tensors)
-    cut = {dim: mesh.split_axes(axes) for dim, axes in SPLIT.items()}
-    alike = mesh.split_axes(ALIKE)
-    group = Spread()
-    if shards > 1:
+    group = Implementation()
+    if layout.shards:
         require_regather(train, stages)
-        sizes = {dim: math.prod(mesh.sizes[axis] for axis in axes) for dim, axes in cut.items()}
-        group = fsdp.spread(Shards("fsdp", shards, config, sizes), train, device_mesh)
+        shards = layout.shards_of(layout.shards, config, mesh.sizes)
+        group = fsdp.implementation(shards, train, device_mesh)
     sequence_parallel = train.sequence_parallel and tensors > 1
 
-    def enter(weights: Weights) -> Weights:
-        weights = tensor.mark_replicated_varying(weights, config) if sequence_parallel else weights
-        return group.enter(mark_varying(weights, alike))
+    def prepare_params(weights: Weights) -> Weights:
+        return group.prepare_params(tensor.mark_replicated_varying(weights, config) if sequence_parallel else weights)
 
     def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
         loss, grads = group.reduce(loss, grads)
-        grads = tensor.all_reduce(grads, config, train.reduce_dtype) if sequence_parallel else grads
-        return data.all_reduce(loss, grads, alike, train.reduce_dtype)
+        return loss, tensor.all_reduce(grads, config, train.reduce_dtype) if sequence_parallel else grads
 
-    own = replace(_hooks(cut, sequence_parallel), gather=group.hooks.gather, head=group.hooks.head)
-    spread = replace(
-        pipeline.spread(config, train, stages),
-        spec=lambda dims: both(P(*(cut.get(dim) or None for dim in dims)), group.spec(dims)),
-        batch_axes=mesh.split_axes((*data.AXES, *group.batch_axes)),
-        vocab_shards=stages * tensors,
+    own = replace(_hooks(layout, sequence_parallel), gather=group.hooks.gather, head=group.hooks.head)
+    how = replace(
+        pipeline.implementation(config, train, stages),
         hooks=context.hooks(attending, contexts, own),
-        enter=enter,
+        prepare_params=prepare_params,
         reduce=reduce,
     )
-    return assemble(config, device_mesh, train, spread)
+    return assemble(config, device_mesh, train, layout, how)
 
 
-def _hooks(cut: Mapping[str, Sequence[str]], sequence_parallel: bool) -> Hooks:
-    """What completes layers, embedding and loss that are cut over these axes."""
-    if cut["heads"]:
-        return tensor.hooks(cut["vocab"], sequence_parallel)
-    return tensor.vocab_hooks(cut["vocab"]) if cut["vocab"] else ONE_DEVICE
+def _hooks(layout: Layout, sequence_parallel: bool) -> Hooks:
+    """What completes layers, embedding and loss that are cut like this."""
+    if "heads" in layout.dims:
+        return tensor.hooks(layout.dims["vocab"], sequence_parallel)
+    return tensor.vocab_hooks(layout.dims["vocab"]) if "vocab" in layout.dims else ONE_DEVICE
 
 
 def require_regather(train: TrainConfig, stages: int) -> None:
@@ -109,14 +98,5 @@ def require_regather(train: TrainConfig, stages: int) -> None:
         raise Infeasible(f"with regather=False pipeline={stages} stages {kept}; use gather=step, which keeps them once")
 
 
-def both(outer: P, inner: P) -> P:
-    """Split by one, and each part by the other.
-
-    >>> both(P("pipeline", None, "tensor"), P(None, None, "fsdp"))
-    P('pipeline', None, ('tensor', 'fsdp'))
-    """
-    return P(*(tuple(jax.tree.leaves(axes)) or None for axes in zip_longest(outer, inner)))
-
-
 OPTIONS = tuple(dict.fromkeys((*pipeline.OPTIONS, *tensor.OPTIONS, *context.OPTIONS, *fsdp.OPTIONS)))
-THREE_D = Strategy("three_d", AXES, build, OPTIONS, usual_axes=("data", "pipeline", "tensor"))
+THREE_D = Strategy("three_d", AXES, build, OPTIONS, LAYOUT, usual_axes=("data", "pipeline", "tensor"))

@@ -23,11 +23,16 @@ from strategies import data
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec, mark_varying
 from strategies.model.gpt import Weights
-from strategies.step import Differentiate, Spread, Step, Strategy, autodiff
+from strategies.sharding.layout import Layout
+from strategies.step import Differentiate, Implementation, Step, Strategy, autodiff
 from strategies.training.train_step import assemble
-from strategies.training.weight_shards import Shards
 
 AXES = data.AXES
+LAYOUTS = {
+    1: Layout(batch=AXES, updates="data"),
+    2: Layout(batch=AXES, updates="data", scatters_each=True),
+}
+"""Stages of ZeRO."""
 
 
 def scattered(differentiate: Differentiate, scatter: Callable[[Weights], Weights]) -> Differentiate:
@@ -42,27 +47,21 @@ def scattered(differentiate: Differentiate, scatter: Callable[[Weights], Weights
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None, *, stage: int) -> Step:
     """See `Strategy`."""
-    device_mesh = mesh.over(AXES, devices)
-    shards = Shards("data", mesh.size, config)
-
-    scatter = partial(shards.each, partial(shards.scatter, dtype=train.reduce_dtype))
+    layout, device_mesh = LAYOUTS[stage], mesh.over(AXES, devices)
+    shards = layout.shards_of("data", config, mesh.sizes)
+    scatter = partial(shards.map_weights, partial(shards.scatter, dtype=train.reduce_dtype))
 
     def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        return lax.psum(loss, AXES), grads if stage == 2 else scatter(grads)
+        return lax.psum(loss, AXES), grads if layout.scatters_each else scatter(grads)
 
-    spread = Spread(
-        batch_axes=AXES,
-        differentiate=scattered(autodiff, scatter) if stage == 2 else autodiff,
-        microbatches=train.microbatches,
-        enter=partial(mark_varying, axes=data.AXES),
+    how = Implementation(
+        differentiate=scattered(autodiff, scatter) if layout.scatters_each else autodiff,
+        prepare_params=partial(mark_varying, axes=AXES),
         reduce=reduce,
-        update_spec=shards.spec,
-        own=partial(shards.each, shards.own),
-        collect=partial(shards.each, partial(shards.gather, to="invarying")),
     )
-    return assemble(config, device_mesh, train, spread)
+    return assemble(config, device_mesh, train, layout, how)
 
 
 OPTIONS = ("reduce_dtype",)
-ZERO1 = Strategy("zero1", AXES, partial(build, stage=1), OPTIONS)
-ZERO2 = Strategy("zero2", AXES, partial(build, stage=2), OPTIONS, microbatches=2)
+ZERO1 = Strategy("zero1", AXES, partial(build, stage=1), OPTIONS, LAYOUTS[1])
+ZERO2 = Strategy("zero2", AXES, partial(build, stage=2), OPTIONS, LAYOUTS[2], microbatches=2)

@@ -14,9 +14,10 @@ from itertools import combinations
 from benchmarks.program.collectives import Collective
 from benchmarks.program.hlo import bytes_of, dims
 from benchmarks.units import amount
-from strategies.costs.plan import BYTES, Axes, Plan
+from strategies.costs.plan import BYTES, Plan
 from strategies.costs.predict import Cost
 from strategies.costs.traffic import SENT, is_tied
+from strategies.sharding.layout import Axes
 
 Key = tuple[str, Axes]
 
@@ -181,13 +182,8 @@ class _Ledger:
     def added_up(self) -> Iterator[Rewrite]:
         """Gradients of a tied table, which are stated for each of its two uses."""
         for table in (weight for weight in self.plan.weights if is_tied(self.plan, weight)):
-            axes = tuple(axis for axis in table.axes if axis in self.plan.batch_axes)
-            once = (
-                BYTES[self.plan.train.reduce_dtype]
-                * table.elements
-                * self.plan.size(*axes)
-                * self.plan.train.microbatches
-            )
+            axes, number = self.plan.over([self.plan.layout.shards or ""]), BYTES[self.plan.train.reduce_dtype]
+            once = number * table.elements * self.plan.shards * self.plan.train.microbatches
             if axes and abs(self.left["reduce_scatter", axes] + once) < once / 10:  # vectors may have gone elsewhere
                 self.left["reduce_scatter", axes] += once
                 stated, sent = (self.sent("reduce_scatter", axes, times * once) for times in (2, 1))

@@ -11,7 +11,7 @@ from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec
 from strategies.config import Dtype, Gather, PipelineSchedule, Remat
-from strategies.costs.traffic import LAWS
+from strategies.costs.predict import known
 
 VARIED = {"schedule": get_args(PipelineSchedule), "gather": get_args(Gather)}
 """Options that are varied unless their values are asked for."""
@@ -64,7 +64,7 @@ class Space:
 
     def spreads(self) -> Iterator[tuple[str, MeshSpec]]:
         """Strategies of which formulas are known, with their own meshes of all devices."""
-        for name in self.strategies or tuple(name for name in STRATEGIES if name in LAWS):
+        for name in self.strategies or tuple(known()):
             for mesh in own_meshes(name, device_count(self.topology)):
                 if mesh in self.meshes or not self.meshes:
                     yield name, mesh
@@ -72,7 +72,7 @@ class Space:
     @property
     def without_formulas(self) -> list[str]:
         """Strategies that are left out, for nothing is known of what they send."""
-        return [name for name in STRATEGIES if name not in LAWS and name not in self.strategies]
+        return [name for name in STRATEGIES if name not in known() and name not in self.strategies]
 
     def _variations(self, name: str, mesh: MeshSpec) -> list[Options]:
         """Every combination of the values of options that make another step there."""

@@ -20,10 +20,10 @@ def arguments(plan: Plan) -> Mapping[str, int]:
 
     Compression keeps besides what its codes were short of.
     """
-    sequences, parts = plan.train.batch_size // plan.size(*plan.batch_axes), plan.size(*plan.updates)
+    sequences, parts = plan.train.batch_size // plan.size(*plan.layout.batch), plan.updates
     short = 0
     if plan.train.compression != "none":
-        devices = plan.size(*plan.batch_axes)
+        devices = plan.size(*plan.layout.replicas)
         short = padded(plan.elements, devices) // devices * (devices + 1)
     return {
         "parameters": 4 * plan.elements,
@@ -81,11 +81,11 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     stages: of a pipeline, see `stage_bytes`
     working: on one layer, or on the head, if that takes more
     """
-    train, shards = plan.train, plan.size(*plan.shards)
+    train, shards = plan.train, plan.shards
     stays = shards > 1 and (train.gather == "step" or not train.regather)
     gradients = plan.elements * plan.gathered
     if train.microbatches > 1 and not plan.staged:
-        gradients += gradients // (plan.size(*plan.updates) if plan.scatters_each else 1)
+        gradients += gradients // (plan.updates if plan.layout.scatters_each else 1)
     return {
         "weights": shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights) if stays else 0,
         "gradients": 4 * gradients,
@@ -119,7 +119,7 @@ def layer_work_bytes(plan: Plan) -> int:
     """
     config, tensors, tokens = plan.config, plan.size("tensor"), plan.tokens // plan.train.microbatches
     # A loop of one layer is none, and takes no layer's weights out of all.
-    weights = block_elements(plan) * plan.size(*plan.shards) // plan.layers if plan.layers > 1 else 0
+    weights = block_elements(plan) * plan.shards // plan.layers if plan.layers > 1 else 0
     again = 1 if plan.train.remat == "full" else 0
     split = 6 if plan.sequence_parallel else 4
     parts = (split + again) * config.embed + (3 + again) * config.mlp_dim + config.sequence * config.heads
@@ -134,7 +134,7 @@ def head_work_bytes(plan: Plan) -> int:
     """
     tokens, rows = plan.tokens // plan.train.microbatches, plan.rows // plan.size(*plan.vocab_axes)
     logits = 3 * plan.logits_tokens * rows
-    gathered = plan.size(*plan.shards) > 1 and plan.train.gather == "layer"
+    gathered = plan.shards > 1 and plan.train.gather == "layer"
     table = 2 * plan.rows * plan.config.embed if gathered else 0
     return 4 * (logits + 3 * tokens * plan.config.embed + table)
 

@@ -16,14 +16,11 @@ from strategies.mesh import MeshSpec
 from strategies.model.gpt import used_dtype, weight_dims
 from strategies.model.loss import tokens_at_once
 from strategies.pipelining.schedules import Costs, Schedule
-from strategies.pipelining.stages import places
+from strategies.pipelining.stages import layer_slots
 from strategies.pipelining.timetable import Ticks
-from strategies.training.weight_shards import Shards
+from strategies.sharding.layout import Axes, Layout
 
-Axes = tuple[str, ...]
 Dims = tuple[str, ...]
-Cut = Mapping[str, str | Axes]
-"""A dim of the model -> the mesh axes that split it, as strategies' own tables `SPLIT` have it."""
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
 
@@ -83,15 +80,7 @@ def order_of(layers: int, stages: int, microbatches: int, schedule: PipelineSche
 
 @dataclass(frozen=True)
 class Plan:
-    """A model, a mesh and a batch, and which axes split what.
-
-    Attributes:
-        batch_axes: mesh axes that split the batch.
-        token_axes: mesh axes that split the tokens of each sequence.
-        cut: mesh axes that split dims of the model, and so the work.
-        shards: mesh axes that split every weight besides, along whichever dim it may be.
-        updates: mesh axes that split the gradients, moments and updates of weights that they do not split.
-        scatters_each: whether they split the gradients of each microbatch, and not just their sum.
+    """A model, a mesh and a batch, under a layout.
 
     Raises:
         Infeasible: an axis that splits nothing, or does not divide what it is to split.
@@ -100,33 +89,24 @@ class Plan:
     config: GPTConfig
     mesh: MeshSpec
     train: TrainConfig
-    batch_axes: Axes
-    token_axes: Axes
-    cut: Cut
-    shards: Axes
-    updates: Axes
-    scatters_each: bool
+    layout: Layout
 
     def __post_init__(self) -> None:
         """Refuse what does not fit, as `build` does."""
-        used = {
-            *self.batch_axes,
-            *self.token_axes,
-            *self.shards,
-            *(axis for dim in self.cut for axis in self.axes_of(dim)),
-        }
-        if strange := self.over(set(self.mesh.sizes) - used):
+        layout = self.layout
+        if strange := self.over(set(self.mesh.sizes) - layout.axes):
             raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")
-        for axis in (*self.shards, *self.updates):
-            Shards(axis, self.size(axis), self.config, {dim: self.size(*self.axes_of(dim)) for dim in self.cut})
-        contexts, tensors = self.size(*self.token_axes), self.size("tensor")
+        for axis in (layout.shards, layout.updates):
+            if axis:
+                layout.shards_of(axis, self.config, self.mesh.sizes)
+        contexts, tensors = self.size(*layout.tokens), self.size("tensor")
         tensor.require_fit(self.config, self.train, tensors, contexts)
         context.require_fit(self.config, self.attending, contexts, tensors)
         if self.staged:
             _ = self.order
-            if self.size(*self.shards) > 1:
+            if self.shards > 1:
                 three_d.require_regather(self.train, self.size("pipeline"))
-        parts = self.size(*self.batch_axes) * self.train.microbatches
+        parts = self.size(*layout.batch) * self.train.microbatches
         if self.train.batch_size % parts:
             problem = f"{self.mesh} x microbatches={self.train.microbatches} does not divide"
             raise Infeasible(f"{problem} batch_size={self.train.batch_size}; {legal(self.train.batch_size, 'it')}")
@@ -145,8 +125,17 @@ class Plan:
 
     def axes_of(self, dim: str) -> Axes:
         """Those that split a dim of the model."""
-        axes = self.cut.get(dim, ())
-        return (axes,) if isinstance(axes, str) else axes
+        return self.layout.dims.get(dim, ())
+
+    @property
+    def shards(self) -> int:
+        """Parts of every weight besides."""
+        return self.size(self.layout.shards or "")
+
+    @property
+    def updates(self) -> int:
+        """Parts of gradients, moments and updates of weights that are not split likewise."""
+        return self.size(self.layout.updates or "")
 
     @property
     def sequence_parallel(self) -> bool:
@@ -156,13 +145,13 @@ class Plan:
     @cached_property
     def attending(self) -> TrainConfig:
         """With the way in which tokens on different devices attend to each other."""
-        split = self.size(*self.token_axes) > 1
+        split = self.size(*self.layout.tokens) > 1
         return context.attention(self.train, self.size("pipeline")) if split else self.train
 
     @property
     def ulysses(self) -> bool:
         """Whether attention is split over heads where else tokens are."""
-        return self.size(*self.token_axes) > 1 and self.attending.context_attention == "ulysses"
+        return self.size(*self.layout.tokens) > 1 and self.attending.context_attention == "ulysses"
 
     @property
     def vocab_axes(self) -> Axes:
@@ -177,7 +166,7 @@ class Plan:
     @property
     def gathered(self) -> int:
         """How much larger than what a device holds are the weights of which gradients are taken."""
-        return self.size(*self.shards) if self.train.gather == "step" else 1
+        return self.shards if self.train.gather == "step" else 1
 
     @property
     def staged(self) -> bool:
@@ -203,19 +192,19 @@ class Plan:
         return self.order.ticks
 
     @cached_property
-    def places(self) -> int:
+    def layer_slots(self) -> int:
         """For layers, on all stages: as many on each as the largest needs."""
-        return len(places(self.config.layers, self.schedule.stages, self.schedule.chunks))
+        return len(layer_slots(self.config.layers, self.schedule.stages, self.schedule.chunks))
 
     @property
     def layers(self) -> int:
         """Of one device, counting empty places."""
-        return self.places // self.size(*self.axes_of("layers"))
+        return self.layer_slots // self.size(*self.axes_of("layers"))
 
     @property
     def tokens(self) -> int:
         """On which one device works, in a step."""
-        return self.train.batch_size * self.config.sequence // self.size(*self.batch_axes, *self.token_axes)
+        return self.train.batch_size * self.config.sequence // self.size(*self.layout.batch, *self.layout.tokens)
 
     @property
     def residual(self) -> int:
@@ -241,12 +230,17 @@ class Plan:
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """All of the model's."""
-        sizes = dict(self.config.dim_sizes, vocab=self.rows, layers=self.places)
+        sizes = dict(self.config.dim_sizes, vocab=self.rows, layers=self.layer_slots)
         return tuple(
             Weight(name, dims, axes, math.prod(sizes[dim] for dim in dims) // self.size(*axes))
             for name, dims in named_dims(self.config.tied).items()
-            for axes in [(*self.shards, *(axis for dim in dims for axis in self.axes_of(dim)))]
+            for axes in [self._axes(dims)]
         )
+
+    def _axes(self, dims: Dims) -> Axes:
+        """Those that split a weight."""
+        shards = (self.layout.shards,) if self.layout.shards else ()
+        return (*shards, *(axis for dim in dims for axis in self.axes_of(dim)))
 
     def dtype(self, weight: Weight) -> Dtype:
         """The dtype in which a weight is used, and gathered."""

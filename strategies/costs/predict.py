@@ -10,12 +10,14 @@ The formulas are held against compiled programs in tests/strategies/costs/test_p
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import strategies
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.costs import memory as held
-from strategies.costs.plan import Axes, Plan
-from strategies.costs.traffic import LAWS, Traffic, norm
+from strategies.costs import memory
+from strategies.costs.plan import Plan
+from strategies.costs.traffic import TERMS, Traffic
 from strategies.mesh import MeshSpec
 from strategies.pipelining.schedules import Costs
+from strategies.sharding.layout import Axes, Layout
 
 
 def predict(strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig) -> "Cost":
@@ -24,11 +26,17 @@ def predict(strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: Train
     Raises:
         Infeasible: nothing is known of the strategy, or model, mesh and batch do not fit together.
     """
-    if strategy not in LAWS:
-        raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(LAWS)}")
-    law = LAWS[strategy]
-    plan = law.plan(config, MeshSpec.of(mesh), train)
-    return Cost(plan, tuple(each for term in (*law.terms, norm) for each in term(plan)))
+    layouts = known()
+    if strategy not in layouts:
+        raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(layouts)}")
+    plan = Plan(config, MeshSpec.of(mesh), train, layouts[strategy])
+    return Cost(plan, tuple(each for term in TERMS for each in term(plan)))
+
+
+def known() -> Mapping[str, Layout]:
+    """The layouts of all strategies that have one; where the compiler decides what is sent there is none."""
+    registered = strategies.STRATEGIES.values()
+    return {strategy.name: strategy.layout for strategy in registered if strategy.layout is not None}
 
 
 @dataclass(frozen=True)
@@ -60,12 +68,12 @@ class Cost:
     @property
     def arguments(self) -> Mapping[str, int]:
         """Bytes that a device holds between steps, by what they are, and of the batch."""
-        return held.arguments(self.plan)
+        return memory.arguments(self.plan)
 
     @property
     def temporaries(self) -> Mapping[str, int]:
         """Bytes that a device holds at the step's peak besides, by what they are."""
-        return held.temporaries(self.plan)
+        return memory.temporaries(self.plan)
 
     def model_flops(self, *, causal: bool = False) -> int:
         """Of all devices, nothing recomputed (Chowdhery et al. 2022, "PaLM", appendix B).
@@ -99,7 +107,7 @@ class Cost:
             "attention again": tokens * scores,
             "recomputed": tokens * (recomputed + logits),
             "padding": tokens * 6 * embed * (rows - config.vocab),
-            "empty": tokens * layers // config.layers * (plan.places - config.layers),
+            "empty": tokens * layers // config.layers * (plan.layer_slots - config.layers),
             "masked": -tokens * masked,
         }
 
@@ -140,7 +148,7 @@ class Cost:
     @property
     def ring(self) -> int:
         """Devices around which keys and values go."""
-        return 1 if self.plan.ulysses else self.plan.size(*self.plan.token_axes)
+        return 1 if self.plan.ulysses else self.plan.size(*self.plan.layout.tokens)
 
     @property
     def hardware_flops(self) -> int:

@@ -1,20 +1,18 @@
-"""What each strategy sends: one table, `LAWS`, of terms that strategies share.
+"""What a step sends, by its layout: one list of terms, `TERMS`, for all strategies.
 
-A term is a function of a `Plan` that yields what one device sends in a step, and why. The sum of a strategy's terms is
-what its program sends, to the byte: tests/strategies/costs/test_predict.py holds them against the compiled program. A
-strategy that combines others lists their terms.
+A term is a function of a `Plan` that yields what one device sends in a step, and why; nothing, where the axes that it
+speaks of split nothing. Their sum is what a program sends, to the byte: tests/strategies/costs/test_predict.py holds
+them against the compiled program.
 
 Bytes are those of the dtype that the program computes in. XLA's CPU backend sends bfloat16 as float32.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from strategies import pipeline, tensor, three_d
-from strategies.config import GPTConfig, TrainConfig
-from strategies.costs.plan import BYTES, Axes, Cut, Plan, Weight
-from strategies.mesh import MeshSpec
+from strategies.costs.plan import BYTES, Plan, Weight
 from strategies.model.gpt import is_matrix
+from strategies.sharding.layout import Axes
 from strategies.training.compression import BLOCK, padded
 
 SENT: Mapping[str, Callable[[int, int], int]] = {
@@ -52,24 +50,6 @@ class Traffic:
 Term = Callable[[Plan], Iterator[Traffic]]
 
 
-@dataclass(frozen=True)
-class Law:
-    """What a strategy splits, as its `Spread` says it, and the terms of what it sends."""
-
-    terms: tuple[Term, ...] = ()
-    batch_axes: Axes = ()
-    token_axes: Axes = ()
-    cut: Cut = field(default_factory=dict)
-    shards: Axes = ()
-    updates: Axes = ()
-    scatters_each: bool = False
-
-    def plan(self, config: GPTConfig, mesh: MeshSpec, train: TrainConfig) -> Plan:
-        """Of a model on a mesh."""
-        layout = self.batch_axes, self.token_axes, self.cut, self.shards, self.updates, self.scatters_each
-        return Plan(config, mesh, train, *layout)
-
-
 def traffic(
     plan: Plan, what: str, kind: str, axes: Axes | str, elements: int, *, dtype: str = "float32"
 ) -> Iterator[Traffic]:
@@ -81,44 +61,45 @@ def traffic(
 
 
 def gradients(plan: Plan) -> Iterator[Traffic]:
-    """data.py: each gradient once a step, over the axes that split tokens and not its weight; and the loss.
+    """gradients.py: each gradient once a step, over the axes along which devices hold the same weights; and the loss.
 
     With compression="int8" codes instead, see compression.py. With "onebit" what is sent in the first steps: a compiled
     program counts the larger branch of a conditional.
     """
-    split = *plan.batch_axes, *plan.token_axes
-    for axes in (plan.shards, tuple(axis for axis in split if axis not in plan.shards)):
-        yield from traffic(plan, "loss", "all_reduce", axes, 1)
+    replicas, layout = plan.layout.replicas, plan.layout
+    for axes in (layout.shards, layout.updates, replicas):
+        yield from traffic(plan, "loss", "all_reduce", axes or (), 1)
     if plan.train.compression == "int8":
-        codes = padded(plan.elements, plan.size(*split))
-        for kind, share in (("all_to_all", codes), ("all_gather", codes // plan.size(*split))):
-            yield from traffic(plan, "codes", kind, split, share, dtype="int8")
-            yield from traffic(plan, "scales", kind, split, share // BLOCK)
+        codes = padded(plan.elements, plan.size(*replicas))
+        for kind, share in (("all_to_all", codes), ("all_gather", codes // plan.size(*replicas))):
+            yield from traffic(plan, "codes", kind, replicas, share, dtype="int8")
+            yield from traffic(plan, "scales", kind, replicas, share // BLOCK)
         return
     for weight in plan.weights:
-        axes = tuple(axis for axis in split if axis not in (*weight.axes, *plan.updates))
-        yield from traffic(plan, "gradients", "all_reduce", axes, weight.elements, dtype=plan.train.reduce_dtype)
+        yield from traffic(plan, "gradients", "all_reduce", replicas, weight.elements, dtype=plan.train.reduce_dtype)
 
 
 def updates(plan: Plan) -> Iterator[Traffic]:
     """zero.py: gradients scattered, once or for each microbatch, and weights gathered that were updated in parts."""
-    times = plan.train.microbatches if plan.scatters_each else 1
-    parts = plan.elements // plan.size(*plan.updates)
-    dtype = plan.train.reduce_dtype
-    yield from traffic(plan, "gradients", "reduce_scatter", plan.updates, times * plan.elements, dtype=dtype)
-    yield from traffic(plan, "weights", "all_gather", plan.updates, parts)
+    if not (axis := plan.layout.updates):
+        return
+    times = plan.train.microbatches if plan.layout.scatters_each else 1
+    dtype, parts = plan.train.reduce_dtype, plan.elements // plan.updates
+    yield from traffic(plan, "gradients", "reduce_scatter", axis, times * plan.elements, dtype=dtype)
+    yield from traffic(plan, "weights", "all_gather", axis, parts)
 
 
 def gathers(plan: Plan) -> Iterator[Traffic]:
-    """fsdp.py: weights that axes of the batch split are gathered, and their gradients scattered.
+    """fsdp.py: weights that are split besides are gathered, and their gradients scattered.
 
     A table that is tied has its gradients scattered for each of its two uses. Layers are taken to be a loop: with
     `unroll` as many as there are, the compiler finds some of what is gathered again, and gathers it once.
     """
+    if not (axis := plan.layout.shards):
+        return
     by_layer = plan.train.gather == "layer"
     for weight in plan.weights:
-        axes = tuple(axis for axis in weight.axes if axis in plan.batch_axes)
-        whole = weight.elements * plan.size(*axes)
+        whole = weight.elements * plan.shards
         once, again = 1, 0
         if by_layer and weight.of_blocks:
             once, again = of_blocks(plan, weight)
@@ -126,9 +107,9 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
             once = of_ends(plan, weight)
         scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
         dtype, reduce_dtype = plan.dtype(weight), plan.train.reduce_dtype
-        yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=dtype)
-        yield from traffic(plan, "weights again", "all_gather", axes, again * weight.elements, dtype=dtype)
-        yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=reduce_dtype)
+        yield from traffic(plan, "weights", "all_gather", axis, once * weight.elements, dtype=dtype)
+        yield from traffic(plan, "weights again", "all_gather", axis, again * weight.elements, dtype=dtype)
+        yield from traffic(plan, "gradients", "reduce_scatter", axis, scattered * whole, dtype=reduce_dtype)
 
 
 def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
@@ -223,26 +204,9 @@ def attention(plan: Plan) -> Iterator[Traffic]:
 
 def norm(plan: Plan) -> Iterator[Traffic]:
     """train_step.py, in every strategy: a sum of squares for each set of axes that splits any gradients."""
-    for axes in sorted({plan.over((*weight.axes, *plan.updates)) for weight in plan.weights}):
+    for axes in sorted({plan.over((*weight.axes, plan.layout.updates or "")) for weight in plan.weights}):
         yield from traffic(plan, "norm", "all_reduce", axes, 1)
 
 
-LAWS: Mapping[str, Law] = {
-    "single": Law(),
-    "data": Law((gradients,), batch_axes=("data",)),
-    "zero1": Law((updates, gradients), batch_axes=("data",), updates=("data",)),
-    "zero2": Law((updates, gradients), batch_axes=("data",), updates=("data",), scatters_each=True),
-    "fsdp": Law((gathers, gradients), batch_axes=("fsdp",), shards=("fsdp",)),
-    "hsdp": Law((gathers, gradients), batch_axes=("data", "fsdp"), shards=("fsdp",)),
-    "tensor": Law((layers, vocabulary), cut=tensor.SPLIT),
-    "context": Law((attention, gradients), token_axes=("context",)),
-    "pipeline": Law((stages, vocabulary), cut=pipeline.SPLIT),
-    "three_d": Law(
-        (gathers, gradients, stages, attention, layers, vocabulary),
-        batch_axes=("data", "fsdp"),
-        token_axes=("context",),
-        cut=three_d.SPLIT,
-        shards=("fsdp",),
-    ),
-}
-"""Strategies by name, each with its expected communication."""
+TERMS: tuple[Term, ...] = (gathers, updates, gradients, stages, attention, layers, vocabulary, norm)
+"""All of them, for every strategy: a term of axes that split nothing sends nothing."""

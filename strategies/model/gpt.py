@@ -167,26 +167,26 @@ class GPT(nnx.Module):
         rngs: nnx.Rngs,
         *,
         rows: int | None = None,
-        places: Sequence[int] | None = None,
+        layer_slots: Sequence[int] | None = None,
         hooks: Hooks = ONE_DEVICE,
         attention: Any = "xla",
     ):
         """`rows` is the vocabulary with its padding; how it is trained (dtype, remat) is fixed at birth.
 
-        `places` says which layer is in each place of the stacked blocks; -1 is a place of zeros.
+        `layer_slots` says which layer is in each slot of the stacked blocks; -1 is a slot of zeros.
         """
         self.how, self.hooks, self.attention = train, hooks, attention
         rows = rows or config.vocab
         self.embedding = Embedding(config, rows, rngs)
         layer_keys = jax.random.split(rngs.params(), config.layers)
         blocks, _ = nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(0))))
-        place_L = jnp.arange(config.layers) if places is None else jnp.asarray(places)
+        layer_L = jnp.arange(config.layers) if layer_slots is None else jnp.asarray(layer_slots)
 
-        def block(place: Array) -> Weights:
-            weights = nnx.to_pure_dict(nnx.state(Block(config, nnx.Rngs(layer_keys[place])), nnx.Param))
-            return weights if places is None else jax.tree.map(lambda w: jnp.where(place < 0, 0, w), weights)
+        def block(layer: Array) -> Weights:
+            weights = nnx.to_pure_dict(nnx.state(Block(config, nnx.Rngs(layer_keys[layer])), nnx.Param))
+            return weights if layer_slots is None else jax.tree.map(lambda w: jnp.where(layer < 0, 0, w), weights)
 
-        stacked = jax.vmap(block)(place_L)
+        stacked = jax.vmap(block)(layer_L)
         self.blocks = nnx.merge(blocks, stacked)
         self.head = Head(config, train, rows, rngs)
 

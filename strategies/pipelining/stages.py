@@ -51,14 +51,14 @@ def partition(costs: Sequence[float], parts: int, first: float = 0.0, last: floa
 
 
 @cache
-def places(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
-    """Which layer is in each place of the stacked blocks, stage after stage and on each chunk after chunk; -1 for none.
+def layer_slots(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
+    """Which layer is in each slot of the stacked blocks, stage after stage and on each chunk after chunk; -1 for none.
 
-    A model's parts go round the stages, once for each chunk. All have as many places as the largest has layers.
+    A model's parts go round the stages, once for each chunk. All have as many slots as the largest has layers.
 
-    >>> places(4, 2, 2)
+    >>> layer_slots(4, 2, 2)
     (0, 2, 1, 3)
-    >>> places(3, 2, 1)
+    >>> layer_slots(3, 2, 1)
     (0, 1, 2, -1)
     """
     sizes = partition([1.0] * layers, stages * chunks)

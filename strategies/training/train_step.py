@@ -1,12 +1,11 @@
 """The training step that all strategies share: differentiate, clip by the global norm, AdamW.
 
 It is written once, runs inside `jax.shard_map` on each device's part of the weights and of the batch, and has no
-communication of its own but that of the global norm: the rest comes with the `Spread`. Where the compiler is to
-partition it (auto.py) it is the same, on all of the weights and all of the batch.
+communication of its own but what the layout asks for: the sums of gradients over devices that hold the same weights,
+the global norm, and the gather of weights that were updated in parts. The rest comes with the `Implementation`. Where
+the compiler is to partition it (auto.py) it is the same, on all of the weights and all of the batch.
 """
 
-import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,38 +14,43 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
+from strategies.mesh import mark_varying
 from strategies.model.gpt import GPT, Weights, weight_dims
 from strategies.model.loss import tokens_at_once
-from strategies.step import Metrics, Optimizer, Spread, State, Step, Tokens
+from strategies.sharding.layout import Layout, size_of
+from strategies.step import Implementation, Metrics, Optimizer, State, Step, Tokens
+from strategies.training.gradients import accumulated, all_reduce, global_norm
 
-LossAndGrads = Callable[[Weights, Tokens], tuple[Array, Weights]]
+Convert = Callable[[Weights], Weights]
 
 
-def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) -> Step:
+def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, how: Implementation) -> Step:
     """The step of a strategy, lowered and compiled by nothing yet.
 
     Raises:
         Infeasible: the batch cannot be cut into the mesh's batch axes and the microbatches, or `logits_bytes` are too
             few for one token.
     """
-    rows = config.vocab_rows(spread.vocab_shards)
-    _require_fit(mesh, train, spread, rows)
+    rows = config.vocab_rows(layout.parts(mesh.shape).get("vocab", 1))
+    _require_fit(mesh, train, layout, rows)
 
     def create(key: PRNGKeyArray | int) -> GPT:
         attention = _attention(mesh, train)
-        how = {"rows": rows, "places": spread.places, "hooks": spread.hooks, "attention": attention}
-        return GPT(config, train, nnx.Rngs(key), **how)
+        options = {"rows": rows, "layer_slots": how.layer_slots, "hooks": how.hooks, "attention": attention}
+        return GPT(config, train, nnx.Rngs(key), **options)
 
     graph, _ = nnx.split(nnx.eval_shape(lambda: create(0)), nnx.Param)
-    specs = _specs(spread.spec, config)
-    update_specs = _specs(spread.update_spec, config) if spread.update_spec else specs
-    optimizer = spread.optimizer(adamw(train, update_specs, whole=spread.partitioned))
+    specs = _specs(layout.spec(config, mesh.shape), config)
+    update_specs = _specs(layout.update_spec(config, mesh.shape), config)
+    optimizer = how.optimizer(adamw(train, update_specs, whole=how.compiler_partitioned))
+    shard_params, unshard_params = _for_the_update(config, mesh, layout)
+    replicas = () if how.compiler_partitioned else layout.replicas
+    sum_replicas = how.sum_replicas or partial(all_reduce, axes=replicas, dtype=train.reduce_dtype)
 
     def init(key: PRNGKeyArray) -> State:
         params = nnx.to_pure_dict(nnx.state(create(key), nnx.Param))
@@ -56,19 +60,21 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         return nnx.merge(graph, params)
 
     def loss_and_grads(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
-        return spread.differentiate(build, params, tokens_BS, train.batch_size * config.sequence)
+        return how.differentiate(build, params, tokens_BS, train.batch_size * config.sequence)
 
     def gradients(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
-        differentiate = accumulated(loss_and_grads, spread.microbatches)
+        differentiate = accumulated(loss_and_grads, 1 if how.schedules_microbatches else train.microbatches)
         # float32 is float32: by default GPUs and TPUs multiply it in fewer bits (TF32, bfloat16 passes).
         with jax.default_matmul_precision("highest" if train.dtype == "float32" else "default"):
-            return spread.reduce(*differentiate(spread.enter(params), tokens_BS))
+            prepared = how.prepare_params(mark_varying(params, replicas) if replicas else params)
+            shares = how.reduce(*differentiate(prepared, tokens_BS))
+            return sum_replicas(*shares) if replicas else shares
 
     def apply(state: State, grads: Weights) -> tuple[State, Metrics]:
-        own = spread.own(state.params)
-        updates, kept, norm = optimizer.update(grads, state.optimizer, own)
-        updated: Any = optax.apply_updates(own, updates)
-        return State(spread.collect(updated), kept), {"grad_norm": norm}
+        params = shard_params(state.params)
+        updates, kept, norm = optimizer.update(grads, state.optimizer, params)
+        updated: Any = optax.apply_updates(params, updates)
+        return State(unshard_params(updated), kept), {"grad_norm": norm}
 
     def update(state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
         value, grads = gradients(state.params, tokens_BS)
@@ -77,14 +83,14 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
 
     shapes = jax.eval_shape(init, jax.random.key(0))
     grads, grad_specs = optimizer.takes(shapes.params)
-    state_specs, batch_spec = State(specs, optimizer.specs(shapes.optimizer)), P(spread.batch_axes or None)
+    state_specs, batch_spec = State(specs, optimizer.specs(shapes.optimizer)), P(layout.batch or None)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), state_specs)
     batch_shape = (train.batch_size, config.sequence + 1)
 
     def placed(array: Any, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(mesh, spec))
 
-    spread_out = partial(_spread_out, mesh, spread.partitioned)
+    spread_out = partial(_spread_out, mesh, how.compiler_partitioned)
 
     return Step(
         config=config,
@@ -97,8 +103,8 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, spread: Spread) 
         state=jax.tree.map(placed, shapes, state_specs),
         grads=jax.tree.map(placed, grads, grad_specs),
         batch=jax.ShapeDtypeStruct(batch_shape, jnp.int32, sharding=NamedSharding(mesh, batch_spec)),
-        places=spread.places,
-        inexact=spread.inexact,
+        layer_slots=how.layer_slots,
+        inexact=how.inexact,
     )
 
 
@@ -121,33 +127,6 @@ def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimiz
     return Optimizer(lambda weights: (weights, specs), adamw.init, state_specs, update)
 
 
-def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads:
-    """The same, over parts of the batch one after another: the sums of their losses and gradients."""
-    if microbatches == 1:
-        return loss_and_grads
-
-    def accumulate(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
-        def add(total: Any, tokens_bS: Tokens) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, loss_and_grads(params, tokens_bS)), None
-
-        # Every so many sequences one: where the compiler splits the batch, each device has its part of each microbatch.
-        tokens_MbS = tokens_BS.reshape(-1, microbatches, tokens_BS.shape[-1]).swapaxes(0, 1)
-        shapes = jax.eval_shape(loss_and_grads, params, tokens_MbS[0])  # and over which axes they vary
-        zeros = jax.tree.map(lambda like: jnp.zeros_like(like, jnp.float32), shapes)
-        return lax.scan(add, zeros, tokens_MbS)[0]
-
-    return accumulate
-
-
-def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
-    """The whole model's norm: squares are summed here, then over the axes that split each weight, then over weights."""
-    squares: defaultdict[tuple[str, ...], list[Array]] = defaultdict(list)
-    for grad, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
-        axes = tuple(sorted(axis for axis in jax.tree.leaves(tuple(spec)) if axis))
-        squares[axes].append(jnp.sum(jnp.square(grad)))
-    return jnp.sqrt(sum(lax.psum(sum(parts), axes) if axes else sum(parts) for axes, parts in squares.items()))
-
-
 def _spread_out(
     mesh: Mesh, partitioned: bool, function: Callable, inputs: Any, outputs: Any, donate_argnums: tuple[int, ...] = ()
 ) -> Any:
@@ -157,6 +136,15 @@ def _spread_out(
     # Spelled as `init` spells them, or the second step would not be the first one's program.
     out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outputs)
     return jax.jit(function, out_shardings=out_shardings, donate_argnums=donate_argnums)
+
+
+def _for_the_update(config: GPTConfig, mesh: Mesh, layout: Layout) -> tuple[Convert, Convert]:
+    """Weights as the state holds them -> the parts that this device updates, and back."""
+    if not layout.updates:
+        return (lambda weights: weights), (lambda weights: weights)
+    shards = layout.shards_of(layout.updates, config, mesh.shape)
+    gather = partial(shards.gather, to="invarying")
+    return partial(shards.map_weights, shards.local_part), partial(shards.map_weights, gather)
 
 
 def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:
@@ -172,11 +160,10 @@ def _attention(mesh: Mesh, train: TrainConfig) -> str:
     return ("cudnn" if fused else "xla") if train.attention == "auto" else train.attention
 
 
-def _require_fit(mesh: Mesh, train: TrainConfig, spread: Spread, rows: int) -> None:
+def _require_fit(mesh: Mesh, train: TrainConfig, layout: Layout, rows: int) -> None:
     if train.logits_bytes is not None:
-        tokens_at_once(1, rows // spread.vocab_shards, train.logits_bytes)
-    shards = math.prod(mesh.shape[axis] for axis in spread.batch_axes)
-    parts = max(spread.microbatches, train.microbatches)
-    if train.batch_size % (shards * parts):
-        axes = " x ".join([f"{axis}={mesh.shape[axis]}" for axis in spread.batch_axes] + [f"microbatches={parts}"])
+        tokens_at_once(1, rows // layout.parts(mesh.shape).get("vocab", 1), train.logits_bytes)
+    if train.batch_size % (size_of(layout.batch, mesh.shape) * train.microbatches):
+        sizes = [f"{axis}={mesh.shape[axis]}" for axis in layout.batch]
+        axes = " x ".join([*sizes, f"microbatches={train.microbatches}"])
         raise Infeasible(f"{axes} does not divide batch_size={train.batch_size}; {legal(train.batch_size, 'it')}")

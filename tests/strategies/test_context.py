@@ -12,9 +12,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.program.compiled import read_program
-from strategies import GPTConfig, Infeasible, MeshSpec, Spread, TrainConfig, context, data, tensor
+from strategies import GPTConfig, Implementation, Infeasible, MeshSpec, TrainConfig, context, tensor
 from strategies.context import contiguous, ulysses_attention
-from strategies.mesh import mark_varying
 from strategies.model.attention import causal_attention
 from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.single import SINGLE
@@ -125,17 +124,14 @@ def first_gradients(step, tokens):
 def test_other_axes_split_what_this_one_leaves(mode):
     """With the hooks of `tensor` besides, which splits heads, features and tokens again, gradients are the same."""
     train = dataclasses.replace(TRAIN, context_attention=mode)
-    spread = Spread(
-        spec=lambda dims: P(*map(tensor.SPLIT.get, dims)),
-        vocab_shards=2,
+    layout = dataclasses.replace(context.LAYOUT, dims=tensor.LAYOUT.dims)
+    how = Implementation(
         hooks=context.hooks(train, 2, tensor.hooks(("tensor",), train.sequence_parallel)),
-        enter=lambda weights: mark_varying(tensor.mark_replicated_varying(weights, CONFIG), context.AXES),
-        reduce=lambda loss, grads: data.all_reduce(
-            loss, tensor.all_reduce(grads, CONFIG, "float32"), context.AXES, "float32"
-        ),
+        prepare_params=lambda weights: tensor.mark_replicated_varying(weights, CONFIG),
+        reduce=lambda loss, grads: (loss, tensor.all_reduce(grads, CONFIG, "float32")),
     )
     mesh = MeshSpec.parse("context=2,tensor=2").over(("context", "tensor"), jax.devices()[:4])
-    both = assemble(CONFIG, mesh, train, spread)
+    both = assemble(CONFIG, mesh, train, layout, how)
     alone = SINGLE.build(CONFIG, MeshSpec.parse("data=1"), train, jax.devices()[:1])
     tokens = np.random.default_rng(0).integers(0, CONFIG.vocab, both.batch.shape)
     (loss, grads), (expected, expected_grads) = (first_gradients(step, tokens) for step in (both, alone))

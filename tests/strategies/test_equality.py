@@ -90,7 +90,7 @@ def train(name, mesh, tied=True, **options):
         state, metrics = update(state, step.place(tokens))
         losses.append(float(metrics["loss"]))
         norms.append(float(metrics["grad_norm"]))
-        states.append(jax.tree.map_with_path(partial(ordered, step.places), state))
+        states.append(jax.tree.map_with_path(partial(ordered, step.layer_slots), state))
     return np.array(losses), np.array(norms), states
 
 

@@ -18,9 +18,9 @@ from benchmarks.program.compiled import read_program
 from benchmarks.record import Record
 from benchmarks.timing.attribution import safe
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
-from strategies.fsdp import head_first, spread
+from strategies.fsdp import head_first, implementation
 from strategies.model.hooks import ONE_DEVICE
-from strategies.training.weight_shards import Shards
+from strategies.sharding.weight_shards import Shards
 from tests.benchmarks.program.test_compiled import BOTH, MESH, compiled, text_of
 
 SMALL = GPTConfig(layers=8, embed=32, heads=8, vocab=256, sequence=32)
@@ -95,7 +95,7 @@ def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
     assert (backward((3 * x, same))[0] == 3 * x).all()
     for devices, head in ((1, ONE_DEVICE.head), (2, head_first)):
         mesh = jax.make_mesh((devices,), ("fsdp",), devices=jax.devices()[:devices])
-        assert spread(Shards("fsdp", devices, SMALL), TrainConfig(2), mesh).hooks.head is head
+        assert implementation(Shards("fsdp", devices, SMALL), TrainConfig(2), mesh).hooks.head is head
 
 
 @pytest.mark.factorisations

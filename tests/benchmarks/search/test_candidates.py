@@ -8,7 +8,7 @@ import pytest
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import AXIS, Space, choices
 from strategies import GPTConfig, MeshSpec
-from strategies.costs.traffic import LAWS
+from strategies.costs.predict import known
 from strategies.mesh import AXES, factorisations
 
 CONFIG = GPTConfig(layers=4, embed=16, heads=4, vocab=256, sequence=16)
@@ -24,7 +24,7 @@ def test_every_factorisation_of_the_devices_is_there(devices: int) -> None:
     """With every strategy of which formulas are known, if one device is not enough for it; each candidate once."""
     cases = list(space(devices).cases())
     assert {case.mesh for case in cases} == set(factorisations(AXES, devices))
-    assert {case.strategy for case in cases} == ({"single"} if devices == 1 else set(LAWS) - {"single"})
+    assert {case.strategy for case in cases} == ({"single"} if devices == 1 else set(known()) - {"single"})
     work = [(case.strategy, case.mesh, case.training()) for case in cases]
     assert len(work) == len(set(work))
 

@@ -99,7 +99,7 @@ EXACT = (
     harmless("cases in another order", "benchmarks/cases.py", ('name != "single"', 'name == "data"')),
     regression(
         "an extra all-reduce",
-        "strategies/data.py",
+        "strategies/training/gradients.py",
         (
             "lax.psum((loss, cast(grads, dtype)), axes)",
             'lax.psum((loss, jax.tree.map(lambda g: g + 0 * lax.pcast(lax.pmax(g, axes), axes, to="varying"), '
@@ -147,7 +147,10 @@ EXACT = (
     regression(
         "a case gone",
         "strategies/fsdp.py",
-        ('Strategy("fsdp", AXES, build, OPTIONS)', 'Strategy("fsdp", AXES, build, OPTIONS, most_devices=0)'),
+        (
+            'Strategy("fsdp", AXES, build, OPTIONS, LAYOUT)',
+            'Strategy("fsdp", AXES, build, OPTIONS, LAYOUT, most_devices=0)',
+        ),
         cases=(FSDP,),
         evidence="vanished",
     ),

@@ -83,7 +83,7 @@ def test_a_plant_that_has_rotted_is_refused(
     (checkout / ALL_REDUCE.file).write_text(f"# {more}\n")
     with pytest.raises(SystemExit, match="2"):
         main([f"--checkout={checkout}", f"--plant={ALL_REDUCE.name}"])
-    message = f"strategies/data.py says {ALL_REDUCE.changes[0][0]!r} {times} times, not once"
+    message = f"{ALL_REDUCE.file} says {ALL_REDUCE.changes[0][0]!r} {times} times, not once"
     assert message in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["--gate=exact", "--plant=5% slower"])

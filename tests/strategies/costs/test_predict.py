@@ -18,8 +18,7 @@ from benchmarks.program.compiled import Program, read_program
 from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.costs.memory import layer_bytes
 from strategies.costs.plan import BYTES
-from strategies.costs.predict import predict
-from strategies.costs.traffic import LAWS
+from strategies.costs.predict import known, predict
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies import quick
 
@@ -240,7 +239,7 @@ def test_every_strategy_has_its_law_and_is_held_to_it():
     But for what the compiler partitions: there is no law of that, and a refusal to make one up.
     """
     by_hand = {name for name, strategy in STRATEGIES.items() if not strategy.twins}
-    assert set(LAWS) == by_hand == {name for name, *_ in CASES}
+    assert set(known()) == by_hand == {name for name, *_ in CASES}
     with pytest.raises(Infeasible, match="nothing is known of what auto sends; it can be single, data"):
         predict("auto", PRESETS["nano"], MeshSpec.parse("data=8"), TrainConfig(BATCH))
 
@@ -263,7 +262,7 @@ def test_all_meshes_of_a_comparison_have_the_same_vocabulary(vocab):
     config = dataclasses.replace(EVEN, vocab=vocab, heads=8, embed=64, mlp=None, sequence=32)
     plans = [
         predict(name, config, mesh, TrainConfig(BATCH, microbatches=2 if "pipeline" in mesh.sizes else 1)).plan
-        for name in LAWS
+        for name in known()
         for devices in (1, 2, 4, 8)
         for mesh in STRATEGIES[name].meshes(devices)
     ]
@@ -461,6 +460,6 @@ def test_what_does_not_fit_has_no_plan(mesh, train, message):
     """Of stages, too: it is refused before anything is asked of the plan, in the words of `build`."""
     for name in ("pipeline", "three_d"):
         with pytest.raises(Infeasible, match=message):
-            LAWS[name].plan(SMALL, MeshSpec.parse(mesh), TrainConfig(BATCH, **train))
+            predict(name, SMALL, mesh, TrainConfig(BATCH, **train))
         with pytest.raises(Infeasible, match=message):
             step(name, mesh, **train)

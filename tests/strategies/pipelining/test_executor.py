@@ -17,7 +17,7 @@ from strategies.pipelining import layer_backward as passes
 from strategies.pipelining import split_backward as put_off
 from strategies.pipelining.executor import Executor
 from strategies.pipelining.schedules import SCHEDULES
-from strategies.pipelining.stages import places
+from strategies.pipelining.stages import layer_slots
 from strategies.pipelining.timetable import Ticks
 from tests.strategies.quick import compiled, jit
 
@@ -80,7 +80,7 @@ def test_a_stage_does_what_its_schedule_says_and_nothing_else(schedule, chunks):
     """
     plan = SCHEDULES[schedule](STAGES, MICROBATCHES, chunks)
     ticks, expected = Ticks.of(plan), collections.Counter()
-    used = np.array(places(TINY.layers, STAGES, chunks)).reshape(STAGES, chunks, -1) >= 0
+    used = np.array(layer_slots(TINY.layers, STAGES, chunks)).reshape(STAGES, chunks, -1) >= 0
     assert not used.all()
     for stage, row in enumerate(plan.table):
         for op in filter(None, row):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies.config import Infeasible
-from strategies.pipelining.stages import partition, places
+from strategies.pipelining.stages import layer_slots, partition
 
 COSTS = st.lists(st.integers(1, 20), min_size=1, max_size=7)
 
@@ -37,9 +37,9 @@ def test_every_layer_has_one_place(layers: int, stages: int, chunks: int) -> Non
     """And all stages have as many places; the model goes round them, once for each chunk."""
     if stages * chunks > layers:
         with pytest.raises(Infeasible, match=f"{layers} layers are too few for {stages * chunks} parts"):
-            places(layers, stages, chunks)
+            layer_slots(layers, stages, chunks)
         return
-    row = places(layers, stages, chunks)
+    row = layer_slots(layers, stages, chunks)
     room = len(row) // (stages * chunks)
     assert room * stages * chunks == len(row)
     assert room == -(-layers // (stages * chunks))

@@ -16,12 +16,10 @@ from typing import Literal
 
 import jax
 from jax import lax
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from strategies.config import GPTConfig
+from strategies.config import GPTConfig, require_divides
 from strategies.model.gpt import Weights, weight_dims
-from strategies.step import require_divides
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,9 @@ class Shards:
     """Each weight in `count` parts, one for each device of an axis, cut along its first dim that divides but layers.
 
     Attributes:
-        cut: dims that other axes have cut before, and into how many parts. These are cut again where no other dim is
-            left, as of the biases: each part into as many.
+        cut: dims that other axes have cut before, and into how many parts.
+        again: whether these are cut again where no other dim is left, as of the biases: each part into as many. Else
+            such a weight stays whole.
 
     Raises:
         Infeasible: `count` does not divide the dims of which every weight has one, embed and mlp.
@@ -40,23 +39,28 @@ class Shards:
     count: int
     config: GPTConfig
     cut: Mapping[str, int] = field(default_factory=dict)
+    again: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot be cut."""
         sizes = {"embed": self.config.embed, "mlp": self.config.mlp_dim}
-        for name, parts in zip(sizes, (self._parts("heads"), self._parts("mlp")), strict=True):
+        parts_of = (self._parts("heads"), self._parts("mlp")) if self.again else (1, 1)
+        for name, parts in zip(sizes, parts_of, strict=True):
             left = f"{name}/{parts}" if parts > 1 else name
             require_divides(self.axis, self.count, **{left: sizes[name] // parts})
 
     def dim(self, dims: Sequence[str]) -> int:
         """Which dim of a weight is cut."""
+        found = self.find(dims)
+        assert found is not None, f"{dims} stay whole: they have no dim that {self.axis} may cut"
+        return found
+
+    def find(self, dims: Sequence[str]) -> int | None:
+        """Which dim of a weight is cut; None if the weight stays whole."""
         sizes = {**self.config.dim_sizes, "vocab": self.config.vocab_rows(self._parts("vocab"))}
         fit = [i for i, name in enumerate(dims) if sizes[name] // self._parts(name) % self.count == 0]
-        return min((i for i in fit if dims[i] != "layers"), key=lambda i: self._parts(dims[i]) > 1)
-
-    def spec(self, dims: Sequence[str]) -> P:
-        """The parts as a layout."""
-        return P(*[None] * self.dim(dims), self.axis)
+        left = [i for i in fit if dims[i] != "layers" and (self.again or self._parts(dims[i]) == 1)]
+        return min(left, key=lambda i: self._parts(dims[i]) > 1, default=None)
 
     def gather(self, part: Array, dims: Sequence[str], to: Literal["varying", "invarying"] = "varying") -> Array:
         """W[D_axis,F] -> W[D,F], which devices may change each for itself, or not."""
@@ -67,7 +71,7 @@ class Shards:
         part = lax.psum_scatter(grad.astype(dtype), self.axis, scatter_dimension=self.dim(dims), tiled=True)
         return part.astype("float32")
 
-    def own(self, weight: Array, dims: Sequence[str]) -> Array:
+    def local_part(self, weight: Array, dims: Sequence[str]) -> Array:
         """W[D,F] -> W[D_axis,F], the part of this device."""
         size = weight.shape[self.dim(dims)] // self.count
         return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axis) * size, size, self.dim(dims))
@@ -75,6 +79,6 @@ class Shards:
     def _parts(self, dim: str) -> int:
         return self.cut.get(dim, 1)
 
-    def each(self, function: Callable[[Array, Sequence[str]], Array], weights: Weights) -> Weights:
+    def map_weights(self, function: Callable[[Array, Sequence[str]], Array], weights: Weights) -> Weights:
         """A function of an array and its dims, such as the three above, of all arrays of a model."""
         return jax.tree.map(function, weights, weight_dims(self.config))
