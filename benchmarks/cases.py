@@ -10,6 +10,7 @@ from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Remat
 from strategies.mesh import Devices, first_devices
+from strategies.sharding.layout import size_of
 from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")
@@ -204,5 +205,15 @@ def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:
     >>> [default_microbatches("pipeline", MeshSpec.parse("pipeline=4"), batch) for batch in (16, 4, 6)]
     [8, 4, 2]
     """
-    stages, shards = mesh.sizes.get("pipeline", 1), math.prod(mesh.sizes.get(axis, 1) for axis in ("data", "fsdp"))
-    return math.gcd(batch_size // shards, 2 * stages if stages > 1 else STRATEGIES[name].microbatches)
+    stages = mesh.sizes.get("pipeline", 1)
+    return math.gcd(batch_size // batch_parts(name, mesh), 2 * stages if stages > 1 else STRATEGIES[name].microbatches)
+
+
+def batch_parts(name: str, mesh: MeshSpec) -> int:
+    """Into how many parts a strategy splits the batch on a mesh; one, if it states no layout.
+
+    >>> batch_parts("three_d", MeshSpec.parse("data=2,fsdp=2,tensor=2"))
+    4
+    """
+    layout = STRATEGIES[name].layout
+    return size_of(layout.batch, mesh.sizes) if layout else 1

@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
 from results.gates.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
+from results.gates.metrics import other_axes
 from results.gates.verdict import EXIT_CODES
 from results.records.reading import SCHEMA_VERSION, Case, RecordError
 
@@ -46,7 +47,8 @@ def as_case(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
         raise RecordError(
             f"{case} is {row['status']} ({row['reason']}), which a baseline would call right; run it again"
         )
-    counters = {name: row[name] for name in sorted(COUNTERS)} if row["status"] == PASSED else {}
+    names = sorted((*COUNTERS, *(metric.name for metric in other_axes(row))))
+    counters = {name: row[name] for name in names} if row["status"] == PASSED else {}
     texts = "status", "reason", "compiled.hash", "compiled.dtypes"
     facts = {
         **case._asdict(),

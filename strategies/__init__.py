@@ -19,7 +19,7 @@ from strategies.context import CONTEXT
 from strategies.data import DATA
 from strategies.fsdp import FSDP
 from strategies.hsdp import HSDP
-from strategies.mesh import MeshSpec
+from strategies.mesh import AXES, MeshSpec
 from strategies.names import Named
 from strategies.pipeline import PIPELINE
 from strategies.sharding.layout import Layout
@@ -42,6 +42,7 @@ __all__ = [
     "Step",
     "Strategy",
     "TrainConfig",
+    "register",
 ]
 
 KNOWN_AS = {
@@ -55,7 +56,22 @@ KNOWN_AS = {
 }
 """Names that other frameworks use."""
 
-REGISTERED = (SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO)
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
-    Named("strategy", {strategy.name: strategy for strategy in REGISTERED}, KNOWN_AS)
-)
+_BUILT_IN = SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO
+_registered = Named("strategy", {strategy.name: strategy for strategy in _BUILT_IN}, KNOWN_AS)
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_registered)
+"""Strategies by name."""
+
+
+def register(strategy: Strategy) -> Strategy:
+    """Add a strategy of your own to `STRATEGIES`, and its mesh axes to those that a mesh may have, as the inner ones.
+
+    Do so before anything of `benchmarks` is imported: a row has columns for each axis.
+
+    Raises:
+        ValueError: there is one of this name.
+    """
+    if strategy.name in STRATEGIES:
+        raise ValueError(f"there is a strategy {strategy.name!r}; give yours another name")
+    AXES.extend(axis for axis in strategy.axes if axis not in AXES)
+    _registered[strategy.name] = strategy
+    return strategy

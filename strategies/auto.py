@@ -108,4 +108,4 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
 
 TWINS = {("data",): "data", ("fsdp",): "fsdp", ("tensor",): "tensor", ("fsdp", "tensor"): "three_d"}
 """Mesh axes that go together -> the strategy that is the same by hand."""
-AUTO = Strategy("auto", AXES, build, ("sequence_parallel",), twins=TWINS)
+AUTO = Strategy("auto", AXES, build, ("sequence_parallel",), LAYOUT, twins=TWINS)

@@ -14,8 +14,8 @@ from jax.sharding import AxisType, Mesh
 
 from strategies.config import Infeasible
 
-AXES = ("data", "fsdp", "pipeline", "context", "tensor")
-"""All mesh axes, outermost first: the inner ones talk most and belong on the fastest links."""
+AXES = ["data", "fsdp", "pipeline", "context", "tensor"]
+"""All mesh axes, outermost first: the inner ones talk most and belong on the fastest links. `register` adds others."""
 
 Devices = Sequence[Any]
 """Of `jax.Device`, a name that type checkers do not take for a class."""

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import AXES, MeshSpec, factorisations
+from strategies.mesh import MeshSpec, factorisations
 from strategies.model.gpt import GPT, ONE_DEVICE, Hooks, Weights
 from strategies.pace import keep_pace
 from strategies.sharding.layout import Layout
@@ -187,9 +187,9 @@ class Strategy:
 
     Attributes:
         options: fields of `TrainConfig` that make another step of this strategy, besides those that do of every one.
-        layout: which axes split what, from which costs/ says what it sends and holds; None where the compiler decides.
+        layout: which axes split what; from it costs/ says what a step sends and holds, if no compiler decides that.
         microbatches: of a batch, without stages and unless told otherwise: as few as show what it does.
-        usual_axes: of the meshes that stand for all of them where none is asked for.
+        usual_axes: of the meshes that stand for all of them where none is asked for; None are all axes.
         twins: of a strategy that the compiler partitions, the axes that it offers together, and the strategy that does
             by hand what it does on these.
     """
@@ -201,7 +201,7 @@ class Strategy:
     layout: Layout | None = None
     most_devices: float = math.inf
     microbatches: int = 1
-    usual_axes: tuple[str, ...] = AXES
+    usual_axes: tuple[str, ...] | None = None
     twins: Mapping[tuple[str, ...], str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -215,7 +215,7 @@ class Strategy:
 
     def is_usual(self, mesh: MeshSpec) -> bool:
         """Whether it is one of the meshes that stand for all."""
-        return set(mesh.sizes) <= set(self.usual_axes)
+        return self.usual_axes is None or set(mesh.sizes) <= set(self.usual_axes)
 
 
 def of_texts(build: Callable[..., Step]) -> Callable[..., Step]:

@@ -39,12 +39,13 @@ from jaxtyping import Array
 
 from strategies import context, data, fsdp, pipeline, tensor
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import AXES, Devices, MeshSpec
+from strategies.mesh import Devices, MeshSpec
 from strategies.model.gpt import ONE_DEVICE, Hooks, Weights
 from strategies.sharding.layout import Layout
 from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
 
+AXES = (*data.AXES, *fsdp.AXES, *pipeline.AXES, *context.AXES, *tensor.AXES)
 LAYOUT = Layout(
     batch=(*data.AXES, *fsdp.AXES),
     tokens=context.AXES,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, get_args
 
-from benchmarks.cases import Case, CompilerOptions, Options, options_of, own_meshes
+from benchmarks.cases import Case, CompilerOptions, Options, batch_parts, options_of, own_meshes
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec
@@ -57,7 +57,7 @@ class Space:
     def cases(self) -> Iterator[Case]:
         """All of them, whether they fit together or not, each once."""
         for name, mesh in self.spreads():
-            for parts in self.microbatches or choices(mesh, self.batch_size):
+            for parts in self.microbatches or choices(name, mesh, self.batch_size):
                 for options, remat in product(self._variations(name, mesh), self.remats):
                     work = self.preset, self.config, self.batch_size, parts, self.dtype, remat
                     yield Case(name, mesh, *work, options, self.topology, self.compiler_options)
@@ -95,15 +95,16 @@ def without_idle(options: Options) -> Options:
     return tuple((name, value) for name, value in options if not (idle and name == "chunks"))
 
 
-def choices(mesh: MeshSpec, batch_size: int) -> list[int]:
+def choices(name: str, mesh: MeshSpec, batch_size: int) -> list[int]:
     """Numbers of microbatches: from one on, or from as many as there are stages, each the double of the one before.
 
     They divide what a device gets of the batch. Where none does there is one number all the same, which says why not.
 
-    >>> [choices(MeshSpec.parse(mesh), 64) for mesh in ("fsdp=16", "pipeline=8", "data=16,pipeline=8", "data=5")]
+    >>> meshes = map(MeshSpec.parse, ("fsdp=16", "pipeline=8", "data=16,pipeline=8", "data=5"))
+    >>> [choices("three_d", mesh, 64) for mesh in meshes]
     [[1, 2, 4], [8, 16, 32, 64], [4], [1]]
     """
-    stages, shards = mesh.sizes.get("pipeline", 1), mesh.sizes.get("data", 1) * mesh.sizes.get("fsdp", 1)
+    stages, shards = mesh.sizes.get("pipeline", 1), batch_parts(name, mesh)
     if batch_size % shards:
         return [1]
     sequences, doubled = batch_size // shards, [stages << times for times in range(DOUBLINGS)]

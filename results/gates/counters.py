@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from results.gates.metrics import EXACT, METRICS
+from results.gates.metrics import EXACT, METRICS, other_axes
 from results.gates.verdict import Measure
 from results.records.reading import (
     Case,
@@ -113,6 +113,8 @@ def by_case(path: Path, records: Iterable[Mapping[str, Any]]) -> dict[Case, dict
         case = Case.of(record)
         if case in rows:
             raise RecordError(f"{path} has {case} twice; run the benchmarks again")
+        others = {metric.name: is_amount for metric in other_axes(record)}
+        check_kinds(f"{path}: {record['name']}", record, others)
         rows[case] = {key: value if value == value else None for key, value in record.items()}  # no NaN
     if not rows:
         raise RecordError(f"{path} has no case; {REFRESH}")

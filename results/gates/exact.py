@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from results.gates.counters import COUNTERS, PASSED, Snapshot, read_snapshot
-from results.gates.metrics import EXACT, Allowance, Metric
+from results.gates.metrics import EXACT, Allowance, Metric, other_axes
 from results.gates.verdict import Finding, Report
 from results.records.reading import Case
 
@@ -122,7 +122,8 @@ def judge_case(case: str, base: Row, head: Row, allowed: Mapping[str, Allowance]
         return [Finding(case, "better", note=f"was {ending(base)}")]
     if passed == (False, False):
         return [Finding(case, "same", note=f"failed in both: {ending(head)}")]
-    judged = (judge_metric(case, metric, base, head, allowed.get(metric.name, metric.allowance)) for metric in EXACT)
+    metrics = (*EXACT, *other_axes(base, head))
+    judged = (judge_metric(case, metric, base, head, allowed.get(metric.name, metric.allowance)) for metric in metrics)
     found = [finding for finding in judged if finding]
     if found and (note := other_dtypes(base, head)):
         return [replace(finding, note="; ".join(filter(None, (finding.note, note)))) for finding in found]
@@ -141,7 +142,7 @@ def other_dtypes(base: Row, head: Row) -> str:
 
 def judge_metric(case: str, metric: Metric, base: Row, head: Row, allowance: Allowance) -> Finding | None:
     """What became of one metric; None where it is equal."""
-    before, now = base[metric.name], head[metric.name]
+    before, now = base.get(metric.name, 0), head.get(metric.name, 0)  # nothing goes over an axis that a row has not
     if before == now:
         return None
     if before is None:

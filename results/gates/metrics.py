@@ -1,8 +1,10 @@
 """The metrics: each with its unit, which way is better, and how much worse still counts as the same. One table."""
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 Better = Literal["lower", "higher"]
 
@@ -97,3 +99,14 @@ TRACKED = (
     Metric("memory.alias_bytes", "bytes", "higher"),
 )
 METRICS = {metric.name: metric for metric in (*EXACT, *TRACKED)}
+_OF_AN_AXIS = re.compile(rf"compiled\.sent_bytes\.({'|'.join(COLLECTIVES)})\.[a-z]+")
+
+
+def other_axes(*rows: Mapping[str, Any]) -> tuple[Metric, ...]:
+    """The exact metrics of mesh axes that some of the rows have, and this table has not.
+
+    >>> [metric.name for metric in other_axes({"compiled.sent_bytes.permute.toy": 8, "compiled.flops": 1})]
+    ['compiled.sent_bytes.permute.toy']
+    """
+    names = {name for row in rows for name in row if _OF_AN_AXIS.fullmatch(name)}
+    return tuple(Metric(name, "bytes") for name in sorted(names - METRICS.keys()))

@@ -34,9 +34,9 @@ def predict(strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: Train
 
 
 def known() -> Mapping[str, Layout]:
-    """The layouts of all strategies that have one; where the compiler decides what is sent there is none."""
-    registered = strategies.STRATEGIES.values()
-    return {strategy.name: strategy.layout for strategy in registered if strategy.layout is not None}
+    """The layouts of all strategies that state one, but for those of which the compiler decides what is sent."""
+    by_hand = [strategy for strategy in strategies.STRATEGIES.values() if not strategy.twins]
+    return {strategy.name: strategy.layout for strategy in by_hand if strategy.layout is not None}
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def test_microbatches_divide_what_a_device_gets(mesh: str) -> None:
     """Where anything does; a pipeline has as many as stages, or more."""
     sizes = MeshSpec.parse(mesh).sizes
     stages, shards = sizes.get("pipeline", 1), sizes.get("data", 1) * sizes.get("fsdp", 1)
-    found = choices(MeshSpec.parse(mesh), 48)
+    found = choices("three_d", MeshSpec.parse(mesh), 48)
     assert len(found) == len(set(found)) >= 1
     assert all(48 // shards % parts == 0 for parts in found)
     if 48 // shards % stages == 0:
