@@ -10,9 +10,9 @@ import pytest
 
 from tests.processes import LIMIT_SECONDS, ROOT, environment
 
-README = (ROOT / "README.md").read_text()
-SOURCE = textwrap.dedent(README[README.index("    # toy.py\n") : README.index("\n`PYTHONPATH=. pytest -p toy")])
-"""As README shows it."""
+PAGE = (ROOT / "docs" / "adding-a-strategy.md").read_text()
+SOURCE = textwrap.dedent(PAGE[PAGE.index("    # toy.py\n") : PAGE.index("\nMeasure it beside the others")])
+"""As the page shows it."""
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4,8", "--rounds=6")
 
 

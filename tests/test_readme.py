@@ -1,24 +1,45 @@
-"""What the README shows is what happens."""
+"""What README and the pages of docs/ show is what happens."""
 
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "README.md").read_text()
+import pytest
+
+from tests.processes import ROOT
+
+README = ROOT / "README.md"
+YET_TO_BE_WRITTEN = {"strategies/NAME.py", "strategies/expert.py"}
+PAGES = README, *sorted((ROOT / "docs").glob("*.md"))
 
 
 def test_the_example_runs_as_it_stands():
     """The code block is a program that a newcomer can paste."""
-    (block,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("5."), "the loss of a uniform guess over 256 bytes is log(256) = 5.5"
 
 
-def test_every_file_that_it_links_to_is_there():
-    """Pictures and pages."""
-    linked = re.findall(r"\]\(([^)#:]+)\)", TEXT)
-    assert len(linked) >= 3
-    assert not [path for path in linked if not (ROOT / path).exists()]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_it_links_to_is_there(page):
+    """Pictures and pages, seen from where the page is."""
+    linked = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
+    assert not [path for path in linked if not (page.parent / path).exists()]
+
+
+def test_every_page_is_found():
+    """From README, and in the contents of what is built from docs/."""
+    linked = re.findall(r"\]\(docs/([^)#:]+)\)", README.read_text())
+    contents = re.findall(r"^  - .*?([\w-]+\.md)$", (ROOT / ".mkdocs.yml").read_text(), re.MULTILINE)
+    there = {page.name for page in PAGES} - {"README.md"}
+    assert {*linked} == there - {"index.md"}
+    assert {*contents} == there
+
+
+def test_paths_that_are_named_are_there():
+    """Of modules and folders, wherever a page speaks of them; but for those that are yet to be written."""
+    path = re.compile(r"`((?:strategies|benchmarks|results)/[\w./-]+)`")
+    named = {name for page in PAGES for name in path.findall(page.read_text())} - YET_TO_BE_WRITTEN
+    assert len(named) > 10
+    assert not [name for name in named if not (ROOT / name).exists()]

@@ -1,0 +1,17 @@
+"""The table of columns: of every column of a row, once, and as docs/columns.md has it."""
+
+from benchmarks.reporting.columns import COLUMNS, tables
+from tests.benchmarks.test_record import MEASURED
+from tests.processes import ROOT
+
+
+def test_every_column_is_said_once() -> None:
+    """None is forgotten, none has two meanings, and of none is spoken that no row has."""
+    keys = MEASURED.as_extra_info()
+    assert {key: sum(column.covers(key) for column in COLUMNS) for key in keys} == dict.fromkeys(keys, 1)
+    assert not [column.name for column in COLUMNS if not any(map(column.covers, keys))]
+
+
+def test_the_page_is_what_is_made_of_it() -> None:
+    """Or it is to be made anew: `python -m benchmarks.reporting.columns`."""
+    assert (ROOT / "docs" / "columns.md").read_text().endswith(tables() + "\n")
