@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.arguments import declare
 from benchmarks.cases import Case
 from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.main import program
 from benchmarks.devices.chips import GIB
 from benchmarks.explain.memory import host_peak_rss_bytes
 from benchmarks.explain.overlap import HOW, SENT
@@ -112,7 +113,8 @@ def in_unit(unit_bytes: int, count: float | None) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page of each case; 1 if any cannot be compiled, 2 for a selection that means nothing."""
-    parser = argparse.ArgumentParser("python -m benchmarks.compile", description=(__doc__ or "").partition("\n")[0])
+    about = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(program("python -m benchmarks.compile"), description=about)
     parser.add_argument("--topology", type=topology, required=True, help="such as v5p:4x4x4, h100:2x8 or cpu:64")
     declare(parser.add_argument)
     option = parser.parse_args(arguments)

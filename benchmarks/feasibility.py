@@ -16,6 +16,7 @@ from benchmarks.arguments import commas, count, declare_compiler, declare_model,
 from benchmarks.cases import Case
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
 from benchmarks.compile import compile_case
 from benchmarks.devices.chips import CHIPS, GIB, Chip
@@ -186,7 +187,8 @@ def say(text: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Of the command."""
-    parser = argparse.ArgumentParser("python -m benchmarks.feasibility", description=(__doc__ or "").partition("\n")[0])
+    about = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(program("python -m benchmarks.feasibility"), description=about)
     add, several = parser.add_argument, {"action": "extend", "default": []}
     add("--topology", type=topology, required=True, metavar="TOPOLOGY", help="such as v5p:4x4x4, h100:8x8 or cpu:16")
     add("--chip", choices=tuple(CHIPS), help="whose figures count of cpu:N; others have their own")

@@ -24,6 +24,7 @@ from typing import IO
 
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.main import program
 from benchmarks.statuses import IN_ORDER
 
 GRACE_SECONDS = 30.0
@@ -33,7 +34,8 @@ GRACE_SECONDS = 30.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.launch", description="Run `pytest benchmarks` in several processes on this machine."
+        prog=program("python -m benchmarks.launch"),
+        description="Run `pytest benchmarks` in several processes on this machine.",
     )
     parser.add_argument("--processes", type=int, required=True, metavar="N")
     parser.add_argument("--devices-per-process", type=int, default=1, metavar="D", help="default: %(default)s")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
 from results.gates.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
 from results.gates.metrics import other_axes
@@ -80,7 +81,7 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m results.baseline",
+        prog=program("python -m results.baseline"),
         description="Write the committed baseline that `python -m results.regress exact` compares with.",
     )
     parser.add_argument("run", type=Path, metavar="RUN.json", help="written by pytest benchmarks --benchmark-json")

@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, require_apart, require_picture, save
 from results.figures.canvas import GREY, Look, byte_unit, look_of
 from results.figures.curves import frontier
@@ -158,7 +159,9 @@ def caption(rows: pd.DataFrame, drawn: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m results.frontier", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog=program("python -m results.frontier"), description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("file", type=Path, metavar="FILE", help="written by python -m benchmarks.feasibility --json")
     parser.add_argument(
         "--out", type=Path, metavar="PICTURE", help="default: FILE's name, in PNG; its ending says which"

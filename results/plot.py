@@ -10,6 +10,7 @@ import seaborn as sns
 
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, apart, require_folder, safe_name, save
 from results.arguments import count
 from results.figures.canvas import Look, look_of
@@ -70,7 +71,9 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m results.plot", description="Draw the curves of benchmark runs.")
+    parser = argparse.ArgumentParser(
+        prog=program("python -m results.plot"), description="Draw the curves of benchmark runs."
+    )
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="written by pytest benchmarks --benchmark-json"
     )

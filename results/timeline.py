@@ -17,6 +17,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, require_picture, save
 from results.figures.pictures import FORMATS, draw
 from results.records.reading import RecordError
@@ -95,7 +96,9 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m results.timeline", description="Draw a pipeline schedule.")
+    parser = argparse.ArgumentParser(
+        prog=program("python -m results.timeline"), description="Draw a pipeline schedule."
+    )
     parser.add_argument("out", type=Path, metavar="FILE", help="the picture; its ending says which kind")
     out = parser.parse_args(arguments).out
     try:
