@@ -7,6 +7,7 @@ state = step.init(jax.random.key(0))
 state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, sequence + 1]
 """
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -68,10 +69,13 @@ def register(strategy: Strategy) -> Strategy:
     Do so before anything of `benchmarks` is imported: a row has columns for each axis.
 
     Raises:
-        ValueError: there is one of this name.
+        ValueError: the name is taken, or an axis has a name that a mesh or a column cannot have.
     """
-    if strategy.name in STRATEGIES:
+    if strategy.name in STRATEGIES or strategy.name in KNOWN_AS:
         raise ValueError(f"there is a strategy {strategy.name!r}; give yours another name")
+    for axis in strategy.axes:
+        if not re.fullmatch("[a-z]+", axis) or axis == "several":
+            raise ValueError(f"{axis!r} cannot be a mesh axis; take lower-case letters alone, and not 'several'")
     AXES.extend(axis for axis in strategy.axes if axis not in AXES)
     _registered[strategy.name] = strategy
     return strategy

@@ -61,13 +61,13 @@ def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementa
         return shards.map_weights(gather_cast, parts)
 
     def scatter_all(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        return lax.psum(loss, "fsdp"), shards.map_weights(scatter, grads)
+        return lax.psum(loss, shards.axis), shards.map_weights(scatter, grads)
 
     if train.gather == "step":
         return Implementation(prepare_params=gather_all, reduce=scatter_all)
     return Implementation(
         hooks=Hooks(gather=gather, head=head_first if are_virtual(mesh.devices.ravel()) else ONE_DEVICE.head),
-        reduce=lambda loss, grads: (lax.psum(loss, "fsdp"), grads),
+        reduce=lambda loss, grads: (lax.psum(loss, shards.axis), grads),
     )
 
 

@@ -70,19 +70,21 @@ class Optimizer(NamedTuple):
 
 @dataclass(frozen=True)
 class Implementation:
-    """How a strategy carries out its layout; as it stands, nothing needs to be done. All runs inside `jax.shard_map`.
+    """How a strategy carries out its layout; by default nothing needs to be done.
+
+    Its functions run inside `jax.shard_map`, unless the compiler partitions the step.
 
     Attributes:
         hooks: what to do inside the model.
         differentiate: this device's part of the batch, or of a microbatch -> its share of loss and gradients.
         schedules_microbatches: whether `differentiate` takes all microbatches and orders them itself, as a pipeline
             does. Else their gradients are accumulated, one microbatch after another.
-        layer_slots: which layer is in each place of the stacked blocks, -1 for none; None where they are in order.
+        layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None where they are in order.
         prepare_params: weights as the state holds them -> as gradients are taken of them.
-        reduce: this device's share of loss and gradients, after all microbatches -> sums over the axes that split
-            weights, as the layout splits gradients.
-        sum_replicas: such sums -> sums over the axes along which devices hold the same weights; None is an all-reduce
-            in `reduce_dtype`.
+        reduce: this device's share of loss and gradients, after all microbatches -> their sums over axes that split
+            weights.
+        sum_replicas: such sums -> sums over `Layout.replicas`; None is an all-reduce in `reduce_dtype`. Not called
+            where there are no replicas.
         optimizer: AdamW behind clipping -> what is to take its place.
         inexact: why the step computes something else than one device by design; nothing where it does not.
         compiler_partitioned: the compiler splits the work: the functions see whole arrays, in no `jax.shard_map`.
@@ -187,9 +189,9 @@ class Strategy:
 
     Attributes:
         options: fields of `TrainConfig` that make another step of this strategy, besides those that do of every one.
-        layout: which axes split what; from it costs/ says what a step sends and holds, if no compiler decides that.
-        microbatches: of a batch, without stages and unless told otherwise: as few as show what it does.
-        usual_axes: of the meshes that stand for all of them where none is asked for; None are all axes.
+        layout: which axes split what; from it costs/ says what a step sends and holds, unless it has `twins`.
+        microbatches: the default number of microbatches, without pipeline stages.
+        usual_axes: axes of the meshes that are measured when none is asked for; None for all.
         twins: of a strategy that the compiler partitions, the axes that it offers together, and the strategy that does
             by hand what it does on these.
     """
@@ -205,7 +207,9 @@ class Strategy:
     twins: Mapping[tuple[str, ...], str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Have `build` take the text of a mesh, too."""
+        """Have `build` take the text of a mesh, too; refuse a layout of other axes."""
+        if self.layout and (strange := sorted(self.layout.axes - {*self.axes})):
+            raise ValueError(f"the layout of {self.name} splits over {strange[0]}; its axes are {', '.join(self.axes)}")
         object.__setattr__(self, "build", of_texts(self.build))
 
     def meshes(self, devices: int) -> list[MeshSpec]:

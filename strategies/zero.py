@@ -12,19 +12,13 @@ and the gradients' norm. With zero2 and M microbatches it is (M + 1) P (n-1)/n, 
 accumulates are a part as well: whole they exist for one microbatch at a time. With one microbatch the two are the same.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
-
-from jax import lax
-from jaxtyping import Array
 
 from strategies import data
 from strategies.config import GPTConfig, TrainConfig
-from strategies.mesh import Devices, MeshSpec, mark_varying
-from strategies.model.gpt import Weights
+from strategies.mesh import Devices, MeshSpec
 from strategies.sharding.layout import Layout
-from strategies.step import Differentiate, Implementation, Step, Strategy, autodiff
+from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
 
 AXES = data.AXES
@@ -35,31 +29,9 @@ LAYOUTS = {
 """Stages of ZeRO."""
 
 
-def scattered(differentiate: Differentiate, scatter: Callable[[Weights], Weights]) -> Differentiate:
-    """The same, and of the sum of all devices' gradients this device's part."""
-
-    def parts(*inputs: Any) -> tuple[Array, Weights]:
-        loss, grads = differentiate(*inputs)
-        return loss, scatter(grads)
-
-    return parts
-
-
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None, *, stage: int) -> Step:
-    """See `Strategy`."""
-    layout, device_mesh = LAYOUTS[stage], mesh.over(AXES, devices)
-    shards = layout.shards_of("data", config, mesh.sizes)
-    scatter = partial(shards.map_weights, partial(shards.scatter, dtype=train.reduce_dtype))
-
-    def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        return lax.psum(loss, AXES), grads if layout.scatters_each else scatter(grads)
-
-    how = Implementation(
-        differentiate=scattered(autodiff, scatter) if layout.scatters_each else autodiff,
-        prepare_params=partial(mark_varying, axes=AXES),
-        reduce=reduce,
-    )
-    return assemble(config, device_mesh, train, layout, how)
+    """See `Strategy`. All that ZeRO does follows from its layout (training/train_step.py)."""
+    return assemble(config, mesh.over(AXES, devices), train, LAYOUTS[stage], Implementation())
 
 
 OPTIONS = ("reduce_dtype",)

@@ -1,6 +1,8 @@
-"""A strategy of a user's own, in one file, with a mesh axis that meshmark does not know."""
+"""Strategies of a user's own, each in one file, with mesh axes that meshmark does not know."""
 
+import itertools
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -8,27 +10,56 @@ from pathlib import Path
 
 import pytest
 
+import strategies
+from strategies.mesh import AXES
 from tests.processes import LIMIT_SECONDS, ROOT, environment
 
 PAGE = (ROOT / "docs" / "adding-a-strategy.md").read_text()
-SOURCE = textwrap.dedent(PAGE[PAGE.index("    # toy.py\n") : PAGE.index("\nMeasure it beside the others")])
-"""As the page shows it."""
+
+
+def shown(name: str) -> str:
+    """A file as the page shows it: the indented block that begins with its name."""
+    block = PAGE[PAGE.index(f"    # {name}\n") :].splitlines()
+    return textwrap.dedent("\n".join(itertools.takewhile(lambda line: not line or line.startswith("    "), block)))
+
+
+GROUPED = """
+from strategies import Implementation, Layout, Strategy, register
+from strategies.training.train_step import assemble
+
+AXES = ("data", "group")
+LAYOUT = Layout(batch=AXES, updates="data")
+
+
+def build(config, mesh, train, devices=None):
+    return assemble(config, mesh.over(AXES, devices), train, LAYOUT, Implementation())
+
+
+GROUPED = register(Strategy("grouped", AXES, build, layout=LAYOUT))
+"""
+"""ZeRO-1 inside groups of devices, which sum their parts of the gradients."""
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4,8", "--rounds=6")
+
+
+MESHES = {"toy": ("toy=2", "toy=4"), "shard": ("shard=4",), "grouped": ("data=2,group=2",)}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the strategy is, and what its benchmarks wrote."""
+    """Where the strategies are, and what their benchmarks wrote."""
     folder = tmp_path_factory.mktemp("own")
-    (folder / "toy.py").write_text(SOURCE)
-    measured = "--strategy=toy", "--mesh=toy=2", "--mesh=toy=4", f"--benchmark-json={folder / 'run.json'}"
-    ended = python(folder, "pytest", "-p", "toy", "benchmarks", *TINY, *measured)
+    for name, source in (("toy", shown("toy.py")), ("shard", shown("shard.py")), ("grouped", GROUPED)):
+        (folder / f"{name}.py").write_text(source)
+    plugins = [argument for name in MESHES for argument in ("-p", name)]
+    meshes = [f"--mesh={mesh}" for each in MESHES.values() for mesh in each]
+    measured = f"--strategy={','.join(MESHES)}", *meshes, f"--benchmark-json={folder / 'run.json'}"
+    ended = python(folder, "pytest", *plugins, "benchmarks", *TINY, *measured)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return folder
 
 
 def python(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a module that finds the strategy, too."""
+    """Run a module that finds the strategies, too."""
     env = environment(PYTHONPATH=f"{folder}:{ROOT}")
     options = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": LIMIT_SECONDS}
     return subprocess.run([sys.executable, "-m", *command], **options)
@@ -40,19 +71,24 @@ def rows(folder: Path) -> dict[str, dict]:
     return {row["name"]: row["extra_info"] for row in benchmarks}
 
 
-def test_it_gets_cases_that_equal_one_device(folder: Path) -> None:
+def test_they_get_cases_that_equal_one_device(folder: Path) -> None:
     """On each mesh and with each batch: a row that is ok was found equal to one device."""
-    assert {name: row["status"] for name, row in rows(folder).items()} == {
-        f"test_step[toy-toy={devices}-b{batch}]": "ok" for devices in (2, 4) for batch in (4, 8)
+    assert {name: (row["status"], row["matches_single"]) for name, row in rows(folder).items()} == {
+        f"test_step[{name}-{mesh}-b{batch}]": ("ok", True)
+        for name, meshes in MESHES.items()
+        for mesh in meshes
+        for batch in (4, 8)
     }
 
 
-def test_what_it_sends_and_holds_is_known(folder: Path) -> None:
-    """By the formulas of its layout, to the byte; all of it goes over its own axis."""
+def test_what_they_send_and_hold_is_known(folder: Path) -> None:
+    """By the formulas of their layouts, to the byte: by kind of collective and axis, their own axes included."""
     for row in rows(folder).values():
+        assert row["sent_as_predicted"]
         assert row["predicted.sent_bytes"] == row["compiled.sent_bytes"] > 0
-        assert row["compiled.sent_bytes.all_reduce.toy"] == row["compiled.sent_bytes"]
         assert row["predicted.argument_bytes"] == row["memory.argument_bytes"] > 0
+        own = {"toy": "all_reduce.toy", "shard": "reduce_scatter.shard", "grouped": "all_reduce.group"}[row["strategy"]]
+        assert row[f"compiled.sent_bytes.{own}"] > 0
 
 
 def test_its_curves_are_drawn(folder: Path) -> None:
@@ -75,10 +111,22 @@ def test_its_baseline_is_held(folder: Path) -> None:
     judged = python(folder, "results.regress", "exact", str(base), str(worse))
     assert judged.returncode == 1
     assert "compiled.sent_bytes.all_reduce.toy" in judged.stdout
+    allowed = "--allow=compiled.sent_bytes.all_reduce.toy=1%"
+    assert python(folder, "results.regress", "exact", str(base), str(worse), allowed).returncode == 0
 
 
-def test_a_name_that_is_taken_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "axis", "message"),
+    [
+        ("fsdp", "toy", "there is a strategy 'fsdp'; give yours another name"),
+        ("ddp", "toy", "there is a strategy 'ddp'; give yours another name"),
+        ("mine", "my_axis", "'my_axis' cannot be a mesh axis; take lower-case letters alone, and not 'several'"),
+        ("mine", "several", "'several' cannot be a mesh axis; take lower-case letters alone, and not 'several'"),
+    ],
+)
+def test_what_cannot_be_named_so_is_refused(name: str, axis: str, message: str) -> None:
     """With the name, before anything changes."""
-    code = "import strategies as s; s.register(s.STRATEGIES['fsdp'])"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert ended.stderr.splitlines()[-1] == "ValueError: there is a strategy 'fsdp'; give yours another name"
+    before = [*strategies.STRATEGIES], [*AXES]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        strategies.register(strategies.Strategy(name, (axis,), strategies.STRATEGIES["data"].build))
+    assert ([*strategies.STRATEGIES], [*AXES]) == before

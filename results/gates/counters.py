@@ -55,7 +55,8 @@ class Snapshot:
         """The numbers of the cases that passed, but for zeros; the step time with the quartiles of its samples."""
         for case, row in self.rows.items():
             spread = {"step_seconds_median": quartiles(row.get("samples", ()))}
-            for metric in METRICS if row["status"] == PASSED else ():
+            names = (*METRICS, *(metric.name for metric in other_axes(row)))
+            for metric in names if row["status"] == PASSED else ():
                 value = row.get(metric)  # a baseline has the exact ones
                 if value:
                     yield Measure(str(case), metric, value, *spread.get(metric, ()))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from results.gates.counters import COUNTERS, PASSED, Snapshot, read_snapshot
-from results.gates.metrics import EXACT, Allowance, Metric, other_axes
+from results.gates.metrics import EXACT, Allowance, Metric, of_an_axis, other_axes
 from results.gates.verdict import Finding, Report
 from results.records.reading import Case
 
@@ -58,7 +58,7 @@ def rule(text: str) -> dict[str, Allowance]:
     {'memory.temp_bytes': '1%', 'memory.total_bytes': '1%'}
     """
     pattern, _, amount = text.rpartition("=")
-    names = fnmatch.filter(COUNTERS, pattern)
+    names = fnmatch.filter(COUNTERS, pattern) or [name for name in [pattern] if of_an_axis(name)]
     if not names:
         nearest = ", ".join(difflib.get_close_matches(pattern, COUNTERS, n=5, cutoff=0))
         raise argparse.ArgumentTypeError(f"{text!r} names no exact metric; METRIC=AMOUNT can be of {nearest}, ...")
@@ -122,8 +122,13 @@ def judge_case(case: str, base: Row, head: Row, allowed: Mapping[str, Allowance]
         return [Finding(case, "better", note=f"was {ending(base)}")]
     if passed == (False, False):
         return [Finding(case, "same", note=f"failed in both: {ending(head)}")]
-    metrics = (*EXACT, *other_axes(base, head))
-    judged = (judge_metric(case, metric, base, head, allowed.get(metric.name, metric.allowance)) for metric in metrics)
+    others = other_axes(base, head)
+    nothing = {metric.name: 0 for metric in others}  # goes over an axis that a row does not have
+    base, head = {**nothing, **base}, {**nothing, **head}
+    judged = (
+        judge_metric(case, metric, base, head, allowed.get(metric.name, metric.allowance))
+        for metric in (*EXACT, *others)
+    )
     found = [finding for finding in judged if finding]
     if found and (note := other_dtypes(base, head)):
         return [replace(finding, note="; ".join(filter(None, (finding.note, note)))) for finding in found]
@@ -142,7 +147,7 @@ def other_dtypes(base: Row, head: Row) -> str:
 
 def judge_metric(case: str, metric: Metric, base: Row, head: Row, allowance: Allowance) -> Finding | None:
     """What became of one metric; None where it is equal."""
-    before, now = base.get(metric.name, 0), head.get(metric.name, 0)  # nothing goes over an axis that a row has not
+    before, now = base[metric.name], head[metric.name]
     if before == now:
         return None
     if before is None:

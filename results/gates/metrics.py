@@ -102,11 +102,16 @@ METRICS = {metric.name: metric for metric in (*EXACT, *TRACKED)}
 _OF_AN_AXIS = re.compile(rf"compiled\.sent_bytes\.({'|'.join(COLLECTIVES)})\.[a-z]+")
 
 
+def of_an_axis(name: str) -> bool:
+    """Whether a column says what is sent over one mesh axis, whichever it is."""
+    return _OF_AN_AXIS.fullmatch(name) is not None
+
+
 def other_axes(*rows: Mapping[str, Any]) -> tuple[Metric, ...]:
     """The exact metrics of mesh axes that some of the rows have, and this table has not.
 
     >>> [metric.name for metric in other_axes({"compiled.sent_bytes.permute.toy": 8, "compiled.flops": 1})]
     ['compiled.sent_bytes.permute.toy']
     """
-    names = {name for row in rows for name in row if _OF_AN_AXIS.fullmatch(name)}
+    names = {name for row in rows for name in row if of_an_axis(name)}
     return tuple(Metric(name, "bytes") for name in sorted(names - METRICS.keys()))

@@ -47,7 +47,7 @@ def layer_bytes(plan: Plan) -> int:
         its tanh. What goes into GELU and x after attention are sums with a bias, and kept in float32, in which biases
         are added
     """
-    config, train, tensors = plan.config, plan.train, plan.size("tensor")
+    config, train, tensors = plan.config, plan.train, plan.tensors
     number, own = BYTES[train.dtype], plan.own_residual // train.microbatches
     tokens, hidden = (plan.tokens * width // train.microbatches // tensors for width in (1, config.mlp_dim))
     kept = number * own
@@ -106,7 +106,7 @@ def stage_bytes(plan: Plan) -> int:
     number, tokens = BYTES[train.dtype], plan.tokens // train.microbatches
     arrived = (depths.arrived + 2) * number * plan.own_residual // train.microbatches
     whole, split, hidden = (8, 4, 3) if train.remat == "full" else (4, 3, 1)
-    width = whole * config.embed + (split * config.embed + hidden * config.mlp_dim) // plan.size("tensor")
+    width = whole * config.embed + (split * config.embed + hidden * config.mlp_dim) // plan.tensors
     return arrived + depths.put_off * plan.layers * number * tokens * width
 
 
@@ -117,7 +117,7 @@ def layer_work_bytes(plan: Plan) -> int:
     the gradient. A tensor axis splits six of them, or four without sequence parallelism. Three of n F/t around GELU,
     and n T H/t of scores. With `remat="full"` also what goes into GELU, and the sum after attention.
     """
-    config, tensors, tokens = plan.config, plan.size("tensor"), plan.tokens // plan.train.microbatches
+    config, tensors, tokens = plan.config, plan.tensors, plan.tokens // plan.train.microbatches
     # A loop of one layer is none, and takes no layer's weights out of all.
     weights = block_elements(plan) * plan.shards // plan.layers if plan.layers > 1 else 0
     again = 1 if plan.train.remat == "full" else 0

@@ -1,6 +1,6 @@
 """What each device of a mesh gets of a model and a batch, by arithmetic alone: no devices, no arrays.
 
-The laws in traffic.py, memory.py and cost.py are written in these numbers.
+The formulas in traffic.py, memory.py and predict.py are written in these numbers.
 """
 
 import math
@@ -99,13 +99,13 @@ class Plan:
         for axis in (layout.shards, layout.updates):
             if axis:
                 layout.shards_of(axis, self.config, self.mesh.sizes)
-        contexts, tensors = self.size(*layout.tokens), self.size("tensor")
-        tensor.require_fit(self.config, self.train, tensors, contexts)
-        context.require_fit(self.config, self.attending, contexts, tensors)
+        contexts = self.size(*layout.tokens)
+        tensor.require_fit(self.config, self.train, self.tensors, contexts)
+        context.require_fit(self.config, self.attending, contexts, self.tensors)
         if self.staged:
             _ = self.order
             if self.shards > 1:
-                three_d.require_regather(self.train, self.size("pipeline"))
+                three_d.require_regather(self.train, self.stages)
         parts = self.size(*layout.batch) * self.train.microbatches
         if self.train.batch_size % parts:
             problem = f"{self.mesh} x microbatches={self.train.microbatches} does not divide"
@@ -128,25 +128,35 @@ class Plan:
         return self.layout.dims.get(dim, ())
 
     @property
+    def tensors(self) -> int:
+        """Devices that split the heads of a layer; 1 where none do."""
+        return self.size(*self.axes_of("heads"))
+
+    @property
+    def stages(self) -> int:
+        """Devices that split the layers; 1 where none do."""
+        return self.size(*self.axes_of("layers"))
+
+    @property
     def shards(self) -> int:
-        """Parts of every weight besides."""
+        """Devices along `Layout.shards`; 1 without it."""
         return self.size(self.layout.shards or "")
 
     @property
     def updates(self) -> int:
-        """Parts of gradients, moments and updates of weights that are not split likewise."""
+        """Devices along `Layout.updates`; 1 without it."""
         return self.size(self.layout.updates or "")
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether the tensor axis splits the residual stream over its tokens."""
-        return self.train.sequence_parallel and self.size("tensor") > 1
+        """Whether devices that split heads split the residual stream over its tokens."""
+        return self.train.sequence_parallel and self.tensors > 1
 
     @cached_property
     def attending(self) -> TrainConfig:
         """With the way in which tokens on different devices attend to each other."""
         split = self.size(*self.layout.tokens) > 1
-        return context.attention(self.train, self.size("pipeline")) if split else self.train
+        return context.attention(self.train, self.stages) if split else self.train
 
     @property
     def ulysses(self) -> bool:
@@ -171,7 +181,7 @@ class Plan:
     @property
     def staged(self) -> bool:
         """Whether there are pipeline stages, which work by a schedule. One stage is no pipeline."""
-        return self.size(*self.axes_of("layers")) > 1
+        return self.stages > 1
 
     @cached_property
     def order(self) -> Order:
@@ -179,7 +189,7 @@ class Plan:
         train = self.train
         if not self.staged:
             return order_of(1, 1, train.microbatches, "1f1b", 1)
-        return order_of(self.config.layers, self.size("pipeline"), train.microbatches, train.schedule, train.chunks)
+        return order_of(self.config.layers, self.stages, train.microbatches, train.schedule, train.chunks)
 
     @property
     def schedule(self) -> Schedule:
@@ -193,13 +203,13 @@ class Plan:
 
     @cached_property
     def layer_slots(self) -> int:
-        """For layers, on all stages: as many on each as the largest needs."""
+        """Slots for layers on all stages: as many on each stage as the largest needs."""
         return len(layer_slots(self.config.layers, self.schedule.stages, self.schedule.chunks))
 
     @property
     def layers(self) -> int:
-        """Of one device, counting empty places."""
-        return self.layer_slots // self.size(*self.axes_of("layers"))
+        """Layers of one device, counting empty slots."""
+        return self.layer_slots // self.stages
 
     @property
     def tokens(self) -> int:
@@ -214,7 +224,7 @@ class Plan:
     @property
     def own_residual(self) -> int:
         """Elements of the part of it that one device holds between layers."""
-        return self.residual // (self.size("tensor") if self.sequence_parallel else 1)
+        return self.residual // (self.tensors if self.sequence_parallel else 1)
 
     @property
     def logits_again(self) -> bool:
@@ -231,16 +241,12 @@ class Plan:
     def weights(self) -> tuple[Weight, ...]:
         """All of the model's."""
         sizes = dict(self.config.dim_sizes, vocab=self.rows, layers=self.layer_slots)
+        spec = self.layout.spec(self.config, self.mesh.sizes)
         return tuple(
             Weight(name, dims, axes, math.prod(sizes[dim] for dim in dims) // self.size(*axes))
             for name, dims in named_dims(self.config.tied).items()
-            for axes in [self._axes(dims)]
+            for axes in [tuple(jax.tree.leaves(tuple(spec(dims))))]
         )
-
-    def _axes(self, dims: Dims) -> Axes:
-        """Those that split a weight."""
-        shards = (self.layout.shards,) if self.layout.shards else ()
-        return (*shards, *(axis for dim in dims for axis in self.axes_of(dim)))
 
     def dtype(self, weight: Weight) -> Dtype:
         """The dtype in which a weight is used, and gathered."""

@@ -76,7 +76,8 @@ def gradients(plan: Plan) -> Iterator[Traffic]:
             yield from traffic(plan, "scales", kind, replicas, share // BLOCK)
         return
     for weight in plan.weights:
-        yield from traffic(plan, "gradients", "all_reduce", replicas, weight.elements, dtype=plan.train.reduce_dtype)
+        part = weight.elements // plan.updates
+        yield from traffic(plan, "gradients", "all_reduce", replicas, part, dtype=plan.train.reduce_dtype)
 
 
 def updates(plan: Plan) -> Iterator[Traffic]:
@@ -98,7 +99,7 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
     if not (axis := plan.layout.shards):
         return
     by_layer = plan.train.gather == "layer"
-    for weight in plan.weights:
+    for weight in (weight for weight in plan.weights if axis in weight.axes):
         whole = weight.elements * plan.shards
         once, again = 1, 0
         if by_layer and weight.of_blocks:
@@ -144,30 +145,31 @@ def is_tied(plan: Plan, weight: Weight) -> bool:
 
 
 def layers(plan: Plan) -> Iterator[Traffic]:
-    """tensor.py: what completes the layers and the head; on a stage that has an empty place, as if there were one."""
-    dtype = plan.train.dtype
+    """tensor.py: what completes the layers and the head; on a stage that has an empty slot, as if there were one."""
+    dtype, tensors = plan.train.dtype, plan.axes_of("heads")
     again = 1 if plan.train.remat == "full" else 0  # the sum after attention; that after the MLP is the next layer's x
     sums = (4 + again) * plan.layers * plan.residual
     if not plan.sequence_parallel:
-        yield from traffic(plan, "layers", "all_reduce", "tensor", sums, dtype=dtype)
-        yield from traffic(plan, "head", "all_reduce", "tensor", plan.residual, dtype=dtype)
+        yield from traffic(plan, "layers", "all_reduce", tensors, sums, dtype=dtype)
+        yield from traffic(plan, "head", "all_reduce", tensors, plan.residual, dtype=dtype)
         return
-    yield from traffic(plan, "layers", "reduce_scatter", "tensor", sums, dtype=dtype)
-    yield from traffic(plan, "layers", "all_gather", "tensor", 6 * plan.layers * plan.own_residual, dtype=dtype)
-    yield from traffic(plan, "head", "reduce_scatter", "tensor", plan.residual, dtype=dtype)
-    yield from traffic(plan, "head", "all_gather", "tensor", plan.own_residual, dtype=dtype)
-    alike = sum(weight.elements for weight in plan.weights if "tensor" not in weight.axes)
-    yield from traffic(plan, "gradients held alike", "all_reduce", "tensor", alike, dtype=plan.train.reduce_dtype)
+    yield from traffic(plan, "layers", "reduce_scatter", tensors, sums, dtype=dtype)
+    yield from traffic(plan, "layers", "all_gather", tensors, 6 * plan.layers * plan.own_residual, dtype=dtype)
+    yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)
+    yield from traffic(plan, "head", "all_gather", tensors, plan.own_residual, dtype=dtype)
+    alike = sum(weight.elements for weight in plan.weights if not {*tensors} & {*weight.axes})
+    yield from traffic(plan, "gradients held alike", "all_reduce", tensors, alike, dtype=plan.train.reduce_dtype)
 
 
 def vocabulary(plan: Plan) -> Iterator[Traffic]:
     """tensor.py: what completes an embedding, and goes back to it, and a loss that are cut over the vocabulary."""
     axes, dtype = plan.vocab_axes, plan.train.dtype
     if plan.sequence_parallel:
-        others = tuple(axis for axis in axes if axis != "tensor")
-        yield from traffic(plan, "embedding", "reduce_scatter", "tensor", plan.residual, dtype=dtype)
+        tensors = plan.axes_of("heads")
+        others = tuple(axis for axis in axes if axis not in tensors)
+        yield from traffic(plan, "embedding", "reduce_scatter", tensors, plan.residual, dtype=dtype)
         yield from traffic(plan, "embedding", "all_reduce", others, plan.own_residual, dtype=dtype)
-        yield from traffic(plan, "embedding", "all_gather", "tensor", plan.own_residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_gather", tensors, plan.own_residual, dtype=dtype)
     else:
         yield from traffic(plan, "embedding", "all_reduce", axes, plan.residual, dtype=dtype)
     # Of each token the largest logit, the sum of exponentials, and the target's logit.
@@ -178,28 +180,29 @@ def stages(plan: Plan) -> Iterator[Traffic]:
     """pipeline.py: what stages send each other in each exchange, and what they share of both ends."""
     if not plan.staged:
         return
+    along = plan.axes_of("layers")
     sent = plan.ticks.exchanges * plan.own_residual // plan.train.microbatches
-    yield from traffic(plan, "stages", "permute", "pipeline", sent, dtype=plan.train.dtype)
+    yield from traffic(plan, "stages", "permute", along, sent, dtype=plan.train.dtype)
     # The last stage's result, its gradient, and that of the first stage's input.
-    yield from traffic(plan, "ends", "all_reduce", "pipeline", 3 * plan.own_residual, dtype=plan.train.dtype)
+    yield from traffic(plan, "ends", "all_reduce", along, 3 * plan.own_residual, dtype=plan.train.dtype)
     norm = sum(weight.elements for weight in plan.weights if weight.name.startswith("head.norm"))
     dtype, whole = plan.train.reduce_dtype, norm * plan.gathered
-    yield from traffic(plan, "gradients held alike", "all_reduce", "pipeline", whole, dtype=dtype)
+    yield from traffic(plan, "gradients held alike", "all_reduce", along, whole, dtype=dtype)
 
 
 def attention(plan: Plan) -> Iterator[Traffic]:
     """context.py: keys and values around a ring and back with their gradients, or from tokens to heads and back."""
-    devices, kept = plan.size("context"), plan.train.remat != "full"
-    features = plan.layers * plan.residual // plan.size("tensor")
+    axes, kept = plan.layout.tokens, plan.train.remat != "full"
+    devices, features = plan.size(*axes), plan.layers * plan.residual // plan.tensors
     if not plan.ulysses:
         # Around again, but for the first hop: the compiler finds that the backward pass makes it, too.
         again = 0 if kept else devices - 2
         hops = 2 * (devices - 1) + devices + again
         sent = hops * 2 * features
-        yield from traffic(plan, "keys and values", "permute", "context", sent, dtype=plan.train.dtype)
+        yield from traffic(plan, "keys and values", "permute", axes, sent, dtype=plan.train.dtype)
     else:
         sent = (2 if kept else 3) * 4 * features
-        yield from traffic(plan, "tokens and heads", "all_to_all", "context", sent, dtype=plan.train.dtype)
+        yield from traffic(plan, "tokens and heads", "all_to_all", axes, sent, dtype=plan.train.dtype)
 
 
 def norm(plan: Plan) -> Iterator[Traffic]:

@@ -6,7 +6,7 @@ sends and holds (costs/), and the rules that the compiler gets (auto.py).
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jax.sharding import PartitionSpec as P
 
@@ -14,24 +14,29 @@ from strategies.config import GPTConfig
 from strategies.sharding.weight_shards import Shards
 
 Axes = tuple[str, ...]
+DIMS = tuple(GPTConfig(layers=1, embed=1, heads=1).dim_sizes)
+"""The names of all dims of weights."""
 Spec = Callable[[Sequence[str]], P]
 """The names of the dims of a weight -> the mesh axes that split them."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which mesh axes split what. An axis that a mesh leaves out has size one there, and splits nothing.
+    """Which mesh axes split what. Axes absent from a mesh count as size one.
 
     Attributes:
         batch: axes that split the batch.
         tokens: axes that split the tokens of each sequence.
         dims: name of a dim of the weights -> the axes that split it, outermost first. They split the work, too.
-        shards: the axis that splits every weight besides, along a dim that is found for each weight (`Shards`). What it
-            splits is gathered to be used.
-        updates: the axis that splits gradients, moments and updates of weights that it does not split, likewise.
-        scatters_each: whether `updates` splits the gradients of each microbatch, and not only their sum.
-        cuts_again: whether `shards` may split a dim that `dims` splits, where a weight has no other that it divides.
-            Else such a weight is left as it is.
+        shards: axis that additionally splits every weight (ZeRO-3), along the first dim that it divides. Weights are
+            gathered before use.
+        updates: axis that splits gradients, optimizer state and updates while weights stay whole (ZeRO-1 and 2).
+        scatters_each: reduce-scatter gradients after every microbatch instead of once a step (ZeRO-2).
+        cuts_again: whether `shards` may split a dim that `dims` splits already, if the weight has no other dim.
+            Otherwise such a weight is not split by `shards`.
+
+    Raises:
+        ValueError: a dim that no weight has, a text where axes are wanted, or fields that exclude each other.
     """
 
     batch: Axes = ()
@@ -41,6 +46,18 @@ class Layout:
     updates: str | None = None
     scatters_each: bool = False
     cuts_again: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing."""
+        for name, axes in {"batch": self.batch, "tokens": self.tokens, **self.dims}.items():
+            if isinstance(axes, str):
+                raise ValueError(f"the axes of {name} are the text {axes!r}; give a tuple, ({axes!r},)")
+        if unknown := [dim for dim in self.dims if dim not in DIMS]:
+            raise ValueError(f"no weight has the dim {unknown[0]!r}; dims are {', '.join(DIMS)}")
+        if self.shards and self.updates:
+            raise ValueError(f"weights are sharded over {self.shards}, and so are their updates; leave out updates")
+        if self.scatters_each and not self.updates:
+            raise ValueError("scatters_each says when gradients are scattered over updates; give that, too")
 
     @property
     def axes(self) -> frozenset[str]:
@@ -54,19 +71,19 @@ class Layout:
         return tuple(axis for axis in (*self.batch, *self.tokens) if axis not in (self.shards, self.updates))
 
     def along(self, axes: Collection[str]) -> "Layout":
-        """What is left of it where only these axes split anything."""
+        """This layout restricted to some axes."""
 
         def kept(names: Axes) -> Axes:
             return tuple(axis for axis in names if axis in axes)
 
-        return Layout(
+        return replace(
+            self,
             batch=kept(self.batch),
             tokens=kept(self.tokens),
             dims={dim: left for dim, names in self.dims.items() if (left := kept(names))},
             shards=self.shards if self.shards in axes else None,
             updates=self.updates if self.updates in axes else None,
-            scatters_each=self.scatters_each,
-            cuts_again=self.cuts_again,
+            scatters_each=self.scatters_each and self.updates in axes,
         )
 
     def parts(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
@@ -74,7 +91,7 @@ class Layout:
         return {dim: size_of(axes, sizes) for dim, axes in self.dims.items()}
 
     def shards_of(self, axis: str, config: GPTConfig, sizes: Mapping[str, int]) -> Shards:
-        """The parts of each weight that `shards` or `updates` makes of what `dims` has left.
+        """The part of each weight along an axis, `shards` or `updates`, after `dims` has split the weight.
 
         Raises:
             Infeasible: as `Shards`.

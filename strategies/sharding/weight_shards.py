@@ -24,12 +24,12 @@ from strategies.model.gpt import Weights, weight_dims
 
 @dataclass(frozen=True)
 class Shards:
-    """Each weight in `count` parts, one for each device of an axis, cut along its first dim that divides but layers.
+    """Every weight split into `count` parts along its first dim, other than layers, that `count` divides.
 
     Attributes:
         cut: dims that other axes have cut before, and into how many parts.
-        again: whether these are cut again where no other dim is left, as of the biases: each part into as many. Else
-            such a weight stays whole.
+        again: whether a dim that is split already may be split again if the weight has no other, as a bias. Otherwise
+            the weight is not split.
 
     Raises:
         Infeasible: `count` does not divide the dims of which every weight has one, embed and mlp.
@@ -80,5 +80,5 @@ class Shards:
         return self.cut.get(dim, 1)
 
     def map_weights(self, function: Callable[[Array, Sequence[str]], Array], weights: Weights) -> Weights:
-        """A function of an array and its dims, such as the three above, of all arrays of a model."""
+        """A function of an array and its dims, such as those above, of all arrays of a model."""
         return jax.tree.map(function, weights, weight_dims(self.config))

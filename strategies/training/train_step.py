@@ -8,12 +8,13 @@ the compiler is to partition it (auto.py) it is the same, on all of the weights 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
@@ -26,11 +27,9 @@ from strategies.sharding.layout import Layout, size_of
 from strategies.step import Implementation, Metrics, Optimizer, State, Step, Tokens
 from strategies.training.gradients import accumulated, all_reduce, global_norm
 
-Convert = Callable[[Weights], Weights]
-
 
 def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, how: Implementation) -> Step:
-    """The step of a strategy, lowered and compiled by nothing yet.
+    """The step of a strategy, not yet lowered or compiled.
 
     Raises:
         Infeasible: the batch cannot be cut into the mesh's batch axes and the microbatches, or `logits_bytes` are too
@@ -48,9 +47,10 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, 
     specs = _specs(layout.spec(config, mesh.shape), config)
     update_specs = _specs(layout.update_spec(config, mesh.shape), config)
     optimizer = how.optimizer(adamw(train, update_specs, whole=how.compiler_partitioned))
-    shard_params, unshard_params = _for_the_update(config, mesh, layout)
     replicas = () if how.compiler_partitioned else layout.replicas
     sum_replicas = how.sum_replicas or partial(all_reduce, axes=replicas, dtype=train.reduce_dtype)
+    updates = ShardedUpdate.of(layout, config, mesh, train)
+    apart = (*replicas, layout.updates) if layout.updates else replicas
 
     def init(key: PRNGKeyArray) -> State:
         params = nnx.to_pure_dict(nnx.state(create(key), nnx.Param))
@@ -60,21 +60,25 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, 
         return nnx.merge(graph, params)
 
     def loss_and_grads(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
-        return how.differentiate(build, params, tokens_BS, train.batch_size * config.sequence)
+        loss, grads = how.differentiate(build, params, tokens_BS, train.batch_size * config.sequence)
+        return loss, updates.scatter(grads) if updates and layout.scatters_each else grads
 
     def gradients(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
         differentiate = accumulated(loss_and_grads, 1 if how.schedules_microbatches else train.microbatches)
         # float32 is float32: by default GPUs and TPUs multiply it in fewer bits (TF32, bfloat16 passes).
         with jax.default_matmul_precision("highest" if train.dtype == "float32" else "default"):
-            prepared = how.prepare_params(mark_varying(params, replicas) if replicas else params)
-            shares = how.reduce(*differentiate(prepared, tokens_BS))
-            return sum_replicas(*shares) if replicas else shares
+            prepared = how.prepare_params(mark_varying(params, apart) if apart else params)
+            loss, grads = how.reduce(*differentiate(prepared, tokens_BS))
+            if updates:
+                loss = lax.psum(loss, layout.updates)
+                grads = grads if layout.scatters_each else updates.scatter(grads)
+            return sum_replicas(loss, grads) if replicas else (loss, grads)
 
     def apply(state: State, grads: Weights) -> tuple[State, Metrics]:
-        params = shard_params(state.params)
-        updates, kept, norm = optimizer.update(grads, state.optimizer, params)
-        updated: Any = optax.apply_updates(params, updates)
-        return State(unshard_params(updated), kept), {"grad_norm": norm}
+        params = updates.shard_params(state.params) if updates else state.params
+        changes, kept, norm = optimizer.update(grads, state.optimizer, params)
+        updated: Any = optax.apply_updates(params, changes)
+        return State(updates.unshard_params(updated) if updates else updated, kept), {"grad_norm": norm}
 
     def update(state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
         value, grads = gradients(state.params, tokens_BS)
@@ -108,6 +112,33 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, 
     )
 
 
+class ShardedUpdate(NamedTuple):
+    """What `Layout.updates` asks for: each device applies its part of the gradients (ZeRO stages 1 and 2).
+
+    Attributes:
+        scatter: gradients of each device -> this device's part of their sum.
+        shard_params: weights as the state holds them -> the parts that this device updates.
+        unshard_params: such parts -> weights as the state holds them.
+    """
+
+    scatter: Callable[[Weights], Weights]
+    shard_params: Callable[[Weights], Weights]
+    unshard_params: Callable[[Weights], Weights]
+
+    @classmethod
+    def of(cls, layout: Layout, config: GPTConfig, mesh: Mesh, train: TrainConfig) -> "ShardedUpdate | None":
+        """None where every device updates all that it holds."""
+        if not layout.updates:
+            return None
+        shards = layout.shards_of(layout.updates, config, mesh.shape)
+        each = (
+            partial(shards.scatter, dtype=train.reduce_dtype),
+            shards.local_part,
+            partial(shards.gather, to="invarying"),
+        )
+        return cls(*(partial(shards.map_weights, function) for function in each))
+
+
 def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimizer:
     """AdamW behind clipping, of gradients and moments that are split so; `whole` where the compiler splits them."""
     adamw = optax.adamw(
@@ -138,17 +169,8 @@ def _spread_out(
     return jax.jit(function, out_shardings=out_shardings, donate_argnums=donate_argnums)
 
 
-def _for_the_update(config: GPTConfig, mesh: Mesh, layout: Layout) -> tuple[Convert, Convert]:
-    """Weights as the state holds them -> the parts that this device updates, and back."""
-    if not layout.updates:
-        return (lambda weights: weights), (lambda weights: weights)
-    shards = layout.shards_of(layout.updates, config, mesh.shape)
-    gather = partial(shards.gather, to="invarying")
-    return partial(shards.map_weights, shards.local_part), partial(shards.map_weights, gather)
-
-
 def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:
-    """The layout of each weight in its place."""
+    """The `PartitionSpec` of every weight, in the tree of the model."""
     return jax.tree.map(spec, weight_dims(config), is_leaf=lambda leaf: isinstance(leaf, tuple))
 
 

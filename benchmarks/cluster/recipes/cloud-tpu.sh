@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A slice of Cloud TPUs, a process on each of its hosts: TPU=NAME ZONE=europe-west4-b benchmarks/recipes/cloud-tpu.sh
+# A slice of Cloud TPUs, a process on each of its hosts: TPU=NAME ZONE=europe-west4-b benchmarks/cluster/recipes/cloud-tpu.sh
 # On every host a checkout is expected in ~/meshmark, with `pip install -e '.[tpu]'`. The report is on the first.
 set -euo pipefail
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two machines with eight GPUs each, a process a GPU: sbatch benchmarks/recipes/slurm.sh [other options of pytest benchmarks]
+# Two machines with eight GPUs each, a process a GPU: sbatch benchmarks/cluster/recipes/slurm.sh [other options of pytest benchmarks]
 # Start it in the checkout, on a file system that all of them have, in an environment with `pip install -e '.[gpu]'`.
 #SBATCH --job-name=meshmark
 #SBATCH --nodes=2

@@ -233,10 +233,10 @@ def test_devices_share_the_flops(name, mesh):
     assert sum(cost(name, mesh).flops.values()) == sum(cost("single", "data=1").flops.values())
 
 
-def test_every_strategy_has_its_law_and_is_held_to_it():
-    """What is in the registry is in the table of laws, and among the programs that are compiled here.
+def test_every_strategy_by_hand_has_formulas_and_is_held_to_them():
+    """Every strategy that the compiler does not partition has a layout, and is among the programs compiled here.
 
-    But for what the compiler partitions: there is no law of that, and a refusal to make one up.
+    Of what the compiler partitions nothing is known, and nothing is made up.
     """
     by_hand = {name for name, strategy in STRATEGIES.items() if not strategy.twins}
     assert set(known()) == by_hand == {name for name, *_ in CASES}

@@ -13,8 +13,7 @@ import pytest
 from jax import lax
 
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
-from strategies.pipelining import layer_backward as passes
-from strategies.pipelining import split_backward as put_off
+from strategies.pipelining import layer_backward, split_backward
 from strategies.pipelining.executor import Executor
 from strategies.pipelining.schedules import SCHEDULES
 from strategies.pipelining.stages import layer_slots
@@ -52,10 +51,10 @@ def counted(schedule, chunks=1, always=False):
 
             patch.setattr(owner, name, counting)
 
-        count(passes, "forward", "F")
-        count(passes, "backward", "B")
-        count(put_off.Halves, "first", "B")
-        count(put_off.Halves, "second", "W")
+        count(layer_backward, "forward", "F")
+        count(layer_backward, "backward", "B")
+        count(split_backward.Halves, "first", "B")
+        count(split_backward.Halves, "second", "W")
         count(Executor, "_meet", "ends")
         count(Executor, "_send", "sends")
         if always:

@@ -1,0 +1,52 @@
+"""Layouts: what is derived from them agrees, and what means nothing is refused."""
+
+import math
+
+import jax
+import pytest
+
+from strategies import STRATEGIES, GPTConfig, Layout, Strategy, TrainConfig
+from strategies.costs.predict import known, predict
+from strategies.single import SINGLE
+
+CONFIG = GPTConfig(layers=8, embed=64, heads=8, vocab=256, sequence=64)
+MESHES = [(name, mesh) for name in known() for devices in (1, 2, 8) for mesh in STRATEGIES[name].meshes(devices)]
+
+
+@pytest.mark.parametrize(("name", "mesh"), MESHES, ids=str)
+def test_formulas_split_weights_as_steps_do(name, mesh):
+    """So a device holds as many parameters by formula as a step gives it."""
+    train = TrainConfig(16, microbatches=2 if "pipeline" in mesh.sizes else 1)
+    params = STRATEGIES[name].build(CONFIG, mesh, train).state.params
+    held = [math.prod(weight.sharding.shard_shape(weight.shape)) for weight in jax.tree.leaves(params)]
+    assert predict(name, CONFIG, mesh, train).plan.elements == sum(held)
+
+
+@pytest.mark.parametrize("layout", known().values(), ids=known())
+def test_all_axes_leave_a_layout_as_it_is(layout):
+    """And of none of them nothing is left."""
+    assert layout.along(layout.axes) == layout
+    assert layout.along(()).axes == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"batch": "toy"}, "the axes of batch are the text 'toy'; give a tuple"),
+        ({"dims": {"heads": "toy"}}, "the axes of heads are the text 'toy'; give a tuple"),
+        ({"dims": {"head": ("toy",)}}, "no weight has the dim 'head'; dims are layers, vocab, "),
+        ({"shards": "fsdp", "updates": "data"}, "weights are sharded over fsdp, and so are their updates; "),
+        ({"scatters_each": True}, "scatters_each says when gradients are scattered over updates; give that, too"),
+    ],
+    ids=str,
+)
+def test_what_means_nothing_is_refused(fields, message):
+    """When the layout is stated, with what is wrong."""
+    with pytest.raises(ValueError, match=message):
+        Layout(**fields)
+
+
+def test_a_strategy_has_all_axes_of_its_layout():
+    """Or its mesh could not have them."""
+    with pytest.raises(ValueError, match="the layout of toy splits over fsdp; its axes are toy"):
+        Strategy("toy", ("toy",), SINGLE.build, layout=Layout(batch=("toy", "fsdp")))
