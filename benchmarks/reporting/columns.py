@@ -170,8 +170,8 @@ PROGRAM = (
     Column(
         "compiled.sent_bytes.<kind>.<axis>",
         "bytes",
-        "The same by kind of collective (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `permute`) and mesh "
-        "axis; `several` is over more than one axis at once.",
+        "The same by kind of collective (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `permute`) and "
+        "mesh axis; `several` is over more than one axis at once.",
     ),
     Column("compiled.collectives.<kind>.<where>", "", "How often collectives run, `in_loops` and `outside_loops`."),
     Column(
