@@ -7,9 +7,11 @@ state = step.init(jax.random.key(0))
 state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, sequence + 1]
 """
 
+import importlib
+import os
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, ModuleType
 
 import strategies.importing  # noqa: F401 (it acts while the rest is imported)
 
@@ -46,6 +48,8 @@ __all__ = [
     "register",
 ]
 
+MODULES = "MESHMARK_STRATEGIES"
+"""The environment variable that names modules, separated by commas, which register strategies of their own."""
 KNOWN_AS = {
     "zero3": "fsdp",
     "ddp": "data",
@@ -66,7 +70,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_registered)
 def register(strategy: Strategy) -> Strategy:
     """Add a strategy of your own to `STRATEGIES`, and its mesh axes to those that a mesh may have, as the inner ones.
 
-    Do so before anything of `benchmarks` is imported: a row has columns for each axis.
+    Do so in a module that the environment variable `MESHMARK_STRATEGIES` names: every process imports it in time.
 
     Raises:
         ValueError: the name is taken, or an axis has a name that a mesh or a column cannot have.
@@ -79,3 +83,20 @@ def register(strategy: Strategy) -> Strategy:
     AXES.extend(axis for axis in strategy.axes if axis not in AXES)
     _registered[strategy.name] = strategy
     return strategy
+
+
+def import_others() -> Iterator[ModuleType]:
+    """Import the modules that the environment names, which register strategies of their own.
+
+    Raises:
+        ValueError: one of them cannot be imported.
+    """
+    for name in filter(None, os.environ.get(MODULES, "").split(",")):
+        try:
+            yield importlib.import_module(name)
+        except ImportError as error:
+            problem = f"{MODULES} names {name!r}, which cannot be imported ({error})"
+            raise ValueError(f"{problem}; name modules that are on PYTHONPATH") from error
+
+
+OTHERS = tuple(import_others())

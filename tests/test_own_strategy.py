@@ -50,17 +50,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     for name, source in (("toy", shown("toy.py")), ("shard", shown("shard.py")), ("grouped", GROUPED)):
         (folder / f"{name}.py").write_text(source)
-    plugins = [argument for name in MESHES for argument in ("-p", name)]
     meshes = [f"--mesh={mesh}" for each in MESHES.values() for mesh in each]
     measured = f"--strategy={','.join(MESHES)}", *meshes, f"--benchmark-json={folder / 'run.json'}"
-    ended = python(folder, "pytest", *plugins, "benchmarks", *TINY, *measured)
+    ended = python(folder, "pytest", "benchmarks", *TINY, *measured)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return folder
 
 
 def python(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a module that finds the strategies, too."""
-    env = environment(PYTHONPATH=f"{folder}:{ROOT}")
+    env = environment(PYTHONPATH=f"{folder}:{ROOT}", MESHMARK_STRATEGIES=",".join(MESHES))
     options = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": LIMIT_SECONDS}
     return subprocess.run([sys.executable, "-m", *command], **options)
 
@@ -98,6 +97,14 @@ def test_its_curves_are_drawn(folder: Path) -> None:
     assert list((folder / "figures").glob("*.png"))
 
 
+def test_they_are_compiled_for_devices_that_are_not_there(folder: Path) -> None:
+    """By a command that runs no step: on its page is what goes over an axis of their own."""
+    chosen = "--topology=cpu:16", "--strategy=shard", "--mesh=shard=16", "--batch-size=16"
+    page = python(folder, "benchmarks.compile", *chosen, *TINY[:4])
+    assert page.returncode == 0, page.stdout + page.stderr
+    assert re.search(r"reduce_scatter .* over shard", page.stdout)
+
+
 def test_its_baseline_is_held(folder: Path) -> None:
     """By the exact gate, what goes over its axis included: a byte more there is worse."""
     written = python(folder, "results.baseline", str(folder / "run.json"), "--out", str(folder))
@@ -130,3 +137,13 @@ def test_what_cannot_be_named_so_is_refused(name: str, axis: str, message: str) 
     with pytest.raises(ValueError, match=re.escape(message)):
         strategies.register(strategies.Strategy(name, (axis,), strategies.STRATEGIES["data"].build))
     assert ([*strategies.STRATEGIES], [*AXES]) == before
+
+
+def test_a_module_that_is_not_there_is_named() -> None:
+    """As options are that cannot work: in a line, and nothing is measured."""
+    command = [sys.executable, "-m", "pytest", "benchmarks", "--collect-only"]
+    env = environment(MESHMARK_STRATEGIES="nowhere")
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert ended.returncode == 4
+    assert "MESHMARK_STRATEGIES names 'nowhere', which cannot be imported" in ended.stderr
+    assert "Traceback" not in ended.stderr

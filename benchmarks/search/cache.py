@@ -84,4 +84,6 @@ def sources() -> str:
         for path in sorted(folder.rglob("*.py")):
             name = path.relative_to(folder).as_posix()
             digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for module in strategies.OTHERS:
+        digest.update(Path(module.__file__ or "").read_bytes())
     return digest.hexdigest()[:16]
