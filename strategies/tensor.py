@@ -33,7 +33,7 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
-from strategies.mesh import Devices, MeshSpec
+from strategies.mesh import Devices, MeshSpec, mark_varying
 from strategies.model.gpt import Hooks, Weights, weight_dims
 from strategies.sharding.layout import Layout
 from strategies.step import Implementation, Step, Strategy
@@ -77,7 +77,7 @@ def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
 
 def mark_replicated_varying(weights: Weights, config: GPTConfig) -> Weights:
     """Give each device its own copy of weights that are not cut, so that autodiff sums no gradient in each layer."""
-    return _where_whole(partial(lax.pcast, axis_name="tensor", to="varying"), weights, config)
+    return _where_whole(partial(mark_varying, axes="tensor"), weights, config)
 
 
 def all_reduce(grads: Weights, config: GPTConfig, dtype: str) -> Weights:

@@ -58,7 +58,7 @@ def rule(text: str) -> dict[str, Allowance]:
     {'memory.temp_bytes': '1%', 'memory.total_bytes': '1%'}
     """
     pattern, _, amount = text.rpartition("=")
-    names = fnmatch.filter(COUNTERS, pattern) or [name for name in [pattern] if of_an_axis(name)]
+    names = fnmatch.filter(COUNTERS, pattern) or ([pattern] if of_an_axis(pattern) else [])
     if not names:
         nearest = ", ".join(difflib.get_close_matches(pattern, COUNTERS, n=5, cutoff=0))
         raise argparse.ArgumentTypeError(f"{text!r} names no exact metric; METRIC=AMOUNT can be of {nearest}, ...")

@@ -18,7 +18,7 @@ from strategies.model.loss import tokens_at_once
 from strategies.pipelining.schedules import Costs, Schedule
 from strategies.pipelining.stages import layer_slots
 from strategies.pipelining.timetable import Ticks
-from strategies.sharding.layout import Axes, Layout
+from strategies.sharding.layout import Axes, Layout, size_of
 
 Dims = tuple[str, ...]
 
@@ -117,7 +117,7 @@ class Plan:
 
     def size(self, *axes: str) -> int:
         """Devices along some axes; one that the mesh leaves out has size one."""
-        return math.prod(self._sizes.get(axis, 1) for axis in axes)
+        return size_of(axes, self._sizes)
 
     def over(self, axes: Iterable[str]) -> Axes:
         """Those of the axes along which there is more than one device, in the mesh's order."""
