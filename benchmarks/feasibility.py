@@ -40,6 +40,7 @@ from benchmarks.search.bounds import foremost, ranked
 from benchmarks.search.candidates import Space
 from benchmarks.search.findings import Finding, compiled_table, left_out, shown, table
 from strategies.config import Dtype, Remat
+from strategies.model.gpt import param_count
 
 COMPILED = 8
 BUDGET_SECONDS = 600.0
@@ -166,7 +167,7 @@ def document(space: Space, findings: Sequence[Finding], chip_name: str) -> dict[
         "devices": device_count(space.topology),
         "capacity_bytes": findings[0].chip.memory_bytes,
         "preset": space.preset,
-        "param_count": space.config.param_count,
+        "param_count": param_count(space.config),
         "global_batch_sequences": space.batch_size,
         "sequence_tokens": space.config.sequence,
         "dtype": space.dtype,

@@ -19,6 +19,7 @@ from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.row import Row, Scalar
 from benchmarks.timing.attribution import Attribution
 from benchmarks.timing.turns import Interval, Turns
+from strategies.model.gpt import param_count
 
 SCHEMA_VERSION = 4
 
@@ -136,7 +137,7 @@ class Record:
             "virtual_devices": self.virtual_devices,
             "topology": str(case.topology) if case.topology else None,
             "preset": case.preset,
-            "param_count": case.config.param_count,
+            "param_count": param_count(case.config),
             "global_batch_sequences": case.batch_size,
             "sequence_tokens": case.config.sequence,
             "microbatches": case.microbatches,

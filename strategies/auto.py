@@ -3,7 +3,7 @@
 The step is that of one device, in `jax.jit` and no `jax.shard_map`: it sees whole arrays, and XLA makes of it what each
 device does. It is told which mesh axes split which dims:
 
-    heads, mlp, vocab   of weights, and what is made with them: tensor
+    head_features, mlp, vocab  of weights, and what is made with them: tensor
     the first dim besides that fsdp divides, but layers: of weights as they are stored, not as they are used
     batch               data, fsdp
     tokens              of the residual stream, between the matmuls: tensor; with `sequence_parallel=False` nothing
@@ -44,15 +44,16 @@ from jaxtyping import Array
 from strategies import data, fsdp, tensor
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec
-from strategies.model.attention import causal_attention, project
-from strategies.model.gpt import GATHERED, Hooks
+from strategies.model.attention_kernels import causal_attention, project
+from strategies.model.hooks import Hooks
+from strategies.model.remat import GATHERED
 from strategies.sharding.layout import Layout, Spec, size_of
 from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
 
 BATCH = (*data.AXES, *fsdp.AXES)
 AXES = (*BATCH, *tensor.AXES)
-LAYOUT = Layout(batch=BATCH, dims=tensor.LAYOUT.dims, shards="fsdp", cuts_again=False)
+LAYOUT = Layout(batch=BATCH, dims=tensor.LAYOUT.dims, shards=fsdp.AXES, cuts_again=False)
 
 
 def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
@@ -98,12 +99,12 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """See `Strategy`. An axis that the mesh leaves out has size one."""
+    """Build the step. An axis that the mesh leaves out has size one."""
     device_mesh, layout = mesh.over(AXES, devices), LAYOUT.along(mesh.split_axes(AXES))
     tensor.require_fit(config, train, device_mesh.shape["tensor"])
-    used = replace(layout, shards=None).spec(config, mesh.sizes)
-    how = Implementation(hooks=hooks(device_mesh, used, train.sequence_parallel), compiler_partitioned=True)
-    return assemble(config, device_mesh, train, layout, how)
+    used = replace(layout, shards=()).spec(config, mesh.sizes)
+    implementation = Implementation(hooks=hooks(device_mesh, used, train.sequence_parallel), compiler_partitioned=True)
+    return assemble(config, device_mesh, train, layout, implementation)
 
 
 TWINS = {("data",): "data", ("fsdp",): "fsdp", ("tensor",): "tensor", ("fsdp", "tensor"): "three_d"}

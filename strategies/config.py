@@ -79,7 +79,7 @@ class GPTConfig:
             "sequence": self.sequence,
             "embed": self.embed,
             "qkv": 3,
-            "heads": self.embed,
+            "head_features": self.embed,
             "mlp": self.mlp_dim,
         }
 
@@ -94,24 +94,6 @@ class GPTConfig:
         rows = math.ceil(self.vocab / self.vocab_multiple) * self.vocab_multiple
         each = math.lcm(self.vocab_multiple, shards)
         return rows if rows % shards == 0 else math.ceil(self.vocab / each) * each
-
-    @property
-    def param_count(self) -> int:
-        """Parameters of the model, without padding: embeddings, blocks, last norm, and the head where it is untied."""
-        embed, mlp = self.embed, self.mlp_dim
-        block = 4 * embed**2 + 2 * embed * mlp + 9 * embed + mlp
-        tables = self.vocab * (1 if self.tied else 2) + self.sequence
-        return tables * embed + self.layers * block + 2 * embed
-
-    @property
-    def flops_per_token(self) -> int:
-        """Floating-point operations to train on one token, nothing recomputed and causality not halved.
-
-        6 for each weight of a matmul, and 12 layers x embed x sequence for attention
-        (Chowdhery et al. 2022, "PaLM", appendix B); looking an embedding up is free.
-        """
-        matmul_weights = self.layers * (4 * self.embed**2 + 2 * self.embed * self.mlp_dim) + self.embed * self.vocab
-        return 6 * matmul_weights + 12 * self.layers * self.embed * self.sequence
 
 
 @dataclass(frozen=True)

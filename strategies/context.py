@@ -30,8 +30,9 @@ from jaxtyping import Array, Float
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
 from strategies.mesh import Devices, MeshSpec
-from strategies.model.attention import KEPT, causal_attention
-from strategies.model.gpt import ONE_DEVICE, Hooks
+from strategies.model.attention_kernels import causal_attention
+from strategies.model.hooks import ONE_DEVICE, Hooks
+from strategies.model.remat import KEPT
 from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.sharding.layout import Layout
 from strategies.step import Implementation, Step, Strategy
@@ -58,8 +59,8 @@ def ulysses_attention(qkv_BTCA: Float[Array, "B t 3 A"], head_dim: int, kind: st
     return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
 
 
-def attention(train: TrainConfig, stages: int) -> TrainConfig:
-    """The same with a way to attend, where a pipeline has so many stages.
+def resolve_context_attention(train: TrainConfig, stages: int) -> TrainConfig:
+    """Resolve `context_attention="auto"`: a ring, or Ulysses where there are pipeline stages.
 
     Raises:
         Infeasible: a ring in more than one: XLA's permutations wait for all devices of the mesh, and stages work on
@@ -102,7 +103,7 @@ def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int =
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """See `Strategy`."""
+    """Build the step. Arguments and errors are those of `Strategy.build`."""
     device_mesh = mesh.over(AXES, devices)
     require_fit(config, train, mesh.size)
     return assemble(config, device_mesh, train, LAYOUT, Implementation(hooks=hooks(train, mesh.size)))

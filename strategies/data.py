@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec
-from strategies.model.gpt import Weights
+from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout
 from strategies.step import Implementation, Step, Strategy
 from strategies.training.compression import compressed
@@ -80,15 +80,17 @@ def stack(loss: Array, grads: Weights) -> tuple[Array, Weights]:
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """See `Strategy`."""
-    how = Implementation()
+    """Build the step. Arguments and errors are those of `Strategy.build`."""
+    implementation = Implementation()
     if train.compression != "none":
         optimizer = partial(compressed, train=train, devices=mesh.size)
-        how = Implementation(sum_replicas=stack, optimizer=optimizer, inexact=f"compression={train.compression}")
+        implementation = Implementation(
+            sum_replicas=stack, optimizer=optimizer, inexact=f"compression={train.compression}"
+        )
     elif train.bucket_bytes:
         buckets_of = {"bucket_bytes": train.bucket_bytes, "dtype": train.reduce_dtype}
-        how = Implementation(sum_replicas=partial(all_reduce_buckets, **buckets_of))
-    return assemble(config, mesh.over(AXES, devices), train, LAYOUT, how)
+        implementation = Implementation(sum_replicas=partial(all_reduce_buckets, **buckets_of))
+    return assemble(config, mesh.over(AXES, devices), train, LAYOUT, implementation)
 
 
 OPTIONS = "bucket_bytes", "compression", "compression_warmup", "reduce_dtype"

@@ -35,14 +35,16 @@ from jaxtyping import Array
 
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec, are_virtual
-from strategies.model.gpt import GATHERED, ONE_DEVICE, Hooks, Weights, used_dtype
-from strategies.sharding.layout import Layout
+from strategies.model.hooks import ONE_DEVICE, Hooks
+from strategies.model.remat import GATHERED
+from strategies.model.weights import Weights, used_dtype
+from strategies.sharding.layout import Axes, Layout
 from strategies.sharding.weight_shards import Shards
 from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
 
 AXES = ("fsdp",)
-LAYOUT = Layout(batch=AXES, shards="fsdp")
+LAYOUT = Layout(batch=AXES, shards=AXES)
 
 
 def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementation:
@@ -61,13 +63,13 @@ def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementa
         return shards.map_weights(gather_cast, parts)
 
     def scatter_all(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        return lax.psum(loss, shards.axis), shards.map_weights(scatter, grads)
+        return lax.psum(loss, shards.axes), shards.map_weights(scatter, grads)
 
     if train.gather == "step":
         return Implementation(prepare_params=gather_all, reduce=scatter_all)
     return Implementation(
         hooks=Hooks(gather=gather, head=head_first if are_virtual(mesh.devices.ravel()) else ONE_DEVICE.head),
-        reduce=lambda loss, grads: (lax.psum(loss, shards.axis), grads),
+        reduce=lambda loss, grads: (lax.psum(loss, shards.axes), grads),
     )
 
 
@@ -109,10 +111,17 @@ head_first.defvjp(lambda x_BTD, weights: ((x_BTD, weights), None), _head_first_b
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """See `Strategy`."""
-    device_mesh = mesh.over(AXES, devices)
-    shards = LAYOUT.shards_of("fsdp", config, mesh.sizes)
-    return assemble(config, device_mesh, train, LAYOUT, implementation(shards, train, device_mesh))
+    """Build the step. Arguments and errors are those of `Strategy.build`."""
+    return build_over(AXES, LAYOUT, config, mesh, train, devices)
+
+
+def build_over(
+    axes: Axes, layout: Layout, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None
+) -> Step:
+    """Build a step with sharded weights over a mesh with these axes; one that the mesh leaves out has size one."""
+    device_mesh = mesh.over(axes, devices)
+    shards = layout.shards_of(layout.shards, config, mesh.sizes)
+    return assemble(config, device_mesh, train, layout, implementation(shards, train, device_mesh))
 
 
 OPTIONS = "gather", "regather", "reduce_dtype"

@@ -15,17 +15,14 @@ from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec
 from strategies.sharding.layout import Layout
 from strategies.step import Step, Strategy
-from strategies.training.train_step import assemble
 
 AXES = (*data.AXES, *fsdp.AXES)
-LAYOUT = Layout(batch=AXES, shards="fsdp")
+LAYOUT = Layout(batch=AXES, shards=fsdp.AXES)
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """See `Strategy`. An axis that the mesh leaves out has size one."""
-    device_mesh = mesh.over(AXES, devices)
-    shards = LAYOUT.shards_of("fsdp", config, mesh.sizes)
-    return assemble(config, device_mesh, train, LAYOUT, fsdp.implementation(shards, train, device_mesh))
+    """Build the step. An axis that the mesh leaves out has size one."""
+    return fsdp.build_over(AXES, LAYOUT, config, mesh, train, devices)
 
 
 HSDP = Strategy("hsdp", AXES, build, fsdp.OPTIONS, LAYOUT)

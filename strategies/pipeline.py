@@ -30,7 +30,8 @@ from jaxtyping import Array
 from strategies import tensor
 from strategies.config import GPTConfig, PipelineSchedule, TrainConfig
 from strategies.mesh import Devices, MeshSpec, mark_varying
-from strategies.model.gpt import GPT, Weights
+from strategies.model.gpt import GPT
+from strategies.model.weights import Weights
 from strategies.pipelining.executor import Executor, Parts
 from strategies.pipelining.layer_backward import Leaves
 from strategies.pipelining.schedules import SCHEDULES, Schedule
@@ -64,7 +65,7 @@ def scheduled(schedule: Schedule, slots: tuple[int, ...], train: TrainConfig) ->
         parts = Parts(
             embed=lambda ends, tokens_bS: model(ends).embed(tokens_bS[:, :-1]),
             run=lambda layer, x_bTD: model(ends, layer).run(x_bTD),
-            lose=lambda ends, y_bTD, tokens_bS: model(ends).losses(y_bTD, tokens_bS[:, 1:]).sum() / token_count,
+            loss=lambda ends, y_bTD, tokens_bS: model(ends).losses(y_bTD, tokens_bS[:, 1:]).sum() / token_count,
         )
         tokens_MbS = tokens_BS.reshape(schedule.microbatches, -1, tokens_BS.shape[-1])
         used_L = None if used_SL.all() else jnp.asarray(used_SL)[lax.axis_index("pipeline")]
@@ -107,7 +108,7 @@ def order(
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """See `Strategy`."""
+    """Build the step. Arguments and errors are those of `Strategy.build`."""
     device_mesh = mesh.over(AXES, devices)
     layout = LAYOUT.along(mesh.split_axes(AXES))
     return assemble(config, device_mesh, train, layout, implementation(config, train, mesh.size))

@@ -11,7 +11,7 @@ LAYOUT = Layout()
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """See `Strategy`. The mesh is data=1."""
+    """Build the step. The mesh is data=1."""
     if str(mesh) != "data=1":
         raise Infeasible(f"single runs on one device; its mesh is data=1, not {mesh}")
     return assemble(config, mesh.over(AXES, devices), train, LAYOUT, Implementation())

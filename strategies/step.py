@@ -7,7 +7,7 @@ them.
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,7 +18,9 @@ from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import MeshSpec, factorisations
-from strategies.model.gpt import GPT, ONE_DEVICE, Hooks, Weights
+from strategies.model.gpt import GPT
+from strategies.model.hooks import ONE_DEVICE, Hooks
+from strategies.model.weights import Weights
 from strategies.pace import keep_pace
 from strategies.sharding.layout import Layout
 
@@ -192,6 +194,8 @@ class Strategy:
         layout: which axes split what; from it costs/ says what a step sends and holds, unless it has `twins`.
         microbatches: the default number of microbatches, without pipeline stages.
         usual_axes: axes of the meshes that are measured when none is asked for; None for all.
+        traffic: what its own hooks send, besides what follows from the layout: functions as those of `TERMS` in
+            costs/traffic.py.
         twins: of a strategy that the compiler partitions, the axes that it offers together, and the strategy that does
             by hand what it does on these.
     """
@@ -204,6 +208,7 @@ class Strategy:
     most_devices: float = math.inf
     microbatches: int = 1
     usual_axes: tuple[str, ...] | None = None
+    traffic: tuple[Callable[..., Iterator[Any]], ...] = ()
     twins: Mapping[tuple[str, ...], str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

@@ -34,13 +34,15 @@ from jaxtyping import Array
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
 from strategies.mesh import Devices, MeshSpec, mark_varying
-from strategies.model.gpt import Hooks, Weights, weight_dims
+from strategies.model.gpt import weight_dims
+from strategies.model.hooks import Hooks
+from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout
 from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
 
 AXES = ("tensor",)
-LAYOUT = Layout(dims={"heads": AXES, "mlp": AXES, "vocab": AXES})
+LAYOUT = Layout(dims={"head_features": AXES, "mlp": AXES, "vocab": AXES})
 
 
 def vocab_hooks(axes: Sequence[str]) -> Hooks:
@@ -105,18 +107,18 @@ def require_fit(config: GPTConfig, train: TrainConfig, size: int, contexts: int 
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """See `Strategy`."""
+    """Build the step. Arguments and errors are those of `Strategy.build`."""
     device_mesh = mesh.over(AXES, devices)
     require_fit(config, train, mesh.size)
 
     def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
         return loss, all_reduce(grads, config, train.reduce_dtype)
 
-    how = Implementation(hooks=hooks(AXES, train.sequence_parallel))
+    implementation = Implementation(hooks=hooks(AXES, train.sequence_parallel))
     if train.sequence_parallel:
         prepare_params = partial(mark_replicated_varying, config=config)
-        how = dataclasses.replace(how, prepare_params=prepare_params, reduce=reduce)
-    return assemble(config, device_mesh, train, LAYOUT, how)
+        implementation = dataclasses.replace(implementation, prepare_params=prepare_params, reduce=reduce)
+    return assemble(config, device_mesh, train, LAYOUT, implementation)
 
 
 OPTIONS = ("sequence_parallel", "reduce_dtype")

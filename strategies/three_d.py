@@ -40,7 +40,8 @@ from jaxtyping import Array
 from strategies import context, data, fsdp, pipeline, tensor
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import Devices, MeshSpec
-from strategies.model.gpt import ONE_DEVICE, Hooks, Weights
+from strategies.model.hooks import ONE_DEVICE, Hooks
+from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout
 from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
@@ -49,16 +50,21 @@ AXES = (*data.AXES, *fsdp.AXES, *pipeline.AXES, *context.AXES, *tensor.AXES)
 LAYOUT = Layout(
     batch=(*data.AXES, *fsdp.AXES),
     tokens=context.AXES,
-    dims={"layers": pipeline.AXES, "heads": tensor.AXES, "mlp": tensor.AXES, "vocab": (*pipeline.AXES, *tensor.AXES)},
-    shards="fsdp",
+    dims={
+        "layers": pipeline.AXES,
+        "head_features": tensor.AXES,
+        "mlp": tensor.AXES,
+        "vocab": (*pipeline.AXES, *tensor.AXES),
+    },
+    shards=fsdp.AXES,
 )
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """See `Strategy`. An axis that the mesh leaves out has size one."""
+    """Build the step. An axis that the mesh leaves out has size one."""
     device_mesh, layout = mesh.over(AXES, devices), LAYOUT.along(mesh.split_axes(AXES))
     stages, contexts, tensors = (mesh.sizes.get(axis, 1) for axis in ("pipeline", "context", "tensor"))
-    attending = context.attention(train, stages) if contexts > 1 else train
+    attending = context.resolve_context_attention(train, stages) if contexts > 1 else train
     tensor.require_fit(config, train, tensors, contexts)
     context.require_fit(config, attending, contexts, tensors)
     group = Implementation()
@@ -76,18 +82,18 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         return loss, tensor.all_reduce(grads, config, train.reduce_dtype) if sequence_parallel else grads
 
     own = replace(_hooks(layout, sequence_parallel), gather=group.hooks.gather, head=group.hooks.head)
-    how = replace(
+    implementation = replace(
         pipeline.implementation(config, train, stages),
         hooks=context.hooks(attending, contexts, own),
         prepare_params=prepare_params,
         reduce=reduce,
     )
-    return assemble(config, device_mesh, train, layout, how)
+    return assemble(config, device_mesh, train, layout, implementation)
 
 
 def _hooks(layout: Layout, sequence_parallel: bool) -> Hooks:
     """What completes layers, embedding and loss that are cut like this."""
-    if "heads" in layout.dims:
+    if "head_features" in layout.dims:
         return tensor.hooks(layout.dims["vocab"], sequence_parallel)
     return tensor.vocab_hooks(layout.dims["vocab"]) if "vocab" in layout.dims else ONE_DEVICE
 

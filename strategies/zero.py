@@ -23,14 +23,14 @@ from strategies.training.train_step import assemble
 
 AXES = data.AXES
 LAYOUTS = {
-    1: Layout(batch=AXES, updates="data"),
-    2: Layout(batch=AXES, updates="data", scatters_each=True),
+    1: Layout(batch=AXES, updates=AXES),
+    2: Layout(batch=AXES, updates=AXES, scatters_each=True),
 }
 """Stages of ZeRO."""
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None, *, stage: int) -> Step:
-    """See `Strategy`. All that ZeRO does follows from its layout (training/train_step.py)."""
+    """Build the step of a stage of ZeRO. It follows from the layout alone (training/train_step.py)."""
     return assemble(config, mesh.over(AXES, devices), train, LAYOUTS[stage], Implementation())
 
 

@@ -182,7 +182,7 @@ class _Ledger:
     def added_up(self) -> Iterator[Rewrite]:
         """Gradients of a tied table, which are stated for each of its two uses."""
         for table in (weight for weight in self.plan.weights if is_tied(self.plan, weight)):
-            axes, number = self.plan.over([self.plan.layout.shards or ""]), BYTES[self.plan.train.reduce_dtype]
+            axes, number = self.plan.over(self.plan.layout.shards), BYTES[self.plan.train.reduce_dtype]
             once = number * table.elements * self.plan.shards * self.plan.train.microbatches
             if axes and abs(self.left["reduce_scatter", axes] + once) < once / 10:  # vectors may have gone elsewhere
                 self.left["reduce_scatter", axes] += once

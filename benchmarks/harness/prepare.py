@@ -24,6 +24,7 @@ from benchmarks.record import Record
 from benchmarks.timing.equality import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.timing.measure import Training, bytes_accessed, compile_step
 from strategies import Step
+from strategies.model.gpt import flops_per_token
 
 SEED = 0
 READ_ONLY = {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_autotune_level": 0}}
@@ -54,7 +55,7 @@ class Preparation:
     def stages(self, entry: Entry, *, compile_only: bool) -> Generator[dict[str, Any]]:
         """What is learnt about a case, stage by stage."""
         step = entry.step = entry.case.build()
-        yield {"model_flops_per_step": step.config.flops_per_token * step.tokens_per_step}
+        yield {"model_flops_per_step": flops_per_token(step.config) * step.tokens_per_step}
         topology = entry.case.topology
         read_only = READ_ONLY.get(entry.case.devices[0].platform, {}) if compile_only else {}
         try:

@@ -15,10 +15,10 @@ from benchmarks.devices.topology import Topology
 from benchmarks.explain.estimate import Estimate
 from benchmarks.explain.roofline import Roofline, bytes_per_second
 from strategies import Infeasible, MeshSpec
-from strategies.costs.memory import layer_bytes
 from strategies.costs.plan import BYTES, Plan
 from strategies.costs.predict import Cost, predict
 from strategies.costs.traffic import is_tied
+from strategies.model.gpt import Block
 from strategies.sharding.layout import Axes
 
 
@@ -106,7 +106,7 @@ def moved_bytes(plan: Plan) -> int:
     used = [each for each in plan.weights if is_tied(plan, each) or not each.name.startswith("embedding.")]
     passes = 3 if train.remat == "full" else 2
     weights = passes * number * sum(each.elements for each in used) * plan.shards
-    kept = 2 * layer_bytes(plan) * plan.layers
+    kept = 2 * Block.kept_bytes(plan.share) * plan.layers
     state = 2 * 3 * 4 * plan.elements // plan.updates
     return train.microbatches * (weights + 2 * 4 * plan.elements + kept) + state
 

@@ -1,17 +1,13 @@
-"""What a device holds: the arguments of a step exactly, and what its temporaries are made of.
+"""Bytes that one device holds: the arguments of a step exactly, and an estimate of its temporaries.
 
-The activations are those that gpt.py keeps of a layer for its backward pass, in the way of Korthikanti et al. 2022,
-"Reducing Activation Recomputation in Large Transformer Models", equations 1 to 6: without dropout, attention scores are
-never kept, the statistics of norms and softmax are, and so is what a norm computes in float32.
+What a layer keeps for its backward pass, each part of the model states beside its code (model/).
 """
 
 from collections.abc import Mapping
-from functools import cache
-
-import jax
-from jax import lax
 
 from strategies.costs.plan import BYTES, Plan
+from strategies.model.gpt import Block
+from strategies.model.head import Head
 from strategies.training.compression import padded
 
 
@@ -31,42 +27,6 @@ def arguments(plan: Plan) -> Mapping[str, int]:
         "errors": 4 * short,
         "batch": 4 * sequences * (plan.config.sequence + 1),
     }
-
-
-def layer_bytes(plan: Plan) -> int:
-    """Kept of one layer and one microbatch for the backward pass, by policy.
-
-    For n tokens, s of them in the residual stream of this device, on t devices of the tensor axis, c bytes a number:
-
-    full: x, c s D
-    dots: besides, the sum after attention c s D, means and deviations of the norms 16 s, queries, keys, values and what
-        attention mixes of them 4 c n D/t (once more if it comes from other devices, c n D), the sums of exponentials
-        4 n H/t, and what goes into GELU c n F/t
-    none: besides, what either norm makes before and behind its scale 16 s D (but what a matmul takes, c s D, where that
-        is the next to come), the scales 8 D, and more arrays of the size of what goes into GELU: three, and those of
-        its tanh. What goes into GELU and x after attention are sums with a bias, and kept in float32, in which biases
-        are added
-    """
-    config, train, tensors = plan.config, plan.train, plan.tensors
-    number, own = BYTES[train.dtype], plan.own_residual // train.microbatches
-    tokens, hidden = (plan.tokens * width // train.microbatches // tensors for width in (1, config.mlp_dim))
-    kept = number * own
-    if train.remat != "full":
-        statistics = 4 * 4 * own // config.embed + 4 * tokens * config.heads
-        kept += number * (own + (5 if plan.ulysses else 4) * tokens * config.embed + hidden) + statistics
-    if train.remat == "none":
-        # Behind a cast comes what a tensor axis makes of it: that is kept, and not what was cast.
-        taken = number if plan.over(plan.axes_of("heads")) and not plan.sequence_parallel else 4
-        kept += 2 * (4 + taken) * own + 2 * 4 * config.embed + (4 - number) * (own + hidden)
-        kept += (3 + tanh_arrays()) * number * hidden
-    return kept
-
-
-@cache
-def tanh_arrays() -> int:
-    """Arrays that autodiff keeps of a tanh y: with JAX 0.10, y and 1 - y; with JAX 0.12, 1 - y^2 alone."""
-    shape = jax.ShapeDtypeStruct((1,), "float32")
-    return len(jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(lax.tanh, x)[1], shape)))
 
 
 def temporaries(plan: Plan) -> Mapping[str, int]:
@@ -89,54 +49,37 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     return {
         "weights": shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights) if stays else 0,
         "gradients": 4 * gradients,
-        "activations": plan.ticks.depths.kept * plan.layers * layer_bytes(plan) // plan.schedule.chunks,
+        "activations": plan.ticks.depths.kept * plan.layers * Block.kept_bytes(plan.share) // plan.schedule.chunks,
         "stages": stage_bytes(plan) if plan.staged else 0,
         "working": max(layer_work_bytes(plan), head_work_bytes(plan)),
     }
 
 
 def stage_bytes(plan: Plan) -> int:
-    """What a pipeline holds besides: what waits on a stage, but for what layers keep.
+    """Bytes of what waits on a pipeline stage, besides what layers keep.
 
-    Inputs and gradients that have arrived, with a slot that nobody reads, and what is sent; what backward passes put
-    off (zb-h1: of a layer 7 n D + n F, of which a tensor axis splits 3 n D + n F; with `remat="full"` 12 n D + 3 n F,
-    and 4 n D + 3 n F).
+    Inputs and gradients that have arrived, with one slot for what is sent and one that nobody reads; and with zb-h1
+    what the second half of backward passes needs.
     """
-    config, train, depths = plan.config, plan.train, plan.ticks.depths
-    number, tokens = BYTES[train.dtype], plan.tokens // train.microbatches
-    arrived = (depths.arrived + 2) * number * plan.own_residual // train.microbatches
-    whole, split, hidden = (8, 4, 3) if train.remat == "full" else (4, 3, 1)
-    width = whole * config.embed + (split * config.embed + hidden * config.mlp_dim) // plan.tensors
-    return arrived + depths.put_off * plan.layers * number * tokens * width
+    train, depths = plan.train, plan.ticks.depths
+    arrived = (depths.arrived + 2) * plan.own_residual // train.microbatches
+    deferred = depths.deferred * plan.layers * Block.deferred_elements(plan.share)
+    return plan.share.itemsize * (arrived + deferred)
 
 
 def layer_work_bytes(plan: Plan) -> int:
-    """To go back through one layer, in float32: its weights, whole, and arrays of n tokens.
-
-    Ten of n D: what norms make, before and behind their scales, queries twice, keys, values, what attention mixed, and
-    the gradient. A tensor axis splits six of them, or four without sequence parallelism. Three of n F/t around GELU,
-    and n T H/t of scores. With `remat="full"` also what goes into GELU, and the sum after attention.
-    """
-    config, tensors, tokens = plan.config, plan.tensors, plan.tokens // plan.train.microbatches
-    # A loop of one layer is none, and takes no layer's weights out of all.
+    """Bytes to run the backward pass of one layer, in float32: its weights in full, and its working arrays."""
+    # A loop over one layer is no loop, and copies no layer's weights out of the stack.
     weights = block_elements(plan) * plan.shards // plan.layers if plan.layers > 1 else 0
-    again = 1 if plan.train.remat == "full" else 0
-    split = 6 if plan.sequence_parallel else 4
-    parts = (split + again) * config.embed + (3 + again) * config.mlp_dim + config.sequence * config.heads
-    return 4 * (weights + tokens * ((10 - split) * config.embed + parts // tensors))
+    return 4 * (weights + Block.working_elements(plan.share))
 
 
 def head_work_bytes(plan: Plan) -> int:
-    """To go back through the head, in float32.
-
-    Of the tokens whose logits there are at once these, their exponentials and gradients, V/v each on v devices that
-    split the vocabulary; three of n D; and a table that is gathered, with its gradients.
-    """
+    """Bytes to run the backward pass of the head, in float32: its working arrays; a gathered table and its gradient."""
     tokens, rows = plan.tokens // plan.train.microbatches, plan.rows // plan.size(*plan.vocab_axes)
-    logits = 3 * plan.logits_tokens * rows
     gathered = plan.shards > 1 and plan.train.gather == "layer"
     table = 2 * plan.rows * plan.config.embed if gathered else 0
-    return 4 * (logits + 3 * tokens * plan.config.embed + table)
+    return 4 * (table + Head.working_elements(plan.config, tokens, plan.logits_tokens, rows))
 
 
 def block_elements(plan: Plan) -> int:

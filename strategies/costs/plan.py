@@ -13,8 +13,10 @@ import jax
 from strategies import context, pipeline, tensor, three_d
 from strategies.config import Dtype, GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
 from strategies.mesh import MeshSpec
-from strategies.model.gpt import used_dtype, weight_dims
+from strategies.model.gpt import named_weights
 from strategies.model.loss import tokens_at_once
+from strategies.model.part import Share
+from strategies.model.weights import Backward, used_dtype
 from strategies.pipelining.schedules import Costs, Schedule
 from strategies.pipelining.stages import layer_slots
 from strategies.pipelining.timetable import Ticks
@@ -27,10 +29,19 @@ BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 @dataclass(frozen=True)
 class Weight:
-    """An array of weights: its name in the model, its dims, and how many elements one device holds."""
+    """An array of weights.
+
+    Attributes:
+        name: in the model, such as "blocks.mlp.up_DF".
+        dims: their names.
+        backward: whether the backward pass needs it.
+        axes: mesh axes that split it.
+        elements: that one device holds.
+    """
 
     name: str
     dims: Dims
+    backward: Backward
     axes: Axes
     elements: int
 
@@ -38,14 +49,6 @@ class Weight:
     def of_blocks(self) -> bool:
         """Whether it is stacked over layers."""
         return self.dims[0] == "layers"
-
-
-@cache
-def named_dims(tied: bool) -> Mapping[str, Dims]:
-    """The dims of every weight of a model, whatever its sizes, by the weight's name there."""
-    tree = weight_dims(GPTConfig(layers=1, embed=1, heads=1, tied=tied))
-    paths, _ = jax.tree.flatten_with_path(tree, is_leaf=lambda leaf: isinstance(leaf, tuple))
-    return {".".join(key.key for key in path): dims for path, dims in paths}
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,8 @@ class Plan:
         layout = self.layout
         if strange := self.over(set(self.mesh.sizes) - layout.axes):
             raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")
-        for axis in (layout.shards, layout.updates):
-            if axis:
-                layout.shards_of(axis, self.config, self.mesh.sizes)
+        for axes in filter(None, (layout.shards, layout.updates)):
+            layout.shards_of(axes, self.config, self.mesh.sizes)
         contexts = self.size(*layout.tokens)
         tensor.require_fit(self.config, self.train, self.tensors, contexts)
         context.require_fit(self.config, self.attending, contexts, self.tensors)
@@ -130,7 +132,7 @@ class Plan:
     @property
     def tensors(self) -> int:
         """Devices that split the heads of a layer; 1 where none do."""
-        return self.size(*self.axes_of("heads"))
+        return self.size(*self.axes_of("head_features"))
 
     @property
     def stages(self) -> int:
@@ -140,12 +142,12 @@ class Plan:
     @property
     def shards(self) -> int:
         """Devices along `Layout.shards`; 1 without it."""
-        return self.size(self.layout.shards or "")
+        return self.size(*self.layout.shards)
 
     @property
     def updates(self) -> int:
         """Devices along `Layout.updates`; 1 without it."""
-        return self.size(self.layout.updates or "")
+        return self.size(*self.layout.updates)
 
     @property
     def sequence_parallel(self) -> bool:
@@ -156,7 +158,7 @@ class Plan:
     def attending(self) -> TrainConfig:
         """With the way in which tokens on different devices attend to each other."""
         split = self.size(*self.layout.tokens) > 1
-        return context.attention(self.train, self.stages) if split else self.train
+        return context.resolve_context_attention(self.train, self.stages) if split else self.train
 
     @property
     def ulysses(self) -> bool:
@@ -216,6 +218,11 @@ class Plan:
         """On which one device works, in a step."""
         return self.train.batch_size * self.config.sequence // self.size(*self.layout.batch, *self.layout.tokens)
 
+    @cached_property
+    def share(self) -> Share:
+        """What one device computes of a layer, for one microbatch."""
+        return Share(self.config, self.train, self.tokens // self.train.microbatches, self.tensors, self.ulysses)
+
     @property
     def residual(self) -> int:
         """Elements of the residual stream x[B,T,D] of these tokens."""
@@ -243,8 +250,8 @@ class Plan:
         sizes = dict(self.config.dim_sizes, vocab=self.rows, layers=self.layer_slots)
         spec = self.layout.spec(self.config, self.mesh.sizes)
         return tuple(
-            Weight(name, dims, axes, math.prod(sizes[dim] for dim in dims) // self.size(*axes))
-            for name, dims in named_dims(self.config.tied).items()
+            Weight(name, dims, backward, axes, math.prod(sizes[dim] for dim in dims) // self.size(*axes))
+            for name, (dims, backward) in named_weights(self.config.tied).items()
             for axes in [tuple(jax.tree.leaves(tuple(spec(dims))))]
         )
 

@@ -16,6 +16,9 @@ from strategies.costs import memory
 from strategies.costs.plan import Plan
 from strategies.costs.traffic import TERMS, Traffic
 from strategies.mesh import MeshSpec
+from strategies.model.attention import Attention
+from strategies.model.gpt import Block, flops_per_token
+from strategies.model.head import Head
 from strategies.pipelining.schedules import Costs
 from strategies.sharding.layout import Axes, Layout
 
@@ -30,7 +33,8 @@ def predict(strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: Train
     if strategy not in layouts:
         raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(layouts)}")
     plan = Plan(config, MeshSpec.of(mesh), train, layouts[strategy])
-    return Cost(plan, tuple(each for term in TERMS for each in term(plan)))
+    terms = (*TERMS, *strategies.STRATEGIES[strategy].traffic)
+    return Cost(plan, tuple(each for term in terms for each in term(plan)))
 
 
 def known() -> Mapping[str, Layout]:
@@ -81,8 +85,8 @@ class Cost:
         Where it is causal, attention counts half: no token attends to those behind it (Dao 2023, section 4.1).
         """
         config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
-        masked = 6 * config.layers * config.embed * config.sequence if causal else 0
-        return tokens * (config.flops_per_token - masked)
+        masked = 3 * config.layers * Attention.score_flops(config) if causal else 0
+        return tokens * (flops_per_token(config) - masked)
 
     @property
     def flops(self) -> Mapping[str, int]:
@@ -97,16 +101,16 @@ class Cost:
         again.
         """
         plan, config = self.plan, self.plan.config
-        embed, rows, tokens = config.embed, plan.rows, plan.train.batch_size * config.sequence
+        tokens = plan.train.batch_size * config.sequence
         scores, recomputed = self._scores, self._recomputed
-        logits = 2 * embed * rows if plan.logits_again else 0
-        masked = 6 * (2 * config.layers * embed * config.sequence - scores)
-        layers = config.flops_per_token - 6 * embed * config.vocab - masked + scores + recomputed
+        logits = Head.matmul_flops(config, plan.rows)
+        masked = 6 * (config.layers * Attention.score_flops(config) - scores)
+        layers = 3 * config.layers * Block.matmul_flops(config) + 7 * scores + recomputed
         return {
             "model": self.model_flops(),
             "attention again": tokens * scores,
-            "recomputed": tokens * (recomputed + logits),
-            "padding": tokens * 6 * embed * (rows - config.vocab),
+            "recomputed": tokens * (recomputed + (logits if plan.logits_again else 0)),
+            "padding": tokens * 3 * (logits - Head.matmul_flops(config)),
             "empty": tokens * layers // config.layers * (plan.layer_slots - config.layers),
             "masked": -tokens * masked,
         }
@@ -119,7 +123,7 @@ class Cost:
         (ring_attention.py); of one device three of four (attention.py). Of an odd number of tokens there are no halves.
         """
         config, ring = self.plan.config, self.ring
-        square = 2 * config.layers * config.embed * config.sequence
+        square = config.layers * Attention.score_flops(config)
         return square if config.sequence % 2 else square * (2 * ring + 1) // (4 * ring)
 
     @property
@@ -128,7 +132,7 @@ class Cost:
         if self.plan.train.remat != "full":
             return 0
         config = self.plan.config
-        forward = 2 * config.layers * (4 * config.embed**2 + config.embed * config.mlp_dim) + self._scores
+        forward = config.layers * Block.recomputed_flops(config) + self._scores
         # Of what has passed a ring's loop the compiler does not find the scores that are there.
         blocks = 2 * self.ring + 1
         passing = blocks - 3 if self.ring > 2 else 0
@@ -141,8 +145,7 @@ class Cost:
         As in Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1; here the first part of the backward pass
         also computes attention scores again, and with `remat="full"` the layers.
         """
-        config, scores = self.plan.config, self._scores
-        matmuls = 2 * config.layers * (4 * config.embed**2 + 2 * config.embed * config.mlp_dim)
+        scores, matmuls = self._scores, self.plan.config.layers * Block.matmul_flops(self.plan.config)
         return Costs(matmuls + 2 * scores, matmuls + 5 * scores + self._recomputed, matmuls)
 
     @property

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from strategies.costs.plan import BYTES, Plan, Weight
-from strategies.model.gpt import is_matrix
+from strategies.model.gpt import Block
+from strategies.model.weights import is_matrix
 from strategies.sharding.layout import Axes
 from strategies.training.compression import BLOCK, padded
 
@@ -51,10 +52,10 @@ Term = Callable[[Plan], Iterator[Traffic]]
 
 
 def traffic(
-    plan: Plan, what: str, kind: str, axes: Axes | str, elements: int, *, dtype: str = "float32"
+    plan: Plan, what: str, kind: str, axes: Axes, elements: int, *, dtype: str = "float32"
 ) -> Iterator[Traffic]:
     """A collective of so many elements; none where there is nobody to talk to."""
-    over = plan.over((axes,) if isinstance(axes, str) else axes)
+    over = plan.over(axes)
     if over and elements:
         operand = BYTES[dtype] * elements
         yield Traffic(what, kind, over, operand, SENT[kind](operand, plan.size(*over)), dtype)
@@ -68,7 +69,7 @@ def gradients(plan: Plan) -> Iterator[Traffic]:
     """
     replicas, layout = plan.layout.replicas, plan.layout
     for axes in (layout.shards, layout.updates, replicas):
-        yield from traffic(plan, "loss", "all_reduce", axes or (), 1)
+        yield from traffic(plan, "loss", "all_reduce", axes, 1)
     if plan.train.compression == "int8":
         codes = padded(plan.elements, plan.size(*replicas))
         for kind, share in (("all_to_all", codes), ("all_gather", codes // plan.size(*replicas))):
@@ -82,12 +83,12 @@ def gradients(plan: Plan) -> Iterator[Traffic]:
 
 def updates(plan: Plan) -> Iterator[Traffic]:
     """zero.py: gradients scattered, once or for each microbatch, and weights gathered that were updated in parts."""
-    if not (axis := plan.layout.updates):
+    if not (axes := plan.layout.updates):
         return
     times = plan.train.microbatches if plan.layout.scatters_each else 1
     dtype, parts = plan.train.reduce_dtype, plan.elements // plan.updates
-    yield from traffic(plan, "gradients", "reduce_scatter", axis, times * plan.elements, dtype=dtype)
-    yield from traffic(plan, "weights", "all_gather", axis, parts)
+    yield from traffic(plan, "gradients", "reduce_scatter", axes, times * plan.elements, dtype=dtype)
+    yield from traffic(plan, "weights", "all_gather", axes, parts)
 
 
 def gathers(plan: Plan) -> Iterator[Traffic]:
@@ -96,10 +97,10 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
     A table that is tied has its gradients scattered for each of its two uses. Layers are taken to be a loop: with
     `unroll` as many as there are, the compiler finds some of what is gathered again, and gathers it once.
     """
-    if not (axis := plan.layout.shards):
+    if not (axes := plan.layout.shards):
         return
     by_layer = plan.train.gather == "layer"
-    for weight in (weight for weight in plan.weights if axis in weight.axes):
+    for weight in (weight for weight in plan.weights if {*axes} & {*weight.axes}):
         whole = weight.elements * plan.shards
         once, again = 1, 0
         if by_layer and weight.of_blocks:
@@ -108,20 +109,19 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
             once = of_ends(plan, weight)
         scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
         dtype, reduce_dtype = plan.dtype(weight), plan.train.reduce_dtype
-        yield from traffic(plan, "weights", "all_gather", axis, once * weight.elements, dtype=dtype)
-        yield from traffic(plan, "weights again", "all_gather", axis, again * weight.elements, dtype=dtype)
-        yield from traffic(plan, "gradients", "reduce_scatter", axis, scattered * whole, dtype=reduce_dtype)
+        yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=dtype)
+        yield from traffic(plan, "weights again", "all_gather", axes, again * weight.elements, dtype=dtype)
+        yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=reduce_dtype)
 
 
 def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
     """How often a layer's weight is gathered, and again for the backward pass: for each microbatch.
 
-    Not again what the backward pass does not need: the bias at the layer's end; with `remat="none"` any vector; and but
-    for `remat="full"` the biases of queries, keys and values, which are kept with these.
+    It is gathered again if the backward pass needs it (`Backward`). With `remat="none"` that needs no vector.
     """
     train = plan.train
-    kept = weight.name == "blocks.qkv_bias_CA" and train.remat != "full"
-    needed = not kept and weight.name != "blocks.down_bias_D" and (train.remat != "none" or is_matrix(weight.dims))
+    needs = {"needed": True, "recomputation": train.remat == "full", "unused": False}
+    needed = needs[weight.backward] and (train.remat != "none" or is_matrix(weight.dims))
     return train.microbatches, train.microbatches if train.regather and needed else 0
 
 
@@ -145,16 +145,18 @@ def is_tied(plan: Plan, weight: Weight) -> bool:
 
 
 def layers(plan: Plan) -> Iterator[Traffic]:
-    """tensor.py: what completes the layers and the head; on a stage that has an empty slot, as if there were one."""
-    dtype, tensors = plan.train.dtype, plan.axes_of("heads")
-    again = 1 if plan.train.remat == "full" else 0  # the sum after attention; that after the MLP is the next layer's x
-    sums = (4 + again) * plan.layers * plan.residual
+    """tensor.py: sums that complete branches and the head, forward and backward; empty slots of a stage count, too."""
+    dtype, tensors = plan.train.dtype, plan.axes_of("head_features")
+    branches = len(Block.branches())
+    again = branches - 1 if plan.train.remat == "full" else 0  # the last one's sum is the input of the next layer
+    sums = (2 * branches + again) * plan.layers * plan.residual
     if not plan.sequence_parallel:
         yield from traffic(plan, "layers", "all_reduce", tensors, sums, dtype=dtype)
         yield from traffic(plan, "head", "all_reduce", tensors, plan.residual, dtype=dtype)
         return
     yield from traffic(plan, "layers", "reduce_scatter", tensors, sums, dtype=dtype)
-    yield from traffic(plan, "layers", "all_gather", tensors, 6 * plan.layers * plan.own_residual, dtype=dtype)
+    gathered = 3 * branches * plan.layers * plan.own_residual
+    yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", tensors, plan.own_residual, dtype=dtype)
     alike = sum(weight.elements for weight in plan.weights if not {*tensors} & {*weight.axes})
@@ -165,7 +167,7 @@ def vocabulary(plan: Plan) -> Iterator[Traffic]:
     """tensor.py: what completes an embedding, and goes back to it, and a loss that are cut over the vocabulary."""
     axes, dtype = plan.vocab_axes, plan.train.dtype
     if plan.sequence_parallel:
-        tensors = plan.axes_of("heads")
+        tensors = plan.axes_of("head_features")
         others = tuple(axis for axis in axes if axis not in tensors)
         yield from traffic(plan, "embedding", "reduce_scatter", tensors, plan.residual, dtype=dtype)
         yield from traffic(plan, "embedding", "all_reduce", others, plan.own_residual, dtype=dtype)
@@ -185,8 +187,8 @@ def stages(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "stages", "permute", along, sent, dtype=plan.train.dtype)
     # The last stage's result, its gradient, and that of the first stage's input.
     yield from traffic(plan, "ends", "all_reduce", along, 3 * plan.own_residual, dtype=plan.train.dtype)
-    norm = sum(weight.elements for weight in plan.weights if weight.name.startswith("head.norm"))
-    dtype, whole = plan.train.reduce_dtype, norm * plan.gathered
+    head = [weight for weight in plan.weights if weight.name.startswith("head.") and "vocab" not in weight.dims]
+    dtype, whole = plan.train.reduce_dtype, sum(weight.elements for weight in head) * plan.gathered
     yield from traffic(plan, "gradients held alike", "all_reduce", along, whole, dtype=dtype)
 
 
@@ -207,7 +209,7 @@ def attention(plan: Plan) -> Iterator[Traffic]:
 
 def norm(plan: Plan) -> Iterator[Traffic]:
     """train_step.py, in every strategy: a sum of squares for each set of axes that splits any gradients."""
-    for axes in sorted({plan.over((*weight.axes, plan.layout.updates or "")) for weight in plan.weights}):
+    for axes in sorted({plan.over((*weight.axes, *plan.layout.updates)) for weight in plan.weights}):
         yield from traffic(plan, "norm", "all_reduce", axes, 1)
 
 

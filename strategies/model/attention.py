@@ -1,180 +1,87 @@
-"""Causal self-attention that keeps nothing of size [B,H,T,T] for the backward pass; whole, and a block at a time.
+"""The attention branch of a block: projections around causal self-attention (attention_kernels.py).
 
-A block is some of the queries and some of the keys. `causal` says that the last keys are those of the queries, and no
-query sees a key behind its own; else each query sees each key.
-
-Dims: B batch, T query tokens, S key tokens, D embed, H heads, K head dim, C = 3 (query, key, value), A = H x K.
+Dims: B batch, T tokens, D embed, C = 3 (query, key, value), A = heads x head dim.
 """
 
-from functools import partial
-from typing import NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-KEPT = "kept"
-"""The name of what is worth keeping for the backward pass besides the outputs of plain matmuls."""
-
-
-def matmul(x_BTD: Array, w_DF: Array) -> Array:
-    """Matmul over the last dim as a two-dimensional one, which XLA's CPU backend runs about twice as fast."""
-    return (x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_DF).reshape(*x_BTD.shape[:-1], -1)
-
-
-def project(x_BTD: Float[Array, "B T D"], qkv_DCA: Float[Array, "D 3 A"]) -> Float[Array, "B T 3 A"]:
-    """Queries, keys and values, without their biases, by one matmul."""
-    return matmul(x_BTD, qkv_DCA.reshape(len(qkv_DCA), -1)).reshape(*x_BTD.shape[:-1], *qkv_DCA.shape[1:])
+from strategies.config import GPTConfig
+from strategies.model.attention_kernels import matmul
+from strategies.model.hooks import Hooks
+from strategies.model.part import Part, Share, add_bias, add_branch
+from strategies.model.remat import KEPT
+from strategies.model.weights import normal, param
 
 
-def causal_attention(qkv_BTCA: Float[Array, "B T 3 A"], head_dim: int, kind: str) -> Float[Array, "B T A"]:
-    """Attention of each token to itself and those before it, in heads of `head_dim` features.
+class Attention(Part):
+    """Multi-head self-attention. A tensor axis splits its heads."""
 
-    `kind` is "cudnn" for the fused kernel (half precision on NVIDIA GPUs) and else "xla".
-    """
-    if kind != "cudnn":
-        return attend(qkv_BTCA, head_dim)
-    q_BTHK, k_BTHK, v_BTHK = (qkv_BTCA[:, :, c].reshape(*qkv_BTCA.shape[:2], -1, head_dim) for c in range(3))
-    mixed_BTHK = jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=True, implementation="cudnn")
-    return mixed_BTHK.reshape(*qkv_BTCA.shape[:2], -1)
+    contracted = "head_features"
 
+    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
+        """Draw normal weights with deviation 0.02; the output projection less, by sqrt(2 layers)."""
+        embed = config.embed
+        self.head_dim = config.head_dim
+        self.qkv_DCA = normal(rngs, (embed, 3, embed), "embed", "qkv", "head_features")
+        # The backward pass takes queries, keys and values with their biases.
+        self.qkv_bias_CA = param(jnp.zeros((3, embed)), "qkv", "head_features", backward="recomputation")
+        self.out_AD = normal(rngs, (embed, embed), "head_features", "embed", std=0.02 * (2 * config.layers) ** -0.5)
+        self.out_bias_D = param(jnp.zeros(embed), "embed")
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def attend(qkv_BTCA: Array, head_dim: int) -> Array:
-    """Softmax attention, [B,T,A]. The backward pass computes the scores again (Dao et al. 2022, section 3.1)."""
-    return _forward(qkv_BTCA, head_dim)[0]
+    def __call__(self, x_BTD: Array, normed_BTD: Array, hooks: Hooks, kind: Any) -> Array:
+        """Add the attention of `normed` to the residual stream x.
 
+        Args:
+            x_BTD: for the tokens whose residual stream this device holds.
+            normed_BTD: for all tokens of its sequences.
+            hooks: `sum` completes the output projection over devices that split the heads.
+            kind: of the kernel, as `causal_attention` takes it.
+        """
+        qkv_BTCA = add_bias(hooks.project(normed_BTD, self.qkv_DCA[...]), self.qkv_bias_CA)
+        mixed_BTA = hooks.attend(checkpoint_name(qkv_BTCA, KEPT), self.head_dim, kind)
+        return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), self.out_bias_D)
 
-def blocks_of(tokens: int) -> list[tuple[slice, slice]]:
-    """Which queries are taken at once, and the keys that they may see: each half of an even number of tokens.
+    @staticmethod
+    def matmul_flops(config: GPTConfig) -> int:
+        """Four projections: queries, keys, values, output. For the scores see `score_flops`."""
+        return 2 * 4 * config.embed**2
 
-    Early queries and late keys are left out: causality masks out all of these pairs, a quarter of the square.
-    """
-    if tokens % 2:
-        return [(slice(None), slice(None))]
-    early, late, everything = slice(tokens // 2), slice(tokens // 2, None), slice(None)
-    return [(early, early), (late, everything)]
+    @staticmethod
+    def score_flops(config: GPTConfig) -> int:
+        """One of the two matmuls of scores, of one token with all tokens: 2 A T."""
+        return 2 * config.embed * config.sequence
 
+    @staticmethod
+    def recomputed_flops(config: GPTConfig) -> int:
+        """All projections."""
+        return Attention.matmul_flops(config)
 
-class Mix(NamedTuple):
-    """Values mixed by softmax over some of the keys, in float32, and the statistics to go on with others.
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Keep queries, keys, values and the output of attention, n A each, and the sums of exponentials in float32.
 
-    Attributes:
-        mixed_BHTK: sums of values, each times its exponential; not normalised yet.
-        largest_BHT1: score; exponentials are relative to its own.
-        total_BHT1: of exponentials.
-    """
+        Ulysses keeps the output once more, as it came from other devices.
+        """
+        if share.train.remat == "full":
+            return 0
+        arrays = (5 if share.ulysses else 4) * share.itemsize * share.tokens * share.head_features
+        return arrays + 4 * share.tokens * share.config.heads // share.tensors
 
-    mixed_BHTK: Array
-    largest_BHT1: Array
-    total_BHT1: Array
+    @staticmethod
+    def working_elements(share: Share) -> int:
+        """Queries, keys, values, output and scores; queries once more in full; the projected output when recomputed."""
+        arrays = 5 if share.train.remat == "full" else 4
+        scores = share.config.sequence * share.config.heads // share.tensors
+        return share.tokens * (arrays * share.head_features + share.config.embed + scores)
 
-
-def mix(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array, causal: bool = False) -> Mix:
-    """What the queries of a block get from its keys."""
-    scores_BHTS = _scores(q_BHTK, k_BHSK, causal)
-    largest_BHT1 = scores_BHTS.max(-1, keepdims=True)
-    weights_BHTS = jnp.exp(scores_BHTS - largest_BHT1)
-    total_BHT1 = weights_BHTS.sum(-1, keepdims=True)
-    mixed_BHTK = _einsum("bhts,bhsk->bhtk", weights_BHTS.astype(v_BHSK.dtype), v_BHSK)
-    return Mix(mixed_BHTK, largest_BHT1, total_BHT1)
-
-
-def merged(one: Mix, other: Mix) -> Mix:
-    """What the same queries get from the keys of both blocks (Dao et al. 2022, section 3.1)."""
-    largest_BHT1 = jnp.maximum(one.largest_BHT1, other.largest_BHT1)
-    a_BHT1, b_BHT1 = jnp.exp(one.largest_BHT1 - largest_BHT1), jnp.exp(other.largest_BHT1 - largest_BHT1)
-    return Mix(
-        one.mixed_BHTK * a_BHT1 + other.mixed_BHTK * b_BHT1,
-        largest_BHT1,
-        one.total_BHT1 * a_BHT1 + other.total_BHT1 * b_BHT1,
-    )
-
-
-def normalised(mix: Mix, dtype: jnp.dtype) -> tuple[Array, Array]:
-    """Mixed values whose weights add up to one, and the logarithm of what they did add up to; both worth keeping.
-
-    Normalised after the values are mixed: K divisions a token instead of T.
-    """
-    return (mix.mixed_BHTK / mix.total_BHT1).astype(dtype), mix.largest_BHT1 + jnp.log(mix.total_BHT1)
-
-
-def shared(mixed_BHTK: Array, dmixed_BHTK: Array) -> Float[Array, "B H T 1"]:
-    """What all scores of a query have in common in their gradients (D in Dao et al. 2022, appendix B.2)."""
-    return (dmixed_BHTK.astype(jnp.float32) * mixed_BHTK.astype(jnp.float32)).sum(-1, keepdims=True)
-
-
-class Queries(NamedTuple):
-    """What the backward pass has of queries: the gradients of what they mixed, and of all keys two numbers a head."""
-
-    q_BHTK: Array
-    dmixed_BHTK: Array
-    log_total_BHT1: Array
-    shared_BHT1: Array
-
-
-def gradients(queries: Queries, k_BHSK: Array, v_BHSK: Array, causal: bool = False) -> tuple[Array, Array, Array]:
-    """A block's part of the gradients of its queries, keys and values (Dao et al. 2022, appendix B.2), in float32."""
-    q_BHTK, dmixed_BHTK, log_total_BHT1, shared_BHT1 = queries
-    weights_BHTS = jnp.exp(_scores(q_BHTK, k_BHSK, causal) - log_total_BHT1)
-    dv_BHSK = _einsum("bhts,bhtk->bhsk", weights_BHTS.astype(v_BHSK.dtype), dmixed_BHTK)
-    dweights_BHTS = _einsum("bhtk,bhsk->bhts", dmixed_BHTK, v_BHSK)
-    dscores_BHTS = (weights_BHTS * (dweights_BHTS - shared_BHT1)).astype(q_BHTK.dtype)
-    scale = q_BHTK.shape[-1] ** -0.5
-    dq_BHTK = _einsum("bhts,bhsk->bhtk", dscores_BHTS, k_BHSK) * scale
-    dk_BHSK = _einsum("bhts,bhtk->bhsk", dscores_BHTS, q_BHTK * scale)
-    return dq_BHTK, dk_BHSK, dv_BHSK
-
-
-# A batched matmul whose sums are not rounded to the dtype of its operands.
-_einsum = partial(jnp.einsum, preferred_element_type=jnp.float32)
-
-
-def _scores(q_BHTK: Array, k_BHSK: Array, causal: bool) -> Array:
-    scores_BHTS = _einsum("bhtk,bhsk->bhts", q_BHTK * q_BHTK.shape[-1] ** -0.5, k_BHSK)
-    if not causal:
-        return scores_BHTS
-    key_S = jnp.arange(k_BHSK.shape[2])
-    return jnp.where(key_S[-q_BHTK.shape[2] :, None] >= key_S, scores_BHTS, jnp.finfo(jnp.float32).min)
-
-
-def _heads(x_BTA: Array, head_dim: int) -> Array:
-    """Features of each head apart, [B,T,H,K]."""
-    return x_BTA.reshape(*x_BTA.shape[:-1], -1, head_dim)
-
-
-def _forward(qkv_BTCA: Array, head_dim: int) -> tuple[Array, tuple[Array, ...]]:
-    q_BHTK, k_BHSK, v_BHSK = _heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
-    blocks = [
-        normalised(mix(q_BHTK[:, :, t], k_BHSK[:, :, s], v_BHSK[:, :, s], causal=True), qkv_BTCA.dtype)
-        for t, s in blocks_of(q_BHTK.shape[2])
-    ]
-    mixed_BHTK, log_total_BHT1 = (jnp.concatenate(parts, 2) for parts in zip(*blocks, strict=True))
-    mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(*qkv_BTCA.shape[:2], -1)
-    mixed_BTA, log_total_BHT1 = checkpoint_name((mixed_BTA, log_total_BHT1), KEPT)
-    return mixed_BTA, (qkv_BTCA, mixed_BTA, log_total_BHT1)
-
-
-def _backward(head_dim: int, kept: tuple[Array, ...], dmixed_BTA: Array) -> tuple[Array]:
-    """The gradients of blocks are added up, in float32."""
-    qkv_BTCA, mixed_BTA, log_total_BHT1 = kept
-    q_BHTK, k_BHSK, v_BHSK = _heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
-    mixed_BTHK, dmixed_BTHK = _heads(mixed_BTA, head_dim), _heads(dmixed_BTA, head_dim)
-    shared_BHT1 = shared(mixed_BTHK, dmixed_BTHK).swapaxes(1, 2)
-    queries = Queries(q_BHTK, dmixed_BTHK.swapaxes(1, 2), log_total_BHT1, shared_BHT1)
-    dqkv = jnp.float32(0)
-    for t, s in blocks_of(q_BHTK.shape[2]):
-        some = Queries(*(each_BHTK[:, :, t] for each_BHTK in queries))
-        grads = zip(gradients(some, k_BHSK[:, :, s], v_BHSK[:, :, s], causal=True), (t, s, s), strict=True)
-        dqkv += jnp.stack([_among(grad.swapaxes(1, 2), tokens, q_BHTK.shape[2]) for grad, tokens in grads], 2)
-    return (dqkv.reshape(qkv_BTCA.shape).astype(qkv_BTCA.dtype),)
-
-
-def _among(x_BTHK: Array, tokens: slice, size: int) -> Array:
-    """Some tokens in their place among all, zero elsewhere."""
-    start, stop, _ = tokens.indices(size)
-    return jnp.pad(x_BTHK, ((0, 0), (start, size - stop), (0, 0), (0, 0)))
-
-
-attend.defvjp(_forward, _backward)
+    @staticmethod
+    def deferred_elements(share: Share) -> int:
+        """Inputs and gradients of both matmuls with weights, where they are not kept."""
+        again = share.train.remat == "full"
+        whole, split = (4, 4) if again else (2, 3)
+        return share.tokens * (whole * share.config.embed + split * share.head_features)

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxtyping import Array, Int
 
-from strategies.model.attention import causal_attention, project
+from strategies.model.attention_kernels import causal_attention, project
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from strategies.config import Infeasible, TrainConfig
 from strategies.model.hooks import Hooks
-
-TOTALS = "totals"
-"""The name of what is summed over the vocabulary, one number a token: summing it again would communicate again."""
+from strategies.model.remat import TOTALS
 
 
 def losses(

@@ -26,7 +26,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies.model.attention import KEPT, Mix, Queries, gradients, merged, mix, normalised, shared
+from strategies.model.attention_kernels import Mix, Queries, delta, gradients, merged, mix, normalised
+from strategies.model.remat import KEPT
 
 AXIS = "context"
 EARLY, LATE = 0, 1
@@ -116,7 +117,7 @@ def _backward(kept: tuple[Array, ...], dmixed_PBHTK: Array) -> tuple[Array, Arra
     They travel in the compute dtype; those of the queries, which stay, are added up in float32.
     """
     q_PBHTK, kv_PCBHSK, mixed_PBHTK, log_total_PBHT1 = kept
-    queries = Queries(q_PBHTK, dmixed_PBHTK, log_total_PBHT1, shared(mixed_PBHTK, dmixed_PBHTK))
+    queries = Queries(q_PBHTK, dmixed_PBHTK, log_total_PBHT1, delta(mixed_PBHTK, dmixed_PBHTK))
 
     def learn(grads: Grads, kv_PCBHSK: Array, query: Array | int, key: Array | int) -> Grads:
         dq_PBHTK, dkv_PCBHSK = grads

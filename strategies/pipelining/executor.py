@@ -1,9 +1,9 @@
-"""Runs a pipeline schedule, tick by tick: this device is a stage, and does what the table says.
+"""Executor of a pipeline schedule: one loop over ticks, which every stage runs.
 
-All devices go through the same loop. In each tick a stage takes its turn, forward or backward or idle; then all stages
-together embed the microbatch that the first one needs next, compute the loss of one that has left the last one, and go
-back into the embedding with one that has returned to the first; at the end they send to their neighbours.
-Differentiated by hand, a layer at a time (layer_backward.py): no gradient is taken of the loop.
+In each tick a stage runs forward, backward, or idles, as the timetable says. Then all stages together embed the
+microbatch that the first stage needs next, compute the loss of one that has left the last stage, and backpropagate into
+the embedding with one that has returned to the first. At the end of a tick the stages send to their neighbours.
+The backward pass is written by hand, layer by layer (layer_backward.py): JAX differentiates no loop over ticks.
 """
 
 import dataclasses
@@ -17,60 +17,63 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from strategies.mesh import mark_varying
-from strategies.model.gpt import Weights
-from strategies.pipelining.layer_backward import Leaves, Passes, Run, put, room
+from strategies.model.weights import Weights
+from strategies.pipelining.layer_backward import Leaves, Passes, Run, write_slot, zeros_buffer
 from strategies.pipelining.schedules import Schedule
-from strategies.pipelining.timetable import KINDS, Ends, Shared, Ticks, Turn, Ways
+from strategies.pipelining.timetable import KINDS, Edges, Ends, Shared, Ticks, Turn
 
 Row = tuple[Turn, Shared]
-"""What a tick brings."""
+"""The entries of one tick."""
 
 
 class Parts(NamedTuple):
-    """A model taken apart, as functions of its weights.
+    """The model as functions of its weights.
 
     Attributes:
-        embed: weights of both ends, tokens [b,S] -> x [b,T,D], alike on all stages.
-        run: weights of a layer, x -> y. It may use collectives over other axes, for the devices of one stage take the
-            same branch.
-        lose: weights of both ends, y, tokens -> share of the loss.
+        embed: (weights of both ends, tokens [b,S]) -> x [b,T,D], the same on all stages.
+        run: (weights of a layer, x) -> y. It may use collectives over other axes: all devices of a stage take the same
+            branch.
+        loss: (weights of both ends, y, tokens) -> this device's share of the loss.
     """
 
     embed: Callable[[Weights, Array], Array]
     run: Run
-    lose: Callable[[Weights, Array, Array], Array]
+    loss: Callable[[Weights, Array, Array], Array]
 
 
-class Flow(NamedTuple):
-    """What a stage hands on from tick to tick.
+class Carry(NamedTuple):
+    """The loop carry of a stage.
 
     Attributes:
-        arrived: inputs, and gradients of outputs, that wait for their turn, by slot [slots,b,T,D].
-        made: what the latest turn sends on: its output, or the gradient of its input [b,T,D].
-        kept: what the backward pass of each microbatch in flight needs besides the weights, by slot and layer.
-        put_off: what the gradients of its weights take besides, by slot and layer.
+        arrived: inputs and gradients of outputs that have arrived, by slot [slots,b,T,D].
+        made: result of the latest turn, to be sent: an output, or the gradient of an input [b,T,D].
+        kept: residuals of the microbatches in flight, by slot and layer.
+        deferred: what the second halves of backward passes need besides, by slot and layer.
         loss, dblocks, dends: sums so far.
     """
 
     arrived: Array
     made: Array
     kept: Any
-    put_off: Any
+    deferred: Any
     loss: Array
     dblocks: Leaves
     dends: Weights
 
 
+Work = Callable[[Carry, Turn, Shared], Carry]
+
+
 @dataclasses.dataclass
 class Executor:
-    """A schedule with what it is run on.
+    """A schedule, the model, and the data that it runs on.
 
     Attributes:
         parts: the model's functions.
         blocks: weights of this stage's layers, chunk after chunk.
         ends: weights of embedding and head.
         tokens_MbS: this device's sequences, by microbatch.
-        used_L: which of this stage's places hold a layer; None for all.
+        used_L: which of this stage's slots hold a layer; None for all.
         unroll: layers in one iteration of the loop over them.
     """
 
@@ -87,102 +90,106 @@ class Executor:
         """This device's share of the loss, and the gradients of the blocks and of both ends."""
         self.stage = lax.axis_index("pipeline")
         entered_bTD = mark_varying(self.parts.embed(self.ends, self.tokens_MbS[0]), "pipeline")
-        places = len(self.blocks[0]) // self.schedule.chunks
-        self.passes = Passes(self.parts.run, self.blocks, places, self.used_L, self.unroll)
-        kept, put_off = self.passes.slots(entered_bTD, self.ticks.depths)
-        loss = jax.eval_shape(lambda y_bTD: self._lose(self.ends, self._of(0, y_bTD), 0), entered_bTD)
-        flow = Flow(
-            # One slot more, for what nobody will read.
-            arrived=put(room(entered_bTD, self.ticks.depths.arrived + 1), entered_bTD, 0),
+        layers_per_chunk = len(self.blocks[0]) // self.schedule.chunks
+        self.passes = Passes(self.parts.run, self.blocks, layers_per_chunk, self.used_L, self.unroll)
+        kept, deferred = self.passes.slots(entered_bTD, self.ticks.depths)
+        loss = jax.eval_shape(lambda y_bTD: self._loss_of(self.ends, self._broadcast_from(0, y_bTD), 0), entered_bTD)
+        carry = Carry(
+            # One more slot, for arrivals that no stage reads.
+            arrived=write_slot(zeros_buffer(entered_bTD, self.ticks.depths.arrived + 1), entered_bTD, 0),
             made=jnp.zeros_like(entered_bTD),
             kept=kept,
-            put_off=put_off,
+            deferred=deferred,
             loss=jnp.zeros_like(loss),
-            dblocks=jax.tree.map(_nothing, self.blocks),
-            dends=jax.tree.map(_nothing, self.ends),
+            dblocks=jax.tree.map(_float32_zeros, self.blocks),
+            dends=jax.tree.map(_float32_zeros, self.ends),
         )
         turns = Turn(*(jnp.asarray(column)[:, self.stage] for column in self.ticks.turns))
-        flow, _ = lax.scan(self._tick, flow, (turns, Shared(*map(jnp.asarray, self.ticks.shared))))
-        return flow.loss, flow.dblocks, flow.dends
+        carry, _ = lax.scan(self._tick, carry, (turns, Shared(*map(jnp.asarray, self.ticks.shared))))
+        return carry.loss, carry.dblocks, carry.dends
 
-    def _tick(self, flow: Flow, row: Row) -> tuple[Flow, None]:
+    def _tick(self, carry: Carry, row: Row) -> tuple[Carry, None]:
         turn, shared = row
         turns = {"F": self._turn_forward, "B": self._turn_backward, "W": self._turn_weights}
         work = self.schedule.microbatches * self.schedule.chunks
         for kind in "FBW" if self.schedule.splits_backward else "FB":
-            flow = self._if(turn.kind == KINDS.index(kind), work, turns[kind], flow, row)
+            carry = self._run_if(turn.kind == KINDS.index(kind), work, turns[kind], carry, row)
         of_all = self.ticks.shared
         for index, ends in enumerate(self.ticks.ends):
             times = (of_all.ends == index).sum()
-            flow = self._if(shared.ends == index, times, partial(self._meet, ends), flow, row)
-        for exchange, different in enumerate(self.ticks.ways):
-            for index, ways in enumerate(different):
-                times = (of_all.ways[:, exchange] == index).sum()
-                flow = self._if(shared.ways[exchange] == index, times, partial(self._send, exchange, ways), flow, row)
-        return flow, None
+            carry = self._run_if(shared.ends == index, times, partial(self._run_model_ends, ends), carry, row)
+        for exchange, different in enumerate(self.ticks.edges):
+            for index, edges in enumerate(different):
+                times = (of_all.edges[:, exchange] == index).sum()
+                carry = self._run_if(
+                    shared.edges[exchange] == index, times, partial(self._send, exchange, edges), carry, row
+                )
+        return carry, None
 
-    def _if(self, taken: Array, times: int, work: Callable[[Flow, Turn, Shared], Flow], flow: Flow, row: Row) -> Flow:
-        """What some work makes of the flow, where it is taken, as it is in so many of the ticks.
+    def _run_if(
+        self, taken: Array, times: int, work: Callable[[Carry, Turn, Shared], Carry], carry: Carry, row: Row
+    ) -> Carry:
+        """Run some work in this tick if `taken`; `times` is the number of ticks in which it runs.
 
-        A loop that runs once or not at all: XLA changes in place what goes through a loop, and copies what goes through
-        a conditional. What the work takes is hidden behind what the loop changes: else it would be the same each time
-        around, and XLA might compute it ahead of the loop, in every tick. On an accelerator each of these loops reads
-        its predicate, so that one switch may be faster there; this was not measured.
+        It is a while loop that runs zero or one times: XLA updates a loop's carry in place but copies the operands of a
+        conditional. A barrier makes the operands of the work depend on the carry. Otherwise they would be invariant in
+        the loop, and XLA might compute the work ahead of it, in every tick. On an accelerator each of these loops reads
+        its predicate; one switch may be faster there. This was not measured.
         """
 
-        def once(state: tuple[Array, Flow]) -> tuple[Array, Flow]:
-            taken, flow = state
-            _, made, (turn, shared) = lax.optimization_barrier((taken, flow.made, row))
-            return jnp.zeros_like(taken), work(flow._replace(made=made), turn, shared)
+        def once(state: tuple[Array, Carry]) -> tuple[Array, Carry]:
+            taken, carry = state
+            _, made, (turn, shared) = lax.optimization_barrier((taken, carry.made, row))
+            return jnp.zeros_like(taken), work(carry._replace(made=made), turn, shared)
 
-        # How often it runs in the loop around it stands in its name, for who reads the program.
+        # The name tells readers of the program in how many ticks the work is skipped, and in how many it runs.
         with jax.named_scope(f"taken_{self.schedule.ticks - times}_{times}"):
-            return lax.while_loop(lambda state: state[0], once, (taken, flow))[1]
+            return lax.while_loop(lambda state: state[0], once, (taken, carry))[1]
 
-    def _turn_forward(self, flow: Flow, turn: Turn, shared: Shared) -> Flow:
-        y_bTD, kept = self.passes.forward(turn, flow.arrived[turn.takes], flow.kept)
-        return flow._replace(made=y_bTD, kept=kept)
+    def _turn_forward(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
+        y_bTD, kept = self.passes.forward(turn, carry.arrived[turn.takes], carry.kept)
+        return carry._replace(made=y_bTD, kept=kept)
 
-    def _turn_backward(self, flow: Flow, turn: Turn, shared: Shared) -> Flow:
-        dy_bTD = flow.arrived[turn.takes]
+    def _turn_backward(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
+        dy_bTD = carry.arrived[turn.takes]
         if self.schedule.splits_backward:
-            dx_bTD, put_off = self.passes.first(turn, dy_bTD, flow.kept, flow.put_off)
-            return flow._replace(made=dx_bTD, put_off=put_off)
-        dx_bTD, dblocks = self.passes.backward(turn, dy_bTD, flow.kept, flow.dblocks)
-        return flow._replace(made=dx_bTD, dblocks=dblocks)
+            dx_bTD, deferred = self.passes.first(turn, dy_bTD, carry.kept, carry.deferred)
+            return carry._replace(made=dx_bTD, deferred=deferred)
+        dx_bTD, dblocks = self.passes.backward(turn, dy_bTD, carry.kept, carry.dblocks)
+        return carry._replace(made=dx_bTD, dblocks=dblocks)
 
-    def _turn_weights(self, flow: Flow, turn: Turn, shared: Shared) -> Flow:
-        return flow._replace(dblocks=self.passes.second(turn, flow.made, flow.kept, flow.put_off, flow.dblocks))
+    def _turn_weights(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
+        return carry._replace(dblocks=self.passes.second(turn, carry.made, carry.kept, carry.deferred, carry.dblocks))
 
-    def _meet(self, ends: Ends, flow: Flow, turn: Turn, shared: Shared) -> Flow:
-        """What is done at both ends of the model, in which all stages share."""
+    def _run_model_ends(self, ends: Ends, carry: Carry, turn: Turn, shared: Shared) -> Carry:
+        """Embed, compute the loss, backpropagate into the embedding: each stage for its shard of the vocabulary."""
         enters, leaves, returns = ends
-        arrived, loss, dends = flow.arrived, flow.loss, flow.dends
+        arrived, loss, dends = carry.arrived, carry.loss, carry.dends
         if enters:
             entered_bTD = mark_varying(self.parts.embed(self.ends, self.tokens_MbS[shared.enters]), "pipeline")
-            arrived = put(arrived, entered_bTD, turn.got_entered)
+            arrived = write_slot(arrived, entered_bTD, turn.got_entered)
         if leaves:
-            y_bTD = self._of(self.schedule.stages - 1, flow.made)
-            more, (dleaving, dy_bTD) = jax.value_and_grad(self._lose, (0, 1))(self.ends, y_bTD, shared.leaves)
+            y_bTD = self._broadcast_from(self.schedule.stages - 1, carry.made)
+            more, (dleaving, dy_bTD) = jax.value_and_grad(self._loss_of, (0, 1))(self.ends, y_bTD, shared.leaves)
             loss, dends = loss + more, jax.tree.map(jnp.add, dends, dleaving)
-            arrived = put(arrived, mark_varying(dy_bTD, "pipeline"), turn.got_loss)
+            arrived = write_slot(arrived, mark_varying(dy_bTD, "pipeline"), turn.got_loss)
         if returns:
             _, pull = jax.vjp(lambda ends: self.parts.embed(ends, self.tokens_MbS[shared.returns]), self.ends)
-            dends = jax.tree.map(jnp.add, dends, *pull(self._of(0, flow.made)))
-        return flow._replace(arrived=arrived, loss=loss, dends=dends)
+            dends = jax.tree.map(jnp.add, dends, *pull(self._broadcast_from(0, carry.made)))
+        return carry._replace(arrived=arrived, loss=loss, dends=dends)
 
-    def _lose(self, ends: Weights, y_bTD: Array, m: Any) -> Array:
-        return self.parts.lose(ends, mark_varying(y_bTD, "pipeline"), self.tokens_MbS[m])
+    def _loss_of(self, ends: Weights, y_bTD: Array, m: Any) -> Array:
+        return self.parts.loss(ends, mark_varying(y_bTD, "pipeline"), self.tokens_MbS[m])
 
-    def _of(self, stage: int, made_bTD: Array) -> Array:
-        """What one stage has made, on all of them."""
+    def _broadcast_from(self, stage: int, made_bTD: Array) -> Array:
+        """The latest result of one stage, on all stages."""
         return lax.psum(jnp.where(self.stage == stage, made_bTD, 0), "pipeline")
 
-    def _send(self, exchange: int, ways: Ways, flow: Flow, turn: Turn, shared: Shared) -> Flow:
-        sent_bTD = lax.ppermute(flow.made, "pipeline", ways)
-        return flow._replace(arrived=put(flow.arrived, sent_bTD, turn.got_sent[exchange]))
+    def _send(self, exchange: int, edges: Edges, carry: Carry, turn: Turn, shared: Shared) -> Carry:
+        sent_bTD = lax.ppermute(carry.made, "pipeline", edges)
+        return carry._replace(arrived=write_slot(carry.arrived, sent_bTD, turn.got_sent[exchange]))
 
 
-def _nothing(weight: Array) -> Array:
-    """Zeros, to which gradients of a weight are added up in float32, whatever it was cast to."""
+def _float32_zeros(weight: Array) -> Array:
+    """Zero-initialised float32 accumulator for a weight's gradient."""
     return jnp.zeros_like(weight, jnp.float32)

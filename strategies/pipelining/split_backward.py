@@ -1,8 +1,8 @@
 """A backward pass in two: gradients of the inputs at once, gradients of the weights later.
 
 Autodiff computes both at once. Here its equations are sorted by what needs them: those that lead to the gradients of
-the inputs, and those that lead to nothing but gradients of weights, which can wait (Qi et al. 2023, "Zero Bubble
-Pipeline Parallelism", section 2.1). In between lies what the second half takes of the first.
+the inputs run first; those that lead only to gradients of weights can wait (Qi et al. 2023, "Zero Bubble Pipeline
+Parallelism", section 2.1). The values that cross from the first half to the second are stored in between.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,16 +15,17 @@ from jax.extend import core
 from strategies.pipelining.jaxpr import Loop, Values, bind, evaluate, run
 
 VIEWS = {"broadcast_in_dim", "convert_element_type", "pvary", "reshape", "slice", "squeeze", "transpose"}
-"""What costs next to nothing: computed again where it is needed, and not handed on."""
+"""Operations that cost next to nothing: the second half repeats them and stores nothing."""
 ELEMENTWISE = {"add", "div", "exp", "integer_pow", "max", "mul", "neg", "rsqrt", "select_n", "square", "sub", "tanh"}
-"""What costs little: computed again where it is made of nothing but what is there anyway."""
+"""Cheap operations: the second half repeats them if their operands are stored anyway."""
 
 
-class Halves:
+class SplitBackward:
     """The two halves of a backward pass.
 
     Args:
-        backward: (known, dy) -> (gradients of weights, gradients of inputs); `known` is still there later, `dy` is not.
+        backward: (known, dy) -> (gradients of weights, gradients of inputs). The second half gets `known`, the weights
+            and residuals, again; it does not get `dy`.
         known, dy: such arguments, or tracers of them.
     """
 
@@ -54,7 +55,7 @@ class Halves:
         self._weights, self._inputs = weights, inputs
 
     def first(self, known: Any, dy: Any) -> tuple[Any, Values]:
-        """Gradients of the inputs, and what the second half takes."""
+        """Gradients of the inputs, and the values that the second half needs of the first."""
         values = self._start(known) | dict(
             zip(self._jaxpr.invars[len(self._known) :], jax.tree.leaves(dy), strict=True)
         )
@@ -82,7 +83,7 @@ def needed(equations: Iterable[core.JaxprEqn], outputs: Iterable[Any]) -> Iterat
 
 
 def flat(function: Callable[..., Any], leaves: Sequence[Any], structure: Any) -> Values:
-    """What a function returns, computed by a program without programs in it: no calls, and no loops."""
+    """Evaluate a function with all its calls inlined and its loops unrolled, so that its equations can be sorted."""
     closed = jax.make_jaxpr(lambda *leaves: function(*jax.tree.unflatten(structure, leaves)))(*leaves)
     return run(closed.jaxpr, closed.consts, leaves, _outputs)
 
@@ -94,12 +95,12 @@ def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
     called = params.get("call_jaxpr", params.get("jaxpr"))
     if called is None:
         return bind(equation, inputs)
-    # A program comes with its constants, or has none.
+    # A jaxpr is closed, with its constants, or has none.
     return run(getattr(called, "jaxpr", called), getattr(called, "consts", ()), inputs, _outputs)
 
 
 def _unrolled(equation: core.JaxprEqn, inputs: Values) -> Values:
-    """A `lax.scan`, iteration after iteration."""
+    """A `lax.scan`, unrolled."""
     params, (body, body_consts, consts, carry) = equation.params, Loop.of(equation)
     fixed, state, columns = inputs[:consts], inputs[consts : consts + carry], inputs[consts + carry :]
     rows: dict[int, Values] = {}

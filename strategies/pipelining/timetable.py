@@ -1,7 +1,7 @@
-"""A pipeline schedule as arrays that a device reads: at each tick what it does, and where its inputs lie.
+"""Timetable of a pipeline schedule: for each tick, what each stage does and which buffer slots it uses.
 
-What waits for its turn lies in buffers of slots. They are as few as the schedule allows: a slot is free again as soon
-as what was in it has been used. Of what arrives there is one slot more, the last, for what nobody will read.
+Inputs, residuals and deferred gradients wait in buffers of slots. There are as few slots as the schedule allows: a slot
+is reused as soon as its content has been used. The buffer of arrivals has one more slot, the last, that no stage reads.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,22 +13,22 @@ import numpy as np
 from strategies.pipelining.schedules import Kind, Op, Schedule
 
 KINDS: tuple[Kind | None, ...] = (None, "F", "B", "W")
-"""By the number that stands for it."""
+"""Kinds of turns by their number in the arrays; None is idle."""
 
 Key = tuple[int, Op]
 Lifetimes = Mapping[Key, tuple[int, int]]
 
 
 class Turn(NamedTuple):
-    """What one stage does in one tick: as int32 arrays [ticks, stages], or one entry of each.
+    """What one stage does in one tick. Fields are int32 arrays [ticks, stages], or one entry of each.
 
     Attributes:
         kind: the index in `KINDS`.
-        chunk: of the stage, on which it works.
-        takes: slot of what it works on: its input, or on the way back the gradient of its output.
-        kept: slot of what its backward pass needs.
-        put_off: slot of what its gradients of weights need besides.
-        got_entered, got_loss: slots for what arrives at the tick's end from the embedding, and from the loss.
+        chunk: the chunk of the stage that it runs.
+        takes: slot of its operand: the input, or in the backward pass the gradient of the output.
+        kept: slot of its residuals.
+        deferred: slot of what the second half of its backward pass needs besides.
+        got_entered, got_loss: slots for what arrives from the embedding and from the loss, at the end of the tick.
         got_sent: slots for what arrives from other stages [ticks, stages, exchanges].
     """
 
@@ -36,60 +36,60 @@ class Turn(NamedTuple):
     chunk: Any
     takes: Any
     kept: Any
-    put_off: Any
+    deferred: Any
     got_entered: Any
     got_loss: Any
     got_sent: Any
 
 
 class Shared(NamedTuple):
-    """What all stages do together at the end of a tick: arrays [ticks], or one entry of each; -1 is none.
+    """What all stages do together at the end of a tick. Fields are arrays [ticks], or one entry of each; -1 is none.
 
     Attributes:
         ends: the index in `Ticks.ends`.
-        enters: the microbatch that is embedded, for the next tick.
-        leaves: the one whose loss is computed.
-        returns: the one whose gradient has come back to the embedding.
-        ways: the indices in `Ticks.ways` [ticks, exchanges].
+        enters: the microbatch to embed for the next tick.
+        leaves: the microbatch whose loss is computed.
+        returns: the microbatch whose gradient has come back to the embedding.
+        edges: the index in `Ticks.edges` of each exchange [ticks, exchanges].
     """
 
     ends: Any
     enters: Any
     leaves: Any
     returns: Any
-    ways: Any
+    edges: Any
 
 
 class Depths(NamedTuple):
-    """Slots of each buffer on the stage that needs the most."""
+    """Number of slots of each buffer, on the stage that needs the most."""
 
     arrived: int
     kept: int
-    put_off: int
+    deferred: int
 
 
 Ends = tuple[bool, bool, bool]
-"""Whether one microbatch enters, one leaves, and one returns."""
-Way = tuple[int, int]
-"""From which stage to which."""
-Ways = tuple[Way, ...]
-"""Who sends to whom: no stage twice, and to none twice."""
+"""Whether a microbatch enters, one leaves, and one returns."""
+Edge = tuple[int, int]
+"""(source stage, target stage)."""
+Edges = tuple[Edge, ...]
+"""The pairs of one permutation: each stage sends at most once and receives at most once."""
 
 
 @dataclass(frozen=True)
 class Ticks:
-    """A schedule, told tick by tick.
+    """A schedule tick by tick.
 
     Attributes:
-        ends: what is done at both ends of the model, all together, in some tick.
-        ways: for each exchange at a tick's end, in which ways it goes.
+        ends: the distinct combinations of work at both ends of the model.
+        edges: for each exchange at the end of a tick, the distinct permutations.
     """
 
     turns: Turn
     shared: Shared
     depths: Depths
     ends: tuple[Ends, ...]
-    ways: tuple[tuple[Ways, ...], ...]
+    edges: tuple[tuple[Edges, ...], ...]
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Ticks":
@@ -98,7 +98,7 @@ class Ticks:
         last: Kind = "W" if schedule.splits_backward else "B"
 
         def lives(start: Kind, end: Kind) -> Lifetimes:
-            """Of each microbatch and chunk: from the tick of one operation on, and until that of another is over."""
+            """For each microbatch and chunk: first tick of one operation, and end of the tick of another."""
             passes = [(stage, op) for stage, op in tick_of if op.kind == "F"]
             return {
                 (stage, op): (tick_of[stage, op._replace(kind=start)], tick_of[stage, op._replace(kind=end)] + 1)
@@ -106,46 +106,47 @@ class Ticks:
             }
 
         arrivals = [Arrival.of(schedule.needs(*key), key, tick_of) for key in tick_of if key[1].kind != "W"]
-        # What arrives at the end of one tick may lie in the slot of what was used in that very tick.
+        # What arrives at the end of a tick may reuse the slot of what was used in that tick.
         arrived, depth = slots({each.target: (each.after, tick_of[each.target]) for each in arrivals})
         kept, kept_depth = slots(lives("F", last))
-        put_off, put_off_depth = slots(lives("B", "W") if schedule.splits_backward else {})
-        exchanges, ways = exchanged(sent(arrivals, schedule.ticks))
+        deferred, deferred_depth = slots(lives("B", "W") if schedule.splits_backward else {})
+        exchanges, edges = group_exchanges(sent_edges(arrivals, schedule.ticks))
 
         shape = schedule.ticks, schedule.stages
-        turns = Turn(*(np.zeros(shape, np.int32) for _ in range(7)), got_sent=np.zeros((*shape, len(ways)), np.int32))
+        turns = Turn(*(np.zeros(shape, np.int32) for _ in range(7)), got_sent=np.zeros((*shape, len(edges)), np.int32))
         for nobody in (turns.got_entered, turns.got_loss, turns.got_sent):
             nobody[:] = depth
         enters, leaves, returns = np.full((3, schedule.ticks), -1, np.int32)
         for (stage, op), tick in tick_of.items():
             at, forward = (tick, stage), (stage, op._replace(kind="F"))
             turns.kind[at], turns.chunk[at], turns.kept[at] = KINDS.index(op.kind), op.chunk, kept[forward]
-            turns.takes[at], turns.put_off[at] = arrived.get((stage, op), 0), put_off.get(forward, 0)
+            turns.takes[at], turns.deferred[at] = arrived.get((stage, op), 0), deferred.get(forward, 0)
             if op.kind == "B" and stage == op.chunk == 0:
                 returns[tick] = op.microbatch
         for each in arrivals:
             (stage, op), tick = each.target, each.after
             at, slot = (tick, stage), arrived[each.target]
-            if each.way:
-                turns.got_sent[at][exchange_of(each.way, exchanges[tick], ways)] = slot
+            if each.edge:
+                turns.got_sent[at][exchange_of(each.edge, exchanges[tick], edges)] = slot
             elif op.kind == "B":
                 turns.got_loss[at], leaves[tick] = slot, op.microbatch
             elif tick >= 0:
                 turns.got_entered[at], enters[tick] = slot, op.microbatch
         at_ends, ends = together(enters, leaves, returns)
         shared = Shared(at_ends, enters, leaves, returns, exchanges)
-        return cls(turns, shared, Depths(depth, kept_depth, put_off_depth), ends, ways)
+        return cls(turns, shared, Depths(depth, kept_depth, deferred_depth), ends, edges)
 
     @property
     def exchanges(self) -> int:
-        """In all ticks."""
-        return int((self.shared.ways >= 0).sum())
+        """Number of exchanges in all ticks."""
+        return int((self.shared.edges >= 0).sum())
 
 
 class Arrival(NamedTuple):
-    """What an operation works on: what made it, the operation, and the tick at whose end it arrives.
+    """The operand of an operation arrives: source operation, target operation, and the tick at whose end it arrives.
 
-    What is embedded arrives at the end of the tick before; for the first tick it is there from the start, in slot 0.
+    An embedded microbatch arrives at the end of the tick before its first use. That of the first tick is in slot 0 from
+    the start.
     """
 
     source: Key
@@ -154,69 +155,73 @@ class Arrival(NamedTuple):
 
     @classmethod
     def of(cls, source: Key, target: Key, tick_of: Mapping[Key, int]) -> "Arrival":
-        """Of an operation and what made its input: itself, for what is embedded."""
+        """The arrival at `target` from `source`; they are equal for what comes from the embedding."""
         return cls(source, target, tick_of[target] - 1 if source == target else tick_of[source])
 
     @property
-    def way(self) -> Way | None:
-        """From which stage to which it is sent; None if it comes from the embedding or from the loss."""
+    def edge(self) -> Edge | None:
+        """Source and target stage; None if it comes from the embedding or from the loss."""
         (source, made), (target, op) = self.source, self.target
         return (source, target) if self.source != self.target and made.kind == op.kind else None
 
 
 def together(*microbatches: np.ndarray) -> tuple[np.ndarray, tuple[Ends, ...]]:
-    """Which of what is done at both ends at once is done in each tick [ticks], of which microbatch enters and so on."""
+    """For each tick, the index of its combination of `Ends`, or -1; and the distinct combinations.
+
+    `microbatches` are those that enter, leave and return in each tick, -1 for none.
+    """
     each = [tuple(bool(m >= 0) for m in tick) for tick in zip(*microbatches, strict=True)]
     ends: Any = sorted(set(filter(any, each)))
     return np.array([ends.index(tick) if any(tick) else -1 for tick in each], np.int32), tuple(ends)
 
 
-def sent(arrivals: Iterable[Arrival], ticks: int) -> list[tuple[set[Way], set[Way]]]:
-    """What stages send on, and what they send back, at each tick's end."""
-    ways: list[tuple[set[Way], set[Way]]] = [(set(), set()) for _ in range(ticks)]
+def sent_edges(arrivals: Iterable[Arrival], ticks: int) -> list[tuple[set[Edge], set[Edge]]]:
+    """For each tick, the edges over which stages send forward, and those over which they send backward."""
+    edges: list[tuple[set[Edge], set[Edge]]] = [(set(), set()) for _ in range(ticks)]
     for each in arrivals:
-        if each.way:
-            ways[each.after][each.target[1].kind == "B"].add(each.way)
-    return ways
+        if each.edge:
+            edges[each.after][each.target[1].kind == "B"].add(each.edge)
+    return edges
 
 
-def exchanged(sent: Sequence[Sequence[set[Way]]]) -> tuple[np.ndarray, tuple[tuple[Ways, ...], ...]]:
-    """The exchanges at each tick's end [ticks, exchanges], and in which ways they go, of what is sent on and back then.
+def group_exchanges(sent: Sequence[Sequence[set[Edge]]]) -> tuple[np.ndarray, tuple[tuple[Edges, ...], ...]]:
+    """For each tick the indices of its exchanges [ticks, exchanges], -1 for none; and their permutations.
 
-    One exchange does where no stage gets both. Ways that agree as far as they go are one: it carries what nobody reads.
+    What is sent forward and backward in a tick takes one exchange, or two where a stage would receive both.
+    Permutations that do not contradict each other are merged, for fewer branches: a stage may send what none reads.
 
-    >>> exchanged([[{(0, 1)}, set()], [{(1, 2)}, {(1, 0)}], [{(0, 1)}, {(2, 1)}]])[1]
+    >>> group_exchanges([[{(0, 1)}, set()], [{(1, 2)}, {(1, 0)}], [{(0, 1)}, {(2, 1)}]])[1]
     ((((0, 1), (1, 2)),), (((1, 0), (2, 1)),))
     """
     rounds = [[on | back] if one_each(on | back) else [on, back] for on, back in sent]
     columns = max(map(len, rounds), default=0)
-    found: list[list[set[Way]]] = [[] for _ in range(columns)]
+    found: list[list[set[Edge]]] = [[] for _ in range(columns)]
     chosen = np.full((len(rounds), columns), -1, np.int32)
     for tick, each in enumerate(rounds):
         for column, pairs in enumerate(each):
             if not pairs:
                 continue
-            fits = (i for i, ways in enumerate(found[column]) if one_each(ways | pairs))
+            fits = (i for i, edges in enumerate(found[column]) if one_each(edges | pairs))
             index = next(fits, len(found[column]))
             if index == len(found[column]):
                 found[column].append(set())
             found[column][index] |= pairs
             chosen[tick, column] = index
-    return chosen, tuple(tuple(tuple(sorted(ways)) for ways in column) for column in found)
+    return chosen, tuple(tuple(tuple(sorted(edges)) for edges in column) for column in found)
 
 
-def exchange_of(way: Way, chosen: Sequence[int], ways: Sequence[Sequence[Ways]]) -> int:
-    """In which of a tick's exchanges something goes this way."""
-    return next(exchange for exchange, index in enumerate(chosen) if index >= 0 and way in ways[exchange][index])
+def exchange_of(edge: Edge, chosen: Sequence[int], edges: Sequence[Sequence[Edges]]) -> int:
+    """The exchange of a tick that contains an edge."""
+    return next(exchange for exchange, index in enumerate(chosen) if index >= 0 and edge in edges[exchange][index])
 
 
-def one_each(pairs: set[Way]) -> bool:
-    """Whether no stage sends twice, and none gets twice."""
+def one_each(pairs: set[Edge]) -> bool:
+    """Whether each stage sends at most once and receives at most once."""
     return all(len(set(side)) == len(pairs) for side in zip(*pairs, strict=True))
 
 
 def slots(lifetimes: Lifetimes) -> tuple[dict[Key, int], int]:
-    """A slot for each of what lives from one tick to another, on its stage; and how many slots that takes.
+    """Assign a slot to each lifetime (start tick, end tick), per stage; return the slots and how many there are.
 
     >>> slots({(0, Op("F", 0)): (0, 2), (0, Op("F", 1)): (1, 3), (0, Op("F", 2)): (2, 4)})[1]
     2

@@ -28,47 +28,53 @@ class Layout:
         batch: axes that split the batch.
         tokens: axes that split the tokens of each sequence.
         dims: name of a dim of the weights -> the axes that split it, outermost first. They split the work, too.
-        shards: axis that additionally splits every weight (ZeRO-3), along the first dim that it divides. Weights are
-            gathered before use.
-        updates: axis that splits gradients, optimizer state and updates while weights stay whole (ZeRO-1 and 2).
+        shards: axes that together split every weight once more (ZeRO-3), along the first dim that they divide. Weights
+            are gathered before use. They are among the axes of `batch`.
+        updates: axes that split gradients, optimizer state and updates while weights stay whole (ZeRO-1 and 2). They
+            are among the axes of `batch`, too.
         scatters_each: reduce-scatter gradients after every microbatch instead of once a step (ZeRO-2).
         cuts_again: whether `shards` may split a dim that `dims` splits already, if the weight has no other dim.
             Otherwise such a weight is not split by `shards`.
 
     Raises:
-        ValueError: a dim that no weight has, a text where axes are wanted, or fields that exclude each other.
+        ValueError: a dim that no weight has, a text where axes are wanted, shards or updates over axes that do not
+            split the batch, or fields that exclude each other.
     """
 
     batch: Axes = ()
     tokens: Axes = ()
     dims: Mapping[str, Axes] = field(default_factory=dict, hash=False)
-    shards: str | None = None
-    updates: str | None = None
+    shards: Axes = ()
+    updates: Axes = ()
     scatters_each: bool = False
     cuts_again: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
-        for name, axes in {"batch": self.batch, "tokens": self.tokens, **self.dims}.items():
+        single = {"batch": self.batch, "tokens": self.tokens, "shards": self.shards, "updates": self.updates}
+        for name, axes in {**single, **self.dims}.items():
             if isinstance(axes, str):
                 raise ValueError(f"the axes of {name} are the text {axes!r}; give a tuple, ({axes!r},)")
         if unknown := [dim for dim in self.dims if dim not in DIMS]:
             raise ValueError(f"no weight has the dim {unknown[0]!r}; dims are {', '.join(DIMS)}")
+        for name in ("shards", "updates"):
+            if strange := [axis for axis in single[name] if axis not in self.batch]:
+                raise ValueError(f"{name} has the axis {strange[0]}, which does not split the batch; add it to batch")
         if self.shards and self.updates:
-            raise ValueError(f"weights are sharded over {self.shards}, and so are their updates; leave out updates")
+            sharded = " and ".join(self.shards)
+            raise ValueError(f"weights are sharded over {sharded}, and so are their updates; leave out updates")
         if self.scatters_each and not self.updates:
             raise ValueError("scatters_each says when gradients are scattered over updates; give that, too")
 
     @property
     def axes(self) -> frozenset[str]:
         """All axes that split anything."""
-        single = {axis for axis in (self.shards, self.updates) if axis}
-        return frozenset({*self.batch, *self.tokens, *single, *(axis for axes in self.dims.values() for axis in axes)})
+        return frozenset({*self.batch, *self.tokens, *(axis for axes in self.dims.values() for axis in axes)})
 
     @property
     def replicas(self) -> Axes:
         """Axes along which devices hold the same weights, each for its own tokens: they sum their gradients."""
-        return tuple(axis for axis in (*self.batch, *self.tokens) if axis not in (self.shards, self.updates))
+        return tuple(axis for axis in (*self.batch, *self.tokens) if axis not in (*self.shards, *self.updates))
 
     def along(self, axes: Collection[str]) -> "Layout":
         """This layout restricted to some axes."""
@@ -81,27 +87,27 @@ class Layout:
             batch=kept(self.batch),
             tokens=kept(self.tokens),
             dims={dim: left for dim, names in self.dims.items() if (left := kept(names))},
-            shards=self.shards if self.shards in axes else None,
-            updates=self.updates if self.updates in axes else None,
-            scatters_each=self.scatters_each and self.updates in axes,
+            shards=kept(self.shards),
+            updates=kept(self.updates),
+            scatters_each=self.scatters_each and bool(kept(self.updates)),
         )
 
     def parts(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """Into how many parts each dim of the weights is split, on a mesh of these sizes."""
         return {dim: size_of(axes, sizes) for dim, axes in self.dims.items()}
 
-    def shards_of(self, axis: str, config: GPTConfig, sizes: Mapping[str, int]) -> Shards:
-        """The part of each weight along an axis, `shards` or `updates`, after `dims` has split the weight.
+    def shards_of(self, axes: Axes, config: GPTConfig, sizes: Mapping[str, int]) -> Shards:
+        """The part of each weight along axes, `shards` or `updates`, after `dims` has split the weight.
 
         Raises:
             Infeasible: as `Shards`.
         """
-        return Shards(axis, sizes.get(axis, 1), config, self.parts(sizes), again=self.cuts_again)
+        return Shards(axes, size_of(axes, sizes), config, self.parts(sizes), again=self.cuts_again)
 
     def spec(self, config: GPTConfig, sizes: Mapping[str, int]) -> Spec:
         """How each weight is stored.
 
-        >>> layout = Layout(dims={"mlp": ("tensor",)}, shards="fsdp")
+        >>> layout = Layout(dims={"mlp": ("tensor",)}, shards=("fsdp",), batch=("fsdp",))
         >>> layout.spec(GPTConfig(layers=2, embed=8, heads=2), {})(["embed", "mlp"])
         P('fsdp', 'tensor')
 
@@ -118,16 +124,16 @@ class Layout:
         """
         return self._spec(self.updates or self.shards, config, sizes)
 
-    def _spec(self, axis: str | None, config: GPTConfig, sizes: Mapping[str, int]) -> Spec:
-        shards = self.shards_of(axis, config, sizes) if axis else None
+    def _spec(self, axes: Axes, config: GPTConfig, sizes: Mapping[str, int]) -> Spec:
+        shards = self.shards_of(axes, config, sizes) if axes else None
 
         def spec(dims: Sequence[str]) -> P:
-            axes = [list(self.dims.get(dim, ())) for dim in dims]
+            split_by = [list(self.dims.get(dim, ())) for dim in dims]
             if shards and (cut := shards.find(dims)) is not None:
-                axes[cut].append(shards.axis)
-            while axes and not axes[-1]:
-                axes.pop()
-            return P(*(tuple(each) or None for each in axes))
+                split_by[cut].extend(axes)
+            while split_by and not split_by[-1]:
+                split_by.pop()
+            return P(*(tuple(each) or None for each in split_by))
 
         return spec
 

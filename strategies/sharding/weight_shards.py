@@ -19,7 +19,8 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies.config import GPTConfig, require_divides
-from strategies.model.gpt import Weights, weight_dims
+from strategies.model.gpt import weight_dims
+from strategies.model.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Shards:
         Infeasible: `count` does not divide the dims of which every weight has one, embed and mlp.
     """
 
-    axis: str
+    axes: tuple[str, ...]
     count: int
     config: GPTConfig
     cut: Mapping[str, int] = field(default_factory=dict)
@@ -44,15 +45,15 @@ class Shards:
     def __post_init__(self) -> None:
         """Refuse what cannot be cut."""
         sizes = {"embed": self.config.embed, "mlp": self.config.mlp_dim}
-        parts_of = (self._parts("heads"), self._parts("mlp")) if self.again else (1, 1)
+        parts_of = (self._parts("head_features"), self._parts("mlp")) if self.again else (1, 1)
         for name, parts in zip(sizes, parts_of, strict=True):
             left = f"{name}/{parts}" if parts > 1 else name
-            require_divides(self.axis, self.count, **{left: sizes[name] // parts})
+            require_divides(" x ".join(self.axes), self.count, **{left: sizes[name] // parts})
 
     def dim(self, dims: Sequence[str]) -> int:
         """Which dim of a weight is cut."""
         found = self.find(dims)
-        assert found is not None, f"{dims} stay whole: they have no dim that {self.axis} may cut"
+        assert found is not None, f"{dims} stay whole: they have no dim that {self.axes} may cut"
         return found
 
     def find(self, dims: Sequence[str]) -> int | None:
@@ -64,17 +65,17 @@ class Shards:
 
     def gather(self, part: Array, dims: Sequence[str], to: Literal["varying", "invarying"] = "varying") -> Array:
         """W[D_axis,F] -> W[D,F], which devices may change each for itself, or not."""
-        return lax.all_gather(part, self.axis, axis=self.dim(dims), tiled=True, to=to)
+        return lax.all_gather(part, self.axes, axis=self.dim(dims), tiled=True, to=to)
 
     def scatter(self, grad: Array, dims: Sequence[str], dtype: str) -> Array:
         """dW[D,F] of each device -> dW[D_axis,F] in float32, this device's part of their sum in a dtype."""
-        part = lax.psum_scatter(grad.astype(dtype), self.axis, scatter_dimension=self.dim(dims), tiled=True)
+        part = lax.psum_scatter(grad.astype(dtype), self.axes, scatter_dimension=self.dim(dims), tiled=True)
         return part.astype("float32")
 
     def local_part(self, weight: Array, dims: Sequence[str]) -> Array:
         """W[D,F] -> W[D_axis,F], the part of this device."""
         size = weight.shape[self.dim(dims)] // self.count
-        return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axis) * size, size, self.dim(dims))
+        return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axes) * size, size, self.dim(dims))
 
     def _parts(self, dim: str) -> int:
         return self.cut.get(dim, 1)

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from strategies.config import TrainConfig
-from strategies.model.gpt import Weights
+from strategies.model.weights import Weights
 from strategies.step import Optimizer
 
 BLOCK = 256

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from strategies.model.gpt import Weights
+from strategies.model.weights import Weights
 from strategies.step import Tokens
 
 LossAndGrads = Callable[[Weights, Tokens], tuple[Array, Weights]]

@@ -7,7 +7,8 @@ the compiler is to partition it (auto.py) it is the same, on all of the weights 
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,99 +22,157 @@ from jaxtyping import Array, PRNGKeyArray
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.mesh import mark_varying
-from strategies.model.gpt import GPT, Weights, weight_dims
+from strategies.model.gpt import GPT, weight_dims
 from strategies.model.loss import tokens_at_once
+from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout, size_of
 from strategies.step import Implementation, Metrics, Optimizer, State, Step, Tokens
 from strategies.training.gradients import accumulated, all_reduce, global_norm
 
 
-def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, how: Implementation) -> Step:
+def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, implementation: Implementation) -> Step:
     """The step of a strategy, not yet lowered or compiled.
 
     Raises:
         Infeasible: the batch cannot be cut into the mesh's batch axes and the microbatches, or `logits_bytes` are too
             few for one token.
     """
-    rows = config.vocab_rows(layout.parts(mesh.shape).get("vocab", 1))
-    _require_fit(mesh, train, layout, rows)
+    return _Assembly(config, mesh, train, layout, implementation).step()
 
-    def create(key: PRNGKeyArray | int) -> GPT:
-        attention = _attention(mesh, train)
-        options = {"rows": rows, "layer_slots": how.layer_slots, "hooks": how.hooks, "attention": attention}
-        return GPT(config, train, nnx.Rngs(key), **options)
 
-    graph, _ = nnx.split(nnx.eval_shape(lambda: create(0)), nnx.Param)
-    specs = _specs(layout.spec(config, mesh.shape), config)
-    update_specs = _specs(layout.update_spec(config, mesh.shape), config)
-    optimizer = how.optimizer(adamw(train, update_specs, whole=how.compiler_partitioned))
-    replicas = () if how.compiler_partitioned else layout.replicas
-    sum_replicas = how.sum_replicas or partial(all_reduce, axes=replicas, dtype=train.reduce_dtype)
-    updates = ShardedUpdate.of(layout, config, mesh, train)
-    apart = (*replicas, layout.updates) if layout.updates else replicas
+@dataclass(frozen=True)
+class _Assembly:
+    """The functions of a step, and how their arguments and results are sharded."""
 
-    def init(key: PRNGKeyArray) -> State:
-        params = nnx.to_pure_dict(nnx.state(create(key), nnx.Param))
-        return State(params, optimizer.init(params))
+    config: GPTConfig
+    mesh: Mesh
+    train: TrainConfig
+    layout: Layout
+    implementation: Implementation
 
-    def build(params: Weights) -> GPT:
-        return nnx.merge(graph, params)
+    def __post_init__(self) -> None:
+        """Refuse what does not fit."""
+        _require_fit(self.mesh, self.train, self.layout, self.padded_vocab)
 
-    def loss_and_grads(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
-        loss, grads = how.differentiate(build, params, tokens_BS, train.batch_size * config.sequence)
-        return loss, updates.scatter(grads) if updates and layout.scatters_each else grads
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the embedding table."""
+        return self.config.vocab_rows(self.layout.parts(self.mesh.shape).get("vocab", 1))
 
-    def gradients(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
-        differentiate = accumulated(loss_and_grads, 1 if how.schedules_microbatches else train.microbatches)
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Mesh axes along which this code sums gradients; where the compiler partitions the step, none."""
+        return () if self.implementation.compiler_partitioned else self.layout.replicas
+
+    @cached_property
+    def specs(self) -> Weights:
+        """The `PartitionSpec` of every weight as the state holds it."""
+        return _specs(self.layout.spec(self.config, self.mesh.shape), self.config)
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """AdamW behind clipping, or what the strategy puts in its place."""
+        specs = _specs(self.layout.update_spec(self.config, self.mesh.shape), self.config)
+        whole = self.implementation.compiler_partitioned
+        return self.implementation.optimizer(adamw(self.train, specs, whole=whole))
+
+    @cached_property
+    def sharded_update(self) -> "ShardedUpdate | None":
+        """How each device updates a part of the weights, where the layout asks for it."""
+        return ShardedUpdate.of(self.layout, self.config, self.mesh, self.train)
+
+    @cached_property
+    def graph(self) -> Any:
+        """The structure of the model, without weights."""
+        return nnx.split(nnx.eval_shape(lambda: self.create(0)), nnx.Param)[0]
+
+    def create(self, key: PRNGKeyArray | int) -> GPT:
+        """The model with new weights."""
+        return GPT(
+            self.config,
+            self.train,
+            nnx.Rngs(key),
+            padded_vocab=self.padded_vocab,
+            layer_slots=self.implementation.layer_slots,
+            hooks=self.implementation.hooks,
+            attention=_attention(self.mesh, self.train),
+        )
+
+    def init(self, key: PRNGKeyArray) -> State:
+        """Weights and optimizer state before the first step."""
+        params = nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param))
+        return State(params, self.optimizer.init(params))
+
+    def loss_and_grads(self, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
+        """This device's share of the loss and gradients of a microbatch, or of the batch."""
+        token_count = self.train.batch_size * self.config.sequence
+        build = partial(nnx.merge, self.graph)
+        loss, grads = self.implementation.differentiate(build, params, tokens_BS, token_count)
+        if self.sharded_update and self.layout.scatters_each:
+            grads = self.sharded_update.scatter(grads)
+        return loss, grads
+
+    def gradients(self, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
+        """Loss and gradients, summed over microbatches and devices."""
+        how, layout, sharded = self.implementation, self.layout, self.sharded_update
+        differentiate = accumulated(self.loss_and_grads, 1 if how.schedules_microbatches else self.train.microbatches)
+        apart = (*self.replicas, *layout.updates)
         # float32 is float32: by default GPUs and TPUs multiply it in fewer bits (TF32, bfloat16 passes).
-        with jax.default_matmul_precision("highest" if train.dtype == "float32" else "default"):
+        with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
             prepared = how.prepare_params(mark_varying(params, apart) if apart else params)
             loss, grads = how.reduce(*differentiate(prepared, tokens_BS))
-            if updates:
+            if sharded:
                 loss = lax.psum(loss, layout.updates)
-                grads = grads if layout.scatters_each else updates.scatter(grads)
-            return sum_replicas(loss, grads) if replicas else (loss, grads)
+                grads = grads if layout.scatters_each else sharded.scatter(grads)
+            if not self.replicas:
+                return loss, grads
+            sum_replicas = how.sum_replicas or partial(all_reduce, axes=self.replicas, dtype=self.train.reduce_dtype)
+            return sum_replicas(loss, grads)
 
-    def apply(state: State, grads: Weights) -> tuple[State, Metrics]:
-        params = updates.shard_params(state.params) if updates else state.params
-        changes, kept, norm = optimizer.update(grads, state.optimizer, params)
+    def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
+        """Update the weights."""
+        sharded = self.sharded_update
+        params = sharded.shard_params(state.params) if sharded else state.params
+        changes, kept, norm = self.optimizer.update(grads, state.optimizer, params)
         updated: Any = optax.apply_updates(params, changes)
-        return State(updates.unshard_params(updated) if updates else updated, kept), {"grad_norm": norm}
+        return State(sharded.unshard_params(updated) if sharded else updated, kept), {"grad_norm": norm}
 
-    def update(state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
-        value, grads = gradients(state.params, tokens_BS)
-        state, metrics = apply(state, grads)
-        return state, {"loss": value, **metrics}
+    def update(self, state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
+        """The whole step: both halves."""
+        loss, grads = self.gradients(state.params, tokens_BS)
+        state, metrics = self.apply(state, grads)
+        return state, {"loss": loss, **metrics}
 
-    shapes = jax.eval_shape(init, jax.random.key(0))
-    grads, grad_specs = optimizer.takes(shapes.params)
-    state_specs, batch_spec = State(specs, optimizer.specs(shapes.optimizer)), P(layout.batch or None)
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), state_specs)
-    batch_shape = (train.batch_size, config.sequence + 1)
+    def step(self) -> Step:
+        """These functions, jitted over the mesh, with the shapes and shardings of what they take."""
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        grads, grad_specs = self.optimizer.takes(shapes.params)
+        state_specs = State(self.specs, self.optimizer.specs(shapes.optimizer))
+        batch_spec = P(self.layout.batch or None)
+        batch = jax.ShapeDtypeStruct((self.train.batch_size, self.config.sequence + 1), jnp.int32)
+        jitted = partial(_jitted, self.mesh, self.implementation.compiler_partitioned)
+        return Step(
+            config=self.config,
+            mesh=self.mesh,
+            train=self.train,
+            init=jax.jit(self.init, out_shardings=jax.tree.map(partial(NamedSharding, self.mesh), state_specs)),
+            update=jitted(self.update, (state_specs, batch_spec), (state_specs, P()), donate_argnums=(0,)),
+            gradients=jitted(self.gradients, (self.specs, batch_spec), (P(), grad_specs)),
+            apply=jitted(self.apply, (state_specs, grad_specs), (state_specs, P())),
+            state=jax.tree.map(self.placed, shapes, state_specs),
+            grads=jax.tree.map(self.placed, grads, grad_specs),
+            batch=self.placed(batch, batch_spec),
+            layer_slots=self.implementation.layer_slots,
+            inexact=self.implementation.inexact,
+        )
 
-    def placed(array: Any, spec: P) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(mesh, spec))
-
-    spread_out = partial(_spread_out, mesh, how.compiler_partitioned)
-
-    return Step(
-        config=config,
-        mesh=mesh,
-        train=train,
-        init=jax.jit(init, out_shardings=shardings),
-        update=spread_out(update, (state_specs, batch_spec), (state_specs, P()), donate_argnums=(0,)),
-        gradients=spread_out(gradients, (specs, batch_spec), (P(), grad_specs)),
-        apply=spread_out(apply, (state_specs, grad_specs), (state_specs, P())),
-        state=jax.tree.map(placed, shapes, state_specs),
-        grads=jax.tree.map(placed, grads, grad_specs),
-        batch=jax.ShapeDtypeStruct(batch_shape, jnp.int32, sharding=NamedSharding(mesh, batch_spec)),
-        layer_slots=how.layer_slots,
-        inexact=how.inexact,
-    )
+    def placed(self, array: Any, spec: P) -> jax.ShapeDtypeStruct:
+        """The shape and dtype of an array, sharded over the mesh."""
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(self.mesh, spec))
 
 
 class ShardedUpdate(NamedTuple):
-    """What `Layout.updates` asks for: each device applies its part of the gradients (ZeRO stages 1 and 2).
+    """Each device applies its part of the gradients, as `Layout.updates` says (ZeRO stages 1 and 2).
 
     Attributes:
         scatter: gradients of each device -> this device's part of their sum.
@@ -140,7 +199,13 @@ class ShardedUpdate(NamedTuple):
 
 
 def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimizer:
-    """AdamW behind clipping, of gradients and moments that are split so; `whole` where the compiler splits them."""
+    """AdamW behind clipping by the global norm.
+
+    Args:
+        train: its hyperparameters.
+        specs: how gradients and moments are sharded.
+        whole: the function sees whole arrays, which the compiler partitions.
+    """
     adamw = optax.adamw(
         train.learning_rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay
     )
@@ -158,13 +223,13 @@ def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimiz
     return Optimizer(lambda weights: (weights, specs), adamw.init, state_specs, update)
 
 
-def _spread_out(
+def _jitted(
     mesh: Mesh, partitioned: bool, function: Callable, inputs: Any, outputs: Any, donate_argnums: tuple[int, ...] = ()
 ) -> Any:
-    """A function jitted over a mesh: on each device's part, or on the whole, which the compiler partitions."""
+    """Jit a function over a mesh: in `jax.shard_map` on each device's part, or whole, for the compiler to partition."""
     if not partitioned:
         function = jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs)
-    # Spelled as `init` spells them, or the second step would not be the first one's program.
+    # The same shardings as those of `init`: with others the second step would be compiled again.
     out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outputs)
     return jax.jit(function, out_shardings=out_shardings, donate_argnums=donate_argnums)
 
@@ -182,9 +247,9 @@ def _attention(mesh: Mesh, train: TrainConfig) -> str:
     return ("cudnn" if fused else "xla") if train.attention == "auto" else train.attention
 
 
-def _require_fit(mesh: Mesh, train: TrainConfig, layout: Layout, rows: int) -> None:
+def _require_fit(mesh: Mesh, train: TrainConfig, layout: Layout, padded_vocab: int) -> None:
     if train.logits_bytes is not None:
-        tokens_at_once(1, rows // layout.parts(mesh.shape).get("vocab", 1), train.logits_bytes)
+        tokens_at_once(1, padded_vocab // layout.parts(mesh.shape).get("vocab", 1), train.logits_bytes)
     if train.batch_size % (size_of(layout.batch, mesh.shape) * train.microbatches):
         sizes = [f"{axis}={mesh.shape[axis]}" for axis in layout.batch]
         axes = " x ".join([*sizes, f"microbatches={train.microbatches}"])

@@ -281,6 +281,6 @@ def test_a_planted_error_is_caught():
     """The check can fail: one weight in a thousand off by 1% in the reference's gradients, and it does."""
     reference = single()
     wrong = jax.tree.map(np.copy, reference[2])
-    wrong[0].optimizer[0].mu["blocks"]["qkv_DCA"].flat[::1000] *= 1.01
+    wrong[0].optimizer[0].mu["blocks"]["attention"]["qkv_DCA"].flat[::1000] *= 1.01
     with pytest.raises(AssertionError):
         assert_equal((*reference[:2], wrong), reference, ROUNDING["float32"])

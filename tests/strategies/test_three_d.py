@@ -24,10 +24,10 @@ def test_fsdp_cuts_every_weight_and_another_dim_where_there_is_one():
     """A device holds half of what pipeline and tensor leave; of biases, which have one dim, half of its part."""
     params = build("fsdp=2,pipeline=2,tensor=2", microbatches=2).state.params
     specs = jax.tree.map(lambda w: w.sharding.spec, params)
-    assert specs["blocks"]["qkv_DCA"] == P("pipeline", "fsdp", None, "tensor")
-    assert specs["blocks"]["out_AD"] == P("pipeline", "tensor", "fsdp")
-    assert specs["blocks"]["up_bias_F"] == P("pipeline", ("tensor", "fsdp"))
-    assert specs["blocks"]["qkv_bias_CA"] == P("pipeline", None, ("tensor", "fsdp"))
+    assert specs["blocks"]["attention"]["qkv_DCA"] == P("pipeline", "fsdp", None, "tensor")
+    assert specs["blocks"]["attention"]["out_AD"] == P("pipeline", "tensor", "fsdp")
+    assert specs["blocks"]["mlp"]["up_bias_F"] == P("pipeline", ("tensor", "fsdp"))
+    assert specs["blocks"]["attention"]["qkv_bias_CA"] == P("pipeline", None, ("tensor", "fsdp"))
     assert specs["embedding"]["token_VD"] == P(("pipeline", "tensor"), "fsdp")
     assert all(jax.tree.leaves(tuple(spec)).count("fsdp") == 1 for spec in jax.tree.leaves(specs))
 

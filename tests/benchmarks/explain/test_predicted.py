@@ -12,9 +12,10 @@ from benchmarks.program.compiled import Program
 from results.baseline import BASELINES
 from results.gates.counters import read_snapshot
 from strategies import PRESETS, STRATEGIES, MeshSpec
+from strategies.model.gpt import param_count
 
 CASE = Case("data", MeshSpec.parse("data=8"), "nano", PRESETS["nano"], 16, 1, "float32", "dots")
-SENT = 2 * 7 * (PRESETS["nano"].param_count + 1) * 4 // 8
+SENT = 2 * 7 * (param_count(PRESETS["nano"]) + 1) * 4 // 8
 
 
 def compiled(kind="all_reduce", axes=("data",), sent_bytes=SENT):
@@ -26,7 +27,7 @@ def test_a_row_has_what_formulas_say_before_anything_is_compiled():
     """Of a case that is not compiled, or cannot be, it is known what it would send and hold."""
     row = predicted(CASE, {})
     assert row["predicted.sent_bytes"] == SENT
-    assert row["predicted.argument_bytes"] == 4 * (3 * PRESETS["nano"].param_count + 1 + 2 * 65)
+    assert row["predicted.argument_bytes"] == 4 * (3 * param_count(PRESETS["nano"]) + 1 + 2 * 65)
     assert row["predicted.bubble"] == 0
     assert row["sent_over_predicted"] is row["sent_as_predicted"] is None
 

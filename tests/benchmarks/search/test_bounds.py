@@ -11,8 +11,8 @@ from benchmarks.devices.topology import Topology
 from benchmarks.search.bounds import Candidate, foremost, moved_bytes, ranked, weighed
 from benchmarks.search.candidates import Space
 from strategies import GPTConfig, Infeasible, MeshSpec
-from strategies.costs.memory import layer_bytes
 from strategies.costs.predict import Cost, predict
+from strategies.model.gpt import Block, param_count
 
 CONFIG = GPTConfig(layers=4, embed=64, heads=4, vocab=256, sequence=16)
 CHIP = CHIPS["v5e"]
@@ -97,8 +97,8 @@ def test_memory_is_read_and_written_once_for_each_use(remat: str, passes: int, m
     """By hand, of data parallelism: every device has all weights, and positions are looked up, not multiplied."""
     each = weighed(case("data", "data=8", remat=remat, microbatches=microbatches), CHIP)
     assert isinstance(each.cost, Cost)
-    weights, table = CONFIG.param_count, CONFIG.sequence * CONFIG.embed
-    in_each = passes * 2 * (weights - table) + 8 * weights + 2 * CONFIG.layers * layer_bytes(each.cost.plan)
+    weights, table = param_count(CONFIG), CONFIG.sequence * CONFIG.embed
+    in_each = passes * 2 * (weights - table) + 8 * weights + 2 * CONFIG.layers * Block.kept_bytes(each.cost.plan.share)
     assert moved_bytes(each.cost.plan) == microbatches * in_each + 24 * weights
 
 
@@ -107,7 +107,7 @@ def test_fsdp_computes_with_whole_weights() -> None:
     whole, part = (weighed(case(name, f"{name}=8"), CHIP).cost for name in ("data", "fsdp"))
     assert isinstance(whole, Cost)
     assert isinstance(part, Cost)
-    assert moved_bytes(whole.plan) - moved_bytes(part.plan) == (8 + 24) * CONFIG.param_count * 7 // 8
+    assert moved_bytes(whole.plan) - moved_bytes(part.plan) == (8 + 24) * param_count(CONFIG) * 7 // 8
 
 
 def test_the_foremost_are_each_of_another_kind() -> None:

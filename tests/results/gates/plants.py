@@ -92,7 +92,7 @@ EXACT = (
     harmless("nothing, timed", timed=True),
     harmless(
         "other names and comments",
-        "strategies/model/gpt.py",
+        "strategies/model/mlp.py",
         ("        hidden_BTF = jax", "        # What the MLP holds.\n        wide_BTF = jax"),
         ("matmul(hidden_BTF,", "matmul(wide_BTF,"),
     ),
@@ -140,8 +140,9 @@ EXACT = (
     ),
     regression(
         "an activation kept twice",  # before its GELU, and after it
-        "strategies/model/gpt.py",
-        ("approximate=True)", "approximate=True)\n        hidden_BTF = checkpoint_name(hidden_BTF, KEPT)"),
+        "strategies/model/mlp.py",
+        ("approximate=True)", 'approximate=True)\n        hidden_BTF = checkpoint_name(hidden_BTF, "kept")'),
+        ("from jax import lax\n", "from jax import lax\nfrom jax.ad_checkpoint import checkpoint_name\n"),
         evidence="worse memory.temp_bytes",
     ),
     regression(

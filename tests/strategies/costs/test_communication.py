@@ -17,12 +17,13 @@ from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.costs.plan import BYTES
 from strategies.costs.predict import predict
 from strategies.mesh import AXES
+from strategies.model.gpt import param_count
 
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32, tied=False)
 TRAIN = TrainConfig(batch_size=16)
 RESIDUAL = TRAIN.batch_size * CONFIG.sequence * CONFIG.embed
 """Elements of the residual stream x[B,T,D]."""
-WEIGHTS = CONFIG.param_count
+WEIGHTS = param_count(CONFIG)
 HELD_ALIKE = (6 * CONFIG.layers + 2 + CONFIG.sequence) * CONFIG.embed
 """Elements of norms, positions and the biases behind a sum, which the tensor axis does not split."""
 LOSS = 2 * TRAIN.batch_size * CONFIG.sequence

@@ -11,7 +11,7 @@ from flax import nnx
 
 from strategies import GPTConfig, TrainConfig
 from strategies.config import Dtype
-from strategies.model.gpt import GPT
+from strategies.model.gpt import GPT, param_count
 from strategies.step import forward
 from tests.strategies.quick import jit
 
@@ -56,18 +56,19 @@ def gpt2_losses(weights, config, tokens_BS):
     x = table[tokens_BS[:, :-1]] + weights["embedding"]["position_TD"]
     for layer in range(config.layers):
         block = jax.tree.map(lambda w, layer=layer: w[layer], weights["blocks"])
-        q, k, v = np.moveaxis(np.einsum("btd,dca->btca", norm(x, block, "norm1"), block["qkv_DCA"]), 2, 0)
-        q, k, v = (part + bias for part, bias in zip((q, k, v), block["qkv_bias_CA"], strict=True))
+        attention, mlp = block["attention"], block["mlp"]
+        q, k, v = np.moveaxis(np.einsum("btd,dca->btca", norm(x, block, "norm1"), attention["qkv_DCA"]), 2, 0)
+        q, k, v = (part + bias for part, bias in zip((q, k, v), attention["qkv_bias_CA"], strict=True))
         heads = []
         for h in range(config.heads):
             at = slice(h * config.head_dim, (h + 1) * config.head_dim)
             scores = q[..., at] @ k[..., at].swapaxes(1, 2) / math.sqrt(config.head_dim)
             scores = np.exp(np.where(np.tri(config.sequence, dtype=bool), scores, -np.inf))
             heads.append(scores / scores.sum(-1, keepdims=True) @ v[..., at])
-        x = x + np.concatenate(heads, -1) @ block["out_AD"] + block["out_bias_D"]
-        hidden = norm(x, block, "norm2") @ block["up_DF"] + block["up_bias_F"]
+        x = x + np.concatenate(heads, -1) @ attention["out_AD"] + attention["out_bias_D"]
+        hidden = norm(x, block, "norm2") @ mlp["up_DF"] + mlp["up_bias_F"]
         hidden = hidden / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3)))
-        x = x + hidden @ block["down_FD"] + block["down_bias_D"]
+        x = x + hidden @ mlp["down_FD"] + mlp["down_bias_D"]
     head = weights["head"].get("token_VD", table)
     logits = norm(x, weights["head"], "norm") @ head[: config.vocab].T
     log_total = np.log(np.exp(logits).sum(-1))
@@ -94,7 +95,7 @@ def test_param_count_is_that_of_the_model():
     for tied in (True, False):
         config = dataclasses.replace(TINY, tied=tied, mlp=24)
         weights = nnx.state(nnx.eval_shape(lambda config=config: GPT(config, TRAIN, nnx.Rngs(0))), nnx.Param)
-        assert sum(math.prod(w.shape) for w in jax.tree.leaves(weights)) == config.param_count
+        assert sum(math.prod(w.shape) for w in jax.tree.leaves(weights)) == param_count(config)
 
 
 def test_no_token_sees_a_later_one():
@@ -115,7 +116,7 @@ def test_padding_the_vocabulary_changes_no_number(tied):
     config = dataclasses.replace(TINY, tied=tied)
 
     def losses_and_grads(rows):
-        graph, weights = nnx.split(build(config, rows=rows))
+        graph, weights = nnx.split(build(config, padded_vocab=rows))
         loss, grads = jit(jax.value_and_grad(mean_loss(graph, tokens(config))))(weights)
         return loss, nnx.to_pure_dict(grads)
 

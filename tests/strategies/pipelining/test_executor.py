@@ -53,8 +53,8 @@ def counted(schedule, chunks=1, always=False):
 
         count(layer_backward, "forward", "F")
         count(layer_backward, "backward", "B")
-        count(split_backward.Halves, "first", "B")
-        count(split_backward.Halves, "second", "W")
+        count(split_backward.SplitBackward, "first", "B")
+        count(split_backward.SplitBackward, "second", "W")
         count(Executor, "_meet", "ends")
         count(Executor, "_send", "sends")
         if always:

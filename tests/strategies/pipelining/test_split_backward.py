@@ -12,7 +12,7 @@ from flax import nnx
 from benchmarks.program.compiled import read_program
 from strategies import PRESETS, TrainConfig
 from strategies.model.gpt import GPT
-from strategies.pipelining.split_backward import Halves
+from strategies.pipelining.split_backward import SplitBackward
 from tests.strategies.quick import compiled
 
 CONFIG = dataclasses.replace(PRESETS["nano"], layers=2, embed=32, heads=4, vocab=64, sequence=16)
@@ -35,7 +35,7 @@ def halves(remat):
         return jax.tree.unflatten(jax.tree.structure(kept), jax.tree.leaves(known))(dy_BTD)
 
     known = jax.tree.leaves(jax.vjp(run, weights, X_BTD)[1])
-    return backward, known, Halves(backward, known, jnp.ones_like(X_BTD))
+    return backward, known, SplitBackward(backward, known, jnp.ones_like(X_BTD))
 
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])

@@ -17,7 +17,7 @@ class Stage:
     def __init__(self, ticks: Ticks) -> None:
         depths = ticks.depths
         self.arrived, self.made = ["x 0 0", *["nothing"] * depths.arrived], "nothing"
-        self.kept, self.put_off = ["nothing"] * depths.kept, ["nothing"] * depths.put_off
+        self.kept, self.deferred = ["nothing"] * depths.kept, ["nothing"] * depths.deferred
 
 
 def take_turn(stage: Stage, turn: Turn, part: int) -> str:
@@ -26,8 +26,8 @@ def take_turn(stage: Stage, turn: Turn, part: int) -> str:
     if kind is None:
         return ""
     if kind == "W":
-        m = int(stage.put_off[turn.put_off].split()[2])
-        assert (stage.kept[turn.kept], stage.put_off[turn.put_off]) == (f"kept {m} {part}", f"put off {m} {part}")
+        m = int(stage.deferred[turn.deferred].split()[2])
+        assert (stage.kept[turn.kept], stage.deferred[turn.deferred]) == (f"kept {m} {part}", f"put off {m} {part}")
         return f"W {m} {part}"
     m = int(taken.split()[1])
     if kind == "F":
@@ -36,8 +36,8 @@ def take_turn(stage: Stage, turn: Turn, part: int) -> str:
     else:
         assert (taken, stage.kept[turn.kept]) == (f"dy {m} {part}", f"kept {m} {part}")
         stage.made = f"dy {m} {part - 1}"
-        if stage.put_off:
-            stage.put_off[turn.put_off] = f"put off {m} {part}"
+        if stage.deferred:
+            stage.deferred[turn.deferred] = f"put off {m} {part}"
     return f"{kind} {m} {part}"
 
 
@@ -62,8 +62,8 @@ def play(plan: Schedule, ticks: Ticks) -> list[str]:
         for stage, turn in zip(stages, turns, strict=True):
             stage.arrived[turn.got_entered] = f"x {shared.enters} 0" if enters else "nothing"
             stage.arrived[turn.got_loss] = f"dy {shared.leaves} {parts - 1}" if leaves else "nothing"
-        for exchange, index in enumerate(shared.ways):
-            for source, target in ticks.ways[exchange][index] if index >= 0 else ():
+        for exchange, index in enumerate(shared.edges):
+            for source, target in ticks.edges[exchange][index] if index >= 0 else ():
                 stages[target].arrived[turns[target].got_sent[exchange]] = stages[source].made
     return list(filter(None, done))
 
@@ -94,18 +94,18 @@ def test_an_exchange_is_a_permutation(case: tuple[str, int, int, int]) -> None:
     name, stages, microbatches, chunks = case
     plan = SCHEDULES[name](stages, microbatches, chunks)
     ticks = Ticks.of(plan)
-    for ways in (ways for exchange in ticks.ways for ways in exchange):
-        assert len({source for source, _ in ways}) == len({target for _, target in ways}) == len(ways) > 0
-    for tick, chosen in enumerate(ticks.shared.ways):
+    for edges in (edges for exchange in ticks.edges for edges in exchange):
+        assert len({source for source, _ in edges}) == len({target for _, target in edges}) == len(edges) > 0
+    for tick, chosen in enumerate(ticks.shared.edges):
         made = [(s, op) for s, row in enumerate(plan.table) if (op := row[tick]) and op.kind != "W"]
         end = {"F": stages * chunks - 1, "B": 0}  # where the last part is done, nothing goes on
         made = [(s, op.kind) for s, op in made if op.chunk * stages + s != end[op.kind]]
         must = [(s, (s + (1 if kind == "F" else -1)) % stages) for s, kind in made]
-        taken = [ticks.ways[exchange][index] for exchange, index in enumerate(chosen) if index >= 0]
-        assert all(any(way in ways for ways in taken) for way in must)
+        taken = [ticks.edges[exchange][index] for exchange, index in enumerate(chosen) if index >= 0]
+        assert all(any(way in edges for edges in taken) for way in must)
         assert len(taken) == min(len(must), 1 + (len({target for _, target in must}) < len(must)))
     if name == "1f1b":  # one after another, each stage sends on what the next takes at once
-        assert len(ticks.ways) == 1
+        assert len(ticks.edges) == 1
 
 
 def test_slots_do_not_grow_with_microbatches() -> None:

@@ -33,9 +33,15 @@ def test_all_axes_leave_a_layout_as_it_is(layout):
     ("fields", "message"),
     [
         ({"batch": "toy"}, "the axes of batch are the text 'toy'; give a tuple"),
-        ({"dims": {"heads": "toy"}}, "the axes of heads are the text 'toy'; give a tuple"),
+        ({"dims": {"head_features": "toy"}}, "the axes of head_features are the text 'toy'; give a tuple"),
+        ({"shards": "toy"}, "the axes of shards are the text 'toy'; give a tuple"),
+        ({"shards": ("toy",)}, "shards has the axis toy, which does not split the batch; add it to batch"),
+        ({"updates": ("toy",)}, "updates has the axis toy, which does not split the batch; add it to batch"),
         ({"dims": {"head": ("toy",)}}, "no weight has the dim 'head'; dims are layers, vocab, "),
-        ({"shards": "fsdp", "updates": "data"}, "weights are sharded over fsdp, and so are their updates; "),
+        (
+            {"batch": ("data", "fsdp"), "shards": ("fsdp",), "updates": ("data",)},
+            "weights are sharded over fsdp, and so are their updates; ",
+        ),
         ({"scatters_each": True}, "scatters_each says when gradients are scattered over updates; give that, too"),
     ],
     ids=str,

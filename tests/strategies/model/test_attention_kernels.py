@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies.model import attention
-from strategies.model.attention import (
+from strategies.model import attention_kernels
+from strategies.model.attention_kernels import (
     Mix,
     Queries,
     blocks_of,
     causal_attention,
+    delta,
     gradients,
     merged,
     mix,
     normalised,
-    shared,
 )
 
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, 12, 4
@@ -103,8 +103,12 @@ def test_bfloat16_keeps_scores_in_float32(planted, monkeypatch):
     shape = (BATCH, HEADS, TOKENS, head_dim)  # the scale is a power of two, and rounds nothing
     q, k, v = (normal(i, shape, math.sqrt(s)).astype(jnp.bfloat16) for i, s in enumerate((size, size, 1)))
     if planted:
-        rounded = attention._scores
-        monkeypatch.setattr(attention, "_scores", lambda *of: rounded(*of).astype(jnp.bfloat16).astype(jnp.float32))
+        scores = attention_kernels._scores
+
+        def rounded_scores(*of):
+            return scores(*of).astype(jnp.bfloat16).astype(jnp.float32)
+
+        monkeypatch.setattr(attention_kernels, "_scores", rounded_scores)
     off = distance(attended(q, k, v).astype(jnp.float32), softmax_attention(q, k, v))
     assert (off < 2 * 2**-9) != planted
 
@@ -134,7 +138,7 @@ def test_gradients_of_blocks_add_up():
     """Over the blocks of keys for the queries, over those of queries for keys and values; masked blocks have none."""
     q, k, v, dmixed = inputs()
     mixed, log_total = normalised(mix(q, k, v, causal=True), v.dtype)
-    blocks_of_each = [cut(x, [6, 6]) for x in (q, dmixed, log_total, shared(mixed, dmixed))]
+    blocks_of_each = [cut(x, [6, 6]) for x in (q, dmixed, log_total, delta(mixed, dmixed))]
     early, late = (Queries(*(blocks[chunk] for blocks in blocks_of_each)) for chunk in (0, 1))
     (k0, k1), (v0, v1) = cut(k, [6, 6]), cut(v, [6, 6])
     dq0, dk0, dv0 = gradients(early, k0, v0, causal=True)

@@ -1,0 +1,29 @@
+"""Embeddings of tokens and positions. Dims: B batch, T tokens, V vocabulary with padding, D embed."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from strategies.config import GPTConfig
+from strategies.model.hooks import Hooks
+from strategies.model.weights import normal, token_table
+
+
+class Embedding(nnx.Module):
+    """Learned embeddings of tokens and of positions. It has no matmul, and its backward pass needs no weight."""
+
+    def __init__(self, config: GPTConfig, padded_vocab: int, rngs: nnx.Rngs):
+        """Draw both tables from a normal distribution with deviation 0.02."""
+        self.token_VD = token_table(rngs, config, padded_vocab)
+        self.position_TD = normal(rngs, (config.sequence, config.embed), "sequence", "embed")
+
+    def __call__(self, tokens_BT: Int[Array, "B T"], hooks: Hooks) -> Float[Array, "B T D"]:
+        """Look up the tokens in this device's rows of the table, and sum over the devices that hold other rows."""
+        position_TD = hooks.own_context(self.position_TD[: tokens_BT.shape[1]], 0)
+        tokens_BT, rows = hooks.own_context(tokens_BT, 1), self.token_VD.shape[0]
+        row_BT = tokens_BT - hooks.vocab_start(rows)
+        held_BT1 = ((row_BT >= 0) & (row_BT < rows))[..., None]
+        # Gradients of rows that are looked up more than once are summed in float32, and those of positions.
+        wide_VD, dtype = self.token_VD.astype(jnp.float32), self.token_VD.dtype
+        found_BTD = jnp.where(held_BT1, wide_VD[jnp.clip(row_BT, 0, rows - 1)], 0).astype(dtype)
+        return (hooks.embed_sum(found_BTD) + hooks.own_tokens(position_TD).astype(jnp.float32)).astype(dtype)

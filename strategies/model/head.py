@@ -1,0 +1,42 @@
+"""The head: the last norm, and the loss of each token. Dims: B batch, T tokens, N = B x T, V vocabulary, D embed."""
+
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from strategies.config import GPTConfig, TrainConfig
+from strategies.model.hooks import Hooks
+from strategies.model.loss import losses
+from strategies.model.norm import LayerNorm
+from strategies.model.weights import token_table
+
+
+class Head(nnx.Module):
+    """The last norm, and a table of its own where the head is not tied to the embedding."""
+
+    def __init__(self, config: GPTConfig, train: TrainConfig, padded_vocab: int, rngs: nnx.Rngs):
+        """Draw the table, if there is one, as the embedding's."""
+        self.vocab, self.train_config = config.vocab, train
+        self.norm = LayerNorm(config)
+        if not config.tied:
+            self.token_VD = token_table(rngs, config, padded_vocab)
+
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], token_VD: Array, targets_BT: Int[Array, "B T"], hooks: Hooks
+    ) -> Float[Array, " N"]:
+        """Compute the loss of each token in float32. A device computes logits only for its rows of the table."""
+        normed_ND = hooks.all_tokens(self.norm(x_BTD)).reshape(-1, x_BTD.shape[-1])
+        return losses(normed_ND, token_VD, targets_BT.reshape(-1), hooks, vocab=self.vocab, train=self.train_config)
+
+    @staticmethod
+    def matmul_flops(config: GPTConfig, padded_vocab: int | None = None) -> int:
+        """FLOPs of the logits of one token, forward; without padding by default."""
+        return 2 * config.embed * (padded_vocab or config.vocab)
+
+    @staticmethod
+    def working_elements(config: GPTConfig, tokens: int, logits_tokens: int, rows: int) -> int:
+        """Elements of the arrays that the backward pass holds at its peak, as XLA's CPU backend plans it.
+
+        Logits, their exponentials and their gradients, for the tokens whose logits exist at once and the rows of the
+        table on this device; and three arrays of tokens x D.
+        """
+        return 3 * logits_tokens * rows + 3 * tokens * config.embed

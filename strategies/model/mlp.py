@@ -1,0 +1,77 @@
+"""The MLP branch of a block, with tanh GELU (Radford et al. 2019). Dims: B batch, T tokens, D embed, F mlp."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array
+
+from strategies.config import GPTConfig
+from strategies.model.attention_kernels import matmul
+from strategies.model.hooks import Hooks
+from strategies.model.part import Part, Share, add_bias, add_branch
+from strategies.model.weights import normal, param
+
+
+class MLP(Part):
+    """Two matmuls around a GELU. A tensor axis splits the hidden features."""
+
+    contracted = "mlp"
+
+    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
+        """Draw normal weights with deviation 0.02; the second matmul's less, by sqrt(2 layers)."""
+        embed, mlp = config.embed, config.mlp_dim
+        self.up_DF = normal(rngs, (embed, mlp), "embed", "mlp")
+        self.up_bias_F = param(jnp.zeros(mlp), "mlp")
+        self.down_FD = normal(rngs, (mlp, embed), "mlp", "embed", std=0.02 * (2 * config.layers) ** -0.5)
+        self.down_bias_D = param(jnp.zeros(embed), "embed", backward="unused")
+
+    def __call__(self, x_BTD: Array, normed_BTD: Array, hooks: Hooks) -> Array:
+        """Add the MLP of `normed` to the residual stream x.
+
+        Args:
+            x_BTD: for the tokens whose residual stream this device holds.
+            normed_BTD: for all tokens of its sequences.
+            hooks: `sum` completes the second matmul over devices that split the hidden features.
+        """
+        hidden_BTF = jax.nn.gelu(add_bias(matmul(normed_BTD, self.up_DF[...]), self.up_bias_F), approximate=True)
+        return add_branch(x_BTD, hooks.sum(matmul(hidden_BTF, self.down_FD[...])), self.down_bias_D)
+
+    @staticmethod
+    def matmul_flops(config: GPTConfig) -> int:
+        """Up and down."""
+        return 2 * 2 * config.embed * config.mlp_dim
+
+    @staticmethod
+    def recomputed_flops(config: GPTConfig) -> int:
+        """Up alone: nothing in the backward pass of the layer takes the output of down."""
+        return 2 * config.embed * config.mlp_dim
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Keep the input of GELU; with `remat="none"` in float32, and three more arrays and those of its tanh."""
+        hidden = share.tokens * share.mlp
+        if share.train.remat == "none":
+            return (4 + (3 + tanh_arrays()) * share.itemsize) * hidden
+        return share.itemsize * hidden if share.train.remat == "dots" else 0
+
+    @staticmethod
+    def working_elements(share: Share) -> int:
+        """Three arrays around GELU, and its input when recomputed."""
+        return (4 if share.train.remat == "full" else 3) * share.tokens * share.mlp
+
+    @staticmethod
+    def deferred_elements(share: Share) -> int:
+        """Inputs and gradients of both matmuls, where they are not kept."""
+        again = share.train.remat == "full"
+        whole, split = (4, 3) if again else (2, 1)
+        return share.tokens * (whole * share.config.embed + split * share.mlp)
+
+
+@cache
+def tanh_arrays() -> int:
+    """Arrays that autodiff keeps of y = tanh x: with JAX 0.10, y and 1 - y; with JAX 0.12, 1 - y^2 alone."""
+    shape = jax.ShapeDtypeStruct((1,), "float32")
+    return len(jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(lax.tanh, x)[1], shape)))

@@ -1,0 +1,107 @@
+"""What every part of the model states beside its code, for the formulas in costs/.
+
+A part's weights and their dims are in its constructor. The rest it states by the functions of `Part`, of one layer and
+one microbatch. costs/ adds up the parts: another MLP, say, is another file and nothing else.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array
+
+from strategies.config import GPTConfig, TrainConfig
+from strategies.model.remat import KEPT
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one device computes of a layer, for one microbatch.
+
+    Attributes:
+        tokens: that attention and the MLP work on.
+        tensors: devices that split the heads and the hidden features of the MLP.
+        ulysses: attention takes all tokens of some heads, which come from other devices.
+    """
+
+    config: GPTConfig
+    train: TrainConfig
+    tokens: int
+    tensors: int = 1
+    ulysses: bool = False
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether the devices that split heads also split the residual stream over its tokens."""
+        return self.train.sequence_parallel and self.tensors > 1
+
+    @property
+    def residual_tokens(self) -> int:
+        """Tokens whose residual stream this device holds."""
+        return self.tokens // self.tensors if self.sequence_parallel else self.tokens
+
+    @property
+    def head_features(self) -> int:
+        """Features of the heads on this device."""
+        return self.config.embed // self.tensors
+
+    @property
+    def mlp(self) -> int:
+        """Hidden features of the MLP on this device."""
+        return self.config.mlp_dim // self.tensors
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number in the compute dtype."""
+        return jnp.dtype(self.train.dtype).itemsize
+
+
+class Part(nnx.Module):
+    """A part of a transformer block. By default it has no matmul and keeps nothing.
+
+    Attributes:
+        contracted: the dim that its last matmul contracts. Devices that split this dim have partial sums; `Hooks.sum`
+            completes them. None: nothing is contracted.
+    """
+
+    contracted: ClassVar[str | None] = None
+
+    @staticmethod
+    def matmul_flops(config: GPTConfig) -> int:
+        """FLOPs of its matmuls with weights, forward, for one token."""
+        return 0
+
+    @staticmethod
+    def recomputed_flops(config: GPTConfig) -> int:
+        """How many of `matmul_flops` the backward pass repeats with `remat="full"`."""
+        return 0
+
+    @staticmethod
+    def kept_bytes(share: Share) -> int:
+        """Bytes kept from the forward to the backward pass, by `remat`."""
+        return 0
+
+    @staticmethod
+    def working_elements(share: Share) -> int:
+        """Elements of the arrays that the backward pass holds at its peak, as XLA's CPU backend plans it."""
+        return 0
+
+    @staticmethod
+    def deferred_elements(share: Share) -> int:
+        """Elements that zb-h1 holds between the two halves of the backward pass, for the gradients of weights."""
+        return 0
+
+
+def add_branch(x_BTD: Array, branch_BTD: Array, bias_D: Any) -> Array:
+    """Add a branch and its bias to the residual stream.
+
+    The branch is kept for the backward pass. It was summed over devices: to compute it again would communicate again.
+    """
+    return add_bias(x_BTD + checkpoint_name(branch_BTD, KEPT), bias_D)
+
+
+def add_bias(x: Array, bias: Any) -> Array:
+    """Add a bias in float32. The result has the dtype of the array."""
+    return (x + bias).astype(x.dtype)

@@ -1,0 +1,90 @@
+"""The steps whose costs are tested: models, meshes and options; by formula, and compiled."""
+
+import dataclasses
+
+import jax
+
+from benchmarks.program.compiled import Program, read_program
+from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.costs.predict import predict
+from strategies.model.gpt import param_count
+from tests.strategies import quick
+
+SMALL = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=16)
+# Sizes of which none is another's multiple by chance, and a vocabulary that tensor and pipeline must pad.
+ODD = GPTConfig(layers=6, embed=48, heads=4, vocab=257, sequence=24, mlp=80)
+UNTIED = dataclasses.replace(ODD, tied=False)
+EVEN = dataclasses.replace(ODD, layers=8)
+BATCH = 16
+L, T, D, F, V = SMALL.layers, SMALL.sequence, SMALL.embed, SMALL.mlp_dim, SMALL.vocab
+PARAMS = param_count(SMALL)
+BLOCKS = L * (4 * D**2 + 2 * D * F + 9 * D + F)
+VECTORS = (6 * L + 2 + T) * D  # of norms, biases behind cut matmuls, and positions: what the tensor axis does not cut
+TOKENS = BATCH * T
+SCORES = 3 / 4 * 2 * L * T * D
+BTD = TOKENS * D
+
+CASES = [
+    ("single", "data=1", ODD, {"remat": "full", "logits_bytes": 2**16}),
+    ("data", "data=8", UNTIED, {"microbatches": 2}),
+    ("zero1", "data=2", SMALL, {"remat": "none"}),
+    ("zero2", "data=4", ODD, {"microbatches": 2}),
+    ("fsdp", "fsdp=8", ODD, {"remat": "none"}),
+    ("fsdp", "fsdp=8", SMALL, {}),
+    ("fsdp", "fsdp=2", UNTIED, {"remat": "full", "microbatches": 2}),
+    ("fsdp", "fsdp=4", SMALL, {"regather": False}),
+    ("hsdp", "data=2,fsdp=4", SMALL, {"gather": "step", "microbatches": 2}),
+    ("tensor", "tensor=4", ODD, {"remat": "full"}),
+    ("tensor", "tensor=4", SMALL, {}),
+    ("tensor", "tensor=2", UNTIED, {"remat": "none", "microbatches": 2}),
+    ("tensor", "tensor=4", SMALL, {"remat": "full", "sequence_parallel": False}),
+    ("context", "context=4", ODD, {"remat": "full"}),
+    ("context", "context=4", SMALL, {}),
+    ("context", "context=4", SMALL, {"context_attention": "ulysses"}),
+    ("pipeline", "pipeline=4", ODD, {"microbatches": 8, "remat": "full"}),
+    ("pipeline", "pipeline=2", EVEN, {"microbatches": 4, "schedule": "interleaved"}),
+    ("pipeline", "pipeline=4", ODD, {"microbatches": 8, "schedule": "zb-h1"}),
+    ("three_d", "data=2,pipeline=2,tensor=2", UNTIED, {"microbatches": 4, "sequence_parallel": False}),
+    ("three_d", "fsdp=2,pipeline=2,tensor=2", ODD, {"microbatches": 4, "remat": "none"}),
+    ("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, {"microbatches": 4, "schedule": "zb-h1"}),
+    ("three_d", "fsdp=2,context=2,tensor=2", ODD, {"microbatches": 2, "gather": "step", "remat": "full"}),
+    ("three_d", "fsdp=2,tensor=4", UNTIED, {"microbatches": 2, "remat": "none"}),
+    ("three_d", "data=4,context=2", ODD, {"remat": "none"}),
+    ("three_d", "data=2,context=2,tensor=2", SMALL, {"context_attention": "ulysses", "sequence_parallel": False}),
+    ("three_d", "data=2,pipeline=4", ODD, {"microbatches": 4, "schedule": "zb-h1", "remat": "full"}),
+]
+
+
+def cost(name, mesh, config=SMALL, **train):
+    """What formulas say."""
+    return predict(name, config, MeshSpec.parse(mesh), TrainConfig(BATCH, **train))
+
+
+def step(name, mesh, config=SMALL, **train):
+    """The step itself."""
+    spec = MeshSpec.parse(mesh)
+    return STRATEGIES[name].build(config, spec, TrainConfig(BATCH, **train), jax.devices()[: spec.size])
+
+
+def compiled(name, mesh, config=SMALL, fast=True, **train):
+    """What the compiler made of it: what it does, and the memory that it plans."""
+    built = step(name, mesh, config, **train)
+    program = quick.compiled(built.lower()) if fast else built.lower().compile()
+    text, memory = program.as_text(), program.memory_analysis()
+    assert text
+    assert memory
+    return read_program(text, built.mesh.shape), memory
+
+
+def sent(program: Program):
+    """Bytes by kind and axes."""
+    total = {}
+    for each in program.collectives:
+        key = each.kind, each.axes
+        total[key] = total.get(key, 0) + each.times * each.sent_bytes
+    return total
+
+
+def by_axes(predicted):
+    """Bytes by kind and axes, whatever they are."""
+    return {key: sum(parts.values()) for key, parts in predicted.sent.items()}

@@ -1,0 +1,54 @@
+"""FLOPs are those of the matmuls of a step: the published formulas, and what is computed again."""
+
+import pytest
+
+from strategies import PRESETS, MeshSpec, TrainConfig
+from strategies.costs.predict import predict
+from strategies.model.gpt import flops_per_token
+from tests.strategies.costs.steps import BATCH, CASES, SCORES, SMALL, TOKENS, D, F, L, cost
+
+
+@pytest.mark.parametrize(
+    ("remat", "recomputed"),
+    [
+        # The backward pass of attention computes the scores again.
+        ("dots", SCORES),
+        # And here that of a block all but its last matmul, and attention, whose scores it then has. The logits are
+        # outside the loop over layers: the compiler finds them computed.
+        ("full", SCORES + 2 * L * (4 * D**2 + D * F) + SCORES),
+    ],
+)
+def test_flops_of_a_step_are_those_of_its_matmuls(remat, recomputed):
+    """On one device a step does the model's FLOPs for each token, and those that it does again, to the last one.
+
+    But for a quarter of attention, of whose scores these are six times as many.
+    """
+    flops = sum(cost("single", "data=1", remat=remat).flops.values())
+    assert flops == TOKENS * (flops_per_token(SMALL) - 6 * SCORES / 3 + recomputed)
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("data", "data=8"), ("fsdp", "fsdp=8"), ("tensor", "tensor=4")])
+def test_devices_share_the_flops(name, mesh):
+    """Devices that share a step's sequences, or the dims of its layers, do equal parts of it, and nothing twice."""
+    assert sum(cost(name, mesh).flops.values()) == sum(cost("single", "data=1").flops.values())
+
+
+@pytest.mark.parametrize("preset", ["gpt2-xl", "gpt3-175b"])
+def test_model_flops_are_the_published_formula(preset):
+    """Narayanan et al. 2021, equation 3, without its recomputation: 72 B T L D^2 (1 + T / 6D + V / 12LD)."""
+    config = PRESETS[preset]
+    layers, embed, tokens = config.layers, config.embed, BATCH * config.sequence
+    terms = 1 + config.sequence / (6 * embed) + config.vocab / (12 * layers * embed)
+    predicted = predict("single", config, MeshSpec.parse("data=1"), TrainConfig(BATCH))
+    assert predicted.model_flops() == pytest.approx(72 * tokens * layers * embed**2 * terms, rel=1e-12)
+    halved = predicted.model_flops() - predicted.model_flops(causal=True)
+    assert halved == 6 * tokens * layers * embed * config.sequence
+
+
+@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
+def test_passes_and_the_head_are_all_flops(name, mesh, config, train):
+    """What the bubble is made of are the FLOPs that are held against the compiled program, but for the head."""
+    predicted = cost(name, mesh, config, **train)
+    plan, tokens = predicted.plan, BATCH * config.sequence
+    head = (8 if plan.logits_again else 6) * config.embed * plan.rows
+    assert tokens * (sum(predicted.passes) + head) == predicted.hardware_flops

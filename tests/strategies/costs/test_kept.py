@@ -1,0 +1,59 @@
+"""Layers keep for the backward pass what the parts of the model state."""
+
+import math
+
+import jax
+import pytest
+
+from strategies.costs.plan import BYTES
+from strategies.model.gpt import Block
+from strategies.pipelining.jaxpr import Loop
+from tests.strategies.costs.steps import (
+    ODD,
+    cost,
+    step,
+)
+
+
+def loops(program):
+    """Every loop of a jaxpr, and of those inside."""
+    for equation in program.eqns:
+        if equation.primitive.name == "scan":
+            yield equation
+        for value in equation.params.values():
+            for item in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(item, "jaxpr", item)
+                if hasattr(inner, "eqns"):
+                    yield from loops(inner)
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize(
+    ("name", "mesh", "train"),
+    [
+        ("fsdp", "fsdp=4", {"microbatches": 2}),
+        ("tensor", "tensor=4", {}),
+        ("tensor", "tensor=2", {"sequence_parallel": False}),
+        ("context", "context=2", {}),
+        ("context", "context=4", {"context_attention": "ulysses"}),
+        ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
+        ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4}),
+        ("three_d", "fsdp=2,pipeline=2,context=2", {"microbatches": 4}),
+    ],
+    ids=str,
+)
+def test_layers_keep_what_the_formula_says(name, mesh, train, remat):
+    """What the loop over layers hands to that of the backward pass, to the byte, in bfloat16 and in float32.
+
+    Of a pipeline, whose passes go layer by layer, what each layer hands on by itself.
+    """
+    built = step(name, mesh, ODD, remat=remat, dtype="bfloat16", **train)
+    plan = cost(name, mesh, ODD, remat=remat, dtype="bfloat16", **train).plan
+    jaxpr = jax.make_jaxpr(built.gradients)(built.state.params, built.batch).jaxpr
+    layers = 1 if plan.staged else plan.layers
+    forward, _ = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == layers]
+    kept = forward.outvars[1:]
+    assert not forward.params["reverse"]
+    assert sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in kept) == (
+        layers * Block.kept_bytes(plan.share)
+    )

@@ -1,0 +1,75 @@
+"""What a mesh does with a model: what fits, and what is found once for many plans."""
+
+import dataclasses
+import math
+
+import pytest
+
+from strategies import STRATEGIES, Infeasible, TrainConfig
+from strategies.costs.predict import known, predict
+from tests.strategies.costs.steps import (
+    BATCH,
+    EVEN,
+    SMALL,
+    cost,
+    step,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "message"),
+    [
+        ("no_such", "data=2", "nothing is known of what no_such sends; it can be single, data"),
+        ("single", "data=2", "mesh data=2 has the axis data, which splits nothing here"),
+        ("tensor", "tensor=8", "tensor=8 does not divide heads=4; tensor can be 1, 2 or 4"),
+        ("pipeline", "pipeline=4", "2 layers are too few for 4 parts of a pipeline"),
+        ("data", "data=32", "data=32 x microbatches=1 does not divide batch_size=16"),
+    ],
+)
+def test_what_does_not_fit_has_no_cost(name, mesh, message):
+    """It is refused as `build` refuses it."""
+    with pytest.raises(Infeasible, match=message):
+        cost(name, mesh)
+
+
+def test_plans_share_what_takes_long_to_find():
+    """A schedule, its ticks and its bubble are found once, whatever else differs between plans."""
+    one = cost("pipeline", "pipeline=2", microbatches=4, remat="full")
+    other = cost("three_d", "data=2,pipeline=2", microbatches=4, remat="none")
+    assert one.plan.order is other.plan.order
+    assert one.plan.order is not cost("pipeline", "pipeline=2", microbatches=8, remat="full").plan.order
+
+
+@pytest.mark.parametrize(
+    ("mesh", "train", "message"),
+    [
+        ("pipeline=4", {"microbatches": 4}, "2 layers are too few for 4 parts of a pipeline; take at most 2"),
+        ("pipeline=2", {"schedule": "interleaved"}, "2 layers are too few for 4 parts of a pipeline"),
+        (
+            "pipeline=2",
+            {"schedule": "interleaved", "chunks": 1},
+            "pipeline=2 does not divide microbatches=1, as an interleaved schedule needs; take a multiple of 2",
+        ),
+    ],
+)
+def test_what_does_not_fit_has_no_plan(mesh, train, message):
+    """Of stages, too: it is refused before anything is asked of the plan, in the words of `build`."""
+    for name in ("pipeline", "three_d"):
+        with pytest.raises(Infeasible, match=message):
+            predict(name, SMALL, mesh, TrainConfig(BATCH, **train))
+        with pytest.raises(Infeasible, match=message):
+            step(name, mesh, **train)
+
+
+@pytest.mark.parametrize("vocab", [256, 257, 50257])
+def test_all_meshes_of_a_comparison_have_the_same_vocabulary(vocab):
+    """Padded, it has as many rows on every mesh of up to eight devices, and so do its matmuls as many FLOPs."""
+    config = dataclasses.replace(EVEN, vocab=vocab, heads=8, embed=64, mlp=None, sequence=32)
+    plans = [
+        predict(name, config, mesh, TrainConfig(BATCH, microbatches=2 if "pipeline" in mesh.sizes else 1)).plan
+        for name in known()
+        for devices in (1, 2, 4, 8)
+        for mesh in STRATEGIES[name].meshes(devices)
+    ]
+    assert len(plans) > 50
+    assert {plan.rows for plan in plans} == {128 * math.ceil(vocab / 128)}
