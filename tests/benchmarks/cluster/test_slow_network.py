@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.test_run import PLUGINS, rows
+from tests.benchmarks.running import PLUGINS, rows
 from tests.processes import ROOT, finish_together, free_port, peer_environment
 
 BITS_PER_SECOND = 20_000_000

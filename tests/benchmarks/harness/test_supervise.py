@@ -17,7 +17,7 @@ from benchmarks.harness import supervise
 from benchmarks.harness.journal import journal_path
 from benchmarks.harness.supervise import JOURNAL, run, running, stopped
 from benchmarks.statuses import TIMED_OUT
-from tests.benchmarks.test_run import finish, rows, start, statuses
+from tests.benchmarks.running import finish, rows, start, statuses
 from tests.processes import ROOT, environment
 
 BEGAN = b'{"began": "single"}\n'

@@ -21,7 +21,7 @@ from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.fsdp import head_first, implementation
 from strategies.model.hooks import ONE_DEVICE
 from strategies.sharding.weight_shards import Shards
-from tests.benchmarks.program.test_compiled import BOTH, MESH, compiled, text_of
+from tests.benchmarks.program.programs import BOTH, MESH, compiled, text_of
 
 SMALL = GPTConfig(layers=8, embed=32, heads=8, vocab=256, sequence=32)
 

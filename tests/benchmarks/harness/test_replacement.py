@@ -1,0 +1,47 @@
+"""The supervisor replaces a measuring process that died by one that resumes the run."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.harness.supervise import RESUMED, supervise
+from benchmarks.statuses import TIMED_OUT, UNWRITTEN
+
+BEGAN, STOPPED = '{"began": "single"}\n', '{"stopped": true}\n'
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ([(1, False, BEGAN + STOPPED)], 1),
+        ([(-signal.SIGABRT, False, "")], 134),  # before there was a case to blame
+        ([(-signal.SIGABRT, False, BEGAN), (0, False, BEGAN + STOPPED)], 0),
+        ([(-signal.SIGSEGV, False, BEGAN + STOPPED)], 139),  # when all had been measured
+        ([(TIMED_OUT, False, BEGAN), (TIMED_OUT, True, BEGAN)], 130),  # Ctrl-C, and nobody there to hear
+        ([(130, True, BEGAN + STOPPED)], 130),
+        ([(-signal.SIGUSR1, True, "")], 130),  # before it could listen
+        ([(-signal.SIGKILL, True, BEGAN)], 130),  # told twice
+        ([(1, True, BEGAN + STOPPED)], 130),  # a traceback at the end
+        ([(0, True, BEGAN + STOPPED)], 0),  # too late: all had been measured
+        ([(UNWRITTEN, False, BEGAN)], UNWRITTEN),
+        ([(pytest.ExitCode.USAGE_ERROR, False, BEGAN)], pytest.ExitCode.USAGE_ERROR),  # that another run wrote
+    ],
+)
+def test_process_that_died_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: list[tuple[int, bool, str]], status: int
+) -> None:
+    """One that has ended is not, nor is any after somebody has stopped the run; an old journal is no sign of life."""
+    journal, left = tmp_path / "journal", list(ends)
+    journal.write_text(BEGAN)
+
+    def ended(command: Any, environment: dict[str, str], **_: Any) -> tuple[int, bool]:
+        assert (RESUMED in environment) == (len(left) < len(ends))
+        status, told, written = left.pop(0)
+        journal.write_text(journal.read_text() + written)
+        return status, told
+
+    monkeypatch.setattr("benchmarks.harness.supervise.run", ended)
+    assert supervise([], journal) == status
+    assert not left
