@@ -21,7 +21,7 @@ from tests.benchmarks.toy_steps import changed, happening_once, in_turn, raiser,
 
 
 def nan(step: Step) -> Step:
-    """The loss is not a number."""
+    """The loss is NaN."""
     return changed(step, lambda metrics: metrics | {"loss": metrics["loss"] * jnp.nan})
 
 
@@ -31,42 +31,42 @@ def wrong(step: Step) -> Step:
 
 
 def inexact(step: Step) -> Step:
-    """So they are, and it says that it does not mean to be exact."""
+    """The gradients are 1% too large, and the step declares that it is inexact by design."""
     return dataclasses.replace(wrong(step), inexact="gradients of another size")
 
 
 def diverging(step: Step) -> Step:
-    """The loss is a number in the first steps, but not for long."""
+    """The loss is finite in the first steps and NaN soon after."""
     return changed(step, lambda m: m | {"loss": jnp.where(m["grad_norm"] < 2, jnp.nan, m["loss"])})
 
 
 def uncompilable(step: Step) -> Step:
-    """The compiler refuses the step."""
+    """The compiler rejects the step."""
     return changed(step, raiser(ValueError("no such instruction\nin line 7")))
 
 
 def huge(step: Step) -> Step:
-    """The step does not fit into the device's memory."""
+    """The step does not fit in the device's memory."""
     return changed(step, raiser(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")))
 
 
 def stopped(step: Step) -> Step:
-    """Somebody presses Ctrl-C while the step is compiled."""
+    """Ctrl-C is pressed while the step is compiled."""
     return changed(step, lambda metrics: signal.raise_signal(signal.SIGINT))
 
 
 def stopped_once(step: Step) -> Step:
-    """Somebody presses Ctrl-C while the step of a batch of 8 is compiled, and stops the job at a batch of 16."""
+    """Ctrl-C is pressed while batch size 8 is compiled, and SIGTERM ends the job at batch size 16, once each."""
     return happening_once(step, {8: lambda: signal.raise_signal(signal.SIGINT), 16: stop_job})
 
 
 def full_once(step: Step) -> Step:
-    """The disk becomes full while the step of a batch of 8 is compiled, and again at a batch of 16."""
+    """The disk fills up while batch size 8 is compiled, and again at batch size 16."""
     return happening_once(step, {8: fill_disk, 16: fill_disk})
 
 
 def broken(step: Step) -> Step:
-    """The state cannot be made."""
+    """Initialising the state raises an error."""
     return dataclasses.replace(step, init=jax.jit(raiser(ZeroDivisionError("no weights"))))
 
 
@@ -86,7 +86,7 @@ def hanging(step: Step) -> Step:
 
 
 def deaf(step: Step) -> Step:
-    """The step never compiles, and no signal is heard meanwhile, as in the code of a backend."""
+    """Compilation hangs with all signals blocked, as inside a backend's native code."""
 
     def hang(metrics: dict[str, jax.Array]) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -97,7 +97,7 @@ def deaf(step: Step) -> Step:
 
 
 def pausing(step: Step) -> Step:
-    """Somebody stops the supervisor while the step is compiled, and lets it go on."""
+    """The supervisor is stopped by SIGSTOP while the step is compiled, and continued a second later."""
 
     def pause(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
         os.kill(os.getppid(), signal.SIGSTOP)
@@ -111,7 +111,7 @@ def pausing(step: Step) -> Step:
 
 
 def stopped_above(step: Step) -> Step:
-    """Somebody presses Ctrl-C where only the supervisor hears it, at a batch of 8."""
+    """At batch size 8, SIGINT reaches the supervisor only."""
 
     def stop(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
         if step.train.batch_size == 8:
@@ -123,17 +123,17 @@ def stopped_above(step: Step) -> Step:
 
 
 def held(step: Step) -> Step:
-    """The step never compiles, and no other thread of Python runs: C code keeps the interpreter's lock."""
+    """Compilation hangs in native code that holds the GIL, so that no other Python thread runs."""
     return changed(step, lambda metrics: ctypes.PyDLL(None).sleep(1_000_000))
 
 
 def aborting(step: Step) -> Step:
-    """The backend aborts, and the process with it."""
+    """The backend calls abort(), which ends the process."""
     return changed(step, lambda metrics: os.abort())
 
 
 def hanging_later(step: Step) -> Step:
-    """A step of a batch of 8 never ends when it takes its turn; the first steps do."""
+    """A step of batch size 8 hangs when it is timed; the first steps do not."""
 
     def hang() -> None:
         if step.train.batch_size == 8:
@@ -144,22 +144,22 @@ def hanging_later(step: Step) -> Step:
 
 
 def killed_later(step: Step) -> Step:
-    """The system ends the process when the step takes its turn, as it does where memory is short."""
+    """SIGKILL ends the process when the step is timed, as the kernel's OOM killer would."""
     return in_turn(step, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def elsewhere(step: Step) -> Step:
-    """The compiler of another process than the first refuses the step."""
+    """The compiler of every process but the first rejects the step."""
     return uncompilable(step) if jax.process_index() else step
 
 
 def killed_elsewhere(step: Step) -> Step:
-    """The system ends another process than the first when the step of a batch of 8 takes its turn."""
+    """SIGKILL ends every process but the first when the step of batch size 8 is timed."""
     return killed_later(step) if jax.process_index() and step.train.batch_size == 8 else step
 
 
 def stopped_elsewhere_once(step: Step) -> Step:
-    """Somebody presses Ctrl-C in another process than the first, at a batch of 8, unless it has happened before."""
+    """Ctrl-C is pressed in a process other than the first when batch size 8 is timed, once."""
 
     def stop() -> None:
         mark = Path(os.environ["ONCE"], "stopped")
@@ -171,13 +171,13 @@ def stopped_elsewhere_once(step: Step) -> Step:
 
 
 def stop_job() -> None:
-    """Stop the process that was started, which has started this one."""
+    """Send SIGTERM to the supervisor, the process that started this one."""
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(60)
 
 
 def fill_disk() -> None:
-    """Nothing more is written: the file FILLER takes all room, or no file may become larger than the journal is."""
+    """Let all further writes fail: fill the disk with the file FILLER, or limit file sizes to that of the journal."""
     if "FILLER" in os.environ:
         with suppress(OSError), Path(os.environ["FILLER"]).open("wb", buffering=0) as file:
             while True:

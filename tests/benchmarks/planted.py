@@ -2,7 +2,8 @@
 
 Environment variables choose what happens:
 
-- SINGLE=NAME: the planted strategy NAME takes the place of `single`, `data` is a toy, too, and the rate of matmuls is a constant.
+- SINGLE=NAME: the planted strategy NAME takes the place of `single`, `data` is a toy, too, and the rate of matmuls is a
+  constant.
 - ONCE=FOLDER: faults that happen once leave a mark in this folder.
 - TWICE: Ctrl-C is pressed when the report is about to be written.
 - ROOM: the limit of the file size is lifted when the report is about to be written.
@@ -26,12 +27,12 @@ from tests.benchmarks.toy_steps import toy
 
 @functools.cache
 def base(config: Any, mesh: Any, train: Any, devices: tuple[Any, ...]) -> Step:
-    """What toys are made of."""
+    """The step of `data` that a toy step replaces parts of; its configuration and mesh are kept."""
     return STRATEGIES["data"].build(config, mesh, train, devices)
 
 
 def plant(name: str, fault: Callable[[Step], Step]) -> Strategy:
-    """A strategy with a fault, on the meshes of `data`."""
+    """A strategy on the meshes of `data` whose step is a toy step with a fault."""
 
     def build(config: Any, mesh: Any, train: Any, devices: Sequence[Any]) -> Step:
         return fault(toy(base(config, mesh, train, tuple(devices))))
@@ -40,14 +41,14 @@ def plant(name: str, fault: Callable[[Step], Step]) -> Strategy:
 
 
 SHORT_BLOCK_SECONDS = 0.005
-"""For tests that time steps and do not look at how long they take."""
+"""The length of a timed block in tests that do not depend on how long a step takes."""
 PLANTED = {fault.__name__: plant(fault.__name__, fault) for fault in FAULTS}
 TOYS = PLANTED | {name: plant(name, lambda step: step) for name in ("single", "data")}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
-    """Offer the faulty ones beside the real ones, before anything asks for the registry."""
+    """Register the planted strategies beside the real ones, before anything reads the registry."""
     offered = {**STRATEGIES, **PLANTED}
     name = os.environ.get("SINGLE")
     if name:
@@ -61,7 +62,7 @@ def pytest_load_initial_conftests() -> None:
 
 
 def pytest_benchmark_update_json() -> None:
-    """Be impatient, or helpful, if asked to."""
+    """Press Ctrl-C or lift the limit of the file size, if the environment says so."""
     if "TWICE" in os.environ:
         signal.raise_signal(signal.SIGINT)
     if "ROOM" in os.environ:

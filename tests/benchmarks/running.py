@@ -1,4 +1,4 @@
-"""Runs of `pytest benchmarks` in processes of their own, and the reports they write."""
+"""Start `pytest benchmarks` in a process of its own, and read the report that it writes."""
 
 import json
 import subprocess
@@ -13,10 +13,10 @@ TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=
 Process = subprocess.CompletedProcess[str]
 Rows = dict[str, dict[str, Any]]
 FAST = ("-p", "no:hypothesispytest", "-p", "no:jaxtyping", "--assert=plain")
-"""Without what is slow to load, and not used here."""
+"""Disable plugins that are slow to load and not needed here."""
 PLUGINS = ("-p", "tests.benchmarks.planting", *FAST)
 COMMAND = (sys.executable, "-m", "pytest", *PLUGINS, "benchmarks", *TINY)
-"""The benchmarks on tiny sizes, with the planted strategies on offer."""
+"""Run the benchmarks on a tiny model, with the planted strategies registered."""
 
 
 def start(*options: str, single: str = "single", alone: bool = False, **variables: Any) -> subprocess.Popen[str]:
@@ -33,7 +33,7 @@ def start(*options: str, single: str = "single", alone: bool = False, **variable
 
 
 def finish(process: subprocess.Popen[str]) -> Process:
-    """Wait for what was started."""
+    """Wait until a process ends; terminate it if it takes too long."""
     with process:
         try:
             output, errors = process.communicate(timeout=LIMIT_SECONDS)
@@ -49,7 +49,7 @@ def run(*options: str, **variables: Any) -> Process:
 
 
 def rows(report: Path) -> Rows:
-    """The rows of a report by id; one that is not strict JSON is refused."""
+    """The rows of a report by case id, refusing a report that is not strict JSON."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
@@ -66,11 +66,11 @@ def rows(report: Path) -> Rows:
 
 
 def statuses(report: Path) -> dict[str, str]:
-    """How the cases of a report ended."""
+    """The status of each case in a report."""
     return {name: row["extra_info"]["status"] for name, row in rows(report).items()}
 
 
 def bare(*arguments: str, folder: Path = ROOT, **variables: Any) -> subprocess.Popen[str]:
-    """Start the benchmarks, by whatever names them, without what is planted."""
+    """Start the benchmarks, by whatever arguments name them, without planted strategies."""
     command = [sys.executable, "-m", "pytest", *FAST, *(arguments or ["benchmarks"])]
     return subprocess.Popen(command, cwd=folder, env=environment(**variables), stdout=-1, stderr=-1, text=True)

@@ -17,11 +17,11 @@ from tests.benchmarks.running import COMMAND, finish, rows, run, start, statuses
 from tests.processes import ROOT, environment
 
 HANG = "--case-timeout=20"
-"""Longer than `single` is silent on a busy machine."""
+"""A timeout longer than `single` is silent on a busy machine."""
 
 
 def test_interrupt_in_the_first_case_leaves_a_whole_report(tmp_path: Path) -> None:
-    """Ctrl-C in the very first case: exit status 130, a whole report, and its one row says interrupted."""
+    """Ctrl-C in the first case: exit status 130, and a complete report whose one row is `interrupted`."""
     report = tmp_path / "first.json"
     process = run("--strategy=stopped,data", "--mesh=data=1", f"--benchmark-json={report}")
     assert process.returncode == 130
@@ -31,8 +31,8 @@ def test_interrupt_in_the_first_case_leaves_a_whole_report(tmp_path: Path) -> No
 
 
 def test_run_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
-    """Ctrl-C in a later case, and SIGTERM to the first process alone in one later still: the report has what was
-    measured until then, and --resume measures the rest, and nothing twice.
+    """After Ctrl-C, or SIGTERM to the supervisor alone, the report has the finished rows, and --resume measures only
+    the others.
     """
     report = tmp_path / "later.json"
     command = ("--strategy=single,stopped_once", "--mesh=data=1", "--batch-size=8,16", f"--benchmark-json={report}")
@@ -54,9 +54,9 @@ def test_run_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_report_that_is_not_written_is_not_lost(tmp_path: Path) -> None:
-    """A disk that becomes full, and another Ctrl-C as the report is written: the report that was there stays whole, the
-    journal is kept and named, and --resume goes on, where nothing is run, too. If there is room for the report in the
-    end, what was measured is in it.
+    """If a full disk or a second Ctrl-C prevents writing the report, the earlier report stays whole, the journal is
+    kept and named, and --resume goes on, also where nothing is run. If there is room for the report in the end, it has
+    what was measured.
     """
     full, hasty = tmp_path / "full.json", tmp_path / "hasty.json"
     filling = ("--strategy=single,full_once", "--batch-size=8,16", "--mesh=data=1", f"--benchmark-json={full}")
@@ -89,11 +89,11 @@ def test_report_that_is_not_written_is_not_lost(tmp_path: Path) -> None:
 
 SMALL_DISK = "mount -t tmpfs -o size=20m tmpfs {disk} && "
 MOUNTS = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-"""In a namespace of its own, which needs no rights where the system lets users have one."""
+"""Mount in a namespace of the test's own, which needs no privileges where the system grants users namespaces."""
 
 
 def can_mount(folder: Path) -> bool:
-    """Whether a test can have a small disk."""
+    """Whether a small file system can be mounted here."""
     try:
         return not subprocess.run(
             [*MOUNTS, f"{SMALL_DISK.format(disk=folder)} true"], check=False, stderr=-1
@@ -103,8 +103,8 @@ def can_mount(folder: Path) -> bool:
 
 
 def test_a_disk_that_becomes_full_loses_no_row(tmp_path: Path) -> None:
-    """A real one, in the middle of the sweep: the journal takes a part of a row, and the report nothing. The earlier
-    report stays; exit status 74; and --resume, when there is room again, measures the rest and nothing twice.
+    """A disk that fills up during the sweep cuts off a journal row and the report: exit status 74, the earlier report
+    stays, and --resume measures the remaining cases only, once there is room again.
     """
     disk, out = tmp_path / "disk", tmp_path / "out"
     for folder in (disk, out):
@@ -136,7 +136,7 @@ def test_a_disk_that_becomes_full_loses_no_row(tmp_path: Path) -> None:
 
 
 def whole(line: bytes) -> list[dict[str, Any]]:
-    """The row of a line of a journal; none of one that is cut short."""
+    """The row in a line of a journal, in a list; an empty list if the line is cut short."""
     try:
         return [json.loads(line)["row"]]
     except ValueError:
@@ -144,9 +144,7 @@ def whole(line: bytes) -> list[dict[str, Any]]:
 
 
 def test_hang_and_death_end_no_sweep(tmp_path: Path) -> None:
-    """What hangs in its first steps, aborts while it is compiled or is killed in its turns is a row that says so, and
-    the others are measured.
-    """
+    """A case that hangs, aborts or is killed becomes a row that says so, and the other cases are measured."""
     report = tmp_path / "crashing.json"
     strategies = "single,hanging,aborting,killed_later,data"
     process = run(f"--strategy={strategies}", "--mesh=data=1", HANG, f"--benchmark-json={report}")
@@ -166,8 +164,8 @@ def test_hang_and_death_end_no_sweep(tmp_path: Path) -> None:
 
 
 def test_a_held_lock_ends_no_sweep(tmp_path: Path) -> None:
-    """A case that hangs with the interpreter's lock, so that no watchdog of its process runs, is ended by the
-    supervisor: its row says `timeout`, after one trial, and the others are measured.
+    """A case that hangs while it holds the GIL, where no watchdog thread can run, is ended by the supervisor: its row
+    is `timeout` after one attempt, and the other cases are measured.
     """
     report = tmp_path / "held.json"
     process = run("--strategy=single,held,data", "--mesh=data=1", HANG, f"--benchmark-json={report}")
@@ -179,11 +177,11 @@ def test_a_held_lock_ends_no_sweep(tmp_path: Path) -> None:
 
 
 def test_kill_in_mid_sweep_loses_no_finished_row(tmp_path: Path) -> None:
-    """kill -9 of all processes: the journal has the rows, no report is needed, and --resume measures the rest.
+    """After SIGKILL of all processes the journal has the finished rows, and --resume measures the others.
 
-    While they run, another run is not let into the same files; nor is one later that allocates memory in another way,
-    for its times are no others' times. What hangs here is `single`, in its turns: it is waited for once, and the others
-    are timed without it.
+    While the run goes on, a second run cannot write the same files; later, --resume refuses an environment with another
+    memory allocator, whose times would not compare. Here `single` hangs when it is timed: it gets one timeout, and the
+    other cases are timed without it.
     """
     folder, once = tmp_path / "runs", tmp_path / "once"
     once.mkdir()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.launch`: it gives each process its GPUs, and ends all when one fails."""
+"""`python -m benchmarks.launch` gives each process its GPUs, and ends all of them when one fails."""
 
 import argparse
 import subprocess
@@ -11,13 +11,15 @@ from benchmarks.launch import environment, main, visible_gpus, wait
 
 
 def sleeper(seconds: float, status: int = 0) -> subprocess.Popen[str]:
-    """A process that ends after a while."""
+    """Start a process that exits with a status after some seconds."""
     command = [sys.executable, "-c", f"import time; time.sleep({seconds}); exit({status})"]
     return subprocess.Popen(command, text=True, process_group=0)
 
 
 def test_launcher_ends_the_others_when_one_ends_badly() -> None:
-    """At once, and its exit status is that of the one; failed tests, which all have, are waited for."""
+    """When a process fails, the launcher ends the others and returns its status; exit status 1, failed tests, is waited
+    for.
+    """
     start = time.monotonic()
     assert wait([sleeper(60), sleeper(0, 77)]) == 77
     assert time.monotonic() - start < 20
@@ -30,7 +32,7 @@ def test_launcher_ends_the_others_when_one_ends_badly() -> None:
 def test_each_launched_process_has_its_own_gpus(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The next ones each time; too few are an error with both numbers."""
+    """Each process gets the next GPUs; too few GPUs are an error that names both numbers."""
     assert [environment(place, 1, ["4", "6"])["CUDA_VISIBLE_DEVICES"] for place in (0, 1)] == ["4", "6"]
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -47,7 +49,9 @@ def test_each_launched_process_has_its_own_gpus(
 def test_gpus_are_taken_where_jax_takes_them(
     monkeypatch: pytest.MonkeyPatch, platforms: str | None, plugins: list[str], gpus: list[str]
 ) -> None:
-    """A machine may have GPUs that JAX has no plugin for: its processes are told to take CPUs then."""
+    """Processes get GPUs only if JAX would use them: JAX_PLATFORMS names them, or is unset and the CUDA plugin is
+    installed.
+    """
     if platforms is None:
         monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     else:

@@ -13,7 +13,7 @@ from tests.processes import ROOT
 
 
 def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
-    """A bad option ends the run before its first case, with a line that says what is wrong."""
+    """A bad option or environment ends the run before its first case, with one line that says what is wrong."""
     refused = {
         "--strategy=ddp": "argument --strategy: 'ddp' is no strategy; there are single, data, ",
         "--vocab=100": "vocab=100 does not hold the 256 byte values of text; use 256 or more",
@@ -44,7 +44,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", [ROOT, None], ids=["checkout", "elsewhere"])
 def test_the_package_is_found_by_its_name(tmp_path: Path, folder: Path | None) -> None:
-    """In a checkout and away from it the options are known, and what is wrong with them is said in a line."""
+    """`--pyargs benchmarks` knows the options, in a checkout and elsewhere, and reports a wrong one in one line."""
     plugin = "-p", "no:meshmark", "-p", "benchmarks.plugin"  # as its entry point has it, installed or not
     ended = finish(bare(*plugin, "--pyargs", "benchmarks", "--strategy=ddp", folder=folder or tmp_path))
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
@@ -52,14 +52,14 @@ def test_the_package_is_found_by_its_name(tmp_path: Path, folder: Path | None) -
 
 
 def test_a_misspelt_folder_is_a_line(tmp_path: Path) -> None:
-    """As pytest says it, with options of ours, and a report that is not begun."""
+    """A misspelt folder gives pytest's own one-line error, even with our options and a report."""
     ended = finish(bare("benchmark", "--strategy=data", f"--benchmark-json={tmp_path}/run.json"))
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert ended.stderr.strip() == "ERROR: file or directory not found: benchmark"
 
 
 def test_found_among_other_tests_they_are_refused() -> None:
-    """`pytest .` ends in a line, before any test."""
+    """`pytest .` in a checkout ends in one line, before any test: the benchmarks run alone."""
     for folder in (".", str(ROOT)):
         ended = finish(bare(folder))
         assert ended.returncode == pytest.ExitCode.USAGE_ERROR
@@ -68,7 +68,7 @@ def test_found_among_other_tests_they_are_refused() -> None:
 
 
 def test_a_worker_that_finds_them_among_other_tests_says_so() -> None:
-    """`pytest . -n 2` ends in an error of that folder, not in silence."""
+    """`pytest . -n 1` reports a collection error that says the benchmarks run alone."""
     ended = finish(bare(".", "-n1", "--ignore=tests"))
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED
     assert ended.stdout.count("\nthe benchmarks run alone: pytest benchmarks; leave them out with --ignore=") == 1
@@ -84,7 +84,7 @@ def test_a_worker_that_finds_them_among_other_tests_says_so() -> None:
     ],
 )
 def test_nothing_is_started_for_what_is_refused(options: dict[str, Any], message: str) -> None:
-    """What can be seen to be wrong without a backend is refused before there is a process to start one."""
+    """Options that are wrong by themselves are refused before any process starts a backend."""
     offered = {"help": False, "version": False, "collectonly": False, "resume": False, "benchmark_json": None}
     offered |= {"benchmark_storage": "file://./.benchmarks", "benchmark_save": None, "benchmark_autosave": False}
     offered |= {"distributed": False, "coordinator": None, "processes": None, "process_id": None}

@@ -14,7 +14,7 @@ from tests.processes import ROOT, environment
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Process, Rows]:
-    """A sweep in which all but the first and the last case go wrong: its process and its rows."""
+    """The process and the rows of a sweep in which only the first and the last case succeed."""
     report = tmp_path_factory.mktemp("sweep") / "runs" / "sweep.json"
     selected = "single,wrong,uncompilable,broken,tensor,data"
     process = run(f"--strategy={selected}", "--mesh=data=1", f"--benchmark-json={report}", single="")
@@ -22,7 +22,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Process, Rows]:
 
 
 def test_every_case_leaves_its_row(sweep: tuple[Process, Rows]) -> None:
-    """The sweep goes on after each failure, and the report holds every case in order, good or bad."""
+    """A sweep continues after each failure, and its report holds every case in order with its status."""
     _, found = sweep
     assert {name: row["extra_info"]["status"] for name, row in found.items()} == {
         "single-data=1-b4": "ok",
@@ -35,7 +35,7 @@ def test_every_case_leaves_its_row(sweep: tuple[Process, Rows]) -> None:
 
 
 def test_devices_that_are_not_there_are_compiled_for(tmp_path: Path) -> None:
-    """More devices than there are, nothing run: what a compiler fails at is a failure, what cannot be spread is not."""
+    """With a topology nothing runs: a compiler's failure fails the run, an infeasible case does not."""
     report = tmp_path / "run.json"
     selected = "--strategy=fsdp,tensor,uncompilable", "--topology=cpu:16", "--batch-size=16"
     process = run(*selected, f"--benchmark-json={report}", single="")
@@ -53,7 +53,7 @@ def test_devices_that_are_not_there_are_compiled_for(tmp_path: Path) -> None:
 
 
 def test_options_make_cases_that_begin_as_their_own(tmp_path: Path) -> None:
-    """Each value of an option has a row, checked against one device, even where it holds the layers in other places."""
+    """Each value of an option has a row that matches `single`, even if it stores the layers in another order."""
     report = tmp_path / "run.json"
     selected = "--strategy=pipeline", "--mesh=pipeline=2", "--option=schedule=gpipe,interleaved", "--layers=4"
     process = run(*selected, f"--benchmark-json={report}", single="")
@@ -67,14 +67,14 @@ def test_options_make_cases_that_begin_as_their_own(tmp_path: Path) -> None:
 
 
 def test_rows_have_equal_keys(sweep: tuple[Process, Rows]) -> None:
-    """A row differs from another in values alone, in its statistics too."""
+    """All rows have the same keys, in their facts and in their statistics."""
     _, found = sweep
     for part in ("extra_info", "stats"):
         assert len({tuple(row[part]) for row in found.values()}) == 1
 
 
 def test_samples_are_the_statistics_data(sweep: tuple[Process, Rows]) -> None:
-    """Seconds per step are where pytest-benchmark's tools look for them, and null where nothing was timed."""
+    """Seconds per step are in pytest-benchmark's statistics, which are null for a case that was not timed."""
     _, found = sweep
     for row in found.values():
         stats, info = row["stats"], row["extra_info"]
@@ -84,14 +84,14 @@ def test_samples_are_the_statistics_data(sweep: tuple[Process, Rows]) -> None:
 
 
 def test_failures_fail_and_the_infeasible_is_skipped(sweep: tuple[Process, Rows]) -> None:
-    """Pytest counts the check and the timing of each case, and its exit code says that some failed."""
+    """A failed check or timing fails its test, an infeasible case is skipped, and the exit code reports failures."""
     process, _ = sweep
     assert process.returncode == pytest.ExitCode.TESTS_FAILED
     assert "3 failed, 4 passed, 5 skipped" in process.stdout
 
 
 def test_run_says_how_it_goes(sweep: tuple[Process, Rows]) -> None:
-    """There is a line for each case, a table, and the split of the time; pytest-benchmark's table is left out."""
+    """The terminal shows a line for each case, a table, the noise and the time spent, not pytest-benchmark's table."""
     process, found = sweep
     for name, row in found.items():
         assert re.search(
@@ -104,15 +104,15 @@ def test_run_says_how_it_goes(sweep: tuple[Process, Rows]) -> None:
 
 
 def test_journal_goes_when_the_report_is_written(sweep: tuple[Process, Rows]) -> None:
-    """A report that is whole needs no journal beside it."""
+    """The journal is deleted when the report has been written."""
     process, _ = sweep
     (report,) = re.findall(r"^report: (.*)$", process.stdout, re.M)
     assert [path.name for path in Path(report).parent.iterdir()] == ["sweep.json"]
 
 
 def test_no_failure_is_a_success(tmp_path: Path) -> None:
-    """A case that fails in the turns of another's test fails its own; one whose check is not run fails when it is to be
-    timed; and a run in which nothing can be measured has no success either: exit status 1.
+    """Exit status 1 if a case fails while it is timed, if one fails whose check was deselected, or if nothing was
+    measured.
     """
     tests_failed = pytest.ExitCode.TESTS_FAILED
     later = run("--strategy=single,diverging", "--mesh=data=1", f"--benchmark-json={tmp_path}/later.json")
@@ -125,7 +125,7 @@ def test_no_failure_is_a_success(tmp_path: Path) -> None:
 
 
 def test_what_is_deselected_is_left_out(tmp_path: Path) -> None:
-    """By pytest's own options or by a plugin: the rest is measured."""
+    """A case deselected by pytest's option or by a plugin is not measured, and the others are."""
     left_out = "--deselect=benchmarks/test_step.py::test_step[single-data=2-b4]"
     dropping = "-p", "tests.benchmarks.dropping"
     process = run("--strategy=single,data", "--devices=1,2", left_out, *dropping)
@@ -134,7 +134,7 @@ def test_what_is_deselected_is_left_out(tmp_path: Path) -> None:
 
 
 def test_no_program_is_kept_on_virtual_devices(tmp_path: Path) -> None:
-    """Nor read from where JAX keeps programs: one that is read there may hang."""
+    """On virtual devices JAX's persistent compilation cache is off: a program that is read from it may hang."""
     command = "--strategy=data", "--mesh=data=2", "--batch-size=8", "--compile-only"
     variables = {"JAX_COMPILATION_CACHE_DIR": tmp_path, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0}
     assert run(*command, single="", **variables).returncode == pytest.ExitCode.OK
@@ -142,7 +142,7 @@ def test_no_program_is_kept_on_virtual_devices(tmp_path: Path) -> None:
 
 
 def test_selecting_nothing_is_no_success(tmp_path: Path) -> None:
-    """-k that leaves no case ends as pytest ends without tests, and writes no report."""
+    """A -k that matches no case ends with pytest's NO_TESTS_COLLECTED and writes no report."""
     report = tmp_path / "nothing.json"
     process = run("-k", "nothing", f"--benchmark-json={report}")
     assert process.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
@@ -151,7 +151,7 @@ def test_selecting_nothing_is_no_success(tmp_path: Path) -> None:
 
 
 def test_pytest_benchmark_compares_reports_in_a_checkout(sweep: tuple[Process, Rows]) -> None:
-    """Its own command reads our conftest.py and settings there; rows that were not timed do it no harm."""
+    """`pytest-benchmark compare` reads a report that has rows without timings, in a checkout with our conftest.py."""
     (report,) = re.findall(r"^report: (.*)$", sweep[0].stdout, re.M)
     command = [sys.executable, "-m", "pytest_benchmark", "compare", report, "--columns=median"]
     ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A training step on a model of one number, and ways to change it; `faults` makes broken steps of them."""
+"""A training step on a model of one number, and functions that change it. The faults are made of them."""
 
 import dataclasses
 import os
@@ -16,7 +16,7 @@ from strategies import State, Step
 
 
 def toy(step: Step) -> Step:
-    """Nothing wrong: the weight falls, and the loss with it. It compiles in a fraction of a model's time."""
+    """A step without a fault whose weight and loss fall. It compiles in a fraction of a model's time."""
 
     def init(key: jax.Array) -> State:
         return State({"weight": jnp.float32(5)}, {})
@@ -35,7 +35,7 @@ def toy(step: Step) -> Step:
 
 
 def happening_once(step: Step, events: Mapping[int, Callable[[], None]]) -> Step:
-    """Something happens while the step of a batch size is compiled, unless it has happened before."""
+    """Trigger the event of a batch size while its step is compiled, once: a file in the folder ONCE marks it."""
 
     def happen(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
         event, mark = events.get(step.train.batch_size), Path(os.environ["ONCE"], str(step.train.batch_size))
@@ -48,7 +48,7 @@ def happening_once(step: Step, events: Mapping[int, Callable[[], None]]) -> Step
 
 
 def in_turn(step: Step, happen: Callable[[], None]) -> Step:
-    """Something happens when the step takes its turn, and not in the first steps."""
+    """Run `happen` when a step is timed, but not in the first steps, which are checked."""
 
     def update(state: Any, batch: Any) -> Any:
         if any(frame.f_code.co_name == "take_turns" for frame, _ in traceback.walk_stack(None)):
@@ -59,41 +59,41 @@ def in_turn(step: Step, happen: Callable[[], None]) -> Step:
 
 
 def uncompiled(step: Step, update: Callable[[Any, Any], Any]) -> Step:
-    """The step with an update that says that it is compiled, and is not."""
+    """Replace the update by a Python function that passes for a compiled one."""
     return dataclasses.replace(step, update=Uncompiled(update))
 
 
 @dataclasses.dataclass(frozen=True)
 class Uncompiled:
-    """It says that it is compiled, and is not."""
+    """A Python function with the methods of a jitted, lowered and compiled one."""
 
     update: Callable[[Any, Any], Any]
 
     def lower(self, *shapes: Any) -> "Uncompiled":
-        """As a jitted function does it."""
+        """Return itself, as lowered."""
         return self
 
     def compile(self, options: Any = None) -> "Uncompiled":
-        """As a lowered function does it."""
+        """Return itself, as compiled."""
         return self
 
     def memory_analysis(self) -> None:
-        """Nothing is planned."""
+        """No memory plan is known."""
 
     def cost_analysis(self) -> None:
-        """Nothing is counted."""
+        """No cost is known."""
 
     def as_text(self) -> str:
-        """A program that does nothing."""
+        """The text of a program that does nothing."""
         return "HloModule nothing\n\nENTRY %main () -> f32[] {\n  ROOT %zero = f32[] constant(0)\n}\n"
 
     def __call__(self, state: Any, batch: Any) -> Any:
-        """As a compiled function does it."""
+        """Run the function."""
         return self.update(state, batch)
 
 
 def changed(step: Step, change: Callable[[dict[str, jax.Array]], Any]) -> Step:
-    """The step with other metrics."""
+    """The step with `change` applied to its metrics, inside the compiled program."""
 
     def update(state: Any, batch: Any) -> Any:
         state, metrics = step.update(state, batch)
@@ -103,7 +103,7 @@ def changed(step: Step, change: Callable[[dict[str, jax.Array]], Any]) -> Step:
 
 
 def raiser(error: Exception) -> Callable[[Any], Any]:
-    """A function that fails."""
+    """A function that raises an error."""
 
     def fail(_: Any) -> Any:
         raise error

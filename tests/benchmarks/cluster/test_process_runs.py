@@ -22,7 +22,9 @@ TOYS: dict[str, Any] = {"SINGLE": "single"}
     [(0, "the other 1 of 2 processes to come to {}"), (1, r"process 0 at {} \(Connection refused\)")],
 )
 def test_who_waits_for_the_others_says_so_and_ends(index: int, awaited: str) -> None:
-    """Where a process does not come it is said early, and what ends the wait is no stack of C++."""
+    """A process that waits for others says so, and ends after --join-timeout with a usage error
+    that says what to do.
+    """
     where = f"127.0.0.1:{free_port()}"
     by_hand = f"--coordinator={where}", "--processes=2", f"--process-id={index}", "--join-timeout=2"
     command = "-m", "pytest", *PLUGINS, "benchmarks", *TINY, "--strategy=data", *by_hand
@@ -35,7 +37,9 @@ def test_who_waits_for_the_others_says_so_and_ends(index: int, awaited: str) -> 
 
 
 def test_devices_that_processes_cannot_share_are_rows(tmp_path: Path) -> None:
-    """Launched from any folder: what cannot be is infeasible, with the numbers, and the rest is measured."""
+    """`benchmarks.launch` works from any folder; device counts that the processes cannot share equally are infeasible
+    rows.
+    """
     report = tmp_path / "run.json"
     launch = "-m", "benchmarks.launch", "--processes=2", "--devices-per-process=1", "--"
     selected = "--strategy=data", "--devices=2,3", f"--benchmark-json={report}"
@@ -47,9 +51,9 @@ def test_devices_that_processes_cannot_share_are_rows(tmp_path: Path) -> None:
 
 
 def test_a_process_that_dies_ends_all_and_loses_no_finished_row(tmp_path: Path) -> None:
-    """Killed in its turn, it is named in all others in good time, and the report of the rows before is whole.
+    """When a process is killed, the others end within seconds, name it, and report the finished rows.
 
-    What failed in one process alone before that is a row that says where, and the cases after it were measured.
+    A failure in one process alone is a row that names the process, and the cases after it are measured.
     """
     report, port = tmp_path / "run.json", free_port()
     selected = "--strategy=elsewhere,data,killed_elsewhere", "--devices=2", "--batch-size=8", "--lost-after=3"
@@ -74,7 +78,7 @@ def test_a_process_that_dies_ends_all_and_loses_no_finished_row(tmp_path: Path) 
 
 
 def part(count: int, who: int, way: str, lost_after: float = 3, case_timeout: float = 600) -> list[Ended]:
-    """Processes that meet, one of which does not; how each has ended."""
+    """Run `tests.benchmarks.party`: processes that meet, of which one leaves; how each has ended."""
     arguments = f"127.0.0.1:{free_port()}", count, "{}", lost_after, case_timeout, who, way
     return finish_together(start_together(count, 1, "-m", "tests.benchmarks.party", *map(str, arguments)), 60)
 
@@ -88,7 +92,7 @@ def part(count: int, who: int, way: str, lost_after: float = 3, case_timeout: fl
     ],
 )
 def test_all_others_say_who_is_gone(who: int, way: str, status: int, words: str) -> None:
-    """Each of them, in these words and no others, and who has left ends as it meant to."""
+    """Each remaining process names the one that is gone and why, and says nothing else."""
     ended = part(3, who, way)
     gone = ended.pop(who)
     assert (gone.returncode, gone.stderr) == (status, "")
@@ -96,7 +100,7 @@ def test_all_others_say_who_is_gone(who: int, way: str, status: int, words: str)
 
 
 def test_who_does_not_come_is_named_before_a_watchdog_ends_the_others() -> None:
-    """A watchdog, whose time begins no later, would end this process without a word of the other. That is told, too."""
+    """A process that does not come is named before the watchdog of a waiting one ends it, and is told so itself."""
     first, late = part(2, 1, "sleeps", case_timeout=4)
     words = "process 1 did not come within 3.6 seconds: it hangs, or has gone another way\n"
     assert first.stderr.endswith(f"Lost: {words}")
@@ -104,7 +108,11 @@ def test_who_does_not_come_is_named_before_a_watchdog_ends_the_others() -> None:
 
 
 def test_a_process_that_is_stopped_ends_all_and_the_run_is_gone_on_with(tmp_path: Path) -> None:
-    """The first has written whatever had ended, and goes on from its journal; the others have no file of its."""
+    """Ctrl-C in one process ends all; the first process has written the finished rows, and --resume measures the
+    others.
+
+    Only the first process writes files.
+    """
     selected = "--strategy=data,stopped_elsewhere_once", "--devices=2", "--batch-size=8", "--lost-after=10"
     report = f"--benchmark-json={tmp_path}/{{}}/run.json"
     command = "-m", "pytest", *PLUGINS, "benchmarks", *TINY, *selected, report, "--processes=2", "--process-id={}"
@@ -120,9 +128,9 @@ def test_a_process_that_is_stopped_ends_all_and_the_run_is_gone_on_with(tmp_path
 
 
 def test_launched_processes_measure_together(tmp_path: Path) -> None:
-    """Each has its devices, the first has the terminal and writes the report: what is sent between processes, too.
+    """Launched processes share a mesh; the first one prints and reports, including the bytes sent between processes.
 
-    It alone has a process of one device, in which `single` is timed while the others wait.
+    It alone starts a process of one device, in which `single` is timed while the others wait.
     """
     report = tmp_path / "run.json"
     launch = "-m", "benchmarks.launch", "--processes=2", "--devices-per-process=2", "--"
@@ -145,7 +153,7 @@ def test_launched_processes_measure_together(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_processes_find_each_other_in_a_cluster(tmp_path: Path) -> None:
-    """By what SLURM tells each of its tasks, and nothing else."""
+    """With --distributed, processes join by SLURM's environment variables alone."""
     report, job = tmp_path / "run.json", {"SLURM_JOB_ID": os.getpid(), "SLURM_STEP_NODELIST": "localhost"}
     selected = "--distributed", "--strategy=data", "--mesh=data=4", f"--benchmark-json={report}"
     started = [

@@ -1,4 +1,4 @@
-"""How several processes agree, which mesh axes lie between them, and the options that join them."""
+"""How several processes agree, which mesh axes cross hosts, and the options with which processes join."""
 
 import argparse
 import threading
@@ -14,27 +14,27 @@ from benchmarks.cluster.processes import Elsewhere, Lost, _ended, _Group, axes_b
 
 
 class Service:
-    """What `jax.distributed` starts, for threads."""
+    """A stand-in for the key-value service of `jax.distributed`, for threads."""
 
     def __init__(self, count: int) -> None:
         self.texts: dict[str, str] = {}
         self.barrier = threading.Barrier(count)
 
     def key_value_set(self, key: str, text: str) -> None:
-        """Keep a text."""
+        """Store a text under a key."""
         self.texts[key] = text
 
     def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
-        """All in a folder."""
+        """All keys and texts of a folder."""
         return [(key, text) for key, text in self.texts.items() if key.startswith(f"{folder}/")]
 
     def key_value_delete(self, folder: str) -> None:
-        """Forget a folder."""
+        """Delete a folder."""
         for key, _ in self.key_value_dir_get(folder):
             del self.texts[key]
 
     def wait_at_barrier(self, name: str, timeout_ms: int) -> None:
-        """Wait for all, or give up."""
+        """Wait for all threads, or raise JAX's error after the timeout."""
         try:
             self.barrier.wait(timeout_ms / 1000)
         except threading.BrokenBarrierError:
@@ -42,7 +42,9 @@ class Service:
 
 
 def agree(*functions: Callable[[], Any]) -> list[Any]:
-    """What each process takes for the value of the first when it has run its function, or what was raised in it."""
+    """Run one function in each process, a thread each; for each process, the first one's value or
+    the exception raised.
+    """
     service, ends = Service(len(functions)), list[Any](functions)
 
     def run(place: int) -> None:
@@ -63,17 +65,19 @@ def agree(*functions: Callable[[], Any]) -> list[Any]:
 
 
 def fail() -> None:
-    """As a device without memory does."""
+    """Raise a MemoryError, as a device without room does."""
     raise MemoryError("17 GiB")
 
 
 def test_all_take_the_first_ones_value() -> None:
-    """Each has its own, and that of the first, to the last bit."""
+    """Every process gets its own value and, to the last bit, that of the first process."""
     assert agree(lambda: 0.1, lambda: 2, lambda: None) == [(0.1, 0.1), (2, 0.1), (None, 0.1)]
 
 
 def test_what_fails_in_one_has_failed_in_all() -> None:
-    """With the word for it, the reason and which process it was; where it failed itself, with its own exception."""
+    """A failure in one process is raised in all: as its own exception there, elsewhere as its status, reason and
+    process.
+    """
     for place in (0, 1):
         ends = agree(*[lambda: 0.1] * place, fail, *[lambda: 0.1] * (2 - place))
         assert isinstance(ends.pop(place), MemoryError)
@@ -83,7 +87,7 @@ def test_what_fails_in_one_has_failed_in_all() -> None:
 
 
 def test_who_does_not_come_is_not_waited_for_for_ever() -> None:
-    """When patience is at its end, the run is, and what says so is taken for no failure of a case."""
+    """A process that does not come within the patience raises Lost, which no handler takes for a failed case."""
     group = _Group(Service(2), 0, 2, patience_seconds=0.05)
     with pytest.raises(Lost, match=r"process 1 did not come within 0\.05 seconds"):
         _ended(group, lambda: 1, lambda value: value)
@@ -109,7 +113,7 @@ def test_who_does_not_come_is_not_waited_for_for_ever() -> None:
 def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
     hosts: list[int], axes: dict[str, int], crossing: tuple[str, ...]
 ) -> None:
-    """Hosts that have a part of the mesh each are told apart by its outer axes; the inner ones stay inside."""
+    """The mesh axes that cross hosts are those along which the host of a device changes."""
     assert axes_between(np.reshape(hosts, tuple(axes.values())), tuple(axes)) == crossing
 
 
@@ -127,7 +131,7 @@ def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
     ids=str,
 )
 def test_half_of_the_options_is_refused(given: dict[str, Any], message: str) -> None:
-    """What does not say which process this is, or says it twice, is an error with what is missing."""
+    """Options that leave out which process this is, or state it twice, raise an error that names what is missing."""
     none = {"coordinator": None, "processes": None, "process_id": None, "distributed": False}
     assert not processes_asked(declared(**none))
     with pytest.raises(ValueError, match=message):
@@ -135,7 +139,7 @@ def test_half_of_the_options_is_refused(given: dict[str, Any], message: str) -> 
 
 
 def test_outside_of_a_cluster_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX says only what it misses."""
+    """--distributed outside of a cluster raises an error that names the schedulers it knows and the options to give."""
 
     def initialize(*arguments: Any, **options: Any) -> None:
         raise ValueError("coordinator_address should be defined.")
@@ -147,5 +151,5 @@ def test_outside_of_a_cluster_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPa
 
 
 def declared(**given: Any) -> Any:
-    """Options."""
+    """A namespace of options."""
     return argparse.Namespace(**given)

@@ -16,7 +16,7 @@ from tests.benchmarks.planted import TOYS
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Begin]:
-    """Begins a session, or goes on with the one before it."""
+    """Begin a session, or resume the one before it as if its process had died."""
     sessions: list[Session] = []
 
     def begin(plan: RunPlan = PLAN, resume: bool = False, after: str | None = None) -> Session:
@@ -33,12 +33,12 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 
 def end(session: Session) -> None:
-    """End a session as a process does that dies: nothing more is written."""
+    """End a session as the death of its process would: nothing more is written."""
     session._lifecycle.watchdog.stop()
     session.journal.close()
 
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strategies that compile at once, some of them broken."""
+    """Replace all strategies by toys, which compile fast; some have a fault."""
     monkeypatch.setattr(cases, "STRATEGIES", TOYS)

@@ -1,4 +1,4 @@
-"""Cases for tests of a session, and what measures them."""
+"""The cases and the run plan that tests of a session share."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ Info = dict[str, Any]
 
 
 def measure(session: Session, *measured: Case) -> list[Info]:
-    """The rows of cases, each prepared before the first is timed."""
+    """Prepare all cases, time each, and return their rows."""
     for case in measured:
         session.prepare(case)
     for case in measured:

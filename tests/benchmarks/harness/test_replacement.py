@@ -1,4 +1,4 @@
-"""The supervisor replaces a measuring process that died by one that resumes the run."""
+"""The supervisor replaces a measuring process that died with one that resumes the run."""
 
 import signal
 from pathlib import Path
@@ -32,7 +32,9 @@ BEGAN, STOPPED = '{"began": "single"}\n', '{"stopped": true}\n'
 def test_process_that_died_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: list[tuple[int, bool, str]], status: int
 ) -> None:
-    """One that has ended is not, nor is any after somebody has stopped the run; an old journal is no sign of life."""
+    """A process that died in a case is replaced; one that ended or was stopped is not. An old
+    journal does not count.
+    """
     journal, left = tmp_path / "journal", list(ends)
     journal.write_text(BEGAN)
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("_short_blocks")
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
-    """The rows of two real strategies, measured in one session."""
+    """The rows of single and data, two real strategies, measured in one session."""
     journal = Journal(tmp_path_factory.mktemp("session") / "run.journal.jsonl", {}, resume=False)
     session = Session(replace(PLAN, attribution=True), Clock(), journal)
     try:
@@ -33,9 +33,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
 
 
 def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
-    """A row that is ok lacks nothing but what its backend does not tell, and a ratio where nothing is sent.
+    """A row that is ok has every value, except those of other backends, topologies and strategies.
 
-    Nor is what is written by hand compared with a twin, nor a device that is there with the figures of its kind.
+    The ratio of sent to predicted bytes is null where nothing is sent, twins exist for auto only, and estimates for
+    devices with a chip's figures only.
     """
     for row in rows:
         assert row["status"] == "ok"
@@ -51,7 +52,7 @@ def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
 
 
 def test_strategies_are_compared_with_single(rows: list[Info]) -> None:
-    """Each row says that it computes what one device computes, and how its time compares, in an interval."""
+    """A row matches `single`, and has its relative time with an interval; that of `single` is exactly one."""
     single, data = rows
     assert single["relative_to_single"] == single["relative_to_single_low"] == single["relative_to_single_high"] == 1
     assert data["relative_to_single_low"] <= data["relative_to_single"] <= data["relative_to_single_high"]
@@ -60,7 +61,9 @@ def test_strategies_are_compared_with_single(rows: list[Info]) -> None:
 
 
 def test_program_is_read(rows: list[Info]) -> None:
-    """Each row says what its compiled program does: the two devices sum their gradients, each half of the FLOPs."""
+    """Rows have their compiled program's facts: two devices all-reduce the gradients, and each does
+    half of the FLOPs.
+    """
     single, data = rows
     assert (single["compiled.sent_bytes"], single["compiled.compilations"]) == (0, 1)
     assert data["compiled.sent_bytes"] >= 4 * CONFIG.param_count
@@ -68,7 +71,9 @@ def test_program_is_read(rows: list[Info]) -> None:
 
 
 def test_canary_flies_with_each_group(rows: list[Info]) -> None:
-    """All that took turns share one canary, which says how noisy it was."""
+    """Cases that are timed together share a canary, the ratio of a step to itself, which decides whether they are
+    noisy.
+    """
     single, data = rows
     assert single["canary_ratio"] == data["canary_ratio"] > 0
     within = single["canary_ratio_low"] >= 0.95 and single["canary_ratio_high"] <= 1.05
@@ -76,14 +81,14 @@ def test_canary_flies_with_each_group(rows: list[Info]) -> None:
 
 
 def test_steps_are_counted(rows: list[Info]) -> None:
-    """A row says how many steps were timed, and how long it took to hand one over."""
+    """A row has the number of timed steps, and a dispatch time no longer than the step."""
     for row in rows:
         assert row["steps_timed"] >= MIN_ROUNDS
         assert 0 < row["dispatch_seconds_median"] <= row["step_seconds_median"]
 
 
 def test_time_is_attributed(rows: list[Info]) -> None:
-    """Where it was asked for, a row says where its time goes: to waiting and sending only if there are others."""
+    """With attribution a row says where its time goes; one device has no communication and no bubbles."""
     single, data = rows
     between = "exposed_communication", "schedule_bubble", "lockstep_bubble"
     assert [single[f"attribution.{part}_seconds"] for part in between] == [0, 0, 0]
@@ -94,14 +99,14 @@ def test_time_is_attributed(rows: list[Info]) -> None:
 
 
 def test_text_is_learnt(rows: list[dict[str, Any]]) -> None:
-    """The loss begins at a guess among 256 bytes, and falls."""
+    """The loss begins at log(256), a uniform guess among bytes, and falls."""
     for row in rows:
         assert row["loss_first"] == pytest.approx(math.log(256), abs=0.1)
         assert row["loss_last"] < row["loss_first"]
 
 
 def test_state_counts_what_a_device_holds(rows: list[dict[str, Any]]) -> None:
-    """Parameters are float32 and AdamW holds two moments of each and a step count, all among the arguments."""
+    """Parameters are float32, and AdamW holds two moments of each and a step count, all among the arguments."""
     for row in rows:
         parameter_bytes = 4 * CONFIG.param_count
         assert row["memory.parameter_bytes"] == parameter_bytes
@@ -111,7 +116,7 @@ def test_state_counts_what_a_device_holds(rows: list[dict[str, Any]]) -> None:
 
 @pytest.mark.usefixtures("toys")
 def test_step_that_does_not_mean_to_be_exact_is_timed_and_says_so(begin: Begin) -> None:
-    """It is not held against one device: its row neither passes the check nor fails it, and has the reason."""
+    """A step that is inexact by design is timed, is not checked against `single`, and has the reason in its row."""
     _, row = measure(begin(), SINGLE, replace(SINGLE, strategy="inexact"))
     assert (row["status"], row["matches_single"]) == ("ok", None)
     assert row["reason"] == "not exact by design: gradients of another size"
@@ -119,7 +124,7 @@ def test_step_that_does_not_mean_to_be_exact_is_timed_and_says_so(begin: Begin) 
 
 
 def test_what_the_compiler_partitions_is_compared_with_its_twin(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From blocks of the same rounds, in an interval; where the twin was not timed, nothing is said."""
+    """A row of auto has its time relative to its twin, with an interval; without a timed twin it is null."""
     auto = replace(TOYS["data"], name="auto", twins={("data",): "data"})
     monkeypatch.setattr(cases, "STRATEGIES", {**TOYS, "auto": auto})
     case = replace(DATA, strategy="auto")
@@ -137,7 +142,7 @@ def test_what_the_compiler_partitions_is_compared_with_its_twin(begin: Begin, mo
 
 @pytest.mark.usefixtures("toys")
 def test_single_is_timed_when_it_was_not_selected(begin: Begin) -> None:
-    """A strategy alone is checked against one device, and compared with it, which has no row of its own."""
+    """A strategy that runs alone is checked against and compared with `single`, which gets no row."""
     session = begin()
     (row,) = measure(session, DATA)
     assert row["matches_single"] is True
@@ -147,7 +152,7 @@ def test_single_is_timed_when_it_was_not_selected(begin: Begin) -> None:
 
 @pytest.mark.usefixtures("toys")
 def test_compile_only_runs_nothing(begin: Begin) -> None:
-    """The row of a case that was only compiled has its memory, and neither losses nor times."""
+    """With compile_only a row has its memory, and neither losses nor times."""
     (row,) = measure(begin(replace(PLAN, compile_only=True)), DATA)
     assert (row["kind"], row["status"]) == ("compiled", "ok")
     assert row["memory.argument_bytes"] > 0
@@ -156,7 +161,7 @@ def test_compile_only_runs_nothing(begin: Begin) -> None:
 
 @pytest.mark.usefixtures("toys")
 def test_timing_one_prepares_all_of_its_group(begin: Begin) -> None:
-    """Whoever asks for one case alone has it timed in turns with the others that were selected."""
+    """Timing one case times all selected cases of the same work with it."""
     session = begin()
     session.cases = [SINGLE, DATA, replace(SINGLE, batch_size=8)]
     session.time(DATA)
@@ -165,7 +170,7 @@ def test_timing_one_prepares_all_of_its_group(begin: Begin) -> None:
 
 @pytest.mark.usefixtures("toys")
 def test_group_that_memory_does_not_hold_is_timed_in_heats(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each heat has its own `single` and canary to be compared with."""
+    """A group that exceeds the memory budget is timed in heats, each with its own `single` and canary."""
     monkeypatch.setattr("benchmarks.harness.session.states_budget_bytes", lambda: 1)
     said = []
     session = begin()
@@ -178,6 +183,6 @@ def test_group_that_memory_does_not_hold_is_timed_in_heats(begin: Begin, monkeyp
 
 @pytest.mark.usefixtures("toys")
 def test_trace_is_taken(begin: Begin, tmp_path: Path) -> None:
-    """A folder for each case holds what the profiler saw of one more block."""
+    """With a trace folder, each case leaves a profile of one more block there."""
     measure(begin(replace(PLAN, trace=tmp_path / "traces")), DATA)
     assert list((tmp_path / "traces" / str(DATA)).rglob("*.xplane.pb"))

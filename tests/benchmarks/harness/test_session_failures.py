@@ -1,4 +1,4 @@
-"""A session with cases that fail: each becomes a row with a reason, and the others are measured."""
+"""Cases that fail in a session become rows with a status and a reason, and the others are measured."""
 
 import gc
 import os
@@ -45,10 +45,7 @@ pytestmark = pytest.mark.usefixtures("_short_blocks")
 def test_failing_case_is_a_row_without_times(
     begin: Begin, fault: str, status: str, reason: str, compiled: bool, matches: bool | None
 ) -> None:
-    """Whatever goes wrong has its status and reason, keeps what was learnt before, and publishes no time.
-
-    The case that took turns with it is none the worse.
-    """
+    """A failing case has its status, its reason, what was learnt before, and no time; other cases are unaffected."""
     session, case = begin(), replace(SINGLE, strategy=fault)
     failed, good = measure(session, case, SINGLE)
     assert failed["status"] == status
@@ -64,7 +61,9 @@ def test_failing_case_is_a_row_without_times(
 def test_a_reason_that_is_too_long_is_whole_beside_the_report(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The row has its beginning and names the file; nothing is written where no report is."""
+    """A long reason is cut in the row, which names the file beside the report with all of it; without a report there is
+    none.
+    """
     long = plant("long", lambda step: changed(step, raiser(ValueError("x" * 3_000_000))))
     monkeypatch.setattr(cases, "STRATEGIES", TOYS | {"long": long})
     case, kept = replace(SINGLE, strategy="long"), tmp_path / "run.long-data=1-b4.txt"
@@ -80,7 +79,9 @@ def test_a_reason_that_is_too_long_is_whole_beside_the_report(
 def test_case_that_failed_elsewhere_has_failed_here_and_gives_its_memory_back(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where another process had no room for its state, this one keeps none of its own, though it keeps the error."""
+    """A case that ran out of memory in another process fails here with that reason, and its state
+    is freed here, too.
+    """
 
     def together(function: Callable[[], Any]) -> Any:
         if (value := function()) == {}:  # the state has been made
@@ -89,6 +90,7 @@ def test_case_that_failed_elsewhere_has_failed_here_and_gives_its_memory_back(
 
     session = begin()
     session.prepare(SINGLE)
+    gc.collect()  # of arrays that earlier tests left in cycles
     before = len(jax.live_arrays())
     monkeypatch.setattr("benchmarks.cluster.processes.together", together)
     session.prepare(DATA)
@@ -101,7 +103,9 @@ def test_case_that_failed_elsewhere_has_failed_here_and_gives_its_memory_back(
 
 @pytest.mark.usefixtures("toys")
 def test_other_processes_have_their_time_when_this_one_is_ready(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage that took long here does not have the watchdog end this process while it waits for them."""
+    """The watchdog's time for the other processes starts when this process has finished the stage, however long it
+    took.
+    """
     session = begin()
     heard: list[float] = []
     monkeypatch.setattr(session._lifecycle.watchdog, "beat", lambda case: heard.append(time.monotonic()))
@@ -124,7 +128,7 @@ def test_other_processes_have_their_time_when_this_one_is_ready(begin: Begin, mo
 
 @pytest.mark.usefixtures("toys")
 def test_infeasible_case_says_why(begin: Begin) -> None:
-    """What cannot be is a row with the numbers, and no failure but one that has that name."""
+    """An infeasible case is a row with the numbers, and its test ends in Infeasible."""
     session, case = begin(), replace(SINGLE, mesh=MeshSpec.parse("data=3"))
     (row,) = measure(session, case)
     assert row["status"] == "infeasible"
@@ -136,7 +140,7 @@ def test_infeasible_case_says_why(begin: Begin) -> None:
 def test_without_a_reference_nothing_is_said_of_equality(
     begin: Begin, monkeypatch: pytest.MonkeyPatch, fault: str, status: str
 ) -> None:
-    """Where one device fails, and once is enough, cases are timed all the same; their rows say why unchecked."""
+    """If `single` fails, other cases are timed unchecked; their rows say why, and `single` is not tried again."""
     session, other = begin(), replace(DATA, mesh=MeshSpec.parse("data=4"))
     monkeypatch.setattr(cases, "STRATEGIES", TOYS | {"single": TOYS[fault]})
     session.prepare(DATA)
@@ -150,7 +154,7 @@ def test_without_a_reference_nothing_is_said_of_equality(
 
 @pytest.mark.usefixtures("toys")
 def test_full_disk_ends_the_run_and_not_a_case(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no fault of the case whose turn it was, and no sample is lost."""
+    """A journal that cannot be written ends the run, blames no case, and loses no sample."""
     session = begin()
 
     def filling(*arguments: Any) -> None:
@@ -169,7 +173,9 @@ def test_full_disk_ends_the_run_and_not_a_case(begin: Begin, monkeypatch: pytest
 
 @pytest.mark.usefixtures("toys")
 def test_row_is_whole_without_attribution(begin: Begin) -> None:
-    """A step whose time cannot be attributed keeps what was measured: a toy has no halves to time."""
+    """A row whose time cannot be attributed is complete apart from that, with a warning: a toy has
+    no halves to time.
+    """
     with pytest.warns(UserWarning, match="data-data=2-b4: where its time goes is not known: "):
         (row,) = measure(begin(replace(PLAN, attribution=True)), DATA)
     assert (row["status"], row["attribution.compute_seconds"]) == ("ok", None)
@@ -177,9 +183,7 @@ def test_row_is_whole_without_attribution(begin: Begin) -> None:
 
 @pytest.mark.parametrize("way", ["closed", "dropped"])
 def test_session_that_is_over_ends_no_process(begin: Begin, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """Closed or dropped in the middle of a case, it lets its watchdog go, with its thread: what runs later is none of
-    its business.
-    """
+    """A session that was closed, or dropped in the middle of a case, stops its watchdog thread and ends no process."""
     ends: list[int] = []
     monkeypatch.setattr("os._exit", ends.append)
     before = set(threading.enumerate())
@@ -198,7 +202,7 @@ def test_session_that_is_over_ends_no_process(begin: Begin, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("toys")
 def test_attribution_that_fails_leaves_no_watchdog_behind(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A case whose row is whole is not waited for any more."""
+    """When attribution fails, the watchdog stops waiting for the case."""
     session = begin(replace(PLAN, attribution=True))
     with pytest.warns(UserWarning, match="where its time goes is not known: "):
         measure(session, DATA)
@@ -207,7 +211,7 @@ def test_attribution_that_fails_leaves_no_watchdog_behind(begin: Begin, monkeypa
 
 @pytest.mark.usefixtures("toys")
 def test_trace_that_cannot_be_written_is_said_and_the_row_is_whole(begin: Begin, tmp_path: Path) -> None:
-    """A file is in the place of its folder."""
+    """A trace that cannot be written is a warning, and the row is ok."""
     (tmp_path / "traces").touch()
     with pytest.warns(UserWarning, match=f"{DATA}: its trace is not written: "):
         (row,) = measure(begin(replace(PLAN, trace=tmp_path / "traces")), DATA)
@@ -217,7 +221,9 @@ def test_trace_that_cannot_be_written_is_said_and_the_row_is_whole(begin: Begin,
 def test_trace_that_cannot_be_written_elsewhere_is_not_taken_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No process takes a step that another does not come to, and the profiler is there for the next case."""
+    """If one process cannot write its trace, no process takes the traced steps, and the profiler is free for the next
+    case.
+    """
 
     def together(function: Callable[[], Any]) -> None:
         function()

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("_short_blocks")
 
 @pytest.mark.usefixtures("toys", "_interruptible")
 def test_interrupt_keeps_what_was_measured(begin: Begin) -> None:
-    """Ctrl-C while a case is compiled: the one before it is in the journal, this one is a row that says so."""
+    """Ctrl-C while a case compiles: earlier rows are in the journal, and this case has an `interrupted` row and no
+    death.
+    """
     session, stopped = begin(), replace(SINGLE, strategy="stopped", batch_size=8)
     measure(session, SINGLE)
     with pytest.raises(KeyboardInterrupt):
@@ -29,7 +31,7 @@ def test_interrupt_keeps_what_was_measured(begin: Begin) -> None:
 
 @pytest.mark.usefixtures("toys")
 def test_row_of_an_earlier_process_is_not_measured_again(begin: Begin) -> None:
-    """It ends its test as it did then."""
+    """A resumed session keeps earlier rows, measures nothing again, and ends their tests as before."""
     wrong = replace(SINGLE, strategy="wrong")
     session = begin()
     first = measure(session, SINGLE, wrong)
@@ -44,7 +46,7 @@ def test_row_of_an_earlier_process_is_not_measured_again(begin: Begin) -> None:
 
 @pytest.mark.usefixtures("toys")
 def test_case_that_killed_two_processes_is_given_up(begin: Begin) -> None:
-    """It becomes a row with the reason; one death may have been an accident, and the case is tried again."""
+    """A case is tried again after one death of its process, and becomes an error row after two."""
     for deaths, status in ((1, "ok"), (2, "error")):
         session = begin()
         for _ in range(deaths):
@@ -58,7 +60,7 @@ def test_case_that_killed_two_processes_is_given_up(begin: Begin) -> None:
 
 @pytest.mark.usefixtures("toys")
 def test_reference_that_killed_two_processes_is_done_without(begin: Begin) -> None:
-    """The cases that it was to be compared with are none the worse but for that."""
+    """If `single` killed two processes, the other cases are timed without a check and a relative time, and say so."""
     session = begin()
     for _ in range(2):
         session.journal.begin(str(SINGLE))
@@ -70,7 +72,7 @@ def test_reference_that_killed_two_processes_is_done_without(begin: Begin) -> No
 
 @pytest.mark.usefixtures("toys")
 def test_infeasible_row_of_an_earlier_process_is_infeasible_again(begin: Begin) -> None:
-    """What was skipped is skipped, not failed, by a run that goes on."""
+    """An infeasible row of an earlier process is skipped again by the run that resumes."""
     case = replace(SINGLE, mesh=MeshSpec.parse("data=3"))
     session = begin()
     measure(session, case)
@@ -81,7 +83,7 @@ def test_infeasible_row_of_an_earlier_process_is_infeasible_again(begin: Begin) 
 
 @pytest.mark.usefixtures("toys")
 def test_interrupt_in_the_turns_keeps_what_had_turns_enough(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C at the end of the turns loses no sample."""
+    """Ctrl-C at the end of the interleaved timing keeps the samples of all cases."""
 
     def interrupted(*arguments: Any) -> None:
         take_turns(*arguments)
@@ -96,7 +98,9 @@ def test_interrupt_in_the_turns_keeps_what_had_turns_enough(begin: Begin, monkey
 
 @pytest.mark.usefixtures("toys")
 def test_case_that_hung_is_not_tried_again(begin: Begin) -> None:
-    """Where its process was ended from outside, once is enough; a reference that did is done without."""
+    """A case whose process was ended by a timeout is not tried again; without `single`, the others
+    are timed unchecked.
+    """
     for hung in (DATA, SINGLE):
         session = begin()
         session.journal.begin(str(hung))

@@ -1,4 +1,4 @@
-"""Small programs, compiled or written by hand, of which it is known what they do."""
+"""Small programs with known facts, compiled or written by hand."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,14 +17,14 @@ BOTH = ("data", "tensor")
 
 
 def text_of(lowered: jax.stages.Lowered) -> str:
-    """The program that it is compiled to."""
+    """The text of the compiled program."""
     text = lowered.compile().as_text()
     assert text
     return text
 
 
 def compiled(function: Callable[..., Any], *shapes: tuple[int, ...]) -> str:
-    """The program of a function of float32 arrays, of which each of eight devices has its own."""
+    """Compile a function of float32 arrays for eight devices, each with its own arrays."""
     mesh, spec = MeshSpec(tuple(MESH.items())).over(BOTH, jax.devices()[:8]), PartitionSpec(BOTH)
     spread = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     arrays = [jax.ShapeDtypeStruct((8 * rows, *rest), jnp.float32) for rows, *rest in shapes]
@@ -32,12 +32,12 @@ def compiled(function: Callable[..., Any], *shapes: tuple[int, ...]) -> str:
 
 
 def collectives(function: Callable[[jax.Array], jax.Array]) -> tuple[Collective, ...]:
-    """Those in the program of a function of [8,16], which are 512 bytes."""
+    """The collectives in the program of a function of an array [8,16], which has 512 bytes."""
     return read_program(compiled(function, (8, 16)), MESH).collectives
 
 
 def permute(x: jax.Array, axis: Any) -> jax.Array:
-    """To the next device along the axis."""
+    """Send an array to the next device along the axis."""
     size = lax.axis_size(axis)
     return lax.ppermute(x, axis, [(i, (i + 1) % size) for i in range(size)])
 

@@ -36,14 +36,14 @@ from tests.benchmarks.program.programs import BOTH, LOOP, LOOPING, MESH, collect
 def test_collectives_send_what_they_must(
     kind: str, function: Callable[..., Any], operands: Callable[[int], float], axis: Any, group: int
 ) -> None:
-    """A collective over axes is found to be over these, and to send its part of the operand."""
+    """A collective has its kind, its mesh axes and the bytes that a ring algorithm sends."""
     axes = axis if isinstance(axis, tuple) else (axis,)
     (found,) = collectives(lambda x: function(x, axis))
     assert found == Collective(kind, axes, times=1, in_loop=False, sent_bytes=int(512 * operands(group)))
 
 
 def test_combined_collectives_send_all_their_parts() -> None:
-    """The compiler makes one all-reduce of two; it sends both."""
+    """An all-reduce that the compiler combined from two sends the bytes of both."""
     text = compiled(lambda x, y: lax.psum((x, y), "data"), (8, 16), (4,))
     assert read_program(text, MESH).collectives == (Collective("all_reduce", ("data",), 1, False, 512 + 16),)
 
@@ -77,7 +77,7 @@ GROUPS = "channel_id=1, replica_groups=[2,4]<=[8], use_global_device_ids=true"
     ],
 )
 def test_asynchronous_collectives_count_once(start: str, done: str, found: tuple[str, int]) -> None:
-    """A start counts for its operands, whatever is in the tuple that it makes, and a done does not."""
+    """An asynchronous collective counts once: its start by the operands, its done not at all."""
     program = read_program(entry(f"%s = {start}", f"%d = {done}"), MESH)
     assert program.collectives == (Collective(found[0], ("tensor",), 1, False, found[1]),)
 
@@ -104,7 +104,7 @@ WRAPPED = """%wrapped (q: f32[8,16]) -> f32[8,16] {
     ],
 )
 def test_wrapped_collective_counts_once(lines: tuple[str, ...]) -> None:
-    """What a called computation does counts where it is called; if it is waited for, not there."""
+    """A collective in a called computation counts once where it is called; updates and dones count nothing."""
     (found,) = read_program(entry(*lines, before=WRAPPED), MESH).collectives
     assert found == Collective("all_to_all", ("data",), 1, False, 256)
 
@@ -118,7 +118,7 @@ WOVEN = """%f{0} (q: f32[8,16]) -> f32[32,16] {{
 
 
 def test_woven_collective_counts_once() -> None:
-    """A TPU's program spells a collective in each of the fusions that it is woven into, with one and the same chain."""
+    """A collective that a TPU's compiler repeats in several fusions counts once for each chain id."""
     before = "".join(WOVEN.format(index, chain) for index, chain in enumerate((0, 0, 1)))
     lines = [f"%r{index} = f32[32,16] fusion(%p), kind=kCustom, calls=%f{index}" for index in range(3)]
     found = read_program(entry(*lines, before=before), MESH).collectives
@@ -147,13 +147,13 @@ def test_woven_collective_counts_once() -> None:
     ],
 )
 def test_what_cannot_be_read_is_named(instruction: str, message: str) -> None:
-    """An instruction that makes no sense is refused by its name, and with what is wrong."""
+    """An instruction that cannot be interpreted raises an HLOError with its name and the cause."""
     with pytest.raises(HLOError, match=f"%r: .*{message}"):
         read_program(entry(f"%r = f32[8,16] {instruction}"), MESH)
 
 
 def test_nothing_is_sent_without_company() -> None:
-    """Groups of one device, and permutations that move nothing, are no collectives."""
+    """Groups of one device, and permutations that move nothing, are not collectives."""
     lines = (
         "%a = f32[8,16] all-reduce(%p), replica_groups=[8,1]<=[8], to_apply=%sum",
         "%b = f32[8,16] collective-permute(%a), source_target_pairs={{0,0},{1,1}}",
@@ -163,7 +163,9 @@ def test_nothing_is_sent_without_company() -> None:
 
 
 def test_row_is_a_table_of_kinds_and_axes() -> None:
-    """Every program has the same columns: bytes by kind and axis, executions by kind and place, zeros too."""
+    """All programs have the same columns, zeros included: bytes by kind and axis, executions by kind and by in loops or
+    outside.
+    """
     collectives = (
         Collective("all_gather", ("fsdp",), 3, True, 10),
         Collective("all_gather", ("fsdp",), 1, False, 5),
@@ -188,12 +190,12 @@ def test_row_is_a_table_of_kinds_and_axes() -> None:
 
 
 def test_instructions_are_those_of_the_text() -> None:
-    """Each counts once: those of the entry and those of a loop, however often it runs."""
+    """Each instruction of the text counts once, in the entry and in loops, however often it runs."""
     assert read_program(entry(*LOOPING, before=LOOP), MESH).instructions == (1 + 4) + 8 + 4
 
 
 def test_hash_is_that_of_what_is_computed() -> None:
-    """A function compiled again, with other names, has the same hash; one that does a little more has another."""
+    """A function that is compiled again under other names has the same hash; one that computes more has another."""
 
     def tanh_of_square(argument: jax.Array) -> jax.Array:
         return jnp.tanh(argument @ argument.T)
@@ -216,7 +218,7 @@ print(jax.jit(lambda x: jnp.tanh(jnp.sin(x).T @ jnp.exp(x))).lower(x).compile().
 
 
 def test_hash_is_the_same_elsewhere() -> None:
-    """Another process, which has one core alone, gives a program the same hash."""
+    """A program that is compiled in another process, with one core, has the same hash."""
     x = jax.ShapeDtypeStruct((2048, 512), jnp.float32)
     here = text_of(jax.jit(lambda x: jnp.tanh(jnp.sin(x).T @ jnp.exp(x))).lower(x))
     there = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=True).stdout
@@ -225,7 +227,7 @@ def test_hash_is_the_same_elsewhere() -> None:
 
 @functools.cache
 def real() -> str:
-    """A program that has a bit of everything."""
+    """A compiled program with a loop, a conditional and collectives."""
 
     def step(x: jax.Array, _: None) -> tuple[jax.Array, None]:
         x = lax.cond(x[0, 0] > 0, lambda x: lax.psum(x @ x, "data"), jnp.sin, x)
@@ -235,9 +237,9 @@ def real() -> str:
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_broken_programs_are_read_or_refused(data: st.DataObject) -> None:
-    """A program that lost lines or characters, that repeats a line, or that ends early is read, or refused as none."""
+    """A program with lost, repeated or truncated text is read, or refused with an HLOError."""
     text = data.draw(st.sampled_from([real(), entry(*LOOPING, before=LOOP)]))
     for _ in range(data.draw(st.integers(1, 3))):
         lines, place = text.splitlines(keepends=True), data.draw(st.integers(0, len(text)))

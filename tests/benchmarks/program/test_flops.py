@@ -10,7 +10,7 @@ from tests.benchmarks.program.programs import MESH, compiled, entry
 
 
 def test_dots_in_loops_are_multiplied() -> None:
-    """A matmul [8,16] @ [16,32] is 2 x 8 x 16 x 32 FLOPs, and so is each of a batch, in a loop as often as it runs."""
+    """A matmul [8,16] @ [16,32] is 2 x 8 x 16 x 32 FLOPs, times its batch and the trips of its loop."""
 
     def looped(x: jax.Array, y: jax.Array) -> jax.Array:
         def step(x: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -54,7 +54,7 @@ MATMUL = 2 * 8 * 16 * 32
     ],
 )
 def test_convolutions_multiply_what_is_there(lhs: str, rhs: str, out: str, attributes: str, flops: int) -> None:
-    """A convolution counts its multiplications by elements, and not those by the zeros around and between them."""
+    """A convolution counts the multiplications by elements, not those by zeros of padding and dilation."""
     lines = (
         f"%l = bf16{lhs} parameter(1)",
         f"%r = bf16{rhs} parameter(2)",
@@ -64,9 +64,9 @@ def test_convolutions_multiply_what_is_there(lhs: str, rhs: str, out: str, attri
 
 
 def test_matmuls_of_libraries_count() -> None:
-    """Calls of cuBLAS and of cuDNN's attention, as a GPU's programs have them, are the matmuls that they stand for.
+    """Calls of cuBLAS and of cuDNN attention count as their matmuls.
 
-    Of attention as the other devices compute it: without early queries to late keys.
+    Causal attention counts as on other devices, without the blocks of early queries and late keys.
     """
     config = '{"gemm_backend_config":{"beta":0,"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}'
     lines = (

@@ -14,7 +14,7 @@ from tests.benchmarks.program.programs import BOTH, LOOP, LOOPING, MESH, collect
 
 
 def test_loops_multiply() -> None:
-    """What is in a loop runs as often as the loop does, and in a loop of loops as often as the inner ones together."""
+    """A collective counts once for each trip of its loop, and in nested loops for the product of the trips."""
 
     def inner(x: jax.Array, _: None) -> tuple[jax.Array, None]:
         return jnp.sin(lax.psum(x, "data")), None
@@ -28,7 +28,7 @@ def test_loops_multiply() -> None:
 
 
 def test_conditional_is_the_branch_that_sends_most() -> None:
-    """Of several branches one counts: the one that sends the most bytes, however much others multiply."""
+    """Of a conditional's branches only the one that sends the most bytes counts."""
 
     def switched(x: jax.Array) -> jax.Array:
         branches = [lambda x: x @ x.T @ x, lambda x: lax.all_gather(x, "tensor").sum(0), lambda x: lax.psum(x, "data")]
@@ -38,7 +38,7 @@ def test_conditional_is_the_branch_that_sends_most() -> None:
 
 
 def test_conditional_is_the_branch_that_multiplies_most() -> None:
-    """Where no branch sends anything, the one with the most FLOPs counts."""
+    """Where no branch sends anything, only the one with the most FLOPs counts."""
 
     def switched(x: jax.Array) -> jax.Array:
         return lax.switch(x[0, 0].astype(int), [lambda x: x, lambda x: x @ x.T @ x, lambda x: x @ x], x)
@@ -47,7 +47,7 @@ def test_conditional_is_the_branch_that_multiplies_most() -> None:
 
 
 def test_conditional_of_two_branches_may_name_them() -> None:
-    """GPUs' programs spell the branches of a condition as true and false; that changes nothing."""
+    """The GPU spelling of a conditional, with a true and a false computation, is read like the list of branches."""
     text = compiled(lambda x: lax.cond(x[0, 0] > 0, lambda x: lax.psum(x, "data"), jnp.sin, x), (8, 16))
     for names in (r"true_computation=\2, false_computation=\1", r"true_computation=\1, false_computation=\2"):
         named = re.sub("branch_computations={(.*?), (.*?)}", names, text)
@@ -57,7 +57,9 @@ def test_conditional_of_two_branches_may_name_them() -> None:
 
 @pytest.mark.parametrize("length", [7, 8])
 def test_conditional_counts_its_branches_as_often_as_it_is_told(length: int) -> None:
-    """For as many trips of the loop around it as they add up to; in any other loop one counts each time."""
+    """A scope name `taken_...` gives how often each branch runs in the loop around it; it counts only if they sum to
+    its trips.
+    """
 
     def turn(x: jax.Array, t: jax.Array) -> tuple[jax.Array, None]:
         branches = [lambda x: x, lambda x: lax.psum(x @ x.T @ x, "data"), lambda x: permute(x @ x.T @ x, "tensor")]
@@ -77,7 +79,7 @@ def test_conditional_counts_its_branches_as_often_as_it_is_told(length: int) -> 
 
 
 def test_loop_counts_as_often_as_it_is_told_to_run_once() -> None:
-    """A loop that runs once or not at all, inside another, is told in how many of that one's trips it runs."""
+    """A loop that runs zero or one times counts for as many trips of the outer loop as its scope name says."""
 
     def turn(x: jax.Array, t: jax.Array) -> tuple[jax.Array, None]:
         def once(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -95,20 +97,20 @@ def test_loop_counts_as_often_as_it_is_told_to_run_once() -> None:
 
 
 def test_loop_of_unknown_length_is_refused() -> None:
-    """A loop that goes on while its data says so is named, and not counted as one."""
+    """A loop whose length depends on data raises an HLOError that names it."""
     text = compiled(lambda x: lax.while_loop(lambda x: x.sum() < 9, lambda x: lax.psum(x, "data"), x), (8, 16))
     with pytest.raises(HLOError, match=r"%while\S*: a loop of unknown length: no known_trip_count, and .*no get-tuple"):
         read_program(text, MESH)
 
 
 def test_loop_is_counted_where_the_compiler_does_not() -> None:
-    """A TPU's program shows where a loop starts, by what it steps and where it ends: at 2, 5, ... 29 it goes on."""
+    """Without a known trip count, a TPU loop's trips follow from its start, step and limit: 2, 5, ..., 29 are ten."""
     (found,) = read_program(entry(*LOOPING, before=LOOP), MESH).collectives
     assert found == Collective("all_reduce", ("data", "tensor"), 10, True, 2 * 512 * 7 // 8)
 
 
 def test_copies_of_copies_are_what_they_copy() -> None:
-    """However often a TPU's program copies where a loop starts, it starts there; a copy of itself is none."""
+    """The start of a loop is found through copies of copies; a copy of itself is refused."""
     start, copy, *rest = LOOPING
     copied = (start, copy.replace("%copy =", "%first ="), "%copy = s32[] copy(%first)", *rest)
     (found,) = read_program(entry(*copied, before=LOOP), MESH).collectives
@@ -119,14 +121,14 @@ def test_copies_of_copies_are_what_they_copy() -> None:
 
 
 def test_condition_of_a_loop_runs_once_more() -> None:
-    """A loop asks whether to go on once more than it does."""
+    """A loop's condition runs once more than its body."""
     asking = "%limit = s32[] constant(32)\n  %all = s32[4] all-gather(%limit), replica_groups=[2,4]<=[8]\n"
     text = entry(*LOOPING, before=LOOP.replace("%limit = s32[] constant(32)\n", asking))
     assert Collective("all_gather", ("tensor",), 11, True, 3 * 4) in read_program(text, MESH).collectives
 
 
 def test_compiler_is_believed() -> None:
-    """The trips that the compiler knows of count."""
+    """A trip count that the compiler states takes precedence."""
     config = ', backend_config={"known_init_step":{"init":"1","step":"1"},"known_trip_count":{"n":"7"}}'
     *lines, loop = LOOPING
     (found,) = read_program(entry(*lines, loop + config, before=LOOP), MESH).collectives
@@ -146,7 +148,7 @@ def test_compiler_is_believed() -> None:
     ],
 )
 def test_loop_that_counts_otherwise_is_refused(old: str, new: str) -> None:
-    """Where more than constants, an addition and a limit decide, the length is not guessed."""
+    """A loop that does not add a constant up to a constant limit is refused rather than guessed."""
     text = entry(*LOOPING, before=LOOP)
     assert text.count(old) == 1
     with pytest.raises(HLOError, match=r"%while.1: a loop of unknown length: no known_trip_count, and %"):
