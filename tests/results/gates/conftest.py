@@ -14,7 +14,7 @@ from tests.results.synthetic import write_run
 
 @pytest.fixture
 def judge(tmp_path: Path):
-    """Compare rows as if from files; the machine is HEAD's."""
+    """Compare two lists of rows through files; `machine` replaces facts of HEAD's machine."""
 
     def judge(base: Rows, head: Rows, *allow: str, **machine: Any) -> Report:
         allowed = {name: allowance for text in allow for name, allowance in rule(text).items()}

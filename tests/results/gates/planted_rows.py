@@ -33,7 +33,7 @@ REGRESSIONS: dict[str, dict[str, Any]] = {
 
 
 def planted(**changes: Any) -> Rows:
-    """The sweep, with other facts of one case."""
+    """The sweep with some facts of one case replaced."""
     rows = sweep()
     facts = next(row["extra_info"] for row in rows if row["name"] == NAME)
     facts |= changes
@@ -41,10 +41,10 @@ def planted(**changes: Any) -> Rows:
 
 
 def without(name: str) -> Rows:
-    """The sweep less one case."""
+    """The sweep without one case."""
     return [row for row in sweep() if row["name"] != name]
 
 
 def remarkable(report: Report) -> list[Finding]:
-    """What is not the same."""
+    """The findings that are not the same."""
     return [finding for finding in report.findings if finding.word != "same"]

@@ -19,7 +19,7 @@ MIRROR = {"better": "worse", "worse": "better", "vanished": "new", "new": "vanis
 
 @pytest.mark.parametrize("changes", REGRESSIONS.values(), ids=REGRESSIONS)
 def test_a_planted_regression_is_caught(judge, changes: dict[str, Any]) -> None:
-    """What a counter gains is worse, what it loses better, in the case where it was planted and nowhere else."""
+    """A counter that rises is worse, one that falls is better, in the planted case and in no other."""
     report = judge(sweep(), planted(**changes))
     assert report.verdict == "red"
     assert {finding.case for finding in remarkable(report)} == {CASE}
@@ -33,7 +33,7 @@ def test_a_planted_regression_is_caught(judge, changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("changes", REGRESSIONS.values(), ids=REGRESSIONS)
 def test_the_way_back_is_the_mirror_image(judge, changes: dict[str, Any]) -> None:
-    """With BASE and HEAD swapped worse is better, and a pure regression is a green improvement."""
+    """With BASE and HEAD swapped, worse becomes better, and a pure regression a green improvement."""
     there, back = judge(sweep(), planted(**changes)), judge(planted(**changes), sweep())
     words = {finding.metric: finding.word for finding in remarkable(there)}
     assert {finding.metric: MIRROR[finding.word] for finding in remarkable(back)} == words
@@ -51,7 +51,7 @@ def test_the_way_back_is_the_mirror_image(judge, changes: dict[str, Any]) -> Non
     ids=["failed", "failed without numbers", "null", "NaN"],
 )
 def test_what_gave_a_number_must_give_one(judge, head: Rows, reason: str) -> None:
-    """A case that passed and fails, or a counter that is lost, is worse, and the reason is said."""
+    """A case that now fails, or a counter that is now unknown, is worse, with the reason."""
     report = judge(sweep(), head)
     assert report.verdict == "red"
     assert [(finding.case, finding.word, finding.note) for finding in remarkable(report)] == [(CASE, "worse", reason)]
@@ -59,7 +59,7 @@ def test_what_gave_a_number_must_give_one(judge, head: Rows, reason: str) -> Non
 
 
 def with_new_keys() -> Rows:
-    """Rows of a meshmark that records more."""
+    """The sweep of a newer meshmark that records one more key."""
     rows = sweep()
     for benchmark in rows:
         benchmark["extra_info"]["compiled.kernels"] = 7
@@ -67,7 +67,7 @@ def with_new_keys() -> Rows:
 
 
 def with_other_times() -> Rows:
-    """Rows of a slower moment."""
+    """The sweep with slower step times."""
     rows = sweep()
     for benchmark in rows:
         benchmark["extra_info"] |= {"step_seconds_median": 9.0, "tokens_per_second": 1.0, "reason": "not checked"}
@@ -89,7 +89,7 @@ UNCHANGED: dict[str, tuple[Rows, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("head", "machine"), UNCHANGED.values(), ids=UNCHANGED)
 def test_what_is_no_change_is_green(judge, head: Rows, machine: dict[str, Any]) -> None:
-    """Nothing that leaves the counters alone is red, whichever way it is compared."""
+    """Changes that leave all counters alone are green: order, hash, times, machine brand, Python, new keys."""
     report = judge(sweep(), head, **machine)
     assert report.verdict == "green"
     assert not remarkable(report)
@@ -97,14 +97,14 @@ def test_what_is_no_change_is_green(judge, head: Rows, machine: dict[str, Any]) 
 
 
 def test_another_program_is_remarked_on(judge) -> None:
-    """A hash says that a program changed, and judges nothing."""
+    """Another hash with equal counters is a remark and no finding."""
     report = judge(sweep(), planted(**{"compiled.hash": "reordered"}))
     assert report.remarks == ("among the same: 1 another program",)
     assert judge(sweep(), planted(**{"compiled.hash": None})).remarks == ()
 
 
 def test_an_allowance_is_a_bound(judge) -> None:
-    """Worse by no more than is allowed is the same, with a note; by one more it is worse; others are still exact."""
+    """A counter within its allowance is the same, with a note; beyond it by one it is worse; others stay exact."""
     more = {"memory.temp_bytes": TEMP + 1000, "memory.total_bytes": TOTAL + 1000}
     report = judge(sweep(), planted(**more), "memory.t*_bytes=1000")
     assert report.verdict == "green"
@@ -116,7 +116,7 @@ def test_an_allowance_is_a_bound(judge) -> None:
 
 
 def test_a_metric_knows_which_way_is_better() -> None:
-    """The same change of value is better or worse by the metric's direction, in which an allowance is counted."""
+    """Whether a change is better or worse, and what an allowance permits, depends on the metric's direction."""
     lower, higher = METRICS["memory.temp_bytes"], METRICS["tokens_per_second"]
     tenth = Allowance.parse("10%")
     assert [lower.judge(100, head, tenth) for head in (99, 100, 110, 111)] == ["better", "same", "same", "worse"]
@@ -124,13 +124,13 @@ def test_a_metric_knows_which_way_is_better() -> None:
 
 
 def test_every_counter_of_a_row_is_held() -> None:
-    """What the benchmarks count, the gate holds: all but the hash, which says only that something changed."""
+    """The gate compares every compiled counter of a row except the hash and the dtypes, which are no numbers."""
     counted = {key for key in COMPILED_KEYS if key not in ("compiled.hash", "compiled.dtypes")}
     assert counted == {name for name in COUNTERS if name.startswith("compiled.")}
 
 
 def test_judging_leaves_its_input_alone(tmp_path: Path) -> None:
-    """A comparison is a function: what was read is the same afterwards."""
+    """A comparison does not change its input."""
     snapshot = read_snapshot(write_run(tmp_path / "run.json", sweep()))
     before = deepcopy(snapshot)
     compare(snapshot, snapshot, {})
@@ -138,7 +138,7 @@ def test_judging_leaves_its_input_alone(tmp_path: Path) -> None:
 
 
 def test_another_dtype_is_named(judge: Any) -> None:
-    """More bytes in a program that computes in another dtype: the report says in which, where both rows do."""
+    """A finding notes the dtypes of both programs if both rows record them and they differ."""
     before, after = edited(row(), {"compiled.dtypes": "f32"}), {"compiled.dtypes": "bf16,f32", "compiled.flops": 1}
     (finding,) = judge([before], [edited(before, after)]).findings
     assert finding.note == "its arrays are bf16,f32, were f32"

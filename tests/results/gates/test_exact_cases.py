@@ -16,7 +16,7 @@ from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_r
 
 
 def test_a_case_may_not_vanish(judge) -> None:
-    """A case of BASE that is not in HEAD is red; one that is only in HEAD is new, and green."""
+    """A case that only BASE has is vanished, and red; one that only HEAD has is new, and green."""
     report = judge(sweep(), without(NAME))
     assert report.verdict == "red"
     assert remarkable(report) == [Finding(CASE, "vanished")]
@@ -26,7 +26,7 @@ def test_a_case_may_not_vanish(judge) -> None:
 
 
 def test_a_renamed_case_is_recognised(judge) -> None:
-    """If what vanished compiles to the program of a new case, the report asks whether it was renamed."""
+    """A vanished case with the same program as a new one is reported as possibly renamed."""
     renamed = sweep()
     next(row for row in renamed if row["name"] == NAME)["name"] = "test_step[zero-fsdp=8-b16]"
     report = judge(sweep(), renamed)
@@ -38,14 +38,14 @@ def test_a_renamed_case_is_recognised(judge) -> None:
 
 
 def test_a_case_run_otherwise_is_another_case(judge) -> None:
-    """A case of other work is not compared with its namesake, and the report says what differs."""
+    """A case with another dtype is another case, and the report says how they differ."""
     report = judge(sweep(), planted(dtype="bfloat16", **{"compiled.hash": "in halves"}))
     assert report.verdict == "red"
     assert remarkable(report)[0].note == "dtype is float32 in BASE and bfloat16 in HEAD"
 
 
 def test_what_failed_in_both_is_the_same(judge) -> None:
-    """A case that BASE could not run either is no regression, however it ends."""
+    """A case that failed in BASE and in HEAD is the same, whatever its statuses."""
     base, head = failed("infeasible", "fsdp", "fsdp=16"), failed("oom", "fsdp", "fsdp=16")
     report = judge([*sweep(), base], [*sweep(), head])
     assert report.verdict == "green"
@@ -65,7 +65,9 @@ def test_what_failed_in_both_is_the_same(judge) -> None:
     ids=["version", "flags", "devices", "architecture", "unsaid"],
 )
 def test_other_compilers_do_not_compare(judge, changes: dict[str, Any], named: str) -> None:
-    """Where equal programs may have other counters there is no verdict, and what differs is named."""
+    """Runs of different compiler versions, flags, devices or architectures are not comparable, and the difference is
+    named.
+    """
     report = judge(sweep(), planted(**REGRESSIONS["temporaries doubled"]), counters_fingerprint="compiler-b", **changes)
     assert report.verdict == "not comparable"
     assert report.reason.startswith(named)
@@ -90,14 +92,16 @@ def test_other_compilers_do_not_compare(judge, changes: dict[str, Any], named: s
     ids=["other work", "other cases", "BASE failed", "nothing counted"],
 )
 def test_nothing_compared_is_not_green(judge, base: Rows, head: Rows, reason: str) -> None:
-    """Where BASE has no number that HEAD could be held to there is no verdict."""
+    """Where BASE has no counter for any case of HEAD, the verdict is `not comparable`, never green."""
     report = judge(base, head)
     assert report.verdict == "not comparable"
     assert re.search(reason, report.reason)
 
 
 def test_fewer_cases_are_judged_alone_if_that_is_said(tmp_path: Path) -> None:
-    """Cases that HEAD leaves out are vanished, and the report names the way to have them counted instead."""
+    """Cases missing in HEAD are vanished, and a remark names --only-head-cases, which leaves them
+    out of the verdict.
+    """
     base = read_snapshot(write_run(tmp_path / "base.json", sweep()))
     fewer = read_snapshot(write_run(tmp_path / "fewer.json", sweep()[:3]))
     missing = len(sweep()) - 3
@@ -115,14 +119,14 @@ def test_fewer_cases_are_judged_alone_if_that_is_said(tmp_path: Path) -> None:
 
 
 def test_what_was_not_run_is_said(judge: Any) -> None:
-    """Rows that were compiled alone cannot show what happens while steps run: the report names it."""
+    """A comparison of rows that were only compiled remarks that it cannot see retraces in steps and NaN losses."""
     (remark,) = judge([row()], [row(kind="compiled")]).remarks
     assert remark.startswith("not seen, for no step was run: a retrace in every step, a loss that is NaN; ")
     assert judge([row()], [row()]).remarks == ()
 
 
 def test_rows_without_samples_are_read(tmp_path: Path) -> None:
-    """Wherever a run has them."""
+    """Rows under `untimed` are read like the others; anything but a list there is refused."""
     path = write_run(tmp_path / "run.json", [row()])
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"untimed": [failed("oom", "data", "data=2")]}))
