@@ -44,9 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
 
 
 def test_the_best_are_compiled_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The best candidates are compiled in worker processes and agree with the formulas; a second
-    run reads the cache.
-    """
+    """The best candidates are compiled, agree with the formulas, and are read from the cache in a second run."""
     first = run(tmp_path, *FOUR, "--compile=2", "--workers=2")
     compiled = [row for row in first["candidates"] if row["compiled.status"]]
     assert [row["compiled.status"] for row in compiled] == ["ok", "ok"]
@@ -63,9 +61,7 @@ def test_the_best_are_compiled_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_best_of_each_kind_come_first(tmp_path: Path, asked: list[Case]) -> None:
-    """The best candidate of each strategy and set of axes is compiled first; a later run compiles
-    only what is missing.
-    """
+    """The best of each strategy and set of axes is compiled first; a later run compiles what is missing."""
     two = ["--topology=cpu:4", "--chip=v5e", *TINY, "--strategy=data,context", "--remat=dots"]
     run(tmp_path, *two, "--compile=1")
     assert [case.strategy for case in asked] == ["data"]
@@ -102,7 +98,7 @@ def test_an_option_takes_all_values_that_it_is_given(tmp_path: Path) -> None:
 def test_what_leaves_little_room_is_compiled_last(
     tmp_path: Path, asked: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A candidate that fits with little room is compiled after all with more, because the formulas are not exact."""
+    """A candidate that fits with little room is compiled after those with more, for formulas are not exact."""
     most = max(row["formula.needed_bytes"] for row in run(tmp_path, *FOUR, "--compile=0")["candidates"] if row["rank"])
     chip = dataclasses.replace(CHIPS["v5e"], memory_bytes=most)
     monkeypatch.setattr(feasibility, "CHIPS", {**CHIPS, "v5e": chip})
@@ -187,9 +183,7 @@ SECONDS = {"compute": 3.0, "memory": 2.0, "network": 0.0}
 def test_what_is_compiled_is_in_its_own_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The table of compiled candidates begins with the fastest, then lists what does not fit, and last what has no
-    time.
-    """
+    """Compiled candidates are listed by speed; then what does not fit, and last what has no time."""
     said = [{"memory": 2.0}, {"memory": 1.0}, {"memory": 0.5, "total": 20 * GIB}, None, {"memory": 4.0}]
 
     def work_off(cases: list[Case], *_: Any) -> Any:
