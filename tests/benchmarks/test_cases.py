@@ -32,7 +32,7 @@ def test_id_names_strategy_mesh_and_batch() -> None:
     assert str(Case("fsdp", FSDP, "nano", PRESETS["nano"], 16, 1, "float32", "dots")) == "fsdp-fsdp=8-b16"
 
 
-def test_everything_is_each_strategy_on_each_count_with_each_batch() -> None:
+def test_default_selection_has_every_strategy_count_and_batch() -> None:
     """The default selection has every strategy, every device count and every batch size, and no case twice."""
     cases = EVERYTHING.cases()
     assert {case.strategy for case in cases} == set(STRATEGIES)
@@ -90,7 +90,7 @@ def test_mesh_alone_selects_its_strategies() -> None:
     assert ids(meshes=(FSDP,), batch_sizes=(8,)) == ["fsdp-fsdp=8-b8", "auto-fsdp=8-b8"]
 
 
-def test_strategy_and_mesh_go_together_fit_or_not() -> None:
+def test_strategy_and_mesh_that_are_both_named_make_a_case() -> None:
     """A strategy and a mesh that are both named make a case even if they do not fit: its row says why."""
     assert ids(strategies=("tensor",), meshes=(FSDP,), batch_sizes=(8,)) == ["tensor-fsdp=8-b8"]
 
@@ -102,14 +102,14 @@ def test_single_comes_first_in_whatever_order_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-def test_combination_never_repeats_a_part(devices: int) -> None:
+def test_three_d_has_no_mesh_of_a_simpler_strategy(devices: int) -> None:
     """Every mesh of three_d has at least two axes and is no mesh of hsdp."""
     for mesh in own_meshes("three_d", devices):
         assert len(mesh.sizes) > 1
         assert mesh not in STRATEGIES["hsdp"].meshes(devices)
 
 
-def test_combinations_are_measured_over_their_usual_axes_unless_asked_for() -> None:
+def test_three_d_spans_its_usual_axes_unless_a_mesh_is_named() -> None:
     """By default three_d spans data, pipeline and tensor; any other mesh of several axes is its case when named."""
     default = ids(strategies=("three_d",), devices=(4, 8), batch_sizes=(8,))
     assert default == [
@@ -129,7 +129,7 @@ def test_combinations_are_measured_over_their_usual_axes_unless_asked_for() -> N
     assert ids(strategies=("three_d",), meshes=(other,), batch_sizes=(8,)) == ["three_d-data=2,fsdp=2,tensor=2-b8"]
 
 
-def test_hybrid_is_neither_of_its_parts() -> None:
+def test_hsdp_has_no_mesh_of_data_or_fsdp() -> None:
     """Every mesh of hsdp has two or more groups of two or more devices; others are meshes of data or of fsdp."""
     assert [str(mesh) for n in (2, 4, 8) for mesh in own_meshes("hsdp", n)] == [
         "data=2,fsdp=2",
@@ -138,7 +138,7 @@ def test_hybrid_is_neither_of_its_parts() -> None:
     ]
 
 
-def test_what_the_compiler_partitions_is_nobody_elses_case() -> None:
+def test_auto_shares_meshes_and_takes_none_away() -> None:
     """auto shares the meshes of the hand-written strategies, takes none away from them, and by default runs on the
     largest device count only.
     """
@@ -155,7 +155,7 @@ def test_what_the_compiler_partitions_is_nobody_elses_case() -> None:
 @pytest.mark.parametrize(
     ("mesh", "twin"), [("data=8", "data"), ("fsdp=8", "fsdp"), ("tensor=8", "tensor"), ("fsdp=4,tensor=2", "three_d")]
 )
-def test_twin_is_the_same_work_by_hand(mesh: str, twin: str) -> None:
+def test_twin_is_the_hand_written_strategy_on_the_same_mesh(mesh: str, twin: str) -> None:
     """The twin of an auto case is the hand-written strategy on the same mesh, with the options it has; a twin has no
     twin.
     """

@@ -43,7 +43,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     return pretend
 
 
-def test_virtual_devices_have_no_figures() -> None:
+def test_virtual_devices_have_no_chip_figures() -> None:
     """A step compiled for virtual devices gets predicted bytes and memory, and no chip or roofline figures."""
     info = compile_case(case()).extra_info
     assert (info["status"], info["kind"], info["topology"], info["devices"]) == ("ok", "compiled", "cpu:4", 4)
@@ -53,7 +53,7 @@ def test_virtual_devices_have_no_figures() -> None:
     assert (info["rewrites.text"], info["rewrites.sent_bytes"], info["rewrites.flops"]) == ("", 0, 0)
 
 
-def test_what_the_compiler_does_otherwise_is_named() -> None:
+def test_rewrites_of_the_compiler_are_named() -> None:
     """XLA's CPU backend sends bfloat16 as float32: the row and the report name the rewrite and its bytes."""
     row = compile_case(dataclasses.replace(case(), dtype="bfloat16"))
     info: dict[str, Any] = row.extra_info
@@ -64,7 +64,7 @@ def test_what_the_compiler_does_otherwise_is_named() -> None:
     assert "the compiler does otherwise" in "\n".join(report(row))
 
 
-def test_what_fits_has_a_least_time(pretended: Any) -> None:
+def test_a_step_that_fits_has_a_roofline_time(pretended: Any) -> None:
     """A step that fits a chip gets a roofline time, the largest of its compute, memory and network times."""
     pretended(80 * GIB)
     row = compile_case(case("h100:1x4"))
@@ -81,7 +81,7 @@ def test_what_fits_has_a_least_time(pretended: Any) -> None:
     assert "a step takes at least" in text
 
 
-def test_what_does_not_fit_is_a_result_with_a_number(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_does_not_fit_says_how_much_it_needs(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that exceeds the chip's memory is an `oom` row with the bytes needed, planned or
     refused by the compiler.
     """
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_a_result_with_a_number(pretended: Any, monkeypatch
     assert "oom: needs 20.0 GiB" in "\n".join(report(row))
 
 
-def test_a_kernel_that_is_too_large_is_no_step_that_is(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_exceeds_vmem_is_a_compile_error(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that exceeds a core's VMEM is a compile error, and says nothing about the memory of a device."""
     pretended(80 * GIB)
 
@@ -134,14 +134,14 @@ def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     assert compile_case(case()).extra_info["status"] == "compile_error"
 
 
-def test_no_text_is_needed() -> None:
+def test_compiling_reads_no_text() -> None:
     """Compiling reads no text: the sequence may be longer than the corpus, and the vocabulary smaller than 256."""
     # No power of two: with one, XLA's CPU compiler ends the process (CONTRIBUTING.md, "Faults of compilers").
     long, single = dataclasses.replace(CONFIG, sequence=1_000_000, vocab=64), case("cpu:1", "single", "data=1")
     assert compile_case(dataclasses.replace(single, config=long, remat="full")).extra_info["status"] == "ok"
 
 
-def test_the_compiler_is_told_what_was_asked() -> None:
+def test_compiler_options_reach_the_compiler_and_the_row() -> None:
     """The compiler gets the options of a case, and the row records them; an unknown one is a compile error that names
     it.
     """
@@ -159,7 +159,7 @@ TEXT = ["--topology=cpu:4", "--corpus=README.md"]
 TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=4", "--mesh=fsdp=4"]
 
 
-def test_page_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Each case prints a report. The exit status is 0 if it does not fit, 1 if it fails to compile,
     2 for bad options.
     """
@@ -216,7 +216,7 @@ def require_explained(info: dict[str, Any]) -> None:
 
 
 @TAKES_LIBTPU
-def test_a_pass_on_which_libtpu_fails_is_left_out_and_named() -> None:
+def test_a_failing_pass_of_libtpu_is_disabled_and_named() -> None:
     """For weights that fsdp gathers and tensor splits, libtpu's failing pass is disabled and the
     row names the option.
     """

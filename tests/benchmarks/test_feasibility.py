@@ -72,14 +72,14 @@ def test_the_best_of_each_kind_come_first(tmp_path: Path, asked: list[Case]) -> 
     assert [case.strategy for case in asked] == ["data", "context", "data"]
 
 
-def test_what_the_compiler_is_told_is_part_of_what_is_kept(tmp_path: Path, asked: list[Case]) -> None:
+def test_compiler_options_are_part_of_the_cache_key(tmp_path: Path, asked: list[Case]) -> None:
     """Compiler options are part of the cache key."""
     for options in ([], ["--compiler-option=xla_a=1"], ["--compiler-option=xla_a=2"], ["--compiler-option=xla_a=1"]):
         run(tmp_path, *FOUR, "--compile=1", *options)
     assert [case.compiler_options for case in asked] == [(), (("xla_a", "1"),), (("xla_a", "2"),)]
 
 
-def test_with_again_the_compiler_is_asked_again(tmp_path: Path, asked: list[Case]) -> None:
+def test_again_compiles_despite_the_cache(tmp_path: Path, asked: list[Case]) -> None:
     """--again compiles despite the cache, and caches the new result."""
     for options in ([], [], ["--again"], []):
         run(tmp_path, *FOUR, "--compile=1", *options)
@@ -95,9 +95,7 @@ def test_an_option_takes_all_values_that_it_is_given(tmp_path: Path) -> None:
     assert options == {"", "gather=step", "schedule=1f1b", "schedule=zb-h1"}
 
 
-def test_what_leaves_little_room_is_compiled_last(
-    tmp_path: Path, asked: list[Case], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tight_fit_is_compiled_last(tmp_path: Path, asked: list[Case], monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that fits with little room is compiled after those with more, for formulas are not exact."""
     most = max(row["formula.needed_bytes"] for row in run(tmp_path, *FOUR, "--compile=0")["candidates"] if row["rank"])
     chip = dataclasses.replace(CHIPS["v5e"], memory_bytes=most)
@@ -120,7 +118,7 @@ def test_what_leaves_little_room_is_compiled_last(
         ("oom", "JaxRuntimeError: RESOURCE_EXHAUSTED: no", None, 0),
     ],
 )
-def test_what_would_be_said_again_is_kept(
+def test_only_repeatable_failures_are_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, reason: str, needed: int | None, kept: int
 ) -> None:
     """A failure of the compiler is cached; a full disk, a host out of memory and a dead process are not."""
@@ -140,7 +138,7 @@ def test_what_would_be_said_again_is_kept(
     assert row["compiled.needed_bytes"] == needed
 
 
-def test_what_does_not_fit_as_compiled_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_that_does_not_fit_as_compiled_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate whose compiled memory exceeds the chip says so, even if nothing else of its program is known."""
     columns = {"status": "ok", "reason": "", "compile_seconds": 1.0, "memory.total_bytes": 20 * GIB}
     monkeypatch.setattr(feasibility, "work_off", lambda cases, *_: [Outcome(case, columns, "", 1.0) for case in cases])
@@ -149,7 +147,7 @@ def test_what_does_not_fit_as_compiled_says_so(tmp_path: Path, monkeypatch: pyte
     assert first["compiled.reason"] == "needs 20.0 GiB of 16.0 GiB, 4.0 GiB too much"
 
 
-def test_what_sends_nothing_has_a_least_time_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_device_has_a_network_time_of_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate of one device has a network time of zero, and a step time of its compute or memory time."""
     monkeypatch.setattr(Topology, "compiler_version", "pretended 1")
     monkeypatch.setattr(Topology, "prepare", lambda self: None)
@@ -165,7 +163,7 @@ def test_what_sends_nothing_has_a_least_time_too(tmp_path: Path, monkeypatch: py
     assert row["compiled.step_seconds"] == max(row["compiled.compute_seconds"], row["compiled.memory_seconds"]) > 0
 
 
-def test_a_bubble_stretches_what_is_compiled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bubble_lengthens_the_compiled_compute_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipeline bubble lengthens a compiled candidate's compute time, and not its memory and network times."""
     seconds = {f"roofline.{part}_seconds": part_seconds for part, part_seconds in SECONDS.items()}
     columns = {"status": "ok", "reason": "", "compile_seconds": 1.0, "memory.total_bytes": 1, **seconds}
@@ -180,7 +178,7 @@ def test_a_bubble_stretches_what_is_compiled_too(tmp_path: Path, monkeypatch: py
 SECONDS = {"compute": 3.0, "memory": 2.0, "network": 0.0}
 
 
-def test_what_is_compiled_is_in_its_own_order(
+def test_compiled_candidates_are_listed_by_compiled_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compiled candidates are listed by speed; then what does not fit, and last what has no time."""
@@ -230,7 +228,7 @@ def test_every_candidate_is_written(tmp_path: Path, asked: list[Case]) -> None:
     assert (document["chip"], document["devices"], document["topology"]) == ("v5e", 4, "cpu:4")
 
 
-def test_a_person_sees_why_candidates_are_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_infeasible_candidates_are_counted_by_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The output counts infeasible candidates by reason, with an example; with --all it lists every candidate."""
     run(tmp_path, *FOUR, "--compile=0")
     brief = capsys.readouterr().out
@@ -257,7 +255,9 @@ def test_a_person_sees_why_candidates_are_out(tmp_path: Path, capsys: pytest.Cap
         ([*FOUR, "--option=sequence_parallel=false"], "--option sequence_parallel changes none of the selected steps"),
     ],
 )
-def test_what_means_nothing_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_make_no_sense_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Options that make no sense are a usage error that says what to do instead."""
     with pytest.raises(SystemExit, match="2"):
         feasibility.main(arguments)
@@ -277,7 +277,7 @@ def test_without_a_compiler_there_are_formulas(
     assert "pip install -e '.[gpu]'" in capsys.readouterr().err
 
 
-def test_reasons_are_alike_but_for_their_numbers() -> None:
+def test_reasons_of_one_kind_differ_in_numbers_only() -> None:
     """Two reasons are of one kind if they differ in numbers and in the suggested way out only."""
     one, other = ("tensor=3 does not divide heads=8; tensor can be 1", "tensor=16 does not divide heads=8; or 2")
     assert kind_of(one) == kind_of(other) != kind_of("context=16 does not divide heads=8; or 2")
@@ -290,7 +290,7 @@ def test_strategies_without_formulas_are_named(tmp_path: Path, capsys: pytest.Ca
     assert "auto: there are no formulas of it; python -m benchmarks.compile --topology cpu:4" in capsys.readouterr().out
 
 
-def test_long_enumerations_say_how_far_they_are(
+def test_a_long_enumeration_prints_its_progress(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long enumeration of candidates prints its progress."""

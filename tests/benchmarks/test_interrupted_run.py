@@ -30,7 +30,7 @@ def test_interrupt_in_the_first_case_leaves_a_whole_report(tmp_path: Path) -> No
     }
 
 
-def test_run_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
+def test_resume_measures_what_a_stopped_run_left(tmp_path: Path) -> None:
     """After Ctrl-C, or SIGTERM to the supervisor alone, the report has the finished rows, and --resume measures only
     the others.
     """
@@ -163,7 +163,7 @@ def test_hang_and_death_end_no_sweep(tmp_path: Path) -> None:
     assert process.stderr.count("going on with the cases that are left") == 5
 
 
-def test_a_held_lock_ends_no_sweep(tmp_path: Path) -> None:
+def test_a_hang_with_the_gil_ends_no_sweep(tmp_path: Path) -> None:
     """A case that hangs while it holds the GIL, where no watchdog thread can run, is ended by the supervisor: its row
     is `timeout` after one attempt, and the other cases are measured.
     """

@@ -39,7 +39,7 @@ def test_default_is_everything_on_the_devices_that_are_there(select: Select) -> 
 
 
 @pytest.mark.parametrize("asked", [{"batch_size": [8, 16]}, {"devices": [1, 2, 8]}])
-def test_what_is_asked_for_is_multiplied_out(select: Select, asked: dict[str, Any]) -> None:
+def test_selected_values_are_multiplied_out(select: Select, asked: dict[str, Any]) -> None:
     """Selected batch sizes and device counts are multiplied out."""
     found = {(case.mesh.size, case.batch_size) for case in select(**asked).cases()}
     assert found == {(devices, batch) for devices in (1, 2, 8) for batch in (8, 16)}
@@ -68,13 +68,13 @@ def test_repeated_values_count_once(select: Select) -> None:
     assert [str(case) for case in chosen.cases()] == ["fsdp-fsdp=4-b8"]
 
 
-def test_options_are_read_as_the_kinds_they_are(select: Select) -> None:
+def test_option_values_are_parsed_by_type(select: Select) -> None:
     """Values of --option are parsed as text, flag or count, and repeated options add their values."""
     given = [*options.option("sequence_parallel=false"), *options.option("unroll=2,4"), *options.option("unroll=1,2")]
     assert select(option=given).options == (("sequence_parallel", (False,)), ("unroll", (2, 4, 1)))
 
 
-def test_the_compiler_is_told_the_same_in_every_case(select: Select) -> None:
+def test_compiler_options_apply_to_every_case(select: Select) -> None:
     """Compiler options apply to every case and its reference; of a repeated one the last value counts."""
     given = [arguments.compiler_option(text) for text in ("xla_a=1", "xla_b=x,y", "xla_a=2")]
     cases = select(compiler_option=given, strategy=["fsdp", "data"]).cases()

@@ -65,7 +65,7 @@ def test_every_row_has_the_keys_of_the_schema(record: Record) -> None:
     assert set(record.as_extra_info()) == {*KEYS.split(), *COMPILED_KEYS, *BETWEEN_KEYS, *EXPLAINED_KEYS}
 
 
-def test_what_a_chip_allows_is_in_the_row() -> None:
+def test_the_roofline_of_a_chip_is_in_the_row() -> None:
     """The roofline's slowest part bounds the step time, and rates derive from it; without a roofline they are null."""
     estimate = Estimate(60, 50, Roofline(0.1, 0.4, 0.2), flops_per_second=1000.0)
     row = dataclasses.replace(NOTHING_KNOWN, model_flops_per_step=1600, estimate=estimate).as_extra_info()
@@ -123,7 +123,7 @@ def test_canary_tells_a_noisy_run(low: float, high: float, noisy: bool) -> None:
     assert NOTHING_KNOWN.as_extra_info()["noisy"] is None
 
 
-def test_parts_of_the_time_are_held_against_the_step() -> None:
+def test_attributed_time_is_compared_with_the_step() -> None:
     """A row has the ratio of its attributed time to the measured step."""
     assert MEASURED.as_extra_info()["attribution.total_over_step"] == pytest.approx(0.475 / 0.5)
 

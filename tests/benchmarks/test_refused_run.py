@@ -58,7 +58,7 @@ def test_a_misspelt_folder_is_a_line(tmp_path: Path) -> None:
     assert ended.stderr.strip() == "ERROR: file or directory not found: benchmark"
 
 
-def test_found_among_other_tests_they_are_refused() -> None:
+def test_benchmarks_among_other_tests_are_refused() -> None:
     """`pytest .` in a checkout ends in one line, before any test: the benchmarks run alone."""
     for folder in (".", str(ROOT)):
         ended = finish(bare(folder))
@@ -67,7 +67,7 @@ def test_found_among_other_tests_they_are_refused() -> None:
         assert "Traceback" not in ended.stdout
 
 
-def test_a_worker_that_finds_them_among_other_tests_says_so() -> None:
+def test_xdist_workers_refuse_benchmarks_among_other_tests() -> None:
     """`pytest . -n 1` reports a collection error that says the benchmarks run alone."""
     ended = finish(bare(".", "-n1", "--ignore=tests"))
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED
@@ -83,7 +83,7 @@ def test_a_worker_that_finds_them_among_other_tests_says_so() -> None:
         ({"resume": True, "benchmark_json": Path("/never/run.json")}, "--resume goes on with a run that was stopped"),
     ],
 )
-def test_nothing_is_started_for_what_is_refused(options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused_before_a_process_starts(options: dict[str, Any], message: str) -> None:
     """Options that are wrong by themselves are refused before any process starts a backend."""
     offered = {"help": False, "version": False, "collectonly": False, "resume": False, "benchmark_json": None}
     offered |= {"benchmark_storage": "file://./.benchmarks", "benchmark_save": None, "benchmark_autosave": False}

@@ -34,7 +34,7 @@ def test_every_case_leaves_its_row(sweep: tuple[Process, Rows]) -> None:
     }
 
 
-def test_devices_that_are_not_there_are_compiled_for(tmp_path: Path) -> None:
+def test_a_topology_compiles_and_runs_nothing(tmp_path: Path) -> None:
     """With a topology nothing runs: a compiler's failure fails the run, an infeasible case does not."""
     report = tmp_path / "run.json"
     selected = "--strategy=fsdp,tensor,uncompilable", "--topology=cpu:16", "--batch-size=16"
@@ -52,7 +52,7 @@ def test_devices_that_are_not_there_are_compiled_for(tmp_path: Path) -> None:
     assert (machine["topology"], machine["device_count"]) == ("cpu:16", 16)
 
 
-def test_options_make_cases_that_begin_as_their_own(tmp_path: Path) -> None:
+def test_each_value_of_an_option_has_a_row(tmp_path: Path) -> None:
     """Each value of an option has a row that matches `single`, even if it stores the layers in another order."""
     report = tmp_path / "run.json"
     selected = "--strategy=pipeline", "--mesh=pipeline=2", "--option=schedule=gpipe,interleaved", "--layers=4"
@@ -90,7 +90,7 @@ def test_failures_fail_and_the_infeasible_is_skipped(sweep: tuple[Process, Rows]
     assert "3 failed, 4 passed, 5 skipped" in process.stdout
 
 
-def test_run_says_how_it_goes(sweep: tuple[Process, Rows]) -> None:
+def test_terminal_shows_each_case_and_a_table(sweep: tuple[Process, Rows]) -> None:
     """The terminal shows a line for each case, a table, the noise and the time spent, not pytest-benchmark's table."""
     process, found = sweep
     for name, row in found.items():
@@ -103,7 +103,7 @@ def test_run_says_how_it_goes(sweep: tuple[Process, Rows]) -> None:
     assert "Rounds" not in process.stdout
 
 
-def test_journal_goes_when_the_report_is_written(sweep: tuple[Process, Rows]) -> None:
+def test_journal_is_deleted_when_the_report_is_written(sweep: tuple[Process, Rows]) -> None:
     """The journal is deleted when the report has been written."""
     process, _ = sweep
     (report,) = re.findall(r"^report: (.*)$", process.stdout, re.M)
@@ -133,7 +133,7 @@ def test_what_is_deselected_is_left_out(tmp_path: Path) -> None:
     assert "1 passed, 3 deselected" in process.stdout
 
 
-def test_no_program_is_kept_on_virtual_devices(tmp_path: Path) -> None:
+def test_compilation_cache_is_off_on_virtual_devices(tmp_path: Path) -> None:
     """On virtual devices JAX's persistent compilation cache is off: a program that is read from it may hang."""
     command = "--strategy=data", "--mesh=data=2", "--batch-size=8", "--compile-only"
     variables = {"JAX_COMPILATION_CACHE_DIR": tmp_path, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0}

@@ -96,7 +96,7 @@ def test_a_block_that_does_not_count_is_a_failure(program: Callable[..., Any], s
     assert re.fullmatch(reason, answer["reason"])
 
 
-def test_what_others_print_is_no_answer() -> None:
+def test_only_answers_go_to_stdout() -> None:
     """Only answers go to stdout: what Python code or a child process prints goes to stderr."""
     program = """
 import os

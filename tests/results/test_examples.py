@@ -13,7 +13,7 @@ from tests.processes import ROOT
 RUN = ROOT / "results" / "examples" / "nano-cpu" / "run.json"
 
 
-def test_the_example_is_of_today(pytestconfig: pytest.Config) -> None:
+def test_the_example_has_the_current_schema(pytestconfig: pytest.Config) -> None:
     """The example has the cases of a run without options; its rows have today's columns and schema, and load."""
     case = Case("single", MeshSpec.parse("data=1"), "nano", PRESETS["nano"], 8, 1, "float32", "dots")
     columns = Record.begin(case).as_extra_info().keys()

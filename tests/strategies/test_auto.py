@@ -37,7 +37,7 @@ def by_hand(name, mesh, batch=BATCH, tied=False, **options):
 @pytest.mark.parametrize(
     ("name", "options"), [("data", {}), ("fsdp", {}), ("tensor", {}), ("tensor", {"sequence_parallel": False})], ids=str
 )
-def test_compiler_sends_what_is_sent_by_hand(name, options):
+def test_auto_sends_what_the_hand_written_strategy_sends(name, options):
     """auto sends what the hand-written strategy on its axis sends, with an all-reduce for each reduce-scatter, to 1%.
 
     The tensor axis gathers the positions' gradient instead of summing it and need not sum those of biases, fsdp gathers
@@ -72,7 +72,7 @@ def test_axes_together_send_each_over_its_own():
     ],
     ids=str,
 )
-def test_no_sum_over_devices_waits(options, again):
+def test_gradients_are_all_reduced_at_each_use(options, again):
     """auto all-reduces the gradient of weights at each use, where `data` all-reduces it once: exactly so many bytes
     more.
     """

@@ -74,7 +74,7 @@ def test_it_attends_as_one_device(mode, devices, size):
 
 
 @pytest.mark.parametrize("devices", [2, 8])
-def test_the_ring_keeps_what_is_here(devices):
+def test_the_ring_keeps_local_residuals_only(devices):
     """The ring's residuals are local queries, keys, values and outputs, and one number for each head and token."""
     qkv_BTCA = jax.ShapeDtypeStruct((BATCH, TOKENS // devices, 3, HEADS * HEAD_DIM), jnp.float32)
 

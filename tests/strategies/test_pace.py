@@ -82,7 +82,7 @@ def _kept(tmp_path):
 
 @pytest.mark.usefixtures("_kept")
 @pytest.mark.parametrize("used", [True, False])
-def test_programs_that_are_kept_are_warned_of(waited, used):
+def test_cached_programs_are_warned_of(waited, used):
     """With JAX's compilation cache in use, the first step warns once that a cached program may hang, and how to turn it
     off.
     """

@@ -58,7 +58,7 @@ def test_it_is_traced_once_and_donates_its_state(name):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_lowering_allocates_nothing_and_tells_what_init_makes(name):
+def test_lowering_allocates_nothing_and_promises_the_state(name):
     """Lowering allocates no array, and the promised shapes, dtypes and shardings are those of the
     state and the batch.
     """

@@ -50,7 +50,7 @@ def accumulators(program):
         ("hsdp", "data=2,fsdp=4", 4, 4, 4),
     ],
 )
-def test_each_stage_splits_one_thing_more(name, mesh, weights, moments, gradients):
+def test_each_zero_stage_shards_one_thing_more(name, mesh, weights, moments, gradients):
     """Each ZeRO stage shards one more of optimizer state, gradients and weights; sizes per device are exact."""
     step = build(name, mesh, microbatches=2)
     assert held(step.state.params) == WEIGHTS / weights
@@ -91,7 +91,7 @@ def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
     ],
     ids=str,
 )
-def test_options_of_one_strategy_change_no_number(name, mesh, options):
+def test_options_of_one_strategy_change_no_result(name, mesh, options):
     """Buckets, and gathering for a whole step or once for both passes, compute what one device computes."""
     reference = single(**{key: options[key] for key in options if key == "dtype"})
     assert_equal(train(name, MeshSpec.parse(mesh), **options), reference, ROUNDING[options.get("dtype", "float32")])

@@ -21,7 +21,7 @@ TOYS: dict[str, Any] = {"SINGLE": "single"}
     ("index", "awaited"),
     [(0, "the other 1 of 2 processes to come to {}"), (1, r"process 0 at {} \(Connection refused\)")],
 )
-def test_who_waits_for_the_others_says_so_and_ends(index: int, awaited: str) -> None:
+def test_waiting_for_other_processes_ends_with_an_error(index: int, awaited: str) -> None:
     """A process that waits for others says so, and ends after --join-timeout with a usage error
     that says what to do.
     """
@@ -91,7 +91,7 @@ def part(count: int, who: int, way: str, lost_after: float = 3, case_timeout: fl
         (0, "leaves", 3, "ended before the others"),
     ],
 )
-def test_all_others_say_who_is_gone(who: int, way: str, status: int, words: str) -> None:
+def test_remaining_processes_name_the_one_that_is_gone(who: int, way: str, status: int, words: str) -> None:
     """Each remaining process names the one that is gone and why, and says nothing else."""
     ended = part(3, who, way)
     gone = ended.pop(who)
@@ -99,7 +99,7 @@ def test_all_others_say_who_is_gone(who: int, way: str, status: int, words: str)
     assert [(each.returncode, each.stderr) for each in ended] == [(LOST, f"process {who} of 3 {words}\n")] * 2
 
 
-def test_who_does_not_come_is_named_before_a_watchdog_ends_the_others() -> None:
+def test_a_missing_process_is_named_before_a_watchdog_acts() -> None:
     """A process that does not come is named before the watchdog of a waiting one ends it, and is told so itself."""
     first, late = part(2, 1, "sleeps", case_timeout=4)
     words = "process 1 did not come within 3.6 seconds: it hangs, or has gone another way\n"
@@ -107,7 +107,7 @@ def test_who_does_not_come_is_named_before_a_watchdog_ends_the_others() -> None:
     assert (late.returncode, late.stderr) == (LOST, words)
 
 
-def test_a_process_that_is_stopped_ends_all_and_the_run_is_gone_on_with(tmp_path: Path) -> None:
+def test_ctrl_c_in_one_process_ends_all_and_resume_goes_on(tmp_path: Path) -> None:
     """Ctrl-C in one process ends all; the first process has written the finished rows, and --resume measures the
     others.
 

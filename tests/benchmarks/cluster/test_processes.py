@@ -69,12 +69,12 @@ def fail() -> None:
     raise MemoryError("17 GiB")
 
 
-def test_all_take_the_first_ones_value() -> None:
+def test_all_processes_take_the_first_ones_value() -> None:
     """Every process gets its own value and, to the last bit, that of the first process."""
     assert agree(lambda: 0.1, lambda: 2, lambda: None) == [(0.1, 0.1), (2, 0.1), (None, 0.1)]
 
 
-def test_what_fails_in_one_has_failed_in_all() -> None:
+def test_a_failure_in_one_process_is_raised_in_all() -> None:
     """A failure in one process is raised in all: as its own exception there, elsewhere as its status, reason and
     process.
     """
@@ -86,7 +86,7 @@ def test_what_fails_in_one_has_failed_in_all() -> None:
             assert (end.status, str(end)) == ("oom", f"process {place} of 3: MemoryError: 17 GiB")
 
 
-def test_who_does_not_come_is_not_waited_for_for_ever() -> None:
+def test_a_missing_process_raises_lost_after_the_patience() -> None:
     """A process that does not come within the patience raises Lost, which no handler takes for a failed case."""
     group = _Group(Service(2), 0, 2, patience_seconds=0.05)
     with pytest.raises(Lost, match=r"process 1 did not come within 0\.05 seconds"):
@@ -130,7 +130,7 @@ def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
     ],
     ids=str,
 )
-def test_half_of_the_options_is_refused(given: dict[str, Any], message: str) -> None:
+def test_incomplete_process_options_are_refused(given: dict[str, Any], message: str) -> None:
     """Options that leave out which process this is, or state it twice, raise an error that names what is missing."""
     none = {"coordinator": None, "processes": None, "process_id": None, "distributed": False}
     assert not processes_asked(declared(**none))
@@ -138,7 +138,7 @@ def test_half_of_the_options_is_refused(given: dict[str, Any], message: str) -> 
         processes_asked(declared(**none | given))
 
 
-def test_outside_of_a_cluster_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributed_outside_of_a_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """--distributed outside of a cluster raises an error that names the schedulers it knows and the options to give."""
 
     def initialize(*arguments: Any, **options: Any) -> None:

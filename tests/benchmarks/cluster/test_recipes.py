@@ -52,14 +52,14 @@ def measures(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_its_shell_can_read_it(path: Path) -> None:
+def test_bash_parses_the_recipe(path: Path) -> None:
     """bash parses the recipe's script."""
     done = subprocess.run(["bash", "-n"], input=script(path), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_its_options_are_ours(path: Path) -> None:
+def test_options_of_the_recipe_exist(path: Path) -> None:
     """Every option of a recipe parses, and together they start several processes that span 16 devices."""
     options = Options()
     add_options(options)  # pyright: ignore[reportArgumentType]
@@ -70,7 +70,7 @@ def test_its_options_are_ours(path: Path) -> None:
     assert option.preset == "gpt2-xl"
 
 
-def test_its_processes_are_those_that_are_started() -> None:
+def test_jobset_starts_the_processes_that_are_waited_for() -> None:
     """The JobSet starts as many pods as --processes waits for, passes each its index, and names the first as
     coordinator.
     """
@@ -102,7 +102,7 @@ def executable(path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("status", [0, 1, 69])
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_its_report_comes_out_however_the_benchmarks_end(tmp_path: Path, path: Path, status: int) -> None:
+def test_report_and_exit_status_come_back(tmp_path: Path, path: Path, status: int) -> None:
     """The report is brought back and the exit status kept, also when the benchmarks fail."""
     report = 'while [ "$1" != --benchmark-json ]; do shift; done; mkdir -p "$(dirname "$2")"; echo "{}" > "$2"'
     programs, host, here = (tmp_path / name for name in ("programs", "meshmark", "here"))

@@ -84,7 +84,7 @@ def step_seconds(names: Path, report: Path) -> dict[str, tuple[float, int]]:
 
 
 @pytest.mark.processes
-def test_throughput_falls_as_the_bytes_say(hosts: Path, tmp_path: Path) -> None:
+def test_a_slow_network_costs_the_predicted_bytes(hosts: Path, tmp_path: Path) -> None:
     """On a slower network a step takes longer by its predicted bytes over the bandwidth.
 
     For each strategy this holds within 0.7 to 2, which leaves room for headers, delays and bursts; the ratio of two

@@ -69,7 +69,7 @@ def test_an_axis_may_have_a_part_of_a_dim(monkeypatch: pytest.MonkeyPatch) -> No
     assert spec.over(("data", "tensor"), jax.devices()[:8]) == usual
 
 
-def test_places_are_as_many_as_devices() -> None:
+def test_a_placed_mesh_has_every_device() -> None:
     """A placed mesh has all devices of a topology, two for each chip of tpu7x."""
     for text in ("h100:4x8", "cpu:6", "tpu7x:4x4x4"):
         topology = Topology.parse(text)

@@ -22,7 +22,7 @@ HERE = [
 
 
 @pytest.mark.parametrize("text", HERE)
-def test_it_is_printed_as_it_is_parsed(text):
+def test_parse_and_print_are_inverse(text):
     """Parsing and printing a topology are inverse."""
     assert str(Topology.parse(text)) == text
 
@@ -46,7 +46,7 @@ def test_it_is_printed_as_it_is_parsed(text):
         ("cpu:4x4", "write one as cpu:1024"),
     ],
 )
-def test_what_cannot_be_is_refused(text, message):
+def test_a_topology_that_does_not_exist_is_refused(text, message):
     """A topology that does not exist is refused with what is wrong and how to write one."""
     with pytest.raises(ValueError, match=re.escape(message)):
         Topology.parse(text)
@@ -102,7 +102,7 @@ def test_a_gpu_holds_more_than_decimal_gigabytes(kind, gigabytes):
     assert 1.05 * gigabytes * 1e9 < CHIPS[kind].memory_bytes <= gigabytes * 2**30
 
 
-def test_bounds_are_by_no_slower_memory_than_xla_is_told():
+def test_memory_bandwidth_agrees_with_xlas_description():
     """The memory bandwidth in XLA's description of a GPU is 95% to 100.1% of the published figure."""
     for kind, told in GPUS.items():
         assert 0.95 < told["memory_bandwidth"] / CHIPS[kind].memory_bytes_per_second < 1.001, kind

@@ -50,7 +50,7 @@ def test_what_becomes_an_all_reduce_is_advised_against(
     assert [each.kind for each in advice(CHIPS[chip], torus(shape, **axes), ("fsdp",))] == kinds
 
 
-def test_what_is_advised_avoids_it() -> None:
+def test_the_advised_mesh_needs_no_advice() -> None:
     """The advised mesh needs no advice itself; the advice names compiler options with a similar effect, too."""
     gather, scatter = advice(CHIPS["v5p"], torus((4, 4, 8), fsdp=128), ("fsdp",))
     assert gather.mesh == scatter.mesh == "data=4,fsdp=32"
@@ -70,7 +70,7 @@ def test_the_mesh_has_the_axis_in_question(axis: str, mesh: str) -> None:
     assert scatter.mesh == mesh
 
 
-def test_what_was_told_is_not_advised_again() -> None:
+def test_options_that_are_set_are_not_advised_again() -> None:
     """Compiler options that are already set are not advised again, unless only some of them are set."""
     mesh = torus((4, 4, 8), fsdp=128)
     gather, scatter = advice(CHIPS["v5p"], mesh, ("fsdp",), {**SCATTERING, **dict([*GATHERING.items()][:1])})
@@ -78,6 +78,6 @@ def test_what_was_told_is_not_advised_again() -> None:
     assert str(scatter).endswith("becomes an all-reduce of the full array; data=4,fsdp=32 avoids it")
 
 
-def test_gpus_keep_what_is_stated() -> None:
+def test_there_is_no_advice_for_gpus() -> None:
     """There is no advice for GPUs, whose compiler keeps gathers."""
     assert advice(CHIPS["h100"], torus((4, 4), fsdp=16), ("fsdp",)) == ()

@@ -63,7 +63,7 @@ def test_what_stands_between_start_and_done(
     assert row(found) == columns
 
 
-def test_two_at_once_are_behind_the_same() -> None:
+def test_concurrent_collectives_overlap_the_same_work() -> None:
     """Collectives that overlap each other each overlap all work between their own start and done."""
     other = GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2")
     first, second = program(GATHER, DOT, other[0], DONE, DOT.replace("%m", "%m.2"), other[1]).collectives
@@ -162,12 +162,12 @@ def test_loops_multiply_bytes_and_not_what_is_meanwhile() -> None:
     assert row(found) == (7 * 1536, 0, 0, 0)
 
 
-def test_nothing_is_said_without_a_schedule() -> None:
+def test_an_unscheduled_program_has_no_overlap() -> None:
     """A program that is not scheduled has no overlap: the order of its text means nothing."""
     assert set(overlap(program(GATHER, DOT, DONE, header=""), H100S, CHIPS["h100"]).values()) == {None}
 
 
-def test_what_is_beside_what_is_told() -> None:
+def test_text_lists_what_each_collective_overlaps() -> None:
     """The text lists each collective with what it overlaps, most bytes first."""
     other = (GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2"))
     reduce = f"%r = f32[8,8] all-reduce(%m), {GROUPS}, to_apply=%sum"
@@ -177,7 +177,7 @@ def test_what_is_beside_what_is_told() -> None:
     )
 
 
-def test_what_takes_longer_than_what_is_beside_it_is_exposed() -> None:
+def test_exposed_time_is_what_overlapped_work_does_not_hide() -> None:
     """Exposed time is the network time minus that of the overlapped FLOPs or memory bytes, by the chip's figures."""
     seconds = 1536 / CHIPS["h100"].link_bytes_per_second
 

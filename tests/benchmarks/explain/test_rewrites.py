@@ -64,7 +64,7 @@ FSDP = ("fsdp",)
     ("strategy", "mesh"),
     [("data", "data=8"), ("fsdp", "fsdp=8"), ("tensor", "tensor=4"), ("three_d", "fsdp=2,context=2,tensor=2")],
 )
-def test_nothing_is_found_where_all_is_as_stated(strategy: str, mesh: str) -> None:
+def test_a_program_as_predicted_has_no_rewrites(strategy: str, mesh: str) -> None:
     """A program that sends what is predicted has no rewrites."""
     stated = cost(strategy, mesh)
     assert check(stated, as_stated(stated)) == []
@@ -200,7 +200,7 @@ def test_gradients_of_a_tied_table_that_are_added_up() -> None:
     assert found.name == "unexplained"
 
 
-def test_what_is_not_known_is_not_dropped() -> None:
+def test_unknown_differences_are_unexplained_rewrites() -> None:
     """Bytes that no rewrite explains are listed as unexplained, with their kind of collective."""
     stated = cost("tensor", "tensor=4")
     compiled = [

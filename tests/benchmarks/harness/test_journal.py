@@ -61,7 +61,7 @@ def test_rows_survive_their_process(path: Path) -> None:
     assert list(read(path).rows.values()) == ROWS
 
 
-def test_a_silent_journal_knows_what_decides(path: Path) -> None:
+def test_a_silent_journal_knows_ends_and_deaths(path: Path) -> None:
     """A process that writes no journal knows, as plain values, which cases ended, how, and which killed a process."""
     leave(path, "tensor")
     journal = read(path)
@@ -136,7 +136,7 @@ def test_full_disk_is_said_once(path: Path) -> None:
     assert list(read(path).rows.values()) == ROWS
 
 
-def test_another_run_is_not_gone_on_with(path: Path) -> None:
+def test_a_journal_of_another_run_is_refused(path: Path) -> None:
     """A journal of other versions or another selection is refused with what differs."""
     leave(path)
     with pytest.raises(JournalError, match=r"is of another run: jax was '0.10.2' and is '0.12.0'; run again without"):

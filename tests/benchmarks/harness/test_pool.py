@@ -19,7 +19,7 @@ def test_a_process_that_dies_is_an_outcome() -> None:
     assert outcomes["well"].reason == ""
 
 
-def test_the_time_is_kept() -> None:
+def test_the_time_limit_ends_all_pieces() -> None:
     """At the time limit running pieces are ended, and both they and pieces that never began have an outcome that says
     so.
     """
@@ -30,7 +30,7 @@ def test_the_time_is_kept() -> None:
     assert {each.reason for each in outcomes} == {"not compiled within 1 s"}
 
 
-def test_who_gives_up_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_the_iterator_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing the iterator of outcomes ends the processes that are still at work."""
     started = []
     start = pool.Job.start

@@ -70,7 +70,7 @@ def test_program_is_read(rows: list[Info]) -> None:
     assert data["compiled.flops"] == single["compiled.flops"] / 2
 
 
-def test_canary_flies_with_each_group(rows: list[Info]) -> None:
+def test_cases_timed_together_share_a_canary(rows: list[Info]) -> None:
     """Cases that are timed together share a canary, the ratio of a step to itself, which decides whether they are
     noisy.
     """
@@ -115,7 +115,7 @@ def test_state_counts_what_a_device_holds(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.usefixtures("toys")
-def test_step_that_does_not_mean_to_be_exact_is_timed_and_says_so(begin: Begin) -> None:
+def test_inexact_step_is_timed_and_not_checked(begin: Begin) -> None:
     """A step that is inexact by design is timed, is not checked against `single`, and has the reason in its row."""
     _, row = measure(begin(), SINGLE, replace(SINGLE, strategy="inexact"))
     assert (row["status"], row["matches_single"]) == ("ok", None)
@@ -123,7 +123,7 @@ def test_step_that_does_not_mean_to_be_exact_is_timed_and_says_so(begin: Begin) 
     assert row["step_seconds_median"] > 0
 
 
-def test_what_the_compiler_partitions_is_compared_with_its_twin(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_compared_with_its_twin(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of auto has its time relative to its twin, with an interval; without a timed twin it is null."""
     auto = replace(TOYS["data"], name="auto", twins={("data",): "data"})
     monkeypatch.setattr(cases, "STRATEGIES", {**TOYS, "auto": auto})

@@ -58,7 +58,7 @@ def test_failing_case_is_a_row_without_times(
     assert status_of(raised.value) == status
 
 
-def test_a_reason_that_is_too_long_is_whole_beside_the_report(
+def test_a_long_reason_is_saved_beside_the_report(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long reason is cut in the row, which names the file beside the report with all of it; without a report there is
@@ -76,9 +76,7 @@ def test_a_reason_that_is_too_long_is_whole_beside_the_report(
 
 
 @pytest.mark.usefixtures("toys")
-def test_case_that_failed_elsewhere_has_failed_here_and_gives_its_memory_back(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_elsewhere_frees_the_state_here(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A case that ran out of memory in another process fails here with that reason, and its state
     is freed here, too.
     """
@@ -102,7 +100,9 @@ def test_case_that_failed_elsewhere_has_failed_here_and_gives_its_memory_back(
 
 
 @pytest.mark.usefixtures("toys")
-def test_other_processes_have_their_time_when_this_one_is_ready(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_of_other_processes_starts_when_this_one_is_ready(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The watchdog's time for the other processes starts when this process has finished the stage, however long it
     took.
     """

@@ -59,7 +59,7 @@ def test_case_that_killed_two_processes_is_given_up(begin: Begin) -> None:
 
 
 @pytest.mark.usefixtures("toys")
-def test_reference_that_killed_two_processes_is_done_without(begin: Begin) -> None:
+def test_cases_are_timed_without_a_reference_that_killed_two_processes(begin: Begin) -> None:
     """If `single` killed two processes, the other cases are timed without a check and a relative time, and say so."""
     session = begin()
     for _ in range(2):
@@ -82,7 +82,7 @@ def test_infeasible_row_of_an_earlier_process_is_infeasible_again(begin: Begin) 
 
 
 @pytest.mark.usefixtures("toys")
-def test_interrupt_in_the_turns_keeps_what_had_turns_enough(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_in_the_timing_keeps_its_samples(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C at the end of the interleaved timing keeps the samples of all cases."""
 
     def interrupted(*arguments: Any) -> None:

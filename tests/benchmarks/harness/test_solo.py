@@ -55,7 +55,7 @@ def kill(process: Solo) -> None:
     process._process.join()
 
 
-def test_it_trains_as_this_process_does(device: Solo, session: Session) -> None:
+def test_single_in_its_own_process_matches_this_one(device: Solo, session: Session) -> None:
     """The first steps in the process of one device match those here, and it times as many steps as asked for."""
     training = device.train(SINGLE, CORPUS)
     session.prepare(SINGLE)
@@ -107,7 +107,7 @@ def test_it_is_traced_and_attributed_where_it_is_timed(
     assert heard[0] > 3  # gradients, optimizer, nothing, and the turns of all
 
 
-def test_what_fails_there_fails_here(device: Solo) -> None:
+def test_an_error_in_the_other_process_is_raised_here(device: Solo) -> None:
     """An error in the other process is raised here with its status and reason, and the process goes on."""
     with pytest.raises(Elsewhere, match="it must be at least 1") as failure:
         device.train(Case("single", SINGLE.mesh, "tiny", CONFIG, 0, 1, "float32", "none"), CORPUS)
@@ -130,7 +130,7 @@ def test_an_interrupted_question_leaves_no_answer_behind(device: Solo, monkeypat
     training.drop()
 
 
-def test_one_that_died_says_so_and_another_takes_its_place() -> None:
+def test_a_dead_process_raises_died_and_is_replaced() -> None:
     """A question to a process that died raises Died with the signal and keeps no buffers; the next one gets a new
     process.
     """
@@ -192,7 +192,7 @@ def test_why_nothing_is_compared_is_said(session: Session, monkeypatch: pytest.M
     assert row["reason"] == "not compared with single, which could not be timed: ZeroDivisionError: division by zero"
 
 
-def test_if_it_dies_one_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_the_process_dies_only_single_fails(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the process dies while steps are timed, only `single` fails; the steps of this process are
     timed to the end.
     """

@@ -21,7 +21,7 @@ def stops(*numbers: signal.Signals, writing: bool = False, monkeypatch: pytest.M
     return ends
 
 
-def test_a_stop_that_is_heard_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_stop_raises_one_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop raises KeyboardInterrupt once, whether the terminal, the supervisor or both deliver it."""
     once = [signal.SIGINT], [signal.SIGUSR1], [signal.SIGINT, signal.SIGUSR1], [signal.SIGUSR1, signal.SIGTERM]
     assert [stops(*numbers, monkeypatch=monkeypatch) for numbers in once] == [["interrupt"]] * 4

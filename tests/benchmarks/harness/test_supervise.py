@@ -49,7 +49,7 @@ def supervised(program: str, journal: Path, timeout_seconds: float = 600) -> tup
 
 @pytest.mark.usefixtures("_interrupts")
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-def test_what_the_supervisor_alone_hears_is_passed_on(journal: Path, number: str) -> None:
+def test_signals_to_the_supervisor_are_passed_on(journal: Path, number: str) -> None:
     """SIGINT and SIGTERM to the supervisor stop the measuring process, even if the parent ignores Ctrl-C."""
     hears = f"signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))\nos.kill(os.getppid(), signal.{number})\n"
     assert supervised(f"{hears}time.sleep(600)", journal) == (3, True)
@@ -154,7 +154,7 @@ def test_a_heart_beats_until_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     listener.close()
 
 
-def test_what_runs_is_what_began_last() -> None:
+def test_the_running_case_is_the_one_that_began_last() -> None:
     """The running case is the last one that began in the journal's whole lines."""
     assert running(BEGAN + b'{"began": "da') == "single"
     assert running(b"") is running(BEGAN + b'{"row": {}}\n') is None

@@ -68,7 +68,7 @@ def test_all_reduce_is_one_unless_its_emitter_says_otherwise(old: str, new: str)
         ('to_apply=%region_0.0, metadata={op_name="jit(update)/jvp()/all_gather"}', "all_gather"),
     ],
 )
-def test_all_reduce_tells_what_it_was(said: str, decomposed: str) -> None:
+def test_origin_of_an_all_reduce_is_recognised(said: str, decomposed: str) -> None:
     """The origin of an all-reduce is read from its metadata, or else from the name of its addition."""
     text = "HloModule m\nENTRY %main (p: f32[8]) -> f32[8] {\n  %p = f32[8] parameter(0)\n"
     text += f"  ROOT %r = f32[8] all-reduce(%p), {GROUPS}, {said}\n}}"

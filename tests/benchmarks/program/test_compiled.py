@@ -146,13 +146,13 @@ def test_woven_collective_counts_once() -> None:
         ("convolution(%p, %p), dim_labels=b0f_0io->b0f", "convolution cannot be read: ValueError"),
     ],
 )
-def test_what_cannot_be_read_is_named(instruction: str, message: str) -> None:
+def test_unreadable_instructions_are_named(instruction: str, message: str) -> None:
     """An instruction that cannot be interpreted raises an HLOError with its name and the cause."""
     with pytest.raises(HLOError, match=f"%r: .*{message}"):
         read_program(entry(f"%r = f32[8,16] {instruction}"), MESH)
 
 
-def test_nothing_is_sent_without_company() -> None:
+def test_groups_of_one_device_send_nothing() -> None:
     """Groups of one device, and permutations that move nothing, are not collectives."""
     lines = (
         "%a = f32[8,16] all-reduce(%p), replica_groups=[8,1]<=[8], to_apply=%sum",

@@ -48,7 +48,7 @@ def test_loops_that_communicate_side_by_side_are_found(function, pairs):
     assert len(read_program(compiled(function, (8, 16)), MESH).concurrent) == pairs
 
 
-def test_what_is_in_a_loop_is_looked_at():
+def test_unordered_loops_inside_a_loop_are_found():
     """Unordered loops in the body of a loop are found, too."""
 
     def nested(x):

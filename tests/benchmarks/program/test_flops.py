@@ -53,7 +53,7 @@ MATMUL = 2 * 8 * 16 * 32
         ),
     ],
 )
-def test_convolutions_multiply_what_is_there(lhs: str, rhs: str, out: str, attributes: str, flops: int) -> None:
+def test_convolutions_count_no_padding(lhs: str, rhs: str, out: str, attributes: str, flops: int) -> None:
     """A convolution counts the multiplications by elements, not those by zeros of padding and dilation."""
     lines = (
         f"%l = bf16{lhs} parameter(1)",

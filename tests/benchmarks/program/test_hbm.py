@@ -38,13 +38,13 @@ def touched(*lines: str, before: str = "") -> int:
         (f"%r = {HBM} all-reduce(%p), replica_groups={{{{0}}}}, to_apply=%sum", 2 * 512),
     ],
 )
-def test_an_instruction_reads_and_writes_what_is_in_memory(line: str, read_and_written: int) -> None:
+def test_traffic_is_operands_and_results_in_memory(line: str, read_and_written: int) -> None:
     """Operands and results in HBM count, those in VMEM do not; a slice or an in-place update counts its part only."""
     small = "%u = f32[2,16]{1,0:T(8,128)} parameter(2)", "%i = s32[]{:T(128)S(6)} parameter(3)"
     assert touched(*small, line) == read_and_written
 
 
-def test_elsewhere_memory_is_all_but_the_hosts() -> None:
+def test_on_gpus_all_spaces_but_the_hosts_count() -> None:
     """On a GPU memory space S(1) is device memory and counts; only S(5), the host's, does not."""
     text = "HloModule m\nENTRY %main (p: f32[8]) -> f32[8] {{\n  %p = f32[8]{{0S(1)}} parameter(0)\n  ROOT %r = {0}\n}}"
     assert read_program(text.format("f32[8]{0} negate(%p)").replace("0S", "0:S"), {}).memory_bytes == 64

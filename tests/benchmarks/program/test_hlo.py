@@ -33,7 +33,7 @@ ENTRY %main.7 (p: (f32[8,64], s32[])) -> (f32[64], (s32[], /*index=5*/s32[])) {
 """
 
 
-def test_computations_are_what_stands_in_brackets() -> None:
+def test_a_module_has_computations_and_an_entry() -> None:
     """A module has its computations, callees first, and an entry; tables of sources are skipped."""
     module = parse(TEXT)
     assert list(module.computations) == ["sum.1", "main.7"]
@@ -42,7 +42,7 @@ def test_computations_are_what_stands_in_brackets() -> None:
     assert list(module.entry.instructions) == ["p", "get.1", "zero", "table", "reduce.1", "both"]
 
 
-def test_instructions_are_taken_apart() -> None:
+def test_instructions_are_split_into_their_parts() -> None:
     """An instruction is split into shape, opcode, operands and attributes, whatever brackets, commas and quotes are
     inside.
     """
@@ -64,7 +64,7 @@ def test_operands_are_found_by_name() -> None:
         main.operands(parse(TEXT).computations["sum.1"].root)
 
 
-def test_text_is_that_of_the_program_alone() -> None:
+def test_canonical_text_ignores_names_and_locations() -> None:
     """The canonical text ignores source locations, names and the partitioning over cores, but no constant."""
     partitions = '"outer_dimension_partitions":["2"]'
     other = TEXT.replace("jit_step", "jit_other").replace("step (old)", "path").replace("jit(f)", "jit(g)")

@@ -127,7 +127,7 @@ def test_condition_of_a_loop_runs_once_more() -> None:
     assert Collective("all_gather", ("tensor",), 11, True, 3 * 4) in read_program(text, MESH).collectives
 
 
-def test_compiler_is_believed() -> None:
+def test_a_stated_trip_count_takes_precedence() -> None:
     """A trip count that the compiler states takes precedence."""
     config = ', backend_config={"known_init_step":{"init":"1","step":"1"},"known_trip_count":{"n":"7"}}'
     *lines, loop = LOOPING
@@ -147,7 +147,7 @@ def test_compiler_is_believed() -> None:
         ("index=0\n  ROOT", "index=1\n  ROOT"),
     ],
 )
-def test_loop_that_counts_otherwise_is_refused(old: str, new: str) -> None:
+def test_loops_without_constant_steps_are_refused(old: str, new: str) -> None:
     """A loop that does not add a constant up to a constant limit is refused rather than guessed."""
     text = entry(*LOOPING, before=LOOP)
     assert text.count(old) == 1

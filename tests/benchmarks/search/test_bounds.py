@@ -31,7 +31,7 @@ def all_ranked(memory_bytes: int) -> list[Candidate]:
     return ranked(space.cases(), replace(CHIP, memory_bytes=memory_bytes))
 
 
-def test_none_that_does_not_fit_is_before_one_that_does() -> None:
+def test_candidates_that_fit_come_first() -> None:
     """Candidates that fit come first, by time; then those that do not, by memory; infeasible ones last."""
     needs = sorted(each.bound.needed_bytes for each in all_ranked(2**40) if each.bound)
     candidates = all_ranked(needs[len(needs) // 2])
@@ -70,7 +70,7 @@ def predicted(case: Case) -> Cost | Infeasible:
         return error
 
 
-def test_a_bubble_stretches_the_computation() -> None:
+def test_a_bubble_lengthens_the_compute_time() -> None:
     """The pipeline bubble lengthens the compute time; the FLOPs stay."""
     each = weighed(case("pipeline", "pipeline=4", microbatches=4), CHIP)
     assert isinstance(each.cost, Cost)
@@ -81,7 +81,7 @@ def test_a_bubble_stretches_the_computation() -> None:
     assert busy == pytest.approx(sum(each.cost.flops.values()) / 4)
 
 
-def test_sending_takes_its_links() -> None:
+def test_virtual_devices_have_one_link() -> None:
     """Virtual devices count as a line of chips, so an all-reduce has one link."""
     each = weighed(case("data", "data=8"), CHIP)
     assert isinstance(each.cost, Cost)
@@ -112,7 +112,7 @@ def test_fsdp_computes_with_whole_weights() -> None:
     assert moved_bytes(whole.plan) - moved_bytes(part.plan) == (8 + 24) * CONFIG.param_count * 7 // 8
 
 
-def test_the_foremost_are_each_of_another_kind() -> None:
+def test_the_foremost_are_the_best_of_each_kind() -> None:
     """The foremost candidates are the best of each strategy and set of mesh axes, in order."""
     candidates = all_ranked(2**40)
     kinds = [(each.case.strategy, *each.case.mesh.sizes) for each in candidates if each.bound]

@@ -38,7 +38,7 @@ def test_what_is_kept_is_found(tmp_path: Path) -> None:
     assert [path.suffix for path in (tmp_path / "new" / "folder").iterdir()] == [".json"]
 
 
-def test_asked_again_it_is_kept_anew(tmp_path: Path) -> None:
+def test_again_replaces_a_cached_result(tmp_path: Path) -> None:
     """With `again` a cached result is ignored and replaced."""
     Cache(tmp_path).put(CASE, {"status": "compile_error"})
     again = Cache(tmp_path, again=True)
@@ -56,7 +56,7 @@ def test_another_case_has_another_key(tmp_path: Path, others: dict) -> None:
 
 
 @pytest.mark.parametrize("change", ["XLA_FLAGS", "LIBTPU_INIT_ARGS", "versions", "sources", "SETTINGS"])
-def test_whatever_compiles_otherwise_has_another_key(
+def test_key_covers_versions_flags_settings_and_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """The key covers the versions, the flags in the environment, JAX's settings and our own sources."""
@@ -85,7 +85,7 @@ def test_sources_are_all_that_make_and_read_programs(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"case": "fsdp"}'])
-def test_what_cannot_be_read_is_not_there(tmp_path: Path, text: str) -> None:
+def test_a_damaged_cache_file_counts_as_absent(tmp_path: Path, text: str) -> None:
     """A damaged cache file counts as absent."""
     kept = Cache(tmp_path)
     kept.put(CASE, {"status": "ok"})

@@ -46,7 +46,7 @@ def test_options_vary_where_they_make_another_step() -> None:
         assert len(cases) == len(found) * 3 * len({case.microbatches for case in cases})
 
 
-def test_what_is_asked_for_is_all_there_is() -> None:
+def test_selected_values_are_the_only_ones() -> None:
     """Selected strategies, meshes, microbatches and remat policies are the only ones."""
     meshes = tuple(map(MeshSpec.parse, ("fsdp=8", "data=2,fsdp=4")))
     cases = list(space(strategies=("fsdp", "hsdp"), meshes=meshes, microbatches=(3,), remats=("full",)).cases())
@@ -57,7 +57,7 @@ def test_what_is_asked_for_is_all_there_is() -> None:
 
 
 @pytest.mark.parametrize("mesh", [*map(str, factorisations(AXES, 12))])
-def test_microbatches_divide_what_a_device_gets(mesh: str) -> None:
+def test_microbatches_divide_a_devices_sequences(mesh: str) -> None:
     """Microbatch counts divide a device's sequences; with a pipeline they begin at the number of stages and double."""
     sizes = MeshSpec.parse(mesh).sizes
     stages, shards = sizes.get("pipeline", 1), sizes.get("data", 1) * sizes.get("fsdp", 1)

@@ -74,7 +74,7 @@ def test_halves_of_another_layout_than_the_weights_send_nothing(strategy: str, o
 
 
 @pytest.mark.parametrize("given", ["default", "asked"])
-def test_variants_are_told_what_the_step_is(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_variants_have_the_compiler_options_of_the_step(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     """Variants are compiled with the step's compiler options; here one that XLA refuses."""
     step = SINGLE.build()
     training = begin_training(step, compile_step(step).program, step.init, read_corpus(None, CONFIG))
@@ -101,7 +101,7 @@ def sleeping(function: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize(("half", "part"), [("gradients", "compute_seconds"), ("apply", "optimizer_seconds")])
-def test_what_is_slow_is_found(monkeypatch: pytest.MonkeyPatch, half: str, part: str) -> None:
+def test_time_is_attributed_to_the_slow_half(monkeypatch: pytest.MonkeyPatch, half: str, part: str) -> None:
     """If one half of a step sleeps, the step's time is attributed to that half."""
 
     def build(case: Case, build: Callable[..., Step] = Case.build, **training: Any) -> Step:

@@ -67,7 +67,7 @@ def test_each_takes_as_many_turns_as_are_asked_for() -> None:
     assert [len(turn.seconds) for turn in turns.values()] == [20, 20]
 
 
-def test_who_fails_takes_no_more_turns() -> None:
+def test_a_run_that_fails_is_timed_no_more() -> None:
     """A run that fails keeps its error and is timed no more; the others go on."""
 
     def fail(step: int) -> None:
@@ -116,7 +116,7 @@ def test_interval_encloses_the_median_as_often_as_it_says() -> None:
         assert hits >= 935  # two standard deviations below 95%
 
 
-def test_no_pairs_no_ratio() -> None:
+def test_too_few_pairs_give_no_interval() -> None:
     """Fewer than six pairs give no interval."""
     assert Interval.of_ratios([1.0] * 5, [1.0] * 6) is None
     assert Interval.of_ratios([1.0] * 6, [1.0] * 6) == Interval(1.0, 1.0, 1.0)

@@ -118,7 +118,9 @@ gather = partial(lax.all_gather, axis_name="pipeline", tiled=True)
         (lambda x: x + lax.axis_index("pipeline"), [0, 1, 3, 4], [0, 1, 3, 4]),
     ],
 )
-def test_stand_ins_are_what_is_here(function: Callable[[jax.Array], jax.Array], alone: list, waiting: list) -> None:
+def test_stand_ins_use_a_devices_own_numbers(
+    function: Callable[[jax.Array], jax.Array], alone: list, waiting: list
+) -> None:
     """Each collective's stand-in uses a device's own numbers; if it waits, one element comes from the others."""
     np.testing.assert_array_equal(on_two(function, ALONE), alone)
     np.testing.assert_array_equal(on_two(function, WAITING), waiting)

@@ -32,7 +32,7 @@ def test_a_planted_regression_is_caught(judge, changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("changes", REGRESSIONS.values(), ids=REGRESSIONS)
-def test_the_way_back_is_the_mirror_image(judge, changes: dict[str, Any]) -> None:
+def test_swapping_base_and_head_mirrors_the_verdict(judge, changes: dict[str, Any]) -> None:
     """With BASE and HEAD swapped, worse becomes better, and a pure regression a green improvement."""
     there, back = judge(sweep(), planted(**changes)), judge(planted(**changes), sweep())
     words = {finding.metric: finding.word for finding in remarkable(there)}
@@ -50,7 +50,7 @@ def test_the_way_back_is_the_mirror_image(judge, changes: dict[str, Any]) -> Non
     ],
     ids=["failed", "failed without numbers", "null", "NaN"],
 )
-def test_what_gave_a_number_must_give_one(judge, head: Rows, reason: str) -> None:
+def test_a_lost_number_is_worse(judge, head: Rows, reason: str) -> None:
     """A case that now fails, or a counter that is now unknown, is worse, with the reason."""
     report = judge(sweep(), head)
     assert report.verdict == "red"
@@ -88,7 +88,7 @@ UNCHANGED: dict[str, tuple[Rows, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("head", "machine"), UNCHANGED.values(), ids=UNCHANGED)
-def test_what_is_no_change_is_green(judge, head: Rows, machine: dict[str, Any]) -> None:
+def test_changes_outside_the_counters_are_green(judge, head: Rows, machine: dict[str, Any]) -> None:
     """Changes that leave all counters alone are green: order, hash, times, machine brand, Python, new keys."""
     report = judge(sweep(), head, **machine)
     assert report.verdict == "green"

@@ -37,7 +37,7 @@ def test_a_renamed_case_is_recognised(judge) -> None:
     }
 
 
-def test_a_case_run_otherwise_is_another_case(judge) -> None:
+def test_another_dtype_makes_another_case(judge) -> None:
     """A case with another dtype is another case, and the report says how they differ."""
     report = judge(sweep(), planted(dtype="bfloat16", **{"compiled.hash": "in halves"}))
     assert report.verdict == "red"
@@ -98,7 +98,7 @@ def test_nothing_compared_is_not_green(judge, base: Rows, head: Rows, reason: st
     assert re.search(reason, report.reason)
 
 
-def test_fewer_cases_are_judged_alone_if_that_is_said(tmp_path: Path) -> None:
+def test_only_head_cases_leaves_missing_cases_out(tmp_path: Path) -> None:
     """Cases missing in HEAD are vanished, and a remark names --only-head-cases, which leaves them
     out of the verdict.
     """
@@ -118,7 +118,7 @@ def test_fewer_cases_are_judged_alone_if_that_is_said(tmp_path: Path) -> None:
     assert compare(base, head, {}, only_head_cases=True).verdict == "red"
 
 
-def test_what_was_not_run_is_said(judge: Any) -> None:
+def test_rows_that_were_not_run_are_remarked_on(judge: Any) -> None:
     """A comparison of rows that were only compiled remarks that it cannot see retraces in steps and NaN losses."""
     (remark,) = judge([row()], [row(kind="compiled")]).remarks
     assert remark.startswith("not seen, for no step was run: a retrace in every step, a loss that is NaN; ")

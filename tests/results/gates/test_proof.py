@@ -75,7 +75,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("more", "times"), [("", 0), (ALL_REDUCE.changes[0][0] * 2, 2)], ids=["gone", "twice"])
-def test_a_plant_that_has_rotted_is_refused(
+def test_a_plant_whose_text_is_gone_is_refused(
     checkout: Path, more: str, times: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A plant whose text no longer occurs once is refused with its file, before anything is compiled."""
@@ -125,7 +125,7 @@ EVIDENT = finding(DATA, "worse", *EXTRA)
         ("nothing", [finding(DATA, "new")], "not comparable"),
     ],
 )
-def test_red_counts_where_it_was_planted(plant: str, findings: list[Finding], word: str) -> None:
+def test_a_plant_is_found_only_by_its_own_evidence(plant: str, findings: list[Finding], word: str) -> None:
     """A plant is found if each of its cases is red with the planted evidence and no other case is red."""
     assert said(EDITS[plant], Report("exact", tuple(findings))) == word
 
@@ -241,7 +241,7 @@ def test_counts_are_shown_and_kept(
         (["--plant=a loss that is NaN"], [True], [("exact", 1)]),
     ],
 )
-def test_what_is_chosen_is_tried(
+def test_only_chosen_plants_are_tried(
     arguments: list[str],
     bases: list[bool],
     trials: list[tuple[str, int]],

@@ -218,7 +218,7 @@ def test_trackers_get_the_values_of_head(measured: Report) -> None:
     assert all(entry["unit"] and entry["extra"] == "better: lower" for entry in entries.values())
 
 
-def test_what_is_better_when_higher_is_not_said_to_be_smaller_is_better(measured: Report) -> None:
+def test_higher_is_better_metrics_are_not_given_to_github_action_benchmark(measured: Report) -> None:
     """Metrics that are better when higher are left out for github-action-benchmark, which ranks by smaller only."""
     higher = [name for name, metric in METRICS.items() if metric.better == "higher"]
     assert "tokens_per_second" in higher

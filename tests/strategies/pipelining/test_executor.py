@@ -89,7 +89,7 @@ def test_a_stage_does_what_its_schedule_says_and_nothing_else(schedule, chunks):
     assert counted(schedule, chunks)[1] == expected
 
 
-def test_what_is_done_for_nothing_is_counted():
+def test_work_in_vain_is_counted():
     """Work that is done in vain is counted even if the gradients are right: with both faults planted, every tick does
     everything.
     """

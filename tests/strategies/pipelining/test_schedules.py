@@ -55,7 +55,7 @@ def test_nothing_is_done_before_what_it_needs(case: tuple[str, int, int, int]) -
 
 
 @pytest.mark.parametrize(("name", "stages", "microbatches"), [(n, s, m) for n, s, m, _ in PLAIN if n != "zb-h1"])
-def test_gpipe_and_1f1b_are_idle_for_the_ends_of_the_pipeline(name: str, stages: int, microbatches: int) -> None:
+def test_bubble_of_gpipe_and_1f1b(name: str, stages: int, microbatches: int) -> None:
     """The bubble of GPipe and 1F1B is (S-1)/(M+S-1) at any costs (Narayanan et al. 2021, section 2.2.1)."""
     for costs in (EQUAL, Costs(1, 0.5, 0.5), Costs(3, 5, 2)):
         expected = (stages - 1) / (microbatches + stages - 1)
@@ -63,7 +63,7 @@ def test_gpipe_and_1f1b_are_idle_for_the_ends_of_the_pipeline(name: str, stages:
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "chunks"), [case[1:] for case in GRID if case[0] == "interleaved"])
-def test_interleaving_divides_the_bubble_by_the_chunks(stages: int, microbatches: int, chunks: int) -> None:
+def test_bubble_of_interleaved_1f1b(stages: int, microbatches: int, chunks: int) -> None:
     """The bubble of interleaved 1F1B is (S-1)/(vM+S-1) (Narayanan et al. 2021, section 2.2.2)."""
     expected = (stages - 1) / (chunks * microbatches + stages - 1)
     for costs in (EQUAL, Costs(1, 0.5, 0.5)):
@@ -71,7 +71,7 @@ def test_interleaving_divides_the_bubble_by_the_chunks(stages: int, microbatches
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), each("zb-h1"))
-def test_zero_bubble_is_idle_for_a_third_of_the_time(stages: int, microbatches: int) -> None:
+def test_bubble_of_zb_h1(stages: int, microbatches: int) -> None:
     """With M >= S and equal costs ZB-H1 idles a third as long as 1F1B, and never longer (Qi et al. 2023, table 1)."""
     idle = [
         plan.makespan() - 3 * microbatches
@@ -100,7 +100,7 @@ def test_chunks_in_flight() -> None:
     assert interleaved(4, 4, 2).in_flight(0) == 8
 
 
-def test_lockstep_makes_short_operations_wait_for_long_ones() -> None:
+def test_lockstep_bubble() -> None:
     """GPipe and ZB-H1 have no lockstep bubble at equal costs; 1F1B has one, because a tick holds forward and the longer
     backward.
     """

@@ -69,7 +69,7 @@ def test_no_matmul_is_in_both_halves(remat):
     assert second == 2 * matmul_weights * 2 * CONFIG.sequence
 
 
-def test_what_lies_between_is_no_weight_and_no_score():
+def test_only_activation_gradients_lie_between_the_halves():
     """Between the halves only gradients of activations are kept: 11 D elements for each token and layer.
 
     Three for queries, keys and values, four for the MLP's hidden layer, and four as wide as the residual stream.

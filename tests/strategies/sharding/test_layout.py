@@ -40,7 +40,7 @@ def test_all_axes_leave_a_layout_as_it_is(layout):
     ],
     ids=str,
 )
-def test_what_means_nothing_is_refused(fields, message):
+def test_contradictory_layouts_are_refused(fields, message):
     """A contradictory layout raises a ValueError when it is made."""
     with pytest.raises(ValueError, match=message):
         Layout(**fields)

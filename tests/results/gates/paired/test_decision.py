@@ -67,7 +67,7 @@ def test_a_change_of_the_minimum_effect_is_not_called_the_same() -> None:
     assert compare(EFFECT, 200)["same"] <= 20
 
 
-def test_what_base_says_of_itself_is_not_said_of_head() -> None:
+def test_a_canary_as_far_off_as_head_is_inconclusive() -> None:
     """If BASE differs from itself as much as HEAD does, the verdict is inconclusive."""
     assert judge(steady(head=1.2), EFFECT) == "slower"
     assert judge(steady(head=1.2, canary=1.2), EFFECT) == "inconclusive"
@@ -94,7 +94,7 @@ def test_few_launches_say_nothing(count: int) -> None:
         (steady(head=1.06, count=3), steady(head=1.0, count=11), "same"),
     ],
 )
-def test_an_alarm_must_be_raised_twice(first: list[Launch], fresh: list[Launch], word: str) -> None:
+def test_a_change_must_be_confirmed(first: list[Launch], fresh: list[Launch], word: str) -> None:
     """A change must be confirmed by fresh launches; if all launches together show no change, it is the same."""
     assert settle(first, fresh, EFFECT) == word
 

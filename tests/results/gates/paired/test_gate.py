@@ -154,7 +154,7 @@ def test_where_nothing_runs_nothing_is_green(tmp_path: Path) -> None:
         ({"refuse": "'fsdp' is no strategy"}, "refuses the selection: 'fsdp' is no strategy"),
     ],
 )
-def test_what_cannot_be_compared_is_not(tmp_path: Path, head: dict[str, Any], reason: str) -> None:
+def test_checkouts_that_differ_are_not_comparable(tmp_path: Path, head: dict[str, Any], reason: str) -> None:
     """Checkouts that differ in protocol, devices or cases, or refuse the selection, raise NotComparable with the
     difference.
     """
