@@ -20,9 +20,9 @@ from tests.processes import QUICK
 settings.register_profile("tests", deadline=None)  # an example takes as long as it takes on a busy machine
 settings.load_profile("tests")
 use_virtual_devices()
-jax.config.update("jax_platforms", "cpu")  # the meshes of the tests take eight devices, whatever accelerator is there
+jax.config.update("jax_platforms", "cpu")  # tests need eight devices, whatever accelerator is there
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
-gc.set_threshold(10_000)  # traces are many small objects that live long, and looking through them again takes time
+gc.set_threshold(10_000)  # traces are many long-lived objects, which take long to scan
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def pytest_load_initial_conftests() -> None:
     if name:
         offered |= {"single": TOYS[name], "data": TOYS["data"]}
     strategies.STRATEGIES = MappingProxyType(offered)
-    from benchmarks.timing import machine, measure  # they have the registry from now on
+    from benchmarks.timing import machine, measure  # imported now, so that they read this registry
 
     measure.BLOCK_SECONDS = SHORT_BLOCK_SECONDS
     if name:

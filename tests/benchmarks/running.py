@@ -55,7 +55,7 @@ def rows(report: Path) -> Rows:
         raise ValueError(f"{constant} is not JSON")
 
     content = json.loads(report.read_text(), parse_constant=refuse)
-    # What Bencher's adapter for pytest reads of each row; it refuses a file in which one is no number.
+    # Bencher's pytest adapter reads these of each row, and refuses a file in which one is not a number.
     assert {"machine_info", "commit_info"} <= content.keys()
     for row in content["benchmarks"]:
         assert {type(row["stats"][name]) for name in ("mean", "median", "stddev", "iqr")} <= {float, int}, row[

@@ -139,9 +139,7 @@ def test_hsdp_has_no_mesh_of_data_or_fsdp() -> None:
 
 
 def test_auto_shares_meshes_and_takes_none_away() -> None:
-    """auto shares the meshes of the hand-written strategies, takes none away from them, and by default runs on the
-    largest device count only.
-    """
+    """auto has meshes of hand-written strategies, which keep them, and by default only those of most devices."""
     assert [case for case in ids(batch_sizes=(8,)) if case.startswith("auto")] == [
         "auto-tensor=8-b8",
         "auto-fsdp=4,tensor=2-b8",
@@ -156,9 +154,7 @@ def test_auto_shares_meshes_and_takes_none_away() -> None:
     ("mesh", "twin"), [("data=8", "data"), ("fsdp=8", "fsdp"), ("tensor=8", "tensor"), ("fsdp=4,tensor=2", "three_d")]
 )
 def test_twin_is_the_hand_written_strategy_on_the_same_mesh(mesh: str, twin: str) -> None:
-    """The twin of an auto case is the hand-written strategy on the same mesh, with the options it has; a twin has no
-    twin.
-    """
+    """The twin of auto is the hand-written strategy on the same mesh, with the options it has, and has no twin."""
     options = ("sequence_parallel", False), ("unroll", 2)
     auto = Case("auto", MeshSpec.parse(mesh), "nano", PRESETS["nano"], 16, 2, "float32", "dots", options)
     kept = options if "tensor" in mesh else options[1:]

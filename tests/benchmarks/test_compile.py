@@ -82,9 +82,7 @@ def test_a_step_that_fits_has_a_roofline_time(pretended: Any) -> None:
 
 
 def test_a_step_that_does_not_fit_says_how_much_it_needs(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that exceeds the chip's memory is an `oom` row with the bytes needed, planned or
-    refused by the compiler.
-    """
+    """A step too large for the chip's memory is an `oom` row with the bytes it needs, compiled or refused."""
     pretended(1000)
     info: dict[str, Any] = compile_case(case("h100:1x4")).extra_info
     assert (info["status"], info["chip.fits"]) == ("oom", False)
@@ -120,9 +118,7 @@ def test_a_kernel_that_exceeds_vmem_is_a_compile_error(pretended: Any, monkeypat
 
 
 def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mesh that does not fit the model or the devices is an infeasible row, and a failing
-    compiler a `compile_error`.
-    """
+    """A mesh that does not fit model or devices is an infeasible row, a failing compiler a `compile_error`."""
     assert compile_case(case(strategy="tensor", mesh="tensor=4")).extra_info["status"] == "infeasible"
     short = compile_case(case("cpu:8")).extra_info
     assert "mesh fsdp=4 takes 4 devices and 8 are given" in str(short["reason"])
@@ -142,9 +138,7 @@ def test_compiling_reads_no_text() -> None:
 
 
 def test_compiler_options_reach_the_compiler_and_the_row() -> None:
-    """The compiler gets the options of a case, and the row records them; an unknown one is a compile error that names
-    it.
-    """
+    """The compiler gets the case's options, and the row records them; an unknown one is a compile error."""
     told = dataclasses.replace(case(), compiler_options=(("xla_disable_hlo_passes", "cse,dce"),))
     row = compile_case(told)
     assert (row.extra_info["status"], row.extra_info["compiler_options"]) == ("ok", "xla_disable_hlo_passes=cse,dce")
@@ -160,9 +154,7 @@ TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", 
 
 
 def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each case prints a report. The exit status is 0 if it does not fit, 1 if it fails to compile,
-    2 for bad options.
-    """
+    """The exit status is 0 for a step that fits or does not, 1 if compiling fails, and 2 for bad options."""
     monkeypatch.setattr(Topology, "prepare", lambda self: None)  # JAX has started
     assert main(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == 0
     assert "fsdp-fsdp=4-b4" in capsys.readouterr().out
@@ -217,9 +209,7 @@ def require_explained(info: dict[str, Any]) -> None:
 
 @TAKES_LIBTPU
 def test_a_failing_pass_of_libtpu_is_disabled_and_named() -> None:
-    """For weights that fsdp gathers and tensor splits, libtpu's failing pass is disabled and the
-    row names the option.
-    """
+    """With weights over fsdp and tensor, the pass on which libtpu fails is disabled, and the row names it."""
     split = dataclasses.replace(case("v5e:4x4", "three_d", "fsdp=8,tensor=2"), batch_size=16, dtype="bfloat16")
     info = compile_case(split).extra_info
     assert info["status"] == "ok"

@@ -47,9 +47,7 @@ VMEM = (
     ids=repr,
 )
 def test_every_error_has_its_status(error: Exception, status: str) -> None:
-    """Each error maps to one status; it is `oom` where the host or the device ran out of memory,
-    while compiling, too.
-    """
+    """Each error has one status; it is `oom` where memory ran out, on the host or the device, also while compiling."""
     assert status_of(error) == status
 
 

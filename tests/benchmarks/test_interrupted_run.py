@@ -31,9 +31,7 @@ def test_interrupt_in_the_first_case_leaves_a_whole_report(tmp_path: Path) -> No
 
 
 def test_resume_measures_what_a_stopped_run_left(tmp_path: Path) -> None:
-    """After Ctrl-C, or SIGTERM to the supervisor alone, the report has the finished rows, and --resume measures only
-    the others.
-    """
+    """After Ctrl-C or SIGTERM the report has the finished rows, and --resume measures only the others."""
     report = tmp_path / "later.json"
     command = ("--strategy=single,stopped_once", "--mesh=data=1", "--batch-size=8,16", f"--benchmark-json={report}")
     assert run(*command, ONCE=tmp_path).returncode == 130

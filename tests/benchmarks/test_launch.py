@@ -17,9 +17,7 @@ def sleeper(seconds: float, status: int = 0) -> subprocess.Popen[str]:
 
 
 def test_launcher_ends_the_others_when_one_ends_badly() -> None:
-    """When a process fails, the launcher ends the others and returns its status; exit status 1, failed tests, is waited
-    for.
-    """
+    """A process that fails ends the others, and gives its status; exit status 1, failed tests, is waited for."""
     start = time.monotonic()
     assert wait([sleeper(60), sleeper(0, 77)]) == 77
     assert time.monotonic() - start < 20
@@ -49,9 +47,7 @@ def test_each_launched_process_has_its_own_gpus(
 def test_gpus_are_taken_where_jax_takes_them(
     monkeypatch: pytest.MonkeyPatch, platforms: str | None, plugins: list[str], gpus: list[str]
 ) -> None:
-    """Processes get GPUs only if JAX would use them: JAX_PLATFORMS names them, or is unset and the CUDA plugin is
-    installed.
-    """
+    """Processes get GPUs if JAX_PLATFORMS names them, or if it is unset and JAX's CUDA plugin is installed."""
     if platforms is None:
         monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     else:

@@ -111,9 +111,7 @@ def test_journal_is_deleted_when_the_report_is_written(sweep: tuple[Process, Row
 
 
 def test_no_failure_is_a_success(tmp_path: Path) -> None:
-    """Exit status 1 if a case fails while it is timed, if one fails whose check was deselected, or if nothing was
-    measured.
-    """
+    """The exit status is 1 if timing a case fails, with or without its check, or if nothing was measured."""
     tests_failed = pytest.ExitCode.TESTS_FAILED
     later = run("--strategy=single,diverging", "--mesh=data=1", f"--benchmark-json={tmp_path}/later.json")
     assert (later.returncode, statuses(tmp_path / "later.json")["diverging-data=1-b4"]) == (tests_failed, "nan_loss")

@@ -24,7 +24,7 @@ MACHINE = {
     "virtual_devices": True,
 }
 
-# Made-up step times over single's, and what stays whole on a device instead of being split over all.
+# Made-up step times relative to single's, and the fraction of the state that each device replicates.
 STRATEGIES = {
     "single": (1.00, 1.0),
     "data": (1.01, 1.0),

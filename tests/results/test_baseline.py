@@ -1,6 +1,4 @@
-"""`results.baseline` writes the exact gate's baseline: complete, readable as a diff, and refused where it could
-mislead.
-"""
+"""`results.baseline` writes the exact gate's baseline, complete and readable, and refuses what could mislead."""
 
 import json
 import re
@@ -16,7 +14,7 @@ from results.records.reading import RecordError
 from results.regress import main as regress
 from tests.results.synthetic import edited, failed, row, sweep, write_run
 
-# Of the second case the compiler told less.
+# A sweep, a case with an unknown counter, and an infeasible one.
 ROWS = [
     *sweep([16]),
     edited(row("data", "data=2", 32), {"compiled.flops": None}),
@@ -44,9 +42,7 @@ def rewritten(path: Path, **changes: Any) -> Path:
 
 
 def test_a_baseline_says_what_its_run_said(run: Path, baseline: Path) -> None:
-    """A baseline that is read again has the cases, counters and machine of its run, zeros and unknown counters
-    included.
-    """
+    """A baseline that is read again has its run's cases, counters and machine, zeros and unknowns included."""
     there, back = read_snapshot(run), read_snapshot(baseline)
     assert (there.fingerprint, there.facts) == (back.fingerprint, back.facts)
     assert {case: {key: row[key] for key in KEPT} for case, row in there.rows.items()} == {
@@ -76,9 +72,7 @@ def test_a_refresh_is_readable(run: Path, baseline: Path, tmp_path: Path) -> Non
 
 
 def test_zeros_are_left_out_and_unknowns_named(baseline: Path) -> None:
-    """A case has a line for each nonzero counter, and unknown counters are listed, so that they are
-    not read as zero.
-    """
+    """A case has a line for each nonzero counter, and a list of unknown ones, so they are not read as zero."""
     cases = {case["name"]: case for case in json.loads(baseline.read_text())["cases"]}
     assert set(cases["test_step[data-data=2-b32]"]) & set(COUNTERS) == {
         *("compiled.bytes_accessed", "compiled.compilations", "compiled.instructions"),
@@ -92,9 +86,7 @@ def test_zeros_are_left_out_and_unknowns_named(baseline: Path) -> None:
 def test_writing_is_whole_or_not_at_all(
     baseline: Path, run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If writing fails, the old baseline stays, nothing is left beside it, and a message says where the new one was
-    saved.
-    """
+    """If writing fails, the old baseline stays, nothing lies beside it, and a message names where the new one is."""
     before = baseline.read_bytes()
 
     def full(*_: object) -> None:

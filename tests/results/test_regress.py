@@ -21,7 +21,7 @@ from results.regress import main
 from tests.processes import ROOT
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
 
-# Nothing that is slow to import, and nothing of JAX.
+# Run the command where JAX, and everything else that is slow to import, cannot be imported.
 WITHOUT = """
 import runpy, sys
 for absent in ("jax", "flax", "optax", "strategies", "numpy", "scipy", "pandas", "matplotlib", "seaborn"):

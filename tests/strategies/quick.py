@@ -22,8 +22,8 @@ def _known(options: dict[str, str | bool]) -> dict[str, str | bool]:
     return options
 
 
-# XLA's older emitter of loops is done in a third of the time. Passes that fuse differ with it: instructions are others,
-# and temporaries a little.
+# XLA's older loop emitter takes a third of the time. It fuses differently, so instructions differ, and temporaries a
+# little.
 OPTIONS = _known({"xla_cpu_use_fusion_emitters": False})
 KEPT = 32
 """The number of compiled programs that are kept for later tests.

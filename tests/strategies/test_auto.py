@@ -26,9 +26,7 @@ def sent(mesh, tied=False, **options):
 
 
 def by_hand(name, mesh, batch=BATCH, tied=False, **options):
-    """Bytes that a hand-written strategy sends by its formulas, by kind and axes; test_predict.py
-    tests the formulas.
-    """
+    """Bytes that a hand-written strategy sends by its formulas, which test_predict.py tests, by kind and axes."""
     config, train = dataclasses.replace(CONFIG, tied=tied), TrainConfig(batch, **options)
     cost = predict(name, config, MeshSpec.parse(mesh), train)
     return Counter({key: sum(parts.values()) for key, parts in cost.sent.items()})
@@ -73,9 +71,7 @@ def test_axes_together_send_each_over_its_own():
     ids=str,
 )
 def test_gradients_are_all_reduced_at_each_use(options, again):
-    """auto all-reduces the gradient of weights at each use, where `data` all-reduces it once: exactly so many bytes
-    more.
-    """
+    """auto all-reduces a weight's gradient at each use, `data` once a step: exactly so many bytes more."""
     once, mine = by_hand("data", "data=4", **options).total(), sent("data=4", **options).total()
     table = 2 * 4 * CONFIG.vocab * CONFIG.embed * 3 // 4  # an all-reduce of it, in float32
     assert mine - once == {"all of them": once, "the table": table}[again]

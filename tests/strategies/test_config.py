@@ -36,9 +36,7 @@ def test_an_untied_head_costs_one_more_table():
 
 
 def test_flops_are_six_a_weight_plus_attention():
-    """FLOPs per token are 6 for each weight of a matmul plus 12 L E T for attention, counted by
-    hand for a tiny model.
-    """
+    """FLOPs per token are 6 a matmul weight plus 12 L E T for attention, counted by hand for a tiny model."""
     config = GPTConfig(layers=1, embed=2, heads=1, vocab=3, sequence=5)
     assert config.flops_per_token == 6 * (12 * 4 + 2 * 3) + 12 * 2 * 5
 

@@ -50,9 +50,7 @@ def test_device_i_has_chunks_i_and_2n_minus_1_minus_i(devices):
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize("mode", MODES)
 def test_it_attends_as_one_device(mode, devices, size):
-    """Values and gradients of both modes equal causal attention on one device, also where scores differ widely between
-    chunks.
-    """
+    """Values and gradients of both modes are those of one device, also where scores differ widely by chunk."""
     own, attention = MODES[mode]
     qkv_BTCA = jax.random.normal(jax.random.key(0), (BATCH, TOKENS, 3, HEADS * HEAD_DIM))
     qkv_BTCA = qkv_BTCA * jnp.array([size, size, 1])[:, None]

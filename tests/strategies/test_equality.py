@@ -42,7 +42,7 @@ from tests.strategies.quick import compiled
 from tests.strategies.test_step import WIDEST
 
 STEPS = 3
-# 257 words, which nothing divides: the padding is tested in every strategy that splits the vocabulary.
+# 257 is prime, so every strategy that splits the vocabulary pads it.
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=32, sequence=16, vocab=257)
 TRAIN = TrainConfig(batch_size=16)
 DEPTH = 2 * 12 * CONFIG.layers
@@ -75,7 +75,7 @@ COMBINATIONS = [
     ("fsdp=2,pipeline=2,context=2", {"schedule": "zb-h1", "remat": "full"}),
     ("pipeline=3,tensor=2", {}),
 ]
-"""A sample of the other meshes of `three_d`, with every pair of axes and every option that concerns an axis."""
+"""A sample of the other meshes of `three_d`: every pair of axes meets, and every way to split an axis occurs."""
 
 
 def train(name, mesh, tied=True, **options):
@@ -95,9 +95,7 @@ def train(name, mesh, tied=True, **options):
 
 
 def ordered(places, path, x):
-    """An array on the host, without padding, which must be zero: a table by words, stacked blocks
-    in the model's order.
-    """
+    """An array on the host: tables without padding, which must be zero, and stacked blocks in the model's order."""
     x = np.array(x if x.is_fully_addressable else process_allgather(x, tiled=True), np.float64)
     if places and jax.tree_util.DictKey("blocks") in path:
         assert all((layer == 0).all() for place, layer in zip(places, x, strict=True) if place < 0)
@@ -121,7 +119,7 @@ def assert_equal(mine, reference, rounding):
     moments, expected_moments = mine[2][0].optimizer[0].mu, reference[2][0].optimizer[0].mu
     whole = math.sqrt(sum(np.square(g).sum() for g in jax.tree.leaves(expected_moments)))
     for gradient, expected in zip(jax.tree.leaves(moments), jax.tree.leaves(expected_moments), strict=True):
-        # Norms below that of rounding in the whole gradient are rounding themselves.
+        # A norm below the rounding of the whole gradient is itself rounding.
         assert np.linalg.norm(gradient - expected) <= rounding * max(np.linalg.norm(expected), 2**-12 * whole)
     params, expected_params = mine[2][-1].params, reference[2][-1].params
     drifts = jax.tree.map(
@@ -147,7 +145,7 @@ def unless_hardest(name, mesh):
 
 @pytest.mark.parametrize(("name", "mesh"), [unless_hardest(*case) for case in MESHES], ids=str)
 def test_equals_one_device(name, mesh):
-    """On every mesh, several AdamW steps compute what one device computes, to float32 rounding."""
+    """Several AdamW steps on a mesh compute what one device computes, to float32 rounding."""
     microbatches = 4 if "pipeline" in mesh.sizes else 1
     assert_equal(train(name, mesh, microbatches=microbatches), single(), ROUNDING["float32"])
 
@@ -161,7 +159,7 @@ def test_equals_one_device_with_heads_exchanged_for_tokens(name, mesh):
 
 
 def test_each_strategy_has_a_hardest_mesh():
-    """Each strategy has a hardest mesh, and no mesh of it has more devices or more axes."""
+    """Each strategy has a hardest mesh, and no mesh has more devices, or as many and more axes."""
     assert {(name, mesh) for name, mesh in HARDEST.items()} <= set(MESHES)
     for name, mesh in MESHES:
         assert (HARDEST[name].size, len(HARDEST[name].axes)) >= (mesh.size, len(mesh.axes))
@@ -169,7 +167,7 @@ def test_each_strategy_has_a_hardest_mesh():
 
 @pytest.mark.parametrize(("mesh", "options"), COMBINATIONS, ids=str)
 def test_combinations_equal_one_device(mesh, options):
-    """Any combination of axes computes what one device computes, with any of their options."""
+    """three_d on a sample of other meshes, however each axis is split, computes what one device computes."""
     mesh = MeshSpec.parse(mesh)
     mine = train("three_d", mesh, **{"microbatches": 4 if "pipeline" in mesh.sizes else 1, **options})
     assert_equal(mine, single(), ROUNDING["float32"])
@@ -213,7 +211,7 @@ def test_every_factorisation_equals_one_device(name, mesh):
     ids=str,
 )
 def test_equals_one_device_with_every_option(name, options):
-    """With every option of precision, remat, accumulation and untying, strategies compute what one device computes."""
+    """Strategies compute what one device computes in bfloat16, with remat and accumulation, untied, and unrolled."""
     reference = single(**{key: options[key] for key in options if key in ("dtype", "tied", "z_loss")})
     assert_equal(train(name, WIDEST[name], **options), reference, ROUNDING[options.get("dtype", "float32")])
 
@@ -262,7 +260,7 @@ def test_bfloat16_gradients_of_devices_are_summed_in_float32(name, mesh):
     The same gradients summed in bfloat16 are caught.
     """
     tokens, expected = of_each_quarter()
-    if name == "single":  # of its microbatches each has every fourth sequence
+    if name == "single":  # each microbatch has every fourth sequence
         turned = tokens.reshape(4, -1, tokens.shape[1]).swapaxes(0, 1).reshape(tokens.shape)
         assert apart(gradients(name, mesh, turned, microbatches=4), expected) < ROUNDING["float32"]
     else:

@@ -83,9 +83,7 @@ def _kept(tmp_path):
 @pytest.mark.usefixtures("_kept")
 @pytest.mark.parametrize("used", [True, False])
 def test_cached_programs_are_warned_of(waited, used):
-    """With JAX's compilation cache in use, the first step warns once that a cached program may hang, and how to turn it
-    off.
-    """
+    """With JAX's compilation cache on, the first step warns once that a program may hang, and of the way out."""
     jax.config.update("jax_enable_compilation_cache", used)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -98,7 +98,7 @@ def test_memory_does_not_grow_with_microbatches():
         assert temporaries[schedule, 64] <= 1.05 * temporaries[schedule, 8]
         assert formula(schedule, 8) == formula(schedule, 16) == formula(schedule, 32) == formula(schedule, 64)
     assert temporaries["1f1b", 64] <= temporaries["gpipe", 64] / 5
-    # What each microbatch keeps, and the slot that waits for its gradient.
+    # The residuals of each microbatch, and the slot for its gradient.
     each = [(temporaries["gpipe", more] - temporaries["gpipe", m]) / (more - m) for m, more in ((8, 32), (32, 64))]
     assert each == pytest.approx([each[0]] * 2, rel=0.05)
     assert temporaries["gpipe", 64] > 4 * temporaries["gpipe", 8]

@@ -59,9 +59,7 @@ def test_it_is_traced_once_and_donates_its_state(name):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_lowering_allocates_nothing_and_promises_the_state(name):
-    """Lowering allocates no array, and the promised shapes, dtypes and shardings are those of the
-    state and the batch.
-    """
+    """Lowering allocates nothing, and state and batch have the promised shapes, dtypes and shardings."""
     step, before = build(name), len(jax.live_arrays())
     step.lower()
     assert len(jax.live_arrays()) <= before
@@ -75,7 +73,7 @@ def test_lowering_allocates_nothing_and_promises_the_state(name):
 @pytest.mark.parametrize("name", ["fsdp", "hsdp", "tensor", "pipeline", "three_d"])
 def test_no_full_size_array_exists_even_in_init(name):
     """In the compiled `init` no array has the full shape of a weight that is sharded, in any dtype."""
-    # Sizes of which none is another's part, or parts would have the shapes of wholes by chance.
+    # No size divides another, or a shard could have the shape of a whole weight by chance.
     step = build(name, dataclasses.replace(CONFIG, layers=40, vocab=384, sequence=24, mlp=448))
     program = compiled(step.init.lower(jax.random.key(0)))
     text, memory = program.as_text(), program.memory_analysis()
@@ -90,7 +88,7 @@ def test_no_full_size_array_exists_even_in_init(name):
 
 @pytest.mark.parametrize(
     ("name", "parts", "slack"),
-    # tensor and three_d hold whole what they do not split: norms, positions and the biases behind sums.
+    # tensor and three_d replicate norms, positions, and the biases that are added after an all-reduce.
     [("fsdp", 8, 0.02), ("hsdp", 4, 0.02), ("pipeline", 8, 0.06), ("tensor", 8, 0.20), ("three_d", 8, 0.05)],
 )
 def test_weights_and_moments_are_split(name, parts, slack):
@@ -116,9 +114,7 @@ def test_the_loss_falls():
 
 @pytest.mark.parametrize("clip_norm", [0.01, math.inf])
 def test_gradients_are_clipped_by_the_whole_model_norm(clip_norm):
-    """Gradients are clipped by the norm over the whole model, seen in AdamW's first moment; an infinite norm clips
-    nothing.
-    """
+    """Gradients are clipped by the whole model's norm, as AdamW's first moment shows; inf clips nothing."""
     step = build("fsdp", clip_norm=clip_norm)
     key = jax.random.key(0)
     state, metrics = compiled(step.lower())(compiled(step.init.lower(key))(key), step.place(tokens(step)))

@@ -67,9 +67,7 @@ def test_gradients_of_gathered_weights_add_up_in_float32():
 
 
 def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
-    """With gather=step a schedule's loop carries whole gradients in float32 instead of shards, four
-    bytes an element.
-    """
+    """With gather=step a schedule's loop carries whole gradients in place of shards, in float32."""
     sums = []
     for gather in ("step", "layer"):
         options = {"gather": gather, "microbatches": 2, "dtype": "bfloat16"}

@@ -22,9 +22,7 @@ TOYS: dict[str, Any] = {"SINGLE": "single"}
     [(0, "the other 1 of 2 processes to come to {}"), (1, r"process 0 at {} \(Connection refused\)")],
 )
 def test_waiting_for_other_processes_ends_with_an_error(index: int, awaited: str) -> None:
-    """A process that waits for others says so, and ends after --join-timeout with a usage error
-    that says what to do.
-    """
+    """A process that waits for others says so, and ends after --join-timeout with a usage error."""
     where = f"127.0.0.1:{free_port()}"
     by_hand = f"--coordinator={where}", "--processes=2", f"--process-id={index}", "--join-timeout=2"
     command = "-m", "pytest", *PLUGINS, "benchmarks", *TINY, "--strategy=data", *by_hand
@@ -37,9 +35,7 @@ def test_waiting_for_other_processes_ends_with_an_error(index: int, awaited: str
 
 
 def test_devices_that_processes_cannot_share_are_rows(tmp_path: Path) -> None:
-    """`benchmarks.launch` works from any folder; device counts that the processes cannot share equally are infeasible
-    rows.
-    """
+    """Device counts that the processes cannot share equally are infeasible rows, launched from any folder."""
     report = tmp_path / "run.json"
     launch = "-m", "benchmarks.launch", "--processes=2", "--devices-per-process=1", "--"
     selected = "--strategy=data", "--devices=2,3", f"--benchmark-json={report}"
@@ -108,8 +104,7 @@ def test_a_missing_process_is_named_before_a_watchdog_acts() -> None:
 
 
 def test_ctrl_c_in_one_process_ends_all_and_resume_goes_on(tmp_path: Path) -> None:
-    """Ctrl-C in one process ends all; the first process has written the finished rows, and --resume measures the
-    others.
+    """Ctrl-C in one process ends all; finished rows are written, and --resume measures the others.
 
     Only the first process writes files.
     """

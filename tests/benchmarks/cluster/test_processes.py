@@ -42,8 +42,8 @@ class Service:
 
 
 def agree(*functions: Callable[[], Any]) -> list[Any]:
-    """Run one function in each process, a thread each; for each process, the first one's value or
-    the exception raised.
+    """Run one function in each process, a thread each; return what each takes for the first one's value, or its
+    exception.
     """
     service, ends = Service(len(functions)), list[Any](functions)
 
@@ -75,9 +75,7 @@ def test_all_processes_take_the_first_ones_value() -> None:
 
 
 def test_a_failure_in_one_process_is_raised_in_all() -> None:
-    """A failure in one process is raised in all: as its own exception there, elsewhere as its status, reason and
-    process.
-    """
+    """A failure is raised in every process: itself where it happened, elsewhere its status, reason and process."""
     for place in (0, 1):
         ends = agree(*[lambda: 0.1] * place, fail, *[lambda: 0.1] * (2 - place))
         assert isinstance(ends.pop(place), MemoryError)

@@ -71,9 +71,7 @@ def test_options_of_the_recipe_exist(path: Path) -> None:
 
 
 def test_jobset_starts_the_processes_that_are_waited_for() -> None:
-    """The JobSet starts as many pods as --processes waits for, passes each its index, and names the first as
-    coordinator.
-    """
+    """The JobSet starts --processes pods, passes each its index, and names the first as coordinator."""
     manifest = yaml.safe_load((RECIPES / "jobset.yaml").read_text())
     (job,) = manifest["spec"]["replicatedJobs"]
     pods, words = job["template"]["spec"], measures(RECIPES / "jobset.yaml")
@@ -111,7 +109,7 @@ def test_report_and_exit_status_come_back(tmp_path: Path, path: Path, status: in
     for name in ("python", "python3"):
         executable(programs / name, f"{report}; exit {status}")
     executable(programs / "srun", 'shift; exec "$@"')
-    # It runs what is behind the last option, or copies from a host, whose home is this folder.
+    # A fake gcloud: `ssh` runs its last argument, `scp` copies from a host whose home is this folder.
     copies = 'from=${5#*:}; cp "${from/#\\~/$HOME}" "$6"'
     executable(programs / "gcloud", f'case "$4" in ssh) bash -c "${{@: -1}}" ;; *) {copies} ;; esac')
     env = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(tmp_path), "TPU": "slice", "ZONE": "zone"}

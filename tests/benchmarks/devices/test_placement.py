@@ -35,9 +35,7 @@ def test_chips_are_in_order_of_their_shape() -> None:
 
 @pytest.mark.usefixtures("nothing_compiles")
 def test_gpus_are_on_their_hosts_and_virtual_devices_on_one() -> None:
-    """Neighbouring GPUs share a host, virtual devices all share one, and the two cores of a chip
-    share its coordinates.
-    """
+    """Neighbouring GPUs share a host, virtual devices all share one, and a chip's two cores its coordinates."""
     hosts = placed(Topology.parse("h100:2x4"), MeshSpec.parse("fsdp=8")).devices
     assert [device.process_index for device in hosts] == [0] * 4 + [1] * 4
     assert {device.process_index for device in placed(Topology("cpu", (8,)), MeshSpec.parse("data=8")).devices} == {0}

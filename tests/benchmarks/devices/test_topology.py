@@ -79,9 +79,7 @@ def test_an_accelerator_type_is_told_its_shape(text, spelled):
 
 
 def test_every_kind_is_described():
-    """Every chip has positive figures and a source, memory faster than links and links than network; GPUs are described
-    to XLA.
-    """
+    """Every chip has positive figures and a source; memory is faster than links, and links than the network."""
     for name, chip in CHIPS.items():
         assert chip.source, name
         figures = [
@@ -89,7 +87,7 @@ def test_every_kind_is_described():
             *(chip.link_bytes_per_second, chip.network_bytes_per_second),
         ]
         assert min(figures) > 0, name
-        # Nearer is faster, or a figure is in the wrong unit.
+        # Memory is faster than links and links than the network, or a figure is in the wrong unit.
         assert chip.memory_bytes_per_second > chip.link_bytes_per_second > chip.network_bytes_per_second, name
         assert (chip.slice_chips > 0) == (chip.dims > 0) == (chip.platform == "tpu"), name
     assert set(GPUS) == {name for name, chip in CHIPS.items() if chip.platform == "cuda"}

@@ -46,7 +46,7 @@ def test_memory_and_cores_say_how_many_processes(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("groups", "files", "free"),
     [
-        # Version 2: a job in a slice that has a limit, and itself none.
+        # Version 2: a job without a limit in a slice with one.
         (
             "0::/slice/job",
             {
@@ -55,7 +55,7 @@ def test_memory_and_cores_say_how_many_processes(monkeypatch: pytest.MonkeyPatch
             },
             [500],
         ),
-        # Version 1, in a container that sees its own group at the top, under another name than it is told.
+        # Version 1, in a container whose group is mounted at the top, whatever its path in /proc.
         (
             "5:devices:/docker/1f\n4:cpu,memory:/docker/1f\n0::/",
             {

@@ -122,9 +122,7 @@ def fusion(name: str, calls: str) -> str:
 
 
 def test_chain_is_behind_the_fusions_that_it_is_woven_into() -> None:
-    """A chain's first fusion starts the collective, its last one waits for it, and the compute of those between
-    overlaps it.
-    """
+    """A chain lasts from its first fusion to its last, and overlaps the compute of the fusions in between."""
     chain = fusion("a", "start"), fusion("b", "compute"), fusion("c", "done")
     found = program(*chain, DOT, before=WOVEN)
     (only,) = found.collectives

@@ -48,7 +48,7 @@ def test_what_no_formula_knows_is_null(changes):
     [
         ({}, 1, True),
         ({"sent_bytes": 2 * SENT}, 2, False),
-        # As many bytes, of which none are those that were predicted.
+        # The same bytes in another kind, or over another axis.
         ({"kind": "reduce_scatter"}, 1, False),
         ({"axes": ("data", "tensor")}, 1, False),
     ],

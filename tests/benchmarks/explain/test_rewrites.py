@@ -153,8 +153,8 @@ def test_all_reduces_that_became_one_over_both_axes() -> None:
 
 
 def test_gradients_that_are_moved_out_of_the_loop_over_microbatches() -> None:
-    """Gradients predicted for each microbatch and sent once were moved out of the loop; other sizes
-    stay unexplained.
+    """Gradients that are sent once, and not for each microbatch, were moved out of the loop; other sizes are
+    unexplained.
     """
     stated = cost("zero2", "data=4", microbatches=4)
     whole = operands(stated, "reduce_scatter", ("data",))
@@ -187,9 +187,7 @@ def test_heads_weights_that_are_gathered_again() -> None:
 
 
 def test_gradients_of_a_tied_table_that_are_added_up() -> None:
-    """Gradients of a tied table that are scattered once instead of twice were added up first; other sizes stay
-    unexplained.
-    """
+    """A tied table's gradients that are scattered once, not twice, were added up first; other sizes are unexplained."""
     stated = cost("fsdp", "fsdp=8", dtype="float32")
     table = 4 * 384 * 64
     whole, others = operands(stated, "reduce_scatter", FSDP), as_stated(stated, ("reduce_scatter", FSDP))

@@ -38,8 +38,8 @@ def gpu(index: int) -> Any:
         ({"data": 16, "tensor": 4}, "all_reduce", ("data", "tensor"), 6),
         ({"fsdp": 64}, "all_gather", ("fsdp",), 6),
         ({"data": 16, "pipeline": 4}, "permute", ("pipeline",), 1),  # to one neighbour
-        ({"data": 16, "context": 4}, "all_to_all", ("context",), 2),  # a ring of 4: one link on the mean
-        ({"context": 64}, "all_to_all", ("context",), 6 / 3),  # three on the mean
+        ({"data": 16, "context": 4}, "all_to_all", ("context",), 2),  # a ring of 4: one hop on average
+        ({"context": 64}, "all_to_all", ("context",), 6 / 3),  # three hops on average
     ],
 )
 def test_a_torus_has_links_along_each_dim(sizes, kind, axes, links):
@@ -67,9 +67,7 @@ def chip_of(shape: tuple[int, ...]):
     ],
 )
 def test_a_dim_of_a_slice_is_a_ring_or_a_line(kind, shape, axes, links):
-    """A ring sends over a link each way, a line over one, the single link at its ends (How to Scale Your Model, part
-    2).
-    """
+    """A ring sends over a link each way, a line over the one at its ends (How to Scale Your Model, part 2)."""
     names = ["data", "tensor"] if len(shape) == 2 else ["data", "fsdp", "tensor"]
     sizes = dict(zip(names, shape, strict=True))
     speed = bytes_per_second(CHIPS[kind], mesh(sizes, chip_of(shape)), "all_gather", axes)
@@ -101,7 +99,7 @@ def test_an_all_gather_on_v5e_takes_as_long_as_published():
     [
         ({"data": 2, "tensor": 8}, "all_gather", ("tensor",), H100.link_bytes_per_second),  # in one host
         ({"data": 2, "tensor": 8}, "all_gather", ("data",), H100.network_bytes_per_second),  # one GPU of each
-        # Of 15 parts that each passes on, one crosses: 8 network cards share what a host has to get.
+        # One of the 15 shards that a GPU sends crosses hosts: 8 network cards share what a host receives.
         ({"fsdp": 16}, "all_gather", ("fsdp",), H100.link_bytes_per_second),
         ({"fsdp": 64}, "all_gather", ("fsdp",), 9 * H100.network_bytes_per_second),
         ({"context": 16}, "all_to_all", ("context",), 15 / 8 * H100.network_bytes_per_second),

@@ -20,9 +20,7 @@ def test_a_process_that_dies_is_an_outcome() -> None:
 
 
 def test_the_time_limit_ends_all_pieces() -> None:
-    """At the time limit running pieces are ended, and both they and pieces that never began have an outcome that says
-    so.
-    """
+    """At the time limit running pieces are ended; these, and those that never began, have an outcome that says so."""
     begin = time.monotonic()
     outcomes = list(work_off(["sleeps", "never begun"], go, 1, 1.0))
     assert time.monotonic() - begin < 60

@@ -16,17 +16,17 @@ BEGAN, STOPPED = '{"began": "single"}\n', '{"stopped": true}\n'
     ("ends", "status"),
     [
         ([(1, False, BEGAN + STOPPED)], 1),
-        ([(-signal.SIGABRT, False, "")], 134),  # before there was a case to blame
+        ([(-signal.SIGABRT, False, "")], 134),  # before the first case
         ([(-signal.SIGABRT, False, BEGAN), (0, False, BEGAN + STOPPED)], 0),
-        ([(-signal.SIGSEGV, False, BEGAN + STOPPED)], 139),  # when all had been measured
-        ([(TIMED_OUT, False, BEGAN), (TIMED_OUT, True, BEGAN)], 130),  # Ctrl-C, and nobody there to hear
+        ([(-signal.SIGSEGV, False, BEGAN + STOPPED)], 139),  # after all cases were measured
+        ([(TIMED_OUT, False, BEGAN), (TIMED_OUT, True, BEGAN)], 130),  # Ctrl-C while the process hangs
         ([(130, True, BEGAN + STOPPED)], 130),
-        ([(-signal.SIGUSR1, True, "")], 130),  # before it could listen
+        ([(-signal.SIGUSR1, True, "")], 130),  # before it handles signals
         ([(-signal.SIGKILL, True, BEGAN)], 130),  # told twice
         ([(1, True, BEGAN + STOPPED)], 130),  # a traceback at the end
         ([(0, True, BEGAN + STOPPED)], 0),  # too late: all had been measured
         ([(UNWRITTEN, False, BEGAN)], UNWRITTEN),
-        ([(pytest.ExitCode.USAGE_ERROR, False, BEGAN)], pytest.ExitCode.USAGE_ERROR),  # that another run wrote
+        ([(pytest.ExitCode.USAGE_ERROR, False, BEGAN)], pytest.ExitCode.USAGE_ERROR),  # the journal is another run's
     ],
 )
 def test_process_that_died_is_replaced(

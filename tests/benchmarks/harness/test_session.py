@@ -61,9 +61,7 @@ def test_strategies_are_compared_with_single(rows: list[Info]) -> None:
 
 
 def test_program_is_read(rows: list[Info]) -> None:
-    """Rows have their compiled program's facts: two devices all-reduce the gradients, and each does
-    half of the FLOPs.
-    """
+    """Rows have their programs' facts: two devices all-reduce the gradients, and each does half of the FLOPs."""
     single, data = rows
     assert (single["compiled.sent_bytes"], single["compiled.compilations"]) == (0, 1)
     assert data["compiled.sent_bytes"] >= 4 * CONFIG.param_count
@@ -71,9 +69,7 @@ def test_program_is_read(rows: list[Info]) -> None:
 
 
 def test_cases_timed_together_share_a_canary(rows: list[Info]) -> None:
-    """Cases that are timed together share a canary, the ratio of a step to itself, which decides whether they are
-    noisy.
-    """
+    """Cases that are timed together share a canary, a step's ratio to itself, which says whether they are noisy."""
     single, data = rows
     assert single["canary_ratio"] == data["canary_ratio"] > 0
     within = single["canary_ratio_low"] >= 0.95 and single["canary_ratio_high"] <= 1.05

@@ -61,9 +61,7 @@ def test_failing_case_is_a_row_without_times(
 def test_a_long_reason_is_saved_beside_the_report(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long reason is cut in the row, which names the file beside the report with all of it; without a report there is
-    none.
-    """
+    """A long reason is cut in the row, which names the file beside the report that has all of it."""
     long = plant("long", lambda step: changed(step, raiser(ValueError("x" * 3_000_000))))
     monkeypatch.setattr(cases, "STRATEGIES", TOYS | {"long": long})
     case, kept = replace(SINGLE, strategy="long"), tmp_path / "run.long-data=1-b4.txt"
@@ -77,9 +75,7 @@ def test_a_long_reason_is_saved_beside_the_report(
 
 @pytest.mark.usefixtures("toys")
 def test_a_failure_elsewhere_frees_the_state_here(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A case that ran out of memory in another process fails here with that reason, and its state
-    is freed here, too.
-    """
+    """A case that ran out of memory in another process fails here, too, and its state here is freed."""
 
     def together(function: Callable[[], Any]) -> Any:
         if (value := function()) == {}:  # the state has been made
@@ -88,7 +84,7 @@ def test_a_failure_elsewhere_frees_the_state_here(begin: Begin, monkeypatch: pyt
 
     session = begin()
     session.prepare(SINGLE)
-    gc.collect()  # of arrays that earlier tests left in cycles
+    gc.collect()  # frees arrays that earlier tests left in cycles
     before = len(jax.live_arrays())
     monkeypatch.setattr("benchmarks.cluster.processes.together", together)
     session.prepare(DATA)
@@ -103,9 +99,7 @@ def test_a_failure_elsewhere_frees_the_state_here(begin: Begin, monkeypatch: pyt
 def test_timeout_of_other_processes_starts_when_this_one_is_ready(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watchdog's time for the other processes starts when this process has finished the stage, however long it
-    took.
-    """
+    """The other processes' timeout starts when this process has finished the stage."""
     session = begin()
     heard: list[float] = []
     monkeypatch.setattr(session._lifecycle.watchdog, "beat", lambda case: heard.append(time.monotonic()))
@@ -173,9 +167,7 @@ def test_full_disk_ends_the_run_and_not_a_case(begin: Begin, monkeypatch: pytest
 
 @pytest.mark.usefixtures("toys")
 def test_row_is_whole_without_attribution(begin: Begin) -> None:
-    """A row whose time cannot be attributed is complete apart from that, with a warning: a toy has
-    no halves to time.
-    """
+    """A row whose time cannot be attributed, as a toy's without halves, is complete apart from that, with a warning."""
     with pytest.warns(UserWarning, match="data-data=2-b4: where its time goes is not known: "):
         (row,) = measure(begin(replace(PLAN, attribution=True)), DATA)
     assert (row["status"], row["attribution.compute_seconds"]) == ("ok", None)
@@ -221,9 +213,7 @@ def test_trace_that_cannot_be_written_is_said_and_the_row_is_whole(begin: Begin,
 def test_trace_that_cannot_be_written_elsewhere_is_not_taken_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If one process cannot write its trace, no process takes the traced steps, and the profiler is free for the next
-    case.
-    """
+    """If one process cannot write its trace, none takes the traced steps, and the profiler stays free."""
 
     def together(function: Callable[[], Any]) -> None:
         function()

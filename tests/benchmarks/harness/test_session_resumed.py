@@ -16,9 +16,7 @@ pytestmark = pytest.mark.usefixtures("_short_blocks")
 
 @pytest.mark.usefixtures("toys", "_interruptible")
 def test_interrupt_keeps_what_was_measured(begin: Begin) -> None:
-    """Ctrl-C while a case compiles: earlier rows are in the journal, and this case has an `interrupted` row and no
-    death.
-    """
+    """Ctrl-C while a case compiles keeps earlier rows in the journal, and gives this case an `interrupted` row."""
     session, stopped = begin(), replace(SINGLE, strategy="stopped", batch_size=8)
     measure(session, SINGLE)
     with pytest.raises(KeyboardInterrupt):
@@ -98,9 +96,7 @@ def test_interrupt_in_the_timing_keeps_its_samples(begin: Begin, monkeypatch: py
 
 @pytest.mark.usefixtures("toys")
 def test_case_that_hung_is_not_tried_again(begin: Begin) -> None:
-    """A case whose process was ended by a timeout is not tried again; without `single`, the others
-    are timed unchecked.
-    """
+    """A case that timed out is not tried again; if it is `single`, the others are timed unchecked."""
     for hung in (DATA, SINGLE):
         session = begin()
         session.journal.begin(str(hung))

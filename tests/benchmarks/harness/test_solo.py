@@ -79,9 +79,7 @@ def test_a_mapped_text_is_sent_by_its_name(tmp_path: Path) -> None:
 def test_it_is_traced_and_attributed_where_it_is_timed(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`single` is traced and attributed in its own process, with a heartbeat here for each variant, so no watchdog ends
-    it.
-    """
+    """`single` is traced and attributed in its own process, and a heartbeat here keeps the watchdog away."""
     session._lifecycle.plan = session.plan = replace(session.plan, attribution=True, trace=tmp_path / "traces")
     session.cases = [SINGLE]
     session.prepare(SINGLE)
@@ -104,7 +102,7 @@ def test_it_is_traced_and_attributed_where_it_is_timed(
     assert row["status"] == "ok"
     assert row["attribution.total_over_step"]
     assert list((tmp_path / "traces" / str(SINGLE)).rglob("*.xplane.pb"))
-    assert heard[0] > 3  # gradients, optimizer, nothing, and the turns of all
+    assert heard[0] > 3  # gradients, optimizer, nothing, and all timed blocks
 
 
 def test_an_error_in_the_other_process_is_raised_here(device: Solo) -> None:
@@ -131,9 +129,7 @@ def test_an_interrupted_question_leaves_no_answer_behind(device: Solo, monkeypat
 
 
 def test_a_dead_process_raises_died_and_is_replaced() -> None:
-    """A question to a process that died raises Died with the signal and keeps no buffers; the next one gets a new
-    process.
-    """
+    """A question to a dead process raises Died with the signal and keeps no buffers; the next gets a new one."""
     first = solo()
     assert solo() is first
     kill(first)
@@ -161,9 +157,7 @@ def test_rows_say_that_single_had_a_process_of_its_own(session: Session) -> None
 
 
 def test_if_it_dies_before_a_step_is_timed_no_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the process dies while it measures the rate of matmuls, the utilization is null, and a new process times
-    `single`.
-    """
+    """If the process dies while it measures the matmul rate, the utilization is null and a new one times `single`."""
     session.matmul_rates.clear()
     for case in (SINGLE, DATA):
         session.prepare(case)
@@ -193,9 +187,7 @@ def test_why_nothing_is_compared_is_said(session: Session, monkeypatch: pytest.M
 
 
 def test_if_the_process_dies_only_single_fails(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the process dies while steps are timed, only `single` fails; the steps of this process are
-    timed to the end.
-    """
+    """If the process dies while steps are timed, only `single` fails; the others are timed to the end."""
     begin, turns = session._lifecycle.begin, list[str]()
 
     def begin_or_kill(case: str) -> None:

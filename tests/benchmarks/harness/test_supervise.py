@@ -71,7 +71,7 @@ def test_a_hang_is_named_and_ends_at_the_second_press(
     """A process that ignores a stop is named with the time it may take, and a second Ctrl-C kills it."""
     monkeypatch.setattr(supervise, "PATIENCE_SECONDS", 0.0)
     deaf = "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nos.kill(os.getppid(), signal.SIGINT)\n"
-    # Once more when it has been said: the parent's line is then in the file that its stderr is.
+    # Press again when the parent's message is in the file that its stderr is redirected to.
     waits = "while b'stopping' not in open(f'/proc/{os.getppid()}/fd/2', 'rb').read(): time.sleep(0.1)\n"
     again = "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)"
     status, told = supervised(deaf + waits + again, journal)
@@ -97,7 +97,7 @@ def test_many_presses_end_at_once(journal: Path, capfd: pytest.CaptureFixture[st
     [
         ("b'.'", 600, TIMED_OUT, ""),
         ("b'.!' + bytes([3])", 600, 3, "done, and their process hung while it shut down; it was killed"),
-        ("b''", 2, 5, ""),  # it takes as long as it takes to start
+        ("b''", 2, 5, ""),  # starting may take any time
     ],
     ids=["hangs", "done", "starting"],
 )
@@ -110,9 +110,7 @@ def test_a_heart_that_stops_beating_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """A process whose heartbeat stops is ended as timed out, or with the status it reported; one that never beat is
-    waited for.
-    """
+    """A process whose heartbeat stops is ended as timed out, or with the status it sent; one yet to start is not."""
     monkeypatch.setattr(supervise, "GRACE_SECONDS", 0.0)
     program = f"os.write(int(os.environ['{HEARTBEAT}']), {beats})\ntime.sleep({sleep})\nos._exit(5)"
     assert supervised(program, journal, timeout_seconds=0.5) == (status, False)

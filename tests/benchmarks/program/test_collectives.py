@@ -48,9 +48,7 @@ def test_reduce_scatter_that_is_spelt_as_an_all_reduce_and_a_slice() -> None:
     ],
 )
 def test_all_reduce_is_one_unless_its_emitter_says_otherwise(old: str, new: str) -> None:
-    """With another emitter, or slices that are not a device's own part, it counts as an all-reduce
-    of the full array.
-    """
+    """With another emitter, or another slice than a device's own, it is an all-reduce of the full array."""
     assert old in FUSED
     (found,) = read_program(FUSED.replace(old, new), MESH).collectives
     assert found == Collective("all_reduce", ("fsdp",), 1, False, 2 * 80 * 16 * 2 * 3 // 4)

@@ -163,9 +163,7 @@ def test_groups_of_one_device_send_nothing() -> None:
 
 
 def test_row_is_a_table_of_kinds_and_axes() -> None:
-    """All programs have the same columns, zeros included: bytes by kind and axis, executions by kind and by in loops or
-    outside.
-    """
+    """All programs have the same columns, zeros too: bytes by kind and axis, counts by kind, in loops and outside."""
     collectives = (
         Collective("all_gather", ("fsdp",), 3, True, 10),
         Collective("all_gather", ("fsdp",), 1, False, 5),

@@ -77,8 +77,8 @@ def test_a_step_that_may_deadlock_is_not_run(monkeypatch):
 
 
 def test_gradients_of_the_last_norm_are_scattered_before_a_loop_over_long_sequences():
-    """fsdp orders the last norm's gradients before the loop at 4,096 tokens, from which on JAX 0.12
-    has it independent.
+    """At 4,096 tokens, where JAX 0.12 would leave them unordered, fsdp scatters the last norm's gradients before the
+    loop.
     """
     config = GPTConfig(layers=2, embed=32, heads=2, vocab=256, sequence=4096)
     step = STRATEGIES["fsdp"].build(config, MeshSpec.parse("fsdp=2"), TrainConfig(2), jax.devices()[:2])
@@ -86,8 +86,9 @@ def test_gradients_of_the_last_norm_are_scattered_before_a_loop_over_long_sequen
 
 
 def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
-    """On virtual devices the blocks' backward pass depends on the last norm's gradients and is bit-identical; elsewhere
-    nothing is added.
+    """On virtual devices the blocks' backward pass depends on the last norm's gradients, with the same result.
+
+    Elsewhere nothing is added.
     """
     x, weights = jnp.ones((2, 3)), {"scale": jnp.ones(3), "bias": jnp.ones((3, 1))}
     (y, same), backward = jax.vjp(head_first, x, weights)

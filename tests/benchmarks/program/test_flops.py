@@ -28,7 +28,7 @@ MATMUL = 2 * 8 * 16 * 32
     ("lhs", "rhs", "out", "attributes", "flops"),
     [
         ("[8,16]", "[16,32]", "[8,32]", "dim_labels=bf_io->bf", MATMUL),
-        # Batches of four, as TPUs spell them: of what a window covers, all but one element are gaps or padding.
+        # TPUs write a batch of four as a window; all but one element it covers are dilation or padding.
         (
             "[4,8,16]",
             "[4,32,16]",
@@ -43,7 +43,7 @@ MATMUL = 2 * 8 * 16 * 32
             "window={size=4 stride=4 pad=3_3 lhs_dilate=3 rhs_reversal=1}, dim_labels=0fb_0io->0bf",
             4 * MATMUL,
         ),
-        # A convolution of images: 3 x 3 over 5 x 5 and a border of padding. A corner meets 4 of the 9, an edge 6.
+        # A 3 x 3 convolution of 5 x 5 images with padding: 4 of the 9 products in a corner, 6 at an edge.
         (
             "[2,5,5,3]",
             "[3,3,3,7]",

@@ -117,9 +117,7 @@ WOVEN = f"""%begin (a: f32[8,16]) -> (f32[8,16], f32[32,16]) {{
 
 
 def test_a_collective_that_is_woven_into_fusions_counts_where_it_starts() -> None:
-    """A collective woven into several fusions reads its operand and writes its result once, besides what the fusions
-    compute.
-    """
+    """A collective woven into fusions reads its operand and writes its result once, beside what they compute."""
     fusions = (
         f"%1 = ({HBM}, f32[32,16]{{1,0:T(8,128)}}) fusion(%p), kind=kCustom, calls=%begin",
         "%2 = f32[32,16]{1,0:T(8,128)} get-tuple-element(%1), index=1",

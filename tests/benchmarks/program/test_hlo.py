@@ -43,9 +43,7 @@ def test_a_module_has_computations_and_an_entry() -> None:
 
 
 def test_instructions_are_split_into_their_parts() -> None:
-    """An instruction is split into shape, opcode, operands and attributes, whatever brackets, commas and quotes are
-    inside.
-    """
+    """An instruction is split into shape, opcode, operands and attributes, whatever brackets these have."""
     main = parse(TEXT).entry
     parameter, reduce, call = (main.instructions[name] for name in ("p", "reduce.1", "both"))
     assert parameter.shape == "(f32[8,64]{1,0:T(8,128)(2,1)S(1)}, s32[]{:T(128)})"

@@ -57,9 +57,7 @@ def test_conditional_of_two_branches_may_name_them() -> None:
 
 @pytest.mark.parametrize("length", [7, 8])
 def test_conditional_counts_its_branches_as_often_as_it_is_told(length: int) -> None:
-    """A scope name `taken_...` gives how often each branch runs in the loop around it; it counts only if they sum to
-    its trips.
-    """
+    """A scope name `taken_...` gives how often each branch runs in the loop around it, if these sum to its trips."""
 
     def turn(x: jax.Array, t: jax.Array) -> tuple[jax.Array, None]:
         branches = [lambda x: x, lambda x: lax.psum(x @ x.T @ x, "data"), lambda x: permute(x @ x.T @ x, "tensor")]

@@ -94,9 +94,7 @@ def test_virtual_devices_have_one_link() -> None:
 @pytest.mark.parametrize(("remat", "passes"), [("dots", 2), ("full", 3)])
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_memory_is_read_and_written_once_for_each_use(remat: str, passes: int, microbatches: int) -> None:
-    """The memory traffic of data parallelism is the sum by hand: each device reads all weights, and only looks up
-    positions.
-    """
+    """The traffic of data parallelism is the sum by hand: all weights are read at each use, positions looked up."""
     each = weighed(case("data", "data=8", remat=remat, microbatches=microbatches), CHIP)
     assert isinstance(each.cost, Cost)
     weights, table = CONFIG.param_count, CONFIG.sequence * CONFIG.embed

@@ -21,8 +21,7 @@ def space(devices: int = 8, **others: Any) -> Space:
 
 @pytest.mark.parametrize("devices", [1, 8, 12])
 def test_every_factorisation_of_the_devices_is_there(devices: int) -> None:
-    """Every factorisation of the devices is a candidate mesh, for every strategy with formulas, and no candidate
-    repeats.
+    """Every factorisation of the devices is a candidate mesh with every strategy that has formulas, once.
 
     `single` is a candidate on one device only, and the others on more.
     """
@@ -40,7 +39,7 @@ def test_options_vary_where_they_make_another_step() -> None:
         cases = list(group)
         found = {case.options for case in cases}
         assert all(AXIS[option] in mesh.sizes for options in found for option, _ in options)
-        schedules = 3 if "pipeline" in mesh.sizes else 1  # chunks are those of one of them
+        schedules = 3 if "pipeline" in mesh.sizes else 1  # only interleaved has chunks, of two values
         gathers, tensors = (2 if axis in mesh.sizes else 1 for axis in ("fsdp", "tensor"))
         assert len(found) == schedules * gathers * tensors, (name, mesh)
         assert len(cases) == len(found) * 3 * len({case.microbatches for case in cases})
@@ -58,7 +57,7 @@ def test_selected_values_are_the_only_ones() -> None:
 
 @pytest.mark.parametrize("mesh", [*map(str, factorisations(AXES, 12))])
 def test_microbatches_divide_a_devices_sequences(mesh: str) -> None:
-    """Microbatch counts divide a device's sequences; with a pipeline they begin at the number of stages and double."""
+    """Microbatch counts divide a device's sequences; if stages divide these, they begin there and double."""
     sizes = MeshSpec.parse(mesh).sizes
     stages, shards = sizes.get("pipeline", 1), sizes.get("data", 1) * sizes.get("fsdp", 1)
     found = choices("three_d", MeshSpec.parse(mesh), 48)

@@ -65,9 +65,7 @@ def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
 def test_xla_is_told_what_was_asked_and_what_its_platform_needs(
     platform: str, asked: dict[str, str], told: dict[str, str]
 ) -> None:
-    """Compiler options are those asked for and the platform's defaults, which do not override; the program records
-    them.
-    """
+    """Compiler options are those asked for, then the platform's defaults, and the program records them."""
     lowered = SimpleNamespace(compile=lambda options: dict(options))
     devices = np.array([SimpleNamespace(platform=platform)])
     step = SimpleNamespace(mesh=SimpleNamespace(devices=devices), lower=lambda: lowered)

@@ -48,10 +48,9 @@ def compiled(strategy: str, silence: Silence | None = None) -> tuple[Any, dict[s
 
 @pytest.mark.parametrize("strategy", SPREADS)
 def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
-    """Without communication a step sends nothing; one that only waits sends under 2% over the same axes; FLOPs stay
-    equal.
+    """Without communication a step sends nothing, with waits alone under 2%, and both do all of its FLOPs.
 
-    Both take and return arrays of the step's shapes and dtypes, with finite values.
+    Waits go over the same axes. Both take and return arrays of the step's shapes and dtypes, with finite values.
     """
     whole, alone, waiting = (compiled(strategy, silence)[1] for silence in (None, ALONE, WAITING))
     assert alone["compiled.flops"] == waiting["compiled.flops"] == whole["compiled.flops"] > 0

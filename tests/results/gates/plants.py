@@ -16,10 +16,10 @@ from results.gates.verdict import RED, Finding, Report
 
 COPIED = ("strategies", "benchmarks", "conftest.py", "pyproject.toml")
 SIZES = ("--embed=64", "--heads=4", "--sequence=64")
-# What is soon compiled: two layers, for one is no loop.
+# Sizes that compile fast. Two layers, because one makes no loop.
 COMPILED = (*SIZES, "--layers=2", "--batch-size=8", "--strategy=data,fsdp", "--devices=2", "--compile-only")
 TIMED = (*SIZES, "--layers=1", "--batch-size=8", "--strategy=single", "--devices=1", "--rounds=6")
-QUICK = "--xla_backend_optimization_level=0"  # LLVM's part of compiling decides nothing that is counted
+QUICK = "--xla_backend_optimization_level=0"  # LLVM's optimisation changes no counter
 SINGLE, DATA, FSDP = "single-data=1-b8", "data-data=2-b8", "fsdp-fsdp=2-b8"
 ALARMS = ("red", "not comparable", "broken input")
 ELSEWHERE = "red elsewhere"
@@ -139,7 +139,7 @@ EXACT = (
         timed=True,
     ),
     regression(
-        "an activation kept twice",  # before its GELU, and after it
+        "an activation kept twice",  # before the GELU and after it
         "strategies/model/gpt.py",
         ("approximate=True)", "approximate=True)\n        hidden_BTF = checkpoint_name(hidden_BTF, KEPT)"),
         evidence="worse memory.temp_bytes",

@@ -48,7 +48,7 @@ from tests.results.gates.plants import (
     said,
 )
 
-# Steps that are soon compiled, some on one device and some on two, each planted with something else.
+# Steps that compile fast, on one device and on two; each gets a plant of its own.
 SELECTION = ("--layers=1", *SIZES, "--strategy=single,data,fsdp", "--devices=1,2")
 CASES = tuple(f"{spread}-b{batch}" for batch in (8, 16) for spread in ("single-data=1", "data-data=2", "fsdp-fsdp=2"))
 SLOWER = """
@@ -78,7 +78,7 @@ Case.build, Training.block = _build, _block
 
 PAIRED = (
     Slowdown("nothing", "paired", ("slower", "faster"), at_most=0.01),
-    Slowdown("5% slower", "paired", ("slower",), slowdown=0.05),  # at the minimum effect: half of the alarms at best
+    Slowdown("5% slower", "paired", ("slower",), slowdown=0.05),  # at the minimum effect half are found at best
     Slowdown("10% slower", "paired", ("slower",), at_least=0.95, slowdown=0.10),
 )
 PLANTS: tuple[Edit | Slowdown, ...] = (*EXACT, *PAIRED)

@@ -65,9 +65,7 @@ def test_what_failed_in_both_is_the_same(judge) -> None:
     ids=["version", "flags", "devices", "architecture", "unsaid"],
 )
 def test_other_compilers_do_not_compare(judge, changes: dict[str, Any], named: str) -> None:
-    """Runs of different compiler versions, flags, devices or architectures are not comparable, and the difference is
-    named.
-    """
+    """Runs of other compiler versions, flags, devices or architectures are not comparable, and the report says why."""
     report = judge(sweep(), planted(**REGRESSIONS["temporaries doubled"]), counters_fingerprint="compiler-b", **changes)
     assert report.verdict == "not comparable"
     assert report.reason.startswith(named)
@@ -99,9 +97,7 @@ def test_nothing_compared_is_not_green(judge, base: Rows, head: Rows, reason: st
 
 
 def test_only_head_cases_leaves_missing_cases_out(tmp_path: Path) -> None:
-    """Cases missing in HEAD are vanished, and a remark names --only-head-cases, which leaves them
-    out of the verdict.
-    """
+    """Cases missing in HEAD are vanished; --only-head-cases, which a remark names, leaves them out."""
     base = read_snapshot(write_run(tmp_path / "base.json", sweep()))
     fewer = read_snapshot(write_run(tmp_path / "fewer.json", sweep()[:3]))
     missing = len(sweep()) - 3

@@ -91,9 +91,7 @@ def test_a_plant_whose_text_is_gone_is_refused(
 
 
 def test_a_copy_that_does_not_run_ends_the_proof(checkout: Path) -> None:
-    """A copy whose benchmarks write no rows ends the proof with their last output; it is not a regression that was
-    found.
-    """
+    """A copy whose benchmarks write no rows ends the proof with their last output, and counts as nothing found."""
     (checkout / "benchmarks" / "conftest.py").write_text("raise RuntimeError('no such thing')\n")
     with pytest.raises(SystemExit, match=r"'an extra all-reduce': the benchmarks ended with 4:[\s\S]*no such thing"):
         rows(checkout, ALL_REDUCE)
@@ -140,9 +138,7 @@ def test_a_base_that_cannot_be_read_ends_the_proof(tmp_path: Path, monkeypatch: 
 
 
 def test_each_edit_is_judged_by_its_own_base(tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timed edits are compared with the timed base, others with the compiled one; a run without
-    rows is broken input.
-    """
+    """Timed edits are compared with the timed base, others with the compiled one; no rows are broken input."""
     data, single = row("data", "data=2", 8), row("single", "data=1", 8)
     bases = {
         False: read_snapshot(write_run(tmp_path / "compiled.json", [data])),

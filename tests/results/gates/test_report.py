@@ -29,7 +29,7 @@ MIXED = Report(
     ),
     remarks=("among the same: 1 another program",),
 )
-# What a gate of step times returns.
+# A report of the paired gate.
 PAIRED = Report(
     "paired",
     (
@@ -196,9 +196,7 @@ CASE = "test_step[fsdp-fsdp=8-b16] synthetic float32 remat=none microbatches=1 s
 
 
 def test_trackers_get_the_values_of_head(measured: Report) -> None:
-    """Tracker files have each nonzero number of a good case, step time with its quartiles, and nothing of a failed
-    case.
-    """
+    """Trackers get each nonzero number of a good case, with quartiles of step time, and nothing of a failed one."""
     facts = row("fsdp", "fsdp=8")["extra_info"]
     numbers = {name: facts[name] for name in METRICS if facts[name]}
     (benchmark,) = (tracked := json.loads(bencher_json(measured))).values()

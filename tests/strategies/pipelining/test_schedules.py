@@ -85,9 +85,7 @@ def test_bubble_of_zb_h1(stages: int, microbatches: int) -> None:
 
 @pytest.mark.parametrize(("stages", "microbatches"), each("1f1b"))
 def test_microbatches_in_flight(stages: int, microbatches: int) -> None:
-    """In flight are all M with GPipe, min(S - s, M) on stage s with 1F1B, and at most min(S, M) with ZB-H1 (Qi et al.
-    2023).
-    """
+    """In flight are M with GPipe, min(S - s, M) on stage s with 1F1B, at most min(S, M) with ZB-H1 (Qi et al. 2023)."""
     for stage in range(stages):
         assert gpipe(stages, microbatches).in_flight(stage) == microbatches
         assert one_f_one_b(stages, microbatches).in_flight(stage) == min(stages - stage, microbatches)
@@ -101,12 +99,10 @@ def test_chunks_in_flight() -> None:
 
 
 def test_lockstep_bubble() -> None:
-    """GPipe and ZB-H1 have no lockstep bubble at equal costs; 1F1B has one, because a tick holds forward and the longer
-    backward.
-    """
+    """GPipe and ZB-H1 have no lockstep bubble at equal costs; 1F1B has one, as its ticks mix forward and backward."""
     assert gpipe(4, 8).lockstep_bubble(Costs(1, 1, 1)) == 0
     assert zero_bubble(4, 8).lockstep_bubble(EQUAL) == 0
-    by_hand = 1 - 3 * (8 + 3) / (4 + 2 * (2 * (8 + 3) - 4))  # in four ticks all go forward; the others last as backward
+    by_hand = 1 - 3 * (8 + 3) / (4 + 2 * (2 * (8 + 3) - 4))  # four ticks have forwards only
     assert one_f_one_b(4, 8).lockstep_bubble(EQUAL) == pytest.approx(by_hand)
     assert one_f_one_b(4, 8).lockstep_bubble(Costs(1, 0.5, 0.5)) == 0
 
@@ -119,9 +115,7 @@ def test_operations_that_wait_for_each_other_are_an_error() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    """Microbatches that stages do not divide, and chunks of a schedule without them, raise
-    Infeasible with the numbers.
-    """
+    """Microbatches or chunks that a schedule cannot order raise Infeasible with the numbers."""
     with pytest.raises(Infeasible, match=r"pipeline=4 does not divide microbatches=6.*multiple of 4"):
         interleaved(4, 6, 2)
     with pytest.raises(Infeasible, match="1f1b has one chunk a stage, not 2; take interleaved"):

@@ -34,9 +34,7 @@ def test_no_cut_is_better(costs: list[int], parts: int, first: int, last: int) -
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 4))
 def test_every_layer_has_one_slot(layers: int, stages: int, chunks: int) -> None:
-    """Every layer has one slot, all stages have equally many, and chunk by chunk the layers go round the stages in
-    order.
-    """
+    """Every layer has one slot, stages have equally many, and layers go round the stages chunk by chunk."""
     if stages * chunks > layers:
         with pytest.raises(Infeasible, match=f"{layers} layers are too few for {stages * chunks} parts"):
             layer_slots(layers, stages, chunks)

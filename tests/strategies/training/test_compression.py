@@ -120,9 +120,7 @@ def losses(compression):
 
 @pytest.mark.parametrize(("compression", "margin"), [("int8", 0.01), ("onebit", 0.05)])
 def test_it_learns_as_it_does_uncompressed(compression, margin):
-    """With compression the mean loss of the last ten steps is within 1% (int8) or 5% (1 bit) of what was learnt
-    without.
-    """
+    """The last losses with compression are within 1% (int8) or 5% (1 bit) of what was learnt without."""
     exact, ours = losses("none"), losses(compression)
     learnt = exact[0] - exact[-10:].mean()
     assert learnt > 1.5

@@ -155,9 +155,7 @@ def test_where_nothing_runs_nothing_is_green(tmp_path: Path) -> None:
     ],
 )
 def test_checkouts_that_differ_are_not_comparable(tmp_path: Path, head: dict[str, Any], reason: str) -> None:
-    """Checkouts that differ in protocol, devices or cases, or refuse the selection, raise NotComparable with the
-    difference.
-    """
+    """Checkouts that differ in protocol, devices or cases, or refuse the selection, raise NotComparable."""
     with pytest.raises(NotComparable, match=reason):
         compare(stub(tmp_path / "base"), stub(tmp_path / "head", **head))
 
@@ -259,14 +257,14 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) ->
     assert "launches 1 first: inconclusive" in output
     assert "no launch was finished" in output
     workers = [int(line.split()[0]) for line in log.read_text().splitlines() if line.endswith("start")]
-    assert len(workers) == 5  # two of them to say hello
+    assert len(workers) == 5  # two of them only say hello
     for worker in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
-@pytest.mark.stress  # it times real steps: on a busy machine they take what they take
+@pytest.mark.stress  # it times real steps, which a busy machine slows down
 def test_a_planted_slowdown_is_found(tmp_path: Path) -> None:
     """Of two real checkouts, the one whose blocks take twice as long is slower, by a factor of two."""
     base = plant(ROOT, tmp_path / "base", {})
