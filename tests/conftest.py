@@ -1,7 +1,8 @@
-"""Tests are small programs compiled many times: half of that time is LLVM's optimisation, which no law depends on.
+"""Set up JAX for the tests: eight virtual CPU devices, and compilation without LLVM's optimisation.
 
-Nor does one depend on how many parts LLVM compiles side by side: one part takes a tenth less time than 32, and the
-processes of the tests leave no core idle.
+Tests compile many small programs, and half of that time is LLVM's optimisation, on which no law depends. Nor does one
+depend on how many parts LLVM compiles side by side: one part takes a tenth less time than 32, and the processes of the
+tests leave no core idle.
 """
 
 import gc
@@ -11,19 +12,22 @@ from collections.abc import Iterator
 
 import jax
 import pytest
+from hypothesis import settings
 
 from benchmarks.timing.machine import use_virtual_devices
 from tests.processes import QUICK
 
+settings.register_profile("tests", deadline=None)  # an example takes as long as it takes on a busy machine
+settings.load_profile("tests")
 use_virtual_devices()
-jax.config.update("jax_platforms", "cpu")  # the meshes of the tests take eight devices, whatever accelerator is there
+jax.config.update("jax_platforms", "cpu")  # tests need eight devices, whatever accelerator is there
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
-gc.set_threshold(10_000)  # traces are many small objects that live long, and looking through them again takes time
+gc.set_threshold(10_000)  # traces are many long-lived objects, which take long to scan
 
 
 @pytest.fixture
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C is heard, whether or not the parent of this process ignores it, as it does in a script's background."""
+    """Handle Ctrl-C even if the parent process ignores it, as a script's background job does."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

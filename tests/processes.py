@@ -1,4 +1,4 @@
-"""Processes that work together on this machine, each with a few virtual devices."""
+"""Start and wait for processes that a test runs together on this machine, each with a few virtual devices."""
 
 import os
 import subprocess
@@ -12,16 +12,16 @@ from benchmarks.launch import free_port
 
 ROOT = Path(__file__).parents[1]
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-"""Options of XLA with which it compiles fast and not well, to the same HLO (see conftest.py)."""
+"""XLA options that compile fast without optimising, to the same HLO (see conftest.py)."""
 
 LIMIT_SECONDS = 1200
-"""A process of a test that takes longer hangs: it takes 10 seconds, and 360 beside thirty others on two cores."""
+"""The timeout of a test's process. It takes 10 seconds, and 360 beside thirty others on two cores."""
 
 Ended = subprocess.CompletedProcess[str]
 
 
 def environment(**variables: Any) -> dict[str, str]:
-    """Of a process that a test starts: it compiles fast and not well, and no pytest is around it."""
+    """The environment of a process that a test starts: fast compilation, and no trace of the pytest around it."""
     from tests.strategies.quick import OPTIONS  # with JAX, which conftest.py sets up before
 
     flags = " ".join([QUICK, *(f"--{name}={str(value).lower()}" for name, value in OPTIONS.items())])
@@ -31,7 +31,7 @@ def environment(**variables: Any) -> dict[str, str]:
 
 
 def peer_environment(devices_each: int, **variables: Any) -> dict[str, str]:
-    """Of one of several, with so many virtual devices."""
+    """The environment of one of several processes, with so many virtual devices."""
     ours = {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": devices_each,
@@ -58,7 +58,7 @@ def start_together(
 
 
 def finish_together(started: Sequence[subprocess.Popen[str]], timeout_seconds: float = LIMIT_SECONDS) -> list[Ended]:
-    """Wait for all of them; each one's exit status, and what it said."""
+    """Wait for all processes; the exit status and the output of each."""
     deadline = time.monotonic() + timeout_seconds
     try:
         said = [process.communicate(timeout=max(1, deadline - time.monotonic())) for process in started]

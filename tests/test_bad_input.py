@@ -1,4 +1,4 @@
-"""Bad input of each command: its exit code, the words that say what is wrong, and no traceback."""
+"""Bad input of each command: its exit code, a message that says what is wrong, and no traceback."""
 
 import importlib
 import io
@@ -83,7 +83,7 @@ TABLE: dict[str, tuple[int, str]] = {
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of files, most of them bad."""
+    """A folder of input files, most of them bad."""
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "folder.png").mkdir()
     (folder / "file").write_text("")
@@ -103,7 +103,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def found() -> dict[str, dict[str, Any]]:
-    """Files of `benchmarks.feasibility`: a good one, one whose name ends as a picture's, and bad ones."""
+    """Files of `benchmarks.feasibility`: a good one, one with the ending of a picture, and bad ones."""
     numbers = [f"{source}.{name}" for source in ("formula", "compiled") for name in ("needed_bytes", SPEED)]
     candidate = {"strategy": "data", "status": "fits", **dict.fromkeys(numbers, 1)}
     good = {"kind": "feasibility", "schema_version": 1, "topology": "v5e:1x1", "chip": "v5e", "devices": 1}
@@ -123,7 +123,7 @@ SPEED = "tokens_per_second_per_device"
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch, stdin: str = "") -> int:
-    """Run a command in this process; its exit code."""
+    """Run a command in this process, and return its exit code."""
     name, *arguments = command.split()
     module = importlib.import_module("strategies.__main__" if name == "strategies" else name)
     monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
@@ -137,7 +137,7 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch, stdin: str = "") -> int:
 def test_bad_input_is_refused_in_a_line(
     command: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is the documented one, and the message says what is wrong; nothing is raised."""
+    """Bad input exits with the documented code and a message that says what is wrong, and no input changes."""
     before = {path: path.read_bytes() for path in inputs.glob("*.*") if path.is_file()}
     monkeypatch.chdir(inputs)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # what cannot be written where it should be is saved there
@@ -171,7 +171,7 @@ def test_bad_input_is_refused_in_a_line(
 def test_what_is_no_schedule_is_not_drawn(
     stdin: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each part of a schedule is looked at before it is drawn."""
+    """Each part of a schedule is validated before anything is drawn."""
     text = stdin if isinstance(stdin, str) else json.dumps(stdin)
     assert run(f"results.timeline {tmp_path / 'x.png'}", monkeypatch, text) == 5
     assert words in capsys.readouterr().err
@@ -181,7 +181,7 @@ def test_what_is_no_schedule_is_not_drawn(
 def test_a_result_that_cannot_be_written_is_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The disk is full after the work: the message names a file that has the result."""
+    """A result that cannot be written, as on a full disk, is saved in another file that the message names."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert run(f"{FEASIBILITY} --json=/dev/full", monkeypatch) == 5
     said = capsys.readouterr()
@@ -194,7 +194,7 @@ def test_a_result_that_cannot_be_written_is_elsewhere(
 def test_a_report_that_cannot_be_written_is_not_red(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A green gate exits with 5 if its report is lost, and a red one stays red."""
+    """A green gate whose report is lost exits with 5, a red one stays red."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     text = edited(row(), {"compiled.flops": 1})
     base, worse = write_run(tmp_path / "base.json", [text]), write_run(tmp_path / "worse.json", [row()])
@@ -207,7 +207,7 @@ def test_a_report_that_cannot_be_written_is_not_red(
 
 
 def test_a_name_leads_out_of_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A preset is called by whoever wrote the file; its figures are inside --out all the same."""
+    """Figures stay inside --out whatever a preset is called, such as a path to another folder."""
     rows = [row(preset=EVIL), row("data", "data=2", preset=EVIL), row(preset=EVIL.replace("/", "_"))]
     path = write_run(tmp_path / "run.json", rows)
     out = tmp_path / "a" / "b" / "c" / "out"
@@ -218,7 +218,7 @@ def test_a_name_leads_out_of_no_folder(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_figures_are_beside_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default, whatever the working directory, in a folder that shadows no package."""
+    """By default figures are written beside their run, whatever the working directory."""
     (tmp_path / "runs").mkdir()
     write_run(tmp_path / "runs" / "first.json", [row(), row("data", "data=2")])
     monkeypatch.chdir(tmp_path)
@@ -231,7 +231,7 @@ LOTS = "strategies schedule 1f1b --stages 40 --microbatches 200"
 
 
 def test_a_broken_pipe_is_quiet() -> None:
-    """As for `| head`: who reads no more gets no traceback, and the exit code is 128 and the number of SIGPIPE."""
+    """A closed pipe, as of `| head`, prints no traceback and ends by SIGPIPE or with 141."""
     with subprocess.Popen(
         [sys.executable, "-m", *LOTS.split()], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -244,7 +244,7 @@ def test_a_broken_pipe_is_quiet() -> None:
 
 @pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_while_strategies_are_imported_is_quiet() -> None:
-    """From the first module of theirs on, `python -m strategies` ends by the signal, and prints nothing."""
+    """Ctrl-C while `python -m strategies` imports ends it by SIGINT without a traceback."""
     with subprocess.Popen(
         [sys.executable, "-X", "importtime", "-m", *LOTS.split()], cwd=ROOT, stdout=-1, stderr=-1, text=True
     ) as process:
@@ -260,7 +260,7 @@ def test_ctrl_c_while_strategies_are_imported_is_quiet() -> None:
 @pytest.mark.parametrize("command", ["benchmarks.feasibility --help", "results.plot --help"])
 @pytest.mark.parametrize("seconds", [0.2, 0.6])
 def test_ctrl_c_while_importing_is_quiet(command: str, seconds: float) -> None:
-    """In the first second a command imports; Ctrl-C then ends it by the signal, or with 130, and prints nothing."""
+    """Ctrl-C while a command imports ends it by SIGINT or with 130, without a traceback."""
     name, *arguments = command.split()
     code = f"import runpy, sys; sys.argv = ['-m', *{arguments!r}]; import benchmarks.commandline; "
     code += "print('begun', flush=True); "

@@ -1,4 +1,4 @@
-"""Strategies of a user's own, each in one file, with mesh axes that meshmark does not know."""
+"""A user's own strategies, each in one file, with mesh axes that meshmark does not know."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "adding-a-strategy.md").read_text()
 
 
 def shown(name: str) -> str:
-    """A file as the page shows it: the indented block that begins with its name."""
+    """A file as the documentation shows it: the indented block that begins with its name."""
     block = PAGE[PAGE.index(f"    # {name}\n") :].splitlines()
     return textwrap.dedent("\n".join(itertools.takewhile(lambda line: not line or line.startswith("    "), block)))
 
@@ -59,7 +59,7 @@ MESHES = {"toy": ("toy=2", "toy=4"), "shard": ("shard=4",), "grouped": ("data=2,
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the strategies are, and what their benchmarks wrote."""
+    """A folder with the strategies and the report of their benchmarks."""
     folder = tmp_path_factory.mktemp("own")
     for name, source in (("toy", shown("toy.py")), ("shard", shown("shard.py")), ("grouped", GROUPED)):
         (folder / f"{name}.py").write_text(source)
@@ -71,20 +71,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a module that finds the strategies, too."""
+    """Run a module that can import the strategies."""
     env = environment(PYTHONPATH=f"{folder}:{ROOT}", MESHMARK_STRATEGIES=",".join(MESHES))
     options = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": LIMIT_SECONDS}
     return subprocess.run([sys.executable, "-m", *command], **options)
 
 
 def rows(folder: Path) -> dict[str, dict]:
-    """Those of the run, by the names of their cases."""
+    """The rows of the run by case name."""
     benchmarks = json.loads((folder / "run.json").read_text())["benchmarks"]
     return {row["name"]: row["extra_info"] for row in benchmarks}
 
 
 def test_they_get_cases_that_equal_one_device(folder: Path) -> None:
-    """On each mesh and with each batch: a row that is ok was found equal to one device."""
+    """Each of them is measured on each mesh and batch, and equals `single`."""
     assert {name: (row["status"], row["matches_single"]) for name, row in rows(folder).items()} == {
         f"test_step[{name}-{mesh}-b{batch}]": ("ok", True)
         for name, meshes in MESHES.items()
@@ -94,7 +94,7 @@ def test_they_get_cases_that_equal_one_device(folder: Path) -> None:
 
 
 def test_what_they_send_and_hold_is_known(folder: Path) -> None:
-    """By the formulas of their layouts, to the byte: by kind of collective and axis, their own axes included."""
+    """The formulas of their layouts give the bytes they send, by kind and axis, and hold, exactly."""
     for row in rows(folder).values():
         assert row["sent_as_predicted"]
         assert row["predicted.sent_bytes"] == row["compiled.sent_bytes"] > 0
@@ -104,14 +104,14 @@ def test_what_they_send_and_hold_is_known(folder: Path) -> None:
 
 
 def test_its_curves_are_drawn(folder: Path) -> None:
-    """By the command that draws those of all others."""
+    """`results.plot` draws their curves."""
     drawn = python(folder, "results.plot", str(folder / "run.json"), "--out", str(folder / "figures"))
     assert drawn.returncode == 0, drawn.stderr
     assert list((folder / "figures").glob("*.png"))
 
 
 def test_they_are_compiled_for_devices_that_are_not_there(folder: Path) -> None:
-    """By a command that runs no step: on its page is what goes over an axis of their own."""
+    """`benchmarks.compile` compiles one for absent devices and lists what it sends over its own axis."""
     chosen = "--topology=cpu:16", "--strategy=shard", "--mesh=shard=16", "--batch-size=16"
     page = python(folder, "benchmarks.compile", *chosen, *TINY[:4])
     assert page.returncode == 0, page.stdout + page.stderr
@@ -119,7 +119,7 @@ def test_they_are_compiled_for_devices_that_are_not_there(folder: Path) -> None:
 
 
 def test_its_baseline_is_held(folder: Path) -> None:
-    """By the exact gate, what goes over its axis included: a byte more there is worse."""
+    """The exact gate compares the bytes over their own axes, with an allowance by name if asked."""
     written = python(folder, "results.baseline", str(folder / "run.json"), "--out", str(folder))
     assert written.returncode == 0, written.stderr
     base, worse = Path(written.stdout.strip()), folder / "worse.json"
@@ -145,7 +145,7 @@ def test_its_baseline_is_held(folder: Path) -> None:
     ],
 )
 def test_what_cannot_be_named_so_is_refused(name: str, axis: str, message: str) -> None:
-    """With the name, before anything changes."""
+    """A name or an axis that is taken or invalid is refused before anything changes."""
     before = [*strategies.STRATEGIES], [*AXES]
     with pytest.raises(ValueError, match=re.escape(message)):
         strategies.register(strategies.Strategy(name, (axis,), strategies.STRATEGIES["data"].build))
@@ -153,7 +153,7 @@ def test_what_cannot_be_named_so_is_refused(name: str, axis: str, message: str) 
 
 
 def test_a_module_that_is_not_there_is_named() -> None:
-    """As options are that cannot work: in a line, and nothing is measured."""
+    """A module in MESHMARK_STRATEGIES that cannot be imported ends the run in one line."""
     command = [sys.executable, "-m", "pytest", "benchmarks", "--collect-only"]
     env = environment(MESHMARK_STRATEGIES="nowhere")
     ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What tests of the harness share."""
+"""Fixtures that tests of the benchmarks share."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.benchmarks.planted import SHORT_BLOCK_SECONDS
 
 @pytest.fixture(scope="module")
 def _short_blocks() -> Iterator[None]:
-    """For files in which no law depends on how long a block lasts."""
+    """Shorten timed blocks, for files in which nothing depends on their length."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchmarks.timing.measure.BLOCK_SECONDS", SHORT_BLOCK_SECONDS)
         yield

@@ -1,4 +1,4 @@
-"""One of several processes that agree, and of which one goes another way than the others; nothing is measured.
+"""A process that joins others, of which process WHO then leaves in the way WAY; nothing is measured.
 
 `python -m tests.benchmarks.party HOST:PORT PROCESSES INDEX LOST_AFTER CASE_TIMEOUT WHO WAY`
 """

@@ -1,4 +1,4 @@
-"""Pieces of work for processes of their own."""
+"""Functions that tests of the process pool run in worker processes."""
 
 import os
 import signal
@@ -6,12 +6,12 @@ import time
 
 
 def double(number: int) -> int:
-    """Work that ends well."""
+    """Return at once."""
     return 2 * number
 
 
 def go(way: str) -> str:
-    """Work that ends as it is told to."""
+    """End in the named way: return, raise, exit, be killed, or sleep for ten minutes."""
     if way == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if way == "quits":

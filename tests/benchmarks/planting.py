@@ -1,6 +1,6 @@
-"""Plugin `-p tests.benchmarks.planting`: offers the planted strategies to the process that measures.
+"""Plugin `-p tests.benchmarks.planting`: register the planted strategies in the process that measures.
 
-The supervisor above it does not load JAX, and is not made to.
+The supervisor must not load JAX, so the plugin does nothing there.
 """
 
 from benchmarks.harness.supervise import supervised

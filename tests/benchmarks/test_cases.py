@@ -1,4 +1,4 @@
-"""Which steps are measured."""
+"""The cases that a selection of strategies, meshes and sizes asks for."""
 
 import dataclasses
 from typing import Any
@@ -28,12 +28,12 @@ def ids(**selection: Any) -> list[str]:
 
 
 def test_id_names_strategy_mesh_and_batch() -> None:
-    """A test id is the strategy, the mesh as it is parsed, and the global batch."""
+    """A case's id is its strategy, its mesh in the form `MeshSpec.parse` reads, and its global batch size."""
     assert str(Case("fsdp", FSDP, "nano", PRESETS["nano"], 16, 1, "float32", "dots")) == "fsdp-fsdp=8-b16"
 
 
-def test_everything_is_each_strategy_on_each_count_with_each_batch() -> None:
-    """The default leaves out no strategy, no device count, no batch size, and names no case twice."""
+def test_default_selection_has_every_strategy_count_and_batch() -> None:
+    """The default selection has every strategy, every device count and every batch size, and no case twice."""
     cases = EVERYTHING.cases()
     assert {case.strategy for case in cases} == set(STRATEGIES)
     assert {(case.mesh.size, case.batch_size) for case in cases} == {(n, b) for n in (1, 2, 8) for b in (8, 16)}
@@ -42,12 +42,12 @@ def test_everything_is_each_strategy_on_each_count_with_each_batch() -> None:
 
 @pytest.mark.parametrize("case", EVERYTHING.cases(), ids=str)
 def test_default_cases_are_feasible(case: Case) -> None:
-    """Nothing in the default is refused: its meshes, batches and microbatches fit the default model."""
+    """Every default case builds: its mesh, batch and microbatches fit the default model."""
     assert case.build().tokens_per_step == case.batch_size * case.config.sequence
 
 
 def test_options_multiply_the_cases_of_the_strategies_that_have_them() -> None:
-    """Each value is a case, and part of its id; strategies without the option are as they were."""
+    """Each value of an option makes a case with the value in its id; a strategy without the option keeps its cases."""
     options = ("schedule", ("gpipe", "1f1b")), ("unroll", (2,))
     asked = ids(strategies=("single", "pipeline"), devices=(1, 2), batch_sizes=(8,), options=options)
     assert asked == [
@@ -58,7 +58,7 @@ def test_options_multiply_the_cases_of_the_strategies_that_have_them() -> None:
 
 
 def test_options_reach_the_step_and_the_common_ones_its_reference() -> None:
-    """A step is trained with its options, and compared with one device that has those which it can have."""
+    """A step is built with its case's options, and its single-device reference with those that `single` has, too."""
     options = ("schedule", "gpipe"), ("unroll", 2)
     mesh = MeshSpec.parse("pipeline=2")
     case = Case("pipeline", mesh, "nano", PRESETS["nano"], 8, 4, "float32", "dots", options)
@@ -67,7 +67,7 @@ def test_options_reach_the_step_and_the_common_ones_its_reference() -> None:
 
 
 def test_microbatches_that_are_not_the_default_are_part_of_the_id() -> None:
-    """Each number of them is a case of its own, and one device that accumulates is not the one that others refer to."""
+    """Each microbatch count is a case, named in its id unless it is the default; the reference never accumulates."""
     strategies, counts = ("single", "pipeline"), (4, 16)
     asked = ids(strategies=strategies, devices=(1, 8), batch_sizes=(16,), microbatches=counts)
     assert asked == [
@@ -81,36 +81,36 @@ def test_microbatches_that_are_not_the_default_are_part_of_the_id() -> None:
 
 
 def test_zero2_accumulates_where_it_can() -> None:
-    """With one microbatch it would be zero1 again; a device with one sequence has no more."""
+    """zero2 defaults to two microbatches, and to one where a device has a single sequence or an odd number of them."""
     assert [default_microbatches("zero2", MeshSpec.parse("data=8"), batch) for batch in (8, 16, 24)] == [1, 2, 1]
 
 
 def test_mesh_alone_selects_its_strategies() -> None:
-    """A mesh without a strategy goes to those that have it as their own."""
+    """A mesh given without a strategy selects every strategy that has it among its own meshes."""
     assert ids(meshes=(FSDP,), batch_sizes=(8,)) == ["fsdp-fsdp=8-b8", "auto-fsdp=8-b8"]
 
 
-def test_strategy_and_mesh_go_together_fit_or_not() -> None:
-    """What is asked for by both names is a case, even one that can only say why it does not fit."""
+def test_strategy_and_mesh_that_are_both_named_make_a_case() -> None:
+    """A strategy and a mesh that are both named make a case even if they do not fit: its row says why."""
     assert ids(strategies=("tensor",), meshes=(FSDP,), batch_sizes=(8,)) == ["tensor-fsdp=8-b8"]
 
 
 def test_single_comes_first_in_whatever_order_it_is_asked_for() -> None:
-    """The other rows give their time relative to its own."""
+    """`single` comes first in any selection, because the times of other rows are relative to it."""
     asked = ids(strategies=("fsdp", "single"), devices=(1, 8), batch_sizes=(8,))
     assert asked == ["single-data=1-b8", "fsdp-fsdp=8-b8"]
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-def test_combination_never_repeats_a_part(devices: int) -> None:
-    """A mesh over the axes of a simpler strategy is that strategy's case, not one of the combination."""
+def test_three_d_has_no_mesh_of_a_simpler_strategy(devices: int) -> None:
+    """Every mesh of three_d has at least two axes and is no mesh of hsdp."""
     for mesh in own_meshes("three_d", devices):
         assert len(mesh.sizes) > 1
         assert mesh not in STRATEGIES["hsdp"].meshes(devices)
 
 
-def test_combinations_are_measured_over_their_usual_axes_unless_asked_for() -> None:
-    """By default three_d is data, pipeline and tensor; any other product of axes is its case when it is named."""
+def test_three_d_spans_its_usual_axes_unless_a_mesh_is_named() -> None:
+    """By default three_d spans data, pipeline and tensor; any other mesh of several axes is its case when named."""
     default = ids(strategies=("three_d",), devices=(4, 8), batch_sizes=(8,))
     assert default == [
         "three_d-pipeline=2,tensor=2-b8",
@@ -129,8 +129,8 @@ def test_combinations_are_measured_over_their_usual_axes_unless_asked_for() -> N
     assert ids(strategies=("three_d",), meshes=(other,), batch_sizes=(8,)) == ["three_d-data=2,fsdp=2,tensor=2-b8"]
 
 
-def test_hybrid_is_neither_of_its_parts() -> None:
-    """Groups of one device, or a single group, are cases of data and of fsdp."""
+def test_hsdp_has_no_mesh_of_data_or_fsdp() -> None:
+    """Every mesh of hsdp has two or more groups of two or more devices; others are meshes of data or of fsdp."""
     assert [str(mesh) for n in (2, 4, 8) for mesh in own_meshes("hsdp", n)] == [
         "data=2,fsdp=2",
         "data=2,fsdp=4",
@@ -138,8 +138,8 @@ def test_hybrid_is_neither_of_its_parts() -> None:
     ]
 
 
-def test_what_the_compiler_partitions_is_nobody_elses_case() -> None:
-    """It has meshes of strategies by hand, and takes none from them; by default it is on the most devices alone."""
+def test_auto_shares_meshes_and_takes_none_away() -> None:
+    """auto has meshes of hand-written strategies, which keep them, and by default only those of most devices."""
     assert [case for case in ids(batch_sizes=(8,)) if case.startswith("auto")] == [
         "auto-tensor=8-b8",
         "auto-fsdp=4,tensor=2-b8",
@@ -153,8 +153,8 @@ def test_what_the_compiler_partitions_is_nobody_elses_case() -> None:
 @pytest.mark.parametrize(
     ("mesh", "twin"), [("data=8", "data"), ("fsdp=8", "fsdp"), ("tensor=8", "tensor"), ("fsdp=4,tensor=2", "three_d")]
 )
-def test_twin_is_the_same_work_by_hand(mesh: str, twin: str) -> None:
-    """On the same mesh, with the options that it has; what is by hand has none itself."""
+def test_twin_is_the_hand_written_strategy_on_the_same_mesh(mesh: str, twin: str) -> None:
+    """The twin of auto is the hand-written strategy on the same mesh, with the options it has, and has no twin."""
     options = ("sequence_parallel", False), ("unroll", 2)
     auto = Case("auto", MeshSpec.parse(mesh), "nano", PRESETS["nano"], 16, 2, "float32", "dots", options)
     kept = options if "tensor" in mesh else options[1:]
@@ -166,7 +166,7 @@ def test_twin_is_the_same_work_by_hand(mesh: str, twin: str) -> None:
 @pytest.mark.parametrize("batch_size", [8, 16, 64])
 @pytest.mark.parametrize("mesh", ["pipeline=2", "pipeline=8", "data=2,pipeline=4", "data=2,fsdp=2,pipeline=2"])
 def test_microbatches_fill_the_pipeline_and_divide_the_batch(mesh: str, batch_size: int) -> None:
-    """There is a microbatch for every stage or two, as the batch allows."""
+    """The default number of microbatches is one or two for each stage and divides the batch."""
     spec = MeshSpec.parse(mesh)
     microbatches = default_microbatches("three_d", spec, batch_size)
     assert microbatches in (spec.sizes["pipeline"], 2 * spec.sizes["pipeline"])
@@ -174,14 +174,14 @@ def test_microbatches_fill_the_pipeline_and_divide_the_batch(mesh: str, batch_si
 
 
 def test_infeasible_case_says_so_when_built() -> None:
-    """What does not fit is refused with its numbers before anything is compiled."""
+    """Building a case that does not fit raises Infeasible with the numbers, before anything is compiled."""
     case = Case("tensor", MeshSpec.parse("tensor=3"), "nano", PRESETS["nano"], 8, 1, "float32", "dots")
     with pytest.raises(Infeasible, match="tensor=3 does not divide heads=8"):
         case.build()
 
 
 def test_single_is_its_own_reference() -> None:
-    """The same work on one device is the same for every strategy, and one device's is itself."""
+    """The reference of a case is `single` with the same global batch; the reference of `single` is itself."""
     fsdp = Case("fsdp", FSDP, "nano", PRESETS["nano"], 16, 2, "float32", "dots")
     assert str(fsdp) == "fsdp-fsdp=8-b16-microbatches=2"
     assert str(fsdp.single) == "single-data=1-b16"

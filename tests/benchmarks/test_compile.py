@@ -1,4 +1,4 @@
-"""Steps are compiled for devices that are not there, and what their compiler says is a result, however it ends."""
+"""`benchmarks.compile` compiles steps for devices that are absent, and reports whatever the compiler answers."""
 
 import dataclasses
 from importlib.util import find_spec
@@ -27,13 +27,13 @@ CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
 
 
 def case(kind: str = "cpu:4", strategy: str = "fsdp", mesh: str = "fsdp=4") -> Case:
-    """A tiny step for devices that are not there."""
+    """A case of a tiny model on absent devices."""
     return Case(strategy, MeshSpec.parse(mesh), "tiny", CONFIG, 4, 1, "float32", "dots", topology=Topology.parse(kind))
 
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """GPUs whose place virtual devices take, with as much memory as is asked for."""
+    """H100 GPUs, simulated by virtual devices, with the memory that a test asks for."""
 
     def pretend(memory_bytes: int) -> None:
         chip = dataclasses.replace(CHIPS["h100"], memory_bytes=memory_bytes)
@@ -43,8 +43,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
     return pretend
 
 
-def test_virtual_devices_have_no_figures() -> None:
-    """What is compiled for them says what it holds and sends, by the formulas, and nothing of a chip."""
+def test_virtual_devices_have_no_chip_figures() -> None:
+    """A step compiled for virtual devices gets predicted bytes and memory, and no chip or roofline figures."""
     info = compile_case(case()).extra_info
     assert (info["status"], info["kind"], info["topology"], info["devices"]) == ("ok", "compiled", "cpu:4", 4)
     assert info["sent_as_predicted"] is True
@@ -53,8 +53,8 @@ def test_virtual_devices_have_no_figures() -> None:
     assert (info["rewrites.text"], info["rewrites.sent_bytes"], info["rewrites.flops"]) == ("", 0, 0)
 
 
-def test_what_the_compiler_does_otherwise_is_named() -> None:
-    """XLA's backend for CPUs sends bfloat16 as float32: the row says so, and what that costs, and the page."""
+def test_rewrites_of_the_compiler_are_named() -> None:
+    """XLA's CPU backend sends bfloat16 as float32: the row and the report name the rewrite and its bytes."""
     row = compile_case(dataclasses.replace(case(), dtype="bfloat16"))
     info: dict[str, Any] = row.extra_info
     assert "it is sent as float32" in info["rewrites.text"]
@@ -64,8 +64,8 @@ def test_what_the_compiler_does_otherwise_is_named() -> None:
     assert "the compiler does otherwise" in "\n".join(report(row))
 
 
-def test_what_fits_has_a_least_time(pretended: Any) -> None:
-    """On a chip with room for it a step takes the time of its slowest part at least, which the page says."""
+def test_a_step_that_fits_has_a_roofline_time(pretended: Any) -> None:
+    """A step that fits a chip gets a roofline time, the largest of its compute, memory and network times."""
     pretended(80 * GIB)
     row = compile_case(case("h100:1x4"))
     info: dict[str, Any] = row.extra_info
@@ -81,8 +81,8 @@ def test_what_fits_has_a_least_time(pretended: Any) -> None:
     assert "a step takes at least" in text
 
 
-def test_what_does_not_fit_is_a_result_with_a_number(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether its compiler plans for more memory than there is, or gives up: the row says how much is missing."""
+def test_a_step_that_does_not_fit_says_how_much_it_needs(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step too large for the chip's memory is an `oom` row with the bytes it needs, compiled or refused."""
     pretended(1000)
     info: dict[str, Any] = compile_case(case("h100:1x4")).extra_info
     assert (info["status"], info["chip.fits"]) == ("oom", False)
@@ -101,8 +101,8 @@ def test_what_does_not_fit_is_a_result_with_a_number(pretended: Any, monkeypatch
     assert "oom: needs 20.0 GiB" in "\n".join(report(row))
 
 
-def test_a_kernel_that_is_too_large_is_no_step_that_is(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A core's own memory is not the device's: what the compiler fails in there says nothing of what a step needs."""
+def test_a_kernel_that_exceeds_vmem_is_a_compile_error(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that exceeds a core's VMEM is a compile error, and says nothing about the memory of a device."""
     pretended(80 * GIB)
 
     def give_up(*_: Any) -> None:
@@ -118,7 +118,7 @@ def test_a_kernel_that_is_too_large_is_no_step_that_is(pretended: Any, monkeypat
 
 
 def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mesh that does not fit model or devices, and a compiler that fails, end in a row of their own."""
+    """A mesh that does not fit model or devices is an infeasible row, a failing compiler a `compile_error`."""
     assert compile_case(case(strategy="tensor", mesh="tensor=4")).extra_info["status"] == "infeasible"
     short = compile_case(case("cpu:8")).extra_info
     assert "mesh fsdp=4 takes 4 devices and 8 are given" in str(short["reason"])
@@ -130,15 +130,15 @@ def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     assert compile_case(case()).extra_info["status"] == "compile_error"
 
 
-def test_no_text_is_needed() -> None:
-    """Sequences may be longer than the text that steps are trained on, and the vocabulary smaller."""
+def test_compiling_reads_no_text() -> None:
+    """Compiling reads no text: the sequence may be longer than the corpus, and the vocabulary smaller than 256."""
     # No power of two: with one, XLA's CPU compiler ends the process (CONTRIBUTING.md, "Faults of compilers").
     long, single = dataclasses.replace(CONFIG, sequence=1_000_000, vocab=64), case("cpu:1", "single", "data=1")
     assert compile_case(dataclasses.replace(single, config=long, remat="full")).extra_info["status"] == "ok"
 
 
-def test_the_compiler_is_told_what_was_asked() -> None:
-    """The row has the options; XLA refuses one that it does not know, and so does a row."""
+def test_compiler_options_reach_the_compiler_and_the_row() -> None:
+    """The compiler gets the case's options, and the row records them; an unknown one is a compile error."""
     told = dataclasses.replace(case(), compiler_options=(("xla_disable_hlo_passes", "cse,dce"),))
     row = compile_case(told)
     assert (row.extra_info["status"], row.extra_info["compiler_options"]) == ("ok", "xla_disable_hlo_passes=cse,dce")
@@ -149,12 +149,12 @@ def test_the_compiler_is_told_what_was_asked() -> None:
 
 
 TEXT = ["--topology=cpu:4", "--corpus=README.md"]
-"""Of which nothing is read where nothing runs."""
+"""A corpus is refused where nothing runs, because nothing would be read of it."""
 TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=4", "--mesh=fsdp=4"]
 
 
-def test_page_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A page for each case; what does not fit is no failure, what cannot be compiled is, and so is a bad selection."""
+def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit status is 0 for a step that fits or does not, 1 if compiling fails, and 2 for bad options."""
     monkeypatch.setattr(Topology, "prepare", lambda self: None)  # JAX has started
     assert main(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == 0
     assert "fsdp-fsdp=4-b4" in capsys.readouterr().out
@@ -171,7 +171,7 @@ def test_page_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 @TAKES_LIBTPU
 def test_a_pod_slice_is_compiled_for() -> None:
-    """The TPU's own compiler plans for the chips of a slice, and the program sends over the axes that formulas name."""
+    """libtpu compiles a step for a TPU slice; bytes sent, explained rewrites and roofline agree with the formulas."""
     whole = dataclasses.replace(case("v5e:4x4", mesh="fsdp=16"), batch_size=16, dtype="bfloat16")
     info: dict[str, Any] = compile_case(whole).extra_info
     assert (info["status"], info["platform"], info["device_kind"]) == ("ok", "tpu", "TPU v5 lite")
@@ -186,10 +186,10 @@ def test_a_pod_slice_is_compiled_for() -> None:
 
 @TAKES_CUDA
 def test_a_host_of_gpus_is_compiled_for() -> None:
-    """Their own compiler plans for GPUs that it is told of, and the program sends what the strategy states.
+    """XLA's GPU compiler compiles for described GPUs, and the program sends what the formulas predict.
 
-    In a process of its own, as the command does: JAX finds the plugin there without a GPU, if it is asked for no other
-    backend than the CPU's before it starts.
+    The compilation runs in a process of its own, as the command's does: without a GPU, JAX finds the GPU plugin only if
+    no backend but the CPU's is requested before it starts.
     """
     tiny = dataclasses.replace(case("h100:1x4"), dtype="bfloat16")
     (outcome,) = work_off([tiny], compile_one, 1, 300)
@@ -202,14 +202,14 @@ def test_a_host_of_gpus_is_compiled_for() -> None:
 
 
 def require_explained(info: dict[str, Any]) -> None:
-    """What a program sends is what its strategy states, and what is named of that which its compiler made of it."""
+    """Check that bytes sent equal the predicted bytes plus those of named rewrites, none of them unexplained."""
     assert info["compiled.sent_bytes"] - info["rewrites.sent_bytes"] == info["predicted.sent_bytes"] > 0
     assert info["rewrites.unexplained_bytes"] == 0
 
 
 @TAKES_LIBTPU
-def test_a_pass_on_which_libtpu_fails_is_left_out_and_named() -> None:
-    """On layers that are gathered where tensor splits them as well."""
+def test_a_failing_pass_of_libtpu_is_disabled_and_named() -> None:
+    """With weights over fsdp and tensor, the pass on which libtpu fails is disabled, and the row names it."""
     split = dataclasses.replace(case("v5e:4x4", "three_d", "fsdp=8,tensor=2"), batch_size=16, dtype="bfloat16")
     info = compile_case(split).extra_info
     assert info["status"] == "ok"

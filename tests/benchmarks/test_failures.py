@@ -1,4 +1,4 @@
-"""The word for each bad end."""
+"""Errors are classified into the status and the reason of a row."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ VMEM = (
     "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack for %fusion.1 = "
     "bf16[8,128]. Scoped allocation with size 17.19M and limit 16.00M exceeded scoped vmem limit by 1.19M."
 )
-"""A kernel takes too much of a core's own memory: the step is not too large for the device."""
+"""A kernel exceeds a core's VMEM, which does not mean that the step exceeds the device's memory."""
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,18 @@ VMEM = (
     ids=repr,
 )
 def test_every_error_has_its_status(error: Exception, status: str) -> None:
-    """A bad end has one word, and memory is blamed where memory was short, even while compiling."""
+    """Each error has one status; it is `oom` where memory ran out, on the host or the device, also while compiling."""
     assert status_of(error) == status
 
 
 def test_reason_is_one_line() -> None:
-    """A row's reason is what went wrong, without the rest of a compiler's page."""
+    """A row's reason is the first line of an error, with the type of an exception that is not ours."""
     assert reason_of(CompileError("INTERNAL: no such instruction\nin line 7")) == "INTERNAL: no such instruction"
     assert reason_of(ZeroDivisionError("no weights")) == "ZeroDivisionError: no weights"
 
 
 def test_a_long_reason_is_cut(tmp_path: Path) -> None:
-    """It says where the whole of it is, or that it is lost; no file is written that was not named."""
+    """A long reason is cut; it names the file that has all of it, or says that the rest is lost."""
     error, kept = ValueError("x" * 3_000_000), tmp_path / "whole.txt"
     assert reason_of(error).endswith("x... (3,000,012 letters)")
     assert not kept.exists()

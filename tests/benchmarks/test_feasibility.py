@@ -1,4 +1,4 @@
-"""The command: what it weighs, compiles, keeps, prints and writes."""
+"""`benchmarks.feasibility` ranks candidates by formulas, compiles the best, caches the results and writes a file."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ FOUR = ["--topology=cpu:4", "--chip=v5e", *TINY, "--strategy=data,fsdp,pipeline"
 
 
 def run(folder: Path, *arguments: str) -> dict[str, Any]:
-    """What the command writes."""
+    """Run the command, and return the JSON file it writes."""
     path = folder / "found.json"
     assert feasibility.main([*arguments, f"--cache={folder / 'cache'}", f"--json={path}"]) == 0
     return json.loads(path.read_text())
@@ -29,7 +29,7 @@ def run(folder: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
-    """The cases that a compiler is asked for, which says the same of each."""
+    """The cases that are sent to the compiler, which is replaced by one that gives the same answer for each."""
     cases = []
 
     def work_off(missing: list[Case], *_: Any) -> Any:
@@ -44,7 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
 
 
 def test_the_best_are_compiled_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In processes of their own, which formulas agree with; the second time nothing is, and the answer is the same."""
+    """The best candidates are compiled, agree with the formulas, and are read from the cache in a second run."""
     first = run(tmp_path, *FOUR, "--compile=2", "--workers=2")
     compiled = [row for row in first["candidates"] if row["compiled.status"]]
     assert [row["compiled.status"] for row in compiled] == ["ok", "ok"]
@@ -61,7 +61,7 @@ def test_the_best_are_compiled_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_best_of_each_kind_come_first(tmp_path: Path, asked: list[Case]) -> None:
-    """Of each strategy and set of axes, and then the others in order; another run compiles what is missing."""
+    """The best of each strategy and set of axes is compiled first; a later run compiles what is missing."""
     two = ["--topology=cpu:4", "--chip=v5e", *TINY, "--strategy=data,context", "--remat=dots"]
     run(tmp_path, *two, "--compile=1")
     assert [case.strategy for case in asked] == ["data"]
@@ -72,15 +72,15 @@ def test_the_best_of_each_kind_come_first(tmp_path: Path, asked: list[Case]) -> 
     assert [case.strategy for case in asked] == ["data", "context", "data"]
 
 
-def test_what_the_compiler_is_told_is_part_of_what_is_kept(tmp_path: Path, asked: list[Case]) -> None:
-    """With another option it is asked again."""
+def test_compiler_options_are_part_of_the_cache_key(tmp_path: Path, asked: list[Case]) -> None:
+    """Compiler options are part of the cache key."""
     for options in ([], ["--compiler-option=xla_a=1"], ["--compiler-option=xla_a=2"], ["--compiler-option=xla_a=1"]):
         run(tmp_path, *FOUR, "--compile=1", *options)
     assert [case.compiler_options for case in asked] == [(), (("xla_a", "1"),), (("xla_a", "2"),)]
 
 
-def test_with_again_the_compiler_is_asked_again(tmp_path: Path, asked: list[Case]) -> None:
-    """Whatever is kept; what it says then is kept as usual."""
+def test_again_compiles_despite_the_cache(tmp_path: Path, asked: list[Case]) -> None:
+    """--again compiles despite the cache, and caches the new result."""
     for options in ([], [], ["--again"], []):
         run(tmp_path, *FOUR, "--compile=1", *options)
     assert len(asked) == 2
@@ -88,17 +88,15 @@ def test_with_again_the_compiler_is_asked_again(tmp_path: Path, asked: list[Case
 
 
 def test_an_option_takes_all_values_that_it_is_given(tmp_path: Path) -> None:
-    """However often it is given."""
+    """--option may be repeated, for one option or several, and every value is a candidate."""
     given = ["--option=schedule=1f1b", "--option=gather=step", "--option=schedule=zb-h1"]
     rows = run(tmp_path, *FOUR, *given, "--compile=0")["candidates"]
     options = {row["options"] for row in rows}
     assert options == {"", "gather=step", "schedule=1f1b", "schedule=zb-h1"}
 
 
-def test_what_leaves_little_room_is_compiled_last(
-    tmp_path: Path, asked: list[Case], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Formulas are not every compiler's: what fits by a hair may not, and is not the first that a compiler is asked."""
+def test_a_tight_fit_is_compiled_last(tmp_path: Path, asked: list[Case], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that fits with little room is compiled after those with more, for formulas are not exact."""
     most = max(row["formula.needed_bytes"] for row in run(tmp_path, *FOUR, "--compile=0")["candidates"] if row["rank"])
     chip = dataclasses.replace(CHIPS["v5e"], memory_bytes=most)
     monkeypatch.setattr(feasibility, "CHIPS", {**CHIPS, "v5e": chip})
@@ -120,10 +118,10 @@ def test_what_leaves_little_room_is_compiled_last(
         ("oom", "JaxRuntimeError: RESOURCE_EXHAUSTED: no", None, 0),
     ],
 )
-def test_what_would_be_said_again_is_kept(
+def test_only_repeatable_failures_are_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, reason: str, needed: int | None, kept: int
 ) -> None:
-    """But not what others than the compiler fail in, not that the host had too little memory, nor that nobody said."""
+    """A failure of the compiler is cached; a full disk, a host out of memory and a dead process are not."""
     columns = {"status": status, "reason": reason, "chip.needed_bytes": needed, "memory.total_bytes": None}
     monkeypatch.setattr(
         feasibility,
@@ -140,8 +138,8 @@ def test_what_would_be_said_again_is_kept(
     assert row["compiled.needed_bytes"] == needed
 
 
-def test_what_does_not_fit_as_compiled_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even where its program was not read, so that nothing else is known of it."""
+def test_a_candidate_that_does_not_fit_as_compiled_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate whose compiled memory exceeds the chip says so, even if nothing else of its program is known."""
     columns = {"status": "ok", "reason": "", "compile_seconds": 1.0, "memory.total_bytes": 20 * GIB}
     monkeypatch.setattr(feasibility, "work_off", lambda cases, *_: [Outcome(case, columns, "", 1.0) for case in cases])
     first, *_ = run(tmp_path, *FOUR, "--compile=1")["candidates"]
@@ -149,8 +147,8 @@ def test_what_does_not_fit_as_compiled_says_so(tmp_path: Path, monkeypatch: pyte
     assert first["compiled.reason"] == "needs 20.0 GiB of 16.0 GiB, 4.0 GiB too much"
 
 
-def test_what_sends_nothing_has_a_least_time_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One device computes, reads and writes, and sends nothing: that takes no time, which is known."""
+def test_one_device_has_a_network_time_of_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate of one device has a network time of zero, and a step time of its compute or memory time."""
     monkeypatch.setattr(Topology, "compiler_version", "pretended 1")
     monkeypatch.setattr(Topology, "prepare", lambda self: None)
     monkeypatch.setattr(Topology, "devices", lambda self: jax.devices()[:1])
@@ -165,8 +163,8 @@ def test_what_sends_nothing_has_a_least_time_too(tmp_path: Path, monkeypatch: py
     assert row["compiled.step_seconds"] == max(row["compiled.compute_seconds"], row["compiled.memory_seconds"]) > 0
 
 
-def test_a_bubble_stretches_what_is_compiled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its computation alone: a program's FLOPs say nothing of how long a stage waits."""
+def test_a_bubble_lengthens_the_compiled_compute_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline bubble lengthens a compiled candidate's compute time, and not its memory and network times."""
     seconds = {f"roofline.{part}_seconds": part_seconds for part, part_seconds in SECONDS.items()}
     columns = {"status": "ok", "reason": "", "compile_seconds": 1.0, "memory.total_bytes": 1, **seconds}
     monkeypatch.setattr(feasibility, "work_off", lambda cases, *_: [Outcome(case, columns, "", 1.0) for case in cases])
@@ -180,10 +178,10 @@ def test_a_bubble_stretches_what_is_compiled_too(tmp_path: Path, monkeypatch: py
 SECONDS = {"compute": 3.0, "memory": 2.0, "network": 0.0}
 
 
-def test_what_is_compiled_is_in_its_own_order(
+def test_compiled_candidates_are_listed_by_compiled_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The fastest as compiled first, with how far its formula is off; then what does not fit, last what has no time."""
+    """Compiled candidates are listed by speed; then what does not fit, and last what has no time."""
     said = [{"memory": 2.0}, {"memory": 1.0}, {"memory": 0.5, "total": 20 * GIB}, None, {"memory": 4.0}]
 
     def work_off(cases: list[Case], *_: Any) -> Any:
@@ -214,7 +212,7 @@ def test_what_is_compiled_is_in_its_own_order(
 
 
 def test_every_candidate_is_written(tmp_path: Path, asked: list[Case]) -> None:
-    """With its rank, or the reason that it has none, and the same keys."""
+    """The file has every candidate, all with the same keys, each with its rank or the reason it is infeasible."""
     document = run(tmp_path, *FOUR, "--mesh=pipeline=4", "--mesh=data=4", "--compile=0")
     assert not asked
     rows = document["candidates"]
@@ -230,8 +228,8 @@ def test_every_candidate_is_written(tmp_path: Path, asked: list[Case]) -> None:
     assert (document["chip"], document["devices"], document["topology"]) == ("v5e", 4, "cpu:4")
 
 
-def test_a_person_sees_why_candidates_are_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """How many for each reason, with an example; and with --all each of them."""
+def test_infeasible_candidates_are_counted_by_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The output counts infeasible candidates by reason, with an example; with --all it lists every candidate."""
     run(tmp_path, *FOUR, "--compile=0")
     brief = capsys.readouterr().out
     assert "14 candidates: 6 fit, 0 are too large, 8 are infeasible" in brief
@@ -257,8 +255,10 @@ def test_a_person_sees_why_candidates_are_out(tmp_path: Path, capsys: pytest.Cap
         ([*FOUR, "--option=sequence_parallel=false"], "--option sequence_parallel changes none of the selected steps"),
     ],
 )
-def test_what_means_nothing_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Early, with a way out."""
+def test_options_that_make_no_sense_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options that make no sense are a usage error that says what to do instead."""
     with pytest.raises(SystemExit, match="2"):
         feasibility.main(arguments)
     assert message in capsys.readouterr().err
@@ -267,7 +267,7 @@ def test_what_means_nothing_is_refused(arguments: list[str], message: str, capsy
 def test_without_a_compiler_there_are_formulas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And what would have to be installed; unless it was asked to compile."""
+    """Without a compiler the formulas rank, and the command to install it is printed; --compile is then an error."""
     monkeypatch.setattr(Topology, "compiler_version", None)
     rows = run(tmp_path, "--topology=h100:1x4", *TINY)["candidates"]
     assert {row["status"] for row in rows} == {"fits", "infeasible"}
@@ -277,23 +277,23 @@ def test_without_a_compiler_there_are_formulas(
     assert "pip install -e '.[gpu]'" in capsys.readouterr().err
 
 
-def test_reasons_are_alike_but_for_their_numbers() -> None:
-    """And for the ways out."""
+def test_reasons_of_one_kind_differ_in_numbers_only() -> None:
+    """Two reasons are of one kind if they differ in numbers and in the suggested way out only."""
     one, other = ("tensor=3 does not divide heads=8; tensor can be 1", "tensor=16 does not divide heads=8; or 2")
     assert kind_of(one) == kind_of(other) != kind_of("context=16 does not divide heads=8; or 2")
 
 
 def test_strategies_without_formulas_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is left out is said, and how to ask its compiler."""
+    """A strategy without formulas is named, with the command that compiles it."""
     two = ["--topology=cpu:4", "--chip=v5e", *TINY, "--remat=dots", "--compile=0"]
     run(tmp_path, *two)
     assert "auto: there are no formulas of it; python -m benchmarks.compile --topology cpu:4" in capsys.readouterr().out
 
 
-def test_long_enumerations_say_how_far_they_are(
+def test_a_long_enumeration_prints_its_progress(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for minutes without a word."""
+    """A long enumeration of candidates prints its progress."""
     monkeypatch.setattr(feasibility, "PROGRESS_SECONDS", 0.0)
     run(tmp_path, *FOUR, "--compile=0")
     assert "1 candidates by formulas so far, now data data=4" in capsys.readouterr().err

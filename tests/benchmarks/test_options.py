@@ -1,4 +1,4 @@
-"""The options, and what they add up to."""
+"""How the command-line options become a selection of cases, and which values are refused."""
 
 import argparse
 import copy
@@ -17,7 +17,7 @@ Select = Callable[..., Selection]
 
 @pytest.fixture
 def select(pytestconfig: pytest.Config) -> Select:
-    """The selection of the defaults and the options given."""
+    """Build the selection of the default options, overridden by those given."""
 
     def select(**given: Any) -> Selection:
         option = copy.copy(pytestconfig.option)
@@ -28,7 +28,7 @@ def select(pytestconfig: pytest.Config) -> Select:
 
 
 def test_default_is_everything_on_the_devices_that_are_there(select: Select) -> None:
-    """With no option, all strategies run on 1, 2 and 8 of the virtual devices; with a smaller batch, each once."""
+    """By default all strategies run on 1, 2 and 8 devices with batch 16, and once, on most devices, with batch 8."""
     cases = select().cases()
     assert {(case.mesh.size, case.batch_size) for case in cases} == {(1, 8), (8, 8), (1, 16), (2, 16), (8, 16)}
     assert [case.strategy for case in cases if case.batch_size == 8] == list(STRATEGIES)
@@ -37,14 +37,14 @@ def test_default_is_everything_on_the_devices_that_are_there(select: Select) -> 
 
 
 @pytest.mark.parametrize("asked", [{"batch_size": [8, 16]}, {"devices": [1, 2, 8]}])
-def test_what_is_asked_for_is_multiplied_out(select: Select, asked: dict[str, Any]) -> None:
-    """Each batch size on each number of devices."""
+def test_selected_values_are_multiplied_out(select: Select, asked: dict[str, Any]) -> None:
+    """Selected batch sizes and device counts are multiplied out."""
     found = {(case.mesh.size, case.batch_size) for case in select(**asked).cases()}
     assert found == {(devices, batch) for devices in (1, 2, 8) for batch in (8, 16)}
 
 
 def test_a_topology_is_taken_whole(select: Select, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one, there are as many devices as it has, and by default a sequence for each."""
+    """A topology sets the device count to all of its devices, and the default batch to one sequence for each."""
     monkeypatch.setattr(Topology, "prepare", lambda self: None)  # JAX has started
     chosen = select(topology=Topology.parse("cpu:4"), strategy=["fsdp", "data"])
     assert [(str(case), str(case.topology)) for case in chosen.cases()] == [
@@ -54,26 +54,26 @@ def test_a_topology_is_taken_whole(select: Select, monkeypatch: pytest.MonkeyPat
 
 
 def test_overridden_sizes_are_part_of_the_preset(select: Select) -> None:
-    """A preset with another size is not that preset, and its name says so."""
+    """A preset with an overridden size has the override in its name."""
     chosen = select(layers=2, embed=32)
     assert (chosen.config.layers, chosen.config.embed) == (2, 32)
     assert chosen.preset == "nano,layers=2,embed=32"
 
 
 def test_repeated_values_count_once(select: Select) -> None:
-    """An id may not occur twice."""
+    """A value that is given twice counts once, so no case id occurs twice."""
     chosen = select(strategy=["fsdp", "fsdp"], batch_size=[8, 8], devices=[4, 4])
     assert [str(case) for case in chosen.cases()] == ["fsdp-fsdp=4-b8"]
 
 
-def test_options_are_read_as_the_kinds_they_are(select: Select) -> None:
-    """Texts, flags and counts; one that is given twice takes the values of both."""
+def test_option_values_are_parsed_by_type(select: Select) -> None:
+    """Values of --option are parsed as text, flag or count, and repeated options add their values."""
     given = [*options.option("sequence_parallel=false"), *options.option("unroll=2,4"), *options.option("unroll=1,2")]
     assert select(option=given).options == (("sequence_parallel", (False,)), ("unroll", (2, 4, 1)))
 
 
-def test_the_compiler_is_told_the_same_in_every_case(select: Select) -> None:
-    """Its options are every case's, and of one that is given twice the later value counts."""
+def test_compiler_options_apply_to_every_case(select: Select) -> None:
+    """Compiler options apply to every case and its reference; of a repeated one the last value counts."""
     given = [arguments.compiler_option(text) for text in ("xla_a=1", "xla_b=x,y", "xla_a=2")]
     cases = select(compiler_option=given, strategy=["fsdp", "data"]).cases()
     assert {case.compiler_options for case in cases} == {(("xla_a", "2"), ("xla_b", "x,y"))}
@@ -108,7 +108,7 @@ def test_the_compiler_is_told_the_same_in_every_case(select: Select) -> None:
     ],
 )
 def test_impossible_options_are_refused(select: Select, given: dict[str, Any], message: str) -> None:
-    """Options that cannot give a single row are a usage error, which says what could."""
+    """Options that select no case raise an error that says what could be selected."""
     with pytest.raises(ValueError, match=message):
         select(**given)
 
@@ -133,6 +133,6 @@ def test_impossible_options_are_refused(select: Select, given: dict[str, Any], m
     ],
 )
 def test_bad_values_are_refused(read: Callable[[str], Any], text: str, message: str) -> None:
-    """A value that cannot be read is refused with what can."""
+    """A value that cannot be parsed is refused with the values that can."""
     with pytest.raises(argparse.ArgumentTypeError, match=message):
         read(text)

@@ -1,4 +1,4 @@
-"""The row: complete, plain, and in stated units."""
+"""The row of a case: the same keys in every row, plain values, and what is derived from the samples."""
 
 import dataclasses
 import json
@@ -61,12 +61,12 @@ KEYS = """
 
 @pytest.mark.parametrize("record", [NOTHING_KNOWN, MEASURED], ids=["nothing known", "measured"])
 def test_every_row_has_the_keys_of_the_schema(record: Record) -> None:
-    """Rows differ in values, never in keys; a change of keys is a change of schema."""
+    """Every row has the keys of the schema, whatever is known; a change of keys is a change of schema."""
     assert set(record.as_extra_info()) == {*KEYS.split(), *COMPILED_KEYS, *BETWEEN_KEYS, *EXPLAINED_KEYS}
 
 
-def test_what_a_chip_allows_is_in_the_row() -> None:
-    """The slowest of its parts bounds a step, and what a device can do; one that was not compiled bounds nothing."""
+def test_the_roofline_of_a_chip_is_in_the_row() -> None:
+    """The roofline's slowest part bounds the step time, and rates derive from it; without a roofline they are null."""
     estimate = Estimate(60, 50, Roofline(0.1, 0.4, 0.2), flops_per_second=1000.0)
     row = dataclasses.replace(NOTHING_KNOWN, model_flops_per_step=1600, estimate=estimate).as_extra_info()
     assert (row["chip.needed_bytes"], row["chip.capacity_bytes"], row["chip.fits"]) == (60, 50, False)
@@ -79,7 +79,7 @@ def test_what_a_chip_allows_is_in_the_row() -> None:
 
 
 def test_derived_numbers_follow_from_the_samples() -> None:
-    """Rates come from the median step, and are the whole mesh's unless they say per device."""
+    """Rates are computed from the median step, for the whole mesh unless the name says per device."""
     row = MEASURED.as_extra_info()
     assert row["step_seconds_median"] == 0.5
     assert row["tokens_per_second"] == 16 * 64 / 0.5
@@ -90,26 +90,26 @@ def test_derived_numbers_follow_from_the_samples() -> None:
 
 @pytest.mark.parametrize(("virtual", "utilization"), [(True, 1000 / 0.5 / 4000), (False, 1000 / 0.5 / 4000 / 8)])
 def test_utilization_counts_real_devices(virtual: bool, utilization: float) -> None:
-    """Eight devices do eight times the FLOPs of one, but eight virtual ones share one machine."""
+    """Model FLOPs utilization divides by the number of devices, but virtual devices count as one machine."""
     assert dataclasses.replace(MEASURED, virtual_devices=virtual).model_flops_utilization == utilization
 
 
 def test_memory_counts_an_alias_once() -> None:
-    """An output in the place of an argument takes no memory of its own; without a plan nothing is known."""
+    """An output aliased to an argument is counted once in the total, which is null without a memory plan."""
     assert MEASURED.memory.total_bytes == 100 + 50 + 90 - 80
     assert Memory(parameter_bytes=20).total_bytes is None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_a_number_is_null(bad: float) -> None:
-    """JSON has no NaN: a loss that is none is null, and the status says so."""
+    """A NaN or infinite value is null in the row, which is strict JSON."""
     row = dataclasses.replace(MEASURED, status="nan_loss", loss_last=bad).as_extra_info()
     assert row["loss_last"] is None
     assert json.loads(json.dumps(row, allow_nan=False)) == row
 
 
 def test_program_is_part_of_the_row() -> None:
-    """What the compiled program does is in the row by its own names; what is not known of it is null."""
+    """The row has the facts of the compiled program under their own names; an unknown one is null."""
     assert MEASURED.as_extra_info()["compiled.flops"] == 12
     assert MEASURED.as_extra_info()["compiled.instructions"] is None
 
@@ -118,24 +118,24 @@ def test_program_is_part_of_the_row() -> None:
     ("low", "high", "noisy"), [(0.96, 1.04, False), (0.95, 1.05, False), (0.94, 1.0, True), (1.0, 1.06, True)]
 )
 def test_canary_tells_a_noisy_run(low: float, high: float, noisy: bool) -> None:
-    """Where a step may differ from itself by more than 5%, its row is a noisy one."""
+    """A row is noisy if the interval of the step's ratio to itself exceeds 5% either way."""
     assert dataclasses.replace(MEASURED, canary=Interval(1.0, low, high)).as_extra_info()["noisy"] is noisy
     assert NOTHING_KNOWN.as_extra_info()["noisy"] is None
 
 
-def test_parts_of_the_time_are_held_against_the_step() -> None:
-    """A row says what its parts add up to: a total that is far from the step's time is there to be seen."""
+def test_attributed_time_is_compared_with_the_step() -> None:
+    """A row has the ratio of its attributed time to the measured step."""
     assert MEASURED.as_extra_info()["attribution.total_over_step"] == pytest.approx(0.475 / 0.5)
 
 
 def test_row_is_what_the_report_shows() -> None:
-    """Samples go to the statistics, all else to the row; a case that was not timed has no samples."""
+    """A row has its samples apart from its facts; a case that was not timed has none."""
     row = MEASURED.as_row()
     assert (row.case, row.samples, row.steps_per_block) == ("fsdp-fsdp=8-b16-microbatches=2", (0.5, 0.4, 9.0), 3)
     assert (NOTHING_KNOWN.as_row().samples, NOTHING_KNOWN.as_row().steps_per_block) == ((), None)
 
 
 def test_record_is_frozen() -> None:
-    """What was measured does not change."""
+    """A record cannot be changed."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         MEASURED.status = "mismatch"  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""The laws of the worker: a line for a line, whatever happens."""
+"""The worker of the paired gate answers each line with one line of JSON, whatever happens."""
 
 import io
 import json
@@ -26,7 +26,7 @@ Ask = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Ask]:
-    """Ask a worker that has one case that runs, and one that cannot."""
+    """Ask a worker that has one feasible and one infeasible case."""
     command = [sys.executable, "-m", "benchmarks.worker", *TINY, "--strategy=single,tensor"]
     with subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, text=True) as worker:
         assert worker.stdin
@@ -42,7 +42,7 @@ def ask() -> Iterator[Ask]:
 
 
 def test_hello_says_what_would_run(ask: Ask) -> None:
-    """The worker names its code, its versions, its devices, and its cases as the exact gate does."""
+    """The worker names its protocol, code, versions, devices, and cases with the exact gate's names."""
     answer = ask("hello")
     assert answer["protocol"] == PROTOCOL == SPOKEN
     assert answer["root"] == str(ROOT)
@@ -53,14 +53,14 @@ def test_hello_says_what_would_run(ask: Ask) -> None:
 
 
 def test_a_case_is_prepared_and_timed(ask: Ask) -> None:
-    """A block of as many steps as the worker chose lasts as long as a block is to last, or longer."""
+    """A prepared case is timed in a block of as many steps as asked for; the worker says how many fill a block."""
     assert ask("prepare", case=SINGLE)["loss"] == pytest.approx(np.log(256), abs=0.1)
     steps = ask("size")["steps"]
     assert ask("block", steps=10 * steps)["seconds"] > 0.05
 
 
 def test_a_failure_is_an_answer(ask: Ask) -> None:
-    """What fails is answered with one word and one line, and the worker goes on."""
+    """An error is answered with its status and a reason of one line, and the worker goes on."""
     infeasible = {"error": "infeasible", "reason": "mesh data=1 has the axis data; it can be tensor"}
     assert ask("prepare", case="tensor-data=1-b4") == infeasible
     assert ask("size")["reason"] == "RuntimeError: no case is prepared"
@@ -69,12 +69,12 @@ def test_a_failure_is_an_answer(ask: Ask) -> None:
 
 
 def compiling(state: int, batch: Any) -> tuple[int, dict[str, Any]]:
-    """A step that is compiled each time."""
+    """A step that compiles a new function at each call."""
     return state, {"loss": jax.jit(lambda x: x + 1)(1.0), "grad_norm": np.float32(0)}
 
 
 def diverged(state: int, batch: Any) -> tuple[int, dict[str, Any]]:
-    """A step whose loss is not a number."""
+    """A step whose loss is NaN."""
     return state, {"loss": np.float32(np.nan), "grad_norm": np.float32(0)}
 
 
@@ -86,7 +86,7 @@ def diverged(state: int, batch: Any) -> tuple[int, dict[str, Any]]:
     ],
 )
 def test_a_block_that_does_not_count_is_a_failure(program: Callable[..., Any], status: str, reason: str) -> None:
-    """No time is told of steps that were compiled meanwhile, or that left the numbers."""
+    """A block in which something was compiled, or whose loss is not finite, is answered with an error, not a time."""
     worker = Worker([], np.zeros(0, np.uint8))
     worker.training = Training(program, 0, [None])
     answers = io.StringIO()
@@ -96,8 +96,8 @@ def test_a_block_that_does_not_count_is_a_failure(program: Callable[..., Any], s
     assert re.fullmatch(reason, answer["reason"])
 
 
-def test_what_others_print_is_no_answer() -> None:
-    """Stdout is for answers: what Python, a child or C++ prints goes to stderr."""
+def test_only_answers_go_to_stdout() -> None:
+    """Only answers go to stdout: what Python code or a child process prints goes to stderr."""
     program = """
 import os
 from benchmarks.worker import reserve_stdout
@@ -119,7 +119,7 @@ print("answer", file=answers, flush=True)
     ],
 )
 def test_a_selection_that_means_nothing_is_refused(option: str, message: str) -> None:
-    """Options that select nothing end the worker as they end `pytest benchmarks`: a usage error, and why."""
+    """A bad option ends the worker with exit status 2 and the message that `pytest benchmarks` gives."""
     command = [sys.executable, "-m", "benchmarks.worker", *TINY, option]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2

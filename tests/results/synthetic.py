@@ -24,7 +24,7 @@ MACHINE = {
     "virtual_devices": True,
 }
 
-# Made-up step times over single's, and what stays whole on a device instead of being split over all.
+# Made-up step times relative to single's, and the fraction of the state that each device replicates.
 STRATEGIES = {
     "single": (1.00, 1.0),
     "data": (1.01, 1.0),
@@ -54,7 +54,7 @@ SHARES = {
 
 
 def row(strategy: str = "single", mesh: str = "data=1", batch: int = 16, **changes: Any) -> dict[str, Any]:
-    """Make one row as pytest-benchmark writes it; `changes` replaces facts of its extra_info."""
+    """One row as pytest-benchmark writes it; `changes` replaces facts of its extra_info."""
     devices = prod(int(axis.split("=")[1]) for axis in mesh.split(","))
     slowdown, whole = STRATEGIES[strategy]
     slowdown += 0.01 * len(mesh) * (devices > 1)
@@ -108,12 +108,12 @@ def row(strategy: str = "single", mesh: str = "data=1", batch: int = 16, **chang
 
 
 def edited(benchmark: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """Make the same row with other facts."""
+    """The same row with some of its facts replaced."""
     return benchmark | {"extra_info": benchmark["extra_info"] | facts}
 
 
 def compiled(strategy: str, mesh: str, batch: int, devices: int) -> dict[str, Any]:
-    """Make up what the compiler says of a step: mostly zeros, and of fsdp's two gathers a layer."""
+    """Made-up counters of a compiled step: mostly zeros, and two gathers a layer for fsdp."""
     counters: dict[str, Any] = {metric.name: 0 for metric in EXACT if metric.name.startswith("compiled.")}
     counters |= {
         "compiled.flops": 10**9 * batch // devices,
@@ -132,7 +132,7 @@ def compiled(strategy: str, mesh: str, batch: int, devices: int) -> dict[str, An
 
 
 def failed(status: str, strategy: str, mesh: str, batch: int = 16) -> dict[str, Any]:
-    """Make a row of a case that gave no numbers."""
+    """The row of a case that failed, without numbers."""
     unknown = {
         key: None
         for key in row()["extra_info"]
@@ -142,18 +142,18 @@ def failed(status: str, strategy: str, mesh: str, batch: int = 16) -> dict[str, 
 
 
 def sweep(batches: Iterable[int] = (8, 16)) -> list[dict[str, Any]]:
-    """Make a row of every strategy on its meshes, at each batch."""
+    """A row for every strategy on each of its meshes, at each batch size."""
     return [row(strategy_of(mesh), mesh, batch) for batch in batches for mesh in MESHES]
 
 
 def strategy_of(mesh: str) -> str:
-    """Name the strategy that uses a mesh of these axes."""
+    """The strategy that uses a mesh of these axes."""
     if mesh == "data=1":
         return "single"
     return "three_d" if "," in mesh else mesh.split("=")[0]
 
 
 def write_run(path: Path, rows: list[dict[str, Any]], **machine: Any) -> Path:
-    """Write a file as pytest-benchmark does, with just what is read of it; `machine` replaces facts of the machine."""
+    """Write a file as pytest-benchmark does, with only what is read of it; `machine` replaces facts of the machine."""
     path.write_text(json.dumps({"machine_info": MACHINE | machine, "benchmarks": rows}), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""The laws of the committed baseline: it says what its run said, readably, and is refused where it could mislead."""
+"""`results.baseline` writes the exact gate's baseline, complete and readable, and refuses what could mislead."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from results.records.reading import RecordError
 from results.regress import main as regress
 from tests.results.synthetic import edited, failed, row, sweep, write_run
 
-# Of the second case the compiler told less.
+# A sweep, a case with an unknown counter, and an infeasible one.
 ROWS = [
     *sweep([16]),
     edited(row("data", "data=2", 32), {"compiled.flops": None}),
@@ -24,25 +24,25 @@ ROWS = [
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A whole run."""
+    """A complete run."""
     return write_run(tmp_path / "run.json", ROWS)
 
 
 @pytest.fixture
 def baseline(run: Path, tmp_path: Path) -> Path:
-    """Its baseline."""
+    """The baseline of that run."""
     main([str(run), "--out", str(tmp_path / "baselines")])
     return tmp_path / "baselines" / "jax-0.10.2.json"
 
 
 def rewritten(path: Path, **changes: Any) -> Path:
-    """A baseline with other facts."""
+    """The baseline with some of its top-level facts replaced."""
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return path
 
 
 def test_a_baseline_says_what_its_run_said(run: Path, baseline: Path) -> None:
-    """Read again, it has the same cases with the same counters, zeros and unknowns among them, and the same machine."""
+    """A baseline that is read again has its run's cases, counters and machine, zeros and unknowns included."""
     there, back = read_snapshot(run), read_snapshot(baseline)
     assert (there.fingerprint, there.facts) == (back.fingerprint, back.facts)
     assert {case: {key: row[key] for key in KEPT} for case, row in there.rows.items()} == {
@@ -53,14 +53,14 @@ def test_a_baseline_says_what_its_run_said(run: Path, baseline: Path) -> None:
 
 
 def test_a_baseline_holds_a_later_run(baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A counter that rises from what the baseline says, be that a zero that it leaves out, is red."""
+    """A counter that rises above the baseline is red, also from a zero that the file leaves out."""
     worse = [edited(row(), {"compiled.collectives.permute.in_loops": 1}), *ROWS[1:]]
     assert regress(["exact", str(baseline), str(write_run(tmp_path / "head.json", worse))]) == 1
     assert "compiled.collectives.permute.in_loops  0 -> 1 collectives" in capsys.readouterr().out
 
 
 def test_a_refresh_is_readable(run: Path, baseline: Path, tmp_path: Path) -> None:
-    """Another order of rows is the same file, and another counter is one other line."""
+    """The order of rows does not change the file, and another counter changes one line."""
     before = baseline.read_text().splitlines()
     changed = [edited(row(), {"compiled.instructions": 901}), *ROWS[1:]]
     main([str(write_run(run, changed[::-1])), "--out", str(baseline.parent)])
@@ -72,7 +72,7 @@ def test_a_refresh_is_readable(run: Path, baseline: Path, tmp_path: Path) -> Non
 
 
 def test_zeros_are_left_out_and_unknowns_named(baseline: Path) -> None:
-    """A case has a line for each counter that is not zero; one that is not known is in a list, not read as zero."""
+    """A case has a line for each nonzero counter, and a list of unknown ones, so they are not read as zero."""
     cases = {case["name"]: case for case in json.loads(baseline.read_text())["cases"]}
     assert set(cases["test_step[data-data=2-b32]"]) & set(COUNTERS) == {
         *("compiled.bytes_accessed", "compiled.compilations", "compiled.instructions"),
@@ -86,7 +86,7 @@ def test_zeros_are_left_out_and_unknowns_named(baseline: Path) -> None:
 def test_writing_is_whole_or_not_at_all(
     baseline: Path, run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where writing fails the old baseline stays, nothing is left beside it, and a line says where the new one is."""
+    """If writing fails, the old baseline stays, nothing lies beside it, and a message names where the new one is."""
     before = baseline.read_bytes()
 
     def full(*_: object) -> None:
@@ -105,7 +105,7 @@ def test_writing_is_whole_or_not_at_all(
 
 @pytest.mark.parametrize("status", ["oom", "error", "interrupted", "timeout", "mismatch", "compile_error", "nan_loss"])
 def test_a_failure_is_no_baseline(tmp_path: Path, status: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A case that could do better is not written down as right: the command exits with 5 and names it."""
+    """A run with a failed case is refused with exit status 5 and the case's name."""
     run = write_run(tmp_path / "run.json", [row(), failed(status, "data", "data=2")])
     with pytest.raises(SystemExit, match="5"):
         main([str(run), "--out", str(tmp_path)])
@@ -114,7 +114,7 @@ def test_a_failure_is_no_baseline(tmp_path: Path, status: str, capsys: pytest.Ca
 
 
 def test_a_run_without_its_version_is_no_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file is named after JAX's version, so there must be one, and one that stays in its folder."""
+    """A run without a valid JAX version is refused, because the version names the file."""
     for version in (None, "../0.10"):
         run = write_run(tmp_path / "run.json", [row()], versions={"jax": version})
         with pytest.raises(SystemExit, match="5"):
@@ -136,13 +136,13 @@ def test_a_run_without_its_version_is_no_baseline(tmp_path: Path, capsys: pytest
     ],
 )
 def test_a_baseline_that_could_mislead_is_refused(baseline: Path, changes: dict[str, Any], message: str) -> None:
-    """One of another schema, without cases, machine or directions, is refused with what is wrong."""
+    """A baseline of another schema, or without cases, machine or directions, raises RecordError with the cause."""
     with pytest.raises(RecordError, match=message):
         read_snapshot(rewritten(baseline, **changes))
 
 
 def test_directions_must_agree(baseline: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Which way is better is stored with the metric: a baseline of the opposite opinion is broken input."""
+    """A baseline that disagrees on which way a metric is better exits with 5."""
     better = json.loads(baseline.read_text())["better"] | {"memory.temp_bytes": "higher"}
     assert regress(["exact", str(rewritten(baseline, better=better)), str(run)]) == 5
     assert "memory.temp_bytes that better is 'higher', and this meshmark that it is 'lower'" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The example that is committed is one that today's code would write, and read."""
+"""The committed example run is one that the current code would write and can read."""
 
 import pytest
 
@@ -13,8 +13,8 @@ from tests.processes import ROOT
 RUN = ROOT / "results" / "examples" / "nano-cpu" / "run.json"
 
 
-def test_the_example_is_of_today(pytestconfig: pytest.Config) -> None:
-    """It has the cases of a run without options; each row has the columns of a row of today, and loads."""
+def test_the_example_has_the_current_schema(pytestconfig: pytest.Config) -> None:
+    """The example has the cases of a run without options; its rows have today's columns and schema, and load."""
     case = Case("single", MeshSpec.parse("data=1"), "nano", PRESETS["nano"], 8, 1, "float32", "dots")
     columns = Record.begin(case).as_extra_info().keys()
     rows = [row["extra_info"] for row in rows_of(RUN, read_run(RUN))]

@@ -1,4 +1,4 @@
-"""The laws of the command: its exit codes, its reports, and that it is quick."""
+"""`results.regress exact`: its exit codes, its report files, and that it starts fast."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ from results.regress import main
 from tests.processes import ROOT
 from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_run
 
-# Nothing that is slow to import, and nothing of JAX.
+# Run the command where JAX, and everything else that is slow to import, cannot be imported.
 WITHOUT = """
 import runpy, sys
 for absent in ("jax", "flax", "optax", "strategies", "numpy", "scipy", "pandas", "matplotlib", "seaborn"):
@@ -33,13 +33,13 @@ FORMS = ("markdown", "junit", "action-json", "bencher-json")
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """A whole run."""
+    """A complete run."""
     return write_run(tmp_path / "base.json", sweep())
 
 
 @pytest.fixture
 def head(tmp_path: Path) -> Path:
-    """The same, but for one case, of which a counter rises by 10 and the temporaries by 1%."""
+    """The same run, with one case whose instructions rise by 10 and temporaries by 1%."""
     rows = sweep()
     facts = rows[5]["extra_info"]
     facts |= {
@@ -50,18 +50,18 @@ def head(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str | Path) -> int:
-    """Run the command as a shell does."""
+    """Run the command, and return its exit code."""
     return main(["exact", *map(str, arguments)])
 
 
 def test_equal_runs_are_green(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run compared with itself exits with 0, and every case is counted."""
+    """A run compared with itself exits with 0 and counts every case as the same."""
     assert run(base, base) == 0
     assert capsys.readouterr().out.endswith(f"green: {len(sweep())} same\n")
 
 
 def test_a_regression_is_red(base: Path, head: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A counter that is worse exits with 1, and its numbers are shown."""
+    """A worse counter exits with 1 and shows both values."""
     assert run(base, head) == 1
     shown = capsys.readouterr().out
     assert "compiled.instructions  900 -> 910 instructions         1.011x" in shown
@@ -69,7 +69,7 @@ def test_a_regression_is_red(base: Path, head: Path, capsys: pytest.CaptureFixtu
 
 
 def test_what_is_allowed_is_green(base: Path, head: Path) -> None:
-    """Allowances are of the metrics they name, in the unit or in percent, and the last one wins."""
+    """--allow takes patterns of metrics and amounts in units or percent, and the last match counts."""
     assert run(base, head, "--allow", "compiled.instructions=10") == 1
     assert run(base, head, "--allow", "compiled.instructions=10", "--allow", "memory.temp_bytes=1%") == 0
     assert run(base, head, "--allow", "*=50%") == 0
@@ -90,7 +90,7 @@ def test_what_is_allowed_is_green(base: Path, head: Path) -> None:
     ],
 )
 def test_a_command_that_cannot_be_understood(arguments: list, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It exits with 2, as argparse does, and says what is wrong before a file is read."""
+    """A bad command line exits with 2 and says what is wrong before it reads a file."""
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
@@ -98,7 +98,7 @@ def test_a_command_that_cannot_be_understood(arguments: list, message: str, caps
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_runs_of_other_versions_do_not_compare(base: Path, tmp_path: Path, swapped: bool) -> None:
-    """Runs of other fingerprints exit with 4, whatever they hold."""
+    """Runs with different counter fingerprints exit with 4, in either order."""
     other = write_run(tmp_path / "other.json", sweep(), counters_fingerprint="another")
     assert run(*((other, base) if swapped else (base, other))) == 4
 
@@ -109,7 +109,7 @@ def test_runs_of_other_versions_do_not_compare(base: Path, tmp_path: Path, swapp
     ids=["no common case", "all failed", "no row"],
 )
 def test_nothing_is_not_green(tmp_path: Path, rows: list[dict[str, Any]], there: int, back: int) -> None:
-    """Where there is nothing to compare, on whichever side, the command never exits with 0."""
+    """With nothing to compare on either side, the exit code is never 0."""
     good = write_run(tmp_path / "good.json", [row("data", "data=2")])
     bad = write_run(tmp_path / "bad.json", rows)
     assert run(good, bad) == there
@@ -121,7 +121,7 @@ HERE, RENAMED = "test_step[data-data=2-b8]", "test_step[ddp-data=2-b8]"
 
 @pytest.fixture
 def recorded() -> list[dict[str, Any]]:
-    """Rows as the benchmarks record what they compiled: four cases, and a program each."""
+    """Rows of four compiled cases, made with the benchmarks' own record, each with a program of its own."""
     parser = argparse.ArgumentParser()
     declare(parser.add_argument)
     cases = selected(parser.parse_args(["--strategy=data,fsdp", "--devices=2"])).cases()
@@ -154,7 +154,7 @@ def test_a_recorded_case_may_not_go(
     shown: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A case that is gone exits with 1, another name's being there or not; where none is left there is no verdict."""
+    """A case that vanished exits with 1, even if another appeared; with no case in common there is no verdict."""
     kept = [row | {"name": name(row["name"])} for row in recorded if name(row["name"])]
     assert run(write_run(tmp_path / "base.json", recorded), write_run(tmp_path / "head.json", kept)) == exit_code
     said = capsys.readouterr().out
@@ -163,7 +163,7 @@ def test_a_recorded_case_may_not_go(
 
 
 def content(*rows: dict[str, Any], **machine: Any) -> str:
-    """A file as pytest-benchmark writes it."""
+    """The text of a file as pytest-benchmark writes it."""
     return json.dumps({"machine_info": MACHINE | machine, "benchmarks": rows})
 
 
@@ -185,7 +185,7 @@ BROKEN = {
 
 @pytest.mark.parametrize(("text", "message"), BROKEN.values(), ids=BROKEN)
 def test_broken_input(base: Path, tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is not a whole run exits with 5 on either side, and is named with what is wrong."""
+    """A file that is not a complete run exits with 5 on either side, with its name and the cause."""
     broken = tmp_path / "broken.json"
     broken.write_text(text)
     for files in ((broken, base), (base, broken)):
@@ -194,7 +194,7 @@ def test_broken_input(base: Path, tmp_path: Path, text: str, message: str, capsy
 
 
 def test_a_missing_file_is_broken_input(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It exits with 5, and tells the commands that write one."""
+    """A missing file exits with 5 and names the commands that write one."""
     assert run(tmp_path / "jax-0.11.0.json", base) == 5
     shown = capsys.readouterr().out
     assert "jax-0.11.0.json is not there; write it with `pytest benchmarks --benchmark-json=" in shown
@@ -202,7 +202,7 @@ def test_a_missing_file_is_broken_input(base: Path, tmp_path: Path, capsys: pyte
 
 
 def test_every_form_is_written(base: Path, head: Path, tmp_path: Path) -> None:
-    """One comparison gives all reports, each in its own grammar."""
+    """One comparison writes all report formats, each valid in its own grammar."""
     paths = {form: tmp_path / form for form in FORMS}
     assert run(base, head, *(f"--{form}={path}" for form, path in paths.items())) == 1
     assert paths["markdown"].read_text().startswith("### exact counters")
@@ -212,7 +212,7 @@ def test_every_form_is_written(base: Path, head: Path, tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_written_over_an_old_report(base: Path, tmp_path: Path) -> None:
-    """What is not comparable leaves no green report of an earlier comparison behind."""
+    """A refused comparison overwrites the green reports of an earlier one."""
     paths = {form: tmp_path / form for form in FORMS}
     options = [f"--{form}={path}" for form, path in paths.items()]
     assert run(base, base, *options) == 0
@@ -224,7 +224,7 @@ def test_a_refusal_is_written_over_an_old_report(base: Path, tmp_path: Path) -> 
 
 
 def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a script needs to know is in --help, of the command and of the gate."""
+    """--help of the command and of the gate lists the exit codes."""
     for arguments in (["--help"], ["exact", "--help"]):
         with pytest.raises(SystemExit, match="0"):
             main(arguments)
@@ -233,7 +233,7 @@ def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_thousand_rows_take_two_seconds(tmp_path: Path) -> None:
-    """From the start of the process to its exit code, with all reports, and with nothing that is slow to import."""
+    """Comparing 1,000 rows with all reports takes under two seconds of process time, and imports nothing slow."""
     rows = [row("fsdp", "fsdp=8", batch) for batch in range(1, 1001)]
     for each in rows:
         each["stats"] = {"data": [0.1 + 0.001 * i for i in range(30)]}

@@ -1,4 +1,4 @@
-"""A schedule, drawn."""
+"""`results.timeline` draws a pipeline schedule."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from strategies import __main__ as strategies
 
 
 def drawn(*arguments: str) -> dict:
-    """A schedule as the other command prints it."""
+    """A schedule as `python -m strategies schedule --json` prints it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", text := io.StringIO())
         strategies.main(["schedule", *arguments, "--json"])
@@ -21,7 +21,7 @@ def drawn(*arguments: str) -> dict:
 
 @pytest.mark.parametrize(("name", "operations"), [("gpipe", 2), ("zb-h1", 3)])
 def test_each_operation_is_a_cell(name: str, operations: int) -> None:
-    """On its stage and tick, and with its microbatch in it; idle ticks are empty."""
+    """Each operation is a cell at its tick and stage, labelled with its microbatch; idle ticks have none."""
     schedule = drawn(name, "--stages=3", "--microbatches=4")
     (axes,) = timeline(schedule).axes
     cells = {patch.get_xy() for patch in axes.patches if isinstance(patch, Rectangle)}
@@ -33,7 +33,7 @@ def test_each_operation_is_a_cell(name: str, operations: int) -> None:
 
 
 def test_the_command_writes_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what comes in; what is no schedule is refused."""
+    """The command draws the schedule from stdin into a PNG file, and exits with 5 if stdin has none."""
     schedule = drawn("interleaved", "--stages=2", "--microbatches=2")
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(schedule)))
     main([str(tmp_path / "new" / "schedule.png")])

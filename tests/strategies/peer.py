@@ -1,6 +1,8 @@
-"""One of several processes, which train on one mesh: `python -m tests.strategies.peer HOST:PORT PROCESSES INDEX
-[STRATEGY:MESH ...]`. At its end, where nothing of gloo's comes between, it prints each case, which has then computed
-what this process's own first device computes alone, and which sequences of a batch it was asked for.
+"""One of several processes that train on one mesh: `python -m tests.strategies.peer HOST:PORT PROCESSES INDEX
+[STRATEGY:MESH ...]`.
+
+In the end it prints each case that equals `single` on its own first device, and the sequences of a batch that it read.
+It prints last, so that no output of gloo comes in between.
 """
 
 import sys
@@ -16,7 +18,7 @@ from tests.strategies.test_equality import CONFIG, ROUNDING, TRAIN, assert_equal
 
 
 class Asked:
-    """A batch that notes which of its sequences are taken."""
+    """A batch that records which of its sequences are read."""
 
     shape = TRAIN.batch_size, CONFIG.sequence + 1
 

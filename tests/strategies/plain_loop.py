@@ -1,6 +1,6 @@
-"""A loop as a user writes it: `python -m tests.strategies.plain_loop STRATEGY MESH STEPS [NAME=VALUE ...]`.
+"""A training loop as a user writes it: `python -m tests.strategies.plain_loop STRATEGY MESH STEPS [NAME=VALUE ...]`.
 
-It never waits for a step. At its end it prints the last loss.
+It never waits for a step. In the end it prints the last loss.
 """
 
 import ast

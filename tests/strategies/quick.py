@@ -1,6 +1,7 @@
-"""Programs that are soon compiled: for laws on numbers, on matmuls and on what is sent.
+"""Fast compilation, for tests of results, of matmuls and of what is sent.
 
-These hold whoever writes the loops in machine code; test_predict.py holds both kinds of programs to the same formulas.
+These do not depend on how XLA emits loops as machine code; test_predict.py compares programs compiled either way with
+the formulas.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import pytest
 
 
 def _known(options: dict[str, str | bool]) -> dict[str, str | bool]:
-    """The options, or none where this version of XLA has them no more."""
+    """The options, or none where this version of XLA no longer has them."""
     try:
         jax.jit(lambda: 0, compiler_options=options)()
     except jax.errors.JaxRuntimeError:
@@ -21,11 +22,11 @@ def _known(options: dict[str, str | bool]) -> dict[str, str | bool]:
     return options
 
 
-# XLA's older emitter of loops is done in a third of the time. Passes that fuse differ with it: instructions are others,
-# and temporaries a little.
+# XLA's older loop emitter takes a third of the time. It fuses differently, so instructions differ, and temporaries a
+# little.
 OPTIONS = _known({"xla_cpu_use_fusion_emitters": False})
 KEPT = 32
-"""Programs that are kept for tests to come.
+"""The number of compiled programs that are kept for later tests.
 
 XLA's CPU backend maps each function of a program into memory of its own: a step takes 300 mappings with JAX 0.10, and
 600 with 0.12. Linux gives a process 65,530 (vm.max_map_count). With none left, compiling ends in a segmentation fault.
@@ -37,16 +38,16 @@ jit = functools.partial(jax.jit, compiler_options=OPTIONS)
 
 @contextlib.contextmanager
 def programs() -> Iterator[None]:
-    """Steps that are built meanwhile are soon compiled when they are called, but may not be called in another jit."""
+    """Compile steps that are built in this context fast; they cannot be called inside another jit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "jit", jit)
         yield
 
 
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """The program, compiled once for all steps whose lowered text is the same: most options leave `init` alone.
+    """The compiled program, shared by all steps with the same lowered text, as most options have the same `init`.
 
-    Those that were asked for longest ago are given up, and compiled again if need be.
+    The least recently used programs are dropped, and compiled again if needed.
     """
     text = lowered.as_text()
     if text not in _programs:

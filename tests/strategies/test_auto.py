@@ -1,4 +1,4 @@
-"""What the compiler makes of the rules, beside what is written by hand."""
+"""What the compiler's partitioner sends for `auto`, compared with the hand-written strategies."""
 
 import dataclasses
 from collections import Counter
@@ -16,7 +16,7 @@ BATCH = 32
 
 
 def sent(mesh, tied=False, **options):
-    """(kind, axes) -> bytes that a device sends in a step."""
+    """Bytes that a device sends in a compiled step of auto, by kind and axes."""
     spec, config = MeshSpec.parse(mesh), dataclasses.replace(CONFIG, tied=tied)
     step = STRATEGIES["auto"].build(config, spec, TrainConfig(BATCH, **options), jax.devices()[: spec.size])
     total = Counter()
@@ -26,7 +26,7 @@ def sent(mesh, tied=False, **options):
 
 
 def by_hand(name, mesh, batch=BATCH, tied=False, **options):
-    """The same of a strategy, by its formulas, to which its programs are held (test_predict.py)."""
+    """Bytes that a hand-written strategy sends by its formulas, which test_predict.py tests, by kind and axes."""
     config, train = dataclasses.replace(CONFIG, tied=tied), TrainConfig(batch, **options)
     cost = predict(name, config, MeshSpec.parse(mesh), train)
     return Counter({key: sum(parts.values()) for key, parts in cost.sent.items()})
@@ -35,20 +35,22 @@ def by_hand(name, mesh, batch=BATCH, tied=False, **options):
 @pytest.mark.parametrize(
     ("name", "options"), [("data", {}), ("fsdp", {}), ("tensor", {}), ("tensor", {"sequence_parallel": False})], ids=str
 )
-def test_compiler_sends_what_is_sent_by_hand(name, options):
-    """The same collectives over the same axis, of as many bytes, where an all-reduce is two halves of it by hand.
+def test_auto_sends_what_the_hand_written_strategy_sends(name, options):
+    """auto sends what the hand-written strategy on its axis sends, with an all-reduce for each reduce-scatter, to 1%.
 
-    To 1%: the tensor axis gathers the gradient of the positions instead of summing it and need not sum those of biases,
-    fsdp gathers the last norm again, and the global norm is summed weight by weight.
+    The tensor axis gathers the positions' gradient instead of summing it and need not sum those of biases, fsdp gathers
+    the last norm again, and the global norm is summed weight by weight.
     """
     theirs = by_hand(name, f"{name}=8", **options)
     assert sent(f"{name}=8", **options) == pytest.approx(with_all_reduces(theirs), rel=0.01)
 
 
 def test_axes_together_send_each_over_its_own():
-    """With fsdp x tensor nothing goes over both: over tensor what tensor sends for its part of the batch; to 1%.
+    """On fsdp x tensor each collective is over one axis: over tensor what tensor sends for its part of the batch, to
+    1%.
 
-    Over fsdp goes the part of the weights that tensor leaves: what fsdp sends, and besides of what tensor does not cut.
+    Over fsdp it sends what fsdp sends for the tensor shard of the weights, and up to 10% more for the weights that
+    tensor replicates.
     """
     mine = sent("fsdp=2,tensor=4")
     assert {axes for _, axes in mine} == {("fsdp",), ("tensor",)}
@@ -68,15 +70,15 @@ def test_axes_together_send_each_over_its_own():
     ],
     ids=str,
 )
-def test_no_sum_over_devices_waits(options, again):
-    """What is used again is summed again, where by hand it is summed once: to the byte."""
+def test_gradients_are_all_reduced_at_each_use(options, again):
+    """auto all-reduces a weight's gradient at each use, `data` once a step: exactly so many bytes more."""
     once, mine = by_hand("data", "data=4", **options).total(), sent("data=4", **options).total()
     table = 2 * 4 * CONFIG.vocab * CONFIG.embed * 3 // 4  # an all-reduce of it, in float32
     assert mine - once == {"all of them": once, "the table": table}[again]
 
 
 def with_all_reduces(sent):
-    """The same, with an all-reduce for each reduce-scatter: twice its bytes."""
+    """The same bytes with an all-reduce, of twice the bytes, in place of each reduce-scatter."""
     total = Counter()
     for (kind, axes), sent_bytes in sent.items():
         scattered = kind == "reduce_scatter"

@@ -1,4 +1,4 @@
-"""Sizes are the published ones, and what does not fit is refused by name."""
+"""Model and training configurations: published sizes, FLOPs, and what is refused."""
 
 import dataclasses
 
@@ -19,25 +19,25 @@ from strategies.model.gpt import flops_per_token, param_count
     ],
 )
 def test_presets_have_the_published_number_of_parameters(preset, count):
-    """A preset is the model of that name, to the parameter."""
+    """The GPT-2 presets have exactly the published number of parameters."""
     assert param_count(PRESETS[preset]) == count
 
 
 @pytest.mark.parametrize(("preset", "billions"), [("gpt3-6.7b", 6.7), ("gpt3-13b", 13.0), ("gpt3-175b", 175.0)])
 def test_large_presets_have_the_size_in_their_name(preset, billions):
-    """GPT-3 was published with rounded sizes (Brown et al. 2020, table 2.1): ours round to them within 2%."""
+    """The GPT-3 presets are within 2% of the rounded sizes in Brown et al. 2020, table 2.1."""
     assert param_count(PRESETS[preset]) / 1e9 == pytest.approx(billions, rel=0.02)
 
 
 def test_an_untied_head_costs_one_more_table():
-    """Untying adds vocabulary x embed parameters and nothing else."""
+    """An untied head adds vocabulary x embed parameters."""
     tied = PRESETS["nano"]
     untied = dataclasses.replace(tied, tied=False)
     assert param_count(untied) - param_count(tied) == tied.vocab * tied.embed
 
 
 def test_flops_are_six_a_weight_plus_attention():
-    """A model small enough to count by hand: 12 E^2 weights a layer, E V in the head, 12 L E T for attention."""
+    """FLOPs per token are 6 a matmul weight plus 12 L E T for attention, counted by hand for a tiny model."""
     config = GPTConfig(layers=1, embed=2, heads=1, vocab=3, sequence=5)
     assert flops_per_token(config) == 6 * (12 * 4 + 2 * 3) + 12 * 2 * 5
 
@@ -51,7 +51,7 @@ def test_flops_are_six_a_weight_plus_attention():
     ],
 )
 def test_a_model_that_cannot_be_is_refused(sizes, message):
-    """The error names the numbers and the way out."""
+    """An impossible model raises Infeasible with the numbers and the legal values."""
     with pytest.raises(Infeasible, match=message):
         dataclasses.replace(PRESETS["nano"], **sizes)
 
@@ -74,6 +74,6 @@ def test_a_model_that_cannot_be_is_refused(sizes, message):
     ],
 )
 def test_a_step_that_cannot_be_is_refused(options, message):
-    """The error names the numbers and the way out."""
+    """Impossible training options raise Infeasible with the numbers and the legal values."""
     with pytest.raises(Infeasible, match=message):
         TrainConfig(**options)

@@ -1,4 +1,4 @@
-"""Sequences split over devices: each token is on one of them, and each does the same part of half the square."""
+"""Context parallelism: sequences are split over devices, and the ring shares causal attention equally."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ from tests.strategies.quick import compiled, jit
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 2, 16, 8, 4
 ROUNDING = 12 * math.sqrt(TOKENS) * 2**-24
-"""A dozen operations one after another, each of which rounds sums of at most `TOKENS` terms (see test_equality.py)."""
+"""About twelve operations in sequence, each of which rounds sums of at most `TOKENS` terms (see test_equality.py)."""
 MODES = {"ring": (zigzag, ring_attention), "ulysses": (contiguous, ulysses_attention)}
 
 
@@ -30,14 +30,14 @@ WHOLE, SPLIT = P(), P("context")
 
 
 def around(function, devices, outputs=WHOLE):
-    """A function of arrays that all devices of a ring have whole."""
+    """Map a function over the devices of a ring, to each of which whole arrays are passed."""
     mesh = MeshSpec.parse(f"context={devices}").over(("context",), jax.devices()[:devices])
     return jax.shard_map(function, mesh=mesh, in_specs=WHOLE, out_specs=outputs, check_vma=False)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_device_i_has_chunks_i_and_2n_minus_1_minus_i(devices):
-    """Zig-zag: as many tokens before the early chunk as behind the late one; each token is on one device."""
+    """Zig-zag layout: of 2n chunks device i has chunk i and chunk 2n-1-i, and each token is on one device."""
     places = around(partial(zigzag, dim=1), devices, SPLIT)(jnp.arange(TOKENS)[None])
     chunks = np.asarray(places).reshape(devices, 2, -1) * 2 * devices // TOKENS
     assert (chunks == chunks[..., :1]).all()
@@ -50,7 +50,7 @@ def test_device_i_has_chunks_i_and_2n_minus_1_minus_i(devices):
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize("mode", MODES)
 def test_it_attends_as_one_device(mode, devices, size):
-    """Values and gradients are those of whole sequences, though scores be far apart from one chunk to the next."""
+    """Values and gradients of both modes are those of one device, also where scores differ widely by chunk."""
     own, attention = MODES[mode]
     qkv_BTCA = jax.random.normal(jax.random.key(0), (BATCH, TOKENS, 3, HEADS * HEAD_DIM))
     qkv_BTCA = qkv_BTCA * jnp.array([size, size, 1])[:, None]
@@ -72,8 +72,8 @@ def test_it_attends_as_one_device(mode, devices, size):
 
 
 @pytest.mark.parametrize("devices", [2, 8])
-def test_the_ring_keeps_what_is_here(devices):
-    """Queries, keys, values and outputs of the tokens here, and a number a head for each: nothing that travelled."""
+def test_the_ring_keeps_local_residuals_only(devices):
+    """The ring's residuals are local queries, keys, values and outputs, and one number for each head and token."""
     qkv_BTCA = jax.ShapeDtypeStruct((BATCH, TOKENS // devices, 3, HEADS * HEAD_DIM), jnp.float32)
 
     def kept(qkv_BTCA):
@@ -87,12 +87,12 @@ CONFIG = GPTConfig(layers=2, embed=32, heads=8, vocab=128, sequence=64)
 TRAIN = TrainConfig(batch_size=4)
 MATMULS = 6 * TRAIN.batch_size * CONFIG.sequence * (12 * CONFIG.layers * CONFIG.embed**2 + CONFIG.embed * CONFIG.vocab)
 SQUARE = 14 * CONFIG.layers * TRAIN.batch_size * CONFIG.sequence**2 * CONFIG.embed
-"""FLOPs of attention that causality does not halve: two matmuls forward, and five backward."""
+"""FLOPs of full attention, not halved by causality: two matmuls forward and five backward."""
 
 
 @cache
 def program(strategy, mesh, **options):
-    """The compiled gradients of a step, and what a device does in them."""
+    """The compiled gradients of a step: the text, and the facts for one device."""
     mesh, train = MeshSpec.parse(mesh), dataclasses.replace(TRAIN, **options)
     step = strategy.build(CONFIG, mesh, train, jax.devices()[: mesh.size])
     text = compiled(step.gradients.lower(step.state.params, step.batch)).as_text() or ""
@@ -100,21 +100,21 @@ def program(strategy, mesh, **options):
 
 
 def test_one_device_computes_three_quarters_of_the_square():
-    """What the ring is compared with, and what Ulysses computes, too: early queries do not look at late keys."""
+    """On one device, and with Ulysses, causal attention computes three quarters of the full square."""
     assert program(SINGLE, "data=1")[1].flops == MATMULS + SQUARE * 3 / 4
     assert 8 * program(context.CONTEXT, "context=8", context_attention="ulysses")[1].flops == MATMULS + SQUARE * 3 / 4
 
 
 @pytest.mark.parametrize("devices", [2, 8])
 def test_the_ring_computes_half_the_square_alike_on_each_device(devices):
-    """2n + 1 of the 4n pairs of chunks that a device has: the same program on each, no branch of which differs."""
+    """Each device of the ring computes 2n + 1 of its 4n pairs of chunks, in one program without conditionals."""
     text, work = program(context.CONTEXT, f"context={devices}")
     assert devices * work.flops == MATMULS + SQUARE * (2 * devices + 1) / (4 * devices)
     assert "conditional" not in text
 
 
 def first_gradients(step, tokens):
-    """Of a step with the weights that it starts from, on the host."""
+    """The gradients at the initial weights, on the host."""
     key, batch = jax.random.key(0), step.place(tokens)
     params = compiled(step.init.lower(key))(key).params
     return jax.tree.map(np.asarray, compiled(step.gradients.lower(params, batch))(params, batch))
@@ -122,7 +122,7 @@ def first_gradients(step, tokens):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_other_axes_split_what_this_one_leaves(mode):
-    """With the hooks of `tensor` besides, which splits heads, features and tokens again, gradients are the same."""
+    """Context combined with tensor parallelism has the loss and gradients of one device."""
     train = dataclasses.replace(TRAIN, context_attention=mode)
     layout = dataclasses.replace(context.LAYOUT, dims=tensor.LAYOUT.dims)
     how = Implementation(
@@ -154,7 +154,7 @@ def test_other_axes_split_what_this_one_leaves(mode):
     ],
 )
 def test_what_does_not_fit_is_refused(sizes, options, message):
-    """Before anything is compiled; the error names the numbers and the way out."""
+    """A size that context cannot divide raises Infeasible before compilation, with the numbers and the legal values."""
     with pytest.raises(Infeasible, match=message):
         context.CONTEXT.build(
             dataclasses.replace(CONFIG, **sizes), MeshSpec.parse("context=8"), dataclasses.replace(TRAIN, **options)
@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_refused(sizes, options, message):
 
 
 def test_heads_that_tensor_has_split_are_split_again():
-    """Of eight heads, two devices along tensor leave four to each: eight along context find too few."""
+    """Ulysses splits the heads that tensor leaves to a device: four of eight, which eight devices cannot share."""
     train = dataclasses.replace(TRAIN, context_attention="ulysses")
     context.require_fit(CONFIG, train, 4, tensors=2)
     with pytest.raises(Infeasible, match="context=8 does not divide heads/tensor=4; context can be 1, 2 or 4"):

@@ -42,7 +42,7 @@ from tests.strategies.quick import compiled
 from tests.strategies.test_step import WIDEST
 
 STEPS = 3
-# 257 words, which nothing divides: the padding is tested in every strategy that splits the vocabulary.
+# 257 is prime, so every strategy that splits the vocabulary pads it.
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=32, sequence=16, vocab=257)
 TRAIN = TrainConfig(batch_size=16)
 DEPTH = 2 * 12 * CONFIG.layers
@@ -60,11 +60,11 @@ MESHES = [
 HARDEST = {name: WIDEST[name] for name in STRATEGIES if name != "single"} | {
     "three_d": MeshSpec.parse("data=2,pipeline=2,tensor=2")
 }
-"""Each strategy's own mesh over most devices and axes.
+"""Each strategy's own mesh with most devices and axes.
 
-Eight parts are the smallest: stages of one layer, tables with most padding, a ring with most hops, sums of most terms.
-Two axes are unequal, or a strategy could take one for the other. `three_d` has all of its own axes here, and the others
-in `COMBINATIONS` and `WIDEST`.
+Eight devices give the hardest case: stages of one layer, tables with most padding, the longest ring, the longest sums.
+Two axes are unequal, so a strategy that confuses them fails. `three_d` has all of its own axes here, and the others in
+`COMBINATIONS` and `WIDEST`.
 """
 COMBINATIONS = [
     ("data=2,fsdp=2,pipeline=2", {}),
@@ -75,11 +75,11 @@ COMBINATIONS = [
     ("fsdp=2,pipeline=2,context=2", {"schedule": "zb-h1", "remat": "full"}),
     ("pipeline=3,tensor=2", {}),
 ]
-"""A sample of the other meshes of `three_d`, in which each two axes meet, and each way to spread an axis occurs."""
+"""A sample of the other meshes of `three_d`: every pair of axes meets, and every way to split an axis occurs."""
 
 
 def train(name, mesh, tied=True, **options):
-    """A few steps: their losses, their norms, and the state after each, on the host and unpadded."""
+    """Train a few steps: losses, gradient norms, and the state after each step on the host, without padding."""
     config, options = dataclasses.replace(CONFIG, tied=tied), dataclasses.replace(TRAIN, **options)
     step = STRATEGIES[name].build(config, mesh, options, first_devices(mesh.size))
     key = jax.random.key(0)
@@ -95,7 +95,7 @@ def train(name, mesh, tied=True, **options):
 
 
 def ordered(places, path, x):
-    """On the host, without padding, which must be zero: a table by words, and stacked blocks in the model's order."""
+    """An array on the host: tables without padding, which must be zero, and stacked blocks in the model's order."""
     x = np.array(x if x.is_fully_addressable else process_allgather(x, tiled=True), np.float64)
     if places and jax.tree_util.DictKey("blocks") in path:
         assert all((layer == 0).all() for place, layer in zip(places, x, strict=True) if place < 0)
@@ -108,18 +108,18 @@ def ordered(places, path, x):
 
 @cache
 def single(**options):
-    """The reference."""
+    """The reference: `single` on one device."""
     return train("single", MeshSpec.parse("data=1"), **options)
 
 
 def assert_equal(mine, reference, rounding):
-    """Losses, norms, gradients and parameters, each to its bound."""
+    """Compare losses, norms, gradients and parameters, each with its own bound."""
     for measured, expected in zip(mine[:2], reference[:2], strict=True):
         np.testing.assert_allclose(measured, expected, rtol=rounding)
     moments, expected_moments = mine[2][0].optimizer[0].mu, reference[2][0].optimizer[0].mu
     whole = math.sqrt(sum(np.square(g).sum() for g in jax.tree.leaves(expected_moments)))
     for gradient, expected in zip(jax.tree.leaves(moments), jax.tree.leaves(expected_moments), strict=True):
-        # Norms below that of rounding in the whole gradient are rounding themselves.
+        # A norm below the rounding of the whole gradient is itself rounding.
         assert np.linalg.norm(gradient - expected) <= rounding * max(np.linalg.norm(expected), 2**-12 * whole)
     params, expected_params = mine[2][-1].params, reference[2][-1].params
     drifts = jax.tree.map(
@@ -130,7 +130,7 @@ def assert_equal(mine, reference, rounding):
 
 
 def drift(rounding, second_moments):
-    """How far AdamW may carry two runs apart whose gradients agree to `rounding`, element by element."""
+    """How far AdamW may drive two runs apart, element by element, whose gradients agree to `rounding`."""
     total = 0
     for step, moment in enumerate(second_moments, start=1):
         size = np.sqrt(moment / (1 - TRAIN.beta2**step))
@@ -138,28 +138,28 @@ def drift(rounding, second_moments):
     return total
 
 
-def at_night(name, mesh):
-    """A case that is left to the night unless it is the strategy's hardest."""
+def unless_hardest(name, mesh):
+    """A case that runs with the factorisations only, unless the mesh is the strategy's hardest."""
     return pytest.param(name, mesh, marks=[pytest.mark.factorisations] * (mesh != HARDEST[name]))
 
 
-@pytest.mark.parametrize(("name", "mesh"), [at_night(*case) for case in MESHES], ids=str)
+@pytest.mark.parametrize(("name", "mesh"), [unless_hardest(*case) for case in MESHES], ids=str)
 def test_equals_one_device(name, mesh):
-    """Spread over any mesh, several AdamW steps compute what one device computes, to float32 rounding."""
+    """Several AdamW steps on a mesh compute what one device computes, to float32 rounding."""
     microbatches = 4 if "pipeline" in mesh.sizes else 1
     assert_equal(train(name, mesh, microbatches=microbatches), single(), ROUNDING["float32"])
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh"), [at_night(name, mesh) for name, mesh in MESHES if name == "context"], ids=str
+    ("name", "mesh"), [unless_hardest(name, mesh) for name, mesh in MESHES if name == "context"], ids=str
 )
 def test_equals_one_device_with_heads_exchanged_for_tokens(name, mesh):
-    """So does the other way for devices to attend to tokens that they do not hold."""
+    """Context parallelism with Ulysses attention computes what one device computes."""
     assert_equal(train(name, mesh, context_attention="ulysses"), single(), ROUNDING["float32"])
 
 
 def test_each_strategy_has_a_hardest_mesh():
-    """No strategy is left to the night, and no mesh is harder than the hardest."""
+    """Each strategy has a hardest mesh, and no mesh has more devices, or as many and more axes."""
     assert {(name, mesh) for name, mesh in HARDEST.items()} <= set(MESHES)
     for name, mesh in MESHES:
         assert (HARDEST[name].size, len(HARDEST[name].axes)) >= (mesh.size, len(mesh.axes))
@@ -167,14 +167,14 @@ def test_each_strategy_has_a_hardest_mesh():
 
 @pytest.mark.parametrize(("mesh", "options"), COMBINATIONS, ids=str)
 def test_combinations_equal_one_device(mesh, options):
-    """So do products of any of the axes, however each of them is spread."""
+    """three_d on a sample of other meshes, however each axis is split, computes what one device computes."""
     mesh = MeshSpec.parse(mesh)
     mine = train("three_d", mesh, **{"microbatches": 4 if "pipeline" in mesh.sizes else 1, **options})
     assert_equal(mine, single(), ROUNDING["float32"])
 
 
 def test_in_combinations_each_two_axes_meet():
-    """The sample leaves out no pair."""
+    """The sample of combinations has every pair of axes."""
     meshes = [MeshSpec.parse(mesh).sizes for mesh, _ in COMBINATIONS]
     assert {pair for mesh in meshes for pair in itertools.combinations(mesh, 2)} == {*itertools.combinations(AXES, 2)}
 
@@ -184,7 +184,7 @@ def test_in_combinations_each_two_axes_meet():
     ("name", "mesh"), [(name, mesh) for name in ("hsdp", "three_d") for mesh in STRATEGIES[name].meshes(8)], ids=str
 )
 def test_every_factorisation_equals_one_device(name, mesh):
-    """So does every product of axes that makes eight, those on which a strategy is only a simpler one among them."""
+    """On every factorisation of eight devices, hsdp and three_d compute what one device computes."""
     microbatches = 4 if "pipeline" in mesh.sizes else 1
     assert_equal(train(name, mesh, microbatches=microbatches), single(), ROUNDING["float32"])
 
@@ -211,13 +211,13 @@ def test_every_factorisation_equals_one_device(name, mesh):
     ids=str,
 )
 def test_equals_one_device_with_every_option(name, options):
-    """So it does in bfloat16, to its own rounding, however it computes again or accumulates, and untied."""
+    """Strategies compute what one device computes in bfloat16, with remat and accumulation, untied, and unrolled."""
     reference = single(**{key: options[key] for key in options if key in ("dtype", "tied", "z_loss")})
     assert_equal(train(name, WIDEST[name], **options), reference, ROUNDING[options.get("dtype", "float32")])
 
 
 def gradients(name, mesh, tokens, **options):
-    """Loss and gradients of a step in bfloat16, with the weights that it starts from."""
+    """The loss and the gradients of a bfloat16 step at its initial weights."""
     spec, options = MeshSpec.parse(mesh), TrainConfig(len(tokens), dtype="bfloat16", **options)
     step = STRATEGIES[name].build(dataclasses.replace(CONFIG, layers=2), spec, options, first_devices(spec.size))
     key, batch = jax.random.key(0), step.place(tokens)
@@ -228,14 +228,14 @@ def gradients(name, mesh, tokens, **options):
 
 @cache
 def of_each_quarter():
-    """Tokens, and the mean of the losses and gradients that one device computes of each quarter of them."""
+    """Tokens, and the mean of the losses and gradients that one device computes for each quarter of them."""
     tokens = np.random.default_rng(0).integers(0, CONFIG.vocab, (TRAIN.batch_size, CONFIG.sequence + 1))
     parts = [gradients("single", "data=1", quarter) for quarter in np.split(tokens, 4)]
     return tokens, [np.mean(part, axis=0) for part in zip(*parts, strict=True)]
 
 
 def apart(mine, expected):
-    """The largest distance of two arrays, relative to the norm of the second or, if that is tiny, of all."""
+    """The largest distance of two arrays, relative to the norm of the second, or of all if that is tiny."""
     whole = math.sqrt(sum(np.square(y).sum() for y in expected))
     return max(
         np.linalg.norm(x - y) / max(np.linalg.norm(y), 2**-12 * whole) for x, y in zip(mine, expected, strict=True)
@@ -255,12 +255,12 @@ def apart(mine, expected):
     ],
 )
 def test_bfloat16_gradients_of_devices_are_summed_in_float32(name, mesh):
-    """In bfloat16 a strategy that splits the batch has the sum of what one device computes of each part, in float32.
+    """In bfloat16 the gradients of devices, or of microbatches on one device, are summed in float32.
 
-    So has one device that accumulates microbatches. The same gradients summed in bfloat16 are caught.
+    The same gradients summed in bfloat16 are caught.
     """
     tokens, expected = of_each_quarter()
-    if name == "single":  # of its microbatches each has every fourth sequence
+    if name == "single":  # each microbatch has every fourth sequence
         turned = tokens.reshape(4, -1, tokens.shape[1]).swapaxes(0, 1).reshape(tokens.shape)
         assert apart(gradients(name, mesh, turned, microbatches=4), expected) < ROUNDING["float32"]
     else:
@@ -270,7 +270,7 @@ def test_bfloat16_gradients_of_devices_are_summed_in_float32(name, mesh):
 
 
 def test_a_bfloat16_sum_of_gradients_is_caught(monkeypatch):
-    """Planted on one device: biases in bfloat16, whose gradients are then summed over the tokens in bfloat16."""
+    """The check fails if a bias gradient is summed over tokens in bfloat16, planted on one device."""
     reference = single(dtype="bfloat16")
     monkeypatch.setattr(gpt, "_add", lambda x, bias: x + bias.astype(x.dtype))
     with pytest.raises(AssertionError):
@@ -278,7 +278,7 @@ def test_a_bfloat16_sum_of_gradients_is_caught(monkeypatch):
 
 
 def test_a_planted_error_is_caught():
-    """The check can fail: one weight in a thousand off by 1% in the reference's gradients, and it does."""
+    """The check fails if one weight in a thousand has a gradient that is 1% too large."""
     reference = single()
     wrong = jax.tree.map(np.copy, reference[2])
     wrong[0].optimizer[0].mu["blocks"]["attention"]["qkv_DCA"].flat[::1000] *= 1.01

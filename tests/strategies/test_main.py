@@ -1,4 +1,4 @@
-"""`python -m strategies`."""
+"""`python -m strategies schedule` prints pipeline schedules."""
 
 import json
 
@@ -7,8 +7,8 @@ import pytest
 from strategies.__main__ import main
 
 
-def test_it_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """As text with its figures, and as JSON for who draws it."""
+def test_a_schedule_is_printed_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """A schedule is printed as text with its bubbles, or as JSON; an impossible one is refused with the numbers."""
     main(["schedule", "zb-h1", "--stages", "2", "--microbatches", "2"])
     assert capsys.readouterr().out == (
         "F0 F1 .. B0 W0 B1 W1\n.. F0 B0 F1 B1 W0 W1\n"

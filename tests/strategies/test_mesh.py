@@ -1,4 +1,4 @@
-"""One spelling of a mesh, and no mesh that is not what it says."""
+"""Mesh specifications: one spelling, all factorisations, and the errors of a mesh that does not fit."""
 
 import math
 
@@ -11,14 +11,14 @@ from strategies.mesh import AXES, factorisations
 
 @pytest.mark.parametrize("devices", [1, 2, 6, 8, 12, 64])
 def test_parse_and_print_are_inverse(devices):
-    """Every mesh over every axis reads back as itself, and has as many devices as it was made for."""
+    """Parsing inverts printing for every mesh over every axis, and a mesh has as many devices as it was made for."""
     meshes = list(factorisations(AXES, devices))
     assert [MeshSpec.parse(str(mesh)) for mesh in meshes] == meshes
     assert {mesh.size for mesh in meshes} == {devices}
 
 
 def test_factorisations_are_all_there_once():
-    """8 = 2 x 2 x 2 over 3 axes: as many meshes as ways to give 3 factors of two to 3 axes, C(5, 2)."""
+    """8 = 2 x 2 x 2 over 3 axes has C(5, 2) factorisations, one for each way to give 3 factors to 3 axes."""
     meshes = list(factorisations(("data", "pipeline", "tensor"), 8))
     assert len(meshes) == len(set(meshes)) == math.comb(5, 2)
 
@@ -38,7 +38,7 @@ def test_factorisations_are_all_there_once():
     ],
 )
 def test_what_is_no_mesh_is_refused(text, message):
-    """The error shows what was read and how to write it."""
+    """Text that is no mesh raises Infeasible with the text and how to write one."""
     with pytest.raises(Infeasible, match=message):
         MeshSpec.parse(text)
 
@@ -52,6 +52,6 @@ def test_a_mesh_leaves_no_device_unused_and_needs_none_that_is_not_there(text, g
 
 
 def test_an_axis_that_a_strategy_does_not_use_is_refused():
-    """A step over a mesh axis that its strategy ignores would compute the same thing many times over."""
+    """A mesh axis that a strategy does not have is refused, because devices along it would repeat the same work."""
     with pytest.raises(Infeasible, match="mesh tensor=8 has the axis tensor; it can be fsdp"):
         MeshSpec.parse("tensor=8").over(STRATEGIES["fsdp"].axes)

@@ -1,4 +1,4 @@
-"""A loop of steps does not run further ahead of virtual devices than XLA has room for."""
+"""A loop of steps is held back on virtual devices, so that no more steps are in flight than XLA has room for."""
 
 import warnings
 
@@ -14,7 +14,7 @@ TINY = GPTConfig(layers=2, embed=16, heads=2, vocab=32, sequence=8)
 
 @pytest.fixture
 def waited(monkeypatch):
-    """The steps that were waited for, by index; their metrics are numbers that know whether they were."""
+    """The indices of the steps that were waited for, recorded by fake metrics."""
     pace._ahead.clear()
     pace._warn_of_kept_programs.cache_clear()
     waited: list[int] = []
@@ -30,21 +30,21 @@ class Result:
         self.index, self.waited, self.failed = index, waited, failed
 
     def block_until_ready(self):
-        """Wait for the step."""
+        """Record that the step was waited for, and fail if the step did."""
         self.waited.append(self.index)
         if self.failed:
             raise RuntimeError("the step failed, or its result was deleted")
 
 
 def test_each_step_waits_for_the_one_so_many_before(waited):
-    """At no time more than `MOST_AHEAD` steps are dispatched and not waited for, oldest first."""
+    """At most `MOST_AHEAD` steps are in flight; the oldest is waited for first."""
     for index in range(3 * MOST_AHEAD):
         keep_pace({"loss": Result(index, waited), "grad_norm": Result(-1, waited)})
         assert waited == list(range(index + 1 - MOST_AHEAD))
 
 
 def test_what_failed_does_not_fail_again_in_a_later_step(waited):
-    """A step that failed, or whose metrics were deleted, is no error of the step that waits for it."""
+    """A failed step, or deleted metrics, raise nothing in the later step that waits for them."""
     for index in range(2 * MOST_AHEAD):
         keep_pace({"loss": Result(index, waited, failed=True)})
     assert waited == list(range(MOST_AHEAD))
@@ -52,7 +52,7 @@ def test_what_failed_does_not_fail_again_in_a_later_step(waited):
 
 @pytest.mark.parametrize(("name", "mesh", "held"), [("data", "data=8", True), ("single", "data=1", False)])
 def test_a_step_on_virtual_devices_is_held(name, mesh, held):
-    """Steps of several virtual devices count, those of one device do not: nothing waits for it."""
+    """Steps on several virtual devices are counted as in flight, steps on one device are not."""
     pace._ahead.clear()
     step = STRATEGIES[name].build(
         TINY, MeshSpec.parse(mesh), TrainConfig(8), jax.devices()[: MeshSpec.parse(mesh).size]
@@ -64,7 +64,7 @@ def test_a_step_on_virtual_devices_is_held(name, mesh, held):
 
 
 def test_a_traced_step_is_not_held():
-    """A step inside a program of the caller's is no computation of its own."""
+    """A step that is traced inside another program is not counted as in flight."""
     pace._ahead.clear()
     step = STRATEGIES["data"].build(TINY, MeshSpec.parse("data=8"), TrainConfig(8))
     jax.eval_shape(step, step.state, step.batch)
@@ -73,7 +73,7 @@ def test_a_traced_step_is_not_held():
 
 @pytest.fixture
 def _kept(tmp_path):
-    """JAX keeps the programs that it compiles."""
+    """Turn JAX's persistent compilation cache on."""
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     yield
     jax.config.update("jax_compilation_cache_dir", None)
@@ -82,8 +82,8 @@ def _kept(tmp_path):
 
 @pytest.mark.usefixtures("_kept")
 @pytest.mark.parametrize("used", [True, False])
-def test_programs_that_are_kept_are_warned_of(waited, used):
-    """A program from JAX's cache may hang; the first step says so, and how to go without."""
+def test_cached_programs_are_warned_of(waited, used):
+    """With JAX's compilation cache on, the first step warns once that a program may hang, and of the way out."""
     jax.config.update("jax_enable_compilation_cache", used)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -1,6 +1,7 @@
-"""A pipeline computes the same in every order, does no work twice, and keeps what its schedule says.
+"""Pipeline schedules compute what one device computes, repeat no work, and need the memory they promise.
 
-FLOPs are those of compiled programs, whose loops run as often as their names say; test_executor.py counts that.
+FLOPs are those of compiled programs, whose loops are believed to run as often as their names say; test_executor.py
+counts how often they do.
 """
 
 import dataclasses
@@ -39,9 +40,9 @@ SMALL = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, vocab=256, sequ
     ids=str,
 )
 def test_equals_one_device_in_every_order(name, mesh, options):
-    """Several AdamW steps compute what one device computes, whichever schedule, chunks, and layers a stage.
+    """With every schedule, several AdamW steps compute what one device computes.
 
-    So they do where microbatches are odd in number, or fewer than stages, in bfloat16, and without stages.
+    So they do with an odd number of microbatches, with fewer than stages, in bfloat16, and on a mesh without stages.
     """
     mine = train(name, MeshSpec.parse(mesh), **{"microbatches": 8, **options})
     reference = single(**{key: options[key] for key in options if key in ("batch_size", "dtype")})
@@ -50,7 +51,7 @@ def test_equals_one_device_in_every_order(name, mesh, options):
 
 @functools.cache
 def compiled(schedule, microbatches, stages=4):
-    """A step of a pipeline, compiled as it is used."""
+    """A step of a pipeline, compiled with default optimisation."""
     train = TrainConfig(microbatches, microbatches, schedule=schedule, chunks=4 // stages)
     mesh = MeshSpec.parse(f"pipeline={stages}")
     program: Any = STRATEGIES["pipeline"].build(SMALL, mesh, train, jax.devices()[:stages]).lower().compile()
@@ -59,7 +60,7 @@ def compiled(schedule, microbatches, stages=4):
 
 @pytest.mark.parametrize(("schedule", "stages"), [("gpipe", 4), ("1f1b", 4), ("zb-h1", 4), ("interleaved", 2)])
 def test_stages_share_the_flops(schedule, stages):
-    """No stage computes in a bubble, and none what another has computed: equal parts of one device's FLOPs."""
+    """Each stage computes an equal share of one device's FLOPs: nothing in bubbles, nothing twice."""
     alone = predict("single", SMALL, MeshSpec.parse("data=1"), TrainConfig(8))
     program = compiled(schedule, 8, stages)
     assert read_program(program.as_text(), {"pipeline": stages}).flops * stages == sum(alone.flops.values())
@@ -67,7 +68,7 @@ def test_stages_share_the_flops(schedule, stages):
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 def test_stages_send_where_one_has_something_to_send(schedule):
-    """One permute in every tick in which any stage sends, but two where one stage would get from both sides."""
+    """A tick has one permute if any stage sends, and two if a stage receives from both sides."""
     program = read_program(compiled(schedule, 8, 4).as_text(), {"pipeline": 4})
     permutes = sum(each.times for each in program.collectives if each.kind == "permute")
     plan = SCHEDULES[schedule](4, 8)
@@ -82,9 +83,10 @@ def test_stages_send_where_one_has_something_to_send(schedule):
 
 
 def test_memory_does_not_grow_with_microbatches():
-    """Temporaries of 1F1B, and of ZB-H1, are those of the microbatches in flight; GPipe's are those of all of them.
+    """Temporaries of 1F1B and ZB-H1 depend on the microbatches in flight, those of GPipe on all microbatches.
 
-    With microbatches of one size: 1F1B has 64 of them for at most 1.05 of what 8 take, and a fifth of GPipe's.
+    At a constant microbatch size, 1F1B with 64 microbatches needs at most 1.05 of what it needs with 8, and a fifth of
+    GPipe.
     """
     counts = {"1f1b": (8, 64), "zb-h1": (8, 64), "gpipe": (8, 32, 64)}
     temporaries = {
@@ -96,20 +98,20 @@ def test_memory_does_not_grow_with_microbatches():
         assert temporaries[schedule, 64] <= 1.05 * temporaries[schedule, 8]
         assert formula(schedule, 8) == formula(schedule, 16) == formula(schedule, 32) == formula(schedule, 64)
     assert temporaries["1f1b", 64] <= temporaries["gpipe", 64] / 5
-    # What each microbatch keeps, and the slot that waits for its gradient.
+    # The residuals of each microbatch, and the slot for its gradient.
     each = [(temporaries["gpipe", more] - temporaries["gpipe", m]) / (more - m) for m, more in ((8, 32), (32, 64))]
     assert each == pytest.approx([each[0]] * 2, rel=0.05)
     assert temporaries["gpipe", 64] > 4 * temporaries["gpipe", 8]
 
 
 def formula(schedule, microbatches):
-    """The temporaries that a pipeline of four stages is said to have."""
+    """The predicted temporaries of a pipeline with four stages."""
     train = TrainConfig(microbatches, microbatches, schedule=schedule)
     return sum(predict("pipeline", SMALL, MeshSpec.parse("pipeline=4"), train).temporaries.values())
 
 
 def test_what_does_not_fit_is_refused():
-    """More parts than layers, and microbatches that the schedule cannot order, with the numbers."""
+    """More stages than layers raise Infeasible with the numbers."""
     build = functools.partial(STRATEGIES["pipeline"].build, SMALL, MeshSpec.parse("pipeline=8"), devices=jax.devices())
     with pytest.raises(Infeasible, match="4 layers are too few for 8 parts of a pipeline; take at most 4"):
         build(TrainConfig(8, 8))

@@ -1,4 +1,4 @@
-"""The laws hold where a mesh is over the devices of several processes, which may be on several machines."""
+"""Strategies on a mesh whose devices belong to several processes, which may be on several machines."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from tests.processes import run_together
 from tests.strategies.test_equality import TRAIN
 from tests.strategies.test_step import WIDEST
 
-# All-reduce, all-gather and reduce-scatter, and permute between processes: no strategy knows of these anything else.
+# Between processes: all-reduce, all-gather with reduce-scatter, and permute.
 FOUR = ("data:data=4", "fsdp:fsdp=4", "three_d:pipeline=2,tensor=2")
 EIGHT = ("data:data=8", "fsdp:fsdp=8", "tensor:tensor=8", "pipeline:pipeline=8", "three_d:data=2,pipeline=2,tensor=2")
 EVERY = tuple(f"{name}:{mesh}" for name, mesh in WIDEST.items() if name != "single")
@@ -26,7 +26,7 @@ EVERY = tuple(f"{name}:{mesh}" for name, mesh in WIDEST.items() if name != "sing
     ids=["2 x 2", "4 x 2", "2 x 4"],
 )
 def test_several_processes_compute_what_one_device_computes(processes, devices_each, cases):
-    """To the same rounding as in one process; and each process is asked for its own sequences alone."""
+    """Several processes compute what one device does, to float32 rounding, and each reads its own sequences only."""
     each = TRAIN.batch_size // processes
     for index, output in enumerate(run_together(processes, devices_each, "tests.strategies.peer", cases)):
         assert output.splitlines()[-len(cases) - 1 :] == [
@@ -36,7 +36,7 @@ def test_several_processes_compute_what_one_device_computes(processes, devices_e
 
 
 def devices(*processes):
-    """Devices of these processes, in the order in which JAX has them."""
+    """Fake devices of these processes, in JAX's order."""
     return [SimpleNamespace(id=place, process_index=process) for place, process in enumerate(processes)]
 
 
@@ -48,15 +48,15 @@ def devices(*processes):
         ((1, 1, 0, 0), 2, [2, 0]),
         ((1, 1, 0, 0), 4, [2, 3, 0, 1]),
         ((1, 1, 0, 0), 1, [2]),  # this process is number 0
-        ((0, 0, 1, 1), 8, [0, 1, 2, 3]),  # there are not so many, and the mesh says so
+        ((0, 0, 1, 1), 8, [0, 1, 2, 3]),  # there are too few, which the mesh reports
     ],
 )
 def test_each_process_has_an_equal_part_of_a_mesh(processes, count, taken):
-    """Of several processes a mesh takes as many devices each, one process after another; one device is this one's."""
+    """A mesh takes equally many devices of each process, in the order of processes; a mesh of one device is local."""
     assert [device.id for device in first_devices(count, devices(*processes))] == taken
 
 
 def test_parts_that_are_not_equal_are_refused():
-    """Three devices of two processes would leave one of them with more to do."""
+    """A mesh that cannot take equally many devices of each process raises Infeasible."""
     with pytest.raises(Infeasible, match=r"2 processes do not have equal parts of 3 devices; .* a multiple of 2"):
         first_devices(3, devices(0, 0, 1, 1))

@@ -1,4 +1,4 @@
-"""What a user of the public interface gets wrong is said with numbers and a way out."""
+"""Mistakes in the use of the public interface raise errors with the numbers and the way out."""
 
 import jax
 import numpy as np
@@ -13,20 +13,20 @@ TRAIN = TrainConfig(batch_size=8)
 
 
 def test_a_mesh_can_be_its_text() -> None:
-    """A step over a text and over the mesh that it spells are the same; so are what formulas say of both."""
+    """A mesh may be given as text, to a strategy and to the formulas."""
     step = STRATEGIES["fsdp"].build(TINY, "fsdp=8", TRAIN)
     assert step.mesh == STRATEGIES["fsdp"].build(TINY, MeshSpec.parse("fsdp=8"), TRAIN).mesh
     assert predict("fsdp", TINY, "fsdp=8", TRAIN) == predict("fsdp", TINY, MeshSpec.parse("fsdp=8"), TRAIN)
 
 
 def test_a_small_mesh_takes_the_first_devices() -> None:
-    """Unless it is told which; those behind them do nothing."""
+    """A mesh smaller than the devices there are takes the first ones."""
     assert list(MeshSpec.parse("data=1").over(("data",)).devices.flat) == jax.devices()[:1]
     assert list(MeshSpec.parse("data=4").over(("data",)).devices.flat) == jax.devices()[:4]
 
 
 def test_a_large_mesh_is_refused_with_a_way_to_more_devices() -> None:
-    """JAX fixes how many virtual devices there are when it is first used, and its own error says so of no mesh."""
+    """A mesh larger than the devices there are raises Infeasible and says how to get more virtual ones."""
     message = r'mesh data=16 takes 16 devices and JAX has 8; .*JAX_NUM_CPU_DEVICES=16 .*"jax_num_cpu_devices", 16\)'
     with pytest.raises(Infeasible, match=message):
         MeshSpec.parse("data=16").over(("data",))
@@ -42,7 +42,7 @@ def test_a_large_mesh_is_refused_with_a_way_to_more_devices() -> None:
     ],
 )
 def test_an_unknown_strategy_is_told_those_that_there_are(name: str, words: str) -> None:
-    """And the one that goes by that name elsewhere; it is a KeyError, as of any mapping."""
+    """An unknown strategy raises a KeyError that lists those there are and suggests the one meant."""
     with pytest.raises(KeyError, match=words):
         STRATEGIES[name]
     assert name not in STRATEGIES
@@ -50,7 +50,7 @@ def test_an_unknown_strategy_is_told_those_that_there_are(name: str, words: str)
 
 
 def test_what_is_no_model_or_mesh_is_refused() -> None:
-    """A text for the model, or a number for the mesh, is told what to pass."""
+    """A wrong type for the model or the mesh raises Infeasible and says what to pass."""
     with pytest.raises(Infeasible, match=r"the model is the text 'nano'; give a GPTConfig, as PRESETS\['nano'\]"):
         STRATEGIES["data"].build("nano", "data=8", TRAIN)  # type: ignore[arg-type]
     with pytest.raises(Infeasible, match="mesh 8 is a int; give a MeshSpec, or a text as data=2,tensor=4"):
@@ -69,7 +69,7 @@ def test_what_is_no_model_or_mesh_is_refused() -> None:
     ],
 )
 def test_tokens_beyond_the_vocabulary_are_refused(tokens: np.ndarray, message: str) -> None:
-    """JAX clamps an index out of range, so that a wrong tokenizer would train on another text."""
+    """Token ids outside of the vocabulary are refused, because JAX would clamp them silently."""
     with pytest.raises(ValueError, match=message):
         STRATEGIES["data"].build(TINY, "data=8", TRAIN).place(tokens)
 
@@ -77,6 +77,6 @@ def test_tokens_beyond_the_vocabulary_are_refused(tokens: np.ndarray, message: s
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("what", "sizes"), [("stages", (0, 2, 1)), ("microbatches", (2, 0, 1)), ("chunks", (2, 2, 0))])
 def test_a_schedule_of_nothing_is_refused(name: str, what: str, sizes: tuple[int, int, int]) -> None:
-    """Each of its numbers is at least 1."""
+    """A schedule of zero stages, microbatches or chunks raises Infeasible."""
     with pytest.raises(Infeasible, match=f"schedule {name} of {what}=0; it must be at least 1"):
         SCHEDULES[name](*sizes)

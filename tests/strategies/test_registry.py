@@ -1,4 +1,4 @@
-"""The table of strategies, and the errors that each raises before anything is compiled."""
+"""The registry of strategies, their meshes, and the errors that each raises before compilation."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 
 
 def build(name, mesh, batch_size=16, microbatches=1, schedule: Any = "1f1b", **sizes):
-    """A step of the nano preset with other sizes, on as many devices as the mesh takes."""
+    """A step of the nano preset with some sizes replaced, on as many devices as the mesh takes."""
     config, mesh = dataclasses.replace(PRESETS["nano"], **sizes), MeshSpec.parse(mesh)
     train = TrainConfig(batch_size=batch_size, microbatches=microbatches, schedule=schedule)
     return STRATEGIES[name].build(config, mesh, train, jax.devices()[: mesh.size])
@@ -24,14 +24,14 @@ def test_a_strategy_is_found_by_its_own_name():
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_meshes_use_exactly_the_devices(name, devices):
-    """Whatever meshes a strategy offers for a number of devices, they use all of them, over its own axes."""
+    """Every mesh that a strategy offers for a number of devices uses all of them, over the strategy's own axes."""
     for mesh in STRATEGIES[name].meshes(devices):
         assert mesh.size == devices
         assert set(mesh.sizes) <= set(STRATEGIES[name].axes)
 
 
 def test_a_strategy_that_the_compiler_partitions_has_twins_by_hand():
-    """It offers meshes of just the axes that it names together, each of which its twin offers as well."""
+    """auto offers meshes over the sets of axes that it names, and the twin that it names for a set has these axes."""
     auto = STRATEGIES["auto"]
     assert [str(mesh) for mesh in auto.meshes(8)] == [
         "tensor=8",
@@ -76,13 +76,13 @@ def test_a_strategy_that_the_compiler_partitions_has_twins_by_hand():
     ],
 )
 def test_what_does_not_fit_is_refused_before_it_is_compiled(name, mesh, options, message):
-    """`build` itself raises, and names the numbers and the legal values."""
+    """`build` raises Infeasible with the numbers and the legal values."""
     with pytest.raises(Infeasible, match=message):
         build(name, mesh, **options)
 
 
 def test_tokens_of_another_shape_are_refused():
-    """A batch of another size would compile a second program."""
+    """`place` refuses tokens of another shape, which would compile a second program."""
     step = build("data", "data=2")
     with pytest.raises(ValueError, match=r"tokens of shape \(8, 65\); this step takes \(16, 65\)"):
         step.place(jax.numpy.zeros((8, 65), "int32"))

@@ -1,4 +1,4 @@
-"""The interface: sharded from birth, traced once, state donated, lowered from shapes alone; and it learns."""
+"""The interface of a step: its state is sharded from birth and donated, it is traced once, and it learns."""
 
 import dataclasses
 import functools
@@ -16,7 +16,9 @@ WIDEST = {
     name: max(strategy.meshes(8) or strategy.meshes(1), key=lambda mesh: len(mesh.axes))
     for name, strategy in STRATEGIES.items()
 } | {"three_d": MeshSpec.parse("fsdp=2,pipeline=2,tensor=2")}
-"""On eight devices where it can, over as many axes as it has; the combination over those that split weights."""
+"""Each strategy's mesh over most axes, on eight devices where possible; for three_d, over the axes
+that split weights.
+"""
 
 
 def build(name, config=CONFIG, **options):
@@ -27,24 +29,24 @@ def build(name, config=CONFIG, **options):
 
 @functools.cache
 def shared(name):
-    """One that several tests train, compiled once."""
+    """A step that several tests train, compiled once."""
     with programs():
         return build(name)
 
 
 def tokens(step, seed=0):
-    """Of the step's shape."""
+    """Random tokens of the step's batch shape."""
     return np.random.default_rng(seed).integers(0, CONFIG.vocab, step.batch.shape).astype(np.int32)
 
 
 def held(tree):
-    """Bytes of a tree that each of its devices holds."""
+    """The bytes of a tree on one device."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_it_is_traced_once_and_donates_its_state(name):
-    """Steps on the state that the last one gave back trace nothing anew and leave nothing of the old state behind."""
+    """Repeated steps trace nothing again and delete the old state."""
     step = shared(name)
     state, metrics = step.init(jax.random.key(0)), {}
     for seed in range(3):
@@ -56,8 +58,8 @@ def test_it_is_traced_once_and_donates_its_state(name):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_lowering_allocates_nothing_and_tells_what_init_makes(name):
-    """Shapes, dtypes and shardings known beforehand are those of the state and the batch that come to be."""
+def test_lowering_allocates_nothing_and_promises_the_state(name):
+    """Lowering allocates nothing, and state and batch have the promised shapes, dtypes and shardings."""
     step, before = build(name), len(jax.live_arrays())
     step.lower()
     assert len(jax.live_arrays()) <= before
@@ -70,8 +72,8 @@ def test_lowering_allocates_nothing_and_tells_what_init_makes(name):
 
 @pytest.mark.parametrize("name", ["fsdp", "hsdp", "tensor", "pipeline", "three_d"])
 def test_no_full_size_array_exists_even_in_init(name):
-    """In the program that creates the state, nothing has the shape of a whole weight that is split, in any dtype."""
-    # Sizes of which none is another's part, or parts would have the shapes of wholes by chance.
+    """In the compiled `init` no array has the full shape of a weight that is sharded, in any dtype."""
+    # No size divides another, or a shard could have the shape of a whole weight by chance.
     step = build(name, dataclasses.replace(CONFIG, layers=40, vocab=384, sequence=24, mlp=448))
     program = compiled(step.init.lower(jax.random.key(0)))
     text, memory = program.as_text(), program.memory_analysis()
@@ -86,11 +88,11 @@ def test_no_full_size_array_exists_even_in_init(name):
 
 @pytest.mark.parametrize(
     ("name", "parts", "slack"),
-    # tensor and three_d hold whole what they do not split: norms, positions and the biases behind sums.
+    # tensor and three_d replicate norms, positions, and the biases that are added after an all-reduce.
     [("fsdp", 8, 0.02), ("hsdp", 4, 0.02), ("pipeline", 8, 0.06), ("tensor", 8, 0.20), ("three_d", 8, 0.05)],
 )
 def test_weights_and_moments_are_split(name, parts, slack):
-    """A device holds its part of parameters and optimizer state, and what its strategy does not split."""
+    """A device holds its shard of parameters and optimizer state, and in full only what its strategy replicates."""
     step, whole = build(name), held(build("single").state)
     assert held(step.state) == pytest.approx(whole / parts, rel=slack)
     memory = compiled(step.lower()).memory_analysis()
@@ -99,7 +101,7 @@ def test_weights_and_moments_are_split(name, parts, slack):
 
 
 def test_the_loss_falls():
-    """It learns: on the same few tokens over and over the loss drops well below that of a uniform guess."""
+    """On a few repeated tokens the loss falls far below that of a uniform guess."""
     step = shared("single")
     state, batch = step.init(jax.random.key(0)), step.place(tokens(step))
     losses = []
@@ -112,7 +114,7 @@ def test_the_loss_falls():
 
 @pytest.mark.parametrize("clip_norm", [0.01, math.inf])
 def test_gradients_are_clipped_by_the_whole_model_norm(clip_norm):
-    """AdamW's first moment after a step is (1 - beta1) x the gradients, scaled to the norm; inf scales nothing."""
+    """Gradients are clipped by the whole model's norm, as AdamW's first moment shows; inf clips nothing."""
     step = build("fsdp", clip_norm=clip_norm)
     key = jax.random.key(0)
     state, metrics = compiled(step.lower())(compiled(step.init.lower(key))(key), step.place(tokens(step)))

@@ -1,4 +1,4 @@
-"""Steps in a plain loop on a busy machine (`tox -e stress`): no process hangs or aborts."""
+"""Long loops of steps on a busy machine neither hang nor abort (`tox -e stress`)."""
 
 import math
 import subprocess
@@ -15,7 +15,7 @@ from tests.processes import ROOT, environment
 BUSY = 4
 STEPS = 500
 SECONDS = 600
-"""For one loop: a deadlock ends its process after 40."""
+"""The timeout of one loop: a deadlock ends its process after 40 seconds."""
 
 MESHES = {
     "data": ["data=8"],
@@ -57,7 +57,7 @@ def loops():
 
 @pytest.fixture(scope="module")
 def busy():
-    """Processes that keep the cores busy for as long as the loops run."""
+    """Processes that keep the cores busy while the loops run."""
     command = [sys.executable, "-c", "while True: sum(range(10**6))"]
     processes = [subprocess.Popen(command) for _ in range(BUSY)]
     yield
@@ -68,7 +68,7 @@ def busy():
 
 
 def test_every_strategy_is_stressed():
-    """What is in the registry is in the table, but for `single`, which communicates nothing."""
+    """Every strategy in the registry has a loop, except `single`, which communicates nothing."""
     assert set(MESHES) == set(STRATEGIES) - {"single"}
     assert set(MESHES["three_d"]) <= set(map(str, factorisations(AXES, 8)))
 
@@ -77,7 +77,7 @@ def test_every_strategy_is_stressed():
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize(("name", "mesh", "options"), [*loops()], ids=str)
 def test_a_plain_loop_ends(name, mesh, options):
-    """Five hundred steps that nobody waits for end, with a loss that is a number."""
+    """Five hundred steps without a wait in between end with a finite loss."""
     command = [sys.executable, "-m", "tests.strategies.plain_loop", name, mesh, str(STEPS), *options]
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=ROOT, env=environment(XLA_FLAGS="")

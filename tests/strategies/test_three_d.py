@@ -1,4 +1,4 @@
-"""Any product of axes: what each of them cuts, and what is refused."""
+"""`three_d` on any product of axes: how weights are split, and what is refused."""
 
 import dataclasses
 import re
@@ -21,7 +21,7 @@ def build(mesh, sizes=None, **options):
 
 
 def test_fsdp_cuts_every_weight_and_another_dim_where_there_is_one():
-    """A device holds half of what pipeline and tensor leave; of biases, which have one dim, half of its part."""
+    """fsdp splits every weight once, along a dim that pipeline and tensor leave, or a bias along its only dim again."""
     params = build("fsdp=2,pipeline=2,tensor=2", microbatches=2).state.params
     specs = jax.tree.map(lambda w: w.sharding.spec, params)
     assert specs["blocks"]["attention"]["qkv_DCA"] == P("pipeline", "fsdp", None, "tensor")
@@ -34,7 +34,7 @@ def test_fsdp_cuts_every_weight_and_another_dim_where_there_is_one():
 
 @pytest.mark.parametrize(("stages", "way"), [(1, "ring"), (2, "ulysses")])
 def test_attention_goes_around_a_ring_but_with_stages_from_all_to_all(stages, way):
-    """Unless it is told otherwise."""
+    """Context attention defaults to a ring, and with pipeline stages to Ulysses, unless it is given."""
     assert context.attention(TrainConfig(16), stages).context_attention == way
     assert context.attention(TrainConfig(16, context_attention="ulysses"), stages).context_attention == "ulysses"
 
@@ -58,7 +58,7 @@ def test_attention_goes_around_a_ring_but_with_stages_from_all_to_all(stages, wa
     ],
 )
 def test_what_does_not_fit_is_refused(mesh, sizes, options, message):
-    """Before anything is compiled; the error names the numbers and the way out."""
+    """A size that does not fit raises Infeasible before compilation, with the numbers and the legal values."""
     with pytest.raises(Infeasible, match=message):
         build(mesh, sizes, **options)
 
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_refused(mesh, sizes, options, message):
     [("data", "data=4", 1), ("fsdp", "fsdp=4", 2), ("tensor", "tensor=4", 2), ("context", "context=4", 1)],
 )
 def test_without_stages_it_is_plain_autodiff(simpler, mesh, microbatches):
-    """On the axis of one strategy it is that strategy's program, line by line: no schedule, nothing sent besides."""
+    """On the axis of a simpler strategy three_d lowers to that strategy's program, line by line."""
     spec, train = MeshSpec.parse(mesh), TrainConfig(16, microbatches)
     alone = STRATEGIES[simpler].build(CONFIG, spec, train, jax.devices()[: spec.size])
     mine, theirs = (step.lower().as_text() for step in (build(mesh, microbatches=microbatches), alone))
@@ -77,14 +77,14 @@ def test_without_stages_it_is_plain_autodiff(simpler, mesh, microbatches):
 
 
 def on_one_axis(text):
-    """A program before it is compiled, without its mesh, of which `three_d` has axes of one device besides."""
+    """The lowered program without its mesh, because three_d's has more axes, of one device each."""
     named = re.sub(r"(?m)^ *sdy\.mesh @mesh\w* = .*$", "", text)
     return re.sub(r"manual_axes=\{[^}]*\}", "", named)
 
 
 @pytest.mark.parametrize("mesh", STRATEGIES["three_d"].meshes(8), ids=str)
 def test_every_factorisation_of_eight_devices_is_legal(mesh):
-    """The default model is built on each of them, without an option."""
+    """The default model builds on every factorisation of eight devices without options."""
     train = TrainConfig(16, microbatches=2)
     step = STRATEGIES["three_d"].build(PRESETS["nano"], mesh, train, jax.devices())
     assert step.mesh.size == 8

@@ -1,4 +1,4 @@
-"""The ZeRO family: what each stage holds, and that its options change what is sent and when, and no number."""
+"""The ZeRO family: what each stage shards, and that options change when bytes are sent and no result."""
 
 import dataclasses
 import math
@@ -24,12 +24,12 @@ def build(name, mesh, config=CONFIG, **options):
 
 
 def held(tree):
-    """Elements of a tree that each of its devices holds, counts of steps apart."""
+    """The elements of a tree on one device, without step counts."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree) if x.shape)
 
 
 def accumulators(program):
-    """Bytes that a microbatch hands to the next, in the outermost loop of a program."""
+    """The bytes carried from one microbatch to the next, in the outermost loop of a program."""
     for equation in program.eqns:
         if equation.primitive.name == "scan":
             loop = Loop.of(equation)
@@ -51,8 +51,8 @@ def accumulators(program):
         ("hsdp", "data=2,fsdp=4", 4, 4, 4),
     ],
 )
-def test_each_stage_splits_one_thing_more(name, mesh, weights, moments, gradients):
-    """A device holds exactly its part of weights and moments, and between two microbatches of the gradients."""
+def test_each_zero_stage_shards_one_thing_more(name, mesh, weights, moments, gradients):
+    """Each ZeRO stage shards one more of optimizer state, gradients and weights; sizes per device are exact."""
     step = build(name, mesh, microbatches=2)
     assert held(step.state.params) == WEIGHTS / weights
     assert held(step.state.optimizer) == 2 * WEIGHTS / moments
@@ -61,14 +61,14 @@ def test_each_stage_splits_one_thing_more(name, mesh, weights, moments, gradient
 
 
 def test_gradients_of_gathered_weights_add_up_in_float32():
-    """Weights gathered once a step in bfloat16 have gradients in bfloat16, but their sums over microbatches are not."""
+    """With bfloat16 weights gathered once a step, gradients accumulate over microbatches in float32."""
     step = build("fsdp", "fsdp=8", gather="step", microbatches=2, dtype="bfloat16")
     program = jax.make_jaxpr(step.gradients)(step.state.params, step.batch)
     assert accumulators(program.jaxpr) == 4 * (WEIGHTS + 1)
 
 
 def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
-    """What a loop over ticks hands on is larger by whole gradients for parts of them, four bytes each."""
+    """With gather=step a schedule's loop carries whole gradients in place of shards, in float32."""
     sums = []
     for gather in ("step", "layer"):
         options = {"gather": gather, "microbatches": 2, "dtype": "bfloat16"}
@@ -90,14 +90,14 @@ def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
     ],
     ids=str,
 )
-def test_options_of_one_strategy_change_no_number(name, mesh, options):
-    """In buckets, gathered for a step or kept for the backward pass: the step computes what one device computes."""
+def test_options_of_one_strategy_change_no_result(name, mesh, options):
+    """Buckets, and gathering for a whole step or once for both passes, compute what one device computes."""
     reference = single(**{key: options[key] for key in options if key == "dtype"})
     assert_equal(train(name, MeshSpec.parse(mesh), **options), reference, ROUNDING[options.get("dtype", "float32")])
 
 
 def test_each_bucket_is_one_all_reduce_of_the_compiled_program():
-    """All are full but the last, which has what is left; the loss is in the first. The compiler joins none of them."""
+    """Each bucket is one all-reduce, all full but the last, the loss included; the compiler combines none."""
     bucket = 16_384
     step = build("data", "data=8", bucket_bytes=bucket)
     program = read_program(step.lower().compile().as_text() or "", step.mesh.shape)
@@ -112,9 +112,9 @@ def test_each_bucket_is_one_all_reduce_of_the_compiled_program():
     ("options", "keeps_all"), [({}, False), ({"remat": "full"}, False), ({"regather": False}, True)]
 )
 def test_fsdp_has_the_weights_of_two_layers_at_once(layers, options, keeps_all):
-    """Of a model that is all weights, temporaries beside own gradients are those of two layers at most, however many.
+    """fsdp's temporaries hold the gathered weights of at most two layers, however many there are.
 
-    Unless it is told to keep what it gathers: that is seen.
+    With regather=False it keeps all gathered weights, which the test sees.
     """
     config = GPTConfig(layers=layers, embed=128, heads=4, vocab=128, sequence=8)
     step = STRATEGIES["fsdp"].build(config, MeshSpec.parse("fsdp=8"), TrainConfig(8, **options), jax.devices()[:8])

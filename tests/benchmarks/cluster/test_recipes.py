@@ -1,4 +1,4 @@
-"""The recipes for clusters say nothing that the benchmarks, or those who read them, do not understand."""
+"""The cluster recipes are valid shell and YAML, use options that exist, and bring back their report."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ FILES = sorted(RECIPES.iterdir())
 
 
 class Options:
-    """Takes the options of the benchmarks, as pytest's parser does, and no others of pytest."""
+    """A pytest parser that accepts the benchmarks' options and --benchmark-json only."""
 
     def __init__(self) -> None:
         self.parser = argparse.ArgumentParser(exit_on_error=False)
@@ -29,12 +29,12 @@ class Options:
         self.addoption("--benchmark-json", type=Path)
 
     def getgroup(self, *names: str) -> "Options":
-        """There is one."""
+        """The only group."""
         return self
 
 
 def script(path: Path) -> str:
-    """What a recipe has a shell run."""
+    """The shell script of a recipe."""
     if path.suffix != ".yaml":
         return path.read_text()
     (job,) = yaml.safe_load(path.read_text())["spec"]["replicatedJobs"]
@@ -44,7 +44,7 @@ def script(path: Path) -> str:
 
 
 def measures(path: Path) -> list[str]:
-    """The options of its `pytest benchmarks`, which ends with its report."""
+    """The options of the recipe's `pytest benchmarks` command, which must end with --benchmark-json."""
     (found,) = re.findall(
         r"-m pytest benchmarks (.*?--benchmark-json \S+)", script(path).replace("\\\n", ""), re.DOTALL
     )
@@ -52,15 +52,15 @@ def measures(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_its_shell_can_read_it(path: Path) -> None:
-    """There is no mistake in its grammar."""
+def test_bash_parses_the_recipe(path: Path) -> None:
+    """bash parses the recipe's script."""
     done = subprocess.run(["bash", "-n"], input=script(path), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_its_options_are_ours(path: Path) -> None:
-    """Each is known, has a value that it can have, and together they start several processes that spread over all."""
+def test_options_of_the_recipe_exist(path: Path) -> None:
+    """Every option of a recipe parses, and together they start several processes that span 16 devices."""
     options = Options()
     add_options(options)  # pyright: ignore[reportArgumentType]
     words = [re.sub(r"\$\w+", "1", word) for word in measures(path)]
@@ -70,8 +70,8 @@ def test_its_options_are_ours(path: Path) -> None:
     assert option.preset == "gpt2-xl"
 
 
-def test_its_processes_are_those_that_are_started() -> None:
-    """JobSet starts as many pods as are waited for; each knows its number, and all know the name of the first."""
+def test_jobset_starts_the_processes_that_are_waited_for() -> None:
+    """The JobSet starts --processes pods, passes each its index, and names the first as coordinator."""
     manifest = yaml.safe_load((RECIPES / "jobset.yaml").read_text())
     (job,) = manifest["spec"]["replicatedJobs"]
     pods, words = job["template"]["spec"], measures(RECIPES / "jobset.yaml")
@@ -86,22 +86,22 @@ def test_its_processes_are_those_that_are_started() -> None:
 
 
 def test_slurm_starts_as_many_processes_as_there_are_gpus() -> None:
-    """JAX takes a GPU for each task of SLURM."""
+    """SLURM starts one task for each GPU, 16 in all."""
     text = (RECIPES / "slurm.sh").read_text()
     said = {name: int(count) for name, count in re.findall(r"^#SBATCH --([a-z-]+)=(\d+)$", text, re.MULTILINE)}
     assert said["ntasks-per-node"] == said["gpus-per-node"] == 16 // said["nodes"]
 
 
 def executable(path: Path, text: str) -> None:
-    """A program for a shell to find."""
+    """Write an executable shell script."""
     path.write_text(f"#!/usr/bin/env bash\n{text}\n")
     path.chmod(0o755)
 
 
 @pytest.mark.parametrize("status", [0, 1, 69])
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_its_report_comes_out_however_the_benchmarks_end(tmp_path: Path, path: Path, status: int) -> None:
-    """A case that does not fit makes `pytest` end with 1: the report is there all the same, and the status is kept."""
+def test_report_and_exit_status_come_back(tmp_path: Path, path: Path, status: int) -> None:
+    """The report is brought back and the exit status kept, also when the benchmarks fail."""
     report = 'while [ "$1" != --benchmark-json ]; do shift; done; mkdir -p "$(dirname "$2")"; echo "{}" > "$2"'
     programs, host, here = (tmp_path / name for name in ("programs", "meshmark", "here"))
     for folder in (programs, host, here):
@@ -109,7 +109,7 @@ def test_its_report_comes_out_however_the_benchmarks_end(tmp_path: Path, path: P
     for name in ("python", "python3"):
         executable(programs / name, f"{report}; exit {status}")
     executable(programs / "srun", 'shift; exec "$@"')
-    # It runs what is behind the last option, or copies from a host, whose home is this folder.
+    # A fake gcloud: `ssh` runs its last argument, `scp` copies from a host whose home is this folder.
     copies = 'from=${5#*:}; cp "${from/#\\~/$HOME}" "$6"'
     executable(programs / "gcloud", f'case "$4" in ssh) bash -c "${{@: -1}}" ;; *) {copies} ;; esac')
     env = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(tmp_path), "TPU": "slice", "ZONE": "zone"}

@@ -1,4 +1,4 @@
-"""Devices that are not there stand somewhere all the same."""
+"""Where the devices of a mesh lie in an absent topology: torus coordinates and hosts."""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ NO_TPU = V5P.compiler_version is None
 
 @pytest.fixture
 def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No compiler is installed."""
+    """No compiler of accelerators is installed."""
     monkeypatch.setattr(Topology, "compiler_version", None)
     placed.cache_clear()
     yield
@@ -27,7 +27,7 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("nothing_compiles")
 def test_chips_are_in_order_of_their_shape() -> None:
-    """The last axis of a mesh goes along the last dim."""
+    """Devices follow the order of the torus coordinates: the last mesh axis lies along the last dim."""
     mesh = placed(Topology.parse("v5e:2x4"), MeshSpec.parse("data=2,tensor=4"))
     assert mesh.axis_names == ("data", "tensor")
     assert [[device.coords for device in row] for row in mesh.devices] == [[(i, j) for j in range(4)] for i in range(2)]
@@ -35,7 +35,7 @@ def test_chips_are_in_order_of_their_shape() -> None:
 
 @pytest.mark.usefixtures("nothing_compiles")
 def test_gpus_are_on_their_hosts_and_virtual_devices_on_one() -> None:
-    """As many as a host has are neighbours; two cores of a chip are in one place."""
+    """Neighbouring GPUs share a host, virtual devices all share one, and a chip's two cores its coordinates."""
     hosts = placed(Topology.parse("h100:2x4"), MeshSpec.parse("fsdp=8")).devices
     assert [device.process_index for device in hosts] == [0] * 4 + [1] * 4
     assert {device.process_index for device in placed(Topology("cpu", (8,)), MeshSpec.parse("data=8")).devices} == {0}
@@ -46,7 +46,7 @@ def test_gpus_are_on_their_hosts_and_virtual_devices_on_one() -> None:
 @pytest.mark.skipif(NO_TPU, reason="takes the tpu extra: pip install -e '.[tpu]'")
 @pytest.mark.parametrize("text", ["v5p:4x4x4", "v5e:4x4", "tpu7x:2x2x1"])
 def test_every_factorisation_is_a_mesh_of_a_torus(text: str) -> None:
-    """An axis has a part of a dim where it cannot have all of it; each device is there once."""
+    """Every factorisation of a slice's devices is a mesh with each device once, even if an axis takes part of a dim."""
     topology = Topology.parse(text)
     assert len(topology.devices()) == device_count(topology)
     for spec in factorisations(AXES, device_count(topology)):
@@ -56,7 +56,7 @@ def test_every_factorisation_is_a_mesh_of_a_torus(text: str) -> None:
 
 
 def test_an_axis_may_have_a_part_of_a_dim(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What JAX does not do by itself but on v5e."""
+    """Where `jax.make_mesh` refuses to split a dim of the torus, the mesh is made without it."""
     spec = MeshSpec.parse("data=4,tensor=2")
     usual = spec.over(("data", "tensor"), jax.devices()[:8])
 
@@ -67,8 +67,8 @@ def test_an_axis_may_have_a_part_of_a_dim(monkeypatch: pytest.MonkeyPatch) -> No
     assert spec.over(("data", "tensor"), jax.devices()[:8]) == usual
 
 
-def test_places_are_as_many_as_devices() -> None:
-    """A mesh takes them all."""
+def test_a_placed_mesh_has_every_device() -> None:
+    """A placed mesh has all devices of a topology, two for each chip of tpu7x."""
     for text in ("h100:4x8", "cpu:6", "tpu7x:4x4x4"):
         topology = Topology.parse(text)
         count = device_count(topology)

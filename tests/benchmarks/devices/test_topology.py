@@ -1,4 +1,4 @@
-"""Devices that are not there are named, described and refused as those that are."""
+"""Topologies are parsed, printed, described and refused."""
 
 import re
 
@@ -22,8 +22,8 @@ HERE = [
 
 
 @pytest.mark.parametrize("text", HERE)
-def test_it_is_printed_as_it_is_parsed(text):
-    """Parse and print are inverse."""
+def test_parse_and_print_are_inverse(text):
+    """Parsing and printing a topology are inverse."""
     assert str(Topology.parse(text)) == text
 
 
@@ -46,8 +46,8 @@ def test_it_is_printed_as_it_is_parsed(text):
         ("cpu:4x4", "write one as cpu:1024"),
     ],
 )
-def test_what_cannot_be_is_refused(text, message):
-    """With what is wrong, and a way to write it."""
+def test_a_topology_that_does_not_exist_is_refused(text, message):
+    """A topology that does not exist is refused with what is wrong and how to write one."""
     with pytest.raises(ValueError, match=re.escape(message)):
         Topology.parse(text)
 
@@ -56,7 +56,7 @@ def test_what_cannot_be_is_refused(text, message):
     ("text", "spelled"), [("H100:1x8", "h100:1x8"), ("V5E:4x4", "v5e:4x4"), ("v5litepod:4x4", "v5e:4x4")]
 )
 def test_another_spelling_is_read(text, spelled):
-    """Capital letters, and the names of Cloud TPU; it is printed in ours."""
+    """Capital letters and Cloud TPU's names are parsed, and printed in our spelling."""
     assert str(Topology.parse(text)) == spelled
 
 
@@ -72,14 +72,14 @@ def test_another_spelling_is_read(text, spelled):
     ],
 )
 def test_an_accelerator_type_is_told_its_shape(text, spelled):
-    """Its number of chips has a shape, which is asked for."""
+    """A Cloud TPU accelerator type such as v5e-16 is refused with the topology that it means."""
     assert str(Topology.parse(spelled)) == spelled
     with pytest.raises(ValueError, match=f"cannot be read; write one as {spelled}$"):
         Topology.parse(text)
 
 
 def test_every_kind_is_described():
-    """A chip has figures above zero and says where they are from; a GPU has what its compiler asks besides."""
+    """Every chip has positive figures and a source; memory is faster than links, and links than the network."""
     for name, chip in CHIPS.items():
         assert chip.source, name
         figures = [
@@ -87,7 +87,7 @@ def test_every_kind_is_described():
             *(chip.link_bytes_per_second, chip.network_bytes_per_second),
         ]
         assert min(figures) > 0, name
-        # Nearer is faster, or a figure is in the wrong unit.
+        # Memory is faster than links and links than the network, or a figure is in the wrong unit.
         assert chip.memory_bytes_per_second > chip.link_bytes_per_second > chip.network_bytes_per_second, name
         assert (chip.slice_chips > 0) == (chip.dims > 0) == (chip.platform == "tpu"), name
     assert set(GPUS) == {name for name, chip in CHIPS.items() if chip.platform == "cuda"}
@@ -96,19 +96,19 @@ def test_every_kind_is_described():
 
 @pytest.mark.parametrize(("kind", "gigabytes"), [("h100", 80), ("h200", 141), ("b200", 180)])
 def test_a_gpu_holds_more_than_decimal_gigabytes(kind, gigabytes):
-    """As XLA describes them: over 5% more than datasheets say, and no more than if these meant binary ones."""
+    """A GPU's memory, as XLA describes it, is over 5% above its decimal gigabytes, and at most as many binary ones."""
     assert 1.05 * gigabytes * 1e9 < CHIPS[kind].memory_bytes <= gigabytes * 2**30
 
 
-def test_bounds_are_by_no_slower_memory_than_xla_is_told():
-    """What XLA's descriptions say by a memory's clock is the published figure to a thousandth, or less than that."""
+def test_memory_bandwidth_agrees_with_xlas_description():
+    """The memory bandwidth in XLA's description of a GPU is 95% to 100.1% of the published figure."""
     for kind, told in GPUS.items():
         assert 0.95 < told["memory_bandwidth"] / CHIPS[kind].memory_bytes_per_second < 1.001, kind
 
 
 @pytest.mark.parametrize(("text", "extra"), [("v5e:2x8", "tpu"), ("h100:3x8", "gpu")])  # asked for nowhere else
 def test_a_compiler_that_is_missing_is_named(text, extra, monkeypatch):
-    """Not found, it is said what to install."""
+    """Without the compiler of a topology its devices raise an error that names the extra to install."""
     monkeypatch.setitem(module.COMPILERS, Topology.parse(text).platform, (extra, "no-such-package"))
     assert Topology.parse(text).compiler_version is None
     with pytest.raises(ValueError, match=re.escape(f"pip install -e '.[{extra}]'")):
@@ -116,7 +116,7 @@ def test_a_compiler_that_is_missing_is_named(text, extra, monkeypatch):
 
 
 def test_virtual_devices_are_those_of_jax():
-    """As many as were asked for, and no fewer without a word."""
+    """A cpu topology has as many virtual devices as asked for, and raises an error if JAX has fewer."""
     assert len(Topology.parse("cpu:4").devices()) == 4
     with pytest.raises(ValueError, match="JAX has started with 8 virtual devices"):
         Topology.parse("cpu:9").devices()

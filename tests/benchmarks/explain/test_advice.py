@@ -1,4 +1,4 @@
-"""Which layouts are advised against: those of which the compiled program was seen."""
+"""Advice against meshes on which libtpu was seen to turn a gather or a scatter into an all-reduce."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ GATHER, SCATTER = "all_gather", "reduce_scatter"
 
 
 def torus(shape: tuple[int, ...], **axes: int) -> Any:
-    """A mesh of the chips of a torus, of which the last dim is the innermost."""
+    """A mesh over the chips of a torus in row-major order."""
     places = itertools.product(*(range(size) for size in shape))
     devices = np.empty(math.prod(shape), dtype=object)
     devices[:] = [SimpleNamespace(coords=(*place, *(3 - len(shape)) * (0,))) for place in places]
@@ -46,12 +46,12 @@ def torus(shape: tuple[int, ...], **axes: int) -> Any:
 def test_what_becomes_an_all_reduce_is_advised_against(
     chip: str, shape: tuple[int, ...], axes: dict[str, int], kinds: list[str]
 ) -> None:
-    """Where the compiler was seen to make an all-reduce of a gather or a scatter, and nowhere else."""
+    """Advice is given for the chips, shapes and axes on which an all-reduce was seen, and for no others."""
     assert [each.kind for each in advice(CHIPS[chip], torus(shape, **axes), ("fsdp",))] == kinds
 
 
-def test_what_is_advised_avoids_it() -> None:
-    """The mesh that it names gives no advice in turn; and it names the options that have the same effect."""
+def test_the_advised_mesh_needs_no_advice() -> None:
+    """The advised mesh needs no advice itself; the advice names compiler options with a similar effect, too."""
     gather, scatter = advice(CHIPS["v5p"], torus((4, 4, 8), fsdp=128), ("fsdp",))
     assert gather.mesh == scatter.mesh == "data=4,fsdp=32"
     assert (gather.options, scatter.options) == (GATHERING, SCATTERING)
@@ -65,19 +65,19 @@ def test_what_is_advised_avoids_it() -> None:
 
 @pytest.mark.parametrize(("axis", "mesh"), [("tensor", "data=4,tensor=4"), ("data", "data=4,fsdp=4")])
 def test_the_mesh_has_the_axis_in_question(axis: str, mesh: str) -> None:
-    """Sums of a tensor axis are scattered, too; what zero1 shards, hsdp shards over fewer."""
+    """Advice for a tensor axis proposes a smaller tensor axis, and advice for zero's data axis an fsdp axis."""
     (scatter,) = advice(CHIPS["v5e"], torus((4, 4), **{axis: 16}), (axis,))
     assert scatter.mesh == mesh
 
 
-def test_what_was_told_is_not_advised_again() -> None:
-    """Where options did not avoid it, a mesh does; half of them are advised whole."""
+def test_options_that_are_set_are_not_advised_again() -> None:
+    """Compiler options that are already set are not advised again, unless only some of them are set."""
     mesh = torus((4, 4, 8), fsdp=128)
     gather, scatter = advice(CHIPS["v5p"], mesh, ("fsdp",), {**SCATTERING, **dict([*GATHERING.items()][:1])})
     assert (gather.options, scatter.options) == (GATHERING, {})
     assert str(scatter).endswith("becomes an all-reduce of the full array; data=4,fsdp=32 avoids it")
 
 
-def test_gpus_keep_what_is_stated() -> None:
-    """Their compiler makes no all-reduce of a gather."""
+def test_there_is_no_advice_for_gpus() -> None:
+    """There is no advice for GPUs, whose compiler keeps gathers."""
     assert advice(CHIPS["h100"], torus((4, 4), fsdp=16), ("fsdp",)) == ()

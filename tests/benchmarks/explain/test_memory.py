@@ -1,4 +1,4 @@
-"""What a step holds."""
+"""How many bytes a device and the host have room for."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from benchmarks.explain.memory import free_cgroup_bytes, processes_that_fit, sha
 
 
 def test_shard_bytes_are_those_of_one_device() -> None:
-    """What is split counts for a part of it, what is replicated for the whole."""
+    """A sharded array counts with one shard, a replicated one in full."""
     mesh = jax.make_mesh((8,), ("fsdp",), devices=jax.devices()[:8])
     tree = {
         "split": jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=NamedSharding(mesh, P("fsdp"))),
@@ -22,13 +22,13 @@ def test_shard_bytes_are_those_of_one_device() -> None:
 
 
 def test_states_may_take_a_part_of_what_is_free() -> None:
-    """A budget that is known is positive; where it is not known, nothing is said."""
+    """The budget for states is positive, or None where the free memory is unknown."""
     budget = states_budget_bytes()
     assert budget is None or budget > 0
 
 
 def test_container_may_have_less_than_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least of what the machine and the groups around a process leave is what counts."""
+    """The budget is half of the least free memory of the machine and the control groups around the process."""
     monkeypatch.setattr("benchmarks.explain.memory.free_host_bytes", lambda: [1000])
     monkeypatch.setattr("benchmarks.explain.memory.free_cgroup_bytes", lambda: [10**18, 600])
     assert states_budget_bytes() == 300
@@ -36,7 +36,7 @@ def test_container_may_have_less_than_its_machine(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("free", "most"), [(0, 1), (250, 2), (1000, 4)])
 def test_memory_and_cores_say_how_many_processes(monkeypatch: pytest.MonkeyPatch, free: int, most: int) -> None:
-    """One each that there is room for, one at least, and no more than cores."""
+    """As many processes run as free memory holds: at least one, and at most one for each core."""
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setattr("benchmarks.explain.memory.free_host_bytes", lambda: [free])
     monkeypatch.setattr("benchmarks.explain.memory.free_cgroup_bytes", lambda: [])
@@ -46,7 +46,7 @@ def test_memory_and_cores_say_how_many_processes(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("groups", "files", "free"),
     [
-        # Version 2: a job in a slice that has a limit, and itself none.
+        # Version 2: a job without a limit in a slice with one.
         (
             "0::/slice/job",
             {
@@ -55,7 +55,7 @@ def test_memory_and_cores_say_how_many_processes(monkeypatch: pytest.MonkeyPatch
             },
             [500],
         ),
-        # Version 1, in a container that sees its own group at the top, under another name than it is told.
+        # Version 1, in a container whose group is mounted at the top, whatever its path in /proc.
         (
             "5:devices:/docker/1f\n4:cpu,memory:/docker/1f\n0::/",
             {
@@ -74,7 +74,7 @@ def test_memory_and_cores_say_how_many_processes(monkeypatch: pytest.MonkeyPatch
 def test_control_groups_limit_memory(
     tmp_path: Path, groups: str | None, files: dict[str, dict[str, object]], free: list[int]
 ) -> None:
-    """A limit is found wherever it is set around a process; what is kept of files does not count as used."""
+    """The limit of any enclosing control group counts, version 1 or 2; inactive file cache counts as free."""
     if groups is not None:
         (tmp_path / "proc" / "self").mkdir(parents=True)
         (tmp_path / "proc" / "self" / "cgroup").write_text(f"{groups}\n")

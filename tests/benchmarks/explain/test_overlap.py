@@ -1,4 +1,4 @@
-"""What is found to run while collectives do: fragments of GPUs' and TPUs' programs, with smaller arrays."""
+"""What runs while a collective is in flight: fragments of GPU and TPU programs, with smaller arrays."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,19 +18,19 @@ DOT = "%m = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims
 H100S: Any = SimpleNamespace(
     axis_names=("data", "fsdp"), devices=np.array([SimpleNamespace(process_index=0)] * 8).reshape(2, 4)
 )
-"""A mesh of the GPUs of one host."""
+"""A mesh over the GPUs of one host."""
 MATMUL = Meanwhile(2 * 8 * 8 * 16, 512 + 512 + 256)
 
 
 def program(*lines: str, before: str = "", header: str = ", is_scheduled=true") -> Program:
-    """Over `%p`, 512 bytes of float32; the last line is its root."""
+    """A program over `%p`, 512 bytes of float32, whose last line is the root."""
     *others, root = ("%p = f32[8,16]{1,0} parameter(0)", *lines)
     main = "\n".join([*(f"  {line}" for line in others), f"  ROOT {root}"])
     return read_program(f"HloModule m{header}\n\n{before}ENTRY %main (p: f32[8,16]) -> f32[] {{\n{main}\n}}\n", MESH)
 
 
 def row(program: Program) -> tuple[int | None, ...]:
-    """Bytes sent beside matmuls, beside memory, beside nothing, and waited for."""
+    """Bytes sent beside matmuls, beside memory traffic, beside nothing, and waited for."""
     found = overlap(program, H100S)
     return tuple(cast(int | None, found[column]) for column in SENT)
 
@@ -57,14 +57,14 @@ DONE = "%d = f32[32,16] all-gather-done(%s)"
 def test_what_stands_between_start_and_done(
     lines: tuple[str, ...], meanwhile: Meanwhile | None, columns: tuple[int, ...]
 ) -> None:
-    """Matmuls and memory are added up from a start to its done; what is synchronous has nothing in between."""
+    """FLOPs and memory bytes from a start to its done overlap the collective; a synchronous one overlaps nothing."""
     found = program(*lines)
     assert [each.meanwhile for each in found.collectives] == [meanwhile]
     assert row(found) == columns
 
 
-def test_two_at_once_are_behind_the_same() -> None:
-    """Collectives that overlap each other are each behind what is between their own start and done."""
+def test_concurrent_collectives_overlap_the_same_work() -> None:
+    """Collectives that overlap each other each overlap all work between their own start and done."""
     other = GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2")
     first, second = program(GATHER, DOT, other[0], DONE, DOT.replace("%m", "%m.2"), other[1]).collectives
     assert first.meanwhile
@@ -97,14 +97,14 @@ WRAPPED = f"""%wrapped (q: f32[8,16]) -> f32[2,16] {{
     ],
 )
 def test_wrapped_collective_is_asynchronous(lines: tuple[str, ...]) -> None:
-    """What a computation that is called asynchronously does goes on until its done, an update in between or not."""
+    """A collective in a computation that is called asynchronously lasts until the call is done."""
     found = program(*lines, before=WRAPPED)
     assert [each.meanwhile for each in found.collectives] == [MATMUL]
     assert row(found) == (384, 0, 0, 0)
 
 
 def woven(name: str, chain: int, *lines: str) -> str:
-    """A fusion that a TPU weaves a collective into."""
+    """A fusion into which a TPU compiler weaves a collective of a chain."""
     body = "".join(f"  {line}\n" for line in lines)
     gather = f'all-gather(%p), dimensions={{0}}, {GROUPS}, frontend_attributes={{chain_id="{chain}"}}'
     return (
@@ -117,12 +117,12 @@ WOVEN = woven("start", 0) + woven("compute", 0, DOT) + woven("done", 0) + woven(
 
 
 def fusion(name: str, calls: str) -> str:
-    """A call of it."""
+    """A call of a fusion."""
     return f"%{name} = f32[32,16] fusion(%p, %p), kind=kCustom, calls=%{calls}"
 
 
 def test_chain_is_behind_the_fusions_that_it_is_woven_into() -> None:
-    """The first of a chain starts it, the last waits for it, and what those in between compute is done meanwhile."""
+    """A chain lasts from its first fusion to its last, and overlaps the compute of the fusions in between."""
     chain = fusion("a", "start"), fusion("b", "compute"), fusion("c", "done")
     found = program(*chain, DOT, before=WOVEN)
     (only,) = found.collectives
@@ -152,7 +152,7 @@ LOOP = f"""%body (s: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
 
 
 def test_loops_multiply_bytes_and_not_what_is_meanwhile() -> None:
-    """A collective in a loop is behind as much each time, and what follows the loop is none of that."""
+    """A collective in a loop counts its bytes at each trip; work after the loop does not overlap it."""
     loop = "%w = (s32[], f32[8,16]) while(%t), condition=%condition, body=%body"
     loop += ', backend_config={"known_trip_count":{"n":"7"}}'
     found = program("%i = s32[] constant(0)", "%t = (s32[], f32[8,16]) tuple(%i, %p)", loop, DOT, before=LOOP)
@@ -160,13 +160,13 @@ def test_loops_multiply_bytes_and_not_what_is_meanwhile() -> None:
     assert row(found) == (7 * 1536, 0, 0, 0)
 
 
-def test_nothing_is_said_without_a_schedule() -> None:
-    """The order of a text that is not scheduled means nothing."""
+def test_an_unscheduled_program_has_no_overlap() -> None:
+    """A program that is not scheduled has no overlap: the order of its text means nothing."""
     assert set(overlap(program(GATHER, DOT, DONE, header=""), H100S, CHIPS["h100"]).values()) == {None}
 
 
-def test_what_is_beside_what_is_told() -> None:
-    """Each kind over each axes, with what runs meanwhile; the most bytes first."""
+def test_text_lists_what_each_collective_overlaps() -> None:
+    """The text lists each collective with what it overlaps, most bytes first."""
     other = (GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2"))
     reduce = f"%r = f32[8,8] all-reduce(%m), {GROUPS}, to_apply=%sum"
     assert overlap(program(GATHER, DOT, DONE, *other, reduce), H100S)["overlap.text"] == (
@@ -175,8 +175,8 @@ def test_what_is_beside_what_is_told() -> None:
     )
 
 
-def test_what_takes_longer_than_what_is_beside_it_is_exposed() -> None:
-    """By the chip's figures: the network's time, less that of the FLOPs or the bytes of memory meanwhile."""
+def test_exposed_time_is_what_overlapped_work_does_not_hide() -> None:
+    """Exposed time is the network time minus that of the overlapped FLOPs or memory bytes, by the chip's figures."""
     seconds = 1536 / CHIPS["h100"].link_bytes_per_second
 
     def exposed(**figures: float) -> Any:

@@ -1,4 +1,4 @@
-"""What formulas say stands in every row, beside what the compiler said."""
+"""The predictions of the formulas in a row, beside the facts of its compiled program."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,12 +19,12 @@ SENT = 2 * 7 * (param_count(PRESETS["nano"]) + 1) * 4 // 8
 
 
 def compiled(kind="all_reduce", axes=("data",), sent_bytes=SENT):
-    """A program of one collective, as a row has it."""
+    """The facts of a program with one collective, as a row has them."""
     return Program((Collective(kind, axes, 1, False, sent_bytes),)).as_row()
 
 
 def test_a_row_has_what_formulas_say_before_anything_is_compiled():
-    """Of a case that is not compiled, or cannot be, it is known what it would send and hold."""
+    """The predictions of a case need no compiled program; only the comparison is null without one."""
     row = predicted(CASE, {})
     assert row["predicted.sent_bytes"] == SENT
     assert row["predicted.argument_bytes"] == 4 * (3 * param_count(PRESETS["nano"]) + 1 + 2 * 65)
@@ -38,7 +38,7 @@ def test_a_row_has_what_formulas_say_before_anything_is_compiled():
     ids=str,
 )
 def test_what_no_formula_knows_is_null(changes):
-    """The row has the same columns all the same, and nothing is made up."""
+    """A case without formulas has the same columns, all of them null."""
     row = predicted(replace(CASE, **changes), compiled())
     assert set(row.values()) == {None}
     assert row.keys() == predicted(CASE, {}).keys()
@@ -49,26 +49,26 @@ def test_what_no_formula_knows_is_null(changes):
     [
         ({}, 1, True),
         ({"sent_bytes": 2 * SENT}, 2, False),
-        # As many bytes, of which none are those that were predicted.
+        # The same bytes in another kind, or over another axis.
         ({"kind": "reduce_scatter"}, 1, False),
         ({"axes": ("data", "tensor")}, 1, False),
     ],
     ids=str,
 )
 def test_what_is_sent_is_compared_by_kind_and_axis(found, ratio, equal):
-    """A program that sends the same bytes otherwise does not send what was predicted."""
+    """The same bytes in another kind of collective, or over another axis, are not what was predicted."""
     row = predicted(CASE, compiled(**found))
     assert (row["sent_over_predicted"], row["sent_as_predicted"]) == (ratio, equal)
 
 
 def test_nothing_sent_is_as_predicted():
-    """One device has no ratio, and sends what it should: nothing."""
+    """One device sends nothing, as predicted, and has no ratio."""
     row = predicted(replace(CASE, strategy="single", mesh=MeshSpec.parse("data=1")), Program().as_row())
     assert (row["predicted.sent_bytes"], row["sent_over_predicted"], row["sent_as_predicted"]) == (0, None, True)
 
 
 def test_a_twin_by_hand_is_what_a_compiler_is_compared_with():
-    """A row of what the compiler partitions has its twin's predictions, and nothing says that it should meet them."""
+    """A row of auto has the predictions of its hand-written twin and no verdict on whether it meets them."""
     auto = replace(CASE, strategy="auto")
     row, by_hand = (predicted(case, compiled(sent_bytes=2 * SENT)) for case in (auto, CASE))
     assert (row["sent_over_predicted"], row["sent_as_predicted"]) == (2, None)
@@ -77,23 +77,23 @@ def test_a_twin_by_hand_is_what_a_compiler_is_compared_with():
 
 @pytest.mark.parametrize("path", sorted(BASELINES.glob("*.json")), ids=lambda path: path.stem)
 def test_committed_baselines_are_what_formulas_say(path):
-    """Of every program of the default matrix: bytes sent, FLOPs and arguments are equal, temporaries within 15%.
+    """In the committed baselines bytes sent, FLOPs and arguments equal the predictions, and temporaries are within 15%.
 
-    But for those that are the compiler's own.
+    Programs that the compiler partitions are left out.
     """
     ended_well = {case: row for case, row in read_snapshot(path).rows.items() if row["status"] == "ok"}
-    rows = {case: row for case, row in ended_well.items() if not STRATEGIES[spread(case).strategy].twins}
+    rows = {case: row for case, row in ended_well.items() if not STRATEGIES[case_of(case).strategy].twins}
     assert rows
     for case, row in rows.items():
-        row |= predicted(spread(case), row)
+        row |= predicted(case_of(case), row)
         assert row["sent_as_predicted"], case
         assert row["predicted.flops"] == row["compiled.flops"], case
         assert row["predicted.argument_bytes"] == row["memory.argument_bytes"], case
         assert row["predicted.temp_bytes"] == pytest.approx(row["memory.temp_bytes"], rel=0.15), case
 
 
-def spread(case: Any) -> Case:
-    """The case of a record, which knows its name and its preset."""
+def case_of(case: Any) -> Case:
+    """The case of a row in a baseline."""
     strategy, mesh, batch = case.name.removeprefix("test_step[").removesuffix("]").split("-")
     sizes = case.preset, PRESETS[case.preset], int(batch.removeprefix("b"))
     return Case(strategy, MeshSpec.parse(mesh), *sizes, case.microbatches, case.dtype, case.remat)

@@ -1,4 +1,4 @@
-"""The least time of a step is what a chip's published figures allow."""
+"""The roofline: the least time of a step by a chip's published figures."""
 
 import dataclasses
 import math
@@ -15,18 +15,18 @@ V5P, H100 = CHIPS["v5p"], CHIPS["h100"]
 
 
 def mesh(sizes: dict[str, int], place) -> Any:
-    """A mesh of devices of which only the place is known."""
+    """A mesh of devices that have a location and nothing else."""
     devices = np.array([place(i) for i in range(math.prod(sizes.values()))], dtype=object)
     return SimpleNamespace(devices=devices.reshape(tuple(sizes.values())), axis_names=tuple(sizes))
 
 
 def cube(index: int) -> Any:
-    """A chip of 4x4x4."""
+    """A chip of a 4x4x4 torus."""
     return SimpleNamespace(coords=(index // 16, index // 4 % 4, index % 4))
 
 
 def gpu(index: int) -> Any:
-    """One of 8 GPUs of a host."""
+    """A GPU of hosts with eight each."""
     return SimpleNamespace(process_index=index // 8)
 
 
@@ -38,18 +38,18 @@ def gpu(index: int) -> Any:
         ({"data": 16, "tensor": 4}, "all_reduce", ("data", "tensor"), 6),
         ({"fsdp": 64}, "all_gather", ("fsdp",), 6),
         ({"data": 16, "pipeline": 4}, "permute", ("pipeline",), 1),  # to one neighbour
-        ({"data": 16, "context": 4}, "all_to_all", ("context",), 2),  # a ring of 4: one link on the mean
-        ({"context": 64}, "all_to_all", ("context",), 6 / 3),  # three on the mean
+        ({"data": 16, "context": 4}, "all_to_all", ("context",), 2),  # a ring of 4: one hop on average
+        ({"context": 64}, "all_to_all", ("context",), 6 / 3),  # three hops on average
     ],
 )
 def test_a_torus_has_links_along_each_dim(sizes, kind, axes, links):
-    """As many as the group of devices can use at once."""
+    """The bandwidth of a collective is that of the links its group can use at once."""
     speed = bytes_per_second(V5P, mesh(sizes, cube), kind, axes)
     assert speed == pytest.approx(links * V5P.link_bytes_per_second)
 
 
 def chip_of(shape: tuple[int, ...]):
-    """Chips of a slice of that shape, in order."""
+    """The chips of a slice of that shape, in row-major order."""
     return lambda index: SimpleNamespace(coords=tuple(map(int, np.unravel_index(index, shape))))
 
 
@@ -67,7 +67,7 @@ def chip_of(shape: tuple[int, ...]):
     ],
 )
 def test_a_dim_of_a_slice_is_a_ring_or_a_line(kind, shape, axes, links):
-    """A ring has a link each way, a line as many as the chip at its end: one (How to Scale Your Model, part 2)."""
+    """A ring sends over a link each way, a line over the one at its ends (How to Scale Your Model, part 2)."""
     names = ["data", "tensor"] if len(shape) == 2 else ["data", "fsdp", "tensor"]
     sizes = dict(zip(names, shape, strict=True))
     speed = bytes_per_second(CHIPS[kind], mesh(sizes, chip_of(shape)), "all_gather", axes)
@@ -75,16 +75,16 @@ def test_a_dim_of_a_slice_is_a_ring_or_a_line(kind, shape, axes, links):
 
 
 def test_a_part_of_a_ring_is_a_line():
-    """Two groups of four in a ring of eight have no link from their last chip to their first."""
+    """A group that is part of a ring has no link from its last chip to its first, so it is a line."""
     spread = mesh({"data": 2, "fsdp": 4, "tensor": 16}, chip_of((8, 4, 4)))
     assert bytes_per_second(V5P, spread, "all_gather", ("fsdp",)) == V5P.link_bytes_per_second
     assert bytes_per_second(V5P, spread, "all_gather", ("data", "fsdp")) == 2 * V5P.link_bytes_per_second
 
 
 def test_an_all_gather_on_v5e_takes_as_long_as_published():
-    """Of 32 MiB over 4 chips of v5e:8x4: 560 us (How to Scale Your Model, part 3, pop quiz 2), at 45 GB/s a link.
+    """An all-gather of 32 MiB over 4 chips of v5e:8x4 takes 560 us at 45 GB/s a link.
 
-    680 us were measured there. Two links would take half.
+    The source is How to Scale Your Model, part 3, pop quiz 2, where 680 us were measured. Two links would take half.
     """
     v5e = dataclasses.replace(CHIPS["v5e"], link_bytes_per_second=45e9)
     spread = mesh({"data": 8, "tensor": 4}, chip_of((8, 4)))
@@ -99,7 +99,7 @@ def test_an_all_gather_on_v5e_takes_as_long_as_published():
     [
         ({"data": 2, "tensor": 8}, "all_gather", ("tensor",), H100.link_bytes_per_second),  # in one host
         ({"data": 2, "tensor": 8}, "all_gather", ("data",), H100.network_bytes_per_second),  # one GPU of each
-        # Of 15 parts that each passes on, one crosses: 8 network cards share what a host has to get.
+        # One of the 15 shards that a GPU sends crosses hosts: 8 network cards share what a host receives.
         ({"fsdp": 16}, "all_gather", ("fsdp",), H100.link_bytes_per_second),
         ({"fsdp": 64}, "all_gather", ("fsdp",), 9 * H100.network_bytes_per_second),
         ({"context": 16}, "all_to_all", ("context",), 15 / 8 * H100.network_bytes_per_second),
@@ -107,12 +107,12 @@ def test_an_all_gather_on_v5e_takes_as_long_as_published():
     ],
 )
 def test_hosts_are_a_switch_each_and_a_network(sizes, kind, axes, bound):
-    """Inside of one the switch bounds, between them the network, shared where what all are to get crosses once."""
+    """Within a host the switch bounds a collective; between hosts the network does, shared by the GPUs of a host."""
     assert bytes_per_second(H100, mesh(sizes, gpu), kind, axes) == pytest.approx(bound)
 
 
 def test_the_slowest_part_is_the_bound():
-    """A step that overlaps all it can still waits for its slowest part; collectives wait for each other."""
+    """A step takes at least the largest of its compute, memory and network times; its collectives' times add up."""
     sent = [("all_gather", ("tensor",), 2e11), ("permute", ("data",), 1e11)]
     least = roofline(V5P, mesh({"data": 16, "tensor": 4}, cube), 459e12, 2 * 2765e9, sent)
     parts = least.compute_seconds, least.memory_seconds, least.network_seconds

@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""The clock splits the wall time of a run into phases."""
 
 import re
 import time
@@ -8,7 +8,7 @@ from benchmarks.harness.clock import Clock
 
 
 def test_phases_add_up_and_failures_count() -> None:
-    """A phase is the sum of its stretches, and takes the time it took even if it fails."""
+    """A phase's time is the sum over its uses, including those that raised an error."""
     clock = Clock()
     with clock.phase("compile"):
         time.sleep(0.01)
@@ -19,7 +19,7 @@ def test_phases_add_up_and_failures_count() -> None:
 
 
 def test_split_names_the_overhead() -> None:
-    """What no phase claims is said too, as a share of the whole."""
+    """The summary gives the time outside of all phases as `other`, with its share."""
     clock = Clock()
     clock.start -= 100
     clock.seconds |= {"compile": 60.0, "timed": 20.0}

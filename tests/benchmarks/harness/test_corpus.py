@@ -1,4 +1,4 @@
-"""Real text, the same for everyone."""
+"""The training text: the bytes of a file, split into sequences without gaps or repetition."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ CONFIG = GPTConfig(layers=1, embed=8, heads=1, vocab=256, sequence=16)
 
 
 def test_default_is_prose() -> None:
-    """Without a file there is text of a human language, long enough for minutes of training."""
+    """The default text is English prose of more than 100,000 bytes."""
     text = read_corpus(None, CONFIG).tobytes().decode()
     assert len(text) > 100_000
     assert "Assert statements are a convenient way" in text
@@ -29,7 +29,7 @@ def test_tokens_are_the_bytes_of_the_file(tmp_path: Path) -> None:
 
 @given(length=st.integers(17, 200), index=st.integers(0, 50), batch_size=st.integers(1, 8))
 def test_sequences_are_stretches_of_the_text(length: int, index: int, batch_size: int) -> None:
-    """A sequence is one stretch of the text with its last target, anywhere in a run and however short the text."""
+    """A sequence is one contiguous stretch of the text, including its last target, also where the text wraps around."""
     corpus_N = (np.arange(length) % 256).astype(np.uint8)
     batch_BS = tokens(corpus_N, index, batch_size, sequence=16)
     assert batch_BS.shape == (batch_size, 17)
@@ -38,27 +38,27 @@ def test_sequences_are_stretches_of_the_text(length: int, index: int, batch_size
 
 
 def test_text_is_read_on() -> None:
-    """No text is trained on twice before all of it has been: a sequence begins where the one before it ends."""
+    """A sequence begins where the one before it ends, so no text repeats before all of it was used."""
     corpus_N = np.arange(100, dtype=np.uint8)
     first, second = (tokens(corpus_N, index, batch_size=2, sequence=10) for index in (0, 1))
     assert [*first[:, 0], *second[:, 0]] == [0, 10, 20, 30]
 
 
 def test_too_small_a_vocabulary_is_refused() -> None:
-    """A vocabulary that lacks a byte is refused, with the least that does."""
+    """A vocabulary below 256 raises an error that names the least size."""
     with pytest.raises(ValueError, match=r"vocab=255 does not hold the 256 byte values of text; use 256 or more"):
         read_corpus(None, GPTConfig(layers=1, embed=8, heads=1, vocab=255, sequence=16))
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
-    """The error names the file and why it cannot be read."""
+    """A missing file raises an error that names it and the cause."""
     with pytest.raises(ValueError, match=r"none\.txt cannot be read: No such file"):
         read_corpus(tmp_path / "none.txt", CONFIG)
 
 
 @pytest.mark.parametrize("text", [b"", b"a" * 16])
 def test_too_short_a_text_is_refused(tmp_path: Path, text: bytes) -> None:
-    """A text must hold a sequence and its last target; the error names both lengths."""
+    """A text without one sequence and its last target raises an error with both lengths."""
     path = tmp_path / "short.txt"
     path.write_bytes(text)
     with pytest.raises(ValueError, match=rf"short\.txt has {len(text)} bytes; sequence=16 needs 17 or more"):
@@ -66,7 +66,7 @@ def test_too_short_a_text_is_refused(tmp_path: Path, text: bytes) -> None:
 
 
 def test_a_text_shorter_than_a_batch_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sequences of a batch that are alike make a loss that falls too fast: a line names both lengths."""
+    """A text that repeats within a batch, whose loss falls too fast, prints a warning with both lengths."""
     path = tmp_path / "short.txt"
     path.write_bytes(bytes(1000))
     config = PRESETS["nano"]

@@ -1,4 +1,4 @@
-"""The journal: whatever ends the process, every finished row is there."""
+"""The journal keeps every finished row, whatever ends the process."""
 
 import contextlib
 import json
@@ -22,13 +22,13 @@ ROWS = [Row("data", {"status": "ok"}, (0.1, 0.2), 3), Row("fsdp", {"status": "oo
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the journal is."""
+    """The journal's path."""
     return tmp_path / "run.journal.jsonl"
 
 
 @contextlib.contextmanager
 def full_disk(path: Path) -> Iterator[None]:
-    """The disk is full inside: no file may become larger than this one and a few bytes."""
+    """Limit the size of files to that of this file and a few bytes, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 8, before[1]))
     try:
@@ -38,7 +38,7 @@ def full_disk(path: Path) -> Iterator[None]:
 
 
 def leave(path: Path, *began: str, rows: list[Row] = ROWS, after: str | None = None) -> None:
-    """Leave a journal as a process does that is killed."""
+    """Write a journal and leave it as a killed process does."""
     journal = Journal(path, FACTS, resume=path.exists(), after=after)
     for row in rows:
         journal.begin(row.case)
@@ -49,20 +49,20 @@ def leave(path: Path, *began: str, rows: list[Row] = ROWS, after: str | None = N
 
 
 def read(path: Path, facts: dict[str, str] = FACTS, after: str | None = None) -> Journal:
-    """What a run that goes on with a journal finds."""
+    """The journal that a resuming run reads."""
     journal = Journal(path, facts, resume=True, after=after)
     journal.close()
     return journal
 
 
 def test_rows_survive_their_process(path: Path) -> None:
-    """A run that is gone on with has the rows of those before, as they were."""
+    """A resuming run reads the rows of earlier processes unchanged."""
     leave(path)
     assert list(read(path).rows.values()) == ROWS
 
 
-def test_a_silent_journal_knows_what_decides(path: Path) -> None:
-    """A process that writes none knows, as plain values, which cases have ended and how, and what killed others."""
+def test_a_silent_journal_knows_ends_and_deaths(path: Path) -> None:
+    """A process that writes no journal knows, as plain values, which cases ended, how, and which killed a process."""
     leave(path, "tensor")
     journal = read(path)
     silent = Silent(json.loads(json.dumps(journal.known())))
@@ -79,7 +79,7 @@ def test_a_silent_journal_knows_what_decides(path: Path) -> None:
 
 
 def test_rows_survive_kill_9(path: Path) -> None:
-    """A process that is killed in the middle of a case has left every row."""
+    """After SIGKILL in the middle of a case the journal has every finished row, and blames that case."""
     code = f"""
 import os, signal
 from pathlib import Path
@@ -96,7 +96,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_deaths_are_those_of_the_case_that_ran(path: Path) -> None:
-    """The last case that began is to blame, for each process that ended without a word, and it is known of what."""
+    """Each death is blamed on the case that began last, with the signal that ended the process."""
     leave(path, "tensor", "pipeline")
     leave(path, "pipeline", rows=[], after="SIGABRT")
     leave(path, "tensor", rows=[], after="SIGKILL")
@@ -104,7 +104,7 @@ def test_deaths_are_those_of_the_case_that_ran(path: Path) -> None:
 
 
 def test_orderly_end_blames_nobody(path: Path) -> None:
-    """After Ctrl-C the case that ran is tried again like any other."""
+    """A run that was stopped in an orderly way blames no case."""
     journal = Journal(path, FACTS, resume=False)
     journal.begin("tensor")
     journal.stop()
@@ -113,7 +113,7 @@ def test_orderly_end_blames_nobody(path: Path) -> None:
 
 
 def test_torn_last_line_is_cut_off(path: Path) -> None:
-    """What a dying process wrote half of is no row, and does not spoil the next line."""
+    """A half-written last line is cut off, and the lines after it are whole."""
     leave(path)
     with path.open("ab") as file:
         file.write(b'{"row": {"case": "half')
@@ -123,7 +123,7 @@ def test_torn_last_line_is_cut_off(path: Path) -> None:
 
 
 def test_full_disk_is_said_once(path: Path) -> None:
-    """A run hears of it where it can end, and is left alone while it does; what is on the disk and in memory stays."""
+    """A full disk raises one JournalError, then writing is silent; rows on the disk and in memory stay."""
     leave(path)
     journal = Journal(path, FACTS, resume=True)
     with full_disk(path):
@@ -136,15 +136,15 @@ def test_full_disk_is_said_once(path: Path) -> None:
     assert list(read(path).rows.values()) == ROWS
 
 
-def test_another_run_is_not_gone_on_with(path: Path) -> None:
-    """Rows of other versions or another selection would not compare; the error names what differs."""
+def test_a_journal_of_another_run_is_refused(path: Path) -> None:
+    """A journal of other versions or another selection is refused with what differs."""
     leave(path)
     with pytest.raises(JournalError, match=r"is of another run: jax was '0.10.2' and is '0.12.0'; run again without"):
         read(path, FACTS | {"jax": "0.12.0"})
 
 
 def test_earlier_journal_is_kept_beside(path: Path) -> None:
-    """A run that begins again does not destroy what another has left."""
+    """A run that begins again keeps the earlier journal under another name."""
     leave(path)
     again = Journal(path, FACTS, resume=False)
     again.close()
@@ -154,7 +154,7 @@ def test_earlier_journal_is_kept_beside(path: Path) -> None:
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_two_runs_do_not_write_the_same_file(path: Path, resume: bool) -> None:
-    """The second is refused while the first goes on, and harms nothing."""
+    """A second run of the same file is refused until the first has closed its journal, and harms nothing."""
     first = Journal(path, FACTS, resume=False)
     with pytest.raises(JournalError, match=r"another run is writing .*; name another --benchmark-json"):
         Journal(path, FACTS, resume=resume)
@@ -172,7 +172,7 @@ ENTRIES = st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists
 
 @given(st.binary() | st.text().map(str.encode) | ENTRIES.map(lambda entry: json.dumps(entry).encode()))
 def test_no_journal_crashes(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
-    """Whatever a file holds, bytes or JSON that is not ours, it is read or refused with our own error."""
+    """A journal of arbitrary bytes or JSON is read as empty, or refused with a JournalError."""
     path = tmp_path_factory.mktemp("fuzz") / "run.journal.jsonl"
     path.write_bytes(text + b"\n")
     with contextlib.suppress(JournalError):

@@ -1,4 +1,4 @@
-"""Work in processes: each piece ends in an outcome, whatever becomes of its process, and all of it in time."""
+"""The process pool: every piece of work ends in an outcome, within the time limit."""
 
 import time
 
@@ -10,7 +10,7 @@ from tests.benchmarks.piecework import double, go
 
 
 def test_a_process_that_dies_is_an_outcome() -> None:
-    """It says what of, and the others go on; so is an error, and what ends well gives its result."""
+    """A piece that is killed, exits or raises has an outcome with the reason, and the other pieces go on."""
     outcomes = {each.piece: each for each in work_off(["killed", "quits", "fails", "well"], go, 2, 600)}
     assert [outcomes[way].result for way in ("killed", "quits", "fails", "well")] == [None, None, None, "well"]
     assert "SIGKILL" in outcomes["killed"].reason
@@ -19,8 +19,8 @@ def test_a_process_that_dies_is_an_outcome() -> None:
     assert outcomes["well"].reason == ""
 
 
-def test_the_time_is_kept() -> None:
-    """When it is up whoever is at work is ended; what has not ended is said to have not, as is what was not begun."""
+def test_the_time_limit_ends_all_pieces() -> None:
+    """At the time limit running pieces are ended; these, and those that never began, have an outcome that says so."""
     begin = time.monotonic()
     outcomes = list(work_off(["sleeps", "never begun"], go, 1, 1.0))
     assert time.monotonic() - begin < 60
@@ -28,8 +28,8 @@ def test_the_time_is_kept() -> None:
     assert {each.reason for each in outcomes} == {"not compiled within 1 s"}
 
 
-def test_who_gives_up_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever stops to listen ends those that are at work."""
+def test_closing_the_iterator_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing the iterator of outcomes ends the processes that are still at work."""
     started = []
     start = pool.Job.start
     monkeypatch.setattr(pool.Job, "start", lambda *given: started.append(start(*given)) or started[-1])
@@ -40,11 +40,11 @@ def test_who_gives_up_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_more_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece is begun when another has ended."""
+    """A piece begins only when fewer pieces run than allowed."""
     running, most = set(), []
 
     class Job:
-        """Work that is done at once."""
+        """A piece of work that is done at once."""
 
         def __init__(self, piece: int) -> None:
             self.piece, self.answers = piece, piece
@@ -52,7 +52,7 @@ def test_no_more_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None
             most.append(len(running))
 
         def end(self) -> Outcome[int]:
-            """Done."""
+            """The outcome."""
             running.remove(self.piece)
             return Outcome(self.piece, double(self.piece), "", 0.0)
 

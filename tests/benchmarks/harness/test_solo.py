@@ -1,4 +1,4 @@
-"""One device is timed in a process of its own, which others do not share."""
+"""`single` is timed in a process of its own with one device, where devices are virtual."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("_short_blocks")
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Solo]:
-    """A process of one device."""
+    """A process with one device."""
     started = Solo()
     yield started
     started.end()
@@ -40,7 +40,7 @@ def device() -> Iterator[Solo]:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    """Of two cases, on a machine of a speed that is known."""
+    """A session of two cases, with a known rate of matmuls."""
     begun = Session(RunPlan(CORPUS, rounds=MIN_ROUNDS), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False))
     begun.matmul_rates["float32"] = 1e11
     begun.cases = [SINGLE, DATA]
@@ -50,13 +50,13 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 def kill(process: Solo) -> None:
-    """As a backend does that aborts."""
+    """End a process by SIGABRT, as a backend that aborts does."""
     os.kill(process._process.pid or 0, signal.SIGABRT)
     process._process.join()
 
 
-def test_it_trains_as_this_process_does(device: Solo, session: Session) -> None:
-    """Its first steps are those of one of several devices, and it times as many as it is asked for."""
+def test_single_in_its_own_process_matches_this_one(device: Solo, session: Session) -> None:
+    """The first steps in the process of one device match those here, and it times as many steps as asked for."""
     training = device.train(SINGLE, CORPUS)
     session.prepare(SINGLE)
     session._preparation.require_equal(training.first_steps, SINGLE)
@@ -69,7 +69,7 @@ def test_it_trains_as_this_process_does(device: Solo, session: Session) -> None:
 
 
 def test_a_mapped_text_is_sent_by_its_name(tmp_path: Path) -> None:
-    """It may be as large as a disk; the other process maps the same file."""
+    """A memory-mapped text is sent to the other process by its path, because it may be large."""
     file = tmp_path / "text.txt"
     file.write_bytes(CORPUS[:1000].tobytes())
     assert source_of(read_corpus(file, CONFIG)) == file
@@ -79,7 +79,7 @@ def test_a_mapped_text_is_sent_by_its_name(tmp_path: Path) -> None:
 def test_it_is_traced_and_attributed_where_it_is_timed(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the process of one device; each variant there is heard of here, so that no watchdog takes it for a hang."""
+    """`single` is traced and attributed in its own process, and a heartbeat here keeps the watchdog away."""
     session._lifecycle.plan = session.plan = replace(session.plan, attribution=True, trace=tmp_path / "traces")
     session.cases = [SINGLE]
     session.prepare(SINGLE)
@@ -102,11 +102,11 @@ def test_it_is_traced_and_attributed_where_it_is_timed(
     assert row["status"] == "ok"
     assert row["attribution.total_over_step"]
     assert list((tmp_path / "traces" / str(SINGLE)).rglob("*.xplane.pb"))
-    assert heard[0] > 3  # gradients, optimizer, nothing, and the turns of all
+    assert heard[0] > 3  # gradients, optimizer, nothing, and all timed blocks
 
 
-def test_what_fails_there_fails_here(device: Solo) -> None:
-    """With the status and the reason that it has there; the process goes on."""
+def test_an_error_in_the_other_process_is_raised_here(device: Solo) -> None:
+    """An error in the other process is raised here with its status and reason, and the process goes on."""
     with pytest.raises(Elsewhere, match="it must be at least 1") as failure:
         device.train(Case("single", SINGLE.mesh, "tiny", CONFIG, 0, 1, "float32", "none"), CORPUS)
     assert failure.value.status == "infeasible"
@@ -114,7 +114,7 @@ def test_what_fails_there_fails_here(device: Solo) -> None:
 
 
 def test_an_interrupted_question_leaves_no_answer_behind(device: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After Ctrl-C in the middle of one, the next gets its own answer."""
+    """After Ctrl-C in the middle of a question, the next question gets its own answer."""
     training = device.train(SINGLE, CORPUS)
 
     def interrupt(*_: object) -> None:
@@ -128,8 +128,8 @@ def test_an_interrupted_question_leaves_no_answer_behind(device: Solo, monkeypat
     training.drop()
 
 
-def test_one_that_died_says_so_and_another_takes_its_place() -> None:
-    """Who asks learns what it died of, and keeps no buffer of the question; who asks next has a process again."""
+def test_a_dead_process_raises_died_and_is_replaced() -> None:
+    """A question to a dead process raises Died with the signal and keeps no buffers; the next gets a new one."""
     first = solo()
     assert solo() is first
     kill(first)
@@ -142,12 +142,12 @@ def test_one_that_died_says_so_and_another_takes_its_place() -> None:
 
 
 def statuses(session: Session) -> list[object]:
-    """Of the two."""
+    """The statuses of both cases."""
     return [session.rows[str(case)].extra_info["status"] for case in (SINGLE, DATA)]
 
 
 def test_rows_say_that_single_had_a_process_of_its_own(session: Session) -> None:
-    """Where devices are virtual its blocks are timed there, and the others' relative times are over these."""
+    """On virtual devices `single` is timed in its own process, rows say so, and relative times refer to it."""
     assert (jax.devices()[0].platform, jax.device_count(), has_solo()) == ("cpu", 8, True)
     session.time(DATA)
     row = session.rows[str(DATA)].extra_info
@@ -157,7 +157,7 @@ def test_rows_say_that_single_had_a_process_of_its_own(session: Session) -> None
 
 
 def test_if_it_dies_before_a_step_is_timed_no_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the rate of a matmul there is no utilization; another process takes the place of the one that died."""
+    """If the process dies while it measures the matmul rate, the utilization is null and a new one times `single`."""
     session.matmul_rates.clear()
     for case in (SINGLE, DATA):
         session.prepare(case)
@@ -176,7 +176,7 @@ def test_if_it_dies_before_a_step_is_timed_no_row_is_lost(session: Session, monk
 
 
 def test_why_nothing_is_compared_is_said(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where `single` has no row of its own to say that it could not be timed, those that are compared with it do."""
+    """If `single` has no row and cannot be timed, the rows that would be compared with it give the reason."""
     session.cases = [DATA]
     session.prepare(DATA)
     monkeypatch.setattr(Solo, "train", lambda *_: 1 / 0)
@@ -186,8 +186,8 @@ def test_why_nothing_is_compared_is_said(session: Session, monkeypatch: pytest.M
     assert row["reason"] == "not compared with single, which could not be timed: ZeroDivisionError: division by zero"
 
 
-def test_if_it_dies_one_row_is_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps of this process are timed to the end, and have what could be compared until then."""
+def test_if_the_process_dies_only_single_fails(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the process dies while steps are timed, only `single` fails; the others are timed to the end."""
     begin, turns = session._lifecycle.begin, list[str]()
 
     def begin_or_kill(case: str) -> None:
@@ -203,7 +203,7 @@ def test_if_it_dies_one_row_is_lost(session: Session, monkeypatch: pytest.Monkey
 
 
 def test_a_step_that_is_compiled_while_it_is_timed_is_refused() -> None:
-    """There as here: a step that is compiled anew each time is slow for another reason than its work."""
+    """A step that compiles while it is timed in the other process raises Recompiled there, too."""
     device = _Device(lambda: None)
     for number, program in enumerate((jax.jit(keep), lambda *inputs: jax.jit(lambda *traced: keep(*traced))(*inputs))):
         device.trainings[number] = Training(program, 1.0, [0.0])

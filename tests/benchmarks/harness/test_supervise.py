@@ -1,4 +1,4 @@
-"""The supervisor of a run: what it hears it passes on, what it cannot hear it ends, and it is light."""
+"""The supervisor passes on stop signals, ends a process that does not answer them, and does not load JAX."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from benchmarks.harness import supervise
 from benchmarks.harness.journal import journal_path
 from benchmarks.harness.supervise import JOURNAL, run, running, stopped
 from benchmarks.statuses import TIMED_OUT
-from tests.benchmarks.test_run import finish, rows, start, statuses
+from tests.benchmarks.running import finish, rows, start, statuses
 from tests.processes import ROOT, environment
 
 BEGAN = b'{"began": "single"}\n'
@@ -33,14 +33,14 @@ def journal(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=[signal.SIG_IGN, signal.default_int_handler], ids=["ignored", "heard"])
 def _interrupts(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The parent of the supervisor ignores Ctrl-C, as a script does for its background; or not."""
+    """The parent of the supervisor ignores Ctrl-C, as a shell script's background job does, or does not."""
     before = signal.signal(signal.SIGINT, request.param)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def supervised(program: str, journal: Path, timeout_seconds: float = 600) -> tuple[int, bool]:
-    """How a program of Python ends that is run as the process that measures."""
+    """Supervise a Python program; its exit status, and whether it was told to stop."""
     imports = "import os, signal, sys, threading, time\n"
     return run(
         [sys.executable, "-c", imports + program], environment(**{JOURNAL: journal}), timeout_seconds=timeout_seconds
@@ -49,15 +49,15 @@ def supervised(program: str, journal: Path, timeout_seconds: float = 600) -> tup
 
 @pytest.mark.usefixtures("_interrupts")
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-def test_what_the_supervisor_alone_hears_is_passed_on(journal: Path, number: str) -> None:
-    """Whoever stops it stops the run, whether or not its parent ignores Ctrl-C."""
+def test_signals_to_the_supervisor_are_passed_on(journal: Path, number: str) -> None:
+    """SIGINT and SIGTERM to the supervisor stop the measuring process, even if the parent ignores Ctrl-C."""
     hears = f"signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))\nos.kill(os.getppid(), signal.{number})\n"
     assert supervised(f"{hears}time.sleep(600)", journal) == (3, True)
 
 
 @pytest.mark.usefixtures("_interrupts")
 def test_ctrl_c_while_libraries_are_loaded_prints_nothing(journal: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A process that does not listen yet ends without a traceback, from whichever thread."""
+    """A process that is stopped before it can handle signals ends without a traceback."""
     presses = "for pid in (os.getpid(), os.getppid()): os.kill(pid, signal.SIGINT)\ntime.sleep(600)"
     status, told = supervised(presses, journal)
     assert (status, told) == (-signal.SIGUSR1, True)
@@ -68,10 +68,10 @@ def test_ctrl_c_while_libraries_are_loaded_prints_nothing(journal: Path, capfd: 
 def test_a_hang_is_named_and_ends_at_the_second_press(
     journal: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that cannot hear is killed; until then it is said what is waited for, how long, and what to do."""
+    """A process that ignores a stop is named with the time it may take, and a second Ctrl-C kills it."""
     monkeypatch.setattr(supervise, "PATIENCE_SECONDS", 0.0)
     deaf = "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nos.kill(os.getppid(), signal.SIGINT)\n"
-    # Once more when it has been said: the parent's line is then in the file that its stderr is.
+    # Press again when the parent's message is in the file that its stderr is redirected to.
     waits = "while b'stopping' not in open(f'/proc/{os.getppid()}/fd/2', 'rb').read(): time.sleep(0.1)\n"
     again = "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)"
     status, told = supervised(deaf + waits + again, journal)
@@ -85,7 +85,7 @@ def test_a_hang_is_named_and_ends_at_the_second_press(
 
 
 def test_many_presses_end_at_once(journal: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """However often it is pressed, there is no traceback."""
+    """However often Ctrl-C is pressed, the process is killed and no traceback is printed."""
     deaf = "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
     presses = "while True:\n    os.kill(os.getppid(), signal.SIGINT)\n    time.sleep(0.1)"
     assert supervised(deaf + presses, journal) == (-signal.SIGKILL, True)
@@ -97,7 +97,7 @@ def test_many_presses_end_at_once(journal: Path, capfd: pytest.CaptureFixture[st
     [
         ("b'.'", 600, TIMED_OUT, ""),
         ("b'.!' + bytes([3])", 600, 3, "done, and their process hung while it shut down; it was killed"),
-        ("b''", 2, 5, ""),  # it takes as long as it takes to start
+        ("b''", 2, 5, ""),  # starting may take any time
     ],
     ids=["hangs", "done", "starting"],
 )
@@ -110,7 +110,7 @@ def test_a_heart_that_stops_beating_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The process is ended, and counts as timed out, unless it has told another status; one that never beat is not."""
+    """A process whose heartbeat stops is ended as timed out, or with the status it sent; one yet to start is not."""
     monkeypatch.setattr(supervise, "GRACE_SECONDS", 0.0)
     program = f"os.write(int(os.environ['{HEARTBEAT}']), {beats})\ntime.sleep({sleep})\nos._exit(5)"
     assert supervised(program, journal, timeout_seconds=0.5) == (status, False)
@@ -118,7 +118,7 @@ def test_a_heart_that_stops_beating_is_noticed(
 
 
 def test_seconds_in_which_the_listener_was_stopped_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After Ctrl-Z, for however long, the other process has its whole time again."""
+    """Time in which the supervisor itself was stopped, as by Ctrl-Z, does not count as silence of the other process."""
     listener, now = Listener(), [0.0]
     monkeypatch.setattr("benchmarks.cluster.heartbeat.time.monotonic", lambda: now[0])
     os.write(listener.descriptor, b".")
@@ -136,7 +136,7 @@ def test_seconds_in_which_the_listener_was_stopped_do_not_count(monkeypatch: pyt
 
 
 def test_a_heart_beats_until_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its listener hears it, and at last the exit status; where nobody listens there is none."""
+    """The listener hears the heartbeat and in the end the exit status; without a listener there is no heartbeat."""
     Heart().rest(0)
     listener = Listener()
     monkeypatch.setenv(HEARTBEAT, str(listener.descriptor))
@@ -152,14 +152,14 @@ def test_a_heart_beats_until_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     listener.close()
 
 
-def test_what_runs_is_what_began_last() -> None:
-    """By the last whole line of the journal, whatever is cut off."""
+def test_the_running_case_is_the_one_that_began_last() -> None:
+    """The running case is the last one that began in the journal's whole lines."""
     assert running(BEGAN + b'{"began": "da') == "single"
     assert running(b"") is running(BEGAN + b'{"row": {}}\n') is None
 
 
 def test_the_supervisor_loads_no_jax() -> None:
-    """It starts in a fraction of the time; what it refuses, it refuses at once."""
+    """The supervisor imports neither JAX nor the strategies, so it starts fast and refuses bad options at once."""
     command = [sys.executable, "-X", "importtime", "-m", "pytest", "benchmarks", "--strategy=fsdp", "--mesh=fsdp=2"]
     process = subprocess.run(
         [*command, "--preset=micro", "--option=gather=step", "--devices=2"],  # refused by the process that measures
@@ -176,8 +176,8 @@ def test_the_supervisor_loads_no_jax() -> None:
 
 
 def test_stopping_the_supervisor_alone_stops_the_run(tmp_path: Path) -> None:
-    """Ctrl-C that nobody else hears: exit status 130, and a report with the numbers of what had ended, and a row for
-    the rest; a supervisor that was itself stopped for a while, and goes on, has lost nothing.
+    """SIGINT to the supervisor alone ends the run with status 130 and a report of all cases; a supervisor that was
+    stopped by SIGSTOP for a while goes on without loss.
     """
     report = tmp_path / "run.json"
     command = "--strategy=pausing,stopped_above", "--mesh=data=1", "--batch-size=4,8", f"--benchmark-json={report}"
@@ -199,7 +199,7 @@ def test_stopping_the_supervisor_alone_stops_the_run(tmp_path: Path) -> None:
 
 
 def test_a_case_that_hangs_is_left_at_the_second_press(tmp_path: Path) -> None:
-    """The first says what is waited for, and the second ends it; what had ended is in the journal."""
+    """A first Ctrl-C names the case that hangs, a second ends it, and the journal has the case as begun."""
     report = tmp_path / "run.json"
     command = "--strategy=single,deaf", "--mesh=data=1", f"--benchmark-json={report}"
     with start(*command, alone=True, ONCE=tmp_path) as process:

@@ -1,4 +1,4 @@
-"""What instructions of TPUs' programs are found to send: fragments as libtpu prints them, with smaller arrays."""
+"""Collectives as libtpu prints them: program fragments with smaller arrays."""
 
 import pytest
 
@@ -31,7 +31,7 @@ ENTRY %main (p: bf16[64,16]) -> bf16[20,16] {{
 
 
 def test_reduce_scatter_that_is_spelt_as_an_all_reduce_and_a_slice() -> None:
-    """A TPU's emitter of both sends what a reduce-scatter does, of an operand that is padded to make equal parts."""
+    """A TPU's fused all-reduce and slice counts as a reduce-scatter, padding of its operand included."""
     (found,) = read_program(FUSED, MESH).collectives
     assert found == Collective("reduce_scatter", ("fsdp",), 1, False, 80 * 16 * 2 * 3 // 4)
     assert (found.operand_bytes, found.padding_bytes, found.decomposed) == (80 * 16 * 2, 16 * 16 * 2, "")
@@ -48,7 +48,7 @@ def test_reduce_scatter_that_is_spelt_as_an_all_reduce_and_a_slice() -> None:
     ],
 )
 def test_all_reduce_is_one_unless_its_emitter_says_otherwise(old: str, new: str) -> None:
-    """Another emitter, or parts that are not a device's own: the full array is reduced everywhere."""
+    """With another emitter, or another slice than a device's own, it is an all-reduce of the full array."""
     assert old in FUSED
     (found,) = read_program(FUSED.replace(old, new), MESH).collectives
     assert found == Collective("all_reduce", ("fsdp",), 1, False, 2 * 80 * 16 * 2 * 3 // 4)
@@ -66,8 +66,8 @@ def test_all_reduce_is_one_unless_its_emitter_says_otherwise(old: str, new: str)
         ('to_apply=%region_0.0, metadata={op_name="jit(update)/jvp()/all_gather"}', "all_gather"),
     ],
 )
-def test_all_reduce_tells_what_it_was(said: str, decomposed: str) -> None:
-    """By the function that it stems from; where the compiler forgot that, by the addition that its pass has made."""
+def test_origin_of_an_all_reduce_is_recognised(said: str, decomposed: str) -> None:
+    """The origin of an all-reduce is read from its metadata, or else from the name of its addition."""
     text = "HloModule m\nENTRY %main (p: f32[8]) -> f32[8] {\n  %p = f32[8] parameter(0)\n"
     text += f"  ROOT %r = f32[8] all-reduce(%p), {GROUPS}, {said}\n}}"
     (found,) = read_program(text, MESH).collectives
@@ -75,7 +75,7 @@ def test_all_reduce_tells_what_it_was(said: str, decomposed: str) -> None:
 
 
 def test_sums_are_of_the_type_of_the_result() -> None:
-    """A TPU adds bfloat16 up in float32, within one all-reduce: what devices send each other are these sums."""
+    """An all-reduce that sums bfloat16 in float32 sends float32, the type of its result."""
     text = "HloModule m\nENTRY %main (p: bf16[8]) -> f32[8] {\n  %p = bf16[8] parameter(0)\n"
     text += f"  ROOT %r = f32[8] all-reduce(%p), {GROUPS}, to_apply=%region_0.0\n}}"
     (found,) = read_program(text, MESH).collectives

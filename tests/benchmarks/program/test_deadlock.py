@@ -1,4 +1,4 @@
-"""No two collectives of a step wait side by side on one device, and what could is found."""
+"""Collectives that could deadlock on virtual devices, because they are in no order, are found, and no step has any."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -21,13 +21,13 @@ from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.fsdp import head_first, implementation
 from strategies.model.hooks import ONE_DEVICE
 from strategies.sharding.weight_shards import Shards
-from tests.benchmarks.program.test_compiled import BOTH, MESH, compiled, text_of
+from tests.benchmarks.program.programs import BOTH, MESH, compiled, text_of
 
 SMALL = GPTConfig(layers=8, embed=32, heads=8, vocab=256, sequence=32)
 
 
 def looped(x):
-    """A loop with a sum over devices in each iteration, and work that may run in other threads."""
+    """A loop with an all-reduce in each iteration, and work that may run in other threads."""
     return lax.scan(lambda x, _: (lax.psum(jnp.tanh(x @ x.T @ x), BOTH), None), x, length=3)[0]
 
 
@@ -44,12 +44,12 @@ def looped(x):
     ids=["loop", "one after the other", "sum of a loop", "loop of a sum", "two side by side", "three"],
 )
 def test_loops_that_communicate_side_by_side_are_found(function, pairs):
-    """Of each pair of loops that do not need each other; where one needs the other, there is none."""
+    """Each pair of communicating loops of which neither depends on the other is found, and no other pair."""
     assert len(read_program(compiled(function, (8, 16)), MESH).concurrent) == pairs
 
 
-def test_what_is_in_a_loop_is_looked_at():
-    """Loops side by side in the body of a loop are as dangerous."""
+def test_unordered_loops_inside_a_loop_are_found():
+    """Unordered loops in the body of a loop are found, too."""
 
     def nested(x):
         return lax.scan(lambda x, _: (looped(x) + looped(2 * x), None), x, length=2)[0]
@@ -58,7 +58,7 @@ def test_what_is_in_a_loop_is_looked_at():
 
 
 def test_a_variant_that_may_deadlock_is_not_run():
-    """What attribution compiles is held to the same law."""
+    """An attribution variant with unordered collectives is refused on several virtual devices."""
     text = compiled(lambda x: looped(x) + looped(2 * x), (8, 16))
     program: Any = SimpleNamespace(as_text=lambda: text)
     with pytest.raises(MayDeadlock, match="virtual CPU devices may wait for each other forever"):
@@ -67,7 +67,7 @@ def test_a_variant_that_may_deadlock_is_not_run():
 
 
 def test_a_step_that_may_deadlock_is_not_run(monkeypatch):
-    """It ends with a row that names the two instructions, before it is started."""
+    """A step with unordered collectives raises MayDeadlock with both instructions, before it runs."""
     case = Case("data", MeshSpec.parse("data=8"), "small", SMALL, 8, 1, "float32", "dots")
     read = lambda text, axes: dataclasses.replace(read_program(text, axes), concurrent=(("while.1", "psum.2"),))  # noqa: E731
     monkeypatch.setattr("benchmarks.harness.prepare.read_program", read)
@@ -77,14 +77,19 @@ def test_a_step_that_may_deadlock_is_not_run(monkeypatch):
 
 
 def test_gradients_of_the_last_norm_are_scattered_before_a_loop_over_long_sequences():
-    """Of 4096 tokens on, where JAX 0.12 scatters what the loop does not need after it."""
+    """At 4,096 tokens, where JAX 0.12 would leave them unordered, fsdp scatters the last norm's gradients before the
+    loop.
+    """
     config = GPTConfig(layers=2, embed=32, heads=2, vocab=256, sequence=4096)
     step = STRATEGIES["fsdp"].build(config, MeshSpec.parse("fsdp=2"), TrainConfig(2), jax.devices()[:2])
     assert read_program(text_of(step.lower()), step.mesh.shape).concurrent == ()
 
 
 def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
-    """On virtual devices, and to the last bit it is what it was; elsewhere nothing is added."""
+    """On virtual devices the blocks' backward pass depends on the last norm's gradients, with the same result.
+
+    Elsewhere nothing is added.
+    """
     x, weights = jnp.ones((2, 3)), {"scale": jnp.ones(3), "bias": jnp.ones((3, 1))}
     (y, same), backward = jax.vjp(head_first, x, weights)
     assert (y == x).all()
@@ -105,7 +110,7 @@ def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
     ids=lambda each: str(each),
 )
 def test_no_step_may_deadlock(name, mesh):
-    """Every strategy, on every product of mesh axes of eight devices."""
+    """Every strategy on every mesh of eight devices has its collectives in order."""
     train = TrainConfig(16, microbatches=8 if "pipeline" in mesh.sizes else STRATEGIES[name].microbatches)
     try:
         step = STRATEGIES[name].build(SMALL, mesh, train)

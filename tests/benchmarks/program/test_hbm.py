@@ -1,4 +1,4 @@
-"""What programs read and write in memory: small ones, added up by hand. `%p` and `%q` are of 512 bytes."""
+"""Bytes that programs read and write in memory: small programs, summed by hand. `%p` and `%q` have 512 bytes."""
 
 import pytest
 
@@ -8,7 +8,7 @@ HBM, VMEM = "f32[8,16]{1,0:T(8,128)}", "f32[8,16]{1,0:T(8,128)S(1)}"
 
 
 def touched(*lines: str, before: str = "") -> int:
-    """By a TPU's program; the last line is its root."""
+    """The memory traffic of a TPU program whose last line is the root."""
     *others, root = (f"%p = {HBM} parameter(0)", f"%q = {VMEM} parameter(1)", *lines)
     main = "\n".join([*(f"  {line}" for line in others), f"  ROOT {root}"])
     return read_program(f"HloModule m\n\n{before}ENTRY %main (p: f32[8,16]) -> f32[] {{\n{main}\n}}\n", {}).memory_bytes
@@ -38,14 +38,14 @@ def touched(*lines: str, before: str = "") -> int:
         (f"%r = {HBM} all-reduce(%p), replica_groups={{{{0}}}}, to_apply=%sum", 2 * 512),
     ],
 )
-def test_an_instruction_reads_and_writes_what_is_in_memory(line: str, read_and_written: int) -> None:
-    """Operands and results count, but for those on the chip; of a slice, or an update in place, only that."""
+def test_traffic_is_operands_and_results_in_memory(line: str, read_and_written: int) -> None:
+    """Operands and results in HBM count, those in VMEM do not; a slice or an in-place update counts its part only."""
     small = "%u = f32[2,16]{1,0:T(8,128)} parameter(2)", "%i = s32[]{:T(128)S(6)} parameter(3)"
     assert touched(*small, line) == read_and_written
 
 
-def test_elsewhere_memory_is_all_but_the_hosts() -> None:
-    """The numbers of spaces are a TPU's: a GPU's `S(1)` is a part of its memory, and only `S(5)` is not."""
+def test_on_gpus_all_spaces_but_the_hosts_count() -> None:
+    """On a GPU memory space S(1) is device memory and counts; only S(5), the host's, does not."""
     text = "HloModule m\nENTRY %main (p: f32[8]) -> f32[8] {{\n  %p = f32[8]{{0S(1)}} parameter(0)\n  ROOT %r = {0}\n}}"
     assert read_program(text.format("f32[8]{0} negate(%p)").replace("0S", "0:S"), {}).memory_bytes == 64
     assert read_program(text.format("f32[8]{0:S(5)} negate(%p)").replace("0S", "0:S"), {}).memory_bytes == 32
@@ -68,12 +68,12 @@ INDEX = "%i = s32[]{:T(128)S(6)} parameter(2)"
 
 
 def test_a_fusion_touches_what_it_slices_and_updates() -> None:
-    """It reads 2 rows of one operand, and writes 2 of the other and 2 apart; what is inside costs nothing more."""
+    """A fusion counts the slices it reads and the parts it updates, and nothing inside."""
     assert touched(INDEX, FUSED, before=FUSION) == 3 * 128
 
 
 def test_a_fusion_in_a_fusion_is_looked_into() -> None:
-    """What the inner one slices is what the outer one reads."""
+    """A slice in a nested fusion limits what the outer fusion reads."""
     nested = FUSION + (
         f"%outer (a: f32[8,16], b: f32[8,16], i: s32[]) -> (f32[8,16], f32[2,16]) {{\n  %a = {HBM} parameter(0)\n"
         f"  %b = {HBM} parameter(1)\n  %i = s32[]{{:T(128)S(6)}} parameter(2)\n"
@@ -83,7 +83,7 @@ def test_a_fusion_in_a_fusion_is_looked_into() -> None:
 
 
 def test_a_fusion_reads_the_whole_of_what_it_does_not_only_slice() -> None:
-    """One more use of the array, and all of it is read; a fresh array is written whole, whatever is updated in it."""
+    """An operand with any other use is read in full, and a new array is written in full whatever is updated in it."""
     assert touched(INDEX, FUSED, before=FUSION.replace("add(%part, %part)", "add(%part, %b)")) == 512 + 2 * 128
     fresh = FUSION.replace("slice(%a, %more", "slice(%zeros, %more").replace(
         "  %new", f"  %zeros = {HBM} broadcast(%i), dimensions={{}}\n  %new"
@@ -117,7 +117,7 @@ WOVEN = f"""%begin (a: f32[8,16]) -> (f32[8,16], f32[32,16]) {{
 
 
 def test_a_collective_that_is_woven_into_fusions_counts_where_it_starts() -> None:
-    """It reads its operand and writes its result once; what a fusion in between computes counts besides."""
+    """A collective woven into fusions reads its operand and writes its result once, beside what they compute."""
     fusions = (
         f"%1 = ({HBM}, f32[32,16]{{1,0:T(8,128)}}) fusion(%p), kind=kCustom, calls=%begin",
         "%2 = f32[32,16]{1,0:T(8,128)} get-tuple-element(%1), index=1",
@@ -144,7 +144,7 @@ LOOP = f"""%body (s: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
 
 
 def test_loops_multiply() -> None:
-    """What a loop repeats counts as often as it runs."""
+    """The traffic of a loop body counts once for each trip."""
     loop = f"%w = (s32[]{{:T(128)S(6)}}, {HBM}) while(%s), condition=%condition, body=%body"
     loop += ', backend_config={"known_trip_count":{"n":"7"}}'
     state = f"%s = (s32[]{{:T(128)S(6)}}, {HBM}) tuple(%i, %p)"
@@ -152,7 +152,7 @@ def test_loops_multiply() -> None:
 
 
 def test_a_librarys_workspace_is_no_traffic() -> None:
-    """A call of cuBLAS reads its operands and writes its result; bytes for it to work in are not counted."""
+    """A cuBLAS call counts operands and result, and not its workspace."""
     text = "HloModule m\nENTRY %main (p: f32[8,16]) -> f32[8,8] {\n  %p = f32[8,16]{1,0} parameter(0)\n"
     text += '  ROOT %r = (f32[8,8]{1,0}, s8[4194304]{0}) custom-call(%p, %p), custom_call_target="__cublas$gemm"\n}'
     assert read_program(text, {}).memory_bytes == 2 * 512 + 256

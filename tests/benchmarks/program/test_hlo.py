@@ -1,4 +1,4 @@
-"""How the text of a program is read."""
+"""Parsing the text of a compiled program."""
 
 import pytest
 from hypothesis import given
@@ -33,8 +33,8 @@ ENTRY %main.7 (p: (f32[8,64], s32[])) -> (f32[64], (s32[], /*index=5*/s32[])) {
 """
 
 
-def test_computations_are_what_stands_in_brackets() -> None:
-    """A program is its computations, callees first, with an entry; tables of sources are none of it."""
+def test_a_module_has_computations_and_an_entry() -> None:
+    """A module has its computations, callees first, and an entry; tables of sources are skipped."""
     module = parse(TEXT)
     assert list(module.computations) == ["sum.1", "main.7"]
     assert module.entry.name == "main.7"
@@ -42,8 +42,8 @@ def test_computations_are_what_stands_in_brackets() -> None:
     assert list(module.entry.instructions) == ["p", "get.1", "zero", "table", "reduce.1", "both"]
 
 
-def test_instructions_are_taken_apart() -> None:
-    """Shape, opcode, operands and attributes are cut at the brackets and commas that are no part of them."""
+def test_instructions_are_split_into_their_parts() -> None:
+    """An instruction is split into shape, opcode, operands and attributes, whatever brackets these have."""
     main = parse(TEXT).entry
     parameter, reduce, call = (main.instructions[name] for name in ("p", "reduce.1", "both"))
     assert parameter.shape == "(f32[8,64]{1,0:T(8,128)(2,1)S(1)}, s32[]{:T(128)})"
@@ -55,15 +55,15 @@ def test_instructions_are_taken_apart() -> None:
 
 
 def test_operands_are_found_by_name() -> None:
-    """An operand is what its computation says it is; one that is not there is named."""
+    """Operands are looked up in their computation; an unknown name raises an HLOError."""
     main = parse(TEXT).entry
     assert [each.opcode for each in main.operands(main.instructions["reduce.1"])] == ["get-tuple-element", "constant"]
     with pytest.raises(HLOError, match=r"%add.1: no a in %main.7"):
         main.operands(parse(TEXT).computations["sum.1"].root)
 
 
-def test_text_is_that_of_the_program_alone() -> None:
-    """Other sources, other names, and other cores to share the work make no other text; another number does."""
+def test_canonical_text_ignores_names_and_locations() -> None:
+    """The canonical text ignores source locations, names and the partitioning over cores, but no constant."""
     partitions = '"outer_dimension_partitions":["2"]'
     other = TEXT.replace("jit_step", "jit_other").replace("step (old)", "path").replace("jit(f)", "jit(g)")
     other = other.replace("%get.1", "%got.9").replace("%main.7 (p:", "%main (x:").replace("%sum.1", "%sum")
@@ -86,7 +86,7 @@ def test_text_is_that_of_the_program_alone() -> None:
     ],
 )
 def test_broken_text_is_refused(old: str, new: str, message: str) -> None:
-    """What is no program is refused, by the name of what is missing."""
+    """Text that is no program raises an HLOError that names what is missing."""
     with pytest.raises(HLOError, match=message):
         parse(TEXT.replace(old, new))
 
@@ -109,7 +109,7 @@ def test_broken_text_is_refused(old: str, new: str, message: str) -> None:
     ],
 )
 def test_groups_in_every_spelling(spelling: str, groups: list[list[int]]) -> None:
-    """The spellings of XLA say which devices are in a group."""
+    """Every spelling of replica groups is read: lists, iota tiles and named meshes."""
     root = f"ROOT %r = f32[] all-reduce(%p), replica_groups={spelling}, to_apply=%sum"
     text = f"HloModule m\nENTRY %main (p: f32[]) -> f32[] {{\n  {root}\n}}"
     assert sorted(replica_groups(parse(text).entry.root, 8)) == groups
@@ -117,6 +117,6 @@ def test_groups_in_every_spelling(spelling: str, groups: list[list[int]]) -> Non
 
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """Text that is no program is refused as such."""
+    """Arbitrary text raises an HLOError."""
     with pytest.raises(HLOError):
         parse(text)

@@ -1,4 +1,4 @@
-"""Candidates are weighed by formulas, and ranked by the least time that they allow."""
+"""Candidates are bounded by formulas and ranked by the least time that they allow."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,20 +19,20 @@ CHIP = CHIPS["v5e"]
 
 
 def case(strategy: str, mesh: str, **others: Any) -> Case:
-    """A tiny one, on virtual devices."""
+    """A case of a tiny model on virtual devices."""
     spec = MeshSpec.parse(mesh)
     usual = Case(strategy, spec, "tiny", CONFIG, 16, 1, "bfloat16", "dots", topology=Topology("cpu", (spec.size,)))
     return replace(usual, **others)
 
 
 def all_ranked(memory_bytes: int) -> list[Candidate]:
-    """All candidates on eight devices that hold so much."""
+    """All candidates on eight devices of that memory, ranked."""
     space = Space(Topology.parse("cpu:8"), "tiny", CONFIG, 16, "bfloat16", remats=("dots", "full"))
     return ranked(space.cases(), replace(CHIP, memory_bytes=memory_bytes))
 
 
-def test_none_that_does_not_fit_is_before_one_that_does() -> None:
-    """First what fits, the least time first; then what does not, the least memory first; last what cannot be."""
+def test_candidates_that_fit_come_first() -> None:
+    """Candidates that fit come first, by time; then those that do not, by memory; infeasible ones last."""
     needs = sorted(each.bound.needed_bytes for each in all_ranked(2**40) if each.bound)
     candidates = all_ranked(needs[len(needs) // 2])
     kinds = [0 if each.fits else 1 if each.bound else 2 for each in candidates]
@@ -48,7 +48,7 @@ def test_none_that_does_not_fit_is_before_one_that_does() -> None:
 
 
 def test_formulas_are_those_of_predict() -> None:
-    """What a candidate holds, sends and computes; and what predict refuses has its words."""
+    """A candidate's cost, memory and reason are those of `predict`."""
     outcomes = []
     for each in all_ranked(2**40):
         cost = predicted(each.case)
@@ -63,15 +63,15 @@ def test_formulas_are_those_of_predict() -> None:
 
 
 def predicted(case: Case) -> Cost | Infeasible:
-    """What the formulas say by themselves."""
+    """The prediction for a case, or the error it raises."""
     try:
         return predict(case.strategy, case.config, case.mesh, case.training())
     except Infeasible as error:
         return error
 
 
-def test_a_bubble_stretches_the_computation() -> None:
-    """By the part of its time that a stage waits; its FLOPs are the same."""
+def test_a_bubble_lengthens_the_compute_time() -> None:
+    """The pipeline bubble lengthens the compute time; the FLOPs stay."""
     each = weighed(case("pipeline", "pipeline=4", microbatches=4), CHIP)
     assert isinstance(each.cost, Cost)
     assert each.bound
@@ -81,8 +81,8 @@ def test_a_bubble_stretches_the_computation() -> None:
     assert busy == pytest.approx(sum(each.cost.flops.values()) / 4)
 
 
-def test_sending_takes_its_links() -> None:
-    """Virtual devices stand in a row: at the ends of a line there is one link."""
+def test_virtual_devices_have_one_link() -> None:
+    """Virtual devices count as a line of chips, so an all-reduce has one link."""
     each = weighed(case("data", "data=8"), CHIP)
     assert isinstance(each.cost, Cost)
     assert each.bound
@@ -94,7 +94,7 @@ def test_sending_takes_its_links() -> None:
 @pytest.mark.parametrize(("remat", "passes"), [("dots", 2), ("full", 3)])
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_memory_is_read_and_written_once_for_each_use(remat: str, passes: int, microbatches: int) -> None:
-    """By hand, of data parallelism: every device has all weights, and positions are looked up, not multiplied."""
+    """The traffic of data parallelism is the sum by hand: all weights are read at each use, positions looked up."""
     each = weighed(case("data", "data=8", remat=remat, microbatches=microbatches), CHIP)
     assert isinstance(each.cost, Cost)
     weights, table = param_count(CONFIG), CONFIG.sequence * CONFIG.embed
@@ -103,15 +103,15 @@ def test_memory_is_read_and_written_once_for_each_use(remat: str, passes: int, m
 
 
 def test_fsdp_computes_with_whole_weights() -> None:
-    """So it reads them whole, and updates its part alone."""
+    """fsdp reads whole weights to compute with, and its optimizer touches its own shard only."""
     whole, part = (weighed(case(name, f"{name}=8"), CHIP).cost for name in ("data", "fsdp"))
     assert isinstance(whole, Cost)
     assert isinstance(part, Cost)
     assert moved_bytes(whole.plan) - moved_bytes(part.plan) == (8 + 24) * param_count(CONFIG) * 7 // 8
 
 
-def test_the_foremost_are_each_of_another_kind() -> None:
-    """The best of each strategy and set of mesh axes, in order."""
+def test_the_foremost_are_the_best_of_each_kind() -> None:
+    """The foremost candidates are the best of each strategy and set of mesh axes, in order."""
     candidates = all_ranked(2**40)
     kinds = [(each.case.strategy, *each.case.mesh.sizes) for each in candidates if each.bound]
     found = foremost(candidates)
@@ -120,6 +120,6 @@ def test_the_foremost_are_each_of_another_kind() -> None:
 
 
 def same(one: Candidate, other: Candidate) -> bool:
-    """Whether two are of one kind."""
+    """Whether two candidates have the same strategy and mesh axes."""
     kinds = [(each.case.strategy, *each.case.mesh.sizes) for each in (one, other)]
     return kinds[0] == kinds[1]

@@ -1,4 +1,4 @@
-"""What a compiler said is read again while nothing has changed, and never after."""
+"""Compiled results are cached until anything changes that could change them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ OTHERS = [
 
 
 def test_what_is_kept_is_found(tmp_path: Path) -> None:
-    """In a folder that need not be there before; nothing is, of a case that was never kept."""
+    """A cached result is found again; the folder is made, and another case has no result."""
     kept = Cache(tmp_path / "new" / "folder")
     assert kept.get(CASE) is None
     kept.put(CASE, {"status": "ok", "memory.total_bytes": 12})
@@ -38,8 +38,8 @@ def test_what_is_kept_is_found(tmp_path: Path) -> None:
     assert [path.suffix for path in (tmp_path / "new" / "folder").iterdir()] == [".json"]
 
 
-def test_asked_again_it_is_kept_anew(tmp_path: Path) -> None:
-    """Whatever is there: it is not found, and the new answer takes its place."""
+def test_again_replaces_a_cached_result(tmp_path: Path) -> None:
+    """With `again` a cached result is ignored and replaced."""
     Cache(tmp_path).put(CASE, {"status": "compile_error"})
     again = Cache(tmp_path, again=True)
     assert again.get(CASE) is None
@@ -49,17 +49,17 @@ def test_asked_again_it_is_kept_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("others", OTHERS, ids=str)
 def test_another_case_has_another_key(tmp_path: Path, others: dict) -> None:
-    """Whatever it is that differs."""
+    """A case that differs in any field has another key."""
     kept = Cache(tmp_path)
     kept.put(CASE, {})
     assert kept.get(replace(CASE, **others)) is None
 
 
 @pytest.mark.parametrize("change", ["XLA_FLAGS", "LIBTPU_INIT_ARGS", "versions", "sources", "SETTINGS"])
-def test_whatever_compiles_otherwise_has_another_key(
+def test_key_covers_versions_flags_settings_and_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """Versions of the compiler and of what hands it the program, flags, settings, and our own sources."""
+    """The key covers the versions, the flags in the environment, JAX's settings and our own sources."""
     kept = Cache(tmp_path)
     kept.put(CASE, {"status": "ok"})
     if change.isupper() and change != "SETTINGS":
@@ -72,7 +72,7 @@ def test_whatever_compiles_otherwise_has_another_key(
 
 
 def test_sources_are_all_that_make_and_read_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change in any file of either room changes what they are known by."""
+    """A change in a source file changes the hash of the sources."""
     known = set()
     for text in ("one", "two"):
         (tmp_path / "fsdp.py").write_text(text)
@@ -85,8 +85,8 @@ def test_sources_are_all_that_make_and_read_programs(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"case": "fsdp"}'])
-def test_what_cannot_be_read_is_not_there(tmp_path: Path, text: str) -> None:
-    """It is compiled again."""
+def test_a_damaged_cache_file_counts_as_absent(tmp_path: Path, text: str) -> None:
+    """A damaged cache file counts as absent."""
     kept = Cache(tmp_path)
     kept.put(CASE, {"status": "ok"})
     (path,) = tmp_path.iterdir()

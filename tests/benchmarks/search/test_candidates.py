@@ -1,4 +1,4 @@
-"""Candidates are all ways there are, each once."""
+"""Candidates are all combinations of strategy, mesh and options, each once."""
 
 import itertools
 from typing import Any
@@ -15,13 +15,16 @@ CONFIG = GPTConfig(layers=4, embed=16, heads=4, vocab=256, sequence=16)
 
 
 def space(devices: int = 8, **others: Any) -> Space:
-    """Of a tiny model."""
+    """The search space of a tiny model."""
     return Space(Topology("cpu", (devices,)), "tiny", CONFIG, 24, "bfloat16", **others)
 
 
 @pytest.mark.parametrize("devices", [1, 8, 12])
 def test_every_factorisation_of_the_devices_is_there(devices: int) -> None:
-    """With every strategy of which formulas are known, if one device is not enough for it; each candidate once."""
+    """Every factorisation of the devices is a candidate mesh with every strategy that has formulas, once.
+
+    `single` is a candidate on one device only, and the others on more.
+    """
     cases = list(space(devices).cases())
     assert {case.mesh for case in cases} == set(factorisations(AXES, devices))
     assert {case.strategy for case in cases} == ({"single"} if devices == 1 else set(known()) - {"single"})
@@ -30,20 +33,20 @@ def test_every_factorisation_of_the_devices_is_there(devices: int) -> None:
 
 
 def test_options_vary_where_they_make_another_step() -> None:
-    """With each mesh that has their axis, all values with all of the others; with the rest none."""
+    """An option varies only on meshes with its axis, in all combinations with the others."""
     asked = ("chunks", (2, 4)), ("schedule", ("1f1b", "interleaved")), ("sequence_parallel", (True, False))
     for (name, mesh), group in itertools.groupby(space(options=asked).cases(), lambda case: (case.strategy, case.mesh)):
         cases = list(group)
         found = {case.options for case in cases}
         assert all(AXIS[option] in mesh.sizes for options in found for option, _ in options)
-        schedules = 3 if "pipeline" in mesh.sizes else 1  # chunks are those of one of them
+        schedules = 3 if "pipeline" in mesh.sizes else 1  # only interleaved has chunks, of two values
         gathers, tensors = (2 if axis in mesh.sizes else 1 for axis in ("fsdp", "tensor"))
         assert len(found) == schedules * gathers * tensors, (name, mesh)
         assert len(cases) == len(found) * 3 * len({case.microbatches for case in cases})
 
 
-def test_what_is_asked_for_is_all_there_is() -> None:
-    """Strategies, meshes, microbatches and policies."""
+def test_selected_values_are_the_only_ones() -> None:
+    """Selected strategies, meshes, microbatches and remat policies are the only ones."""
     meshes = tuple(map(MeshSpec.parse, ("fsdp=8", "data=2,fsdp=4")))
     cases = list(space(strategies=("fsdp", "hsdp"), meshes=meshes, microbatches=(3,), remats=("full",)).cases())
     assert {(case.strategy, str(case.mesh)) for case in cases} == {("fsdp", "fsdp=8"), ("hsdp", "data=2,fsdp=4")}
@@ -53,8 +56,8 @@ def test_what_is_asked_for_is_all_there_is() -> None:
 
 
 @pytest.mark.parametrize("mesh", [*map(str, factorisations(AXES, 12))])
-def test_microbatches_divide_what_a_device_gets(mesh: str) -> None:
-    """Where anything does; a pipeline has as many as stages, or more."""
+def test_microbatches_divide_a_devices_sequences(mesh: str) -> None:
+    """Microbatch counts divide a device's sequences; if stages divide these, they begin there and double."""
     sizes = MeshSpec.parse(mesh).sizes
     stages, shards = sizes.get("pipeline", 1), sizes.get("data", 1) * sizes.get("fsdp", 1)
     found = choices("three_d", MeshSpec.parse(mesh), 48)

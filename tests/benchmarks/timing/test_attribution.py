@@ -1,4 +1,4 @@
-"""Where the time of a step goes: parts that are known, of steps that are."""
+"""The attribution of a step's time to compute, communication, bubbles, recomputation, the optimizer and dispatch."""
 
 import time
 from collections.abc import Callable
@@ -26,7 +26,7 @@ SECONDS = 0.1
 
 
 def test_parts_are_differences() -> None:
-    """Each part is what its variant does without, and where nothing overlaps they add up to the step."""
+    """Each part is the difference between a variant and the one without that part, and the parts add up to the step."""
     parts = Attribution.of(
         {
             "step": 100,
@@ -52,20 +52,20 @@ def test_parts_are_differences() -> None:
 
 
 def test_what_has_no_variant_takes_no_time() -> None:
-    """On one device, with nothing recomputed, there are no waiting, no sending and no recomputation."""
+    """Parts without a variant are zero: one device has no communication, and no remat no recomputation."""
     parts = Attribution.of({"step": 100, "gradients": 90, "optimizer": 11, "nothing": 1})
     assert parts == Attribution(89, 0, 0, 0, 0, 10, 1)
 
 
 def test_keeping_that_is_slower_leaves_nothing_to_gain() -> None:
-    """Where computing again is faster than keeping, all of the time is compute."""
+    """If recomputing is faster than keeping activations, recomputation takes no time and all of it is compute."""
     parts = Attribution.of({"step": 100, "gradients": 90, "kept": 95, "optimizer": 11, "nothing": 1})
     assert (parts.compute_seconds, parts.recomputation_seconds) == (89, 0)
 
 
 @pytest.mark.parametrize(("strategy", "options"), [("zero1", ()), ("data", (("compression", "onebit"),))])
 def test_halves_of_another_layout_than_the_weights_send_nothing(strategy: str, options: Options) -> None:
-    """Where gradients are split or each device's own, and weights are not, each half is timed as it is."""
+    """The gradient and the optimizer half send nothing, also where gradients are laid out differently from weights."""
     case = replace(SINGLE, strategy=strategy, mesh=MeshSpec.parse("data=4"), options=options)
     step, found = case.build(), variants(case)
     for name in ("gradients", "optimizer"):
@@ -74,8 +74,8 @@ def test_halves_of_another_layout_than_the_weights_send_nothing(strategy: str, o
 
 
 @pytest.mark.parametrize("given", ["default", "asked"])
-def test_variants_are_told_what_the_step_is(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    """XLA compiles them with the same options, or they would not be its variants: here with one that it refuses."""
+def test_variants_have_the_compiler_options_of_the_step(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """Variants are compiled with the step's compiler options; here one that XLA refuses."""
     step = SINGLE.build()
     training = begin_training(step, compile_step(step).program, step.init, read_corpus(None, CONFIG))
     unknown = {"xla_no_such": "1"}
@@ -86,7 +86,7 @@ def test_variants_are_told_what_the_step_is(monkeypatch: pytest.MonkeyPatch, giv
 
 
 def sleeping(function: Callable[..., Any]) -> Any:
-    """A function that takes `SECONDS` longer on one device."""
+    """A jitted function that takes `SECONDS` longer on one device."""
 
     def sleep(x: np.ndarray) -> np.ndarray:
         time.sleep(SECONDS)
@@ -101,8 +101,8 @@ def sleeping(function: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize(("half", "part"), [("gradients", "compute_seconds"), ("apply", "optimizer_seconds")])
-def test_what_is_slow_is_found(monkeypatch: pytest.MonkeyPatch, half: str, part: str) -> None:
-    """A step of which one half is planted to be slow is said to spend its time there."""
+def test_time_is_attributed_to_the_slow_half(monkeypatch: pytest.MonkeyPatch, half: str, part: str) -> None:
+    """If one half of a step sleeps, the step's time is attributed to that half."""
 
     def build(case: Case, build: Callable[..., Step] = Case.build, **training: Any) -> Step:
         step = build(case, **training)

@@ -1,4 +1,4 @@
-"""The check against one device: it passes rounding, and nothing else."""
+"""The check against `single` accepts rounding and nothing else."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ SINGLE = Trajectory(losses=(5.5, 5.0, 4.5), grad_norms=(2.0, 1.5, 1.0))
 
 
 def scaled(losses: float = 1.0, grad_norms: float = 1.0) -> Trajectory:
-    """One device's first steps, with other numbers at the last."""
+    """The reference's first steps, with the last loss and gradient norm scaled."""
     return Trajectory(
         losses=(*SINGLE.losses[:-1], SINGLE.losses[-1] * losses),
         grad_norms=(*SINGLE.grad_norms[:-1], SINGLE.grad_norms[-1] * grad_norms),
@@ -25,7 +25,7 @@ def scaled(losses: float = 1.0, grad_norms: float = 1.0) -> Trajectory:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rounding_passes_and_twice_the_bound_does_not(dtype: str) -> None:
-    """What rounding explains at a step is equal; what it does not is refused, wherever it shows."""
+    """Deviations below the rounding bound pass, those of twice the bound raise Mismatch, in loss or gradient norm."""
     case = dataclasses.replace(CASE, dtype=dtype)
     bound = 3 * rounding(case)
     scaled(1 + 0.9 * bound, 1 - 0.9 * bound).require_equal(SINGLE, case)
@@ -36,13 +36,13 @@ def test_rounding_passes_and_twice_the_bound_does_not(dtype: str) -> None:
 
 
 def test_bound_is_tight_enough_to_see_a_lost_term() -> None:
-    """In float32 the bound is below one token's share of a batch's loss: leaving one out does not pass."""
+    """In float32 the bound is below one token's share of the loss, so a lost token is seen."""
     tokens = CASE.batch_size * CASE.config.sequence
     assert 3 * rounding(CASE) < 1 / tokens
 
 
 def test_bound_covers_reordered_sums() -> None:
-    """A chain of float32 sums, as many and as long as the model's, each in another order, stays within the bound."""
+    """Float32 sums as many and as long as the model's, each in two random orders, differ by less than the bound."""
     rng = np.random.default_rng(0)
     terms = CASE.batch_size * CASE.config.sequence
     error = 0.0
@@ -55,7 +55,7 @@ def test_bound_covers_reordered_sums() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_numbers_must_be_finite(bad: float) -> None:
-    """A loss or a gradient norm that is not a number is refused, and so is an infinite one."""
+    """A NaN or infinite loss or gradient norm raises NonFinite."""
     SINGLE.require_finite("in the first steps")
     for run in (scaled(losses=bad), scaled(grad_norms=bad)):
         with pytest.raises(NonFinite, match=rf"{bad}.* in the first steps"):

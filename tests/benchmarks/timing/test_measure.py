@@ -1,4 +1,4 @@
-"""How steps are timed."""
+"""Compiling a step, and timing blocks of its steps."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from strategies import Step
 
 
 def training(seconds: float, batches: tuple[Any, ...] = ("batch",)) -> Training:
-    """A run whose steps last so long; its state counts them."""
+    """A training run whose steps last so long; its state counts them."""
 
     def program(state: int, batch: Any) -> tuple[int, dict[str, Any]]:
         time.sleep(seconds)
@@ -33,7 +33,7 @@ def training(seconds: float, batches: tuple[Any, ...] = ("batch",)) -> Training:
 
 
 def test_steps_are_chained_and_batches_given_in_turn() -> None:
-    """Each step trains the state that the one before it left, on the next batch, and all over again at the end."""
+    """Each step takes the state of the one before it and the next batch, starting over after the last batch."""
     run = training(0.0, batches=("first", "second"))
     run.block(3)
     assert run.state == 3
@@ -41,13 +41,13 @@ def test_steps_are_chained_and_batches_given_in_turn() -> None:
 
 
 def test_trajectory_has_a_number_for_each_step() -> None:
-    """Looking at the first steps misses none of them."""
+    """The trajectory has the loss of every step."""
     assert training(0.0).trajectory(3).losses == (0.0, 1.0, 2.0)
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.1])
 def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
-    """A block has as many steps as fill its least time, and one where a step alone does."""
+    """A block has as many steps as fill `BLOCK_SECONDS`, and one if a single step does."""
     run = training(seconds)
     steps = steps_per_block(run)
     assert run.block(steps) >= BLOCK_SECONDS
@@ -65,7 +65,7 @@ def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
 def test_xla_is_told_what_was_asked_and_what_its_platform_needs(
     platform: str, asked: dict[str, str], told: dict[str, str]
 ) -> None:
-    """What was asked comes first; and what it was told is known of the program."""
+    """Compiler options are those asked for, then the platform's defaults, and the program records them."""
     lowered = SimpleNamespace(compile=lambda options: dict(options))
     devices = np.array([SimpleNamespace(platform=platform)])
     step = SimpleNamespace(mesh=SimpleNamespace(devices=devices), lower=lambda: lowered)
@@ -74,7 +74,7 @@ def test_xla_is_told_what_was_asked_and_what_its_platform_needs(
 
 
 def test_what_a_compiler_says_is_its_error() -> None:
-    """Whatever it is."""
+    """Any error of the compiler is raised as CompileError."""
 
     def refuse(options: dict[str, str]) -> None:
         raise RuntimeError("INTERNAL: RET_CHECK failure")
@@ -87,34 +87,34 @@ def test_what_a_compiler_says_is_its_error() -> None:
 
 @pytest.fixture
 def wait() -> Callable[[Any], Any]:
-    """A compiled function that takes a while, long after its dispatch."""
+    """A compiled function that takes much longer than its dispatch."""
     x = jnp.ones((500, 500))
     return jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: y @ x / 500, x)).lower(x).compile()
 
 
 def test_dispatch_is_the_part_before_the_wait(wait: Callable[[Any], Any]) -> None:
-    """Steps are handed over in less time than they take, and the block takes both."""
+    """Dispatch time is positive and no more than the block's time."""
     run = Training(lambda state, _: (wait(state), {}), jnp.ones((500, 500)), [None])
     seconds = run.block(2)
     assert 0 < run.dispatch_seconds <= seconds
 
 
 def test_block_waits_for_its_last_step(wait: Callable[[Any], Any]) -> None:
-    """When the clock stops nothing is under way: the time is the steps', not the time to ask for them."""
+    """When a block ends, its last step has finished."""
     run = Training(lambda state, _: (wait(state), {}), jnp.ones((500, 500)), [None])
     run.block(2)
     assert run.state.is_ready()
 
 
 def test_compilation_is_caught() -> None:
-    """What is compiled while it is timed ends the timing, and is named."""
+    """A compilation while timing raises Recompiled with the function's name."""
     message = r"compiled while it was timed: .*<lambda>.*; a step must be compiled once"
     with pytest.raises(Recompiled, match=message), no_compilation():
         jax.jit(lambda x: x + 1)(jnp.zeros(3))
 
 
 def test_compiled_program_is_not_caught() -> None:
-    """Calling what is compiled, or compiling when nobody watches, is no offence."""
+    """A call of a compiled program, or a compilation outside of timing, raises nothing."""
     x = jnp.zeros(7)
     program = jax.jit(lambda x: x * 3).lower(x).compile()
     with no_compilation():
@@ -123,7 +123,7 @@ def test_compiled_program_is_not_caught() -> None:
 
 
 def test_what_a_failed_callback_leaves_is_forgotten() -> None:
-    """When Python ends JAX waits for it again: nothing is left that would fail, and be printed, a second time."""
+    """After a failed callback JAX's pending tokens are dropped, so the error is not raised again at exit."""
     from jax._src.dispatch import runtime_tokens, wait_for_tokens
 
     def fail() -> None:

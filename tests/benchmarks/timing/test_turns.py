@@ -1,4 +1,4 @@
-"""Steps that take turns, and what their pairs say."""
+"""Interleaved timing, and the intervals of ratios that are computed from its rounds."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from benchmarks.timing.turns import MIN_ROUNDS, Interval, Turns, take_turns
 
 
 def training(work: Callable[[int], object]) -> Training:
-    """A run whose state counts its steps; `work` is told the count."""
+    """A training run whose state counts its steps; `work` gets the count."""
 
     def program(state: int, _: None) -> tuple[int, dict[str, Any]]:
         work(state)
@@ -23,7 +23,7 @@ def training(work: Callable[[int], object]) -> Training:
 
 
 def race(*works: Callable[[int], object], steps: int = 5) -> tuple[list[Turns], list[str]]:
-    """The turns of some runs, and in what order they took them."""
+    """Time some runs interleaved; their turns, and the order in which they took them."""
     trainings = {str(number): training(work) for number, work in enumerate(works)}
     turns, order = {name: Turns(steps) for name in trainings}, list[str]()
     take_turns(trainings, turns, MIN_ROUNDS, order.append)
@@ -31,7 +31,7 @@ def race(*works: Callable[[int], object], steps: int = 5) -> tuple[list[Turns], 
 
 
 def test_every_round_has_all_of_them_in_another_order() -> None:
-    """Nobody has a second turn before all had theirs, and no place in the round is anybody's."""
+    """Every round has one block of each run, in an order that varies."""
     _, order = race(*[lambda _: None] * 4)
     rounds = [tuple(order[i : i + 4]) for i in range(0, len(order), 4)]
     assert len(rounds) == MIN_ROUNDS
@@ -40,7 +40,7 @@ def test_every_round_has_all_of_them_in_another_order() -> None:
 
 
 class Steady:
-    """A run whose steps all take as long, on a clock of its own: no load of the machine changes what is asserted."""
+    """A run whose steps all take the same time, by its own clock, so load on the machine changes nothing."""
 
     def __init__(self, step_seconds: float) -> None:
         self.step_seconds, self.dispatch_seconds = step_seconds, 0.0
@@ -52,7 +52,7 @@ class Steady:
 
 
 def test_samples_are_seconds_per_step() -> None:
-    """There is a sample for each block; it is the block's time over its steps, and so is dispatch."""
+    """There is one sample for each block: its time divided by its steps, and so for dispatch."""
     turns = {"0": Turns(5)}
     take_turns({"0": Steady(0.5)}, turns, MIN_ROUNDS, lambda name: None)
     assert turns["0"].seconds == [0.5] * MIN_ROUNDS
@@ -61,14 +61,14 @@ def test_samples_are_seconds_per_step() -> None:
 
 
 def test_each_takes_as_many_turns_as_are_asked_for() -> None:
-    """However long they take."""
+    """Every run has as many samples as rounds, however long its steps take."""
     turns = {"0": Turns(5), "1": Turns(2)}
     take_turns({"0": Steady(0.5), "1": Steady(125.0)}, turns, 20, lambda name: None)
     assert [len(turn.seconds) for turn in turns.values()] == [20, 20]
 
 
-def test_who_fails_takes_no_more_turns() -> None:
-    """The others go on, and what went wrong is kept."""
+def test_a_run_that_fails_is_timed_no_more() -> None:
+    """A run that fails keeps its error and is timed no more; the others go on."""
 
     def fail(step: int) -> None:
         if step == 7:
@@ -81,7 +81,7 @@ def test_who_fails_takes_no_more_turns() -> None:
 
 
 def test_interrupt_leaves_what_was_timed() -> None:
-    """Turns are filled in passing."""
+    """Ctrl-C keeps the samples of the blocks before it."""
 
     def stop(step: int) -> None:
         if step == 12:
@@ -95,14 +95,17 @@ def test_interrupt_leaves_what_was_timed() -> None:
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=6, max_size=50))
 def test_drift_cancels_in_pairs(drift: list[float]) -> None:
-    """However the machine's speed changes from round to round, a step twice as long is twice as long."""
+    """Drift of the machine's speed between rounds cancels in the ratio of pairs."""
     ratio = Interval.of_ratios([2 * speed for speed in drift], drift)
     assert ratio is not None
     assert ratio.low == ratio.median == ratio.high == pytest.approx(2)
 
 
 def test_interval_encloses_the_median_as_often_as_it_says() -> None:
-    """Of a thousand samples of skewed noise at least 95% have the true median inside, whatever their size."""
+    """The 95% interval holds the true median in at least 93.5% of 1,000 samples of skewed noise, at any sample size.
+
+    93.5% is two standard deviations of that count below 95%.
+    """
     draw = random.Random(0)
     for pairs in (6, 9, 20, 60):
         hits = 0
@@ -113,7 +116,7 @@ def test_interval_encloses_the_median_as_often_as_it_says() -> None:
         assert hits >= 935  # two standard deviations below 95%
 
 
-def test_no_pairs_no_ratio() -> None:
-    """Too few pairs for the confidence that is claimed say nothing."""
+def test_too_few_pairs_give_no_interval() -> None:
+    """Fewer than six pairs give no interval."""
     assert Interval.of_ratios([1.0] * 5, [1.0] * 6) is None
     assert Interval.of_ratios([1.0] * 6, [1.0] * 6) == Interval(1.0, 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Steps without their communication: that nothing is sent, and that all the rest is done."""
+"""Variants of a step without its communication send nothing and do all other work."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -31,7 +31,7 @@ ALONE, WAITING, SIDE_BY_SIDE = Silence(), Silence(waits=True), Silence(waits=Tru
 
 @cache
 def built(strategy: str) -> Step:
-    """A small step that microbatches where it has stages."""
+    """A small step, with microbatches where it has stages."""
     mesh = MeshSpec.parse(SPREADS[strategy])
     train = TrainConfig(batch_size=8, microbatches=4 if "pipeline" in mesh.sizes else 1)
     return STRATEGIES[strategy].build(CONFIG, mesh, train, jax.devices()[: mesh.size])
@@ -39,7 +39,7 @@ def built(strategy: str) -> Step:
 
 @cache
 def compiled(strategy: str, silence: Silence | None = None) -> tuple[Any, dict[str, Any]]:
-    """A step, or a variant of it, compiled; and what it does."""
+    """A compiled step or variant, and the facts of its program."""
     step = built(strategy)
     update = jax.jit(silence(step.update), donate_argnums=0) if silence else step.update
     program = quick.compiled(update.lower(step.state, step.batch))
@@ -48,9 +48,9 @@ def compiled(strategy: str, silence: Silence | None = None) -> tuple[Any, dict[s
 
 @pytest.mark.parametrize("strategy", SPREADS)
 def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
-    """Alone a step sends nothing, waiting next to nothing over the same axes, and both do the FLOPs of the step.
+    """Without communication a step sends nothing, with waits alone under 2%, and both do all of its FLOPs.
 
-    It takes and gives arrays of the same shapes and dtypes without its communication, and finite ones.
+    Waits go over the same axes. Both take and return arrays of the step's shapes and dtypes, with finite values.
     """
     whole, alone, waiting = (compiled(strategy, silence)[1] for silence in (None, ALONE, WAITING))
     assert alone["compiled.flops"] == waiting["compiled.flops"] == whole["compiled.flops"] > 0
@@ -70,7 +70,7 @@ def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
 
 
 def test_side_by_side_stages_do_the_same_work() -> None:
-    """Stages that do not wait for first results have the FLOPs of those that do, and still wait at every tick."""
+    """Stages that do not wait for first results have equal FLOPs, and still communicate at every tick."""
     (_, waiting), (_, side_by_side) = compiled("pipeline", WAITING), compiled("pipeline", SIDE_BY_SIDE)
     assert side_by_side["compiled.flops"] == waiting["compiled.flops"]
     permutes = "compiled.collectives.permute.in_loops"
@@ -78,7 +78,7 @@ def test_side_by_side_stages_do_the_same_work() -> None:
 
 
 def test_one_device_computes_what_it_did() -> None:
-    """Where there is no communication there is nothing to leave out."""
+    """Without communication there is nothing to leave out: the gradients are unchanged."""
     step = STRATEGIES["single"].build(CONFIG, MeshSpec.parse("data=1"), TrainConfig(batch_size=2), jax.devices()[:1])
     params, batch = step.init(jax.random.key(0)).params, step.place(np.ones(step.batch.shape, int))
     jax.tree.map(
@@ -87,7 +87,7 @@ def test_one_device_computes_what_it_did() -> None:
 
 
 def on_two(function: Callable[[jax.Array], jax.Array], silence: Silence, check: bool = True) -> np.ndarray:
-    """What two devices with [0, 1] and [2, 3] make of them, one after the other."""
+    """The result of a function on two devices that hold [0, 1] and [2, 3]."""
     mesh = Mesh(np.array(jax.devices()[:2]), "pipeline")
     spread = jax.shard_map(function, mesh=mesh, in_specs=P("pipeline"), out_specs=P("pipeline"), check_vma=check)
     return np.asarray(jax.jit(silence(spread))(jnp.arange(4.0)))
@@ -117,19 +117,21 @@ gather = partial(lax.all_gather, axis_name="pipeline", tiled=True)
         (lambda x: x + lax.axis_index("pipeline"), [0, 1, 3, 4], [0, 1, 3, 4]),
     ],
 )
-def test_stand_ins_are_what_is_here(function: Callable[[jax.Array], jax.Array], alone: list, waiting: list) -> None:
-    """A device goes on with its own numbers in the place of the others'; if it waits, with one element from them."""
+def test_stand_ins_use_a_devices_own_numbers(
+    function: Callable[[jax.Array], jax.Array], alone: list, waiting: list
+) -> None:
+    """Each collective's stand-in uses a device's own numbers; if it waits, one element comes from the others."""
     np.testing.assert_array_equal(on_two(function, ALONE), alone)
     np.testing.assert_array_equal(on_two(function, WAITING), waiting)
 
 
 def test_side_by_side_all_are_the_first_stage() -> None:
-    """Stages side by side all take the first one's place; over other axes devices stay who they are."""
+    """Side by side every stage has pipeline index 0."""
     np.testing.assert_array_equal(on_two(lambda x: x + lax.axis_index("pipeline"), SIDE_BY_SIDE), [0, 1, 2, 3])
 
 
 def test_collectives_of_the_compiler_are_refused() -> None:
-    """Of a step that the compiler partitions nothing is left out, and that is not passed off as none of its time."""
+    """A step that the compiler partitions is refused, because its collectives cannot be left out."""
     mesh = MeshSpec.parse("data=2")
     step = STRATEGIES["auto"].build(CONFIG, mesh, TrainConfig(batch_size=8), jax.devices()[:2])
     with pytest.raises(ValueError, match="the compiler puts in are not there to be left out"):
@@ -137,6 +139,6 @@ def test_collectives_of_the_compiler_are_refused() -> None:
 
 
 def test_unknown_collective_is_refused() -> None:
-    """What has no stand-in is named, and not left as it is."""
+    """A collective without a stand-in raises an error that names it."""
     with pytest.raises(ValueError, match="stand in for the collective pbroadcast"):
         on_two(lambda x: lax.pbroadcast(x, ("pipeline",), 0), ALONE)

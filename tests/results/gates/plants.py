@@ -1,7 +1,7 @@
-"""What is planted to prove the gates: regressions that they must find, and changes that they must let pass.
+"""The changes that are planted to prove the gates: regressions they must find, and harmless ones they must let pass.
 
-An `Edit` is made in a copy of a checkout. The copy's benchmarks are then run, and the exact gate judges the rows. What
-breaks a step's numbers or its speed alone is not seen by the compiler: such a copy is timed, on one device.
+An `Edit` changes a copy of a checkout. The copy's benchmarks run, and the exact gate judges their rows. The compiler
+does not see a change of a step's numbers or speed alone: such a copy is timed, on one device.
 """
 
 import os
@@ -16,14 +16,14 @@ from results.gates.verdict import RED, Finding, Report
 
 COPIED = ("strategies", "benchmarks", "conftest.py", "pyproject.toml")
 SIZES = ("--embed=64", "--heads=4", "--sequence=64")
-# What is soon compiled: two layers, for one is no loop.
+# Sizes that compile fast. Two layers, because one makes no loop.
 COMPILED = (*SIZES, "--layers=2", "--batch-size=8", "--strategy=data,fsdp", "--devices=2", "--compile-only")
 TIMED = (*SIZES, "--layers=1", "--batch-size=8", "--strategy=single", "--devices=1", "--rounds=6")
-QUICK = "--xla_backend_optimization_level=0"  # LLVM's part of compiling decides nothing that is counted
+QUICK = "--xla_backend_optimization_level=0"  # LLVM's optimisation changes no counter
 SINGLE, DATA, FSDP = "single-data=1-b8", "data-data=2-b8", "fsdp-fsdp=2-b8"
 ALARMS = ("red", "not comparable", "broken input")
 ELSEWHERE = "red elsewhere"
-"""Red, but not for what was planted, or not just there: no merit of the gate."""
+"""Red for another reason than the plant, or in more cases than the planted ones: not counted as found."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Plant:
 
 @dataclass(frozen=True)
 class Slowdown(Plant):
-    """More time for a block: `slowdown` of it, as a part of what it takes anyway."""
+    """A slowdown of timed blocks by the fraction `slowdown` of their time."""
 
     slowdown: float = 0.0
 
@@ -78,12 +78,12 @@ def regression(
     evidence: str,
     timed: bool = False,
 ) -> Edit:
-    """What the exact gate must find each time."""
+    """An edit that the exact gate must find every time."""
     return Edit(name, "exact", ("red",), 1.0, 1.0, file, changes, cases, evidence, timed)
 
 
 def harmless(name: str, file: str = "", *changes: tuple[str, str], timed: bool = False) -> Edit:
-    """What it must never alarm at."""
+    """An edit at which the exact gate must never raise an alarm."""
     return Edit(name, "exact", ALARMS, at_most=0.0, file=file, changes=changes, timed=timed)
 
 
@@ -139,7 +139,7 @@ EXACT = (
         timed=True,
     ),
     regression(
-        "an activation kept twice",  # before its GELU, and after it
+        "an activation kept twice",  # before the GELU and after it
         "strategies/model/mlp.py",
         ("approximate=True)", 'approximate=True)\n        hidden_BTF = checkpoint_name(hidden_BTF, "kept")'),
         ("from jax import lax\n", "from jax import lax\nfrom jax.ad_checkpoint import checkpoint_name\n"),
@@ -183,7 +183,7 @@ EXACT = (
 
 
 def copied(checkout: Path, folder: Path) -> Path:
-    """Copy what benchmarks need of a checkout; return the folder."""
+    """Copy the parts of a checkout that the benchmarks need; return the folder."""
     folder.mkdir(parents=True)
     for name in COPIED:
         path = checkout / name
@@ -247,7 +247,7 @@ def case_id(finding: Finding) -> str:
 
 
 def said(edit: Edit, report: Report) -> str:
-    """The verdict, `ELSEWHERE` if it is red for another reason than what was planted, or for something more."""
+    """The verdict of a report, or `ELSEWHERE` if it is red for another reason or in more cases than planted."""
     red = [finding for finding in report.findings if finding.word in RED]
     evident = {
         case_id(finding)

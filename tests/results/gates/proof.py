@@ -48,7 +48,7 @@ from tests.results.gates.plants import (
     said,
 )
 
-# Steps that are soon compiled, some on one device and some on two, each planted with something else.
+# Steps that compile fast, on one device and on two; each gets a plant of its own.
 SELECTION = ("--layers=1", *SIZES, "--strategy=single,data,fsdp", "--devices=1,2")
 CASES = tuple(f"{spread}-b{batch}" for batch in (8, 16) for spread in ("single-data=1", "data-data=2", "fsdp-fsdp=2"))
 SLOWER = """
@@ -78,12 +78,12 @@ Case.build, Training.block = _build, _block
 
 PAIRED = (
     Slowdown("nothing", "paired", ("slower", "faster"), at_most=0.01),
-    Slowdown("5% slower", "paired", ("slower",), slowdown=0.05),  # at the minimum effect: half of the alarms at best
+    Slowdown("5% slower", "paired", ("slower",), slowdown=0.05),  # at the minimum effect half are found at best
     Slowdown("10% slower", "paired", ("slower",), at_least=0.95, slowdown=0.10),
 )
 PLANTS: tuple[Edit | Slowdown, ...] = (*EXACT, *PAIRED)
 Found = dict[str, Any]
-"""What was said in one comparison: the trial, the gate, the plant, the word, and what led to it."""
+"""One comparison: the trial, the gate, the plant, the word of the verdict, and the findings."""
 FOOTER = "A claim that is not REFUTED is not thereby shown: the bounds tell what else may be true."
 
 
@@ -103,7 +103,7 @@ class Tally:
 
     @classmethod
     def of(cls, plant: Plant, words: Iterable[str]) -> "Tally":
-        """Count words, of one comparison at least."""
+        """Count the words of one or more comparisons."""
         counts = Counter(words)
         test = binomtest(sum(counts[word] for word in plant.counted), counts.total())
         bounds = test.proportion_ci(0.95, method="exact")
@@ -111,11 +111,11 @@ class Tally:
 
     @property
     def refutes(self) -> bool:
-        """Whether it shows that the claim is wrong."""
+        """Whether the bounds exclude the claim."""
         return self.high < self.plant.at_least or self.low > self.plant.at_most
 
     def cells(self) -> tuple[str, ...]:
-        """Its line in the table."""
+        """The row of the table."""
         claims = [f"at least {self.plant.at_least:.0%}"] * (self.plant.at_least > 0)
         claims += [f"at most {self.plant.at_most:.0%}"] * (self.plant.at_most < 1)
         return (
@@ -128,14 +128,14 @@ class Tally:
 
 
 def plant(checkout: Path, folder: Path, slowdowns: Mapping[str, float]) -> Path:
-    """Copy what a worker needs of a checkout, with some of its cases slower; return the folder."""
+    """Copy the parts of a checkout that a worker needs, with some cases slowed down; return the folder."""
     with (copied(checkout, folder) / "benchmarks/timing/measure.py").open("a", encoding="utf-8") as measure:
         measure.write(SLOWER.format(slowdowns=dict(slowdowns)))
     return folder
 
 
 def paired_trial(number: int, checkout: Path, changes: Sequence[Slowdown], options: argparse.Namespace) -> list[Found]:
-    """Make one paired comparison, in which the cases take turns to be planted with this or that."""
+    """Make one paired comparison, in which the plants rotate over the cases."""
     turns = {case: changes[(number + place) % len(changes)] for place, case in enumerate(CASES)}
     parser = argparse.ArgumentParser()
     paired.add_arguments(parser)
@@ -153,7 +153,7 @@ def paired_trial(number: int, checkout: Path, changes: Sequence[Slowdown], optio
 
 
 def exact_trial(number: int, checkout: Path, edits: Sequence[Edit], bases: Mapping[bool, Snapshot]) -> list[Found]:
-    """Run one copy for each edit, in a process of its own, and hold its rows against those of the unchanged one."""
+    """Run a copy for each edit in a process of its own, and compare its rows with those of the unchanged copy."""
 
     def judge(edit: Edit, folder: Path) -> Found:
         head = rows(planted(checkout, folder, edit), edit)
@@ -170,7 +170,7 @@ def exact_trial(number: int, checkout: Path, edits: Sequence[Edit], bases: Mappi
 
 
 def tallies_of(findings: Sequence[Found]) -> list[Tally]:
-    """Count what was said of each plant."""
+    """Count the words for each plant."""
     words = [
         [found["word"] for found in findings if (found["gate"], found["plant"]) == (change.gate, change.name)]
         for change in PLANTS
@@ -179,7 +179,7 @@ def tallies_of(findings: Sequence[Found]) -> list[Tally]:
 
 
 def table(tallies: Sequence[Tally]) -> str:
-    """What was planted, what was said, how often it was what is counted, and what is claimed of that."""
+    """The tallies as a table: plant, words, rate with bounds, and claim."""
     header = "gate", "planted", "said", "rate (95% bounds)", "claimed"
     return "\n".join([*aligned([header, *(tally.cells() for tally in tallies)]), FOOTER])
 

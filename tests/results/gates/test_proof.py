@@ -1,4 +1,4 @@
-"""The laws of the proof: it plants what it says, counts right, keeps its counts, and fails where a claim is refuted."""
+"""The proof of the gates: it plants what it says, counts correctly, and fails if a claim is refuted."""
 
 import argparse
 import ast
@@ -44,7 +44,7 @@ EXTRA = {"compiled.collectives.all_reduce.outside_loops": 1}
     ids=["paired", "compiled", "timed"],
 )
 def test_the_cases_are_those_that_are_selected(options: tuple[str, ...], cases: tuple[str, ...]) -> None:
-    """The ids to plant something in are the ids of the selection, or nothing would be planted."""
+    """The case ids of the plants are those that their options select."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     declare(parser.add_argument)
     assert tuple(map(str, selected(parser.parse_known_args(options)[0]).cases())) == cases
@@ -52,7 +52,7 @@ def test_the_cases_are_those_that_are_selected(options: tuple[str, ...], cases: 
 
 @pytest.mark.parametrize("edit", [edit for edit in EXACT if edit.changes], ids=lambda edit: edit.name)
 def test_what_is_edited_is_there(edit: Edit) -> None:
-    """Every text that is to be replaced stands in its file, once, and what takes its place is Python."""
+    """Every text that an edit replaces occurs once in its file, and the edited file is valid Python and differs."""
     plain = (ROOT / edit.file).read_text()
     assert all(plain.count(text) == 1 for text, _ in edit.changes)
     assert ast.dump(ast.parse(edited(ROOT, edit))) != ast.dump(ast.parse(plain))
@@ -60,7 +60,7 @@ def test_what_is_edited_is_there(edit: Edit) -> None:
 
 @pytest.mark.parametrize("edit", EXACT, ids=lambda edit: edit.name)
 def test_every_exact_plant_is_claimed_each_time(edit: Edit) -> None:
-    """One miss in a hundred refutes what is claimed of a regression, one alarm in a hundred of what is harmless."""
+    """One miss, or one false alarm, in 100 trials refutes the claim of an exact plant."""
     usual, other = ("red", "green") if edit.cases else ("green", "red")
     assert bool(edit.cases) == bool(edit.evidence)
     assert not Tally.of(edit, [usual] * 100).refutes
@@ -70,15 +70,15 @@ def test_every_exact_plant_is_claimed_each_time(edit: Edit) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of this one."""
+    """A copy of this checkout."""
     return copied(ROOT, tmp_path / "checkout")
 
 
 @pytest.mark.parametrize(("more", "times"), [("", 0), (ALL_REDUCE.changes[0][0] * 2, 2)], ids=["gone", "twice"])
-def test_a_plant_that_has_rotted_is_refused(
+def test_a_plant_whose_text_is_gone_is_refused(
     checkout: Path, more: str, times: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is compiled, with the file and the text that it no longer says once."""
+    """A plant whose text no longer occurs once is refused with its file, before anything is compiled."""
     monkeypatch.setattr(gate, "trials", lambda *_: pytest.fail("something was compiled"))
     (checkout / ALL_REDUCE.file).write_text(f"# {more}\n")
     with pytest.raises(SystemExit, match="2"):
@@ -91,14 +91,14 @@ def test_a_plant_that_has_rotted_is_refused(
 
 
 def test_a_copy_that_does_not_run_ends_the_proof(checkout: Path) -> None:
-    """Whose benchmarks have no rows is no regression that was found; their last words are shown."""
+    """A copy whose benchmarks write no rows ends the proof with their last output, and counts as nothing found."""
     (checkout / "benchmarks" / "conftest.py").write_text("raise RuntimeError('no such thing')\n")
     with pytest.raises(SystemExit, match=r"'an extra all-reduce': the benchmarks ended with 4:[\s\S]*no such thing"):
         rows(checkout, ALL_REDUCE)
 
 
 def finding(case: str, word: Word, metric: str = "", note: str = "") -> Finding:
-    """What the exact gate says of a case."""
+    """A finding of the exact gate on one case."""
     return Finding(f"test_step[{case}] nano float32", word, metric, note=note)
 
 
@@ -123,13 +123,13 @@ EVIDENT = finding(DATA, "worse", *EXTRA)
         ("nothing", [finding(DATA, "new")], "not comparable"),
     ],
 )
-def test_red_counts_where_it_was_planted(plant: str, findings: list[Finding], word: str) -> None:
-    """A regression is found if each of its cases says so, by what was planted, and no other case is red."""
+def test_a_plant_is_found_only_by_its_own_evidence(plant: str, findings: list[Finding], word: str) -> None:
+    """A plant is found if each of its cases is red with the planted evidence and no other case is red."""
     assert said(EDITS[plant], Report("exact", tuple(findings))) == word
 
 
 def test_a_base_that_cannot_be_read_ends_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of another schema than this gate reads are said to be so, before anything is planted."""
+    """A base whose rows have another schema ends the proof before anything is planted."""
     old = write_run(tmp_path / "old.json", [row(schema_version=1)])
     monkeypatch.setattr(gate, "rows", lambda checkout, edit: old)
     monkeypatch.setattr(gate, "exact_trial", lambda *_: pytest.fail("something was planted"))
@@ -138,7 +138,7 @@ def test_a_base_that_cannot_be_read_ends_the_proof(tmp_path: Path, monkeypatch: 
 
 
 def test_each_edit_is_judged_by_its_own_base(tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every copy says what is planted in it; a run without rows is broken input, neither found nor an alarm missed."""
+    """Timed edits are compared with the timed base, others with the compiled one; no rows are broken input."""
     data, single = row("data", "data=2", 8), row("single", "data=1", 8)
     bases = {
         False: read_snapshot(write_run(tmp_path / "compiled.json", [data])),
@@ -181,13 +181,13 @@ def test_each_edit_is_judged_by_its_own_base(tmp_path: Path, checkout: Path, mon
     ],
 )
 def test_bounds_are_exact(words: list[str], low: float, high: float) -> None:
-    """The bounds of 0, 10 and 20 of 20 are those of Clopper and Pearson's tables."""
+    """The bounds for 0, 10 and 20 of 20 are those of Clopper and Pearson's tables."""
     tally = Tally.of(NOTHING, words)
     assert (tally.low, tally.high) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_bounds_refute_a_claim() -> None:
-    """A claim falls when the bounds exclude it, and not a comparison earlier."""
+    """A claim is refuted as soon as the bounds exclude it, and not one comparison earlier."""
     assert not Tally.of(NOTHING, ["slower"] + ["same"] * 19).refutes
     assert Tally.of(NOTHING, ["slower", "faster"] + ["same"] * 18).refutes
     assert not Tally.of(TEN, ["slower"] * 17 + ["same"] * 3).refutes
@@ -205,7 +205,7 @@ def test_counts_are_shown_and_kept(
     regression: str,
     exit_code: int,
 ) -> None:
-    """Every comparison is in the table and in the file, and a refuted claim is in the exit code."""
+    """Every comparison is in the table and in the file, and a refuted claim sets the exit code."""
     found = [
         {"gate": "paired", "plant": "nothing", "word": harmless},
         {"gate": "exact", "plant": "nothing", "word": "green"},
@@ -237,14 +237,14 @@ def test_counts_are_shown_and_kept(
         (["--plant=a loss that is NaN"], [True], [("exact", 1)]),
     ],
 )
-def test_what_is_chosen_is_tried(
+def test_only_chosen_plants_are_tried(
     arguments: list[str],
     bases: list[bool],
     trials: list[tuple[str, int]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A gate or plants by name: just these, each counted in every trial; and their bases, made once for all trials."""
+    """Only the chosen gates and plants are tried, in every trial, and each base is made once."""
     made, tried = list[bool](), list[tuple[str, int]]()
 
     def trial(number: int, checkout: Path, plants: list[Plant], _: object) -> list[dict[str, Any]]:

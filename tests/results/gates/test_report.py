@@ -1,4 +1,4 @@
-"""The laws of the reports: whatever was judged, each form says it whole, in its own grammar."""
+"""Reports of a gate as text, Markdown, JUnit and tracker JSON: each is complete and valid in its format."""
 
 import json
 import re
@@ -29,7 +29,7 @@ MIXED = Report(
     ),
     remarks=("among the same: 1 another program",),
 )
-# What a gate of step times returns.
+# A report of the paired gate.
 PAIRED = Report(
     "paired",
     (
@@ -76,14 +76,14 @@ reports = st.builds(
     ],
 )
 def test_the_gravest_word_decides(words: list, verdict: str) -> None:
-    """A report is red if anything is, inconclusive if anything is, and green only if something was compared."""
+    """A report is red if any finding is, else inconclusive if any is, and green only if something was compared."""
     report = Report("", tuple(Finding(f"case {word}", word) for word in words))
     assert report.verdict == verdict
     assert report.exit_code == EXIT_CODES[report.verdict]
 
 
 def test_the_terminal_shows_what_changed() -> None:
-    """Each change has its numbers, the gravest case first; what is the same is counted, and common words said once."""
+    """The text report shows each change with its numbers, the gravest case first, and counts what is the same."""
     assert terminal(MIXED) == (
         "exact counters, base.json -> head.json\n"
         "all cases: nano\n"
@@ -107,7 +107,7 @@ def test_the_terminal_shows_what_changed() -> None:
 
 
 def test_the_terminal_shows_confidence() -> None:
-    """A ratio of samples has its bounds, and a step time that is the same is only counted."""
+    """The text report shows a ratio with its interval, and only counts step times that are the same."""
     shown = terminal(PAIRED)
     assert "  slower        step_seconds_median  0.1 -> 0.12 s   1.200x (1.100 to 1.300)  7 launches\n" in shown
     assert "tensor=8" not in shown
@@ -116,12 +116,12 @@ def test_the_terminal_shows_confidence() -> None:
 
 @pytest.mark.parametrize("show", [terminal, markdown, junit])
 def test_a_refusal_says_why(show) -> None:
-    """Where there is no verdict, each form says that, and why."""
+    """Every format says that there is no verdict, and why."""
     assert "not comparable: jax is 0.10 in BASE and 0.11 in HEAD" in show(REFUSED)
 
 
 def test_markdown_folds_what_does_not_decide() -> None:
-    """The verdict comes first, then what decided it; what is better or new is folded away, what is the same counted."""
+    """Markdown shows the verdict and what decided it first, folds improvements and new cases, and counts the rest."""
     shown = markdown(MIXED)
     top, folded = shown.split("<details>")
     assert top.startswith("### exact counters, base.json -> head.json\n\n**red: 1 vanished, 1 worse, 1 new, 2 same**\n")
@@ -133,7 +133,7 @@ def test_markdown_folds_what_does_not_decide() -> None:
 
 
 def test_markdown_fits_into_a_comment() -> None:
-    """However much changed, GitHub takes the report as a comment, and the first changes are in it."""
+    """Markdown stays below GitHub's limit of a comment and shows the first changes, however many there are."""
     case = "test_step[three_d-data=2,pipeline=2,tensor=2-b16] nano,layers=24 bfloat16 remat=dots microbatches={}"
     metric = "compiled.collectives.reduce_scatter.outside_loops"
     several = (Finding(case.format(i), word, metric, 1, 2, 2.0) for word in ("worse", "better") for i in range(1000))
@@ -145,7 +145,7 @@ def test_markdown_fits_into_a_comment() -> None:
 
 
 def test_markdown_shows_text_as_it_is() -> None:
-    """No name or reason makes a column, a tag, a link or a mention of its own."""
+    """Names and reasons are escaped, so they make no column, tag, link or mention."""
     (line,) = (
         line
         for line in markdown(Report("", (Finding("a|b\nc", "worse", note="<b>`@main`"),))).splitlines()
@@ -155,7 +155,7 @@ def test_markdown_shows_text_as_it_is() -> None:
 
 
 def test_junit_has_a_test_case_for_each_case() -> None:
-    """A red case has failed and says how, an inconclusive one was skipped, another passed; the counts agree."""
+    """JUnit has one test for each case: red ones failed, inconclusive ones are skipped, and the counts agree."""
     suite = ElementTree.fromstring(junit(MIXED))
     outcomes = {test.get("name"): [child.tag for child in test] for test in suite}
     passed = ["system-out"]
@@ -172,7 +172,7 @@ def test_junit_has_a_test_case_for_each_case() -> None:
 
 @given(reports)
 def test_every_report_can_be_shown(report: Report) -> None:
-    """Whatever characters and numbers occur, every form is written, and is what it says it is."""
+    """Any report, with any characters and numbers, is valid in every format."""
     assert all(line.isprintable() for line in terminal(report).split("\n"))
     assert markdown(report).encode()
     tests = ElementTree.fromstring(junit(report).encode()).findall("testcase")
@@ -185,7 +185,7 @@ def test_every_report_can_be_shown(report: Report) -> None:
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Report:
-    """A report on a run of one good case and one bad one."""
+    """A report on a run with one good and one failed case."""
     timed = row("fsdp", "fsdp=8")
     timed["stats"] = {"data": [1.0, 2.0, 3.0, 4.0, 5.0]}
     snapshot = read_snapshot(write_run(tmp_path / "run.json", [timed, failed("oom", "data", "data=2")]))
@@ -196,7 +196,7 @@ CASE = "test_step[fsdp-fsdp=8-b16] synthetic float32 remat=none microbatches=1 s
 
 
 def test_trackers_get_the_values_of_head(measured: Report) -> None:
-    """Each number of a good case that is not zero is there, and step time has its spread; a bad case has none."""
+    """Trackers get each nonzero number of a good case, with quartiles of step time, and nothing of a failed one."""
     facts = row("fsdp", "fsdp=8")["extra_info"]
     numbers = {name: facts[name] for name in METRICS if facts[name]}
     (benchmark,) = (tracked := json.loads(bencher_json(measured))).values()
@@ -216,8 +216,8 @@ def test_trackers_get_the_values_of_head(measured: Report) -> None:
     assert all(entry["unit"] and entry["extra"] == "better: lower" for entry in entries.values())
 
 
-def test_what_is_better_when_higher_is_not_said_to_be_smaller_is_better(measured: Report) -> None:
-    """github-action-benchmark is told of throughput by the step time, which is the same fact the right way round."""
+def test_higher_is_better_metrics_are_not_given_to_github_action_benchmark(measured: Report) -> None:
+    """Metrics that are better when higher are left out for github-action-benchmark, which ranks by smaller only."""
     higher = [name for name, metric in METRICS.items() if metric.better == "higher"]
     assert "tokens_per_second" in higher
     assert not any(name in action_json(measured) for name in higher)
@@ -225,6 +225,6 @@ def test_what_is_better_when_higher_is_not_said_to_be_smaller_is_better(measured
 
 
 def test_bencher_names_fit() -> None:
-    """Bencher takes names of measures of up to 64 characters, and of benchmarks of up to 1,024."""
+    """Names fit Bencher's limits: 64 characters for a measure, 1,024 for a benchmark."""
     assert max(map(len, METRICS)) <= 64
     assert len(CASE) <= 1024

@@ -1,4 +1,4 @@
-"""Reading never fails but in our own words: whatever JSON a file holds, it is read, or refused with a RecordError."""
+"""Whatever a file holds, it is read, or refused with a RecordError."""
 
 import contextlib
 import json
@@ -24,18 +24,18 @@ RUN = {
     "machine_info": MACHINE,
     "benchmarks": [row("fsdp", "fsdp=8"), row("fsdp", "fsdp=8", 8), failed("oom", "data", "data=2")],
 }
-read_any = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+read_any = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The content of a whole baseline."""
+    """The content of a valid baseline."""
     rows = [row("fsdp", "fsdp=8"), edited(row("data", "data=2"), {"compiled.flops": None})]
     return as_baseline(read_snapshot(write_run(tmp_path_factory.mktemp("run") / "run.json", rows)))
 
 
 def mutated(data: st.DataObject, content: Any) -> Any:
-    """JSON with one value, at any depth, dropped or replaced by any other."""
+    """JSON in which one value, at any depth, is dropped or replaced."""
     if not isinstance(content, dict | list) or not content or data.draw(st.integers(0, 5)) == 0:
         return data.draw(json_values)
     items = dict(content) if isinstance(content, dict) else dict(enumerate(content))
@@ -48,7 +48,7 @@ def mutated(data: st.DataObject, content: Any) -> Any:
 
 
 def read(path: Path, text: str) -> None:
-    """Read a text every way that there is."""
+    """Read a file with every reader."""
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     for reader in (read_snapshot, lambda path: load([path])):
         with contextlib.suppress(RecordError):
@@ -59,28 +59,28 @@ def read(path: Path, text: str) -> None:
 @read_any
 @given(content=json_values)
 def test_any_json_is_read_or_refused(tmp_path: Path, content: Any) -> None:
-    """JSON of any other program."""
+    """Arbitrary JSON is read or raises a RecordError."""
     read(tmp_path / "any.json", json.dumps(content))
 
 
 @read_any
 @given(text=st.text())
 def test_any_text_is_read_or_refused(tmp_path: Path, text: str) -> None:
-    """A text that need not be JSON."""
+    """Arbitrary text is read or raises a RecordError."""
     read(tmp_path / "any.json", text)
 
 
 @read_any
 @given(data=st.data())
 def test_a_mutated_run_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
-    """A run in which one thing is wrong."""
+    """A run with one wrong value is read or raises a RecordError."""
     read(tmp_path / "run.json", json.dumps(mutated(data, RUN)))
 
 
 @read_any
 @given(data=st.data())
 def test_a_mutated_baseline_is_read_or_refused(tmp_path: Path, baseline: dict[str, Any], data: st.DataObject) -> None:
-    """A baseline in which one thing is wrong."""
+    """A baseline with one wrong value is read or raises a RecordError."""
     read(tmp_path / "baseline.json", json.dumps(mutated(data, baseline)))
 
 
@@ -88,7 +88,7 @@ def test_a_mutated_baseline_is_read_or_refused(tmp_path: Path, baseline: dict[st
     "text", ["[" * 100_000, '{"cases": ' * 900 + "1" + "}" * 900, "9" * 5000, "\ud800", "\ufeff{}"], ids=range(5)
 )
 def test_hostile_json_is_refused(tmp_path: Path, text: str) -> None:
-    """Depth, length and encoding do not matter either."""
+    """JSON of extreme depth, huge numbers or broken encoding raises a RecordError."""
     path = tmp_path / "any.json"
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     with pytest.raises(RecordError, match=r"any.json (is cut short or not JSON|has schema_version None)"):
@@ -96,6 +96,6 @@ def test_hostile_json_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    """A folder is no file."""
+    """A folder in place of a file raises a RecordError."""
     with pytest.raises(RecordError, match="is not there"):
         read_snapshot(tmp_path)

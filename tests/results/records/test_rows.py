@@ -1,4 +1,4 @@
-"""A table of records says what the files say, or why it cannot."""
+"""The table that `load` makes of run files has their facts, or a RecordError says why not."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.results.synthetic import failed, row, sweep, write_run
 
 
 def test_facts_stay_as_recorded(tmp_path: Path) -> None:
-    """Every row becomes a row, in order, with each fact of its extra_info under its own name."""
+    """Every row of the file is a row of the table, in order, with each fact under its own name."""
     written = sweep()
     read = load([write_run(tmp_path / "run.json", written)])
     assert read["name"].tolist() == [benchmark["name"] for benchmark in written]
@@ -22,7 +22,7 @@ def test_facts_stay_as_recorded(tmp_path: Path) -> None:
 
 
 def test_samples_are_the_step_times(tmp_path: Path) -> None:
-    """A row keeps its samples; one without, be its stats null, missing or empty, has none."""
+    """A row keeps its samples; null, missing or empty statistics give none."""
     unmeasured = [
         failed("oom", "data", "data=2"),
         failed("error", "data", "data=4"),
@@ -38,13 +38,13 @@ def test_samples_are_the_step_times(tmp_path: Path) -> None:
 
 
 def test_rows_of_other_benchmarks_are_passed_over(tmp_path: Path) -> None:
-    """A row without a schema version is not meshmark's, and not read."""
+    """Rows without a schema version belong to other benchmarks and are skipped."""
     other = {"name": "test_matmul", "stats": {"data": [1.0]}, "extra_info": {}}
     assert load([write_run(tmp_path / "run.json", [other, row()])])["name"].tolist() == [row()["name"]]
 
 
 def test_files_of_one_machine_join(tmp_path: Path) -> None:
-    """Files of one machine make one table, and each row says which file it is from."""
+    """Files of one machine become one table, in which each row names its file."""
     paths = [write_run(tmp_path / "a.json", sweep([8])), write_run(tmp_path / "b.json", sweep([16]))]
     read = load(paths)
     assert read["file"].tolist() == [str(path) for path in paths for _ in sweep([8])]
@@ -67,7 +67,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize(("content", "message"), UNREADABLE.values(), ids=UNREADABLE)
 def test_a_file_that_is_not_a_run_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    """What is not a whole file of meshmark records is refused, with its name and what to do."""
+    """A file that is not a complete run raises a RecordError with its name and what to do."""
     path = tmp_path / "run.json"
     path.write_text(content)
     with pytest.raises(RecordError, match=message):
@@ -75,7 +75,7 @@ def test_a_file_that_is_not_a_run_is_refused(tmp_path: Path, content: str, messa
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """A missing file is refused with the command that writes it."""
+    """A missing file raises a RecordError with the command that writes it."""
     with pytest.raises(RecordError, match=r"run.json is not there; write it with `pytest benchmarks --benchmark-json="):
         load([tmp_path / "run.json"])
 
@@ -84,14 +84,14 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     ("version", "way_out"), [(2, "run the benchmarks again"), (5, "update meshmark"), ("4", "run"), (True, "run")]
 )
 def test_another_schema_is_refused(tmp_path: Path, version: Any, way_out: str) -> None:
-    """Records of an older or a newer schema are not guessed at."""
+    """An older or newer schema version raises a RecordError that says which of both to update."""
     path = write_run(tmp_path / "run.json", [row(schema_version=version)])
     with pytest.raises(RecordError, match=f"schema_version {version!r} and this meshmark reads 4; {way_out}"):
         load([path])
 
 
 def test_an_incomplete_record_is_refused(tmp_path: Path) -> None:
-    """A row that lacks keys is refused, and the keys are named."""
+    """A row that lacks keys raises a RecordError that names them."""
     incomplete = row()
     del incomplete["extra_info"]["memory.temp_bytes"], incomplete["extra_info"]["mesh"]
     path = write_run(tmp_path / "run.json", [row(batch=8), incomplete])
@@ -104,7 +104,7 @@ def test_an_incomplete_record_is_refused(tmp_path: Path) -> None:
     [("platform", "cpu", "gpu"), ("device_kind", "NVIDIA H100", "NVIDIA H200"), ("virtual_devices", True, False)],
 )
 def test_devices_do_not_mix(tmp_path: Path, column: str, first: Any, second: Any) -> None:
-    """Rows measured on different devices are refused, and both are named."""
+    """Rows of different devices raise a RecordError that names both."""
     paths = [
         write_run(tmp_path / "a.json", [row(**{column: first})]),
         write_run(tmp_path / "b.json", [row("data", "data=2", **{column: second})]),
@@ -115,7 +115,7 @@ def test_devices_do_not_mix(tmp_path: Path, column: str, first: Any, second: Any
 
 
 def test_machines_do_not_mix(tmp_path: Path) -> None:
-    """Runs of different machines, versions or flags are refused, and both fingerprints are named."""
+    """Runs of different machines, versions or flags raise a RecordError with both fingerprints."""
     paths = [
         write_run(tmp_path / "a.json", [row()], fingerprint="one"),
         write_run(tmp_path / "b.json", [row("data", "data=2")], fingerprint="two"),
@@ -125,7 +125,7 @@ def test_machines_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_a_case_measured_twice_is_refused(tmp_path: Path) -> None:
-    """The same case of two runs is refused, since the luckier would be drawn; one of other work is another case."""
+    """A case that is in two files raises a RecordError; with another dtype it is another case."""
     paths = [write_run(tmp_path / "a.json", [row()]), write_run(tmp_path / "b.json", [row()])]
     with pytest.raises(
         RecordError, match=r"test_step\[single-data=1-b16\] is both in .*a.json and in .*b.json; plot one"
@@ -136,7 +136,7 @@ def test_a_case_measured_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_number_is_a_number(tmp_path: Path) -> None:
-    """A number that was written as text is refused, not plotted as a category."""
+    """Text in place of a number raises a RecordError."""
     content = json.dumps({"machine_info": {}, "benchmarks": [row(tokens_per_second="UNSERIALIZABLE[1.0]")]})
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(RecordError, match=r"b16\]: tokens_per_second is 'UNSERIALIZABLE\[1.0\]', not a number"):

@@ -1,4 +1,4 @@
-"""What stages do as a pipeline runs, counted on the host each time that a device does it."""
+"""What pipeline stages execute, counted on the host each time a device does it."""
 
 import collections
 import dataclasses
@@ -25,20 +25,20 @@ STAGES, MICROBATCHES, KEY = 2, 4, jax.random.key(0)
 
 
 def always_while(condition, body, state):
-    """A loop that runs once or not at all, as a mistake that computes alike: it always runs, perhaps for nothing."""
+    """A planted fault: a while loop of zero or one trips that always runs its body, and selects the right result."""
     taken, done = condition(state), body(state)
     return jax.tree.map(lambda new, old: new if new is old else jnp.where(taken, new, old), done, state)
 
 
 def always_cond(taken, *branches_and_operands):
-    """A conditional likewise: both of its branches are taken."""
+    """A planted fault: a conditional that runs both branches, and selects the right result."""
     (work, other), operands = branches_and_operands[:2], branches_and_operands[2:]
     return jax.tree.map(lambda new, old: jnp.where(taken, new, old), work(*operands), other(*operands))
 
 
 @functools.cache
 def counted(schedule, chunks=1, always=False):
-    """A tiny pipeline's gradients, and how often each stage has done what for them; of a planted mistake, `always`."""
+    """A tiny pipeline's gradients, and how often each stage did what; `always` plants the faults."""
     counts = collections.Counter()
     with pytest.MonkeyPatch.context() as patch:
 
@@ -72,10 +72,10 @@ def counted(schedule, chunks=1, always=False):
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("interleaved", 2)])
 def test_a_stage_does_what_its_schedule_says_and_nothing_else(schedule, chunks):
-    """As it runs, each stage goes through its layers when the table has it do so, and in no bubble; so for both ends.
+    """At run time each stage runs its layers exactly in the ticks of its schedule, and nothing in bubbles.
 
-    Nor does it in a place without a layer. What is counted is what is done, whatever the program's text says of itself:
-    test_pipeline.py, which counts FLOPs, believes that loops run as often as their names say.
+    It skips slots without a layer, too. test_pipeline.py counts the FLOPs of the program's text, and believes that
+    loops run as often as their names say; here executions are counted.
     """
     plan = SCHEDULES[schedule](STAGES, MICROBATCHES, chunks)
     ticks, expected = Ticks.of(plan), collections.Counter()
@@ -89,8 +89,8 @@ def test_a_stage_does_what_its_schedule_says_and_nothing_else(schedule, chunks):
     assert counted(schedule, chunks)[1] == expected
 
 
-def test_what_is_done_for_nothing_is_counted():
-    """Were predicates always true, and the gradients right in the end, each tick would be seen to do everything."""
+def test_work_in_vain_is_counted():
+    """With faults that keep gradients right but do work in vain, every tick is counted as doing everything."""
     (gradients, _), (planted, counts) = counted("zb-h1"), counted("zb-h1", always=True)
     jax.tree.map(lambda mine, its: np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-6), planted, gradients)
     plan, room = SCHEDULES["zb-h1"](STAGES, MICROBATCHES), -(-TINY.layers // STAGES)

@@ -1,4 +1,4 @@
-"""Schedules do all work once and in an order that can be, and wait as long as their papers say."""
+"""Pipeline schedules do all work once, in a possible order, with the bubbles of their papers."""
 
 from itertools import product
 
@@ -23,18 +23,18 @@ GRID = [*PLAIN, *(("interleaved", s, s * groups, v) for s, groups, v in product(
 
 
 def schedule(name: str, stages: int, microbatches: int, chunks: int) -> Schedule:
-    """One of the grid."""
+    """The schedule of a grid entry."""
     return SCHEDULES[name](stages, microbatches, chunks)
 
 
 def each(name: str) -> list[tuple[int, int]]:
-    """Stages and microbatches."""
+    """The stages and microbatches of a schedule's grid entries."""
     return [(s, m) for known, s, m, _ in PLAIN if known == name]
 
 
 @pytest.mark.parametrize("case", GRID, ids=str)
 def test_each_operation_is_done_once(case: tuple[str, int, int, int]) -> None:
-    """A stage goes forward and backward once with each microbatch and chunk, and computes its weights' gradients."""
+    """Each stage runs forward, backward, and in ZB-H1 the weights' gradients, once for each microbatch and chunk."""
     plan = schedule(*case)
     kinds = "FBW" if case[0] == "zb-h1" else "FB"
     all_of_them = sorted(Op(kind, m, c) for kind in kinds for m in range(case[2]) for c in range(case[3]))  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def test_each_operation_is_done_once(case: tuple[str, int, int, int]) -> None:
 
 @pytest.mark.parametrize("case", GRID, ids=str)
 def test_nothing_is_done_before_what_it_needs(case: tuple[str, int, int, int]) -> None:
-    """A microbatch goes through the parts of the model in order, and back in the opposite one, a tick each."""
+    """A microbatch goes forward through the parts of the model in order, and back in reverse, one tick each."""
     _, stages, microbatches, chunks = case
     tick = {(s, op): t for s, row in enumerate(schedule(*case).table) for t, op in enumerate(row) if op}
     for m in range(microbatches):
@@ -55,24 +55,24 @@ def test_nothing_is_done_before_what_it_needs(case: tuple[str, int, int, int]) -
 
 
 @pytest.mark.parametrize(("name", "stages", "microbatches"), [(n, s, m) for n, s, m, _ in PLAIN if n != "zb-h1"])
-def test_gpipe_and_1f1b_are_idle_for_the_ends_of_the_pipeline(name: str, stages: int, microbatches: int) -> None:
-    """(S-1)/(M+S-1) of the time, whatever forward and backward take (Narayanan et al. 2021, section 2.2.1)."""
+def test_bubble_of_gpipe_and_1f1b(name: str, stages: int, microbatches: int) -> None:
+    """The bubble of GPipe and 1F1B is (S-1)/(M+S-1) at any costs (Narayanan et al. 2021, section 2.2.1)."""
     for costs in (EQUAL, Costs(1, 0.5, 0.5), Costs(3, 5, 2)):
         expected = (stages - 1) / (microbatches + stages - 1)
         assert schedule(name, stages, microbatches, 1).bubble(costs) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "chunks"), [case[1:] for case in GRID if case[0] == "interleaved"])
-def test_interleaving_divides_the_bubble_by_the_chunks(stages: int, microbatches: int, chunks: int) -> None:
-    """(S-1)/(vM+S-1) of the time (there, section 2.2.2)."""
+def test_bubble_of_interleaved_1f1b(stages: int, microbatches: int, chunks: int) -> None:
+    """The bubble of interleaved 1F1B is (S-1)/(vM+S-1) (Narayanan et al. 2021, section 2.2.2)."""
     expected = (stages - 1) / (chunks * microbatches + stages - 1)
     for costs in (EQUAL, Costs(1, 0.5, 0.5)):
         assert interleaved(stages, microbatches, chunks).bubble(costs) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), each("zb-h1"))
-def test_zero_bubble_is_idle_for_a_third_of_the_time(stages: int, microbatches: int) -> None:
-    """Of that of 1F1B, where all three take equally long (Qi et al. 2023, table 1), with M >= S."""
+def test_bubble_of_zb_h1(stages: int, microbatches: int) -> None:
+    """With M >= S and equal costs ZB-H1 idles a third as long as 1F1B, and never longer (Qi et al. 2023, table 1)."""
     idle = [
         plan.makespan() - 3 * microbatches
         for plan in (zero_bubble(stages, microbatches), one_f_one_b(stages, microbatches))
@@ -85,7 +85,7 @@ def test_zero_bubble_is_idle_for_a_third_of_the_time(stages: int, microbatches: 
 
 @pytest.mark.parametrize(("stages", "microbatches"), each("1f1b"))
 def test_microbatches_in_flight(stages: int, microbatches: int) -> None:
-    """GPipe: all. 1F1B: min(S - s, M) on stage s. ZB-H1: as many as 1F1B's first stage, at most (Qi et al. 2023)."""
+    """In flight are M with GPipe, min(S - s, M) on stage s with 1F1B, at most min(S, M) with ZB-H1 (Qi et al. 2023)."""
     for stage in range(stages):
         assert gpipe(stages, microbatches).in_flight(stage) == microbatches
         assert one_f_one_b(stages, microbatches).in_flight(stage) == min(stages - stage, microbatches)
@@ -93,29 +93,29 @@ def test_microbatches_in_flight(stages: int, microbatches: int) -> None:
 
 
 def test_chunks_in_flight() -> None:
-    """Interleaved, the first stage has (v-1) S + 2 S - 1 chunks of microbatches in flight, where there are so many."""
+    """Interleaved, the first stage has (v-1) S + 2 S - 1 chunks in flight, or all if there are fewer."""
     assert interleaved(4, 16, 2).in_flight(0) == 4 + 2 * 4 - 1
     assert interleaved(4, 4, 2).in_flight(0) == 8
 
 
-def test_lockstep_makes_short_operations_wait_for_long_ones() -> None:
-    """Ticks of GPipe and of ZB-H1 hold equal operations; one of 1F1B holds forward and backward, which takes longer."""
+def test_lockstep_bubble() -> None:
+    """GPipe and ZB-H1 have no lockstep bubble at equal costs; 1F1B has one, as its ticks mix forward and backward."""
     assert gpipe(4, 8).lockstep_bubble(Costs(1, 1, 1)) == 0
     assert zero_bubble(4, 8).lockstep_bubble(EQUAL) == 0
-    by_hand = 1 - 3 * (8 + 3) / (4 + 2 * (2 * (8 + 3) - 4))  # in four ticks all go forward; the others last as backward
+    by_hand = 1 - 3 * (8 + 3) / (4 + 2 * (2 * (8 + 3) - 4))  # four ticks have forwards only
     assert one_f_one_b(4, 8).lockstep_bubble(EQUAL) == pytest.approx(by_hand)
     assert one_f_one_b(4, 8).lockstep_bubble(Costs(1, 0.5, 0.5)) == 0
 
 
 def test_operations_that_wait_for_each_other_are_an_error() -> None:
-    """An order in which nothing can start is none."""
+    """A schedule in which nothing can start raises a ValueError."""
     stuck = Schedule("stuck", 1, 1, 1, ((Op("B", 0), Op("F", 0)),))
     with pytest.raises(ValueError, match=r"stuck: .*wait for each other"):
         _ = stuck.table
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    """With the numbers, and a way out."""
+    """Microbatches or chunks that a schedule cannot order raise Infeasible with the numbers."""
     with pytest.raises(Infeasible, match=r"pipeline=4 does not divide microbatches=6.*multiple of 4"):
         interleaved(4, 6, 2)
     with pytest.raises(Infeasible, match="1f1b has one chunk a stage, not 2; take interleaved"):

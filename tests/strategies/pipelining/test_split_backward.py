@@ -1,4 +1,4 @@
-"""A backward pass in two halves computes what it does as a whole, and nothing twice."""
+"""A backward pass split into input gradients and weight gradients equals the whole and repeats no matmul."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ X_BTD = jax.random.normal(jax.random.key(1), (2, 16, 32))
 
 @functools.cache
 def halves(remat):
-    """The blocks of a model: what the forward pass keeps, and the backward pass as a whole and in two."""
+    """The blocks of a model: the backward pass, its residuals, and its two halves."""
     model = GPT(CONFIG, TrainConfig(2, remat=remat), nnx.Rngs(0))
     weights = nnx.to_pure_dict(nnx.state(model.blocks))
     rest = {name: part for name, part in nnx.to_pure_dict(nnx.state(model)).items() if name != "blocks"}
@@ -40,7 +40,7 @@ def halves(remat):
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 def test_both_halves_make_the_whole(remat):
-    """Gradients of inputs and of weights, to the bit in the same order of operations."""
+    """The two halves give the gradients of inputs and weights that the whole backward pass gives, to rounding."""
     backward, known, parts = halves(remat)
     dy_BTD = jax.random.normal(jax.random.key(2), X_BTD.shape)
 
@@ -55,7 +55,7 @@ def test_both_halves_make_the_whole(remat):
 
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_no_matmul_is_in_both_halves(remat):
-    """Their FLOPs add up to those of the whole, and the gradients of weights are those of the weights' matmuls."""
+    """The FLOPs of both halves add up to the whole, and the second half has the weights' matmuls only."""
     backward, known, parts = halves(remat)
     dy_BTD = jnp.ones_like(X_BTD)
     _, between = jax.eval_shape(parts.first, known, dy_BTD)
@@ -69,10 +69,10 @@ def test_no_matmul_is_in_both_halves(remat):
     assert second == 2 * matmul_weights * 2 * CONFIG.sequence
 
 
-def test_what_lies_between_is_no_weight_and_no_score():
-    """Between the halves lie gradients of a microbatch's tokens, 11 D for each and each layer, and nothing else.
+def test_only_activation_gradients_lie_between_the_halves():
+    """Between the halves only gradients of activations are kept: 11 D elements for each token and layer.
 
-    Three of the queries, keys and values, four of the hidden layer of the MLP, and four as wide as the residual stream.
+    Three for queries, keys and values, four for the MLP's hidden layer, and four as wide as the residual stream.
     """
     _, known, parts = halves("dots")
     _, between = jax.eval_shape(parts.first, known, X_BTD)

@@ -1,4 +1,4 @@
-"""Layers are cut into stages so that the slowest is as fast as can be."""
+"""Layers are partitioned into stages so that the slowest stage is as fast as possible."""
 
 from itertools import combinations, pairwise
 
@@ -13,7 +13,7 @@ COSTS = st.lists(st.integers(1, 20), min_size=1, max_size=7)
 
 
 def slowest(costs: list[int], sizes: tuple[int, ...], first: int, last: int) -> int:
-    """The largest part."""
+    """The cost of the slowest part."""
     ends = [0, *(sum(sizes[: i + 1]) for i in range(len(sizes)))]
     parts = [sum(costs[start:end]) for start, end in pairwise(ends)]
     parts[0] += first
@@ -23,7 +23,7 @@ def slowest(costs: list[int], sizes: tuple[int, ...], first: int, last: int) -> 
 
 @given(COSTS, st.integers(1, 7), st.integers(0, 30), st.integers(0, 30))
 def test_no_cut_is_better(costs: list[int], parts: int, first: int, last: int) -> None:
-    """Of all ways to cut a row into parts, none empty, by trying each."""
+    """No partition into nonempty parts has a faster slowest part, by brute force."""
     parts = min(parts, len(costs))
     cuts = ([0, *inner, len(costs)] for inner in combinations(range(1, len(costs)), parts - 1))
     best = min(slowest(costs, tuple(b - a for a, b in pairwise(ends)), first, last) for ends in cuts)
@@ -33,8 +33,8 @@ def test_no_cut_is_better(costs: list[int], parts: int, first: int, last: int) -
 
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 4))
-def test_every_layer_has_one_place(layers: int, stages: int, chunks: int) -> None:
-    """And all stages have as many places; the model goes round them, once for each chunk."""
+def test_every_layer_has_one_slot(layers: int, stages: int, chunks: int) -> None:
+    """Every layer has one slot, stages have equally many, and layers go round the stages chunk by chunk."""
     if stages * chunks > layers:
         with pytest.raises(Infeasible, match=f"{layers} layers are too few for {stages * chunks} parts"):
             layer_slots(layers, stages, chunks)

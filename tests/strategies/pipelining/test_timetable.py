@@ -1,4 +1,4 @@
-"""What a schedule's arrays say, played through by hand: each operation finds in its slots what belongs there."""
+"""The timetable of a schedule, played through with names in place of arrays: each slot has what is read from it."""
 
 from itertools import product
 
@@ -12,7 +12,7 @@ CASES += [("interleaved", s, s * groups, v) for s, groups, v in product((1, 2, 4
 
 
 class Stage:
-    """Buffers of one stage, which hold names in the place of arrays."""
+    """The buffers of one stage, which hold names in place of arrays."""
 
     def __init__(self, ticks: Ticks) -> None:
         depths = ticks.depths
@@ -21,7 +21,7 @@ class Stage:
 
 
 def take_turn(stage: Stage, turn: Turn, part: int) -> str:
-    """Make what the stage sends on; return what it has computed."""
+    """Run a stage's operation of a tick; return its name, and store what the stage sends on."""
     kind, taken = KINDS[turn.kind], stage.arrived[turn.takes]
     if kind is None:
         return ""
@@ -42,7 +42,7 @@ def take_turn(stage: Stage, turn: Turn, part: int) -> str:
 
 
 def play(plan: Schedule, ticks: Ticks) -> list[str]:
-    """Go through the ticks as executor.py does; return what was computed, by name."""
+    """Run all ticks as executor.py does; return the names of everything computed."""
     stages = [Stage(ticks) for _ in range(plan.stages)]
     parts, done = plan.stages * plan.chunks, ["embedding of 0"]
     for tick in range(plan.ticks):
@@ -70,7 +70,7 @@ def play(plan: Schedule, ticks: Ticks) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_operation_finds_its_inputs(case: tuple[str, int, int, int]) -> None:
-    """Nothing is overwritten before it is used, and all is computed once."""
+    """Each operation finds its inputs in its slots, nothing is overwritten before use, and all is computed once."""
     name, stages, microbatches, chunks = case
     plan = SCHEDULES[name](stages, microbatches, chunks)
     done = play(plan, Ticks.of(plan))
@@ -82,7 +82,7 @@ def test_every_operation_finds_its_inputs(case: tuple[str, int, int, int]) -> No
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_buffers_are_as_large_as_what_is_in_flight(case: tuple[str, int, int, int]) -> None:
-    """What is kept for the backward pass has a slot for each microbatch in flight, and none besides."""
+    """The buffer of residuals has a slot for each microbatch in flight, and no more."""
     name, stages, microbatches, chunks = case
     plan = SCHEDULES[name](stages, microbatches, chunks)
     assert Ticks.of(plan).depths.kept == max(plan.in_flight(stage) for stage in range(stages))
@@ -90,7 +90,7 @@ def test_buffers_are_as_large_as_what_is_in_flight(case: tuple[str, int, int, in
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_exchange_is_a_permutation(case: tuple[str, int, int, int]) -> None:
-    """No stage sends twice in one exchange, and none gets twice; and a tick takes a second one only where it must."""
+    """In an exchange each stage sends and receives at most once, and a tick has a second exchange only if needed."""
     name, stages, microbatches, chunks = case
     plan = SCHEDULES[name](stages, microbatches, chunks)
     ticks = Ticks.of(plan)
@@ -109,7 +109,7 @@ def test_an_exchange_is_a_permutation(case: tuple[str, int, int, int]) -> None:
 
 
 def test_slots_do_not_grow_with_microbatches() -> None:
-    """But those of GPipe, which has all in flight."""
+    """The buffers of 1F1B and ZB-H1 do not grow with the number of microbatches; those of GPipe do."""
     few, many = ([Ticks.of(SCHEDULES[name](4, m)).depths for name in ("1f1b", "zb-h1", "gpipe")] for m in (8, 64))
     assert few[:2] == many[:2]
     assert (few[2].kept, many[2].kept) == (8, 64)

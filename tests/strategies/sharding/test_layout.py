@@ -1,4 +1,4 @@
-"""Layouts: what is derived from them agrees, and what means nothing is refused."""
+"""Layouts: the formulas split weights as the steps do, and contradictory layouts are refused."""
 
 import math
 
@@ -15,7 +15,7 @@ MESHES = [(name, mesh) for name in known() for devices in (1, 2, 8) for mesh in 
 
 @pytest.mark.parametrize(("name", "mesh"), MESHES, ids=str)
 def test_formulas_split_weights_as_steps_do(name, mesh):
-    """So a device holds as many parameters by formula as a step gives it."""
+    """A device has as many parameters by formula as the step gives it."""
     train = TrainConfig(16, microbatches=2 if "pipeline" in mesh.sizes else 1)
     params = STRATEGIES[name].build(CONFIG, mesh, train).state.params
     held = [math.prod(weight.sharding.shard_shape(weight.shape)) for weight in jax.tree.leaves(params)]
@@ -24,7 +24,7 @@ def test_formulas_split_weights_as_steps_do(name, mesh):
 
 @pytest.mark.parametrize("layout", known().values(), ids=known())
 def test_all_axes_leave_a_layout_as_it_is(layout):
-    """And of none of them nothing is left."""
+    """Restricting a layout to all of its axes changes nothing; restricted to none it has no axes."""
     assert layout.along(layout.axes) == layout
     assert layout.along(()).axes == frozenset()
 
@@ -46,13 +46,13 @@ def test_all_axes_leave_a_layout_as_it_is(layout):
     ],
     ids=str,
 )
-def test_what_means_nothing_is_refused(fields, message):
-    """When the layout is stated, with what is wrong."""
+def test_contradictory_layouts_are_refused(fields, message):
+    """A contradictory layout raises a ValueError when it is made."""
     with pytest.raises(ValueError, match=message):
         Layout(**fields)
 
 
 def test_a_strategy_has_all_axes_of_its_layout():
-    """Or its mesh could not have them."""
+    """A strategy whose layout has an axis that it lacks raises a ValueError."""
     with pytest.raises(ValueError, match="the layout of toy splits over fsdp; its axes are toy"):
         Strategy("toy", ("toy",), SINGLE.build, layout=Layout(batch=("toy", "fsdp")))

@@ -1,4 +1,4 @@
-"""A `benchmarks/worker.py` that runs nothing and answers as its `stub.json` says: written into made-up checkouts."""
+"""A stand-in for `benchmarks/worker.py` that runs nothing and answers by its `stub.json`, for made-up checkouts."""
 
 import json
 import os
@@ -12,7 +12,7 @@ STUB = json.loads((ROOT / "stub.json").read_text())
 
 
 def answer(request: dict, preparing: str) -> dict:
-    """What a worker would say."""
+    """The answer to a request."""
     if request["do"] == "hello":
         facts = {"preset": "stub", "microbatches": 1, "dtype": "float32", "remat": "none"}
         facts |= {"sequence_tokens": 8, "param_count": 64}
@@ -32,14 +32,14 @@ def answer(request: dict, preparing: str) -> dict:
 
 
 def log(event: str) -> None:
-    """Write down what happened in this process, if there is somewhere to."""
+    """Append an event and the process id to the log file, if there is one."""
     if "log" in STUB:
         with Path(STUB["log"]).open("a") as lines:
             print(os.getpid(), event, file=lines)
 
 
 def behave(how: str | None) -> None:
-    """Misbehave as asked to."""
+    """Die, hang or raise, as told."""
     if how == "die once":
         how = None if (ROOT / "died").exists() else "die"
         (ROOT / "died").touch()
@@ -52,7 +52,7 @@ def behave(how: str | None) -> None:
 
 
 def main() -> None:
-    """Answer until there are no more questions."""
+    """Answer requests until there are no more."""
     log("start")
     if "refuse" in STUB:
         print(f"worker: error: {STUB['refuse']} in {sys.argv[1:]}", file=sys.stderr)

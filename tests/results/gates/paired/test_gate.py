@@ -1,4 +1,4 @@
-"""The laws of the paired gate, on made-up checkouts whose workers run nothing, and on real ones."""
+"""The paired gate on made-up checkouts, whose stub workers run nothing, and on real ones."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ QUICK = ("--launches=3", "--blocks=5")
 
 
 def stub(folder: Path, **behaviour: Any) -> Path:
-    """A made-up checkout, whose worker behaves as it is told to."""
+    """A made-up checkout whose worker behaves as told."""
     (folder / "benchmarks").mkdir(parents=True, exist_ok=True)
     (folder / "benchmarks" / "__init__.py").touch()
     (folder / "benchmarks" / "worker.py").write_text(STUB)
@@ -35,25 +35,25 @@ def stub(folder: Path, **behaviour: Any) -> Path:
 
 
 def compare(base: Path | str, head: Path | str, *options: str) -> Report:
-    """What the gate says of two checkouts."""
+    """The gate's report on two checkouts."""
     parser = argparse.ArgumentParser()
     paired.add_arguments(parser)
     return paired.run(parser.parse_args([f"--base={base}", f"--head={head}", *QUICK, *options]))
 
 
 def findings(report: Report) -> dict[str, Finding]:
-    """By the id of their case."""
+    """The findings by case id."""
     return {finding.case.partition("[")[2].partition("]")[0]: finding for finding in report.findings}
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """What git says in a folder."""
+    """Run git in a folder, and return its output."""
     command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 def test_equal_checkouts_are_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where nothing has changed the gate is green after the first launches, and a line is said for each."""
+    """Equal checkouts are green after the first launches, with a line of progress for each launch and case."""
     checkout = stub(tmp_path / "both", cases=["a", "b"])
     report = compare(checkout, checkout)
     assert (report.verdict, report.exit_code) == ("green", 0)
@@ -66,7 +66,7 @@ def test_equal_checkouts_are_the_same(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(("factor", "word", "exit_code"), [(1.2, "slower", 1), (1 / 1.2, "faster", 0)])
 def test_a_change_is_confirmed(tmp_path: Path, factor: float, word: str, exit_code: int) -> None:
-    """A change is said with its size, after as many fresh launches; only a slowdown is red."""
+    """A change is reported with its size after as many fresh launches; only a slowdown is red."""
     report = compare(stub(tmp_path / "base"), stub(tmp_path / "head", factor=factor))
     (finding,) = report.findings
     assert (finding.word, report.exit_code) == (word, exit_code)
@@ -77,7 +77,7 @@ def test_a_change_is_confirmed(tmp_path: Path, factor: float, word: str, exit_co
 
 
 def test_sides_take_turns(tmp_path: Path) -> None:
-    """In every round each process of a launch has one turn, of equally many steps, in an order drawn anew."""
+    """In every round each process of a launch times one block of equally many steps, in random order."""
     log = tmp_path / "log"
     checkout = stub(tmp_path / "both", log=str(log))
     compare(checkout, checkout, "--blocks=10")
@@ -89,13 +89,13 @@ def test_sides_take_turns(tmp_path: Path) -> None:
 
 
 def test_a_head_that_computes_something_else_is_remarked_on(tmp_path: Path) -> None:
-    """Where the first loss differs by more than rounding, the step may well be faster."""
+    """A first loss that differs by more than rounding is remarked on: HEAD computes something else."""
     report = compare(stub(tmp_path / "base"), stub(tmp_path / "head", loss=6))
     assert f"{CASE}: first loss 5.5 -> 6: it computes something else" in report.remarks
 
 
 def test_cases_come_and_go(tmp_path: Path) -> None:
-    """A case that HEAD lacks is red; one that only HEAD has is no reason to worry."""
+    """A case that only BASE has is red, and one that only HEAD has is new and green."""
     report = compare(stub(tmp_path / "base", cases=["a", "b"]), stub(tmp_path / "head", cases=["a", "c"]))
     assert {case: finding.word for case, finding in findings(report).items()} == {
         "a": "same",
@@ -120,7 +120,7 @@ def test_cases_come_and_go(tmp_path: Path) -> None:
 def test_a_case_that_fails_is_a_finding(
     tmp_path: Path, base: dict[str, str], head: dict[str, str], word: str, note: str
 ) -> None:
-    """What fails, dies or hangs is said with its reason, and the other cases go on."""
+    """A case that fails, dies or hangs is a finding with its reason, and the other cases go on."""
     sides = {"base": base, "head": head}
     behave = {side: {do: {"b": how} for do, how in behaviour.items()} for side, behaviour in sides.items()}
     ours, theirs = (stub(tmp_path / side, cases=["a", "b", "c"], **how) for side, how in behave.items())
@@ -131,14 +131,14 @@ def test_a_case_that_fails_is_a_finding(
 
 @pytest.mark.parametrize("when", ["prepare", "block"])
 def test_one_death_is_an_accident(tmp_path: Path, capsys: pytest.CaptureFixture[str], when: str) -> None:
-    """A worker that dies once is started afresh, and its case timed again on all sides; that is said."""
+    """A worker that dies once is restarted, its case is timed again on all sides, and a line says so."""
     report = compare(stub(tmp_path / "base"), stub(tmp_path / "head", **{when: {"a": "die once"}}))
     assert [finding.word for finding in report.findings] == ["same"]
     assert capsys.readouterr().err.count(", tried again, for head died; ") == 1
 
 
 def test_where_nothing_runs_nothing_is_green(tmp_path: Path) -> None:
-    """A gate that compared nothing says so."""
+    """If no case runs in both checkouts, the verdict is `not comparable`."""
     checkout = stub(tmp_path, prepare={"a": "no memory"})
     report = compare(checkout, checkout)
     assert report.verdict == "not comparable"
@@ -154,21 +154,21 @@ def test_where_nothing_runs_nothing_is_green(tmp_path: Path) -> None:
         ({"refuse": "'fsdp' is no strategy"}, "refuses the selection: 'fsdp' is no strategy"),
     ],
 )
-def test_what_cannot_be_compared_is_not(tmp_path: Path, head: dict[str, Any], reason: str) -> None:
-    """Checkouts that do not measure the same thing in the same way are refused, with what differs."""
+def test_checkouts_that_differ_are_not_comparable(tmp_path: Path, head: dict[str, Any], reason: str) -> None:
+    """Checkouts that differ in protocol, devices or cases, or refuse the selection, raise NotComparable."""
     with pytest.raises(NotComparable, match=reason):
         compare(stub(tmp_path / "base"), stub(tmp_path / "head", **head))
 
 
 def test_a_checkout_without_a_worker_is_too_old(tmp_path: Path) -> None:
-    """A checkout from before this gate is refused by name."""
+    """A checkout without `benchmarks/worker.py` raises NotComparable with its name."""
     (tmp_path / "old" / "benchmarks").mkdir(parents=True)
     with pytest.raises(NotComparable, match=r"old has no benchmarks/worker\.py: it is too old to be timed"):
         compare(tmp_path / "old", tmp_path / "old")
 
 
 def test_a_ref_that_is_not_there_is_broken_input() -> None:
-    """A ref that nobody knows is named, with the way out."""
+    """An unknown ref exits with 5 and says how to fetch it."""
     report = compare("no-such-ref", ".")
     assert report.exit_code == 5
     assert report.reason.startswith("'no-such-ref' is neither a directory with a benchmarks/ in it nor a commit")
@@ -176,14 +176,14 @@ def test_a_ref_that_is_not_there_is_broken_input() -> None:
 
 
 def test_another_copy_of_the_code_is_not_timed(tmp_path: Path) -> None:
-    """A checkout whose worker imports the code of another is broken, or both sides would be the same for ever."""
+    """A worker that imports another checkout's code exits with 5; otherwise both sides would always be the same."""
     report = compare(stub(tmp_path), stub(tmp_path / "head", root="/elsewhere"))
     assert report.exit_code == 5
     assert "would run the code in /elsewhere" in report.reason
 
 
 def test_a_selection_that_nobody_knows_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The workers are given the selection as it is, and their words on it are the command's."""
+    """The selection is passed on to the workers, and their message about it is a usage error of the command."""
     checkout = stub(tmp_path, refuse="'ddp' is no strategy")
     with pytest.raises(SystemExit, match="2"):
         main(["paired", f"--base={checkout}", f"--head={checkout}", "--strategy", "ddp", "--untied", "--devices=8"])
@@ -191,7 +191,7 @@ def test_a_selection_that_nobody_knows_is_a_usage_error(tmp_path: Path, capsys: 
 
 
 def test_the_selection_is_that_of_the_benchmarks() -> None:
-    """What `pytest benchmarks` knows to select cases is passed on to the workers, and nothing else is."""
+    """The gate passes on exactly the options with which `pytest benchmarks` selects cases."""
     valued = {}
     for each in (declare, declare_text):
         each(lambda option, **about: valued.setdefault(option, about.get("action") != "store_true"))
@@ -208,14 +208,14 @@ def test_the_selection_is_that_of_the_benchmarks() -> None:
     ],
 )
 def test_bad_options_are_refused_at_once(option: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An option that makes no sense ends the command before anything is checked out."""
+    """A bad option exits with 2 before anything is checked out."""
     with pytest.raises(SystemExit, match="2"):
         compare(".", ".", option)
     assert message in capsys.readouterr().err
 
 
 def test_too_little_time_is_never_green(tmp_path: Path) -> None:
-    """A budget that does not hold three launches and as many fresh ones ends inconclusive, and early."""
+    """A time budget too small for three launches and as many fresh ones ends early, inconclusive."""
     checkout = stub(tmp_path, cases=["a", "b", "c"])
     report = compare(checkout, checkout, "--time-budget=0.01")
     assert report.exit_code == 3
@@ -224,7 +224,7 @@ def test_too_little_time_is_never_green(tmp_path: Path) -> None:
 
 
 def test_a_ref_is_compared_with_uncommitted_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ref is what was committed, '.' what lies there now; and git has no worktree more than before."""
+    """HEAD is the commit, '.' the working tree with uncommitted changes, and git keeps no extra worktree."""
     monkeypatch.chdir(stub(tmp_path))
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", ".")
@@ -238,7 +238,7 @@ def test_a_ref_is_compared_with_uncommitted_changes(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C, and SIGTERM: workers and worktrees are gone, what is known is printed, and the exit code is 130."""
+    """After SIGINT or SIGTERM workers and worktrees are gone, partial results are printed, and the exit code is 130."""
     log = tmp_path / "log"
     repository = stub(tmp_path / "repository", cases=["a", "b"], log=str(log), prepare={"b": "hang"})
     git(repository, "init", "--quiet")
@@ -257,16 +257,16 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) ->
     assert "launches 1 first: inconclusive" in output
     assert "no launch was finished" in output
     workers = [int(line.split()[0]) for line in log.read_text().splitlines() if line.endswith("start")]
-    assert len(workers) == 5  # two of them to say hello
+    assert len(workers) == 5  # two of them only say hello
     for worker in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
-@pytest.mark.stress  # it times real steps: on a busy machine they take what they take
+@pytest.mark.stress  # it times real steps, which a busy machine slows down
 def test_a_planted_slowdown_is_found(tmp_path: Path) -> None:
-    """Of two real checkouts, the one whose steps take twice as long is slower."""
+    """Of two real checkouts, the one whose blocks take twice as long is slower, by a factor of two."""
     base = plant(ROOT, tmp_path / "base", {})
     head = plant(ROOT, tmp_path / "head", {"single-data=1-b4": 1.0})
     tiny = "--layers=1", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--strategy=single"

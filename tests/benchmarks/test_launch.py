@@ -1,0 +1,58 @@
+"""`python -m benchmarks.launch` gives each process its GPUs, and ends all of them when one fails."""
+
+import argparse
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks.launch import environment, main, visible_gpus, wait
+
+
+def sleeper(seconds: float, status: int = 0) -> subprocess.Popen[str]:
+    """Start a process that exits with a status after some seconds."""
+    command = [sys.executable, "-c", f"import time; time.sleep({seconds}); exit({status})"]
+    return subprocess.Popen(command, text=True, process_group=0)
+
+
+def test_launcher_ends_the_others_when_one_ends_badly() -> None:
+    """A process that fails ends the others, and gives its status; exit status 1, failed tests, is waited for."""
+    start = time.monotonic()
+    assert wait([sleeper(60), sleeper(0, 77)]) == 77
+    assert time.monotonic() - start < 20
+    assert wait([sleeper(0.5, 1), sleeper(0, 1)]) == 1
+    killed = sleeper(60)
+    killed.kill()
+    assert wait([sleeper(60), killed]) == 137
+
+
+def test_each_launched_process_has_its_own_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each process gets the next GPUs; too few GPUs are an error that names both numbers."""
+    assert [environment(place, 1, ["4", "6"])["CUDA_VISIBLE_DEVICES"] for place in (0, 1)] == ["4", "6"]
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(SystemExit):
+        main(["--processes=2"])
+    assert "2 processes of 1 take 2 GPUs of 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("platforms", "plugins", "gpus"),
+    [(None, ["xla_cuda13"], ["0", "1"]), (None, ["tpu"], []), ("cuda", [], ["0", "1"]), ("cpu", ["xla_cuda13"], [])],
+    ids=str,
+)
+def test_gpus_are_taken_where_jax_takes_them(
+    monkeypatch: pytest.MonkeyPatch, platforms: str | None, plugins: list[str], gpus: list[str]
+) -> None:
+    """Processes get GPUs if JAX_PLATFORMS names them, or if it is unset and JAX's CUDA plugin is installed."""
+    if platforms is None:
+        monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    else:
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    named = [argparse.Namespace(name=name) for name in plugins]
+    monkeypatch.setattr("benchmarks.launch.entry_points", lambda group: named if group == "jax_plugins" else [])
+    assert visible_gpus() == gpus

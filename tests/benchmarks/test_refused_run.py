@@ -1,0 +1,96 @@
+"""Command lines that cannot work are refused before the first case, in one line."""
+
+import argparse
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.conftest import pytest_cmdline_main
+from tests.benchmarks.running import bare, finish, start
+from tests.processes import ROOT
+
+
+def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
+    """A bad option or environment ends the run before its first case, with one line that says what is wrong."""
+    refused = {
+        "--strategy=ddp": "argument --strategy: 'ddp' is no strategy; there are single, data, ",
+        "--vocab=100": "vocab=100 does not hold the 256 byte values of text; use 256 or more",
+        f"--benchmark-json={tmp_path}": "cannot be written: Is a directory; name another",
+        f"--benchmark-json={tmp_path}/{'x' * 245}.json": "cannot be written: File name too long; name another",
+        f"--benchmark-json={tmp_path}/file/run.json": "cannot be written: ",
+        "tests/test_readme.py": "the benchmarks run alone: pytest benchmarks, without tests/test_readme.py",
+        "--coordinator=localhost:1": "go together; --processes, --process-id missing",
+    }
+    (tmp_path / "file").touch()
+    unstorable = start(f"--benchmark-storage={tmp_path}/file/folder", "--benchmark-autosave")
+    several = [(start(option), message) for option, message in refused.items()]
+    environments: dict[str, tuple[Any, str]] = {
+        "JAX_PLATFORMS": ("tpu", "JAX finds no devices where JAX_PLATFORMS is tpu: RuntimeError: Unable to initialize"),
+        "JAX_NUM_CPU_DEVICES": ("zero", "JAX_NUM_CPU_DEVICES=zero is not a count; give a whole number of at least 1"),
+        "JAX_ENABLE_X64": ("maybe", "JAX cannot be loaded: invalid truth value 'maybe'"),
+    }
+    for name, (value, message) in environments.items():
+        several.append((bare(**{name: value}), message))
+    several.append((unstorable, f"--benchmark-storage: {tmp_path}/file/folder cannot be written to: "))
+    for process, message in several:
+        ended = finish(process)
+        assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+        assert message in ended.stderr
+        assert "Traceback" not in ended.stderr + ended.stdout
+        assert "collected" not in ended.stdout
+
+
+@pytest.mark.parametrize("folder", [ROOT, None], ids=["checkout", "elsewhere"])
+def test_the_package_is_found_by_its_name(tmp_path: Path, folder: Path | None) -> None:
+    """`--pyargs benchmarks` knows the options, in a checkout and elsewhere, and reports a wrong one in one line."""
+    plugin = "-p", "no:meshmark", "-p", "benchmarks.plugin"  # as its entry point has it, installed or not
+    ended = finish(bare(*plugin, "--pyargs", "benchmarks", "--strategy=ddp", folder=folder or tmp_path))
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert ended.stderr.startswith("ERROR: argument --strategy: 'ddp' is no strategy; there are single, data, ")
+
+
+def test_a_misspelt_folder_is_a_line(tmp_path: Path) -> None:
+    """A misspelt folder gives pytest's own one-line error, even with our options and a report."""
+    ended = finish(bare("benchmark", "--strategy=data", f"--benchmark-json={tmp_path}/run.json"))
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert ended.stderr.strip() == "ERROR: file or directory not found: benchmark"
+
+
+def test_benchmarks_among_other_tests_are_refused() -> None:
+    """`pytest .` in a checkout ends in one line, before any test: the benchmarks run alone."""
+    for folder in (".", str(ROOT)):
+        ended = finish(bare(folder))
+        assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+        assert ended.stderr.startswith("ERROR: the benchmarks run alone: pytest benchmarks; leave them out with --ign")
+        assert "Traceback" not in ended.stdout
+
+
+def test_xdist_workers_refuse_benchmarks_among_other_tests() -> None:
+    """`pytest . -n 1` reports a collection error that says the benchmarks run alone."""
+    ended = finish(bare(".", "-n1", "--ignore=tests"))
+    assert ended.returncode == pytest.ExitCode.TESTS_FAILED
+    assert ended.stdout.count("\nthe benchmarks run alone: pytest benchmarks; leave them out with --ignore=") == 1
+    assert "Traceback" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"numprocesses": 2}, "cases are timed one at a time, or they would slow each other down; leave out -n"),
+        ({"resume": True}, "--resume goes on with a run that was stopped; name its --benchmark-json"),
+        ({"resume": True, "benchmark_json": Path("/never/run.json")}, "--resume goes on with a run that was stopped"),
+    ],
+)
+def test_bad_options_are_refused_before_a_process_starts(options: dict[str, Any], message: str) -> None:
+    """Options that are wrong by themselves are refused before any process starts a backend."""
+    offered = {"help": False, "version": False, "collectonly": False, "resume": False, "benchmark_json": None}
+    offered |= {"benchmark_storage": "file://./.benchmarks", "benchmark_save": None, "benchmark_autosave": False}
+    offered |= {"distributed": False, "coordinator": None, "processes": None, "process_id": None}
+    invocation = SimpleNamespace(dir=ROOT)
+    config: Any = SimpleNamespace(
+        option=argparse.Namespace(**offered | options), stash={}, args=["benchmarks"], invocation_params=invocation
+    )
+    with pytest.raises(pytest.UsageError, match=message):
+        pytest_cmdline_main(config)

@@ -1,0 +1,27 @@
+"""Fixtures for tests of the exact gate."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.gates.counters import read_snapshot
+from results.gates.exact import compare, rule
+from results.gates.verdict import Report
+from tests.results.gates.planted_rows import Rows
+from tests.results.synthetic import write_run
+
+
+@pytest.fixture
+def judge(tmp_path: Path):
+    """Compare two lists of rows through files; `machine` replaces facts of HEAD's machine."""
+
+    def judge(base: Rows, head: Rows, *allow: str, **machine: Any) -> Report:
+        allowed = {name: allowance for text in allow for name, allowance in rule(text).items()}
+        return compare(
+            read_snapshot(write_run(tmp_path / "base.json", base)),
+            read_snapshot(write_run(tmp_path / "head.json", head, **machine)),
+            allowed,
+        )
+
+    return judge
