@@ -151,6 +151,11 @@ def smallest_gap(values: pd.Series) -> float:
     return float(gaps.min()) if len(gaps) else 1.0
 
 
+def half_band(values: pd.Series) -> float:
+    """Return the factor from a tick to the end of the band in which points stand side by side."""
+    return 2 ** (0.6 * SIDE_BY_SIDE * smallest_gap(values))
+
+
 def intervals(axes: Axes, points: pd.DataFrame, x: str, y: str) -> None:
     """Draw the 95% interval of each point that has one, over its marker: most are shorter than a marker."""
     ends = [points[y] - points[f"{y}_low"], points[f"{y}_high"] - points[y]]
@@ -160,9 +165,9 @@ def intervals(axes: Axes, points: pd.DataFrame, x: str, y: str) -> None:
 def doubling_axis(axes: Axes, values: pd.Series, label: str) -> None:
     """Space x by doublings, with a tick at each value and a band behind the points that stand side by side there."""
     ticks = sorted(values.unique())
-    margin = 2 ** (SIDE_BY_SIDE * smallest_gap(values))
+    half, margin = half_band(values), 2 ** (SIDE_BY_SIDE * smallest_gap(values))
     for tick in ticks:
-        axes.axvspan(tick / margin**0.6, tick * margin**0.6, color="0.95", linewidth=0, zorder=0)
+        axes.axvspan(tick / half, tick * half, color="0.95", linewidth=0, zorder=0)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
     axes.grid(visible=False, axis="x")
@@ -170,8 +175,12 @@ def doubling_axis(axes: Axes, values: pd.Series, label: str) -> None:
 
 
 def ideal_line(axes: Axes, points: pd.DataFrame, y: str) -> None:
-    """Draw and name the ideal, if `single` was measured to compare with."""
-    ideal = points.dropna(subset=y).sort_values("devices")
+    """Draw and name the ideal, if `single` was measured to compare with.
+
+    An ideal that grows is drawn across the band of each number of devices: a slope would be too high for the strategies
+    on one side of the tick, and too low for those on the other.
+    """
+    ideal = points.dropna(subset=y).drop_duplicates("devices")
     if ideal.empty:
         return
     name = "ideal: throughput of one device" if points["virtual_devices"].all() else "ideal: linear speed-up"
@@ -179,7 +188,8 @@ def ideal_line(axes: Axes, points: pd.DataFrame, y: str) -> None:
     if ideal[y].nunique() == 1:
         axes.axhline(ideal[y].iloc[0], **style)
     else:
-        axes.plot(ideal["devices"], ideal[y], **style)
+        half = half_band(points["devices"])
+        axes.hlines(ideal[y], ideal["devices"] / half, ideal["devices"] * half, linewidth=1.5, **style)
 
 
 def throughput_axis(axes: Axes, points: pd.DataFrame) -> None:

@@ -1,6 +1,7 @@
 """The figures of `results.plot`: each function draws one from the rows of one workload."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,14 @@ from results.figures.canvas import (
 from results.figures.curves import TIMES, attributed, case_labels, frontier, memory_by_case, scaling
 from results.figures.palette import PART_COLOURS, TIME_COLOURS
 
+ABOVE: dict[str, Any] = {
+    "loc": "lower right",
+    "bbox_to_anchor": (1.01, 1),
+    "ncols": 3,
+    "frameon": False,
+    "fontsize": "small",
+}
+"""Where the legend of a chart of bars is: above the axes, which need the width."""
 MOST_BARS = 60
 """Of more cases than that, the memory figure draws the half of this number that is largest, and as many smallest."""
 
@@ -66,7 +75,7 @@ def memory_per_device(rows: pd.DataFrame, look: Look) -> Figure:
         drawn = memory_bars(axes, cases)
         figure.set_figheight(max(4.5, 2.3 + 0.21 * drawn))
         if others := len(cases) - drawn:
-            text = f"{what_was_left_out(rows, cases, needs)}; {others} more are between the largest and the smallest"
+            text = f"{what_was_left_out(rows, cases, needs)}; {others} between the largest and the smallest have no bar"
             caption(figure, text)
     return figure
 
@@ -96,7 +105,7 @@ def memory_bars(axes: Axes, cases: pd.DataFrame) -> int:
     axes.set_yticks(rows, case_labels(drawn), size="small")
     axes.grid(visible=False, axis="y")
     axes.set(xlabel=f"memory per device ({unit})", xlim=(0, 1.15 * ends.max()), ylim=(rows[-1] + 0.7, -0.7))
-    axes.legend(loc="lower right", bbox_to_anchor=(1.01, 1), ncols=3, frameon=False, fontsize="small")
+    axes.legend(**ABOVE)
     return len(drawn)
 
 
@@ -142,20 +151,20 @@ def where_time_goes(rows: pd.DataFrame, look: Look) -> Figure:
     """
     points = attributed(rows)
     figure, (axes,) = canvas(rows, points, "Where the time of a step goes", needs="its time attributed")
-    figure.set_figheight(max(4.5, 2 + 0.3 * len(points)))
+    figure.set_figheight(max(4.5, 2.5 + 0.3 * len(points)))
     milliseconds = 1e3 * points[list(TIMES.values())].set_axis(list(TIMES), axis="columns").set_axis(
         case_labels(points)
     )
     milliseconds.plot.barh(stacked=True, ax=axes, color=list(TIME_COLOURS.values()), legend=False, width=0.7, lw=0)
     median, low, high = (1e3 * points[f"step_seconds_{end}"] for end in ("median", "low", "high"))
-    style = {"fmt": "|", "markersize": 14, "ecolor": "black", "color": "black", "elinewidth": 0.9, "capsize": 2.5}
+    style = {"fmt": "|", "markersize": 20, "ecolor": "black", "color": "black", "elinewidth": 0.9, "capsize": 2.5}
     measured = axes.errorbar(median, range(len(points)), xerr=[median - low, high - median], **style)
     measured.set_label("the step as measured, 95% interval")
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set(xlabel="time of a step (ms)", ylabel="")
     handles = [Patch(color=colour, label=part) for part, colour in TIME_COLOURS.items()]
-    figure.legend(handles=[*handles, measured], loc="outside right center", frameon=False)
+    axes.legend(handles=[*handles, measured], **ABOVE)
     return figure
 
 

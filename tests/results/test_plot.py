@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
@@ -148,6 +149,19 @@ def test_strategies_stand_side_by_side(rows: pd.DataFrame) -> None:
     assert sorted(2 ** np.round(np.log2(at))) == sorted(best["devices"])
 
 
+def test_the_ideal_is_level_at_each_number_of_devices(rows: pd.DataFrame) -> None:
+    """On real devices it spans the strategies that stand side by side, so that each is compared with its own ideal."""
+    real = rows.assign(virtual_devices=False)
+    axes = FIGURES["throughput_vs_devices"](real, look_of(rows["strategy"].unique())).axes[0]
+    (ideal,) = [line for line in axes.collections if str(line.get_label()).startswith("ideal")]
+    assert isinstance(ideal, LineCollection)
+    at = np.array([low[0] for low, _ in interval_ends(axes)])
+    expected = scaling(real).drop_duplicates("devices")["ideal_tokens_per_second"].tolist()
+    levels = [(begin, end) for begin, end in ideal.get_segments()]
+    assert [begin[1] for begin, _ in levels] == [end[1] for _, end in levels] == expected
+    assert all(any(begin[0] < each < end[0] for begin, end in levels) for each in at)
+
+
 def bars_of(axes: Axes) -> list[list[tuple[float, float, float]]]:
     """Return for each part of a stacked chart the height, start and width of its bars."""
     parts = [part for part in axes.containers if isinstance(part, BarContainer)]
@@ -187,7 +201,7 @@ def test_of_many_cases_the_largest_and_smallest_are_drawn(rows: pd.DataFrame) ->
     assert widths == [*range(100, 70, -1), *range(30, 0, -1)]
     (gap,) = [text.get_text() for text in figure.axes[0].texts if "more cases" in text.get_text()]
     assert "40 more cases of 70.0 to 31.0 MiB" in gap
-    assert "40 more are between the largest and the smallest" in figure.get_supxlabel()
+    assert "40 between the largest and the smallest have no bar" in figure.get_supxlabel()
 
 
 @pytest.mark.parametrize(
