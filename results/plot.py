@@ -1,4 +1,4 @@
-"""Draws the curves of benchmark runs: `python -m results.plot runs/NAME.json [--out DIR]`."""
+"""Draw the figures of benchmark runs: `python -m results.plot runs/NAME.json [--out DIR]`."""
 
 import argparse
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, apart, require_folder, safe_name, save
 from results.arguments import count
 from results.figures.canvas import Look, look_of
-from results.figures.curves import attributed, counts, left_out, widest_batch, workloads
-from results.figures.drawing import FIGURES
+from results.figures.curves import counts, left_out, widest_batch, workloads
+from results.figures.drawing import FIGURES, OF_ALL_BATCHES, figures_of
 from results.figures.pictures import METADATA, REPRODUCIBLE, draw
 from results.records.rows import RecordError, load
 
 
 def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
-    """Write every figure of the rows as PNG and SVG, each workload's in a folder of its own if there are several.
+    """Write the figures of the rows as PNG and SVG; of several workloads, each has a folder of its own.
 
     Args:
         rows: a table from `results.records.rows.load`.
-        out: the folder to write to, made if it is not there.
-        batch: the global batch, in sequences, of all figures but throughput against batch; by default, the one at which
-            most rows count.
+        out: the folder to write to. It is made if it does not exist.
+        batch: the global batch, in sequences, of the figures that show one batch; by default the one at which most rows
+            count.
 
     Returns:
         The paths written.
@@ -50,7 +50,7 @@ def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
 
 
 def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> list[Path]:
-    """Write every figure of one workload, and return the paths written."""
+    """Write the figures of one workload, and return the paths written."""
     batches = sorted(rows.loc[counts(rows), "global_batch_sequences"].unique())
     if batch not in batches:
         raise RecordError(
@@ -59,10 +59,8 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
     at_batch = rows[rows["global_batch_sequences"] == batch]
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, figure_of in FIGURES.items():
-        if name == "where_time_goes" and attributed(at_batch).empty:
-            continue  # it is measured only when it is asked for
-        figure = figure_of(rows if name == "throughput_vs_batch" else at_batch, look)
+    for name in figures_of(at_batch):
+        figure = FIGURES[name](rows if name in OF_ALL_BATCHES else at_batch, look)
         for suffix in METADATA:
             paths.append(folder / f"{name}.{suffix}")
             draw(figure, paths[-1])
@@ -72,14 +70,14 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog=program("python -m results.plot"), description="Draw the curves of benchmark runs."
+        prog=program("python -m results.plot"), description="Draw the figures of benchmark runs."
     )
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="written by pytest benchmarks --benchmark-json"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: NAME-figures, beside the first FILE")
     parser.add_argument(
-        "--batch-size", type=count, metavar="N", help="global batch of the curves against devices and memory"
+        "--batch-size", type=count, metavar="N", help="global batch, in sequences, of the figures that show one batch"
     )
     options = parser.parse_args(arguments)
     first = options.files[0]

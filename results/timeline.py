@@ -1,4 +1,4 @@
-"""Draws a pipeline schedule: a bar for each stage, a cell for each tick.
+"""Draw a pipeline schedule: a row for each stage, a cell for each operation, at its tick.
 
 python -m strategies schedule zb-h1 --stages 4 --microbatches 8 --json | python -m results.timeline zb-h1.png
 """
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
@@ -19,44 +18,48 @@ from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, require_picture, save
+from results.figures.palette import PASS_COLOURS
 from results.figures.pictures import FORMATS, draw
 from results.records.reading import RecordError
 
 NAMES = {"F": "forward", "B": "backward", "W": "gradients of weights"}
 MOST = 1400
-"""Stages or ticks that a picture may have: matplotlib draws at most 2^16 pixels each way."""
+"""The most stages or ticks that are drawn: matplotlib draws at most 2^16 pixels each way."""
 WRITTEN_BY = "print one with `python -m strategies schedule NAME --stages S --microbatches M --json`"
 
 
 def timeline(schedule: dict[str, Any]) -> Figure:
-    """Draw what `python -m strategies schedule --json` prints; a chunk is paler the later it is in the model."""
+    """Draw a schedule as `python -m strategies schedule --json` prints it.
+
+    Each cell has the number of its microbatch. Of several chunks of layers per stage, the later ones are paler.
+    """
     stages, chunks = schedule["stages"], schedule["chunks"]
-    colours = dict(zip(NAMES, sns.color_palette("colorblind"), strict=False))
     ticks = len(stages[0])
     figure = Figure(figsize=(max(6, 0.32 * ticks), 1.6 + 0.4 * len(stages)), layout="constrained")
     axes = figure.subplots()
     done = [(tick, stage, op) for stage, row in enumerate(stages) for tick, op in enumerate(row) if op]
     for tick, stage, op in done:
-        colour, alpha = colours[op["kind"]], 1 - 0.55 * op["chunk"] / chunks
+        colour, alpha = PASS_COLOURS[op["kind"]], 1 - 0.55 * op["chunk"] / chunks
         axes.add_patch(Rectangle((tick, stage), 1, 1, facecolor=colour, edgecolor="white", alpha=alpha))
         axes.text(tick + 0.5, stage + 0.5, op["microbatch"], ha="center", va="center", fontsize="x-small")
     axes.set(xlim=(0, ticks), ylim=(len(stages), 0), xlabel="tick", ylabel="stage")
     axes.set_yticks([stage + 0.5 for stage in range(len(stages))], [str(stage) for stage in range(len(stages))])
     kinds = {op["kind"] for *_, op in done}
     microbatches = 1 + max(op["microbatch"] for *_, op in done)
-    figure.suptitle(
-        f"{schedule['schedule']}: {microbatches} microbatches through {len(stages)} stages", fontsize="medium"
-    )
-    handles = [Patch(color=colours[kind], label=name) for kind, name in NAMES.items() if kind in kinds]
+    title = f"{schedule['schedule']}: {microbatches} microbatches through {len(stages)} stages"
+    if chunks > 1:
+        title += f" of {chunks} chunks each (the later, the paler)"
+    figure.suptitle(title, fontsize="medium")
+    handles = [Patch(color=PASS_COLOURS[kind], label=name) for kind, name in NAMES.items() if kind in kinds]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     return figure
 
 
 def read(text: str) -> dict[str, Any]:
-    """A schedule as it is printed.
+    """Read a schedule as `python -m strategies schedule --json` prints it.
 
     Raises:
-        RecordError: it is no whole schedule; the message says what is wrong with it.
+        RecordError: the text is not a whole schedule. The message says what is wrong with it.
     """
     try:
         schedule = json.loads(text)
@@ -82,7 +85,7 @@ def read(text: str) -> dict[str, Any]:
 
 
 def is_operation(op: Any, chunks: int) -> bool:
-    """Whether it is what a stage does in a tick."""
+    """Return whether a value is an operation: a kind of pass, of a microbatch, through a chunk."""
     if not isinstance(op, dict) or op.get("kind") not in tuple(NAMES):
         return False
     microbatch, chunk = op.get("microbatch"), op.get("chunk")
@@ -90,7 +93,7 @@ def is_operation(op: Any, chunks: int) -> bool:
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Whether it is a whole number."""
+    """Return whether a value is a whole number."""
     return type(value) is int
 
 

@@ -105,7 +105,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found() -> dict[str, dict[str, Any]]:
     """Files of `benchmarks.feasibility`: a good one, one with the ending of a picture, and bad ones."""
     numbers = [f"{source}.{name}" for source in ("formula", "compiled") for name in ("needed_bytes", SPEED)]
-    candidate = {"strategy": "data", "status": "fits", **dict.fromkeys(numbers, 1)}
+    candidate = {"strategy": "data", "mesh": "data=1", "status": "fits", **dict.fromkeys(numbers, 1)}
     good = {"kind": "feasibility", "schema_version": 1, "topology": "v5e:1x1", "chip": "v5e", "devices": 1}
     good |= {"capacity_bytes": 2, "preset": "nano", "param_count": 1, "dtype": "float32"}
     good |= {"global_batch_sequences": 1, "sequence_tokens": 1, "candidates": [candidate]}

@@ -1,8 +1,8 @@
-"""What all figures share: a strategy's look, a title that says what was run, a caption that says what was left out."""
+"""What all figures share: looks, a title that says what was run, a caption that says which rows are not drawn, axes."""
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,24 +13,26 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from results.figures.curves import counts, left_out
+from results.figures.palette import strategy_looks
 
-MARKERS = "osD^vPX<>ph*"  # as many as have no factor in common with the eleven colours: 132 looks
 GREY = "0.45"
+SIDE_BY_SIDE = 0.6
+"""How much of the space between two ticks the strategies take that stand side by side at a tick."""
 
-# The arguments of seaborn's functions that give each strategy its colour and its marker.
+# The arguments with which seaborn draws each strategy in its colour and with its marker.
 Look = dict[str, Any]
 
 
-def look_of(strategies: Sequence[str]) -> Look:
-    """Give each strategy a colour and a marker: safe for the colour-blind, and told apart without colour too."""
-    colours = [*sns.color_palette("colorblind"), (0.2, 0.2, 0.2)]
+def look_of(strategies: Iterable[str]) -> Look:
+    """Return the looks of strategies as arguments of seaborn's functions, in the order in which legends name them."""
+    looks = strategy_looks(strategies)
     return {
         "hue": "strategy",
-        "hue_order": list(strategies),
-        "palette": {name: colours[i % len(colours)] for i, name in enumerate(strategies)},
+        "hue_order": list(looks),
+        "palette": {name: look.colour for name, look in looks.items()},
         "style": "strategy",
-        "style_order": list(strategies),
-        "markers": {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(strategies)},
+        "style_order": list(looks),
+        "markers": {name: look.marker for name, look in looks.items()},
         "legend": False,
     }
 
@@ -38,18 +40,18 @@ def look_of(strategies: Sequence[str]) -> Look:
 def canvas(
     rows: pd.DataFrame, points: pd.DataFrame, heading: str, panels: int = 1, needs: str = ""
 ) -> tuple[Figure, list[Axes]]:
-    """Open a figure, titled with what was run and captioned with what was left out.
+    """Open a figure with a title that says what was run and a caption that says how many rows are not drawn.
 
     Args:
-        rows: all rows the figure is about.
-        points: those of them that it shows.
+        rows: all rows that the figure is about.
+        points: those of them that it draws.
         heading: what the figure shows.
-        panels: how many axes to lay out; with none the figure says that nothing has what it needs.
-        needs: what rows that count must still have to be shown.
+        panels: the number of axes. With 0 the figure says that no row has what it needs.
+        needs: what rows that count may lack, for which they are not drawn.
     """
     lines = math.ceil(max(panels, 1) / 3)
     columns = math.ceil(max(panels, 1) / lines)
-    width, height = max(6, 3 * columns), max(4.5, 2.8 * lines)
+    width, height = max(7, 4 * columns), max(4.5, 2.8 * lines)
     figure = Figure(figsize=(width + 3, height + 0.5), layout="constrained")
     grid = list(figure.subplots(lines, columns, sharey=True, squeeze=False).flat)
     for unused in grid[panels:]:
@@ -57,25 +59,30 @@ def canvas(
     if not panels:
         figure.text(0.5, 0.4, f"no row that counts has {needs}", ha="center")
     figure.suptitle(f"{heading}\n{what_was_run(rows)}", x=0.02, ha="left", fontsize="medium")
-    figure.supxlabel(textwrap.fill(what_was_left_out(rows, points, needs), 110), fontsize="x-small", color=GREY)
+    caption(figure, what_was_left_out(rows, points, needs))
     return figure, grid[:panels]
 
 
+def caption(figure: Figure, text: str) -> None:
+    """Write a caption below a figure, in lines as long as it is wide."""
+    figure.supxlabel(textwrap.fill(text, int(12 * figure.get_figwidth())), fontsize="x-small", color=GREY)
+
+
 def what_was_run(rows: pd.DataFrame) -> str:
-    """Say the workload and the devices of rows that share a figure."""
+    """Name the workload and the devices of rows that share a figure."""
     rows = rows[counts(rows)]
     facts = rows.iloc[0]
-    batches = ", ".join(f"{batch:.0f}" for batch in sorted(rows["global_batch_sequences"].unique()))
+    batches = " or ".join(f"{batch:.0f}" for batch in sorted(rows["global_batch_sequences"].unique()))
     return (
         f"{facts['preset']} ({facts['param_count'] / 1e6:,.1f}M parameters), "
-        f"{batches} × {facts['sequence_tokens']:.0f} tokens, {facts['dtype']}, remat {facts['remat']}\n"
+        f"{batches} sequences of {facts['sequence_tokens']:.0f} tokens, {facts['dtype']}, remat {facts['remat']}\n"
         f"{'virtual devices that share one machine' if facts['virtual_devices'] else facts['device_kind']}"
         f"{how_noisy(rows)}"
     )
 
 
 def how_noisy(rows: pd.DataFrame) -> str:
-    """Say so where a step differed too much from itself, and by how much; nothing of a quiet run."""
+    """Say by how much the same step, timed twice, differed from itself; nothing if no row is marked as noisy."""
     noisy = rows[rows["noisy"].eq(True)]
     if noisy.empty:
         return ""
@@ -84,7 +91,7 @@ def how_noisy(rows: pd.DataFrame) -> str:
 
 
 def what_was_left_out(rows: pd.DataFrame, points: pd.DataFrame, needs: str) -> str:
-    """Say how many rows a figure does not show, and why."""
+    """Say how many rows a figure does not draw, and why."""
     why = left_out(rows)
     if incomplete := int(counts(rows).sum()) - len(points):
         why[f"without {needs}"] = incomplete
@@ -92,17 +99,18 @@ def what_was_left_out(rows: pd.DataFrame, points: pd.DataFrame, needs: str) -> s
     return f"{len(rows) - len(points)} of {len(rows)} rows left out{reasons}"
 
 
-def legend(figure: Figure, points: pd.DataFrame, look: Look) -> None:
-    """Name each strategy drawn, and each line with a label of its own."""
+def legend(figure: Figure, points: pd.DataFrame, look: Look, lines: bool = True) -> None:
+    """Name each strategy that is drawn, with a line or without, and each line that has a label of its own."""
+    style = "-" if lines else ""
     handles = [
-        Line2D([], [], color=look["palette"][name], marker=look["markers"][name], label=name)
+        Line2D([], [], color=look["palette"][name], marker=look["markers"][name], linestyle=style, label=name)
         for name in look["hue_order"]
         if name in set(points["strategy"])
     ]
     if not points["best"].all():
         handles.append(Line2D([], [], color=GREY, marker="o", alpha=0.4, linestyle="", label="other meshes"))
     if points["tokens_per_second_low"].notna().any():
-        handles.append(Line2D([], [], color=GREY, marker="|", linestyle="", markersize=10, label="95% interval"))
+        handles.append(Line2D([], [], color="black", marker="|", linestyle="", markersize=10, label="95% interval"))
     labelled = {
         label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -110,38 +118,82 @@ def legend(figure: Figure, points: pd.DataFrame, look: Look) -> None:
 
 
 def strategy_lines(axes: Axes, points: pd.DataFrame, x: str, y: str, look: Look) -> None:
-    """Draw each strategy's points lightly, and a line through its best, with their intervals."""
+    """Draw each strategy's points, a line through its fastest ones, and their intervals, strategies side by side.
+
+    The axis of x must be logarithmic, as `doubling_axis` makes it.
+    """
+    points = points.assign(side_by_side=side_by_side(points, x, look))
     best = points[points["best"]]
-    sns.scatterplot(points, x=x, y=y, ax=axes, alpha=0.4, **look)
-    sns.lineplot(best, x=x, y=y, ax=axes, dashes=False, errorbar=None, markersize=8, **look)
-    intervals(axes, best, x, y, look)
+    sns.scatterplot(points, x="side_by_side", y=y, ax=axes, alpha=0.4, linewidth=0, **look)
+    style = {"dashes": False, "errorbar": None, "markersize": 8, "markeredgewidth": 0.4}
+    sns.lineplot(best, x="side_by_side", y=y, ax=axes, **style, **look)
+    intervals(axes, best, "side_by_side", y)
 
 
-def intervals(axes: Axes, points: pd.DataFrame, x: str, y: str, look: Look) -> None:
-    """Draw the 95% interval of each point that has one, behind its marker."""
-    bars = {"fmt": "none", "elinewidth": 1.2, "capsize": 4, "zorder": 1.5}
-    for strategy, own in points.groupby("strategy", sort=False):
-        ends = [own[y] - own[f"{y}_low"], own[f"{y}_high"] - own[y]]
-        axes.errorbar(own[x], own[y], ends, ecolor=look["palette"][strategy], **bars)
+def side_by_side(points: pd.DataFrame, x: str, look: Look) -> pd.Series:
+    """Return where to draw each point on a logarithmic axis so that no strategy's interval hides another's.
+
+    The strategies at one x stand in the order of the legend, centred on x.
+    """
+    names = {tick: set(part) for tick, part in points.groupby(x)["strategy"]}
+    order = {tick: [name for name in look["hue_order"] if name in present] for tick, present in names.items()}
+    step = SIDE_BY_SIDE * smallest_gap(points[x]) / max(map(len, order.values()))
+    doublings = [
+        step * (order[tick].index(name) - (len(order[tick]) - 1) / 2)
+        for tick, name in zip(points[x], points["strategy"], strict=True)
+    ]
+    return points[x] * np.exp2(doublings)
+
+
+def smallest_gap(values: pd.Series) -> float:
+    """Return the smallest distance of two of the values in doublings; 1 if all are equal."""
+    gaps = np.diff(np.log2(np.unique(values)))
+    return float(gaps.min()) if len(gaps) else 1.0
+
+
+def half_band(values: pd.Series) -> float:
+    """Return the factor from a tick to the end of the band in which points stand side by side."""
+    return 2 ** (0.6 * SIDE_BY_SIDE * smallest_gap(values))
+
+
+def intervals(axes: Axes, points: pd.DataFrame, x: str, y: str) -> None:
+    """Draw the 95% interval of each point that has one, over its marker: most are shorter than a marker."""
+    ends = [points[y] - points[f"{y}_low"], points[f"{y}_high"] - points[y]]
+    axes.errorbar(points[x], points[y], ends, fmt="none", ecolor="black", elinewidth=0.9, capsize=2.5, zorder=4)
 
 
 def doubling_axis(axes: Axes, values: pd.Series, label: str) -> None:
-    """Space x by doublings, as far as the values go, and write each that occurs plainly."""
+    """Space x by doublings, with a tick at each value and a band behind the points that stand side by side there."""
     ticks = sorted(values.unique())
+    half, margin = half_band(values), 2 ** (SIDE_BY_SIDE * smallest_gap(values))
+    for tick in ticks:
+        axes.axvspan(tick / half, tick * half, color="0.95", linewidth=0, zorder=0)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
-    axes.set(xlabel=label, xlim=(ticks[0] / 1.2, ticks[-1] * 1.2))
+    axes.grid(visible=False, axis="x")
+    axes.set(xlabel=label, xlim=(ticks[0] / margin, ticks[-1] * margin))
 
 
 def ideal_line(axes: Axes, points: pd.DataFrame, y: str) -> None:
-    """Draw and name the ideal, where `single` was measured to tell it."""
-    ideal = points.dropna(subset=y).sort_values("devices")
-    name = "ideal: constant total work" if points["virtual_devices"].all() else "ideal: linear speed-up"
-    axes.plot(ideal["devices"], ideal[y], color=GREY, linestyle="--", zorder=1, label=name)
+    """Draw and name the ideal, if `single` was measured to compare with.
+
+    An ideal that grows is drawn across the band of each number of devices: a slope would be too high for the strategies
+    on one side of the tick, and too low for those on the other.
+    """
+    ideal = points.dropna(subset=y).drop_duplicates("devices")
+    if ideal.empty:
+        return
+    name = "ideal: throughput of one device" if points["virtual_devices"].all() else "ideal: linear speed-up"
+    style = {"color": GREY, "linestyle": "--", "zorder": 1, "label": name}
+    if ideal[y].nunique() == 1:
+        axes.axhline(ideal[y].iloc[0], **style)
+    else:
+        half = half_band(points["devices"])
+        axes.hlines(ideal[y], ideal["devices"] / half, ideal["devices"] * half, linewidth=1.5, **style)
 
 
 def throughput_axis(axes: Axes, points: pd.DataFrame) -> None:
-    """Draw throughput from zero; on real devices, where it should double with them, by doublings."""
+    """Draw throughput from zero on virtual devices; by doublings on real ones, where it should double with them."""
     axes.set_ylabel("throughput (tokens/s)")
     if points["virtual_devices"].all():
         axes.set_ylim(0, 1.1 * np.nanmax(points[["tokens_per_second", "ideal_tokens_per_second"]]))

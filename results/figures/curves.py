@@ -1,7 +1,7 @@
-"""The curves, as tables: pure functions from the rows of one workload to what a figure shows.
+"""What figures show, as tables: pure functions of the rows of one workload.
 
 A row counts if its status is ok, its step was found equal to one device's, and it has the numbers that every figure
-needs; every other row is left out, and counted.
+needs. Other rows are not drawn, and each figure says how many they are.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ import pandas as pd
 
 from results.records.rows import WORKLOAD
 
-# What holds a device's memory, bottom of the stack first. The parts add up to `memory.total_bytes`.
+# What holds a device's memory, in the order in which bars are stacked. The parts add up to `memory.total_bytes`.
 PARTS = {
     "parameters": "memory.parameter_bytes",
     "optimizer state": "memory.optimizer_bytes",
@@ -20,7 +20,7 @@ PARTS = {
     "other outputs": "new_output_bytes",
 }
 
-# What a step's time is spent on, in the order in which it is drawn.
+# What the time of a step is spent on, in the order in which bars are stacked.
 TIMES = {
     "compute": "attribution.compute_seconds",
     "recomputation": "attribution.recomputation_seconds",
@@ -33,22 +33,22 @@ TIMES = {
 
 
 def workloads(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Split rows into those that did the same work, which alone share figures; yield a label and the rows of each."""
+    """Split rows by workload, for only rows of one workload share a figure; yield a label and the rows of each."""
     for values, part in rows.groupby(WORKLOAD, sort=False, dropna=False):
         yield "-".join(map(str, values)), part
 
 
 NEEDED = ["strategy", "devices", "global_batch_sequences", "tokens_per_second"]
-"""What each figure needs of a row."""
+"""The columns that a row must have to be drawn in any figure."""
 
 
 def counts(rows: pd.DataFrame) -> pd.Series:
-    """Say of each row whether it counts."""
+    """Return for each row whether it counts."""
     return rows["status"].eq("ok") & rows["matches_single"].eq(True) & rows[NEEDED].notna().all(axis="columns")
 
 
 def left_out(rows: pd.DataFrame) -> dict[str, int]:
-    """Count the rows that do not count, by why."""
+    """Return the number of rows that do not count for each reason."""
     rows = rows[~counts(rows)]
     words = {False: "not equal to single", True: f"without {' or '.join(NEEDED)}"}
     unequal = rows["matches_single"].map(words).fillna("not compared with single")
@@ -56,19 +56,20 @@ def left_out(rows: pd.DataFrame) -> dict[str, int]:
 
 
 def widest_batch(rows: pd.DataFrame) -> int:
-    """Return the global batch, in sequences, at which most rows count: the largest of equals."""
+    """Return the global batch, in sequences, at which most rows count; of several such batches the largest."""
     batches = rows.loc[counts(rows), "global_batch_sequences"].value_counts()
     return int(batches[batches == batches.max()].index.max())
 
 
 def scaling(rows: pd.DataFrame) -> pd.DataFrame:
-    """Derive the ideal throughput and the efficiency of each row that counts, and the 95% intervals of both.
+    """Add to each row that counts the ideal throughput, the parallel efficiency, and the 95% intervals of both rates.
 
-    Virtual devices share one machine, so their ideal is `single`'s throughput at the same global batch, however many
-    they are; n real devices ideally do n times that. Efficiency is the time of `single`, shared out to the machines,
-    over the step's, by blocks of the same rounds; of rows that were not timed in turns with `single` it is throughput
-    over the ideal, without an interval. Both are NaN without `single`. `best` marks the fastest row (mesh,
-    microbatches) of a strategy at its number of devices and batch.
+    Virtual devices share one machine, so their ideal is the throughput of `single` at the same global batch, whatever
+    their number. The ideal of n real devices is n times that. Efficiency is the step time of `single`, divided by the
+    number of machines, over the row's step time; both times are from blocks of the same rounds. A row that was not
+    timed interleaved with `single` has throughput over ideal throughput as its efficiency, and no interval. Without
+    `single` ideal and efficiency are NaN. `best` marks the fastest row (mesh, microbatches) of each strategy for its
+    number of devices and its batch.
     """
     rows = rows[counts(rows)]
     single = rows[rows["strategy"] == "single"].groupby("global_batch_sequences")["tokens_per_second"].max()
@@ -89,14 +90,14 @@ def scaling(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def frontier(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows that no other beats: as fast and as small per device, and better in one of the two."""
+    """Keep the rows on the Pareto frontier: those for which no other row is as fast and as small or better."""
     rows = rows.sort_values(["memory.total_bytes", "tokens_per_second"], ascending=[True, False])
     fastest_smaller = rows["tokens_per_second"].cummax().shift()
     return rows[~(rows["tokens_per_second"] <= fastest_smaller)]
 
 
-def memory_parts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Split what a device holds in each row that counts into its parts: one row a part, its size in `bytes`."""
+def memory_by_case(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows that count and have memory sizes, the largest total first, with a column in bytes for each part."""
     rows = rows[counts(rows)].dropna(subset="memory.total_bytes")
     rows = rows.assign(
         other_argument_bytes=rows["memory.argument_bytes"]
@@ -104,13 +105,23 @@ def memory_parts(rows: pd.DataFrame) -> pd.DataFrame:
         - rows["memory.optimizer_bytes"],
         new_output_bytes=rows["memory.output_bytes"] - rows["memory.alias_bytes"],
     )
-    columns = {column: part for part, column in PARTS.items()}
-    return rows.rename(columns=columns).melt(
-        ["strategy", "mesh", "devices", "global_batch_sequences"], list(PARTS), var_name="part", value_name="bytes"
-    )
+    rows = rows.assign(**{part: rows[column] for part, column in PARTS.items()})
+    return rows.sort_values("memory.total_bytes", ascending=False, kind="stable")
+
+
+def case_labels(rows: pd.DataFrame) -> list[str]:
+    """Name each row's case as a figure does.
+
+    >>> case_labels(pd.DataFrame([{"strategy": "fsdp", "mesh": "fsdp=8", "name": "test_step[fsdp-fsdp=8-b16]"}]))
+    ['fsdp fsdp=8 b16']
+    """
+    return [
+        name.replace(f"test_step[{strategy}-{mesh}-", f"{strategy} {mesh} ").removesuffix("]")
+        for name, strategy, mesh in zip(rows["name"], rows["strategy"], rows["mesh"], strict=True)
+    ]
 
 
 def attributed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows that count and say where their time goes, the fewest devices first."""
+    """Keep the rows that count and have the parts of their step time, the fewest devices first."""
     rows = rows[counts(rows)].dropna(subset=list(TIMES.values()))
     return rows.sort_values("devices", kind="stable")

@@ -1,10 +1,12 @@
-"""The figures: each draws one curve of the rows of one workload; all but throughput against batch, at one batch."""
+"""The figures of `results.plot`: each function draws one from the rows of one workload."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -13,17 +15,28 @@ from results.figures.canvas import (
     Look,
     byte_unit,
     canvas,
+    caption,
     doubling_axis,
     ideal_line,
     intervals,
     legend,
     strategy_lines,
     throughput_axis,
+    what_was_left_out,
 )
-from results.figures.curves import PARTS, TIMES, attributed, frontier, memory_parts, scaling
+from results.figures.curves import TIMES, attributed, case_labels, frontier, memory_by_case, scaling
+from results.figures.palette import PART_COLOURS, TIME_COLOURS
 
-PART_COLOURS = dict(zip(PARTS, sns.color_palette("viridis", len(PARTS)), strict=True))
-TIME_COLOURS = dict(zip(TIMES, sns.color_palette("colorblind", len(TIMES)), strict=True))
+ABOVE: dict[str, Any] = {
+    "loc": "lower right",
+    "bbox_to_anchor": (1.01, 1),
+    "ncols": 3,
+    "frameon": False,
+    "fontsize": "small",
+}
+"""Where the legend of a chart of bars is: above the axes, which need the width."""
+MOST_BARS = 60
+"""Of more cases than that, the memory figure draws the half of this number that is largest, and as many smallest."""
 
 
 def throughput_vs_devices(rows: pd.DataFrame, look: Look) -> Figure:
@@ -47,35 +60,57 @@ def parallel_efficiency(rows: pd.DataFrame, look: Look) -> Figure:
         strategy_lines(axes, points, "devices", "efficiency", look)
         ideal_line(axes, points.assign(ideal_efficiency=1.0), "ideal_efficiency")
         doubling_axis(axes, points["devices"], "devices")
-        axes.set(ylabel="throughput / ideal throughput", ylim=(0, 1.1 * points["efficiency"].max()))
+        axes.set(ylabel="throughput / ideal throughput (%)", ylim=(0, 1.1 * points["efficiency"].max()))
         axes.yaxis.set_major_formatter("{x:.0%}")
     legend(figure, points, look)
     return figure
 
 
-def memory_vs_devices(rows: pd.DataFrame, look: Look) -> Figure:
-    """Draw what a device holds against devices, a panel a strategy."""
-    points = scaling(rows).dropna(subset="memory.total_bytes")
-    parts = memory_parts(points[points["best"]])
-    divisor, unit = byte_unit(points["memory.total_bytes"].max())
-    strategies = [name for name in look["hue_order"] if name in set(parts["strategy"])]
-    heading = "Memory per device against devices (a strategy's fastest mesh)"
-    figure, grid = canvas(rows, points, heading, len(strategies), needs="memory sizes")
-    for axes, strategy in zip(grid, strategies, strict=True):
-        sizes = parts[parts["strategy"] == strategy].pivot(index="devices", columns="part", values="bytes") / divisor
-        sizes = sizes.reindex(index=sorted(points["devices"].unique()), columns=list(PARTS))
-        sizes.plot.bar(stacked=True, ax=axes, color=PART_COLOURS, legend=False, rot=0, width=0.8, lw=0)
-        axes.set_title(strategy, color=look["palette"][strategy], fontweight="bold")
-        axes.grid(visible=False, axis="x")
-        top = 1.1 * points["memory.total_bytes"].max() / divisor
-        axes.set(xlabel="devices", ylabel=f"memory per device ({unit})", ylim=(0, top))
-    handles = [Patch(color=PART_COLOURS[part], label=part) for part in reversed(PARTS)]
-    figure.legend(handles=handles, loc="outside right center", title="held by a device", frameon=False)
+def memory_per_device(rows: pd.DataFrame, look: Look) -> Figure:
+    """Draw what a device holds in every case, a bar each, the largest first. `look` is not used: colours are parts."""
+    cases = memory_by_case(rows)
+    needs = "memory sizes"
+    figure, grid = canvas(rows, cases, "Memory per device of each case", min(1, len(cases)), needs)
+    for axes in grid:
+        drawn = memory_bars(axes, cases)
+        figure.set_figheight(max(4.5, 2.3 + 0.21 * drawn))
+        if others := len(cases) - drawn:
+            text = f"{what_was_left_out(rows, cases, needs)}; {others} between the largest and the smallest have no bar"
+            caption(figure, text)
     return figure
 
 
+def memory_bars(axes: Axes, cases: pd.DataFrame) -> int:
+    """Draw a stacked bar for each case, with its total at the end, and return the number of bars.
+
+    Of more than `MOST_BARS` cases only the largest and the smallest are drawn. A line between them says how many others
+    there are, and of which sizes.
+    """
+    divisor, unit = byte_unit(cases["memory.total_bytes"].max())
+    half = MOST_BARS // 2
+    others = cases.iloc[half:-half] if len(cases) > MOST_BARS else cases.iloc[:0]
+    drawn = cases.drop(others.index)
+    rows = np.arange(len(drawn)) + ((np.arange(len(drawn)) >= half) & (len(others) > 0))
+    if len(others):
+        sizes = others["memory.total_bytes"] / divisor
+        text = f"  … {len(others)} more cases of {sizes.max():,.1f} to {sizes.min():,.1f} {unit} …"
+        axes.text(0, half, text, va="center", size="small", style="italic")
+    ends = np.zeros(len(drawn))
+    for part, colour in PART_COLOURS.items():
+        widths = drawn[part].to_numpy() / divisor
+        axes.barh(rows, widths, left=ends, color=colour, height=0.75, linewidth=0, label=part)
+        ends = ends + widths
+    for row, end in zip(rows, ends, strict=True):
+        axes.annotate(f"{end:,.1f}", (end, row), (3, 0), textcoords="offset points", va="center", size="x-small")
+    axes.set_yticks(rows, case_labels(drawn), size="small")
+    axes.grid(visible=False, axis="y")
+    axes.set(xlabel=f"memory per device ({unit})", xlim=(0, 1.15 * ends.max()), ylim=(rows[-1] + 0.7, -0.7))
+    axes.legend(**ABOVE)
+    return len(drawn)
+
+
 def throughput_vs_batch(rows: pd.DataFrame, look: Look) -> Figure:
-    """Draw tokens per second against the global batch, a panel a number of devices."""
+    """Draw tokens per second against the global batch, in a panel for each number of devices."""
     points = scaling(rows)
     panels = by_devices(points)
     figure, grid = canvas(rows, points, "Throughput against global batch", len(panels))
@@ -89,7 +124,7 @@ def throughput_vs_batch(rows: pd.DataFrame, look: Look) -> Figure:
 
 
 def throughput_vs_memory(rows: pd.DataFrame, look: Look) -> Figure:
-    """Draw tokens per second against memory per device, a panel a number of devices, and the frontier no row beats."""
+    """Draw tokens per second against memory per device and their frontier, in a panel for each number of devices."""
     points = scaling(rows).dropna(subset="memory.total_bytes")
     divisor, unit = byte_unit(points["memory.total_bytes"].max())
     points = points.assign(memory=points["memory.total_bytes"] / divisor)
@@ -98,37 +133,43 @@ def throughput_vs_memory(rows: pd.DataFrame, look: Look) -> Figure:
     for axes, (title, part) in zip(grid, panels.items(), strict=True):
         axes.set_title(title)
         alpha = np.where(part["best"], 1.0, 0.4)
-        sns.scatterplot(part, x="memory", y="tokens_per_second", ax=axes, s=70, alpha=alpha, **look)
-        intervals(axes, part[part["best"]], "memory", "tokens_per_second", look)
+        sns.scatterplot(part, x="memory", y="tokens_per_second", ax=axes, s=55, alpha=alpha, **look)
+        intervals(axes, part, "memory", "tokens_per_second")
         edge = frontier(part[part["strategy"] != "single"])
         steps = {"color": GREY, "linestyle": ":", "drawstyle": "steps-post", "zorder": 1, "label": "frontier"}
         axes.plot(edge["memory"], edge["tokens_per_second"], **steps)
         axes.set(xlabel=f"memory per device ({unit})", xlim=(0, 1.1 * points["memory"].max()))
         throughput_axis(axes, points)
-    legend(figure, points, look)
+    legend(figure, points, look, lines=False)
     return figure
 
 
 def where_time_goes(rows: pd.DataFrame, look: Look) -> Figure:
-    """Draw the parts of each step's time, a bar a row, and the time of the whole step across it."""
+    """Draw the parts of each step's time, a bar for each row, and across it the measured time with its interval.
+
+    `look` is not used: colours are parts.
+    """
     points = attributed(rows)
     figure, (axes,) = canvas(rows, points, "Where the time of a step goes", needs="its time attributed")
-    figure.set_figheight(max(4.5, 2 + 0.3 * len(points)))
-    names = points["strategy"] + " " + points["name"].str.extract(r"-(.*)\]", expand=False)
-    milliseconds = 1e3 * points[list(TIMES.values())].set_axis(list(TIMES), axis="columns").set_axis(names)
+    figure.set_figheight(max(4.5, 2.5 + 0.3 * len(points)))
+    milliseconds = 1e3 * points[list(TIMES.values())].set_axis(list(TIMES), axis="columns").set_axis(
+        case_labels(points)
+    )
     milliseconds.plot.barh(stacked=True, ax=axes, color=list(TIME_COLOURS.values()), legend=False, width=0.7, lw=0)
-    whole = {"color": "black", "marker": "|", "markersize": 14, "linestyle": "", "label": "the step, measured"}
-    (measured,) = axes.plot(1e3 * points["step_seconds_median"], range(len(points)), **whole)
+    median, low, high = (1e3 * points[f"step_seconds_{end}"] for end in ("median", "low", "high"))
+    style = {"fmt": "|", "markersize": 20, "ecolor": "black", "color": "black", "elinewidth": 0.9, "capsize": 2.5}
+    measured = axes.errorbar(median, range(len(points)), xerr=[median - low, high - median], **style)
+    measured.set_label("the step as measured, 95% interval")
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set(xlabel="time of a step (ms)", ylabel="")
     handles = [Patch(color=colour, label=part) for part, colour in TIME_COLOURS.items()]
-    figure.legend(handles=[*handles, measured], loc="outside right center", frameon=False)
+    axes.legend(handles=[*handles, measured], **ABOVE)
     return figure
 
 
 def by_devices(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Split points by number of devices, under a title each; `single` is in every part, to compare with."""
+    """Split points by number of devices, each part under its title. Each part has `single`, to compare with."""
     single = points["strategy"] == "single"
     several = sorted(points.loc[~single, "devices"].unique()) or sorted(points["devices"].unique())
     return {f"devices: {devices:.0f}": points[(points["devices"] == devices) | single] for devices in several}
@@ -139,9 +180,25 @@ FIGURES: dict[str, Callable[[pd.DataFrame, Look], Figure]] = {
     for draw in (
         throughput_vs_devices,
         parallel_efficiency,
-        memory_vs_devices,
+        memory_per_device,
         throughput_vs_batch,
         throughput_vs_memory,
         where_time_goes,
     )
 }
+OF_ALL_BATCHES = {"memory_per_device", "throughput_vs_batch"}
+"""The figures of all rows of a workload; the others are of one global batch."""
+
+
+def figures_of(rows: pd.DataFrame) -> list[str]:
+    """Name the figures that say something of these rows.
+
+    On virtual devices parallel efficiency is throughput against devices in another unit, as the ideal is a flat line.
+    Where time goes is known only of runs that were asked for it.
+    """
+    pointless = set()
+    if rows["virtual_devices"].eq(True).all():
+        pointless.add("parallel_efficiency")
+    if attributed(rows).empty:
+        pointless.add("where_time_goes")
+    return [name for name in FIGURES if name not in pointless]

@@ -1,24 +1,30 @@
-"""What feasibility found, drawn: where formulas put each candidate, where its compiler did, and what no other beats."""
+"""The laws of the figure of a search: every candidate is counted, and the compiled ones are where the compiler says."""
 
 import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.text import Annotation
 
-from results.frontier import beaten_by_none, figure_of, main, read
+from results.figures.feasibility import CELLS, LABELLED, beaten_by_none, figure_of
+from results.figures.palette import STRATEGY_COLOURS
+from results.frontier import main, read
 from results.records.reading import RecordError
 
 GIB = 2**30
 
 
 def candidate(strategy: str, gib: float | None, speed: float | None, **others: Any) -> dict[str, Any]:
-    """What formulas say of one."""
+    """Return a candidate that takes so much memory, in GiB, and has so much throughput, by formula."""
     status = "infeasible" if gib is None else "fits" if gib <= 16 else "too_large"
     formula = {"formula.needed_bytes": gib and gib * GIB, "formula.tokens_per_second_per_device": speed}
     compiled = {"compiled.needed_bytes": None, "compiled.tokens_per_second_per_device": None}
-    return {"strategy": strategy, "status": status, **formula, **compiled, **others}
+    return {"strategy": strategy, "mesh": f"{strategy}=16", "status": status, **formula, **compiled, **others}
 
 
 CANDIDATES = [
@@ -50,26 +56,75 @@ def test_the_frontier_is_beaten_by_none(found: Path) -> None:
     assert list(best["formula.tokens_per_second_per_device"]) == [60, 80, 100]
 
 
-def test_every_candidate_is_a_point_or_is_counted(found: Path) -> None:
-    """Those that are feasible and not too far out, at what they need and the speed that they may have."""
+def test_every_candidate_is_counted(found: Path) -> None:
+    """In the cell of its memory and throughput if it is drawn, and if it is not, in the caption."""
     figure = figure_of(*read(found))
-    (axes,) = figure.axes
-    points = sorted(tuple(point) for drawn in axes.collections for point in drawn.get_offsets().tolist())  # type: ignore[union-attr]
-    assert points == [(2, 60), (4, 80), (8, 70), (12, 100), (20, 110)]
+    (cells,) = [drawn for drawn in figure.axes[0].collections if drawn.get_array() is not None]
+    assert np.asarray(cells.get_array()).sum() == 5
+    for point in ((2, 60), (4, 80), (8, 70), (12, 100), (20, 110)):
+        width, height = (end / number for end, number in zip((24, 1.2 * 110), CELLS, strict=True))
+        distances = (np.asarray(cells.get_offsets()) - point) / (width, height)
+        assert (np.abs(distances) <= 0.7).all(axis=-1).any(), point
     assert "5 of 7 candidates drawn" in figure.get_supxlabel()
     assert "1 are infeasible, 1 need more than 1.5 times" in figure.get_supxlabel()
-    assert "gpt2 (124.0M parameters), 64 × 1024 tokens, bfloat16, on 16 devices of v5e:4x4" in figure.get_suptitle()
+    title = "gpt2 (124.0M parameters), 64 sequences of 1024 tokens, bfloat16, on 16 devices of v5e:4x4"
+    assert title in figure.get_suptitle()
+
+
+def test_the_frontier_is_drawn(found: Path) -> None:
+    """As steps from the smallest to the fastest, with a marker of its strategy on each candidate."""
+    axes = figure_of(*read(found)).axes[0]
+    (steps,) = [line for line in axes.lines if line.get_label() == "frontier, by formula"]
+    assert np.asarray(steps.get_xydata()).tolist() == [[2, 60], [4, 80], [12, 100]]
+    marks = [drawn for drawn in axes.collections if drawn.get_array() is None]
+    drawn = {tuple(point) for mark in marks for point in np.asarray(mark.get_offsets()).tolist()}
+    assert drawn == {(2, 60), (4, 80), (12, 100)}
+    assert to_hex(marks[0].get_facecolor()[0]) == STRATEGY_COLOURS["tensor"]  # type: ignore[index]
 
 
 def test_arrows_lead_to_what_the_compiler_said(found: Path) -> None:
     """From the formula's point; what was given up keeps its height, and a device's memory is a line."""
-    (axes,) = figure_of(*read(found)).axes
-    arrows = [(tuple(text.xyann), tuple(text.xy)) for text in axes.texts]  # type: ignore[attr-defined]
+    axes = figure_of(*read(found)).axes[0]
+    texts = [text for text in axes.texts if isinstance(text, Annotation)]
+    arrows = [(text.xyann, text.xy) for text in texts if not text.get_text()]
     assert arrows == [((12, 100), (14, 90)), ((4, 80), (20, 80))]
-    marks = [tuple(map(float, line.get_xydata()[0])) for line in axes.lines if len(line.get_xydata()) == 1]  # type: ignore[arg-type, index]
+    marks = [tuple(np.asarray(line.get_xydata())[0]) for line in axes.lines if len(np.asarray(line.get_xydata())) == 1]
     assert marks == [(14, 90), (20, 80)]
     (limit,) = [line for line in axes.lines if line.get_label() == "a device's memory"]
-    assert set(limit.get_xdata()) == {16}  # type: ignore[arg-type]
+    assert set(np.asarray(limit.get_xdata())) == {16}
+
+
+def test_compiled_points_are_named_by_their_mesh(found: Path) -> None:
+    """Each beside its point; and what needs more memory than the density shows is inside the axes, too."""
+    facts, rows = read(found)
+    rows.loc[1, "compiled.needed_bytes"] = 30 * GIB
+    axes = figure_of(facts, rows).axes[0]
+    named = [(text.get_text(), text.xy) for text in axes.texts if isinstance(text, Annotation) and text.get_text()]
+    assert named == [("fsdp=16", (14, 90)), ("fsdp=16", (30, 80))]
+    assert axes.get_xlim()[1] > 30
+
+
+def test_many_compiled_points_are_numbered(found: Path) -> None:
+    """A number beside each point, and a list that says which mesh has which, in the order of the candidates."""
+    facts, rows = read(found)
+    many = pd.concat([rows.iloc[:1]] * (LABELLED + 1), ignore_index=True)
+    many["mesh"] = [f"fsdp={number}" for number in range(len(many))]
+    many["compiled.needed_bytes"] = GIB * np.linspace(1, 20, len(many))
+    axes = figure_of(facts, many).axes[0]
+    written = [text.get_text() for text in axes.texts if text.get_text()]
+    assert written == [str(number) for number in range(1, len(many) + 1)]
+    legend = axes.get_legend()
+    assert legend
+    assert [text.get_text() for text in legend.get_texts()] == [f"{n + 1}  fsdp={n}" for n in range(len(many))]
+
+
+@pytest.mark.parametrize("which", ["status != 'fits'", "`compiled.needed_bytes`.isna()", "strategy == 'data'"])
+def test_what_there_is_not_is_not_drawn(found: Path, which: str) -> None:
+    """Without candidates that fit there is no frontier, without compiled ones no arrow; the rest is drawn."""
+    facts, rows = read(found)
+    figure = figure_of(facts, rows.query(which))
+    assert len(rows.query(which)) > 0
+    assert figure.get_supxlabel().split(" candidates")[0].endswith(f"of {len(rows.query(which))}")
 
 
 def test_the_command_writes_a_picture(found: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +146,10 @@ def test_the_command_writes_a_picture(found: Path, capsys: pytest.CaptureFixture
         ({"schema_version": 2}, "has schema 2, not 1"),
         ({"capacity_bytes": None}, "capacity_bytes is None, not int"),
         ({"candidates": []}, "its `candidates` are no list of rows"),
-        ({"candidates": [{"status": "fits", "strategy": "fsdp"}]}, "candidate None lacks formula.needed_bytes"),
+        (
+            {"candidates": [{"status": "fits", "strategy": "fsdp", "mesh": "fsdp=8"}]},
+            "candidate None lacks formula.needed_bytes",
+        ),
     ],
 )
 def test_what_is_no_such_file_is_refused(found: Path, change: dict[str, Any], message: str) -> None:

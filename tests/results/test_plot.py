@@ -8,10 +8,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.figure import Figure
 
 from results.figures.canvas import look_of, what_was_run
-from results.figures.curves import TIMES, scaling
-from results.figures.drawing import FIGURES
+from results.figures.curves import PARTS, TIMES, attributed, case_labels, memory_by_case, scaling
+from results.figures.drawing import FIGURES, MOST_BARS, figures_of
 from results.plot import main
 from results.records.rows import load
 from tests.processes import ROOT
@@ -23,7 +27,9 @@ for absent in ("jax", "jaxlib", "flax", "optax", "strategies"):
     sys.modules[absent] = None
 runpy.run_module("results.plot", run_name="__main__")
 """
+TEMPORARIES = "temporaries (gradients, activations)"
 HEADERS = {".png": b"\x89PNG", ".svg": b"<?xml"}
+ON_VIRTUAL_DEVICES = [name for name in FIGURES if name != "parallel_efficiency"]
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +56,9 @@ def drawn(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("suffix", HEADERS)
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", ON_VIRTUAL_DEVICES)
 def test_every_figure_is_written(drawn: Path, name: str, suffix: str) -> None:
-    """Each curve is there as a picture to look at and as one to scale."""
+    """Each figure is written as PNG and as SVG."""
     content = (drawn / name).with_suffix(suffix).read_bytes()
     assert content.startswith(HEADERS[suffix])
     assert len(content) > 5000
@@ -62,7 +68,7 @@ def test_figures_need_no_jax_and_come_out_the_same(run: Path, drawn: Path, tmp_p
     """Where nothing but the records can be imported, the command prints the paths of the very same pictures."""
     command = [sys.executable, "-c", WITHOUT_JAX, str(run), "--out", str(tmp_path)]
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    assert printed == [str(tmp_path / f"{name}{suffix}") for name in FIGURES for suffix in HEADERS]
+    assert printed == [str(tmp_path / f"{name}{suffix}") for name in ON_VIRTUAL_DEVICES for suffix in HEADERS]
     for path in map(Path, printed):
         assert path.read_bytes() == (drawn / path.name).read_bytes()
 
@@ -71,7 +77,7 @@ def test_figures_need_no_jax_and_come_out_the_same(run: Path, drawn: Path, tmp_p
 def test_every_strategy_is_named(rows: pd.DataFrame, name: str) -> None:
     """A figure names each strategy that counts, in its legend, over its panel or beside its bar."""
     figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
-    legend = {text.get_text() for text in figure.legends[0].get_texts()}
+    legend = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
     bars = {label.get_text().split()[0] for axes in figure.axes for label in axes.get_yticklabels()}
     assert set(STRATEGIES) <= legend | bars | {axes.get_title() for axes in figure.axes}
 
@@ -87,7 +93,7 @@ def test_what_was_left_out_is_said(rows: pd.DataFrame, name: str) -> None:
 @pytest.mark.parametrize(
     ("virtual", "devices", "ideal"),
     [
-        (True, "virtual devices that share one machine", "ideal: constant total work"),
+        (True, "virtual devices that share one machine", "ideal: throughput of one device"),
         (False, "cpu", "ideal: linear speed-up"),
     ],
     ids=["virtual", "real"],
@@ -101,25 +107,108 @@ def test_virtual_devices_are_called_virtual(
     assert ideal in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
+def test_efficiency_is_drawn_of_real_devices_only(rows: pd.DataFrame) -> None:
+    """On virtual devices it is throughput in another unit: the ideal is flat. On real ones every figure is drawn."""
+    assert figures_of(rows) == ON_VIRTUAL_DEVICES
+    assert figures_of(rows.assign(virtual_devices=False)) == list(FIGURES)
+
+
+def interval_ends(axes: Axes) -> list[list[tuple[float, float]]]:
+    """Return both ends of each interval that is drawn."""
+    bars = [bar.lines[2] for bar in axes.containers if isinstance(bar, ErrorbarContainer)]
+    return sorted(segment.tolist() for lines in bars for line in lines for segment in line.get_segments())
+
+
 @pytest.mark.parametrize(
-    ("name", "column"), [("throughput_vs_devices", "tokens_per_second"), ("parallel_efficiency", "efficiency")]
+    ("name", "column", "which"),
+    [
+        ("throughput_vs_devices", "tokens_per_second", "best"),
+        ("parallel_efficiency", "efficiency", "best"),
+        ("throughput_vs_batch", "tokens_per_second", "best and devices in (1, 2)"),
+        ("throughput_vs_memory", "tokens_per_second", "devices in (1, 2)"),
+    ],
 )
-def test_each_point_has_its_interval(rows: pd.DataFrame, name: str, column: str) -> None:
-    """From the lower to the upper end, at each strategy's fastest mesh, and the legend says what it is."""
+def test_each_point_has_its_interval(rows: pd.DataFrame, name: str, column: str, which: str) -> None:
+    """From the lower to the upper end, and the legend says what it is; of several meshes side by side, of the fastest.
+
+    The first panel of several is of two devices, with `single`.
+    """
     figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
-    bars = [line for bar in figure.axes[0].containers for line in bar.lines[2]]  # pyright: ignore[reportAttributeAccessIssue]
-    drawn = [segment[:, 1].tolist() for lines in bars for segment in lines.get_segments()]
-    best = scaling(rows).query("best")
-    expected = best[[f"{column}_low", f"{column}_high"]].to_numpy()
-    assert sorted(drawn) == pytest.approx(np.array(sorted(expected.tolist())))
+    drawn = sorted([low[1], high[1]] for low, high in interval_ends(figure.axes[0]))
+    expected = scaling(rows).query(which)[[f"{column}_low", f"{column}_high"]].to_numpy().tolist()
+    assert drawn == pytest.approx(np.array(sorted(expected)))
     assert "95% interval" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_strategies_stand_side_by_side(rows: pd.DataFrame) -> None:
+    """No interval hides another: each has a place of its own, and the nearest tick is its number of devices."""
+    figure = FIGURES["throughput_vs_devices"](rows, look_of(rows["strategy"].unique()))
+    at = [low[0] for low, _ in interval_ends(figure.axes[0])]
+    best = scaling(rows).query("best")
+    assert len(np.unique(np.round(at, 6))) == len(best)
+    assert sorted(2 ** np.round(np.log2(at))) == sorted(best["devices"])
+
+
+def test_the_ideal_is_level_at_each_number_of_devices(rows: pd.DataFrame) -> None:
+    """On real devices it spans the strategies that stand side by side, so that each is compared with its own ideal."""
+    real = rows.assign(virtual_devices=False)
+    axes = FIGURES["throughput_vs_devices"](real, look_of(rows["strategy"].unique())).axes[0]
+    (ideal,) = [line for line in axes.collections if str(line.get_label()).startswith("ideal")]
+    assert isinstance(ideal, LineCollection)
+    at = np.array([low[0] for low, _ in interval_ends(axes)])
+    expected = scaling(real).drop_duplicates("devices")["ideal_tokens_per_second"].tolist()
+    levels = [(begin, end) for begin, end in ideal.get_segments()]
+    assert [begin[1] for begin, _ in levels] == [end[1] for _, end in levels] == expected
+    assert all(any(begin[0] < each < end[0] for begin, end in levels) for each in at)
+
+
+def bars_of(axes: Axes) -> list[list[tuple[float, float, float]]]:
+    """Return for each part of a stacked chart the height, start and width of its bars."""
+    parts = [part for part in axes.containers if isinstance(part, BarContainer)]
+    return [[(bar.get_y(), bar.get_x(), bar.get_width()) for bar in part] for part in parts]
+
+
+def test_memory_is_one_sorted_chart(run: Path) -> None:
+    """Of all batches: a bar for each case, the largest on top, its parts end to end, its name beside and its total."""
+    rows = load([run])
+    (axes,) = FIGURES["memory_per_device"](rows, look_of(rows["strategy"].unique())).axes
+    cases = memory_by_case(rows)
+    assert [label.get_text() for label in axes.get_yticklabels()] == case_labels(cases)
+    parts = np.array(bars_of(axes))
+    assert (np.diff(parts[..., 0]) > 0).all()
+    assert axes.yaxis_inverted()
+    np.testing.assert_allclose(2**20 * parts[..., 2].T, cases[list(PARTS)])
+    np.testing.assert_allclose(parts[1:, :, 1], np.cumsum(parts[:-1, :, 2], axis=0), atol=1e-9)
+    totals = [f"{size / 2**20:,.1f}" for size in cases["memory.total_bytes"]]
+    assert [text.get_text() for text in axes.texts] == totals
+    assert axes.get_xlabel() == "memory per device (MiB)"
+
+
+def test_of_many_cases_the_largest_and_smallest_are_drawn(rows: pd.DataFrame) -> None:
+    """Up to 60 bars; of more cases half of them from each end, and it is said how many others there are."""
+    one = rows[rows["strategy"] == "single"]
+
+    def drawn(number: int) -> tuple[Figure, list[float]]:
+        sizes = 2**20 * np.arange(1, number + 1)
+        many = pd.concat([one] * number, ignore_index=True).assign(**{"memory.total_bytes": sizes})
+        many = many.assign(**{f"memory.{part}_bytes": 0 for part in ("argument", "parameter", "optimizer")})
+        many = many.assign(**{"memory.output_bytes": 0, "memory.alias_bytes": 0, "memory.temp_bytes": sizes})
+        figure = FIGURES["memory_per_device"](many, look_of(["single"]))
+        return figure, [width for _, _, width in bars_of(figure.axes[0])[list(PARTS).index(TEMPORARIES)]]
+
+    assert drawn(MOST_BARS)[1] == list(range(60, 0, -1))
+    figure, widths = drawn(100)
+    assert widths == [*range(100, 70, -1), *range(30, 0, -1)]
+    (gap,) = [text.get_text() for text in figure.axes[0].texts if "more cases" in text.get_text()]
+    assert "40 more cases of 70.0 to 31.0 MiB" in gap
+    assert "40 between the largest and the smallest have no bar" in figure.get_supxlabel()
 
 
 @pytest.mark.parametrize(
     ("name", "column", "needs"),
     [
         ("parallel_efficiency", "strategy", "`single` at its batch"),
-        ("memory_vs_devices", "memory.total_bytes", "memory sizes"),
+        ("memory_per_device", "memory.total_bytes", "memory sizes"),
         ("throughput_vs_memory", "memory.total_bytes", "memory sizes"),
     ],
 )
@@ -129,13 +218,6 @@ def test_a_figure_without_numbers_says_so(rows: pd.DataFrame, name: str, column:
     figure = FIGURES[name](lacking, look_of(["data"]))
     assert f"no row that counts has {needs}" in [text.get_text() for text in figure.texts]
     assert f"without {needs}" in figure.get_supxlabel()
-
-
-def test_strategies_are_told_apart() -> None:
-    """A hundred strategies differ in colour or marker, whatever the figure."""
-    names = [f"strategy {number}" for number in range(100)]
-    look = look_of(names)
-    assert len({(look["palette"][name], look["markers"][name]) for name in names}) == len(names)
 
 
 def test_different_work_is_drawn_apart(tmp_path: Path) -> None:
@@ -181,9 +263,21 @@ def test_noisy_run_says_so(tmp_path: Path) -> None:
 def test_parts_of_the_time_are_drawn_where_they_are_known(tmp_path: Path, rows: pd.DataFrame) -> None:
     """Bars are as long as the parts of the step, less what is negative; without any part known there is no figure."""
     figure = FIGURES["where_time_goes"](rows, look_of(rows["strategy"].unique()))
-    parts = [sum(bar.get_width() for bar in part) for part in figure.axes[0].containers]
+    assert figure.axes[0].get_xlabel() == "time of a step (ms)"
+    parts = [
+        sum(bar.get_width() for bar in part) for part in figure.axes[0].containers if isinstance(part, BarContainer)
+    ]
     milliseconds = 1e3 * rows.loc[rows["status"] == "ok", "step_seconds_median"].sum()
     assert parts == pytest.approx([SHARES[part.replace(" ", "_")] * milliseconds for part in TIMES])
     unknown = {f"attribution.{part}_seconds": None for part in SHARES}
     main([str(write_run(tmp_path / "run.json", [edited(row(), unknown)])), "--out", str(tmp_path)])
-    assert {path.stem for path in tmp_path.glob("*.png")} == {*FIGURES} - {"where_time_goes"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {*ON_VIRTUAL_DEVICES} - {"where_time_goes"}
+
+
+def test_the_measured_time_has_its_interval(rows: pd.DataFrame) -> None:
+    """It crosses the bar of its row, from the lower to the upper end, in milliseconds."""
+    figure = FIGURES["where_time_goes"](rows, look_of(rows["strategy"].unique()))
+    points = attributed(rows)
+    ends = 1e3 * points[["step_seconds_low", "step_seconds_high"]].to_numpy()
+    expected = [[[low, at], [high, at]] for at, (low, high) in enumerate(ends)]
+    np.testing.assert_allclose(interval_ends(figure.axes[0]), sorted(expected))

@@ -1,4 +1,4 @@
-"""`results.timeline` draws a pipeline schedule."""
+"""The laws of the picture of a pipeline schedule."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from strategies import __main__ as strategies
 
 
 def drawn(*arguments: str) -> dict:
-    """A schedule as `python -m strategies schedule --json` prints it."""
+    """Return a schedule as `python -m strategies schedule --json` prints it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", text := io.StringIO())
         strategies.main(["schedule", *arguments, "--json"])

@@ -7,7 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from results.figures.curves import counts, frontier, left_out, memory_parts, scaling, widest_batch, workloads
+from results.figures.curves import (
+    PARTS,
+    case_labels,
+    counts,
+    frontier,
+    left_out,
+    memory_by_case,
+    scaling,
+    widest_batch,
+    workloads,
+)
 from results.records.rows import load
 from tests.results.synthetic import failed, row, sweep, write_run
 
@@ -33,7 +43,7 @@ def test_only_finished_rows_count(read, status: str) -> None:
     rows = read([row(), row("data", "data=2", status=status), failed(status, "data", "data=4")])
     assert counts(rows).tolist() == [True, False, False]
     assert left_out(rows) == {status: 2}
-    assert set(scaling(rows)["strategy"]) == set(memory_parts(rows)["strategy"]) == {"single"}
+    assert set(scaling(rows)["strategy"]) == set(memory_by_case(rows)["strategy"]) == {"single"}
 
 
 @pytest.mark.parametrize(("verdict", "why"), [(False, "not equal to single"), (None, "not compared with single")])
@@ -116,16 +126,29 @@ def test_the_best_row_is_the_fastest(read) -> None:
 
 def test_memory_parts_add_up(read) -> None:
     """The parts of a device's memory are its total: arguments, temporaries and outputs, less what is aliased."""
-    rows = read(sweep([16]))
-    np.testing.assert_array_equal(
-        memory_parts(rows).groupby("mesh", sort=False)["bytes"].sum(), rows["memory.total_bytes"]
-    )
+    cases = memory_by_case(read(sweep([16])))
+    np.testing.assert_array_equal(cases[list(PARTS)].sum(axis="columns"), cases["memory.total_bytes"])
+
+
+def test_memory_is_sorted(read) -> None:
+    """The case that needs most comes first, and none is lost."""
+    rows = read(sweep([8, 16]))
+    totals = memory_by_case(rows)["memory.total_bytes"].tolist()
+    assert totals == sorted(rows["memory.total_bytes"], reverse=True)
+
+
+def test_cases_have_different_labels(read) -> None:
+    """A label tells strategy, mesh, batch and what else is in the test's name; no two rows of a run share one."""
+    rows = read(sweep([8, 16]))
+    labels = case_labels(rows)
+    assert len(set(labels)) == len(rows)
+    assert "three_d data=2,pipeline=2,tensor=2 b16" in labels
 
 
 def test_rows_without_memory_have_no_parts(read) -> None:
     """Where the backend told no sizes, no part is made up."""
     unknown: dict[str, Any] = {"memory.total_bytes": None}
-    assert memory_parts(read([row(**unknown)])).empty
+    assert memory_by_case(read([row(**unknown)])).empty
 
 
 def test_the_frontier_is_what_no_row_beats() -> None:
@@ -161,6 +184,6 @@ def test_curves_leave_their_input_alone(read) -> None:
     """Every curve is a function: the rows are the same afterwards."""
     rows = read([*sweep(), failed("oom", "fsdp", "fsdp=16")])
     before = rows.copy(deep=True)
-    for curve in (counts, left_out, widest_batch, scaling, memory_parts, frontier):
+    for curve in (counts, left_out, widest_batch, scaling, memory_by_case, frontier):
         curve(rows)
     pd.testing.assert_frame_equal(rows, before)

@@ -1,0 +1,63 @@
+"""The colours and markers of all figures and pages: a strategy looks the same wherever it is drawn.
+
+Any two colours of one table differ by at least 0.08 in OKLab, in normal vision and as simulated for each of the three
+kinds of dichromacy. A strategy's colour has a contrast of at least 3 to white, as WCAG 2.1 asks of graphics, and a
+marker of its own tells it apart without colour.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from results.figures.curves import PARTS, TIMES
+
+MARKERS = "osD^vPX<>ph*"
+"""Markers of matplotlib. Their number, 12, has no factor in common with the 11 colours: 132 looks."""
+
+STRATEGY_COLOURS = {
+    "single": "#333333",
+    "data": "#1199ee",
+    "zero1": "#226699",
+    "zero2": "#0022aa",
+    "fsdp": "#339966",
+    "hsdp": "#885500",
+    "tensor": "#ff5500",
+    "context": "#cc77aa",
+    "pipeline": "#bb0077",
+    "three_d": "#8855dd",
+    "auto": "#660077",
+}
+"""The strategies of meshmark, in the order in which legends name them."""
+
+INDIGO, TEAL, SAND, RED, SKY, BROWN, BLACK = "#332288", "#2aa198", "#e8d88a", "#dd6655", "#88ccee", "#8a4513", "#222222"
+
+PART_COLOURS = dict(zip(PARTS, (INDIGO, TEAL, SAND, RED, BLACK), strict=True))
+"""What holds a device's memory."""
+
+TIME_COLOURS = dict(zip(TIMES, (INDIGO, SKY, TEAL, RED, SAND, BROWN, BLACK), strict=True))
+"""What the time of a step is spent on."""
+
+PASS_COLOURS = {"F": SKY, "B": RED, "W": SAND}
+"""The passes of a pipeline schedule: forward, backward, and the gradients of weights. Black text on them is legible."""
+
+
+class StrategyLook(NamedTuple):
+    """How a strategy is drawn: a colour as #rrggbb, and a marker of matplotlib."""
+
+    colour: str
+    marker: str
+
+
+def strategy_looks(strategies: Iterable[str]) -> dict[str, StrategyLook]:
+    """Give each strategy its look, in the order of legends: those of meshmark first, then others by name.
+
+    A strategy of meshmark has the same look whatever it is drawn with. Others, which users register, take the looks
+    that are left.
+    """
+    asked = set(strategies)
+    colours = list(STRATEGY_COLOURS.values())
+    names = [*STRATEGY_COLOURS, *sorted(asked - STRATEGY_COLOURS.keys())]
+    looks = {
+        name: StrategyLook(colours[number % len(colours)], MARKERS[number % len(MARKERS)])
+        for number, name in enumerate(names)
+    }
+    return {name: look for name, look in looks.items() if name in asked}

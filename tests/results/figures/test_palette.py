@@ -1,0 +1,95 @@
+"""The laws of the colours: each strategy has one look everywhere, and no two are confused by any kind of eye."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from results.figures.palette import (
+    MARKERS,
+    PART_COLOURS,
+    PASS_COLOURS,
+    STRATEGY_COLOURS,
+    TIME_COLOURS,
+    strategy_looks,
+)
+from strategies import STRATEGIES
+
+# What an eye of each kind sees of linear sRGB, from Machado, Oliveira and Fernandes 2009, table 1, severity 1.
+EYES = {
+    "normal": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+# From linear sRGB to OKLab, from https://bottosson.github.io/posts/oklab/.
+TO_CONES = np.array(
+    [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+)
+TO_OKLAB = np.array(
+    [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+)
+
+
+def linear(colour: str) -> np.ndarray:
+    """Turn #rrggbb into linear sRGB, of shape [3]."""
+    values = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of #rrggbb, from 0 to 1, as WCAG 2.1 defines it."""
+    return float(linear(colour) @ [0.2126, 0.7152, 0.0722])
+
+
+@pytest.mark.parametrize("eye", EYES)
+@pytest.mark.parametrize(
+    "colours",
+    [STRATEGY_COLOURS, PART_COLOURS, TIME_COLOURS, PASS_COLOURS],
+    ids=["strategies", "parts of memory", "parts of time", "passes"],
+)
+def test_colours_are_told_apart(colours: dict[str, str], eye: str) -> None:
+    """Two colours of a table differ by at least 0.08 in OKLab, as an eye of each kind sees them."""
+    seen = {
+        name: TO_OKLAB @ np.cbrt(TO_CONES @ np.clip(np.array(EYES[eye]) @ linear(colour), 0, 1))
+        for name, colour in colours.items()
+    }
+    close = {pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]]) for pair in combinations(seen, 2)}
+    assert {pair: distance for pair, distance in close.items() if distance < 0.08} == {}
+
+
+@pytest.mark.parametrize("name", STRATEGY_COLOURS)
+def test_strategies_stand_out_from_the_paper(name: str) -> None:
+    """The contrast to white is at least 3, as WCAG 2.1 (1.4.11) asks of what a graphic needs to be understood."""
+    assert 1.05 / (luminance(STRATEGY_COLOURS[name]) + 0.05) >= 3
+
+
+@pytest.mark.parametrize("kind", PASS_COLOURS)
+def test_numbers_on_passes_are_legible(kind: str) -> None:
+    """The contrast of black text to the colour is at least 4.5, as WCAG 2.1 (1.4.3) asks of text."""
+    assert (luminance(PASS_COLOURS[kind]) + 0.05) / 0.05 >= 4.5
+
+
+def test_a_strategy_looks_the_same_in_all_figures() -> None:
+    """Its look depends neither on what else is drawn nor on the order, and legends name all in the registry's order."""
+    everything = strategy_looks(sorted(STRATEGIES))
+    assert list(everything) == list(STRATEGY_COLOURS) == list(STRATEGIES)
+    for name in STRATEGIES:
+        assert strategy_looks([name, "toy"])[name] == everything[name]
+    assert len({look.marker for look in everything.values()}) == len(STRATEGIES)
+
+
+def test_strategies_of_users_have_looks_of_their_own() -> None:
+    """With a hundred more, each strategy still differs from every other in colour or marker."""
+    names = [*STRATEGIES, *(f"strategy {number}" for number in range(100))]
+    looks = strategy_looks(names)
+    assert set(looks) == set(names)
+    assert len(set(looks.values())) == len(names) <= len(MARKERS) * len(STRATEGY_COLOURS)
