@@ -55,8 +55,8 @@ def draw_holdings(drawing: Drawing, grid: Grid) -> None:
         for index, device in enumerate(grid.overview.devices):
             draw_part(drawing, grid, held, device, grid.x(index), height)
         drawing.y += height + 7
-    drawing.text(MARGIN, drawing.y + 6, "batch: sequences from top to bottom, tokens from left to right", 9.5, GREY)
-    drawing.text(MARGIN, drawing.y + 18, "others: vocabulary table, below it the layers from top to bottom", 9.5, GREY)
+    drawing.text(MARGIN, drawing.y + 6, "batch: sequences from top to bottom, tokens from left to right", 10, GREY)
+    drawing.text(MARGIN, drawing.y + 18, "others: vocabulary table, below it the layers from top to bottom", 10, GREY)
     drawing.y += 26
 
 

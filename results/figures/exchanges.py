@@ -18,7 +18,7 @@ PHRASES = {
     "all_gather": "all-gather: each gets the parts of all",
     "reduce_scatter": "reduce-scatter: each gets its part of the sum",
     "all_reduce": "all-reduce: each gets the sum",
-    "all_to_all": "all-to-all: each gets all tokens of its heads",
+    "all_to_all": "all-to-all: all tokens of its own heads",
     "permute": "permute: each sends to its neighbours",
 }
 AROUND = "permute: each sends to the next in a ring"
@@ -206,7 +206,7 @@ def draw_key(drawing: Drawing) -> None:
     drawing.rect(x, y, 22, BAR, tint("#5b6672", 0.6))
     drawing.rect(x, y, 22, BAR, "url(#share)")
     drawing.text(x + 28, y + 9, "its own share of a sum, before all shares are added", 10, GREY)
-    drawing.text(x, y + 24, "Lines: whose data reaches whom. The hardware chooses the route.", 9.5, GREY)
+    drawing.text(x, y + 24, "Lines: whose data reaches whom. The hardware chooses the route.", 10, GREY)
     drawing.y += 34
 
 
@@ -214,8 +214,9 @@ def draw_small(drawing: Drawing, small: Sequence[Sent]) -> None:
     """Name what is too small to be drawn."""
     if not small:
         return
-    names = dict.fromkeys(each.what for each in small)
-    words = f"Not drawn, below {SMALL:.0%} each: {', '.join(names)} ({size(sum(each.sent_bytes for each in small))})."
-    for line in textwrap.wrap(words, 76):
-        drawing.text(MARGIN, drawing.y + 8, line, 9.5, GREY)
+    names = ", ".join(dict.fromkeys(each.what for each in small))
+    amount = size(sum(each.sent_bytes for each in small)).replace(" ", "\u00a0")  # on one line with its unit
+    words = f"Not drawn, below {SMALL:.0%} each: {names} ({amount})."
+    for line in textwrap.wrap(words, 72):
+        drawing.text(MARGIN, drawing.y + 8, line, 10, GREY)
         drawing.y += 12

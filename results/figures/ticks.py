@@ -29,10 +29,11 @@ def draw_timetable(drawing: Drawing, schedule: dict[str, Any]) -> None:
 
 
 def draw_cell(drawing: Drawing, x: float, width: float, op: dict[str, Any]) -> None:
-    """Draw one operation; a later chunk of the model is paler."""
+    """Draw one operation; a later chunk of the model is paler. A narrow cell has no number."""
     colour = tint(COLOURS[op["kind"]], 0.45 if op["chunk"] == 0 else 0.25)
-    drawing.rect(x, drawing.y, width - 1, CELL - 1, colour, rx=2)
-    drawing.text(x + (width - 1) / 2, drawing.y + 12, str(op["microbatch"]), 10, INK, text_anchor="middle")
+    drawing.rect(x, drawing.y, 0.93 * width, CELL - 1, colour, rx=min(2, width / 4))
+    if width > 11:
+        drawing.text(x + 0.465 * width, drawing.y + 12, str(op["microbatch"]), 10, INK, text_anchor="middle")
 
 
 def draw_kinds(drawing: Drawing, kinds: set[str]) -> None:
