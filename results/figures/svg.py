@@ -20,7 +20,7 @@ def tint(colour: str, strength: float) -> str:
 
 
 class Drawing:
-    """A picture of fixed width to which shapes are added; y grows downwards.
+    """A picture of fixed width to which shapes are added; y grows downwards. Its pattern "share" hatches a shape.
 
     Attributes:
         y: where the next section begins.
@@ -30,9 +30,10 @@ class Drawing:
         self.width, self.y = width, 0.0
         self.root = Tree.Element("svg", xmlns="http://www.w3.org/2000/svg", role="img")
         self.into = self.root
-        with self.group(id="share", width=4, height=4, patternUnits="userSpaceOnUse", patternTransform="rotate(45)"):
+        with self.group(
+            "pattern", id="share", width=4, height=4, patternUnits="userSpaceOnUse", patternTransform="rotate(45)"
+        ):
             self.rect(0, 0, 2.2, 4, PAPER)
-        self.root[0].tag = "pattern"
 
     def add(self, name: str, text: str | None = None, **attributes: Any) -> Tree.Element:
         """Add an element; underscores in names of attributes stand for hyphens."""
@@ -41,9 +42,9 @@ class Drawing:
         return element
 
     @contextmanager
-    def group(self, **attributes: Any) -> Iterator[None]:
-        """What is added inside shares these attributes."""
-        outer, self.into = self.into, self.add("g", **attributes)
+    def group(self, name: str = "g", **attributes: Any) -> Iterator[None]:
+        """Add an element to which belongs what is added meanwhile; of a "g", that shares its attributes."""
+        outer, self.into = self.into, self.add(name, **attributes)
         yield
         self.into = outer
 
