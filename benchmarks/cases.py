@@ -1,6 +1,5 @@
 """Which steps are measured: a selection of strategies, meshes and batch sizes, multiplied out into cases."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -10,7 +9,6 @@ from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Remat
 from strategies.mesh import Devices, first_devices
-from strategies.sharding.layout import size_of
 from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")
@@ -200,20 +198,18 @@ def own_meshes(name: str, devices: int) -> list[MeshSpec]:
 
 
 def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:
-    """With stages two for each, for a smaller bubble, or as many as the batch allows; without, what the strategy says.
+    """As `Strategy.default_microbatches`, of the strategy of this name.
 
     >>> [default_microbatches("pipeline", MeshSpec.parse("pipeline=4"), batch) for batch in (16, 4, 6)]
     [8, 4, 2]
     """
-    stages = mesh.sizes.get("pipeline", 1)
-    return math.gcd(batch_size // batch_parts(name, mesh), 2 * stages if stages > 1 else STRATEGIES[name].microbatches)
+    return STRATEGIES[name].default_microbatches(mesh, batch_size)
 
 
 def batch_parts(name: str, mesh: MeshSpec) -> int:
-    """Into how many parts a strategy splits the batch on a mesh; one, if it states no layout.
+    """As `Strategy.batch_parts`, of the strategy of this name.
 
     >>> batch_parts("three_d", MeshSpec.parse("data=2,fsdp=2,tensor=2"))
     4
     """
-    layout = STRATEGIES[name].layout
-    return size_of(layout.batch, mesh.sizes) if layout else 1
+    return STRATEGIES[name].batch_parts(mesh)

@@ -4,12 +4,10 @@ python -m strategies schedule zb-h1 --stages 4 --microbatches 8 --json | python 
 """
 
 import argparse
-import json
-import reprlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -21,11 +19,7 @@ from benchmarks.commandline.outputs import Unwritable, require_picture, save
 from results.figures.palette import PASS_COLOURS
 from results.figures.pictures import FORMATS, draw
 from results.records.reading import RecordError
-
-NAMES = {"F": "forward", "B": "backward", "W": "gradients of weights"}
-MOST = 1400
-"""The most stages or ticks that are drawn: matplotlib draws at most 2^16 pixels each way."""
-WRITTEN_BY = "print one with `python -m strategies schedule NAME --stages S --microbatches M --json`"
+from results.records.schedules import KINDS, WRITTEN_BY, read
 
 
 def timeline(schedule: dict[str, Any]) -> Figure:
@@ -50,51 +44,9 @@ def timeline(schedule: dict[str, Any]) -> Figure:
     if chunks > 1:
         title += f" of {chunks} chunks each (the later, the paler)"
     figure.suptitle(title, fontsize="medium")
-    handles = [Patch(color=PASS_COLOURS[kind], label=name) for kind, name in NAMES.items() if kind in kinds]
+    handles = [Patch(color=PASS_COLOURS[kind], label=name) for kind, name in KINDS.items() if kind in kinds]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     return figure
-
-
-def read(text: str) -> dict[str, Any]:
-    """Read a schedule as `python -m strategies schedule --json` prints it.
-
-    Raises:
-        RecordError: the text is not a whole schedule. The message says what is wrong with it.
-    """
-    try:
-        schedule = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"stdin is no schedule ({error}); {WRITTEN_BY}") from error
-    if not isinstance(schedule, dict) or not isinstance(schedule.get("schedule"), str):
-        raise RecordError(f"stdin is JSON but no schedule with a name; {WRITTEN_BY}")
-    chunks, stages = schedule.get("chunks"), schedule.get("stages")
-    if not is_whole(chunks) or chunks < 1:
-        raise RecordError(f"stdin: `chunks` is {reprlib.repr(chunks)}, not a whole number of at least 1; {WRITTEN_BY}")
-    if not isinstance(stages, list) or not stages or not all(isinstance(row, list) and row for row in stages):
-        raise RecordError(f"stdin: `stages` is no list of rows, one for each stage; {WRITTEN_BY}")
-    if len(lengths := {len(row) for row in stages}) > 1:
-        raise RecordError(f"stdin: stages have {min(lengths)} to {max(lengths)} ticks, not the same number")
-    if max(len(stages), *lengths) > MOST:
-        raise RecordError(f"{len(stages)} stages of {max(lengths)} ticks cannot be drawn; {MOST} of each at most")
-    operations = [op for row in stages for op in row if op is not None]
-    if strange := [op for op in operations if not is_operation(op, chunks)]:
-        raise RecordError(f"stdin: {reprlib.repr(strange[0])} is no operation of {chunks} chunks; {WRITTEN_BY}")
-    if not operations:
-        raise RecordError("stdin is a schedule in which nothing is done; give it a stage and a microbatch")
-    return schedule
-
-
-def is_operation(op: Any, chunks: int) -> bool:
-    """Return whether a value is an operation: a kind of pass, of a microbatch, through a chunk."""
-    if not isinstance(op, dict) or op.get("kind") not in tuple(NAMES):
-        return False
-    microbatch, chunk = op.get("microbatch"), op.get("chunk")
-    return is_whole(microbatch) and is_whole(chunk) and microbatch >= 0 and 0 <= chunk < chunks
-
-
-def is_whole(value: Any) -> TypeGuard[int]:
-    """Return whether a value is a whole number."""
-    return type(value) is int
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

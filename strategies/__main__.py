@@ -1,6 +1,7 @@
 """What can be asked of strategies without running any.
 
 python -m strategies schedule 1f1b --stages 4 --microbatches 8
+python -m strategies show fsdp --mesh fsdp=4
 """
 
 import argparse
@@ -9,7 +10,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from strategies import STRATEGIES
 from strategies.config import Infeasible
+from strategies.costs.overview import overview
+from strategies.names import UnknownName
 from strategies.pipelining.schedules import SCHEDULES, Schedule
 
 MOST_CELLS = 300_000
@@ -19,8 +23,15 @@ MOST_CELLS = 300_000
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m strategies", description="Ask about strategies.")
-    commands = parser.add_subparsers(required=True, metavar="schedule")
-    schedule = commands.add_parser("schedule", help="print what the stages of a pipeline do, tick by tick")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_schedule(commands.add_parser("schedule", help="print what the stages of a pipeline do, tick by tick"))
+    add_show(commands.add_parser("show", help="print what each device holds, and what it sends in a step"))
+    options = parser.parse_args(arguments)
+    options.run(options)
+
+
+def add_schedule(schedule: argparse.ArgumentParser) -> None:
+    """Add the options of `schedule`."""
     schedule.set_defaults(run=print_schedule, refuse=schedule.error)
     add = schedule.add_argument
     add("name", choices=tuple(SCHEDULES))
@@ -28,8 +39,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--microbatches", type=int, required=True, metavar="M")
     add("--chunks", type=int, metavar="V", help="of a stage; default: 2 of interleaved, else 1")
     add("--json", action="store_true", help="the table as JSON, for `python -m results.timeline`")
-    options = parser.parse_args(arguments)
-    options.run(options)
+
+
+def add_show(show: argparse.ArgumentParser) -> None:
+    """Add the options of `show`."""
+    show.set_defaults(run=print_overviews, refuse=show.error)
+    add = show.add_argument
+    add("names", nargs="*", metavar="STRATEGY", help="default: all of them")
+    add("--mesh", help="such as fsdp=4; default: four devices, or two along each of several axes")
+    add("--preset", default="gpt2", help="the model; default: gpt2")
+    add("--batch-size", type=int, default=16, metavar="N", help="sequences in a global batch; default: 16")
+    add("--json", action="store_true", help="as JSON, for `python -m results.diagram`")
+
+
+def print_overviews(options: argparse.Namespace) -> None:
+    """Print what the devices hold and send, as text or as JSON."""
+    try:
+        names = options.names or STRATEGIES
+        shown = [overview(name, options.preset, options.mesh, options.batch_size) for name in names]
+    except (Infeasible, UnknownName) as error:
+        options.refuse(str(error))
+        return
+    if options.json:
+        json.dump([each.as_dict() for each in shown], sys.stdout)
+    else:
+        print(*shown, sep="\n\n")
 
 
 def print_schedule(options: argparse.Namespace) -> None:
@@ -40,8 +74,7 @@ def print_schedule(options: argparse.Namespace) -> None:
         options.refuse(str(error))
         return
     if options.json:
-        rows = [[op and op._asdict() for op in row] for row in schedule.table]
-        json.dump({"schedule": schedule.name, "chunks": schedule.chunks, "stages": rows}, sys.stdout)
+        json.dump(schedule.as_dict(), sys.stdout)
         return
     print(schedule)
     for name, share in (("bubble", schedule.bubble()), ("lockstep bubble", schedule.lockstep_bubble())):

@@ -3,14 +3,16 @@
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
+from strategies.costs.overview import overview
 from tests.processes import ROOT
 
 README = ROOT / "README.md"
 YET_TO_BE_WRITTEN = {"strategies/NAME.py", "strategies/expert.py"}
-PAGES = README, *sorted((ROOT / "docs").glob("*.md"))
+PAGES = README, *sorted((ROOT / "docs").rglob("*.md"))
 
 
 def test_the_example_runs_as_it_stands():
@@ -31,8 +33,8 @@ def test_every_file_that_it_links_to_is_there(page):
 def test_every_page_is_found():
     """From README, and in the contents of what is built from docs/."""
     linked = re.findall(r"\]\(docs/([^)#:]+)\)", README.read_text())
-    contents = re.findall(r"^  - .*?([\w-]+\.md)$", (ROOT / ".mkdocs.yml").read_text(), re.MULTILINE)
-    there = {page.name for page in PAGES} - {"README.md"}
+    contents = re.findall(r"^ +- .*?([\w/-]+\.md)$", (ROOT / ".mkdocs.yml").read_text(), re.MULTILINE)
+    there = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page != README}
     assert {*linked} == there - {"index.md"}
     assert {*contents} == there
 
@@ -43,3 +45,13 @@ def test_paths_that_are_named_are_there():
     named = {name for page in PAGES for name in path.findall(page.read_text())} - YET_TO_BE_WRITTEN
     assert len(named) > 10
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "strategies").glob("*.md")), ids=lambda page: page.name)
+def test_a_page_shows_what_show_prints(page):
+    """At least one example, each with what stands below it."""
+    example = r"^    \$ python -m strategies show (\w+)\n((?:    .*\n|\n(?=    ))+)"
+    examples = re.findall(example, page.read_text(), re.MULTILINE)
+    assert examples
+    for name, shown in examples:
+        assert textwrap.dedent(shown).strip() == str(overview(name))

@@ -33,6 +33,8 @@ COMMANDS = {
     "frontier": Command("draw what a search has found", "results.frontier"),
     "schedule": Command("print what the stages of a pipeline do, tick by tick", "strategies", ("schedule",)),
     "timeline": Command("draw a schedule", "results.timeline"),
+    "show": Command("print what each device holds, and what it sends in a step", "strategies", ("show",)),
+    "diagram": Command("draw what each device holds, and who sends what to whom", "results.diagram"),
     "launch": Command("measure in several processes on this machine", "benchmarks.launch"),
 }
 WRONG_USAGE = 2

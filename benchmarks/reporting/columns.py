@@ -171,9 +171,14 @@ PROGRAM = (
         "compiled.sent_bytes.<kind>.<axis>",
         "bytes",
         "The same by kind of collective (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `permute`) and "
-        "mesh axis; `several` is over more than one axis at once.",
+        "mesh axis (`data`, `fsdp`, `pipeline`, `context`, `tensor`, or `several` at once); 0 where there is none.",
     ),
-    Column("compiled.collectives.<kind>.<where>", "", "How often collectives run, `in_loops` and `outside_loops`."),
+    Column(
+        "compiled.collectives.<kind>.<where>",
+        "",
+        "How often collectives of a kind (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `permute`) run "
+        "in a step, `in_loops` and `outside_loops`; 0 where there is none.",
+    ),
     Column(
         "compiled.bytes_accessed",
         "bytes",
@@ -182,7 +187,11 @@ PROGRAM = (
     Column("compiled.compilations", "", "How often the step was compiled; more than once is a fault."),
     Column("between_processes.axes", "", "Mesh axes that cross processes."),
     Column("between_processes.sent_bytes", "bytes", "What one device sends along these."),
-    Column("between_processes.sent_bytes.<axis>", "bytes", "The same by axis."),
+    Column(
+        "between_processes.sent_bytes.<axis>",
+        "bytes",
+        "The same by axis (`data`, `fsdp`, `pipeline`, `context`, `tensor`, or `several` at once).",
+    ),
     Column(
         "predicted.flops",
         "FLOP",

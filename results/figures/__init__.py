@@ -1,1 +1,1 @@
-"""The figures that `results.plot`, `results.frontier` and `results.timeline` draw."""
+"""The figures that `results.plot`, `results.frontier`, `results.timeline` and `results.diagram` draw."""

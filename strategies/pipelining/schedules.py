@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from strategies.config import Infeasible
 
@@ -135,6 +135,11 @@ class Schedule:
             most = max(most, held)
             held -= op.kind == last
         return most
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it: the name, the chunks of a stage, and for each stage its operations, null where it is idle."""
+        rows = [[op and op._asdict() for op in row] for row in self.table]
+        return {"schedule": self.name, "chunks": self.chunks, "stages": rows}
 
     def __str__(self) -> str:
         """A line for each stage, a column for each tick.

@@ -100,7 +100,7 @@ def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
     assert (backward((3 * x, same))[0] == 3 * x).all()
     for devices, head in ((1, ONE_DEVICE.head), (2, head_first)):
         mesh = jax.make_mesh((devices,), ("fsdp",), devices=jax.devices()[:devices])
-        assert implementation(Shards("fsdp", devices, SMALL), TrainConfig(2), mesh).hooks.head is head
+        assert implementation(Shards(("fsdp",), devices, SMALL), TrainConfig(2), mesh).hooks.head is head
 
 
 @pytest.mark.factorisations

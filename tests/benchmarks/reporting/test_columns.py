@@ -1,6 +1,10 @@
 """The table of columns: of every column of a row, once, and as docs/columns.md has it."""
 
-from benchmarks.reporting.columns import COLUMNS, tables
+import re
+
+import pytest
+
+from benchmarks.reporting.columns import COLUMNS, Column, tables
 from tests.benchmarks.test_record import MEASURED
 from tests.processes import ROOT
 
@@ -15,3 +19,13 @@ def test_every_column_is_said_once() -> None:
 def test_the_page_is_what_is_made_of_it() -> None:
     """Or it is to be made anew: `python -m benchmarks.reporting.columns`."""
     assert (ROOT / "docs" / "columns.md").read_text().endswith(tables() + "\n")
+
+
+@pytest.mark.parametrize("family", [column for column in COLUMNS if "<" in column.name], ids=lambda column: column.name)
+def test_a_family_names_its_members(family: Column) -> None:
+    """One line of the table stands for many columns: it has every word that stands in the brackets."""
+    pattern = re.sub(r"<\w+>", r"(\\w+)", re.escape(family.name))
+    found = [match.groups() for key in MEASURED.as_extra_info() if (match := re.fullmatch(pattern, key))]
+    assert len(found) > 1
+    words = {word for member in found for word in member}
+    assert words == set(re.findall(r"`(\w+)`", family.meaning))

@@ -1,0 +1,43 @@
+"""Draws what the devices of a strategy hold, and who sends what to whom.
+
+python -m strategies show --json | python -m results.diagram --out docs/strategies
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.main import program
+from benchmarks.commandline.outputs import Unwritable, require_folder, safe_name, save_text
+from results.figures.communication import communication
+from results.records.overviews import WRITTEN_BY, read
+from results.records.reading import RecordError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog=program("python -m results.diagram"),
+        description="Draw what each device holds and sends, of overviews that stdin has: "
+        "python -m strategies show --json | python -m results.diagram --out DIR",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="one picture for each: STRATEGY.svg")
+    out = parser.parse_args(arguments).out
+    try:
+        overviews = read(sys.stdin.read())
+        require_folder(out)
+        for each in overviews:
+            path = out / f"{safe_name(each.strategy)}.svg"
+            save_text(path, communication(each))
+            print(path)
+    except UnicodeDecodeError as error:
+        parser.exit(BROKEN_INPUT, f"stdin is no text ({error}); {WRITTEN_BY}\n")
+    except (RecordError, Unwritable) as error:
+        parser.exit(BROKEN_INPUT, f"{error}\n")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,54 @@
+"""The columns, colours and units of a picture of devices."""
+
+from dataclasses import dataclass
+
+from results.figures.svg import tint
+from results.records.overviews import Overview
+
+WIDTH, GUTTER, MARGIN = 400, 88, 10
+COLOURS = {
+    "batch": "#1f9d73",
+    "activations": "#1f9d73",
+    "weights": "#2b6cb0",
+    "gradients": "#d4622a",
+    "optimizer state": "#8257b5",
+    "number": "#5b6672",
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The columns of a picture: one for each device, behind a gutter for labels."""
+
+    overview: Overview
+
+    @property
+    def column(self) -> float:
+        """The width of a column."""
+        return (WIDTH - GUTTER - MARGIN) / max(4, len(self.overview.devices))
+
+    @property
+    def box(self) -> float:
+        """The width of a box in a column."""
+        return self.column - 10 if self.column > 50 else self.column - 5
+
+    def x(self, index: int) -> float:
+        """The left edge of a device's box."""
+        return GUTTER + index * self.column + (self.column - self.box) / 2
+
+
+def size(count: int) -> str:
+    """Bytes in the unit in which they read well.
+
+    >>> size(746_855_424), size(5_059_584), size(196_608), size(6)
+    ('712 MiB', '4.8 MiB', '192 KiB', '6 B')
+    """
+    for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= unit:
+            return f"{count / unit:,.{1 if count < 10 * unit else 0}f} {name}"
+    return f"{count} B"
+
+
+def shade(colour: str, index: int, count: int) -> str:
+    """The colour of one of several parts: the first is the darkest."""
+    return tint(colour, 1 - 0.6 * index / max(count - 1, 1)) if count > 1 else tint(colour, 0.85)

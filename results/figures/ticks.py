@@ -1,0 +1,48 @@
+"""Draws a pipeline schedule in a picture of devices: a row for each stage, a cell for each tick."""
+
+from typing import Any
+
+from results.figures.grid import MARGIN, WIDTH
+from results.figures.svg import GREY, INK, Drawing, tint
+from results.records.schedules import KINDS
+
+COLOURS = {"F": "#1f9d73", "B": "#d4622a", "W": "#8257b5"}
+LABEL, CELL = 42, 17
+"""The width of the labels, and the height of a cell."""
+
+
+def draw_timetable(drawing: Drawing, schedule: dict[str, Any]) -> None:
+    """Draw what each stage does at each tick; the number is that of the microbatch."""
+    rows = schedule["stages"]
+    width = (WIDTH - LABEL - 2 * MARGIN) / len(rows[0])
+    drawing.y += 26
+    drawing.text(MARGIN, drawing.y, f"the schedule: {schedule['schedule']}", 13, font_weight="bold")
+    drawing.text(WIDTH - MARGIN, drawing.y, "time \u2192", 10, GREY, text_anchor="end")
+    drawing.y += 8
+    for stage, row in enumerate(rows):
+        drawing.text(MARGIN, drawing.y + 12, f"stage {stage}", 10, GREY)
+        for tick, op in enumerate(row):
+            if op:
+                draw_cell(drawing, MARGIN + LABEL + tick * width, width, op)
+        drawing.y += CELL
+    draw_kinds(drawing, {op["kind"] for row in rows for op in row if op})
+
+
+def draw_cell(drawing: Drawing, x: float, width: float, op: dict[str, Any]) -> None:
+    """Draw one operation; a later chunk of the model is paler. A narrow cell has no number."""
+    colour = tint(COLOURS[op["kind"]], 0.45 if op["chunk"] == 0 else 0.25)
+    drawing.rect(x, drawing.y, 0.93 * width, CELL - 1, colour, rx=min(2, width / 4))
+    if width > 11:
+        drawing.text(x + 0.465 * width, drawing.y + 12, str(op["microbatch"]), 10, INK, text_anchor="middle")
+
+
+def draw_kinds(drawing: Drawing, kinds: set[str]) -> None:
+    """Say what the colours are."""
+    x = MARGIN + LABEL
+    for kind, name in KINDS.items():
+        if kind in kinds:
+            drawing.rect(x, drawing.y + 5, 12, 10, tint(COLOURS[kind], 0.45), rx=2)
+            drawing.text(x + 17, drawing.y + 14, name, 10, GREY)
+            x += 80
+    drawing.text(WIDTH - MARGIN, drawing.y + 14, "number: microbatch; empty: idle", 10, GREY, text_anchor="end")
+    drawing.y += 22

@@ -1,0 +1,158 @@
+"""Reads what `python -m strategies show --json` prints: what each device of a mesh holds and sends."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from results.records.reading import RecordError
+from results.records.schedules import checked
+
+Axes = tuple[str, ...]
+Device = Mapping[str, int]
+"""The position of a device along each mesh axis."""
+ARRAYS = "batch", "weights", "gradients", "optimizer state", "activations", "number"
+"""What is held or sent; a number is the loss, or a part of the gradients' norm."""
+COLLECTIVES = "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"
+MOST_DEVICES = 16
+"""More have no room in a picture."""
+WRITTEN_BY = "print one with `python -m strategies show STRATEGY --json`"
+
+
+@dataclass(frozen=True)
+class Held:
+    """An array of which each device holds a part; the fields are those of `strategies.costs.overview.Held`."""
+
+    what: str
+    rows: Axes
+    columns: Axes
+    table: Axes
+    held_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one device sends; the fields are those of `strategies.costs.exchanges.Sent`."""
+
+    what: str
+    array: str
+    kind: str
+    along: Axes
+    when: str
+    split: Axes
+    links: tuple[tuple[int, int], ...]
+    sent_bytes: int
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What the devices of a mesh hold and send; the fields are those of `strategies.costs.overview.Overview`."""
+
+    strategy: str
+    mesh: tuple[tuple[str, int], ...]
+    workload: str
+    held: tuple[Held, ...]
+    sent: tuple[Sent, ...] | None
+    zigzag: bool
+    schedule: dict[str, Any] | None
+    twin: str | None
+
+    @property
+    def devices(self) -> list[Device]:
+        """All devices, the position along the innermost axis changing fastest."""
+        axes, sizes = zip(*self.mesh, strict=True)
+        return [dict(zip(axes, place, strict=True)) for place in product(*map(range, sizes))]
+
+    def part(self, device: Device, axes: Iterable[str]) -> tuple[int, int]:
+        """Which part a device has of what some axes split, outermost first; and how many parts there are.
+
+        >>> mesh = Overview("three_d", (("data", 2), ("tensor", 4)), "", (), None, False, None, None)
+        >>> mesh.part({"data": 1, "tensor": 2}, ("data", "tensor"))
+        (6, 8)
+        """
+        index, count, sizes = 0, 1, dict(self.mesh)
+        for axis in axes:
+            index, count = index * sizes[axis] + device[axis], count * sizes[axis]
+        return index, count
+
+    def group(self, device: Device, axes: Axes) -> list[Device]:
+        """The devices that differ from one along some axes alone, itself among them."""
+        return [other for other in self.devices if all(other[axis] == device[axis] for axis in {*device} - {*axes})]
+
+
+def read(text: str) -> list[Overview]:
+    """What was printed.
+
+    Raises:
+        RecordError: it is something else, or has more devices than a picture has room for.
+    """
+    try:
+        overviews = [overview_of(each) for each in json.loads(text)]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RecordError(f"stdin is no overview of a strategy ({error!r}); {WRITTEN_BY}") from error
+    for each in overviews:
+        if (devices := math.prod(size for _, size in each.mesh)) > MOST_DEVICES:
+            raise RecordError(f"{each.strategy} has {devices} devices; a picture has room for {MOST_DEVICES}")
+    return overviews
+
+
+def overview_of(facts: Mapping[str, Any]) -> Overview:
+    """One of them.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    mesh = tuple((str(axis), int(size)) for axis, size in facts["mesh"])
+    if not mesh or min(size for _, size in mesh) < 1:
+        raise ValueError(f"the mesh is {mesh}")
+    sent = facts["sent"]
+    return Overview(
+        strategy=str(facts["strategy"]),
+        mesh=mesh,
+        workload=str(facts["workload"]),
+        held=tuple(held_of(each, dict(mesh)) for each in facts["held"]),
+        sent=None if sent is None else tuple(sent_of(each, dict(mesh)) for each in sent),
+        zigzag=bool(facts["zigzag"]),
+        schedule=facts["schedule"] and checked(facts["schedule"]),
+        twin=facts["twin"] and str(facts["twin"]),
+    )
+
+
+def held_of(facts: Mapping[str, Any], sizes: Mapping[str, int]) -> Held:
+    """What is held of an array."""
+    held_bytes = facts["held_bytes"]
+    rows, columns, table = (axes_of(facts[name], sizes) for name in ("rows", "columns", "table"))
+    what = one_of(ARRAYS, facts["what"])
+    return Held(what, rows, columns, table, None if held_bytes is None else int(held_bytes))
+
+
+def sent_of(facts: Mapping[str, Any], sizes: Mapping[str, int]) -> Sent:
+    """What is sent for one reason."""
+    array, kind = one_of(ARRAYS, facts["array"]), one_of(COLLECTIVES, facts["kind"])
+    along, split = axes_of(facts["along"], sizes), axes_of(facts["split"], sizes)
+    links = tuple((int(sender), int(receiver)) for sender, receiver in facts["links"])
+    return Sent(str(facts["what"]), array, kind, along, str(facts["when"]), split, links, int(facts["sent_bytes"]))
+
+
+def axes_of(names: Sequence[str], sizes: Mapping[str, int]) -> Axes:
+    """Axes that the mesh has.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if strange := [name for name in names if name not in sizes]:
+        raise ValueError(f"the mesh has no axis {strange[0]!r}")
+    return tuple(names)
+
+
+def one_of(names: Sequence[str], name: Any) -> str:
+    """A name, if it is one of these.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if name not in names:
+        raise ValueError(f"{name!r} is none of {', '.join(names)}")
+    return name

@@ -1,0 +1,182 @@
+"""A step at a glance: what each device of a mesh holds, and what it sends when, along which mesh axes.
+
+    print(overview("fsdp", "gpt2", "fsdp=4", batch_size=16))
+
+`python -m strategies show` prints it, and `python -m results.diagram` draws it.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import strategies
+from strategies import pipeline
+from strategies.config import PRESETS, Infeasible, TrainConfig
+from strategies.costs.exchanges import Sent, exchanges, features
+from strategies.costs.predict import Cost, predict
+from strategies.mesh import MeshSpec
+from strategies.pipelining.schedules import Schedule
+from strategies.sharding.layout import Axes, Layout, size_of
+from strategies.step import Strategy
+
+
+@dataclass(frozen=True)
+class Held:
+    """An array of which each device of a mesh holds a part.
+
+    Attributes:
+        what: batch, weights, gradients or optimizer state.
+        rows: axes that split the sequences of the batch, or the layers of the model.
+        columns: axes that split the tokens of each sequence, or the features of each layer.
+        table: axes that split the table of the vocabulary; none for the batch.
+        held_bytes: of the part of one device; None where no formula says.
+    """
+
+    what: str
+    rows: Axes
+    columns: Axes
+    table: Axes
+    held_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What each device holds and sends in a step of a strategy.
+
+    Attributes:
+        strategy: its name.
+        mesh: axes and sizes, outermost first.
+        workload: model, batch and dtype in words.
+        held: what a device holds.
+        sent: what it sends, in the order of the step; None where the compiler decides.
+        zigzag: a device has two chunks of each sequence, one from the front and one from the back.
+        schedule: the order of the stages' work, where there are stages.
+        twin: the strategy that does by hand what the compiler does here.
+    """
+
+    strategy: str
+    mesh: tuple[tuple[str, int], ...]
+    workload: str
+    held: tuple[Held, ...]
+    sent: tuple[Sent, ...] | None
+    zigzag: bool
+    schedule: Schedule | None
+    twin: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; the schedule as `python -m strategies schedule --json` prints it."""
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return plain | {
+            "held": [dataclasses.asdict(each) for each in self.held],
+            "sent": None if self.sent is None else [dataclasses.asdict(each) for each in self.sent],
+            "schedule": self.schedule and self.schedule.as_dict(),
+        }
+
+    def __str__(self) -> str:
+        """Two tables."""
+        mesh = ",".join(f"{axis}={size}" for axis, size in self.mesh)
+        held = [(each.what, _joined(each.rows + each.columns), _bytes(each.held_bytes)) for each in self.held]
+        title = f"{self.strategy} on {mesh}: {self.workload}"
+        lines = [title, "", *_table(("a device holds", "split over", "bytes"), held), ""]
+        if self.sent is None:
+            return "\n".join([*lines, f"the compiler decides what is sent; the same by hand is {self.twin}"])
+        if not self.sent:
+            return "\n".join([*lines, "nothing is sent"])
+        sent = [(s.what, s.kind.replace("_", "-"), _joined(s.along), s.when, _bytes(s.sent_bytes)) for s in self.sent]
+        total = ("all", "", "", "", _bytes(sum(each.sent_bytes for each in self.sent)))
+        return "\n".join([*lines, *_table(("a device sends", "by", "along", "when", "bytes"), [*sent, total])])
+
+
+def overview(
+    name: str, preset: str = "gpt2", mesh: MeshSpec | str | None = None, batch_size: int = 16, **options: Any
+) -> Overview:
+    """The overview of a strategy.
+
+    Args:
+        name: of the strategy.
+        preset: name of the model.
+        mesh: by default `example_mesh`.
+        batch_size: sequences in the global batch.
+        options: other fields of `TrainConfig`; by default there are as many microbatches as the benchmarks take.
+
+    Raises:
+        Infeasible: the strategy states no layout, or model, mesh and batch do not fit together.
+        UnknownName: there is no such strategy, or no such model.
+    """
+    strategy, config = strategies.STRATEGIES[name], PRESETS[preset]
+    if strategy.layout is None:
+        raise Infeasible(f"{name} states no layout; give its `Strategy` one")
+    mesh = MeshSpec.of(mesh or example_mesh(strategy))
+    train = TrainConfig(batch_size, **{"microbatches": strategy.default_microbatches(mesh, batch_size), **options})
+    cost = None if strategy.twins else predict(name, config, mesh, train)
+    layout = strategy.layout.along(mesh.split_axes(strategy.axes))
+    schedule = schedule_of(layout, config.layers, mesh, train)
+    tokens = f"{batch_size} × {config.sequence:,} tokens"
+    return Overview(
+        strategy=name,
+        mesh=mesh.axes,
+        workload=", ".join((preset, tokens, f"microbatches={train.microbatches}", train.dtype)),
+        held=tuple(holdings(layout, mesh, train, cost)),
+        sent=cost and tuple(exchanges(cost, layout, mesh, train, schedule)),
+        zigzag=cost is not None and cost.ring > 1,
+        schedule=schedule,
+        twin=strategy.twins.get(mesh.split_axes(strategy.axes)),
+    )
+
+
+def example_mesh(strategy: Strategy) -> MeshSpec:
+    """A mesh that shows a strategy: four devices along one axis, or two along each of several.
+
+    >>> [str(example_mesh(strategies.STRATEGIES[name])) for name in ("single", "fsdp", "hsdp", "three_d", "auto")]
+    ['data=1', 'fsdp=4', 'data=2,fsdp=2', 'data=2,pipeline=2,tensor=2', 'fsdp=2,tensor=2']
+    """
+    axes = max(strategy.twins, key=len, default=strategy.usual_axes or strategy.axes)
+    size = int(min(4 if len(axes) == 1 else 2, strategy.most_devices))
+    return MeshSpec(tuple((axis, size) for axis in axes))
+
+
+def holdings(layout: Layout, mesh: MeshSpec, train: TrainConfig, cost: Cost | None) -> Iterator[Held]:
+    """What a device holds, of a layout along the axes that split something.
+
+    Gradients are those that are added up over microbatches: whole where weights are gathered for a whole step, and a
+    part where the gradients of each microbatch are scattered.
+    """
+    held_bytes: Mapping[str, int] = cost.arguments if cost else {}
+    rows, columns, table = layout.dims.get("layers", ()), features(layout), layout.dims.get("vocab", ())
+    shards, updates = layout.shards, layout.updates
+    gathered = shards if train.gather == "step" else ()
+    summed = (() if gathered else shards) + (updates if layout.scatters_each else ())
+    weights = held_bytes.get("parameters")
+    grads = weights and weights * size_of(shards, mesh.sizes) // size_of(summed, mesh.sizes)
+    yield Held("batch", layout.batch, layout.tokens, (), held_bytes.get("batch"))
+    yield Held("weights", rows, columns + shards, table + shards, weights)
+    yield Held("gradients", rows, columns + summed, table + summed, grads)
+    moments = shards + updates
+    yield Held("optimizer state", rows, columns + moments, table + moments, held_bytes.get("optimizer"))
+
+
+def schedule_of(layout: Layout, layers: int, mesh: MeshSpec, train: TrainConfig) -> Schedule | None:
+    """In which order the stages work; None where there is one."""
+    stages = size_of(layout.dims.get("layers", ()), mesh.sizes)
+    if stages == 1:
+        return None
+    return pipeline.order(layers, stages, train.microbatches, train.schedule, train.chunks)[0]
+
+
+def _joined(axes: Axes) -> str:
+    return " x ".join(axes) or "-"
+
+
+def _bytes(count: int | None) -> str:
+    return "?" if count is None else f"{count:,}"
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows in columns, the last of which is aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    cells = (
+        [*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)), row[-1].rjust(widths[-1])]
+        for row in (header, *rows)
+    )
+    return ["  " + "  ".join(row).rstrip() for row in cells]

@@ -1,0 +1,106 @@
+"""What an overview says of a strategy is what its step does."""
+
+import math
+
+import jax
+import pytest
+
+from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
+from strategies.costs.exchanges import WHEN, exchanges
+from strategies.costs.overview import example_mesh, overview, schedule_of
+from strategies.costs.predict import known, predict
+from strategies.model.gpt import param_count
+from tests.strategies.costs.test_predict import BATCH, CASES
+
+
+def axes_of(tree):
+    """All mesh axes that split any of these arrays."""
+    return {axis for each in jax.tree.leaves(tree) for axis in jax.tree.leaves(tuple(each.sharding.spec)) if axis}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_is_held_is_split_as_the_step_splits_it(name):
+    """Over the same mesh axes, batch, weights and optimizer state; so each array has its bytes on each device."""
+    shown = overview(name, "nano")
+    mesh, held = MeshSpec(shown.mesh), {each.what: each for each in shown.held}
+    step = STRATEGIES[name].build(PRESETS["nano"], mesh, TrainConfig(16, 4), jax.devices()[: mesh.size])
+    weights, moments, batch = held["weights"], held["optimizer state"], held["batch"]
+    sizes = mesh.sizes
+
+    def split(tree):
+        return {axis for axis in axes_of(tree) if sizes[axis] > 1}
+
+    assert {*weights.rows, *weights.columns, *weights.table} == split(step.state.params)
+    assert {*moments.rows, *moments.columns, *moments.table} == split(step.state.optimizer)
+    assert {*batch.rows} == split(step.batch)
+    table = step.state.params["embedding"]["token_VD"].sharding.spec
+    assert {*weights.table} == {axis for axis in jax.tree.leaves(tuple(table)) if axis and sizes[axis] > 1}
+    if weights.rows:
+        assert step.state.params["blocks"]["qkv_DCA"].sharding.spec[0] in (weights.rows, *weights.rows)
+    if weights.held_bytes is not None:
+        shapes = [weight.sharding.shard_shape(weight.shape) for weight in jax.tree.leaves(step.state.params)]
+        assert weights.held_bytes == 4 * sum(map(math.prod, shapes))
+
+
+@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
+def test_what_is_sent_is_what_formulas_say(name, mesh, config, train):
+    """No term is left out, each has its place in the step, and they are in its order."""
+    spec, how = MeshSpec.parse(mesh), TrainConfig(BATCH, **train)
+    cost, layout = predict(name, config, spec, how), known()[name].along(spec.split_axes(STRATEGIES[name].axes))
+    sent = [*exchanges(cost, layout, spec, how, schedule_of(layout, config.layers, spec, how))]
+    assert sum(each.sent_bytes for each in sent) == cost.sent_bytes
+    places = [WHEN.index(each.when) for each in sent]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "when"),
+    [
+        ("zero1", {}, {"gradients": "after backward", "weights": "update"}),
+        ("zero2", {}, {"gradients": "after each microbatch", "weights": "update"}),
+        ("fsdp", {}, {"weights": "forward", "weights again": "backward", "gradients": "backward"}),
+        ("fsdp", {"gather": "step"}, {"weights": "before forward", "gradients": "after backward"}),
+    ],
+)
+def test_weights_and_gradients_move_when_the_strategy_moves_them(name, options, when):
+    """As the docstrings of zero.py and fsdp.py say."""
+    sent = overview(name, "nano", **options).sent or ()
+    assert {each.what: each.when for each in sent if each.array in ("weights", "gradients")} == when
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "links"),
+    [
+        ("context", {}, {(0, 1), (1, 2), (2, 3), (3, 0)}),
+        ("pipeline", {}, {(0, 1), (1, 2), (2, 3), (3, 2), (2, 1), (1, 0)}),
+        ("pipeline", {"schedule": "interleaved"}, {(i, (i + d) % 4) for i in range(4) for d in (1, -1)}),
+    ],
+)
+def test_permutations_go_where_the_strategy_sends(name, options, links):
+    """Around the ring; or between neighbouring stages, and with chunks from the last stage to the first as well."""
+    assert {link for each in overview(name, "nano", **options).sent or () for link in each.links} == links
+
+
+def test_gradients_that_are_added_up_are_as_large_as_the_step_holds_them():
+    """Whole while weights are gathered for a whole step, a part where each microbatch's sum is scattered."""
+    whole = 4 * param_count(PRESETS["nano"])
+    cases = ("zero1", "layer"), ("zero2", "layer"), ("fsdp", "layer"), ("fsdp", "step")
+    shown = [overview(name, "nano", gather=gather) for name, gather in cases]
+    held = [each.held_bytes for one in shown for each in one.held if each.what == "gradients"]
+    assert held == [whole, whole // 4, whole // 4, whole]
+
+
+def test_a_strategy_that_the_compiler_partitions_names_its_twin():
+    """What it sends is not said."""
+    shown = overview("auto")
+    assert (shown.sent, shown.twin) == (None, "three_d")
+    assert str(shown).endswith("the compiler decides what is sent; the same by hand is three_d")
+
+
+def test_what_does_not_fit_is_refused():
+    """As when the step is built."""
+    with pytest.raises(Infeasible, match="tensor=5 does not divide heads=8"):
+        overview("tensor", "nano", "tensor=5")
+    with pytest.raises(KeyError, match="there are nano"):
+        overview("tensor", "none")
+    assert str(example_mesh(STRATEGIES["hsdp"])) == "data=2,fsdp=2"
