@@ -250,7 +250,7 @@ def in_turn(step: Step, happen: Callable[[], None]) -> Step:
     """Something happens when the step takes its turn, and not in the first steps."""
 
     def update(state: Any, batch: Any) -> Any:
-        if any(frame.f_code.co_name == "take_turns" for frame, _ in traceback.walk_stack(None)):
+        if any(frame.f_code.co_name == "time_interleaved" for frame, _ in traceback.walk_stack(None)):
             happen()
         return step.update(state, batch)
 

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.cluster.joining import processes_asked
-from benchmarks.cluster.processes import Elsewhere, Lost, _ended, _Group, axes_between, join
-from benchmarks.cluster.pulse import LOST
+from benchmarks.cluster.joining import several_processes_requested
+from benchmarks.cluster.liveness import PEER_LOST
+from benchmarks.cluster.processes import FailedElsewhere, ProcessLost, _agree, _Group, axes_between, join
 from benchmarks.launch import environment, main, visible_gpus, wait
 from benchmarks.program.compiled import KINDS
 from tests.benchmarks.test_run import PLUGINS, TINY, rows
@@ -60,11 +60,11 @@ def agree(*functions: Callable[[], Any]) -> list[Any]:
     service, ends = Service(len(functions)), list[Any](functions)
 
     def run(place: int) -> None:
-        group = _Group(service, place, len(functions), patience_seconds=10)
+        group = _Group(service, place, len(functions), timeout_seconds=10)
         try:
             for _ in range(3):
-                ends[place] = _ended(group, functions[place], lambda value: value)
-        except (Exception, Lost) as error:
+                ends[place] = _agree(group, functions[place], lambda value: value)
+        except (Exception, ProcessLost) as error:
             ends[place] = error
 
     threads = [threading.Thread(target=run, args=(place,)) for place in range(len(functions))]
@@ -92,18 +92,20 @@ def test_what_fails_in_one_has_failed_in_all() -> None:
         ends = agree(*[lambda: 0.1] * place, fail, *[lambda: 0.1] * (2 - place))
         assert isinstance(ends.pop(place), MemoryError)
         for end in ends:
-            assert isinstance(end, Elsewhere)
+            assert isinstance(end, FailedElsewhere)
             assert (end.status, str(end)) == ("oom", f"process {place} of 3: MemoryError: 17 GiB")
 
 
 def test_who_does_not_come_is_not_waited_for_for_ever() -> None:
     """When patience is at its end, the run is, and what says so is taken for no failure of a case."""
-    group = _Group(Service(2), 0, 2, patience_seconds=0.05)
-    with pytest.raises(Lost, match=r"process 1 did not come within 0\.05 seconds"):
-        _ended(group, lambda: 1, lambda value: value)
-    with pytest.raises(Lost, match=r"process 0 of 2: MemoryError: 17 GiB; process 1 did not come within 0\.05 seconds"):
-        _ended(_Group(Service(2), 0, 2, patience_seconds=0.05), fail, lambda value: value)
-    assert not issubclass(Lost, Exception)
+    group = _Group(Service(2), 0, 2, timeout_seconds=0.05)
+    with pytest.raises(ProcessLost, match=r"process 1 did not arrive within 0\.05 seconds"):
+        _agree(group, lambda: 1, lambda value: value)
+    with pytest.raises(
+        ProcessLost, match=r"process 0 of 2: MemoryError: 17 GiB; process 1 did not arrive within 0\.05 seconds"
+    ):
+        _agree(_Group(Service(2), 0, 2, timeout_seconds=0.05), fail, lambda value: value)
+    assert not issubclass(ProcessLost, Exception)
 
 
 @pytest.mark.parametrize(
@@ -134,18 +136,18 @@ def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
         ({"coordinator": "a:1", "processes": 2, "process_id": 2}, "--process-id 2 is none of 2 processes, 0 the first"),
         (
             {"coordinator": "node0", "processes": 2, "process_id": 1},
-            "--coordinator node0 is no address; give HOST:PORT",
+            "--coordinator node0 is not an address; give HOST:PORT",
         ),
-        ({"distributed": True, "processes": 2}, "--distributed finds out what --coordinator, --processes"),
+        ({"distributed": True, "processes": 2}, "--distributed detects --coordinator, --processes"),
     ],
     ids=str,
 )
 def test_half_of_the_options_is_refused(given: dict[str, Any], message: str) -> None:
     """What does not say which process this is, or says it twice, is an error with what is missing."""
     none = {"coordinator": None, "processes": None, "process_id": None, "distributed": False}
-    assert not processes_asked(declared(**none))
+    assert not several_processes_requested(declared(**none))
     with pytest.raises(ValueError, match=message):
-        processes_asked(declared(**none | given))
+        several_processes_requested(declared(**none | given))
 
 
 def test_outside_of_a_cluster_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +169,7 @@ def declared(**given: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("index", "awaited"),
-    [(0, "the other 1 of 2 processes to come to {}"), (1, r"process 0 at {} \(Connection refused\)")],
+    [(0, "the other 1 of 2 processes to connect to {}"), (1, r"process 0 at {} \(Connection refused\)")],
 )
 def test_who_waits_for_the_others_says_so_and_ends(index: int, awaited: str) -> None:
     """Where a process does not come it is said early, and what ends the wait is no stack of C++."""
@@ -206,9 +208,9 @@ def test_a_process_that_dies_ends_all_and_loses_no_finished_row(tmp_path: Path) 
     start = time.monotonic()
     first, second = finish_together(start_together(2, 2, *command, **TOYS))
     assert time.monotonic() - start < 120
-    assert (first.returncode, second.returncode) == (LOST, 137)
-    assert "process 1 of 2 has not been heard of for 3 seconds: it died, or cannot be reached" in first.stderr
-    assert f"the loss of another process, and in all other processes with it; {tmp_path}" in first.stderr
+    assert (first.returncode, second.returncode) == (PEER_LOST, 137)
+    assert "process 1 of 2 has sent no heartbeat for 3 seconds: it died, or cannot be reached" in first.stderr
+    assert f"the loss of another process, and so were all other processes; {tmp_path}" in first.stderr
     assert second.stdout == ""
     found = {name: (row["extra_info"]["status"], row["extra_info"]["reason"]) for name, row in rows(report).items()}
     assert found == {
@@ -230,7 +232,7 @@ def part(count: int, who: int, way: str, lost_after: float = 3, case_timeout: fl
 @pytest.mark.parametrize(
     ("who", "way", "status", "words"),
     [
-        (2, "killed", -9, "has not been heard of for 3 seconds: it died, or cannot be reached"),
+        (2, "killed", -9, "has sent no heartbeat for 3 seconds: it died, or cannot be reached"),
         (2, "leaves", 3, "ended before the others"),
         (0, "leaves", 3, "ended before the others"),
     ],
@@ -240,15 +242,15 @@ def test_all_others_say_who_is_gone(who: int, way: str, status: int, words: str)
     ended = part(3, who, way)
     gone = ended.pop(who)
     assert (gone.returncode, gone.stderr) == (status, "")
-    assert [(each.returncode, each.stderr) for each in ended] == [(LOST, f"process {who} of 3 {words}\n")] * 2
+    assert [(each.returncode, each.stderr) for each in ended] == [(PEER_LOST, f"process {who} of 3 {words}\n")] * 2
 
 
 def test_who_does_not_come_is_named_before_a_watchdog_ends_the_others() -> None:
     """A watchdog, whose time begins no later, would end this process without a word of the other. That is told, too."""
     first, late = part(2, 1, "sleeps", case_timeout=4)
-    words = "process 1 did not come within 3.6 seconds: it hangs, or has gone another way\n"
+    words = "process 1 did not arrive within 3.6 seconds: it hangs, or took another code path\n"
     assert first.stderr.endswith(f"Lost: {words}")
-    assert (late.returncode, late.stderr) == (LOST, words)
+    assert (late.returncode, late.stderr) == (PEER_LOST, words)
 
 
 def test_a_process_that_is_stopped_ends_all_and_the_run_is_gone_on_with(tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ def test_a_process_that_is_stopped_ends_all_and_the_run_is_gone_on_with(tmp_path
     selected = "--strategy=data,stopped_elsewhere_once", "--devices=2", "--batch-size=8", "--lost-after=10"
     report = f"--benchmark-json={tmp_path}/{{}}/run.json"
     command = "-m", "pytest", *PLUGINS, "benchmarks", *TINY, *selected, report, "--processes=2", "--process-id={}"
-    for resume, statuses in ((), [LOST, 130]), (("--resume",), [0, 0]):
+    for resume, statuses in ((), [PEER_LOST, 130]), (("--resume",), [0, 0]):
         where = f"--coordinator=127.0.0.1:{free_port()}"
         ended = finish_together(start_together(2, 2, *command, where, *resume, ONCE=tmp_path, **TOYS), 300)
         assert [each.returncode for each in ended] == statuses, [each.stderr for each in ended]
@@ -337,7 +339,7 @@ def test_each_launched_process_has_its_own_gpus(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(SystemExit):
         main(["--processes=2"])
-    assert "2 processes of 1 take 2 GPUs of 1" in capsys.readouterr().err
+    assert "2 processes of 1 GPUs need 2, and there are 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.devices.chips import CHIPS
-from benchmarks.explain.advice import GATHERING, SCATTERING, advice
+from benchmarks.explain.advice import GATHER_OPTIONS, SCATTER_OPTIONS, advice
 
 GATHER, SCATTER = "all_gather", "reduce_scatter"
 
@@ -54,7 +54,7 @@ def test_what_is_advised_avoids_it() -> None:
     """The mesh that it names gives no advice in turn; and it names the options that have the same effect."""
     gather, scatter = advice(CHIPS["v5p"], torus((4, 4, 8), fsdp=128), ("fsdp",))
     assert gather.mesh == scatter.mesh == "data=4,fsdp=32"
-    assert (gather.options, scatter.options) == (GATHERING, SCATTERING)
+    assert (gather.options, scatter.options) == (GATHER_OPTIONS, SCATTER_OPTIONS)
     assert advice(CHIPS["v5p"], torus((4, 4, 8), data=4, fsdp=32), ("fsdp",)) == ()
     assert str(scatter) == (
         "a reduce-scatter over all chips of 4x4x8 becomes an all-reduce of the full array; data=4,fsdp=32 avoids it, "
@@ -73,8 +73,8 @@ def test_the_mesh_has_the_axis_in_question(axis: str, mesh: str) -> None:
 def test_what_was_told_is_not_advised_again() -> None:
     """Where options did not avoid it, a mesh does; half of them are advised whole."""
     mesh = torus((4, 4, 8), fsdp=128)
-    gather, scatter = advice(CHIPS["v5p"], mesh, ("fsdp",), {**SCATTERING, **dict([*GATHERING.items()][:1])})
-    assert (gather.options, scatter.options) == (GATHERING, {})
+    gather, scatter = advice(CHIPS["v5p"], mesh, ("fsdp",), {**SCATTER_OPTIONS, **dict([*GATHER_OPTIONS.items()][:1])})
+    assert (gather.options, scatter.options) == (GATHER_OPTIONS, {})
     assert str(scatter).endswith("becomes an all-reduce of the full array; data=4,fsdp=32 avoids it")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cases import Case
-from benchmarks.explain.predicted import predicted
+from benchmarks.explain.predicted import predicted_columns
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import Program
 from results.baseline import BASELINES
@@ -24,7 +24,7 @@ def compiled(kind="all_reduce", axes=("data",), sent_bytes=SENT):
 
 def test_a_row_has_what_formulas_say_before_anything_is_compiled():
     """Of a case that is not compiled, or cannot be, it is known what it would send and hold."""
-    row = predicted(CASE, {})
+    row = predicted_columns(CASE, {})
     assert row["predicted.sent_bytes"] == SENT
     assert row["predicted.argument_bytes"] == 4 * (3 * PRESETS["nano"].param_count + 1 + 2 * 65)
     assert row["predicted.bubble"] == 0
@@ -38,9 +38,9 @@ def test_a_row_has_what_formulas_say_before_anything_is_compiled():
 )
 def test_what_no_formula_knows_is_null(changes):
     """The row has the same columns all the same, and nothing is made up."""
-    row = predicted(replace(CASE, **changes), compiled())
+    row = predicted_columns(replace(CASE, **changes), compiled())
     assert set(row.values()) == {None}
-    assert row.keys() == predicted(CASE, {}).keys()
+    assert row.keys() == predicted_columns(CASE, {}).keys()
 
 
 @pytest.mark.parametrize(
@@ -56,20 +56,20 @@ def test_what_no_formula_knows_is_null(changes):
 )
 def test_what_is_sent_is_compared_by_kind_and_axis(found, ratio, equal):
     """A program that sends the same bytes otherwise does not send what was predicted."""
-    row = predicted(CASE, compiled(**found))
+    row = predicted_columns(CASE, compiled(**found))
     assert (row["sent_over_predicted"], row["sent_as_predicted"]) == (ratio, equal)
 
 
 def test_nothing_sent_is_as_predicted():
     """One device has no ratio, and sends what it should: nothing."""
-    row = predicted(replace(CASE, strategy="single", mesh=MeshSpec.parse("data=1")), Program().as_row())
+    row = predicted_columns(replace(CASE, strategy="single", mesh=MeshSpec.parse("data=1")), Program().as_row())
     assert (row["predicted.sent_bytes"], row["sent_over_predicted"], row["sent_as_predicted"]) == (0, None, True)
 
 
 def test_a_twin_by_hand_is_what_a_compiler_is_compared_with():
     """A row of what the compiler partitions has its twin's predictions, and nothing says that it should meet them."""
     auto = replace(CASE, strategy="auto")
-    row, by_hand = (predicted(case, compiled(sent_bytes=2 * SENT)) for case in (auto, CASE))
+    row, by_hand = (predicted_columns(case, compiled(sent_bytes=2 * SENT)) for case in (auto, CASE))
     assert (row["sent_over_predicted"], row["sent_as_predicted"]) == (2, None)
     assert row == by_hand | {"sent_as_predicted": None}
 
@@ -84,7 +84,7 @@ def test_committed_baselines_are_what_formulas_say(path):
     rows = {case: row for case, row in ended_well.items() if not STRATEGIES[spread(case).strategy].twins}
     assert rows
     for case, row in rows.items():
-        row |= predicted(spread(case), row)
+        row |= predicted_columns(spread(case), row)
         assert row["sent_as_predicted"], case
         assert row["predicted.flops"] == row["compiled.flops"], case
         assert row["predicted.argument_bytes"] == row["memory.argument_bytes"], case

@@ -16,17 +16,17 @@ import pytest
 
 from benchmarks import cases
 from benchmarks.cases import Case
-from benchmarks.cluster.processes import Elsewhere
+from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.failures import CaseFailure, status_of
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import read_corpus
 from benchmarks.harness.journal import Journal, JournalError
-from benchmarks.harness.lifecycle import RunPlan
+from benchmarks.harness.lifecycle import RunSettings
 from benchmarks.harness.session import Session
-from benchmarks.statuses import A_TIMEOUT
+from benchmarks.statuses import TIMEOUT_CAUSE
+from benchmarks.timing.interleaved import MIN_ROUNDS, Interval, time_interleaved
 from benchmarks.timing.measure import trace
-from benchmarks.timing.turns import MIN_ROUNDS, Interval, take_turns
 from strategies import GPTConfig, Infeasible, MeshSpec
 from tests.benchmarks.planted import TOYS, changed, plant, raiser
 
@@ -34,7 +34,7 @@ CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
 SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
 DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
 TWIN = "relative_to_twin", "relative_to_twin_low", "relative_to_twin_high"
-PLAN = RunPlan(read_corpus(None, CONFIG), rounds=MIN_ROUNDS)
+PLAN = RunSettings(read_corpus(None, CONFIG), rounds=MIN_ROUNDS)
 
 Begin = Callable[..., Session]
 Info = dict[str, Any]
@@ -46,10 +46,10 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
     """Begins a session, or goes on with the one before it."""
     sessions: list[Session] = []
 
-    def begin(plan: RunPlan = PLAN, resume: bool = False, after: str | None = None) -> Session:
+    def begin(settings: RunSettings = PLAN, resume: bool = False, after: str | None = None) -> Session:
         for earlier in sessions:
             end(earlier)
-        session = Session(plan, Clock(), Journal(tmp_path / "run.journal.jsonl", {}, resume=resume, after=after))
+        session = Session(settings, Clock(), Journal(tmp_path / "run.journal.jsonl", {}, resume=resume, after=after))
         session.matmul_rates["float32"] = 1e11
         sessions.append(session)
         return session
@@ -209,10 +209,10 @@ def test_a_reason_that_is_too_long_is_whole_beside_the_report(
     monkeypatch.setattr(cases, "STRATEGIES", TOYS | {"long": long})
     case, kept = replace(SINGLE, strategy="long"), tmp_path / "run.long-data=1-b4.txt"
     (row,) = measure(begin(), case)
-    assert row["reason"].endswith("x... (3,000,012 letters)")
+    assert row["reason"].endswith("x... (3,000,012 characters)")
     assert not kept.exists()
     (row,) = measure(begin(replace(PLAN, report=tmp_path / "run.json")), case)
-    assert row["reason"].endswith(f"x... (3,000,012 letters; all of them are in {kept})")
+    assert row["reason"].endswith(f"x... (3,000,012 characters; all of them are in {kept})")
     assert len(kept.read_text()) == 3_000_012
 
 
@@ -248,20 +248,20 @@ def test_case_that_failed_elsewhere_has_failed_here_and_gives_its_memory_back(
 ) -> None:
     """Where another process had no room for its state, this one keeps none of its own, though it keeps the error."""
 
-    def together(function: Callable[[], Any]) -> Any:
+    def run_in_all(function: Callable[[], Any]) -> Any:
         if (value := function()) == {}:  # the state has been made
-            raise Elsewhere("oom", "process 1 of 2: no room")
+            raise FailedElsewhere("oom", "process 1 of 2: no room")
         return value
 
     session = begin()
     session.prepare(SINGLE)
     before = len(jax.live_arrays())
-    monkeypatch.setattr("benchmarks.cluster.processes.together", together)
+    monkeypatch.setattr("benchmarks.cluster.processes.run_in_all", run_in_all)
     session.prepare(DATA)
     assert len(jax.live_arrays()) == before
     row = session.rows[str(DATA)].extra_info
     assert (row["status"], row["reason"]) == ("oom", "process 1 of 2: no room")
-    with pytest.raises(Elsewhere):
+    with pytest.raises(FailedElsewhere):
         session.require_good(DATA)
 
 
@@ -276,14 +276,14 @@ def test_other_processes_have_their_time_when_this_one_is_ready(begin: Begin, mo
         time.sleep(0.2)
         yield {}
 
-    def together(function: Callable[[], Any]) -> Any:
+    def run_in_all(function: Callable[[], Any]) -> Any:
         value = function()
         assert time.monotonic() - heard[-1] < 0.1
         return value
 
     monkeypatch.setattr(session._preparation, "stages", stages)
-    monkeypatch.setattr("benchmarks.cluster.processes.together", together)
-    session._preparation.give_up(SINGLE, "it is not needed")
+    monkeypatch.setattr("benchmarks.cluster.processes.run_in_all", run_in_all)
+    session._preparation.abandon_reference(SINGLE, "it is not needed")
     session.prepare(DATA)
     assert str(DATA) not in session.rows
 
@@ -412,10 +412,10 @@ def test_interrupt_in_the_turns_keeps_what_had_turns_enough(begin: Begin, monkey
     """Ctrl-C at the end of the turns loses no sample."""
 
     def interrupted(*arguments: Any) -> None:
-        take_turns(*arguments)
+        time_interleaved(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("benchmarks.harness.heat.take_turns", interrupted)
+    monkeypatch.setattr("benchmarks.harness.timing_group.time_interleaved", interrupted)
     session = begin()
     with pytest.raises(KeyboardInterrupt):
         measure(session, SINGLE, DATA)
@@ -428,14 +428,14 @@ def test_full_disk_ends_the_run_and_not_a_case(begin: Begin, monkeypatch: pytest
     session = begin()
 
     def filling(*arguments: Any) -> None:
-        take_turns(*arguments)
+        time_interleaved(*arguments)
         unread, pipe = os.pipe()
         os.dup2(pipe, session.journal._file.fileno())  # nobody reads it: each write fails, as on a full disk
         os.close(unread)
         os.close(pipe)
         session.journal.begin(str(SINGLE))
 
-    monkeypatch.setattr("benchmarks.harness.heat.take_turns", filling)
+    monkeypatch.setattr("benchmarks.harness.timing_group.time_interleaved", filling)
     with pytest.raises(JournalError, match=r"run\.journal\.jsonl cannot be written: Broken pipe"):
         measure(session, SINGLE, DATA)
     assert [row.extra_info["status"] for row in session.close()] == ["ok", "ok"]
@@ -449,7 +449,7 @@ def test_group_that_memory_does_not_hold_is_timed_in_heats(begin: Begin, monkeyp
     session = begin()
     session.say = said.append
     first, second = measure(session, DATA, replace(DATA, mesh=MeshSpec.parse("data=4")))
-    assert said == ["timing 1 steps of the same work in turns"] * 2
+    assert said == ["timing 1 comparable steps, interleaved"] * 2
     assert first["canary_ratio"] != second["canary_ratio"]
     assert None not in (first["relative_to_single"], second["relative_to_single"])
 
@@ -464,7 +464,7 @@ def test_trace_is_taken(begin: Begin, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("toys")
 def test_row_is_whole_without_attribution(begin: Begin) -> None:
     """A step whose time cannot be attributed keeps what was measured: a toy has no halves to time."""
-    with pytest.warns(UserWarning, match="data-data=2-b4: where its time goes is not known: "):
+    with pytest.warns(UserWarning, match="data-data=2-b4: its time could not be attributed: "):
         (row,) = measure(begin(replace(PLAN, attribution=True)), DATA)
     assert (row["status"], row["attribution.compute_seconds"]) == ("ok", None)
 
@@ -494,9 +494,9 @@ def test_session_that_is_over_ends_no_process(begin: Begin, monkeypatch: pytest.
 def test_attribution_that_fails_leaves_no_watchdog_behind(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A case whose row is whole is not waited for any more."""
     session = begin(replace(PLAN, attribution=True))
-    with pytest.warns(UserWarning, match="where its time goes is not known: "):
+    with pytest.warns(UserWarning, match="its time could not be attributed: "):
         measure(session, DATA)
-    assert session._lifecycle.watchdog._heard is None
+    assert session._lifecycle.watchdog._last_beat is None
 
 
 @pytest.mark.usefixtures("toys")
@@ -505,10 +505,10 @@ def test_case_that_hung_is_not_tried_again(begin: Begin) -> None:
     for hung in (DATA, SINGLE):
         session = begin()
         session.journal.begin(str(hung))
-        session = begin(resume=True, after=A_TIMEOUT)
+        session = begin(resume=True, after=TIMEOUT_CAUSE)
         (row,) = measure(session, DATA)
         assert row["status"] == ("timeout" if hung == DATA else "ok")
-        assert "nothing was heard of it for 600 seconds; --case-timeout sets how long to wait" in row["reason"]
+        assert "it made no progress for 600 seconds; --case-timeout sets how long to wait" in row["reason"]
         session.close()
 
 
@@ -516,7 +516,7 @@ def test_case_that_hung_is_not_tried_again(begin: Begin) -> None:
 def test_trace_that_cannot_be_written_is_said_and_the_row_is_whole(begin: Begin, tmp_path: Path) -> None:
     """A file is in the place of its folder."""
     (tmp_path / "traces").touch()
-    with pytest.warns(UserWarning, match=f"{DATA}: its trace is not written: "):
+    with pytest.warns(UserWarning, match=f"{DATA}: no trace was written: "):
         (row,) = measure(begin(replace(PLAN, trace=tmp_path / "traces")), DATA)
     assert row["status"] == "ok"
 
@@ -526,13 +526,13 @@ def test_trace_that_cannot_be_written_elsewhere_is_not_taken_here(
 ) -> None:
     """No process takes a step that another does not come to, and the profiler is there for the next case."""
 
-    def together(function: Callable[[], Any]) -> None:
+    def run_in_all(function: Callable[[], Any]) -> None:
         function()
-        raise Elsewhere("error", "process 1 of 2: no folder")
+        raise FailedElsewhere("error", "process 1 of 2: no folder")
 
-    monkeypatch.setattr("benchmarks.cluster.processes.together", together)
+    monkeypatch.setattr("benchmarks.cluster.processes.run_in_all", run_in_all)
     taken: list[int] = []
     for _ in range(2):
-        with pytest.raises(Elsewhere, match="process 1 of 2: no folder"):
+        with pytest.raises(FailedElsewhere, match="process 1 of 2: no folder"):
             trace(tmp_path / "traces", lambda: taken.append(1) or 0.0)
     assert taken == []

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.cases import Case
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import Topology
-from benchmarks.search.bounds import Candidate, foremost, moved_bytes, ranked, weighed
-from benchmarks.search.candidates import Space
+from benchmarks.search.bounds import Candidate, best_per_layout, evaluated, memory_traffic_bytes, ranked
+from benchmarks.search.candidates import SearchSpace
 from strategies import GPTConfig, Infeasible, MeshSpec
 from strategies.costs.memory import layer_bytes
 from strategies.costs.predict import Cost, predict
@@ -27,7 +27,7 @@ def case(strategy: str, mesh: str, **others: Any) -> Case:
 
 def all_ranked(memory_bytes: int) -> list[Candidate]:
     """All candidates on eight devices that hold so much."""
-    space = Space(Topology.parse("cpu:8"), "tiny", CONFIG, 16, "bfloat16", remats=("dots", "full"))
+    space = SearchSpace(Topology.parse("cpu:8"), "tiny", CONFIG, 16, "bfloat16", remats=("dots", "full"))
     return ranked(space.cases(), replace(CHIP, memory_bytes=memory_bytes))
 
 
@@ -72,7 +72,7 @@ def predicted(case: Case) -> Cost | Infeasible:
 
 def test_a_bubble_stretches_the_computation() -> None:
     """By the part of its time that a stage waits; its FLOPs are the same."""
-    each = weighed(case("pipeline", "pipeline=4", microbatches=4), CHIP)
+    each = evaluated(case("pipeline", "pipeline=4", microbatches=4), CHIP)
     assert isinstance(each.cost, Cost)
     assert each.bound
     assert each.bound.roofline
@@ -83,7 +83,7 @@ def test_a_bubble_stretches_the_computation() -> None:
 
 def test_sending_takes_its_links() -> None:
     """Virtual devices stand in a row: at the ends of a line there is one link."""
-    each = weighed(case("data", "data=8"), CHIP)
+    each = evaluated(case("data", "data=8"), CHIP)
     assert isinstance(each.cost, Cost)
     assert each.bound
     assert each.bound.roofline
@@ -95,26 +95,26 @@ def test_sending_takes_its_links() -> None:
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_memory_is_read_and_written_once_for_each_use(remat: str, passes: int, microbatches: int) -> None:
     """By hand, of data parallelism: every device has all weights, and positions are looked up, not multiplied."""
-    each = weighed(case("data", "data=8", remat=remat, microbatches=microbatches), CHIP)
+    each = evaluated(case("data", "data=8", remat=remat, microbatches=microbatches), CHIP)
     assert isinstance(each.cost, Cost)
     weights, table = CONFIG.param_count, CONFIG.sequence * CONFIG.embed
     in_each = passes * 2 * (weights - table) + 8 * weights + 2 * CONFIG.layers * layer_bytes(each.cost.plan)
-    assert moved_bytes(each.cost.plan) == microbatches * in_each + 24 * weights
+    assert memory_traffic_bytes(each.cost.plan) == microbatches * in_each + 24 * weights
 
 
 def test_fsdp_computes_with_whole_weights() -> None:
     """So it reads them whole, and updates its part alone."""
-    whole, part = (weighed(case(name, f"{name}=8"), CHIP).cost for name in ("data", "fsdp"))
+    whole, part = (evaluated(case(name, f"{name}=8"), CHIP).cost for name in ("data", "fsdp"))
     assert isinstance(whole, Cost)
     assert isinstance(part, Cost)
-    assert moved_bytes(whole.plan) - moved_bytes(part.plan) == (8 + 24) * CONFIG.param_count * 7 // 8
+    assert memory_traffic_bytes(whole.plan) - memory_traffic_bytes(part.plan) == (8 + 24) * CONFIG.param_count * 7 // 8
 
 
 def test_the_foremost_are_each_of_another_kind() -> None:
     """The best of each strategy and set of mesh axes, in order."""
     candidates = all_ranked(2**40)
     kinds = [(each.case.strategy, *each.case.mesh.sizes) for each in candidates if each.bound]
-    found = foremost(candidates)
+    found = best_per_layout(candidates)
     assert [(each.case.strategy, *each.case.mesh.sizes) for each in found] == list(dict.fromkeys(kinds))
     assert all(each.order == min(o.order for o in candidates if o.bound and same(o, each)) for each in found)
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.program.compiled import read_program
-from benchmarks.timing.variants import Silence
+from benchmarks.timing.variants import WithoutCommunication
 from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
 from tests.strategies import quick
 
@@ -26,7 +26,11 @@ SPREADS = {
     "pipeline": "pipeline=4",
     "three_d": "data=2,pipeline=2,tensor=2",
 }
-ALONE, WAITING, SIDE_BY_SIDE = Silence(), Silence(waits=True), Silence(waits=True, side_by_side=True)
+ALONE, WAITING, SIDE_BY_SIDE = (
+    WithoutCommunication(),
+    WithoutCommunication(synchronizes=True),
+    WithoutCommunication(synchronizes=True, aligned_stages=True),
+)
 
 
 @cache
@@ -38,7 +42,7 @@ def built(strategy: str) -> Step:
 
 
 @cache
-def compiled(strategy: str, silence: Silence | None = None) -> tuple[Any, dict[str, Any]]:
+def compiled(strategy: str, silence: WithoutCommunication | None = None) -> tuple[Any, dict[str, Any]]:
     """A step, or a variant of it, compiled; and what it does."""
     step = built(strategy)
     update = jax.jit(silence(step.update), donate_argnums=0) if silence else step.update
@@ -71,10 +75,10 @@ def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
 
 def test_side_by_side_stages_do_the_same_work() -> None:
     """Stages that do not wait for first results have the FLOPs of those that do, and still wait at every tick."""
-    (_, waiting), (_, side_by_side) = compiled("pipeline", WAITING), compiled("pipeline", SIDE_BY_SIDE)
-    assert side_by_side["compiled.flops"] == waiting["compiled.flops"]
+    (_, waiting), (_, aligned_stages) = compiled("pipeline", WAITING), compiled("pipeline", SIDE_BY_SIDE)
+    assert aligned_stages["compiled.flops"] == waiting["compiled.flops"]
     permutes = "compiled.collectives.permute.in_loops"
-    assert side_by_side[permutes] == waiting[permutes] == compiled("pipeline")[1][permutes] > 0
+    assert aligned_stages[permutes] == waiting[permutes] == compiled("pipeline")[1][permutes] > 0
 
 
 def test_one_device_computes_what_it_did() -> None:
@@ -86,7 +90,7 @@ def test_one_device_computes_what_it_did() -> None:
     )
 
 
-def on_two(function: Callable[[jax.Array], jax.Array], silence: Silence, check: bool = True) -> np.ndarray:
+def on_two(function: Callable[[jax.Array], jax.Array], silence: WithoutCommunication, check: bool = True) -> np.ndarray:
     """What two devices with [0, 1] and [2, 3] make of them, one after the other."""
     mesh = Mesh(np.array(jax.devices()[:2]), "pipeline")
     spread = jax.shard_map(function, mesh=mesh, in_specs=P("pipeline"), out_specs=P("pipeline"), check_vma=check)
@@ -132,11 +136,11 @@ def test_collectives_of_the_compiler_are_refused() -> None:
     """Of a step that the compiler partitions nothing is left out, and that is not passed off as none of its time."""
     mesh = MeshSpec.parse("data=2")
     step = STRATEGIES["auto"].build(CONFIG, mesh, TrainConfig(batch_size=8), jax.devices()[:2])
-    with pytest.raises(ValueError, match="the compiler puts in are not there to be left out"):
+    with pytest.raises(ValueError, match="the compiler inserts cannot be left out"):
         jax.eval_shape(ALONE(step.update), step.state, step.batch)
 
 
 def test_unknown_collective_is_refused() -> None:
     """What has no stand-in is named, and not left as it is."""
-    with pytest.raises(ValueError, match="stand in for the collective pbroadcast"):
+    with pytest.raises(ValueError, match="no replacement for the collective pbroadcast"):
         on_two(lambda x: lax.pbroadcast(x, ("pipeline",), 0), ALONE)
