@@ -93,9 +93,7 @@ class Case:
 
     @property
     def twin(self) -> "Case | None":
-        """The same work on the same mesh by a hand-written strategy, if the compiler partitions this case's step; else
-        None.
-        """
+        """The same work on the same mesh by a hand-written strategy; None unless the compiler partitions the step."""
         strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
         name = strategy and strategy.twins.get(tuple(self.mesh.sizes))
         return self._with_strategy(name) if name else None
@@ -200,7 +198,7 @@ def option_texts(options: Options) -> list[str]:
 def distinct_meshes(name: str, devices: int) -> list[MeshSpec]:
     """A strategy's meshes of that many devices, without those on which it equals a simpler strategy.
 
-    Strategies that the compiler partitions neither are simpler strategies nor have any.
+    Strategies whose step the compiler partitions are not compared with others in this way.
 
     >>> [str(mesh) for mesh in distinct_meshes("hsdp", 8)]
     ['data=2,fsdp=4', 'data=4,fsdp=2']

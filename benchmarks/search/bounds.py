@@ -101,9 +101,11 @@ def bound(case: Case, cost: Cost, chip: Chip) -> Roofline:
 def memory_traffic_bytes(plan: Plan) -> int:
     """Least bytes that a device reads and writes in memory per step, if caches keep nothing from layer to layer.
 
-    weights: in the compute dtype, read for each microbatch in the forward and backward pass, and once more with
-    `remat="full"` gradients: in float32, written and read for each microbatch state: parameters and optimizer moments
-    that the device updates, read and written once activations: what layers keep for the backward pass, written and read
+    - weights: in the compute dtype, read for each microbatch in the forward and backward pass, and once more with
+      `remat="full"`
+    - gradients: in float32, written and read for each microbatch
+    - state: parameters and optimizer moments that the device updates, read and written once
+    - activations: what layers keep for the backward pass, written and read
     """
     train, itemsize = plan.train, BYTES[plan.train.dtype]
     used = [each for each in plan.weights if is_tied(plan, each) or not each.name.startswith("embedding.")]

@@ -259,7 +259,7 @@ def test_a_person_sees_why_candidates_are_out(tmp_path: Path, capsys: pytest.Cap
             ["--topology=v5p:2x2x1", "--chip=v5e", *TINY],
             "v5p:2x2x1 has its own specifications; leave --chip out, or take cpu:4 as v5e",
         ),
-        ([*FOUR, "--mesh=data=4", "--mesh=fsdp=8"], "--mesh fsdp=8 takes 8 devices, and cpu:4 has 4, all of which"),
+        ([*FOUR, "--mesh=data=4", "--mesh=fsdp=8"], "--mesh fsdp=8 takes 8 devices, and must take all 4 of cpu:4"),
         ([*FOUR, "--option=sequence_parallel=false"], "--option sequence_parallel changes none of the selected steps"),
     ],
 )

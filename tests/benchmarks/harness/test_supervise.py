@@ -79,7 +79,7 @@ def test_a_hang_is_named_and_ends_at_the_second_press(
     assert stop_status(status, BEGAN) == INTERRUPTED
     said = capfd.readouterr().err
     assert said.startswith("\nstopping: single cannot be interrupted right now; waiting 600 seconds at most")
-    assert said.endswith("Ctrl-C again ends it at once\n")
+    assert said.endswith("press Ctrl-C again to end it at once\n")
 
 
 def test_many_presses_end_at_once(journal: Path, capfd: pytest.CaptureFixture[str]) -> None:
