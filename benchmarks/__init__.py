@@ -1,3 +1,3 @@
-"""What a step costs: cases, their measurement, and one record for each."""
+"""Benchmarks of training steps: cases, their measurement, and one record for each."""
 
-import benchmarks.commandline  # noqa: F401 (Ctrl-C while a command is imported prints no traceback)
+import benchmarks.commandline  # noqa: F401 (no traceback on Ctrl-C during imports)

@@ -1,6 +1,6 @@
-"""The options of `pytest benchmarks`, declared without JAX: the supervisor of a run knows them, and never loads it.
+"""Declaration of the options of `pytest benchmarks` without JAX, which the supervisor of a run never imports.
 
-What takes the registry of strategies to read (`options.py`) is read late: by `read_late`, in the process that measures.
+Values that need the strategy registry (`options.py`) are parsed later, in the measuring process, by `parse_deferred`.
 """
 
 import argparse
@@ -13,35 +13,42 @@ import pytest
 
 ROUNDS = 20
 MIN_ROUNDS = 6
-"""The fewest pairs whose extremes enclose the median with 95% confidence."""
+"""The fewest samples whose extremes enclose the median with 95% confidence."""
 CASE_TIMEOUT = 600.0
 LOST_AFTER = 30.0
+"""Default seconds without heartbeat after which a process counts as lost."""
 JOIN_TIMEOUT = 300.0
 SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
+"""Sizes of the model, which are options and fields of `GPTConfig`."""
 
 T = TypeVar("T")
 
 
-class Late(str):
-    """Help that names what the registry has: it is asked for when the help is printed."""
+class DeferredHelp(str):
+    """Help text with names from the registry, which is imported only when the help is printed."""
 
     def __mod__(self, facts: Any) -> str:
-        """Fill in `{strategies}` and the like, and then argparse's own facts."""
+        """Fill in `{strategies}` and the like, and then argparse's own values."""
         from benchmarks import options
 
         return self.format(**options.names()) % facts
 
 
-class Unread(str):
-    """A value as it was given, and what reads it."""
+class DeferredValue(str):
+    """An option's value as given, to be parsed later.
+
+    Attributes:
+        flag: the option.
+        read: the parser.
+    """
 
     flag: str
     read: Callable[[str], Any]
 
 
-def late(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Mark a reader that loads JAX."""
-    read.late = True  # pyright: ignore[reportFunctionMemberAccess]
+def deferred(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Mark a parser that imports JAX."""
+    read.deferred = True  # pyright: ignore[reportFunctionMemberAccess]
     return read
 
 
@@ -49,113 +56,137 @@ def add_options(parser: pytest.Parser) -> None:
     """Declare the options of `pytest benchmarks`, once."""
     group = parser.getgroup("meshmark", "meshmark: what `pytest benchmarks` measures")
     if getattr(group, "options", None):
-        return  # by the conftest of a checkout
-    add = unread(group.addoption)
+        return  # already declared by the conftest.py of a checkout
+    add = deferring(group.addoption)
     declare(add)
     declare_text(add)
-    add("--attribution", action="store_true", help="say of each step where its time goes; times variants of it, too")
-    add("--case-timeout", type=seconds, metavar="S", default=CASE_TIMEOUT, help="without a sign; default: %(default)s")
-    add("--compile-only", action="store_true", help="ask the compiler what each step does, and run nothing")
-    add("--topology", type=topology, metavar="TOPOLOGY", help="compile for devices not there, such as v5p:4x4x4")
-    add("--rounds", type=rounds, metavar="N", default=ROUNDS, help="blocks timed of each case; default: %(default)s")
-    add("--resume", action="store_true", help="go on with the run that was writing the same --benchmark-json")
-    add("--trace-dir", type=Path, metavar="DIR", help="a profiler's trace of each case, apart from what is timed")
+    add("--attribution", action="store_true", help="attribute each step's time to causes; also times variants of it")
+    add(
+        "--case-timeout",
+        type=seconds,
+        metavar="S",
+        default=CASE_TIMEOUT,
+        help="seconds without progress; default: %(default)s",
+    )
+    add("--compile-only", action="store_true", help="compile and analyse each step, and run nothing")
+    add("--topology", type=topology, metavar="TOPOLOGY", help="compile for these devices, such as v5p:4x4x4")
+    add("--rounds", type=rounds, metavar="N", default=ROUNDS, help="timed blocks per case; default: %(default)s")
+    add("--resume", action="store_true", help="continue the interrupted run with the same --benchmark-json")
+    add("--trace-dir", type=Path, metavar="DIR", help="write a profiler trace of each case, apart from timed blocks")
     declare_processes(
         parser.getgroup(
-            "meshmark-processes", "meshmark: several processes, started with the same options each"
+            "meshmark-processes", "meshmark: multi-process runs; start each process with the same options"
         ).addoption
     )
 
 
 def declare_processes(add: Callable[..., Any]) -> None:
-    """Declare what says how several processes find each other."""
-    clusters = "SLURM, Open MPI, Kubernetes or a TPU's host"
-    add("--distributed", action="store_true", help=f"find the others through {clusters}")
-    add("--coordinator", metavar="HOST:PORT", help="find the others there: where process 0 runs, a port that is free")
-    add("--processes", type=count, metavar="N", help="how many there are, with --coordinator")
-    add("--process-id", type=index, metavar="I", help="which of them this is, with --coordinator; 0 writes the report")
-    found = "seconds for all processes to find each other; default: %(default)s"
-    add("--join-timeout", type=seconds, metavar="S", default=JOIN_TIMEOUT, help=found)
-    dead = "a dead process ends all; default: %(default)s"
-    add("--lost-after", type=seconds, metavar="S", default=LOST_AFTER, help=dead)
+    """Declare the options by which processes find each other."""
+    clusters = "SLURM, Open MPI, Kubernetes or a TPU host"
+    add("--distributed", action="store_true", help=f"find the other processes through {clusters}")
+    add(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="find the other processes here: the host of process 0, and a free port",
+    )
+    add("--processes", type=count, metavar="N", help="number of processes, with --coordinator")
+    add("--process-id", type=index, metavar="I", help="number of this process, with --coordinator; 0 writes the report")
+    join = "seconds for all processes to find each other; default: %(default)s"
+    add("--join-timeout", type=seconds, metavar="S", default=JOIN_TIMEOUT, help=join)
+    lost = "seconds without heartbeat after which a process counts as lost, and all end; default: %(default)s"
+    add("--lost-after", type=seconds, metavar="S", default=LOST_AFTER, help=lost)
 
 
 def declare(add: Callable[..., Any]) -> None:
-    """Declare what selects cases, by pytest's or argparse's way to add an option.
+    """Declare the options that select cases.
 
-    A bad value is refused by its parser, which names the legal ones.
+    Args:
+        add: pytest's or argparse's method to add an option. Invalid values are rejected by parsers that name the valid
+            ones.
     """
-    several = {"action": "extend", "default": []}
-    there = Late("default: those of {devices} that are there; a --topology is taken whole")
-    sizes = Late("sequences; default: {batch_sizes}, or one for each device of a --topology")
-    add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help=Late("default: {strategies}"))
-    add("--devices", type=commas(count), metavar="N,...", **several, help=there)
+    repeatable = {"action": "extend", "default": []}
+    devices = DeferredHelp("numbers of devices; default: those of {devices} that are available; all of a --topology")
+    batch_sizes = DeferredHelp("sequences in a global batch; default: {batch_sizes}, or one per device of a --topology")
+    add(
+        "--strategy",
+        type=commas(strategy),
+        metavar="NAME,...",
+        **repeatable,
+        help=DeferredHelp("strategies; default: {strategies}"),
+    )
+    add("--devices", type=commas(count), metavar="N,...", **repeatable, help=devices)
     add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="such as data=2,tensor=4; repeatable")
-    add("--batch-size", type=commas(count), metavar="N,...", **several, help=sizes)
-    add("--microbatches", type=commas(count), metavar="N,...", **several, help="of a batch; default: 2 a stage, or 1")
+    add("--batch-size", type=commas(count), metavar="N,...", **repeatable, help=batch_sizes)
+    add(
+        "--microbatches",
+        type=commas(count),
+        metavar="N,...",
+        **repeatable,
+        help="per batch; default: 2 per pipeline stage, or 1",
+    )
     declare_model(add)
     dtypes, remats = (
-        Late("{dtypes}: of the computation; default: %(default)s"),
-        Late("{remats}: what backward recomputes; default: %(default)s"),
+        DeferredHelp("{dtypes}: dtype of the computation; default: %(default)s"),
+        DeferredHelp("{remats}: what the backward pass recomputes; default: %(default)s"),
     )
     add("--dtype", type=dtype, metavar="DTYPE", default="float32", help=dtypes)
     add("--remat", type=remat, metavar="REMAT", default="dots", help=remats)
-    several_values = Late("of {options}; repeatable")
-    add("--option", type=option, metavar="NAME=VALUE,...", **several, help=several_values)
+    options_help = DeferredHelp("options of strategies, of {options}; repeatable")
+    add("--option", type=option, metavar="NAME=VALUE,...", **repeatable, help=options_help)
     declare_compiler(add)
 
 
 def declare_text(add: Callable[..., Any]) -> None:
-    """Declare what says on which text steps are trained, where they are."""
+    """Declare the option for the training text."""
     add("--corpus", type=Path, metavar="FILE", help="the text to train on; default: the prose of pydoc_data.topics")
 
 
 def declare_model(add: Callable[..., Any]) -> None:
-    """Declare what says which model it is."""
-    models = Late("the model: {presets}; default: %(default)s")
+    """Declare the options that describe the model."""
+    models = DeferredHelp("the model: {presets}; default: %(default)s")
     add("--preset", type=preset, metavar="PRESET", default="nano", help=models)
     for size in SIZES:
-        add(f"--{size}", type=count, metavar="N", help="instead of the preset's")
-    add("--untied", action="store_true", help="a head of its own instead of the embedding")
+        add(f"--{size}", type=count, metavar="N", help="override the preset's")
+    add("--untied", action="store_true", help="give the head its own weights instead of the embedding's")
 
 
 def declare_compiler(add: Callable[..., Any]) -> None:
-    """Declare what the compiler is told."""
-    text = "of XLA, for what its backend takes, such as xla_tpu_enable_latency_hiding_scheduler=true; repeatable"
+    """Declare the option for XLA options."""
+    text = "an XLA option of the backend, such as xla_tpu_enable_latency_hiding_scheduler=true; repeatable"
     add("--compiler-option", type=compiler_option, metavar="NAME=VALUE", action="append", default=[], help=text)
 
 
-def unread(add: Callable[..., Any]) -> Callable[..., Any]:
-    """A way to add options that leaves those that load JAX unread."""
+def deferring(add: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method to add options: values whose parsers import JAX are kept as `DeferredValue`."""
 
     def add_unread(flag: str, **attributes: Any) -> None:
         read = attributes.get("type")
 
-        def keep(text: str) -> Any:
-            kept = Unread(text)
-            kept.flag, kept.read = flag, read  # pyright: ignore[reportAttributeAccessIssue]
-            return [kept] if attributes.get("action") == "extend" else kept
+        def defer(text: str) -> Any:
+            deferred_value = DeferredValue(text)
+            deferred_value.flag, deferred_value.read = flag, read  # pyright: ignore[reportAttributeAccessIssue]
+            return [deferred_value] if attributes.get("action") == "extend" else deferred_value
 
-        add(flag, **attributes | ({"type": keep} if hasattr(read, "late") else {}))
+        add(flag, **attributes | ({"type": defer} if hasattr(read, "deferred") else {}))
 
     return add_unread
 
 
-def read_late(option: argparse.Namespace) -> None:
-    """Read what was left unread.
+def parse_deferred(option: argparse.Namespace) -> None:
+    """Parse the deferred values in place.
 
     Raises:
-        ValueError: there is no such value; in argparse's words.
+        ValueError: a value is invalid; with argparse's message.
     """
     for name, given in vars(option).items():
-        if isinstance(given, Unread):
+        if isinstance(given, DeferredValue):
             setattr(option, name, _read(given))
-        elif isinstance(given, list) and any(isinstance(each, Unread) for each in given):
-            found = [_read(each) for each in given]
-            setattr(option, name, [value for each in found for value in (each if isinstance(each, list) else [each])])
+        elif isinstance(given, list) and any(isinstance(each, DeferredValue) for each in given):
+            parsed = [_read(each) for each in given]
+            setattr(option, name, [value for each in parsed for value in (each if isinstance(each, list) else [each])])
 
 
-def _read(given: Unread) -> Any:
+def _read(given: DeferredValue) -> Any:
     try:
         return given.read(str(given))
     except argparse.ArgumentTypeError as error:
@@ -163,7 +194,7 @@ def _read(given: Unread) -> Any:
 
 
 def commas(read: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """A reader of lists.
+    """A parser of comma-separated lists.
 
     >>> commas(count)("8,16")
     [8, 16]
@@ -177,28 +208,28 @@ def commas(read: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a count; give a whole number of at least 1")
     return int(text)
 
 
 def whole(text: str) -> int:
-    """A whole number of at least 0."""
+    """Parse a whole number of at least 0."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of them; give a whole number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number; give a whole number of at least 0")
     return int(text)
 
 
 def index(text: str) -> int:
-    """A whole number, counted from 0."""
+    """Parse the number of a process, from 0."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of a process; the first is 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a process; the first is 0")
     return int(text)
 
 
 def rounds(text: str) -> int:
-    """So many turns of each case that there is an interval."""
+    """Parse a number of rounds that allows for a 95% interval."""
     if (number := count(text)) < MIN_ROUNDS:
         problem = f"{number} rounds are too few for a 95% interval of a median"
         raise argparse.ArgumentTypeError(f"{problem}; give {MIN_ROUNDS} or more")
@@ -206,7 +237,7 @@ def rounds(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A positive number of seconds."""
+    """Parse a positive number of seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -217,21 +248,21 @@ def seconds(text: str) -> float:
 
 
 def compiler_option(text: str) -> tuple[str, str]:
-    """An option of XLA and its value; whether there is one of that name is known to its backend alone.
+    """Parse an XLA option with its value. Only the backend knows which names are valid.
 
     >>> compiler_option("xla_disable_hlo_passes=reduce-scatter-creator,all-reduce-combiner")
     ('xla_disable_hlo_passes', 'reduce-scatter-creator,all-reduce-combiner')
     """
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is no option with a value; write it as xla_name=value")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an option with a value; write it as xla_name=value")
     return name, value
 
 
 def _in_options(name: str) -> Callable[[str], Any]:
-    """A reader of `options.py`, which is loaded when there is something to read."""
+    """A deferred parser from `options.py`, which is imported on its first use."""
 
-    @late
+    @deferred
     def read(text: str) -> Any:
         from benchmarks import options
 

@@ -1,4 +1,4 @@
-"""Which steps are measured: a selection of strategies, meshes and batch sizes, multiplied out into cases."""
+"""Cases, and the selection of strategies, meshes, batch sizes and options that expands into them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,21 +12,31 @@ from strategies.mesh import Devices, first_devices
 from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")
-COMMON = ("attention", "unroll", "logits_bytes", "z_loss")
-"""Options of every strategy, `single` too."""
+COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss")
+"""Options that every strategy has, including `single`."""
 
 Options = tuple[tuple[str, Any], ...]
-"""Fields of `TrainConfig` by name, with values."""
+"""Names of `TrainConfig` fields, with values."""
 CompilerOptions = tuple[tuple[str, str], ...]
-"""By XLA's names, with values as XLA reads them."""
+"""XLA's names of options, with values as XLA parses them."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One step to measure: a strategy on a mesh, with a model and a global batch of `batch_size` sequences.
+    """One step to measure: a strategy on a mesh, with a model and a global batch.
 
-    `options` are those that were asked for, of its strategy or of every one; `compiler_options` are the compiler's own;
-    `topology` is that of devices that are not there, all of which it takes.
+    Attributes:
+        strategy: name of the strategy.
+        mesh: sizes of the mesh axes.
+        preset: name of the model, with the sizes that were overridden.
+        config: sizes of the model.
+        batch_size: sequences in the global batch.
+        microbatches: parts that the batch is split into.
+        dtype: of the computation.
+        remat: what the backward pass recomputes.
+        options: strategy options that were given.
+        topology: topology of devices that need not be present, all of which are used; None for this machine's devices.
+        compiler_options: XLA options that were given.
     """
 
     strategy: str
@@ -44,14 +54,17 @@ class Case:
     def __str__(self) -> str:
         """The test id, such as `fsdp-fsdp=8-b16` or `pipeline-pipeline=8-b16-schedule=gpipe`.
 
-        It says how many microbatches there are where they are not as many as there are by default.
+        It contains the number of microbatches only if that is not the default.
         """
-        usual = default_microbatches(self.strategy, self.mesh, self.batch_size)
-        parts = () if self.microbatches == usual else (("microbatches", self.microbatches),)
-        return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *spelled((*parts, *self.options))])
+        default = default_microbatches(self.strategy, self.mesh, self.batch_size)
+        parts = () if self.microbatches == default else (("microbatches", self.microbatches),)
+        return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *option_texts((*parts, *self.options))])
 
     def build(self, **training: Any) -> Step:
-        """The step, on its `devices`; `training` is what else is to be in its `TrainConfig`.
+        """Build the step on the case's devices.
+
+        Args:
+            training: fields of its `TrainConfig` to override.
 
         Raises:
             Infeasible: strategy, mesh, model and batch do not fit together.
@@ -60,11 +73,11 @@ class Case:
 
     @property
     def devices(self) -> Devices:
-        """The first of those that are there, or those of its topology."""
+        """The first devices of this machine, or those of the topology."""
         return self.topology.devices() if self.topology else first_devices(self.mesh.size)
 
     def training(self, **others: Any) -> TrainConfig:
-        """How it is trained; `others` is what else is to be in it."""
+        """Its training configuration, with the fields in `others` overridden."""
         return TrainConfig(
             self.batch_size,
             self.microbatches,
@@ -73,17 +86,17 @@ class Case:
 
     @property
     def single(self) -> "Case":
-        """The same work on one device, whole: what this case is checked against and compared with."""
-        return replace(self._by("single"), mesh=ONE_DEVICE, microbatches=1)
+        """The same work on one device: the reference that this case is checked against and compared with."""
+        return replace(self._with_strategy("single"), mesh=ONE_DEVICE, microbatches=1)
 
     @property
     def twin(self) -> "Case | None":
-        """The same work on the same mesh by hand, where it is the compiler who partitions this case's step."""
-        strategy = STRATEGIES.get(self.strategy)  # rows are kept of others, too
+        """The same work on the same mesh by a hand-written strategy; None unless the compiler partitions the step."""
+        strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
         name = strategy and strategy.twins.get(tuple(self.mesh.sizes))
-        return self._by(name) if name else None
+        return self._with_strategy(name) if name else None
 
-    def _by(self, strategy: str) -> "Case":
+    def _with_strategy(self, strategy: str) -> "Case":
         """The same work by another strategy, with the options that it has."""
         has = options_of(strategy)
         return replace(self, strategy=strategy, options=tuple(each for each in self.options if each[0] in has))
@@ -91,19 +104,22 @@ class Case:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a run is asked to measure.
+    """What a run should measure.
 
     Attributes:
-        strategies: names asked for; none for all.
-        meshes: meshes asked for; none for the usual ones that the strategies have on each of `devices`.
-        devices: how many devices to spread over, one count after another.
+        strategies: names; empty for all.
+        meshes: empty for the usual ones of each strategy on each of `devices`.
+        devices: numbers of devices.
         batch_sizes: sequences in a global batch.
-        microbatches: parts of a batch, one number after another; none lets `default_microbatches` choose.
-        preset: the name of `config`, with the sizes that were overridden.
-        sparse: batch sizes below the largest have `single`, and of each other strategy the mesh of the most devices
-            with the most axes: how time depends on the batch is seen there.
-        options: what else of `TrainConfig` to vary, and over which values, for the strategies that have it.
-        topology: of the devices, where they are not there.
+        microbatches: numbers of microbatches; empty for `default_microbatches`.
+        preset: name of `config`, with the sizes that were overridden.
+        config: sizes of the model.
+        dtype: of the computation.
+        remat: what the backward pass recomputes.
+        sparse: measure batch sizes below the largest only for `single` and, for each other strategy, on the mesh with
+            the most devices and then the most axes. That shows how time depends on the batch size.
+        options: values to vary of further `TrainConfig` fields, for the strategies that have them.
+        topology: of devices that need not be present.
         compiler_options: of every case.
     """
 
@@ -122,69 +138,71 @@ class Selection:
     compiler_options: CompilerOptions = ()
 
     def cases(self) -> list[Case]:
-        """Every strategy on its meshes, one batch size after another."""
-        spreads, common = list(self._spreads()), (self.topology, self.compiler_options)
-        widest = dict(sorted(spreads, key=lambda each: (each[1].size, len(each[1].sizes))))
+        """All cases, ordered by batch size and then by strategy."""
+        strategy_meshes, common = list(self._strategy_meshes()), (self.topology, self.compiler_options)
+        widest = dict(sorted(strategy_meshes, key=lambda each: (each[1].size, len(each[1].sizes))))
         return [
             Case(name, mesh, self.preset, self.config, size, parts, self.dtype, self.remat, options, *common)
             for size in self.batch_sizes
-            for name, mesh in spreads
+            for name, mesh in strategy_meshes
             if not self.sparse or size == max(self.batch_sizes) or mesh == widest[name]
             for parts in self.microbatches or [default_microbatches(name, mesh, size)]
             for options in self._variations(name)
         ]
 
-    def _spreads(self) -> Iterator[tuple[str, MeshSpec]]:
-        """Strategies with meshes. Where both are asked for they go together, fit or not: the row will say why."""
-        for name in sorted(self.strategies or STRATEGIES, key=lambda name: name != "single"):  # the others refer to it
+    def _strategy_meshes(self) -> Iterator[tuple[str, MeshSpec]]:
+        """Pairs of strategies and meshes. If both were given, all pairs are returned, feasible or not; rows say why."""
+        # `single` first, as the reference of all others.
+        for name in sorted(self.strategies or STRATEGIES, key=lambda name: name != "single"):
             if self.strategies and self.meshes:
                 yield from ((name, mesh) for mesh in self.meshes)
             elif self.meshes:
-                yield from ((name, mesh) for mesh in self.meshes if mesh in own_meshes(name, mesh.size))
+                yield from ((name, mesh) for mesh in self.meshes if mesh in distinct_meshes(name, mesh.size))
             else:
                 yield from ((name, mesh) for mesh in self._meshes(name))
 
     def _meshes(self, name: str) -> list[MeshSpec]:
-        """Its usual ones on each count of devices; if it was not asked for and has twins, those of the largest count.
+        """Usual meshes of a strategy on each number of devices.
 
-        Of these one for each set of axes: what is by hand and what is the compiler's is compared once, where it shows.
+        A strategy with twins that was not asked for gets one mesh per set of axes, on the largest number of devices:
+        its comparison with hand-written strategies is most visible there.
         """
         strategy = STRATEGIES[name]
         if strategy.twins and not self.strategies:
-            return list({tuple(mesh.sizes): mesh for mesh in own_meshes(name, max(self.devices))}.values())
-        return [mesh for devices in self.devices for mesh in own_meshes(name, devices) if strategy.is_usual(mesh)]
+            return list({tuple(mesh.sizes): mesh for mesh in distinct_meshes(name, max(self.devices))}.values())
+        return [mesh for devices in self.devices for mesh in distinct_meshes(name, devices) if strategy.is_usual(mesh)]
 
     def _variations(self, strategy: str) -> Iterator[Options]:
-        """Every combination of the values of its options; once without any, if none of these was asked for."""
-        own = [(name, values) for name, values in self.options if name in options_of(strategy)]
-        for chosen in product(*(values for _, values in own)):
-            yield tuple((name, value) for (name, _), value in zip(own, chosen, strict=True))
+        """Combinations of values of the strategy's options; a single empty one if none of its options is varied."""
+        varied = [(name, values) for name, values in self.options if name in options_of(strategy)]
+        for chosen in product(*(values for _, values in varied)):
+            yield tuple((name, value) for (name, _), value in zip(varied, chosen, strict=True))
 
 
 def options_of(strategy: str) -> tuple[str, ...]:
-    """The options that make another step of a strategy."""
-    return (*COMMON, *STRATEGIES[strategy].options)
+    """Options that affect a strategy's step."""
+    return (*COMMON_OPTIONS, *STRATEGIES[strategy].options)
 
 
-def spelled(options: Options) -> list[str]:
-    """As they are given on the command line.
+def option_texts(options: Options) -> list[str]:
+    """Options as written on the command line.
 
-    >>> spelled((("schedule", "gpipe"), ("sequence_parallel", False)))
+    >>> option_texts((("schedule", "gpipe"), ("sequence_parallel", False)))
     ['schedule=gpipe', 'sequence_parallel=false']
     """
     return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options]
 
 
-def own_meshes(name: str, devices: int) -> list[MeshSpec]:
-    """A strategy's meshes of that many devices, without those on which it is only a simpler strategy again.
+def distinct_meshes(name: str, devices: int) -> list[MeshSpec]:
+    """A strategy's meshes of that many devices, without those on which it equals a simpler strategy.
 
-    One that the compiler partitions is none again, and no other is it.
+    Strategies whose step the compiler partitions are not compared with others in this way.
 
-    >>> [str(mesh) for mesh in own_meshes("hsdp", 8)]
+    >>> [str(mesh) for mesh in distinct_meshes("hsdp", 8)]
     ['data=2,fsdp=4', 'data=4,fsdp=2']
-    >>> [str(mesh) for mesh in own_meshes("auto", 4)]
+    >>> [str(mesh) for mesh in distinct_meshes("auto", 4)]
     ['tensor=4', 'fsdp=2,tensor=2', 'fsdp=4', 'data=4']
-    >>> own_meshes("fsdp", 1)
+    >>> distinct_meshes("fsdp", 1)
     []
     """
     strategy = STRATEGIES[name]
@@ -198,7 +216,7 @@ def own_meshes(name: str, devices: int) -> list[MeshSpec]:
 
 
 def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:
-    """As `Strategy.default_microbatches`, of the strategy of this name.
+    """Default number of microbatches of the strategy of this name; see `Strategy.default_microbatches`.
 
     >>> [default_microbatches("pipeline", MeshSpec.parse("pipeline=4"), batch) for batch in (16, 4, 6)]
     [8, 4, 2]
@@ -206,10 +224,10 @@ def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:
     return STRATEGIES[name].default_microbatches(mesh, batch_size)
 
 
-def batch_parts(name: str, mesh: MeshSpec) -> int:
-    """As `Strategy.batch_parts`, of the strategy of this name.
+def batch_shards(name: str, mesh: MeshSpec) -> int:
+    """Number of parts that the strategy of this name shards the batch into on a mesh; 1 if it has no layout.
 
-    >>> batch_parts("three_d", MeshSpec.parse("data=2,fsdp=2,tensor=2"))
+    >>> batch_shards("three_d", MeshSpec.parse("data=2,fsdp=2,tensor=2"))
     4
     """
-    return STRATEGIES[name].batch_parts(mesh)
+    return STRATEGIES[name].batch_shards(mesh)

@@ -1,4 +1,4 @@
-"""What one step would do and take on devices that are not there, as their compiler says: a page for a person.
+"""Compile steps for devices that need not be present, and report memory, communication and least time.
 
 python -m benchmarks.compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --remat full
 """
@@ -15,10 +15,10 @@ from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
 from benchmarks.devices.chips import GIB
 from benchmarks.explain.memory import host_peak_rss_bytes
-from benchmarks.explain.overlap import HOW, SENT
+from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
 from benchmarks.failures import reason_of, status_of
 from benchmarks.harness.clock import Clock
-from benchmarks.harness.corpus import NO_TEXT
+from benchmarks.harness.corpus import EMPTY_CORPUS
 from benchmarks.harness.prepare import Entry, Preparation
 from benchmarks.options import selected, topology
 from benchmarks.program.collectives import KINDS, SEVERAL
@@ -28,15 +28,15 @@ from benchmarks.row import Row
 from strategies.mesh import AXES
 
 Size = Callable[[float | None], str]
-PARTS = ("parameter", "optimizer", "argument", "temp", "total")
-"""What memory holds: those that compilers tell apart."""
+MEMORY_PARTS = ("parameter", "optimizer", "argument", "temp", "total")
+"""Parts of memory that compilers report."""
 
 
 def compile_case(case: Case) -> Row:
-    """Ask the compiler, and run nothing. However it ends, there is a row that says so."""
+    """Compile a case without running it. Failures are recorded in the row."""
     entry = Entry(case, Record.begin(case, compile_only=True))
     try:
-        for facts in Preparation(NO_TEXT, Clock()).stages(entry, compile_only=True):
+        for facts in Preparation(EMPTY_CORPUS, Clock()).stages(entry, compile_only=True):
             entry.record = replace(entry.record, **facts)
         memory = replace(entry.record.memory, host_peak_rss_bytes=host_peak_rss_bytes())
         entry.record = replace(entry.record, status="ok", memory=memory)
@@ -46,7 +46,7 @@ def compile_case(case: Case) -> Row:
 
 
 def report(row: Row) -> Iterator[str]:
-    """The lines of the page."""
+    """Lines of the report on a case."""
     info: dict[str, Any] = row.extra_info
     where = (
         f"{info['devices']} x {info['device_kind']}, {info['topology']}" if info["topology"] else info["device_kind"]
@@ -55,13 +55,13 @@ def report(row: Row) -> Iterator[str]:
     if info["status"] != "ok":
         yield f"  {info['status']}: {info['reason']}"
     if (seconds := info["compile_seconds"]) is not None:
-        options = f", told {info['compiler_options']}" if info["compiler_options"] else ""
+        options = f", with {info['compiler_options']}" if info["compiler_options"] else ""
         peak = info["memory.host_peak_rss_bytes"]
         host = f" with {peak / GIB:.1f} GiB of the host's memory" if peak else ""
         yield f"  compiled in {seconds:.1f} s{host}{options}"
         unit = "GiB" if (info["memory.total_bytes"] or 0) >= GIB else "MiB"
         size = partial(in_unit, {"GiB": GIB, "MiB": MIB}[unit])
-        yield from (line.format(unit=unit) for line in (*_memory(info, size), *_sent(info, size)))
+        yield from (line.format(unit=unit) for line in (*_memory(info, size), *_communication(info, size)))
     if (seconds := info["roofline.step_seconds"]) is not None:
         yield f"a step takes at least {1e3 * seconds:.1f} ms, by the chip's published figures"
         for part in ("compute", "memory", "network"):
@@ -75,14 +75,14 @@ def report(row: Row) -> Iterator[str]:
 def _memory(info: dict[str, Any], size: Size) -> Iterator[str]:
     yield "a device holds ({unit})       compiled     formula"
     formulas = {"argument": info["predicted.argument_bytes"], "temp": info["predicted.temp_bytes"]}
-    for part in PARTS:
+    for part in MEMORY_PARTS:
         yield f"  {part:18}{size(info[f'memory.{part}_bytes'])}{size(formulas.get(part))}"
     if (capacity := info["chip.capacity_bytes"]) is not None:
         share = info["chip.needed_bytes"] / capacity
         yield f"  {'of a chip':18}{size(capacity)}   {share:.0%}: it {'fits' if info['chip.fits'] else 'DOES NOT FIT'}"
 
 
-def _sent(info: dict[str, Any], size: Size) -> Iterator[str]:
+def _communication(info: dict[str, Any], size: Size) -> Iterator[str]:
     yield "a device sends ({unit} a step)"
     for kind in KINDS:
         for axis in (*AXES, SEVERAL):
@@ -90,8 +90,8 @@ def _sent(info: dict[str, Any], size: Size) -> Iterator[str]:
                 yield f"  {kind:18}{size(sent)}   over {axis}"
     yield f"  {'in all':18}{size(info['compiled.sent_bytes'])}{size(info['predicted.sent_bytes'])} by formula"
     if info["overlap.text"] is not None:
-        for column, how in zip(SENT, HOW, strict=True):
-            yield f"  {how.replace('_', ' '):18}{size(info[column])}"
+        for column, overlap_kind in zip(SENT, OVERLAP_KINDS, strict=True):
+            yield f"  {overlap_kind.replace('_', ' '):18}{size(info[column])}"
     if info["overlap.text"]:
         yield "meanwhile"
         yield from (f"  {line}" for line in info["overlap.text"].split("; "))
@@ -103,7 +103,7 @@ def _sent(info: dict[str, Any], size: Size) -> Iterator[str]:
 
 
 def in_unit(unit_bytes: int, count: float | None) -> str:
-    """A cell.
+    """A table cell of 12 characters; blank for None.
 
     >>> in_unit(1024, 1536), in_unit(1024, None)
     ('       1.500', '            ')
@@ -112,10 +112,16 @@ def in_unit(unit_bytes: int, count: float | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the page of each case; 1 if any cannot be compiled, 2 for a selection that means nothing."""
+    """Print the report of each case.
+
+    Returns:
+        The exit status: 1 if any case fails to compile. It is 2 for invalid options.
+    """
     about = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(program("python -m benchmarks.compile"), description=about)
-    parser.add_argument("--topology", type=topology, required=True, help="such as v5p:4x4x4, h100:2x8 or cpu:64")
+    parser.add_argument(
+        "--topology", type=topology, required=True, help="devices, such as v5p:4x4x4, h100:2x8 or cpu:64"
+    )
     declare(parser.add_argument)
     option = parser.parse_args(arguments)
     try:

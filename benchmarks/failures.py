@@ -1,4 +1,4 @@
-"""How a case can end badly, and the one word for it in its row."""
+"""The ways in which a case can fail, and the status that its row has for each."""
 
 import re
 from pathlib import Path
@@ -9,17 +9,18 @@ from strategies import Infeasible
 Status = Literal["ok", "infeasible", "oom", "compile_error", "timeout", "nan_loss", "mismatch", "interrupted", "error"]
 
 HBM, UNNAMED = "hbm", ""
-MEMORIES = re.compile(rf"\b({HBM}|vmem|smem|shared memory)\b", re.IGNORECASE)
-"""Those that compilers name: of the device, or of a core of it, where a kernel that takes too much is no large step."""
+MEMORY_NAMES = re.compile(rf"\b({HBM}|vmem|smem|shared memory)\b", re.IGNORECASE)
+"""Memories that compilers name in errors. Only "hbm" means that a step is too large: the others are on-chip memories,
+which a single kernel can exceed."""
 
 EXHAUSTED = re.compile(r"RESOURCE_EXHAUSTED|\bout of memory\b", re.IGNORECASE)
-"""How backends say that memory is too small; XLA's CPU allocator says no more than "Out of memory allocating"."""
-REASON_LETTERS = 2000
-"""The most that a row says of what went wrong."""
+"""How backends report a lack of memory. XLA's CPU allocator says only "Out of memory allocating"."""
+MAX_REASON_CHARACTERS = 2000
+"""Longest reason that is stored in a row."""
 
 
 class CaseFailure(Exception):
-    """A case that ended badly in a way that has a name."""
+    """A failure of a case that has a status of its own."""
 
     status: Status = "error"
 
@@ -31,7 +32,7 @@ class CompileError(CaseFailure):
 
 
 class NonFinite(CaseFailure):
-    """A loss or a gradient norm is not a number, or infinite."""
+    """A loss or gradient norm is NaN or infinite."""
 
     status = "nan_loss"
 
@@ -42,16 +43,16 @@ class Mismatch(CaseFailure):
     status = "mismatch"
 
 
-class Died(CaseFailure):
-    """The process ended, more than once, while the case ran."""
+class ProcessDied(CaseFailure):
+    """The process died more than once while the case ran."""
 
 
 class MayDeadlock(CaseFailure):
-    """Two collectives of the step may be in flight at once, which virtual CPU devices have too few threads for."""
+    """Two collectives of the step may be in flight at once, for which virtual CPU devices have too few threads."""
 
 
 class TimedOut(CaseFailure):
-    """The case hung, and its process was ended."""
+    """The case made no progress, and its process was ended."""
 
     status = "timeout"
 
@@ -61,48 +62,57 @@ class Recompiled(CaseFailure):
 
 
 def status_of(error: Exception) -> Status:
-    """The word for what went wrong.
+    """Status for an error.
 
     >>> status_of(MemoryError()), status_of(Mismatch("loss")), status_of(KeyError("x"))
     ('oom', 'mismatch', 'error')
     """
     if isinstance(error, Infeasible):
         return "infeasible"
-    killed = "SIGKILL" in str(error)  # how Linux ends a process that takes more memory than there is
-    if isinstance(error, MemoryError) or killed or exhausted(error) in (HBM, UNNAMED):
+    killed = "SIGKILL" in str(error)  # sent by Linux when memory runs out
+    if isinstance(error, MemoryError) or killed or exhausted_memory(error) in (HBM, UNNAMED):
         return "oom"
     return error.status if isinstance(error, CaseFailure) else "error"
 
 
-def exhausted(error: Exception) -> str | None:
-    """Which of `MEMORIES` a backend says is too small, as it names it first; None where it says nothing such.
+def exhausted_memory(error: Exception) -> str | None:
+    """Which memory a backend reports as too small.
 
-    >>> exhausted(CompileError("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem; 17.19M of 16M"))
+    Returns:
+        The first one of `MEMORY_NAMES` in the message; "" if it names none; None if the error is not about memory.
+
+    >>> exhausted_memory(CompileError("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem; 17.19M of 16M"))
     'vmem'
-    >>> exhausted(MemoryError("RESOURCE_EXHAUSTED: Out of memory allocating 64 bytes.")), exhausted(KeyError("hbm"))
-    ('', None)
+    >>> exhausted_memory(MemoryError("RESOURCE_EXHAUSTED: Out of memory allocating 64 bytes."))
+    ''
+    >>> exhausted_memory(KeyError("hbm")) is None
+    True
     """
     if not EXHAUSTED.search(str(error)):
         return None
-    named = MEMORIES.search(str(error))
+    named = MEMORY_NAMES.search(str(error))
     return named[1].lower() if named else UNNAMED
 
 
-def reason_of(error: Exception, whole: Path | None = None) -> str:
-    """What went wrong, in one line that a table can hold. All of a longer one is in the file `whole`, if one is named.
+def reason_of(error: Exception, full_text_path: Path | None = None) -> str:
+    """What went wrong, in one line for a table.
+
+    Args:
+        error: the error.
+        full_text_path: file for the whole line, if it is too long for a row; None to cut it off.
 
     >>> reason_of(Infeasible("tensor=3 does not divide heads=8")), reason_of(KeyError("x"))
     ('tensor=3 does not divide heads=8', "KeyError: 'x'")
     """
     first_line = str(error).partition("\n")[0]
     reason = first_line if isinstance(error, CaseFailure | Infeasible) else f"{type(error).__name__}: {first_line}"
-    if len(reason) <= REASON_LETTERS:
+    if len(reason) <= MAX_REASON_CHARACTERS:
         return reason
-    kept = ""
-    if whole:
+    where = ""
+    if full_text_path:
         try:
-            whole.write_text(reason, encoding="utf-8", errors="replace")
-            kept = f"; all of them are in {whole}"
+            full_text_path.write_text(reason, encoding="utf-8", errors="replace")
+            where = f"; all of them are in {full_text_path}"
         except OSError as problem:
-            kept = f"; the rest is lost, for {whole} cannot be written: {problem.strerror}"
-    return f"{reason[:REASON_LETTERS]}... ({len(reason):,} letters{kept})"
+            where = f"; the rest is lost, because {full_text_path} cannot be written: {problem.strerror}"
+    return f"{reason[:MAX_REASON_CHARACTERS]}... ({len(reason):,} characters{where})"

@@ -1,4 +1,4 @@
-"""What could train a model on devices that are not there: every mesh and strategy by formulas, and the best compiled.
+"""Search for the best mesh on devices that need not be present: all candidates by formulas, the best compiled.
 
 python -m benchmarks.feasibility --topology v5p:4x4x4 --preset gpt3-6.7b --batch-size 512 --compile 8
 """
@@ -9,122 +9,122 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from benchmarks.arguments import commas, count, declare_compiler, declare_model, seconds, whole
 from benchmarks.cases import Case
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
 from benchmarks.compile import compile_case
-from benchmarks.devices.chips import CHIPS, GIB, Chip
+from benchmarks.devices.chips import GIB, Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.explain.memory import processes_that_fit
-from benchmarks.harness.pool import Outcome, work_off
-from benchmarks.options import (
-    mesh,
-    model,
-    option,
-    require_options,
-    require_whole,
-    strategy,
-    topology,
-    unique,
-    values_of,
-)
+from benchmarks.harness.pool import Outcome, run_in_processes
 from benchmarks.reporting.terminal import progress
 from benchmarks.search import cache
-from benchmarks.search.bounds import foremost, ranked
-from benchmarks.search.candidates import Space
-from benchmarks.search.findings import Finding, compiled_table, left_out, shown, table
-from strategies.config import Dtype, Remat
+from benchmarks.search.bounds import best_per_layout, ranked
+from benchmarks.search.candidates import SearchSpace
+from benchmarks.search.findings import Finding, compiled_table, displayed, rejections, table
+from benchmarks.search.request import DEFAULT_COMPILED, chosen_chip, parser, search_space
 from strategies.model.gpt import param_count
 
-COMPILED = 8
-BUDGET_SECONDS = 600.0
 PROGRESS_SECONDS = 5.0
-ROOM = 0.85
-"""Of a chip's memory: the most that formulas may say a step takes, for it to be among the first to be compiled.
+MEMORY_FRACTION = 0.85
+"""Candidates that by formula need more than this fraction of a chip's memory are compiled last.
 
-They are those of XLA's CPU backend. Of what was compiled with gpt3-6.7b, H100's took up to 19% less and 2%
-more, and v5p's 3 to 13% more, but zero2 44%.
-"""
+The formulas model XLA's CPU backend. Of the compiled steps of gpt3-6.7b, those for H100 needed up to 19% less and 2%
+more than the formulas say, and those for v5p 3 to 13% more, except zero2 with 44% more."""
 WORKER_BYTES = 4 * GIB
-"""Of the host's memory, for one that compiles: with a GPT of 6.7 billion parameters it took up to 2 GiB."""
-THEIR_OWN = ("JaxRuntimeError", "XlaRuntimeError")
-"""How compilers fail; with anything else that is raised meanwhile they have nothing to do."""
+"""Host memory per compiling process. A GPT with 6.7 billion parameters took up to 2 GiB."""
+COMPILER_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
+"""Names of exceptions that compilers raise. Other exceptions are unrelated to the compiled step."""
 
 Outcomes = dict[Case, Outcome[Case]]
 
 
 def compile_one(case: Case) -> dict[str, Any]:
-    """The columns of a case's row, in a process of its own."""
+    """Compile a case and return the columns of its row. Called in a process of its own."""
     assert case.topology
     case.topology.prepare()
     return compile_case(case).extra_info
 
 
-def compiled(
-    cases: Sequence[Case], kept: cache.Cache, at_once: int, budget_seconds: float
-) -> dict[Case, Outcome[Case]]:
-    """What a compiler says of each, read again where it was asked before; each that ends is said on stderr."""
-    found = {case: Outcome(case, columns, "", 0.0) for case in cases if (columns := kept.get(case))}
+def compiled(cases: Sequence[Case], stored: cache.Cache, at_once: int, budget_seconds: float) -> Outcomes:
+    """Compilation results, from the cache or computed now. Each one that completes is logged on stderr.
+
+    Args:
+        cases: what to compile.
+        stored: the cache.
+        at_once: number of compiling processes at a time.
+        budget_seconds: time for all compilations.
+    """
+    found = {case: Outcome(case, columns, "", 0.0) for case in cases if (columns := stored.get(case))}
     missing = [case for case in cases if case not in found]
     if found:
-        say(f"{len(found)} of {len(cases)} were compiled before")
+        log(f"{len(found)} of {len(cases)} were compiled before")
     if missing:
-        say(f"compiling {len(missing)}, {min(at_once, len(missing))} at a time, within {budget_seconds:g} s")
-    for outcome in work_off(missing, compile_one, at_once, budget_seconds):
-        case, columns = outcome.piece, outcome.result
+        log(f"compiling {len(missing)}, {min(at_once, len(missing))} at a time, within {budget_seconds:g} s")
+    for outcome in run_in_processes(missing, compile_one, at_once, budget_seconds):
+        case, columns = outcome.task, outcome.result
         found[case] = outcome
-        if columns and would_be_said_again(columns):
-            keep(kept, case, columns)
+        if columns and is_repeatable(columns):
+            store(stored, case, columns)
         ended = outcome.reason or columns["reason"] or columns["status"]
-        say(progress(len(found), len(cases), f"{case} remat={case.remat}: {ended}, {outcome.seconds:.0f} s", None))
+        log(progress(len(found), len(cases), f"{case} remat={case.remat}: {ended}, {outcome.seconds:.0f} s", None))
     return found
 
 
-def keep(kept: cache.Cache, case: Case, columns: Mapping[str, Any]) -> None:
-    """Keep what a compiler says; where it cannot be written, say so and go on."""
+def store(stored: cache.Cache, case: Case, columns: Mapping[str, Any]) -> None:
+    """Store a compilation result in the cache; log a failure and continue."""
     try:
-        kept.put(case, columns)
+        stored.put(case, columns)
     except OSError as error:
-        say(f"what its compiler says of {case} is not kept, for {kept.folder} cannot be written: {error.strerror}")
+        log(f"the result of {case} is not cached, because {stored.folder} cannot be written: {error.strerror}")
 
 
-def told(cases: Iterable[Case]) -> Iterator[Case]:
-    """The same cases; every few seconds how many there have been is said on stderr."""
-    said = time.monotonic()
-    for number, case in enumerate(cases, start=1):
+def with_progress(cases: Iterable[Case]) -> Iterator[Case]:
+    """Yield the same cases, and log their number every few seconds."""
+    last_log = time.monotonic()
+    for count_so_far, case in enumerate(cases, start=1):
         yield case
-        if time.monotonic() > said + PROGRESS_SECONDS:
-            said = time.monotonic()
-            say(f"{number} candidates by formulas so far, now {case.strategy} {case.mesh}")
+        if time.monotonic() > last_log + PROGRESS_SECONDS:
+            last_log = time.monotonic()
+            log(f"{count_so_far} candidates by formulas so far, now {case.strategy} {case.mesh}")
 
 
-def would_be_said_again(columns: Mapping[str, Any]) -> bool:
-    """Whether a compiler has answered: also that it fails, or that a step does not fit, if it says by how much."""
+def is_repeatable(columns: Mapping[str, Any]) -> bool:
+    """Whether the result would be the same again: success, the compiler's own failure, or a known lack of memory."""
     if columns["status"] == "compile_error":
-        return columns["reason"].startswith(THEIR_OWN)
+        return columns["reason"].startswith(COMPILER_ERRORS)
     return columns["status"] in ("ok", "infeasible") or columns["chip.needed_bytes"] is not None
 
 
-def find(space: Space, chip: Chip, compile_best: int, kept: cache.Cache, at_once: int, budget: float) -> list[Finding]:
-    """All candidates, best first; of the best what their compiler says.
+def search(
+    space: SearchSpace, chip: Chip, compile_best: int, stored: cache.Cache, at_once: int, budget: float
+) -> list[Finding]:
+    """All candidates, best first, with compilation results for the best of them.
 
-    These are the first of each strategy and set of mesh axes, and then what is left: candidates that differ in little
-    else tell little else. Those that by formula leave no more than a little room come last.
+    The best candidate of each strategy and set of mesh axes is compiled first, because candidates that differ in little
+    else tell little more. Those close to the memory limit by formula come last.
+
+    Args:
+        space: the search space.
+        chip: specifications of the devices.
+        compile_best: number of candidates to compile.
+        stored: the cache of compilation results.
+        at_once: number of compiling processes at a time.
+        budget: seconds for all compilations.
     """
     begin = time.monotonic()
-    candidates = ranked(told(space.cases()), chip)
+    candidates = ranked(with_progress(space.cases()), chip)
     findings = [Finding(rank, each, chip) for rank, each in enumerate(candidates, start=1)]
-    say(f"{len(findings)} candidates by formulas in {time.monotonic() - begin:.1f} s")
+    log(f"{len(findings)} candidates by formulas in {time.monotonic() - begin:.1f} s")
     fitting = [each for each in candidates if each.fits]
-    roomy = [each for each in fitting if each.bound and each.bound.needed_bytes <= ROOM * chip.memory_bytes]
-    chosen = dict.fromkeys(each.case for each in (*foremost(roomy), *roomy, *fitting))
-    outcomes = compiled(list(chosen)[:compile_best], kept, at_once, budget)
+    with_headroom = [
+        each for each in fitting if each.bound and each.bound.needed_bytes <= MEMORY_FRACTION * chip.memory_bytes
+    ]
+    to_compile = dict.fromkeys(each.case for each in (*best_per_layout(with_headroom), *with_headroom, *fitting))
+    outcomes = compiled(list(to_compile)[:compile_best], stored, at_once, budget)
     return [
         replace(each, compiled=outcomes[case].result, reason=outcomes[case].reason) if case in outcomes else each
         for each in findings
@@ -132,33 +132,33 @@ def find(space: Space, chip: Chip, compile_best: int, kept: cache.Cache, at_once
     ]
 
 
-def report(space: Space, findings: Sequence[Finding], everything: bool) -> str:
-    """What a person reads."""
+def report(space: SearchSpace, findings: Sequence[Finding], everything: bool) -> str:
+    """The report as text."""
     chip, by_status = findings[0].chip, [each.status for each in findings]
     counts = ", ".join(f"{by_status.count(status)} {text}" for status, text in STATUSES.items())
     what = "by formulas" if everything else "by formulas, the best of each strategy and set of mesh axes"
     parts = [
-        [f"{_what(space)}, {chip.memory_bytes / GIB:.1f} GiB each", f"{len(findings)} candidates: {counts}"],
-        [what, *table(shown(findings, everything))],
+        [f"{_problem(space)}, {chip.memory_bytes / GIB:.1f} GiB each", f"{len(findings)} candidates: {counts}"],
+        [what, *table(displayed(findings, everything))],
     ]
     if lines := compiled_table(findings):
-        parts.append(["as compiled, and how far the formulas are off", *lines])
-    if lines := [*left_out(findings), *_without_formulas(space)]:
-        parts.append(["left out", *lines])
+        parts.append(["as compiled, with the relative error of the formulas", *lines])
+    if lines := [*rejections(findings), *_without_formulas(space)]:
+        parts.append(["rejected", *lines])
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _without_formulas(space: Space) -> Iterator[str]:
+def _without_formulas(space: SearchSpace) -> Iterator[str]:
     for name in space.without_formulas:
-        ask = f"python -m benchmarks.compile --topology {space.topology} --strategy {name} asks its compiler"
-        yield f"       {name}: there are no formulas of it; {ask}"
+        ask = f"python -m benchmarks.compile --topology {space.topology} --strategy {name} compiles it"
+        yield f"       {name}: it has no formulas; {ask}"
 
 
 STATUSES = {"fits": "fit", "too_large": "are too large", "infeasible": "are infeasible"}
 
 
-def document(space: Space, findings: Sequence[Finding], chip_name: str) -> dict[str, Any]:
-    """What a program reads."""
+def document(space: SearchSpace, findings: Sequence[Finding], chip_name: str) -> dict[str, Any]:
+    """The JSON document with all candidates."""
     return {
         "kind": "feasibility",
         "schema_version": 1,
@@ -176,66 +176,26 @@ def document(space: Space, findings: Sequence[Finding], chip_name: str) -> dict[
     }
 
 
-def _what(space: Space) -> str:
+def _problem(space: SearchSpace) -> str:
     devices = f"{device_count(space.topology)} devices of {space.topology}"
     return f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}, on {devices}"
 
 
-def say(text: str) -> None:
-    """Tell what is going on, apart from what is found."""
+def log(text: str) -> None:
+    """Print a line on stderr, separate from the report."""
     print(text, file=sys.stderr, flush=True)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Of the command."""
-    about = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(program("python -m benchmarks.feasibility"), description=about)
-    add, several = parser.add_argument, {"action": "extend", "default": []}
-    add("--topology", type=topology, required=True, metavar="TOPOLOGY", help="such as v5p:4x4x4, h100:8x8 or cpu:16")
-    add("--chip", choices=tuple(CHIPS), help="whose figures count of cpu:N; others have their own")
-    declare_model(add)
-    add("--batch-size", type=count, required=True, metavar="N", help="sequences")
-    add("--dtype", choices=get_args(Dtype), default="bfloat16", help="of the computation; default: %(default)s")
-    add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help="default: all by hand")
-    add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="default: all; repeatable")
-    add("--microbatches", type=commas(count), metavar="N,...", **several, help="default: 1, 2, 4, 8, times the stages")
-    add("--remat", choices=get_args(Remat), action="append", default=[], help="default: each; repeatable")
-    add("--option", type=option, metavar="NAME=VALUE,...", **several, help="default: each schedule and gather")
-    declare_compiler(add)
-    add("--compile", type=whole, metavar="N", help=f"the best; default: {COMPILED}, or none if no compiler is there")
-    add("--time-budget", type=seconds, default=BUDGET_SECONDS, metavar="S", help="to compile; default: %(default)s")
-    add("--workers", type=count, metavar="N", help="that compile at a time; default: as memory and cores allow")
-    add("--cache", type=Path, default=cache.usual_folder(), metavar="DIR", help="default: %(default)s")
-    add("--again", action="store_true", help="ask the compiler whatever is kept, and keep what it says")
-    add("--all", action="store_true", help="print every candidate")
-    add("--json", type=Path, metavar="FILE", help="every candidate, for `python -m results.frontier`")
-    return parser
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what was found; 1 if nothing fits, 2 for options that mean nothing, 5 for files that cannot be written."""
-    command = parser()
+    """Run the search and print the report.
+
+    Returns:
+        The exit status: 1 if nothing fits. It is 2 for invalid options, and 5 for files that cannot be written.
+    """
+    command = parser((__doc__ or "").partition("\n")[0])
     asked = command.parse_args(arguments)
     try:
-        chip, compile_best = _chip(asked), _to_compile(asked)
-        name, config = model(asked)
-        require_whole(asked.topology, asked.mesh)
-        space = Space(
-            asked.topology,
-            name,
-            config,
-            asked.batch_size,
-            asked.dtype,
-            unique(asked.strategy),
-            unique(asked.mesh),
-            unique(asked.microbatches),
-            unique(asked.remat) or get_args(Remat),
-            values_of(asked.option),
-            tuple(dict(asked.compiler_option).items()),
-        )
-        if not any(True for _ in space.spreads()):
-            raise ValueError(f"no candidate: no strategy asked for has such a mesh of {device_count(asked.topology)}")
-        require_options(space.options, space.cases())
+        chip, compile_best, space = chosen_chip(asked), _to_compile(asked), search_space(asked)
         if asked.topology.chip and asked.topology.compiler_version:
             asked.topology.prepare()
             asked.topology.devices()
@@ -248,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         command.error(str(error))
     at_once = asked.workers or processes_that_fit(WORKER_BYTES)
-    findings = find(space, chip, compile_best, cache.Cache(asked.cache, asked.again), at_once, asked.time_budget)
+    findings = search(space, chip, compile_best, cache.Cache(asked.cache, asked.again), at_once, asked.time_budget)
     print(report(space, findings, asked.all), flush=True)
     if asked.json:
         try:
@@ -258,35 +218,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(not any(each.status == "fits" for each in findings))
 
 
-def _chip(asked: argparse.Namespace) -> Chip:
-    """Whose figures count.
-
-    Raises:
-        ValueError: virtual devices, and no chip that they stand for; or a chip that others were to stand for.
-    """
-    own = asked.topology.chip
-    if own and asked.chip:
-        virtual = f"cpu:{device_count(asked.topology)} as {asked.chip}"
-        raise ValueError(f"{asked.topology} has figures of its own; leave --chip out, or take {virtual}")
-    if own is None and asked.chip is None:
-        raise ValueError(f"{asked.topology} has no figures to rank by; say whose, as --chip v5e")
-    return own or CHIPS[asked.chip]
-
-
 def _to_compile(asked: argparse.Namespace) -> int:
-    """How many.
+    """Number of candidates to compile.
 
     Raises:
-        ValueError: some, and their compiler is not installed.
+        ValueError: --compile was given and the compiler is not installed.
     """
     try:
         asked.topology.require_compiler()
     except ValueError as error:
         if asked.compile:
             raise
-        say(f"nothing is compiled: {error}")
+        log(f"nothing is compiled: {error}")
         return 0
-    return COMPILED if asked.compile is None else asked.compile
+    return DEFAULT_COMPILED if asked.compile is None else asked.compile
 
 
 if __name__ == "__main__":

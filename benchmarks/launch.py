@@ -1,11 +1,11 @@
-"""Several processes on this machine:
+"""Run the benchmarks in several processes on this machine:
 
     python -m benchmarks.launch --processes 2 --devices-per-process 4 -- --preset micro --strategy data
 
-Each runs `pytest benchmarks` with what stands behind the `--`. On CPUs they have virtual devices, and talk through gloo
-and the loopback; where there are GPUs, each process has so many of its own. The first process has the terminal; what
-another says to stderr is shown behind its number. When one ends badly all are ended, and its exit status is this one's.
-With JAX_PLATFORMS=cpu GPUs are left alone.
+Each process runs `pytest benchmarks` with the options after `--`. On CPUs, processes have virtual devices and
+communicate by gloo over the loopback interface. Where there are GPUs, each process gets its own. JAX_PLATFORMS=cpu
+leaves GPUs unused. The first process owns the terminal; stderr of the others is shown with their number in front. When
+one process fails, all are ended, and its exit status is returned.
 """
 
 import argparse
@@ -25,61 +25,75 @@ from typing import IO
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
-from benchmarks.statuses import IN_ORDER
+from benchmarks.statuses import NORMAL_EXITS
 
 GRACE_SECONDS = 30.0
-"""For the others, when one has died, to write what they have measured."""
+"""Time for the other processes to write their results after one has failed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit status."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog=program("python -m benchmarks.launch"),
         description="Run `pytest benchmarks` in several processes on this machine.",
     )
     parser.add_argument("--processes", type=int, required=True, metavar="N")
     parser.add_argument("--devices-per-process", type=int, default=1, metavar="D", help="default: %(default)s")
-    parser.add_argument("pytest", nargs="*", metavar="-- OPTION", help="of `pytest benchmarks`")
+    parser.add_argument("pytest", nargs="*", metavar="-- OPTION", help="options of `pytest benchmarks`")
     options = parser.parse_args(arguments)
     if min(options.processes, options.devices_per_process) < 1:
         parser.error("--processes and --devices-per-process are whole numbers of at least 1")
     gpus = visible_gpus()
-    wanted = options.processes * options.devices_per_process
-    if gpus and len(gpus) < wanted:
-        parser.error(
-            f"{options.processes} processes of {options.devices_per_process} take {wanted} GPUs of {len(gpus)}"
-        )
-    where = f"127.0.0.1:{free_port()}"
-    started: list[subprocess.Popen[str]] = []
-    numbers = signal.SIGINT, signal.SIGTERM
-    heard: list[int] = []
+    needed = options.processes * options.devices_per_process
+    if gpus and len(gpus) < needed:
+        wanted = f"{options.processes} processes of {options.devices_per_process} GPUs"
+        parser.error(f"{wanted} need {needed}, and there are {len(gpus)}")
+    return launch(options, gpus)
 
-    def hear(number: int, _: object) -> None:
-        heard.append(number)
-        tell(started, signal.SIGTERM)  # for Ctrl-C, too: a process that is about to start hears it without a traceback
 
-    before = {number: signal.signal(number, hear) for number in numbers}
+def launch(options: argparse.Namespace, gpus: Sequence[str]) -> int:
+    """Start all processes, wait for them, and return the exit status.
+
+    Args:
+        options: of the command.
+        gpus: GPUs that may be used; empty for virtual CPU devices.
+    """
+    coordinator = f"127.0.0.1:{free_port()}"
+    running: list[subprocess.Popen[str]] = []
+    stop_signals = signal.SIGINT, signal.SIGTERM
+    received: list[int] = []
+
+    def on_signal(number: int, _: object) -> None:
+        received.append(number)
+        send_signal(running, signal.SIGTERM)  # for Ctrl-C too: SIGTERM prints no traceback in a starting process
+
+    handlers_before = {number: signal.signal(number, on_signal) for number in stop_signals}
     try:
         for index in range(options.processes):
-            command = [sys.executable, "-m", "pytest", str(Path(__file__).parent), "--coordinator", where]
+            command = [sys.executable, "-m", "pytest", str(Path(__file__).parent), "--coordinator", coordinator]
             command += ["--processes", str(options.processes), "--process-id", str(index), *options.pytest]
-            own = environment(index, options.devices_per_process, gpus)
+            env = environment(index, options.devices_per_process, gpus)
             output, errors = (None, None) if index == 0 else (subprocess.DEVNULL, subprocess.PIPE)
-            # In a group of its own: what it starts is told, and killed, with it.
-            process = subprocess.Popen(command, env=own, stdout=output, stderr=errors, text=True, process_group=0)
-            started.append(process)
+            # In a process group of its own, so that its children are signalled with it.
+            process = subprocess.Popen(command, env=env, stdout=output, stderr=errors, text=True, process_group=0)
+            running.append(process)
             if process.stderr:
-                threading.Thread(target=pass_on, args=(process.stderr, index), daemon=True).start()
-        status = wait(started)
-        return INTERRUPTED if heard and status == 128 + signal.SIGTERM else status
+                threading.Thread(target=forward_stderr, args=(process.stderr, index), daemon=True).start()
+        status = wait(running)
+        return INTERRUPTED if received and status == 128 + signal.SIGTERM else status
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)
-        tell(started, signal.SIGKILL)
+        send_signal(running, signal.SIGKILL)
 
 
 def environment(index: int, devices: int, gpus: Sequence[str]) -> dict[str, str]:
-    """Of process number `index`: its own devices, and how it talks to the others.
+    """Environment of process `index`: its own devices, and how it communicates.
+
+    Args:
+        index: number of the process.
+        devices: devices per process.
+        gpus: GPUs that may be used; empty for virtual CPU devices.
 
     >>> environment(1, 2, ["0", "1", "2", "3"])["CUDA_VISIBLE_DEVICES"]
     '2,3'
@@ -93,9 +107,9 @@ def environment(index: int, devices: int, gpus: Sequence[str]) -> dict[str, str]
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that processes may take, as CUDA counts them; none where JAX takes another platform.
+    """Ids of the GPUs that may be used, as in CUDA_VISIBLE_DEVICES; none if JAX uses another platform.
 
-    It does where it is told to, and where it is told nothing and has no plugin for CUDA.
+    JAX uses another one if JAX_PLATFORMS says so, or if it is unset and JAX has no CUDA plugin.
     """
     if os.environ.get("JAX_PLATFORMS", "cuda" if has_cuda() else "cpu") not in ("cuda", "gpu"):
         return []
@@ -105,45 +119,49 @@ def visible_gpus() -> list[str]:
 
 
 def has_cuda() -> bool:
-    """Whether JAX has a plugin for CUDA."""
+    """Whether a CUDA plugin for JAX is installed."""
     return any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens at."""
+    """An unused port of the loopback interface."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
-def pass_on(errors: IO[str], index: int) -> None:
-    """Say whose they are."""
+def forward_stderr(errors: IO[str], index: int) -> None:
+    """Print the stderr of a process with its number in front of each line."""
     for line in errors:
         print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
 
 
-def wait(started: Sequence[subprocess.Popen[str]]) -> int:
-    """Wait for all; when one has ended badly, end the others. The exit status of the first that did, or of the first.
+def wait(running: Sequence[subprocess.Popen[str]]) -> int:
+    """Wait for all processes; when one fails, end the others.
 
-    Where cases have failed they have done so in all of them: that is an end in good order.
+    Returns:
+        The exit status of the first process that failed, or else of process 0. Failed cases are no failure of the
+        process here, because they fail in all processes.
     """
     bad, deadline = 0, math.inf
-    while any(process.poll() is None for process in started):
-        bad = bad or next((each for each in map(subprocess.Popen.poll, started) if each not in (None, *IN_ORDER)), 0)
+    while any(process.poll() is None for process in running):
+        bad = bad or next(
+            (each for each in map(subprocess.Popen.poll, running) if each not in (None, *NORMAL_EXITS)), 0
+        )
         if bad and deadline == math.inf:
             deadline = time.monotonic() + GRACE_SECONDS
-            tell(started, signal.SIGTERM)
+            send_signal(running, signal.SIGTERM)
         if time.monotonic() > deadline:
-            tell(started, signal.SIGKILL)
+            send_signal(running, signal.SIGKILL)
         time.sleep(0.1)
-    statuses = [process.wait() for process in started]
-    status = bad or next((status for status in statuses if status not in IN_ORDER), statuses[0])
+    statuses = [process.wait() for process in running]
+    status = bad or next((status for status in statuses if status not in NORMAL_EXITS), statuses[0])
     return 128 - status if status < 0 else status
 
 
-def tell(started: Sequence[subprocess.Popen[str]], number: int) -> None:
-    """Send a signal to those that still run, and to all that they have started."""
-    for process in started:
+def send_signal(running: Sequence[subprocess.Popen[str]], number: int) -> None:
+    """Send a signal to all processes that still run, and to their children."""
+    for process in running:
         if process.poll() is None:
             os.killpg(process.pid, number)
 

@@ -1,4 +1,4 @@
-"""What the options of `pytest benchmarks` mean, and the selection that they add up to."""
+"""Parsing of the options of `pytest benchmarks` that need the strategy registry, and the resulting selection."""
 
 import argparse
 import dataclasses
@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import jax
 
 from benchmarks.arguments import SIZES, commas, count
-from benchmarks.cases import COMMON, Case, Selection
+from benchmarks.cases import COMMON_OPTIONS, Case, Selection
 from benchmarks.cluster import processes
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
@@ -19,19 +19,23 @@ from strategies.config import Dtype, Infeasible, Remat
 from strategies.names import unknown
 
 DEVICES = (1, 2, 8)
+"""Default numbers of devices, as far as they are available."""
 BATCH_SIZES = (8, 16)
 
-OPTIONS = tuple(dict.fromkeys([*COMMON, *(name for each in STRATEGIES.values() for name in each.options)]))
-"""Fields of `TrainConfig` that can be varied, of strategies that have them."""
+OPTIONS = tuple(dict.fromkeys([*COMMON_OPTIONS, *(name for each in STRATEGIES.values() for name in each.options)]))
+"""Fields of `TrainConfig` that can be varied, for the strategies that have them."""
 
 T = TypeVar("T")
 
 
 def model(option: argparse.Namespace) -> tuple[str, GPTConfig]:
-    """What the model is called, with the sizes that are not the preset's, and the model.
+    """The model that the options describe.
+
+    Returns:
+        Its name, with the sizes that differ from the preset's, and its configuration.
 
     Raises:
-        ValueError: sizes that no model has.
+        ValueError: no model has these sizes.
     """
     sizes: dict[str, Any] = {size: getattr(option, size) for size in SIZES if getattr(option, size) is not None}
     sizes |= {"tied": False} if option.untied else {}
@@ -43,26 +47,28 @@ def model(option: argparse.Namespace) -> tuple[str, GPTConfig]:
 
 
 def selected(option: argparse.Namespace) -> Selection:
-    """What the options ask for. Starts the backend, to count devices.
+    """The selection that the options describe. Starts JAX's backend to count devices.
 
     Raises:
-        ValueError: options that contradict each other, sizes that no model has, no case at all, or devices that are
-            not there, and no compiler for them either.
+        ValueError: the options contradict each other, no model has these sizes, no case is selected, or neither the
+            devices nor a compiler for them are available.
     """
     absent = getattr(option, "topology", None)
     if absent:
-        require_whole(absent, option.mesh, option.devices)
+        require_all_devices(absent, option.mesh, option.devices)
         absent.prepare()
-    there = len(absent.devices()) if absent else devices_there()
-    usual = (there,) if absent else tuple(n for n in DEVICES if n <= there and shared_out(n))
+    available = len(absent.devices()) if absent else available_devices()
+    default_counts = (
+        (available,) if absent else tuple(n for n in DEVICES if n <= available and divides_among_processes(n))
+    )
     if option.mesh and option.devices:
         raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
     preset, config = model(option)
     chosen = Selection(
         strategies=unique(option.strategy),
         meshes=unique(option.mesh),
-        devices=unique(option.devices) or usual,
-        batch_sizes=unique(option.batch_size) or (usual if absent else BATCH_SIZES),
+        devices=unique(option.devices) or default_counts,
+        batch_sizes=unique(option.batch_size) or (default_counts if absent else BATCH_SIZES),
         microbatches=unique(option.microbatches),
         preset=preset,
         config=config,
@@ -79,22 +85,22 @@ def selected(option: argparse.Namespace) -> Selection:
     return chosen
 
 
-def devices_there() -> int:
-    """How many devices JAX finds.
+def available_devices() -> int:
+    """Number of devices that JAX finds.
 
     Raises:
-        ValueError: it finds none, such as of a platform that is not installed.
+        ValueError: it finds none, for example because the platform is not installed.
     """
     try:
         return jax.device_count()
     except RuntimeError as error:
-        told = os.environ.get("JAX_PLATFORMS")
-        asked = f" where JAX_PLATFORMS is {told}" if told else ""
-        raise ValueError(f"JAX finds no devices{asked}: {reason_of(error)}") from error
+        platforms = os.environ.get("JAX_PLATFORMS")
+        where = f" where JAX_PLATFORMS is {platforms}" if platforms else ""
+        raise ValueError(f"JAX finds no devices{where}: {reason_of(error)}") from error
 
 
 def values_of(given: Iterable[tuple[str, list[Any]]]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-    """Options of strategies, each with all of the values that it is given.
+    """Merge repeated options: each with all values that it was given.
 
     >>> values_of([("chunks", [2, 4]), ("gather", ["step"]), ("chunks", [1, 2])])
     (('chunks', (2, 4, 1)), ('gather', ('step',)))
@@ -106,50 +112,48 @@ def values_of(given: Iterable[tuple[str, list[Any]]]) -> tuple[tuple[str, tuple[
 
 
 def require_options(options: tuple[tuple[str, tuple[Any, ...]], ...], cases: Iterable[Case]) -> None:
-    """Refuse what would be asked for in vain.
+    """Check that every given option affects a case.
 
     Raises:
-        ValueError: an option that no case has.
+        ValueError: an option affects none.
     """
-    strange = dict(options)
+    unused = dict(options)
     for case in cases:
         for name, _ in case.options:
-            strange.pop(name, None)
-        if not strange:
+            unused.pop(name, None)
+        if not unused:
             return
-    for name in strange:
+    for name in unused:
         having = ", ".join(each.name for each in STRATEGIES.values() if name in each.options)
         raise ValueError(f"--option {name} changes none of the selected steps; it is one of {having}")
 
 
-def require_whole(topology: Topology, meshes: Iterable[MeshSpec], devices: Sequence[int] = ()) -> None:
-    """Refuse what would leave out devices of a topology, or takes others.
+def require_all_devices(topology: Topology, meshes: Iterable[MeshSpec], devices: Sequence[int] = ()) -> None:
+    """Check that the options use all devices of a topology.
 
     Raises:
-        ValueError: a number of devices, or a mesh of another number than there are.
+        ValueError: --devices is given, or a mesh has another number of devices.
     """
-    there = device_count(topology)
+    available = device_count(topology)
     if devices:
-        raise ValueError(f"--topology {topology} is taken whole, all {there} devices; leave --devices out")
+        raise ValueError(f"--topology {topology} always uses all of its {available} devices; leave --devices out")
     for mesh in meshes:
-        if mesh.size != there:
-            raise ValueError(
-                f"--mesh {mesh} takes {mesh.size} devices, and {topology} has {there}, all of which it takes"
-            )
+        if mesh.size != available:
+            raise ValueError(f"--mesh {mesh} takes {mesh.size} devices, and must take all {available} of {topology}")
 
 
-def shared_out(devices: int) -> bool:
-    """Whether the processes can have equal parts of so many devices, or one has it to itself."""
+def divides_among_processes(devices: int) -> bool:
+    """Whether every process can have an equal number of these devices, or there is only one device."""
     return devices == 1 or devices % processes.count() == 0
 
 
 def unique(values: list[T]) -> tuple[T, ...]:
-    """The values in order, each once: an id may not occur twice."""
+    """The values in order, without duplicates, because case ids must be unique."""
     return tuple(dict.fromkeys(values))
 
 
 def names() -> dict[str, str]:
-    """What helps name: all that there is to choose from."""
+    """Values that help texts refer to."""
     return {
         "strategies": ", ".join(STRATEGIES),
         "presets": ", ".join(PRESETS),
@@ -161,30 +165,30 @@ def names() -> dict[str, str]:
     }
 
 
-def one_of(what: str, legal: Iterable[str]) -> Callable[[str], str]:
-    """A reader of names."""
+def choice_parser(noun: str, legal: Iterable[str]) -> Callable[[str], str]:
+    """A parser of one of several names."""
 
-    def read(text: str) -> str:
+    def parse(text: str) -> str:
         if text not in legal:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {what}; there are {', '.join(legal)}")
+            raise argparse.ArgumentTypeError(f"{text!r} is no {noun}; there are {', '.join(legal)}")
         return text
 
-    return read
+    return parse
 
 
-preset = one_of("preset", PRESETS)
-dtype, remat = one_of("dtype", get_args(Dtype)), one_of("way to rematerialise", get_args(Remat))
+preset = choice_parser("preset", PRESETS)
+dtype, remat = choice_parser("dtype", get_args(Dtype)), choice_parser("rematerialisation policy", get_args(Remat))
 
 
 def strategy(text: str) -> str:
-    """The name of a strategy."""
+    """Parse the name of a strategy."""
     if text not in STRATEGIES:
         raise argparse.ArgumentTypeError(unknown(text, "strategy", STRATEGIES, KNOWN_AS))
     return text
 
 
 def option(text: str) -> list[tuple[str, list[Any]]]:
-    """An option of strategies and its values, each of the kind that `TrainConfig` takes.
+    """Parse an option of strategies with its values, each of the type that `TrainConfig` has.
 
     >>> option("sequence_parallel=true,false")
     [('sequence_parallel', [True, False])]
@@ -192,9 +196,9 @@ def option(text: str) -> list[tuple[str, list[Any]]]:
     name, _, values = text.partition("=")
     if name not in OPTIONS:
         raise argparse.ArgumentTypeError(f"{name!r} is no option of a strategy; there are {', '.join(OPTIONS)}")
-    read = READERS.get(get_type_hints(TrainConfig)[name], str)
+    parse = PARSERS.get(get_type_hints(TrainConfig)[name], str)
     try:
-        found = commas(read)(values)
+        found = commas(parse)(values)
         for value in found:
             TrainConfig(batch_size=1, **{name: value})
     except ValueError as error:
@@ -203,14 +207,14 @@ def option(text: str) -> list[tuple[str, list[Any]]]:
 
 
 def flag(text: str) -> bool:
-    """True or false."""
+    """Parse true or false."""
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
     return text == "true"
 
 
 def topology(text: str) -> Topology:
-    """Devices that are not there."""
+    """Parse a topology."""
     try:
         return Topology.parse(text)
     except ValueError as error:
@@ -218,15 +222,15 @@ def topology(text: str) -> Topology:
 
 
 def mesh(text: str) -> MeshSpec:
-    """A mesh as it is printed."""
+    """Parse a mesh."""
     try:
         return MeshSpec.parse(text)
     except Infeasible as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-READERS: dict[Any, Callable[[str], Any]] = {int: count, int | None: count, float: float, bool: flag}
-"""By the type of a field; a text is taken as it is."""
+PARSERS: dict[Any, Callable[[str], Any]] = {int: count, int | None: count, float: float, bool: flag}
+"""Parsers by the type of a `TrainConfig` field; fields of other types are texts."""
 
 
 def _nothing_selected(chosen: Selection) -> str:

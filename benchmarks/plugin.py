@@ -1,7 +1,8 @@
-"""`pytest --pyargs benchmarks`, away from a checkout: the folder takes the place of the name before options are read.
+"""Pytest plugin for `pytest --pyargs benchmarks` outside of a checkout: replaces the package name by its folder.
 
-Pytest loads the conftest.py of folders, not of names, in time for its options. All other runs of pytest, of any project
-that is installed beside this one, are left as they are: nothing is imported and no option is declared.
+Pytest loads the conftest.py of folders early enough for their options, but not that of package names. Other runs of
+pytest, in any environment in which this project is installed, are unaffected: nothing is imported and no option is
+declared.
 """
 
 from pathlib import Path
@@ -13,15 +14,15 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    """Name the folder, where the package is named."""
-    known = early_config.known_args_namespace
-    if known.pyargs and not (early_config.invocation_params.dir / HERE.name).exists():
-        known.file_or_dir[:] = map(located, known.file_or_dir)
+    """Replace the package's name by its folder among the arguments."""
+    namespace = early_config.known_args_namespace
+    if namespace.pyargs and not (early_config.invocation_params.dir / HERE.name).exists():
+        namespace.file_or_dir[:] = map(located, namespace.file_or_dir)
         args[:] = map(located, args)
 
 
 def located(argument: str) -> str:
-    """The folder of this package, or the file of a module of it; anything else as it is.
+    """The folder of this package, or the file of its test module, for their names; other arguments unchanged.
 
     >>> Path(located("benchmarks")) == HERE, located("benchmarks_of_others"), located("--strategy=data")
     (True, 'benchmarks_of_others', '--strategy=data')

@@ -1,4 +1,4 @@
-"""The row that every case ends in: what was run, how it ended, and what it cost, with units in the names."""
+"""The record of a case: what was run, how it ended and what it cost. Column names contain units."""
 
 import math
 import statistics
@@ -7,51 +7,61 @@ from dataclasses import dataclass, field, fields
 
 import jax
 
-from benchmarks.cases import Case, CompilerOptions, spelled
+from benchmarks.cases import Case, CompilerOptions, option_texts
 from benchmarks.cluster import processes
 from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
-from benchmarks.explain.estimate import Estimate
+from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.explanations import KEYS as EXPLAINED_KEYS
-from benchmarks.explain.memory import Memory
-from benchmarks.explain.predicted import predicted
+from benchmarks.explain.memory import StepMemory
+from benchmarks.explain.predicted import predicted_columns
 from benchmarks.failures import Status
 from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.row import Row, Scalar
 from benchmarks.timing.attribution import Attribution
-from benchmarks.timing.turns import Interval, Turns
+from benchmarks.timing.interleaved import BlockTimes, Interval
 from strategies.model.gpt import param_count
 
 SCHEMA_VERSION = 4
+"""Raised when a column changes its meaning or is removed."""
 
 COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations")
+"""Columns of the compiled program."""
 
 NOISE = 0.05
-"""A run is noisy where the same step, timed twice, may differ by more than this: its interval reaches so far."""
+"""A run is noisy if the interval of the canary's ratio reaches further than this from 1."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One case, measured as far as it came. Facts that are missing are None; `status` and `reason` say why.
+    """The record of one case, as far as it got. Missing facts are None; `status` and `reason` say why.
 
     Attributes:
-        virtual_devices: the devices are shares of one CPU: the ideal is constant work, not linear speed-up.
-        preset: its name, and the sizes that were overridden.
-        model_flops_per_step: for all devices, nothing recomputed.
-        matmul_flops_per_second: what one device reaches on a matmul alone, in this run and this dtype; where devices
-            are virtual, what all of them reach together.
-        loss_first, loss_last: nats per token, of the first and the last checked step. These are on the same tokens, and
-            the same for every case of a batch size.
-        matches_single: losses and gradient norms of these steps equal one device's; None where that cannot be said.
-        compiled: what the compiled program does, by the names of the row.
-        timed: the blocks of its turns.
+        case: the case.
+        platform: JAX platform of the devices.
+        device_kind: JAX's name of the devices' kind.
+        virtual_devices: whether the devices share one CPU. Ideal scaling is then constant work, not linear speed-up.
+        status: how the case ended; "interrupted" until then.
+        reason: why, in one line.
+        model_flops_per_step: model FLOPs of all devices, without recomputation.
+        matmul_flops_per_second: throughput of one device on a matmul alone, in this run and dtype; for virtual devices,
+            of all of them together.
+        compile_seconds: compilation time of the step.
+        memory: bytes per device.
+        loss_first, loss_last: nats per token, of the first and the last checked step. These use the same tokens, which
+            are also the same for every case with this batch size.
+        matches_single: whether losses and gradient norms of the checked steps equal one device's; None if unknown.
+        compiled: columns of the compiled program.
+        timed: its block times.
         relative_to_single: its time over that of `single` on the same work, from blocks of the same rounds.
-        single_in_own_process: `single` and the matmul alone were timed in a process with one device (solo.py).
-        relative_to_twin: and over that of its twin by hand, if its own step is partitioned by the compiler.
-        canary: the time of a step over that of its own twin, which took turns beside this case: 1 but for the noise.
-        attribution: where its time goes.
-        compiler_options: what the compiler was told, if it came so far.
-        compile_only: the compiler was asked, and nothing timed.
-        estimate: what it takes of a chip that is not there.
+        single_in_own_process: whether `single` and the matmul were timed in a process with one device
+            (single_device.py).
+        relative_to_twin: its time over that of its hand-written twin, if the compiler partitions its step.
+        canary: time of the group's baseline over that of a duplicate of it, timed in the same rounds: 1 except for
+            noise.
+        attribution: seconds of the step by cause.
+        compiler_options: options that XLA was given, once it is compiled.
+        compile_only: whether the case is only compiled, and not timed.
+        estimate: memory and least time on a chip that need not be present.
     """
 
     case: Case
@@ -63,12 +73,12 @@ class Record:
     model_flops_per_step: int | None = None
     matmul_flops_per_second: float | None = None
     compile_seconds: float | None = None
-    memory: Memory = field(default=Memory())
+    memory: StepMemory = field(default=StepMemory())
     loss_first: float | None = None
     loss_last: float | None = None
     matches_single: bool | None = None
     compiled: Mapping[str, Scalar] = field(default_factory=dict)
-    timed: Turns | None = None
+    timed: BlockTimes | None = None
     relative_to_single: Interval | None = None
     single_in_own_process: bool | None = None
     relative_to_twin: Interval | None = None
@@ -76,52 +86,54 @@ class Record:
     attribution: Attribution | None = None
     compiler_options: CompilerOptions = ()
     compile_only: bool = False
-    estimate: Estimate | None = None
+    estimate: ChipEstimate | None = None
 
     @classmethod
     def begin(cls, case: Case, *, compile_only: bool = False) -> "Record":
-        """A case of which nothing is known but where it will run; it counts as interrupted until it has ended."""
+        """The record of a case that has just begun. It counts as interrupted until it ends."""
         device = (case.topology.devices() if case.topology else jax.devices())[0]
         virtual = device.platform == "cpu"
         return cls(case, device.platform, device.device_kind, virtual, compile_only=compile_only)
 
     @property
     def samples(self) -> tuple[float, ...]:
-        """Seconds per step, one for each block."""
+        """Seconds per step, one entry per block."""
         return tuple(self.timed.seconds) if self.timed else ()
 
     @property
     def step_seconds_median(self) -> float | None:
-        """Seconds per step; half of the blocks were faster."""
+        """Median seconds per step."""
         return statistics.median(self.samples) if self.samples else None
 
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens of the global batch per second."""
-        return _over(self.case.batch_size * self.case.config.sequence, self.step_seconds_median)
+        return _quotient(self.case.batch_size * self.case.config.sequence, self.step_seconds_median)
 
     @property
     def model_flops_utilization(self) -> float | None:
-        """The model's FLOPs per second, as a fraction of what the devices do on a matmul alone."""
+        """Model FLOPs per second as a fraction of the devices' matmul throughput."""
         if self.matmul_flops_per_second is None:
             return None
         machines = 1 if self.virtual_devices else self.case.mesh.size
-        return _over(
-            _over(self.model_flops_per_step, self.step_seconds_median), machines * self.matmul_flops_per_second
+        return _quotient(
+            _quotient(self.model_flops_per_step, self.step_seconds_median), machines * self.matmul_flops_per_second
         )
 
     @property
     def noisy(self) -> bool | None:
-        """Whether the canary may have been off by more than `NOISE`."""
+        """Whether noise may exceed `NOISE`, by the canary's interval."""
         return None if self.canary is None else self.canary.low < 1 - NOISE or self.canary.high > 1 + NOISE
 
     def as_row(self) -> Row:
-        """The row that this ends in."""
+        """The row of this record."""
         steps_per_block = self.timed.steps_per_block if self.timed else None
         return Row(str(self.case), self.as_extra_info(), self.samples, steps_per_block)
 
     def as_extra_info(self) -> dict[str, Scalar]:
-        """The row as pytest-benchmark keeps it: the same keys always, plain scalars, None for missing or NaN."""
+        """The columns, stored by pytest-benchmark as `extra_info`: always the same keys, plain scalars, None for
+        missing or NaN.
+        """
         case, timed, parts = self.case, self.timed, self.attribution
         row: dict[str, Scalar] = {
             "schema_version": SCHEMA_VERSION,
@@ -143,12 +155,12 @@ class Record:
             "microbatches": case.microbatches,
             "dtype": case.dtype,
             "remat": case.remat,
-            "options": ",".join(spelled(case.options)),
-            "compiler_options": " ".join(spelled(self.compiler_options or case.compiler_options)),
+            "options": ",".join(option_texts(case.options)),
+            "compiler_options": " ".join(option_texts(self.compiler_options or case.compiler_options)),
             "step_seconds_median": self.step_seconds_median,
-            **_ends("step_seconds", Interval.of(self.samples)),
+            **_bounds("step_seconds", Interval.of(self.samples)),
             "tokens_per_second": self.tokens_per_second,
-            "tokens_per_second_per_device": _over(self.tokens_per_second, case.mesh.size),
+            "tokens_per_second_per_device": _quotient(self.tokens_per_second, case.mesh.size),
             "dispatch_seconds_median": statistics.median(timed.dispatch_seconds) if timed and timed.seconds else None,
             "steps_timed": timed.steps if timed else None,
             **_interval("relative_to_single", self.relative_to_single),
@@ -157,15 +169,15 @@ class Record:
             **_interval("canary_ratio", self.canary),
             "noisy": self.noisy,
             **{f"attribution.{part.name}": getattr(parts, part.name, None) for part in fields(Attribution)},
-            "attribution.total_over_step": _over(parts and parts.total_seconds, self.step_seconds_median),
+            "attribution.total_over_step": _quotient(parts and parts.total_seconds, self.step_seconds_median),
             "model_flops_per_step": self.model_flops_per_step,
             "model_flops_utilization": self.model_flops_utilization,
             "matmul_flops_per_second": self.matmul_flops_per_second,
             "compile_seconds": self.compile_seconds,
-            **{f"memory.{item.name}": getattr(self.memory, item.name) for item in fields(Memory)},
+            **{f"memory.{item.name}": getattr(self.memory, item.name) for item in fields(StepMemory)},
             "memory.total_bytes": self.memory.total_bytes,
             **{key: self.compiled.get(key) for key in (*COMPILED_KEYS, *BETWEEN_KEYS, *EXPLAINED_KEYS)},
-            **predicted(case, self.compiled),
+            **predicted_columns(case, self.compiled),
             **self._estimated(),
             "loss_first": self.loss_first,
             "loss_last": self.loss_last,
@@ -184,13 +196,13 @@ class Record:
 
 
 def _interval(name: str, ratio: Interval | None) -> dict[str, float | None]:
-    """The columns of a ratio: its median, and what encloses it."""
-    return {name: ratio and ratio.median, **_ends(name, ratio)}
+    """Columns of a ratio: its median and its interval."""
+    return {name: ratio and ratio.median, **_bounds(name, ratio)}
 
 
-def _ends(name: str, interval: Interval | None) -> dict[str, float | None]:
+def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
     return {f"{name}_low": interval and interval.low, f"{name}_high": interval and interval.high}
 
 
-def _over(amount: float | None, per: float | None) -> float | None:
-    return None if amount is None or per is None else amount / per
+def _quotient(numerator: float | None, denominator: float | None) -> float | None:
+    return None if numerator is None or denominator is None else numerator / denominator

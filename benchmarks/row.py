@@ -1,4 +1,4 @@
-"""A case that has ended, in plain values. JAX is not loaded to read one."""
+"""The row of a finished case in plain values. It can be read without loading JAX."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Row:
-    """What goes into the journal and into the report.
+    """The row of a finished case, as stored in the journal and in the report.
 
     Attributes:
-        case: the id, such as `fsdp-fsdp=8-b16`.
-        extra_info: `Record.as_extra_info`.
-        samples: seconds per step, one for each block; empty where none was timed.
-        steps_per_block: steps that were timed as one, and blocked on once.
+        case: id of the case, such as `fsdp-fsdp=8-b16`.
+        extra_info: columns of the row (`Record.as_extra_info`).
+        samples: seconds per step, one entry per block; empty if nothing was timed.
+        steps_per_block: number of consecutive steps in a block, which is synchronised once at its end.
     """
 
     case: str

@@ -1,12 +1,12 @@
-"""Exit statuses of `pytest benchmarks` besides pytest's own, and besides that of all commands after Ctrl-C."""
+"""Exit statuses of `pytest benchmarks`, besides pytest's own and that of all commands after Ctrl-C."""
 
-A_TIMEOUT = "a case that timed out"
-"""What a process died of that ended with `TIMED_OUT`."""
-LOST = 69
-"""A process has lost another (`EX_UNAVAILABLE` of sysexits.h)."""
+TIMEOUT_CAUSE = "a case that timed out"
+"""Cause of death of a process that exited with `TIMED_OUT`."""
+PEER_LOST = 69
+"""Another process was lost (`EX_UNAVAILABLE` of sysexits.h)."""
 TIMED_OUT = 75
-"""A watchdog ended the process: a temporary failure (`EX_TEMPFAIL` of sysexits.h)."""
+"""The watchdog ended the process: a temporary failure (`EX_TEMPFAIL` of sysexits.h)."""
 UNWRITTEN = 74
-"""What was measured could not be written (`EX_IOERR` of sysexits.h)."""
-IN_ORDER = (0, 1, 5)
-"""Of pytest: all went well, tests have failed, and there were none."""
+"""The results could not be written (`EX_IOERR` of sysexits.h)."""
+NORMAL_EXITS = (0, 1, 5)
+"""Statuses of pytest after an orderly run: all tests passed, some failed, or there were none."""

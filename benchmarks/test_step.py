@@ -1,33 +1,33 @@
-"""What a training step costs: `pytest benchmarks --benchmark-json=results/runs/NAME.json`."""
+"""Benchmark of training steps: `pytest benchmarks --benchmark-json=results/runs/NAME.json`."""
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.cases import Case
 from benchmarks.harness.session import Session
-from benchmarks.reporting.publish import use
+from benchmarks.reporting.publish import mark_used
 from strategies import Infeasible
 
 
 def test_equals_one_device(case: Case, session: Session) -> None:
-    """The step is compiled, and computes what one device computes."""
+    """The step compiles and computes what one device computes."""
     session.prepare(case)
     require_good(session, case)
 
 
 def test_step(case: Case, session: Session, benchmark: BenchmarkFixture) -> None:
-    """The step is timed in turns with the others that do the same work, and leaves its row."""
-    use(benchmark)
+    """The step is timed, interleaved with all comparable ones, and leaves a row."""
+    mark_used(benchmark)
     if session.failed(case):
-        pytest.skip("not timed, for it failed before")
+        pytest.skip("not timed, because it failed before")
     session.prepare(case)
-    if not session.plan.compile_only:
-        session.time(case)  # one that has ended already is not timed
+    if not session.settings.compile_only:
+        session.time(case)  # does nothing for a case that has already ended
     require_good(session, case)
 
 
 def require_good(session: Session, case: Case) -> None:
-    """End a test as its case ended: one that cannot be spread so is left out."""
+    """End the test the way its case ended. Infeasible cases are skipped."""
     try:
         session.require_good(case)
     except Infeasible as error:

@@ -1,16 +1,16 @@
-"""How an amount is written."""
+"""Formatting of amounts with units."""
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
-def amount(number: float, unit: str) -> str:
-    """Three digits and a decimal prefix.
+def amount(value: float, unit: str) -> str:
+    """An amount with three significant digits and a decimal prefix.
 
     >>> amount(39_300_000_000, "B"), amount(54_139_000_000_000, "FLOP"), amount(7, "B"), amount(999_900, "B")
     ('39.3 GB', '54.1 TFLOP', '7 B', '1 MB')
     """
     for prefix in PREFIXES[:-1]:
-        if abs(float(f"{number:.3g}")) < 1000:
-            return f"{number:.3g} {prefix}{unit}"
-        number /= 1000
-    return f"{number:,.0f} {PREFIXES[-1]}{unit}"
+        if abs(float(f"{value:.3g}")) < 1000:
+            return f"{value:.3g} {prefix}{unit}"
+        value /= 1000
+    return f"{value:,.0f} {PREFIXES[-1]}{unit}"

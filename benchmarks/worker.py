@@ -1,14 +1,14 @@
-"""A checkout's part in a paired comparison: a process that times blocks of steps when it is asked to.
+"""A checkout's side of a paired comparison: a process that times blocks of steps on request.
 
 `python -m benchmarks.worker [the options that select cases]`, started in the checkout. It reads requests from stdin and
-answers each on stdout, a line of JSON for a line of JSON, until stdin ends:
+answers on stdout, one line of JSON each, until stdin ends:
 
     {"do": "hello"}                                -> {"protocol": 1, "cases": [{"id": "fsdp-fsdp=8-b16", ...}], ...}
-    {"do": "prepare", "case": "fsdp-fsdp=8-b16"}   -> {"loss": 5.55}      of the first step; the case before is dropped
-    {"do": "size"}                                 -> {"steps": 12}       for a block to last long enough
-    {"do": "block", "steps": 12}                   -> {"seconds": 0.053}  that a block of so many steps lasted
+    {"do": "prepare", "case": "fsdp-fsdp=8-b16"}   -> {"loss": 5.55}      of the first step; drops the previous case
+    {"do": "size"}                                 -> {"steps": 12}       steps for a block to last long enough
+    {"do": "block", "steps": 12}                   -> {"seconds": 0.053}  duration of a block of that many steps
 
-What fails is answered {"error": STATUS, "reason": "in one line"}, and the worker goes on.
+A failure is answered with {"error": STATUS, "reason": "in one line"}, and the process continues.
 """
 
 import argparse
@@ -31,17 +31,17 @@ from benchmarks.harness.corpus import Corpus, read_corpus
 from benchmarks.harness.prepare import begin_training, first_steps
 from benchmarks.options import selected
 from benchmarks.record import Record
-from benchmarks.timing.machine import PACKAGES, compile_anew, use_virtual_devices
+from benchmarks.timing.machine import PACKAGES, disable_compilation_cache, use_virtual_devices
 from benchmarks.timing.measure import Training, compile_step, no_compilation, steps_per_block
 
 PROTOCOL = 1
-"""Two checkouts are compared if they speak the same; it is raised with every change of what is asked or answered."""
+"""Version of the protocol, raised with every change of requests or answers. Only equal versions are compared."""
 
 Answer = dict[str, Any]
 
 
-class Worker:
-    """The cases of this checkout, of which at most one is in training."""
+class TimingServer:
+    """Answers requests about the cases of this checkout. At most one case is in training."""
 
     def __init__(self, cases: Iterable[Case], corpus_N: Corpus) -> None:
         self.cases = {str(case): case for case in cases}
@@ -49,7 +49,7 @@ class Worker:
         self.training: Training | None = None
 
     def hello(self) -> Answer:
-        """What would be compared: whose code, run with what, on which devices and cases."""
+        """Describe what would be compared: code, versions, devices and cases."""
         return {
             "protocol": PROTOCOL,
             "root": str(Path(strategies.__file__).parents[1]),
@@ -62,8 +62,8 @@ class Worker:
         }
 
     def prepare(self, case: str) -> Answer:
-        """Compile a case, and train it for its first steps."""
-        self.training = None  # its memory is needed
+        """Compile a case and train its first steps."""
+        self.training = None  # free its memory first
         step = self.cases[case].build()
         program = compile_step(step, dict(self.cases[case].compiler_options)).program
         training = begin_training(step, program, step.init, self.corpus_N)
@@ -72,11 +72,11 @@ class Worker:
         return {"loss": begun.losses[0]}
 
     def size(self) -> Answer:
-        """How many steps make a block long enough."""
+        """Number of steps in a block."""
         return {"steps": steps_per_block(self._prepared())}
 
     def block(self, steps: int) -> Answer:
-        """Time one block, in which nothing may be compiled and nothing may leave the numbers."""
+        """Time one block. Nothing may be compiled during it, and the loss must stay finite."""
         training = self._prepared()
         with no_compilation():
             seconds = training.block(steps)
@@ -90,26 +90,26 @@ class Worker:
 
 
 COMMANDS: dict[str, Callable[..., Answer]] = {
-    "hello": Worker.hello,
-    "prepare": Worker.prepare,
-    "size": Worker.size,
-    "block": Worker.block,
+    "hello": TimingServer.hello,
+    "prepare": TimingServer.prepare,
+    "size": TimingServer.size,
+    "block": TimingServer.block,
 }
 
 
-def serve(worker: Worker, requests: Iterable[str], answers: IO[str]) -> None:
-    """Answer one request after another; an error is an answer, too."""
+def serve(server: TimingServer, requests: Iterable[str], answers: IO[str]) -> None:
+    """Answer requests one after another; an error is an answer, too."""
     for line in requests:
         try:
             request = json.loads(line)
-            answer = COMMANDS[request.pop("do")](worker, **request)
+            answer = COMMANDS[request.pop("do")](server, **request)
         except Exception as error:
             answer = {"error": status_of(error), "reason": reason_of(error)}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 def reserve_stdout() -> IO[str]:
-    """Stdout for the answers alone: whatever else is printed, by libraries in C++ too, goes to stderr."""
+    """Reserve stdout for answers. Everything else that is printed, even by C++ libraries, goes to stderr."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return answers
@@ -128,8 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         corpus_N = read_corpus(options.corpus, chosen.config)
     except ValueError as error:
         parser.error(str(error))
-    compile_anew()
-    serve(Worker(chosen.cases(), corpus_N), sys.stdin, answers)
+    disable_compilation_cache()
+    serve(TimingServer(chosen.cases(), corpus_N), sys.stdin, answers)
 
 
 if __name__ == "__main__":

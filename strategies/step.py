@@ -222,14 +222,14 @@ class Strategy:
         meshes = factorisations(self.axes, devices) if devices <= self.most_devices else ()
         return [mesh for mesh in meshes if not self.twins or tuple(mesh.sizes) in self.twins]
 
-    def batch_parts(self, mesh: MeshSpec) -> int:
+    def batch_shards(self, mesh: MeshSpec) -> int:
         """Into how many parts the batch is split on a mesh; one, if the strategy states no layout."""
         return size_of(self.layout.batch, mesh.sizes) if self.layout else 1
 
     def default_microbatches(self, mesh: MeshSpec, batch_size: int) -> int:
         """Two for each pipeline stage, for a smaller bubble; without stages `microbatches`; fewer for a small batch."""
         stages = mesh.sizes.get("pipeline", 1)
-        return math.gcd(batch_size // self.batch_parts(mesh), 2 * stages if stages > 1 else self.microbatches)
+        return math.gcd(batch_size // self.batch_shards(mesh), 2 * stages if stages > 1 else self.microbatches)
 
     def is_usual(self, mesh: MeshSpec) -> bool:
         """Whether it is one of the meshes that stand for all."""

@@ -71,7 +71,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "strategies schedule gpipe --stages=1 --microbatches=0": (2, "--microbatches 0; it must be at least 1"),
     "strategies schedule interleaved --stages=1 --microbatches=1 --chunks=0": (2, "--chunks 0; it must be at least 1"),
     "strategies schedule 1f1b --stages=100000 --microbatches=1": (2, "cells; take fewer, for 600,000 at most"),
-    f"{FEASIBILITY} --compile=-1": (2, "'-1' is not a number of them; give a whole number of at least 0"),
+    f"{FEASIBILITY} --compile=-1": (2, "'-1' is not a number; give a whole number of at least 0"),
     f"{FEASIBILITY} --topology=cpu:999999": (2, "has 999,999 devices; take 65,536 or fewer"),
     f"{FEASIBILITY} --topology=v5e-16": (2, "topology 'v5e-16' cannot be read; write one as v5e:4x4"),
     f"{FEASIBILITY} --topology=v5litepod-16": (2, "cannot be read; write one as v5e:4x4"),

@@ -1,1 +1,1 @@
-"""Several processes: how they find each other, answer together, and say who is gone."""
+"""Multi-process runs: joining, agreeing on results and errors, and detecting lost processes."""

@@ -1,7 +1,7 @@
-"""The heartbeat of the process that measures, through a pipe to its supervisor.
+"""Heartbeat from the measuring process to its supervisor, through a pipe.
 
-A case that hangs while it holds the interpreter's lock stops every thread of its process, its watchdog too. Its beats
-stop with them, and the supervisor ends the process. So it does with a process that has told its exit status and hangs
+A case that hangs while holding the GIL stops every thread of its process, including the watchdog's. Its heartbeat stops
+too, and the supervisor then kills the process. The same covers a process that has reported its exit status and hangs
 while Python or JAX shuts down.
 """
 
@@ -12,44 +12,44 @@ import time
 from contextlib import suppress
 
 HEARTBEAT = "MESHMARK_HEARTBEAT"
-"""The variable by which a supervised process knows the file descriptor to write to."""
+"""Environment variable with the file descriptor that a supervised process writes its heartbeat to."""
 BEAT, LAST = b".", b"!"
-"""A byte is sent for each beat; after the last beat, `LAST` and the exit status."""
+"""`BEAT` is the byte of one heartbeat. After the last one comes `LAST`, then a byte with the exit status."""
 BEAT_SECONDS = 0.5
 
 
-class Heart:
-    """Beats in a thread of its own, if somebody listens, from now until `rest`."""
+class HeartbeatSender:
+    """Sends heartbeats from a thread, if a supervisor listens, from construction until `stop`."""
 
     def __init__(self) -> None:
-        descriptor = os.environ.pop(HEARTBEAT, None)  # not for processes that this one starts
-        self._over, self._status = threading.Event(), 0
+        descriptor = os.environ.pop(HEARTBEAT, None)  # child processes must not inherit it
+        self._stopped, self._status = threading.Event(), 0
         if descriptor is not None:
             threading.Thread(target=self._beat, args=(int(descriptor),), daemon=True).start()
 
-    def rest(self, status: int) -> None:
-        """Stop beating, and tell the supervisor the exit status: only the shutdown of Python and JAX is left."""
+    def stop(self, status: int) -> None:
+        """Stop the heartbeat and report the exit status. Only Python's and JAX's shutdown may follow."""
         self._status = status
-        self._over.set()
+        self._stopped.set()
 
     def _beat(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
-        with suppress(OSError):  # the supervisor is gone
-            while not self._over.is_set():
-                with suppress(BlockingIOError):  # it is stopped, and the pipe is full
+        with suppress(OSError):  # the supervisor has exited
+            while not self._stopped.is_set():
+                with suppress(BlockingIOError):  # the supervisor is suspended, and the pipe is full
                     os.write(descriptor, BEAT)
-                self._over.wait(BEAT_SECONDS)
+                self._stopped.wait(BEAT_SECONDS)
             os.write(descriptor, LAST + bytes([self._status]))
 
 
-class Listener:
+class HeartbeatListener:
     """The supervisor's end of the pipe.
 
     Attributes:
-        descriptor: the other end, for the process that beats.
-        silent_seconds: since the last beat; 0 before the first. Time in which this process was stopped (Ctrl-Z) does
-            not count: the other may have been, too.
-        status: the exit status that the other has told; None before its last beat.
+        descriptor: write end, to be inherited by the process that sends heartbeats.
+        silent_seconds: time since the last heartbeat; 0 before the first one. Time during which this process was
+            suspended (Ctrl-Z) does not count, because the sender may have been suspended with it.
+        status: exit status that the sender reported; None before its last heartbeat.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Listener:
         self.status: int | None = None
 
     def listen(self, seconds: float) -> None:
-        """Wait for a beat, so long at most."""
+        """Wait at most `seconds` for a heartbeat."""
         start = time.monotonic()
         ready = select.select([self._read], [], [], seconds)[0]
         if ready and (beats := os.read(self._read, 2**16)):
@@ -66,15 +66,15 @@ class Listener:
             if last := beats.partition(LAST)[2]:
                 self.status = last[0]
             return
-        if ready:  # the process has ended
+        if ready:  # end of file: the process has exited
             time.sleep(min(seconds, 0.01))
         if self._heard:
             self.silent_seconds += min(time.monotonic() - start, 2 * seconds)
 
     def started(self) -> None:
-        """The other process has its end: close this one's copy of it."""
+        """Close this process's copy of the write end. Call it once the sender has inherited that end."""
         os.close(self.descriptor)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the read end."""
         os.close(self._read)

@@ -1,6 +1,7 @@
-"""A timeout for the start of several processes: a line says early what is waited for, and another ends the process.
+"""Options and a timeout for joining a multi-process run.
 
-JAX alone waits in silence, and then aborts the process with a stack of C++.
+While processes are missing, an early line says which ones this process waits for. After `--join-timeout` the process
+exits with an error. JAX on its own waits silently and then aborts with a C++ stack trace.
 """
 
 import os
@@ -13,21 +14,22 @@ from contextlib import contextmanager
 
 import pytest
 
-SILENT_SECONDS = 5.0
+NOTICE_SECONDS = 5.0
+"""Time after which a process says what it waits for."""
 
 
-def processes_asked(option: Namespace) -> bool:
-    """Whether the options ask for several processes.
+def several_processes_requested(option: Namespace) -> bool:
+    """Whether the options ask for a multi-process run.
 
     Raises:
-        ValueError: they say too little, or too much.
+        ValueError: the options for it are incomplete, contradictory or out of range.
     """
-    by_hand = {"--coordinator": option.coordinator, "--processes": option.processes, "--process-id": option.process_id}
-    missing = [name for name, value in by_hand.items() if value is None]
-    if option.distributed and len(missing) < len(by_hand):
-        raise ValueError(f"--distributed finds out what {', '.join(by_hand)} say; leave it out, or leave them out")
-    if 0 < len(missing) < len(by_hand):
-        raise ValueError(f"{', '.join(by_hand)} go together; {', '.join(missing)} missing")
+    manual = {"--coordinator": option.coordinator, "--processes": option.processes, "--process-id": option.process_id}
+    missing = [name for name, value in manual.items() if value is None]
+    if option.distributed and len(missing) < len(manual):
+        raise ValueError(f"--distributed detects {', '.join(manual)}; leave out --distributed, or leave out those")
+    if 0 < len(missing) < len(manual):
+        raise ValueError(f"{', '.join(manual)} go together; {', '.join(missing)} missing")
     if not missing and option.process_id >= option.processes:
         raise ValueError(f"--process-id {option.process_id} is none of {option.processes} processes, 0 the first")
     if option.coordinator is not None:
@@ -36,41 +38,46 @@ def processes_asked(option: Namespace) -> bool:
 
 
 @contextmanager
-def patience(option: Namespace) -> Iterator[None]:
-    """Wait for what is inside, `--join-timeout` seconds at most; then this process ends, as where options are wrong."""
-    arrived = threading.Event()
-    watch = threading.Thread(target=_watch, args=(option, arrived), daemon=True)
+def join_timeout(option: Namespace) -> Iterator[None]:
+    """Limit the time spent in the body to `--join-timeout` seconds.
+
+    When time is up, the process exits with the status of a usage error.
+    """
+    joined = threading.Event()
+    watch = threading.Thread(target=_watch, args=(option, joined), daemon=True)
     watch.start()
     try:
         yield
     finally:
-        arrived.set()
+        joined.set()
         watch.join()
 
 
-def _watch(option: Namespace, arrived: threading.Event) -> None:
-    silent = min(SILENT_SECONDS, option.join_timeout / 2)
-    if arrived.wait(silent):
+def _watch(option: Namespace, joined: threading.Event) -> None:
+    notice_seconds = min(NOTICE_SECONDS, option.join_timeout / 2)
+    if joined.wait(notice_seconds):
         return
-    print(f"waiting for {awaited(option)}, {option.join_timeout:g} seconds at most", file=sys.stderr, flush=True)
-    if not arrived.wait(option.join_timeout - silent):
-        came = f"waited {option.join_timeout:g} seconds for {awaited(option)}"
+    print(
+        f"waiting for {awaited_processes(option)}, {option.join_timeout:g} seconds at most", file=sys.stderr, flush=True
+    )
+    if not joined.wait(option.join_timeout - notice_seconds):
+        problem = f"waited {option.join_timeout:g} seconds for {awaited_processes(option)}"
         advice = "start all processes with the same options, or raise --join-timeout"
-        print(f"ERROR: {came}; {advice}", file=sys.stderr, flush=True)
+        print(f"ERROR: {problem}; {advice}", file=sys.stderr, flush=True)
         os._exit(pytest.ExitCode.USAGE_ERROR)
 
 
-def awaited(option: Namespace) -> str:
-    """Which processes this one waits for, and whether process 0 answers."""
+def awaited_processes(option: Namespace) -> str:
+    """Describe which processes this one waits for, and whether process 0 answers."""
     if option.distributed:
         return "the other processes of the cluster"
     if option.process_id == 0:
-        return f"the other {option.processes - 1} of {option.processes} processes to come to {option.coordinator}"
+        return f"the other {option.processes - 1} of {option.processes} processes to connect to {option.coordinator}"
     return f"process 0 at {option.coordinator}{unreachable(option.coordinator)}"
 
 
 def unreachable(where: str) -> str:
-    """Why nobody answers at HOST:PORT, or that somebody does.
+    """Say why nothing answers at HOST:PORT, or that process 0 answers and others are missing.
 
     >>> unreachable("127.0.0.1:1")
     ' (Connection refused)'
@@ -80,15 +87,15 @@ def unreachable(where: str) -> str:
         socket.create_connection((host, int(port)), timeout=2).close()
     except OSError as error:
         return f" ({error.strerror or error})"
-    return ", where others are missing"
+    return ", which waits for other processes"
 
 
 def require_address(where: str) -> None:
-    """See that a coordinator's address can be one.
+    """Check that the coordinator's address has the form HOST:PORT.
 
     Raises:
-        ValueError: it has no host or no port.
+        ValueError: the host or the port is missing, or the port is out of range.
     """
     host, _, port = where.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ValueError(f"--coordinator {where} is no address; give HOST:PORT, such as node0:12345")
+        raise ValueError(f"--coordinator {where} is not an address; give HOST:PORT, such as node0:12345")

@@ -1,14 +1,14 @@
-"""Several processes that measure together, on one machine or on many: how they start, and how they agree.
+"""Processes that measure together, on one machine or several: how they start, synchronise and agree on errors.
 
-`join` makes this process one of them. From then on each does the same in the same order. `together` runs a function in
-every process and waits for all: what failed in one has failed in all, and none goes on to a collective that another
-does not come to. `of_first` gives all of them what the first one found: whatever a clock, a file or its memory decides.
-In a process that is alone the two call the function, and that is all.
+After `join`, every process executes the same calls in the same order. `run_in_all` runs a function in every process and
+waits for all of them. If it fails in one process it fails in all, so no process enters a collective that another one
+never reaches. `broadcast_first` does the same and returns the first process's result everywhere; it is used for
+everything that depends on a clock, a file or available memory. In a single-process run both just call the function.
 
-Of a failure in the middle of a step nothing can be told: the others wait in its collectives, for a process that has
-left them, until `--case-timeout` ends the run.
+A failure in the middle of a step cannot be shared: the other processes wait in the step's collectives for the process
+that has left, until `--case-timeout` ends the run.
 
-The first process, number 0, is the one that writes and reports.
+Process 0, the first, writes the report and prints.
 """
 
 import atexit
@@ -28,87 +28,99 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int
 
-from benchmarks.cluster.joining import patience, processes_asked
-from benchmarks.cluster.pulse import Pulse
+from benchmarks.cluster.joining import join_timeout, several_processes_requested
+from benchmarks.cluster.liveness import PeerHeartbeat
 from benchmarks.failures import CaseFailure, Status, reason_of, status_of
 
 T = TypeVar("T")
 
-PATIENCE = 0.9
-"""Of the seconds after which a watchdog ends this process: before it does, who does not come is named."""
+BARRIER_FRACTION = 0.9
+"""Barrier timeout as a fraction of `--case-timeout`. It expires first, so that the missing process is named."""
 
 
-class Elsewhere(CaseFailure):
-    """Another process failed; its word for it, and its reason."""
+class FailedElsewhere(CaseFailure):
+    """The function failed in another process; carries that process's status and reason."""
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
         self.status = status
 
 
-class Lost(BaseException):
-    """Another process does not come. It ends the run, as Ctrl-C does, and not a case."""
+class ProcessLost(BaseException):
+    """Another process did not arrive. Like Ctrl-C, this ends the run and not just a case."""
 
 
 @dataclass
 class _Group:
-    """The processes that this one is one of.
+    """The group of processes that this process belongs to.
 
     Attributes:
-        client: of the service that `jax.distributed.initialize` starts.
-        patience_seconds: how long the others are waited for.
-        meetings: how often they have agreed: each has done so as often as any other.
+        client: client of the key-value service that `jax.distributed.initialize` starts.
+        index: number of this process.
+        count: number of processes.
+        timeout_seconds: how long a barrier waits for the others.
+        barriers: number of barriers so far; it is equal in all processes and names the next one.
     """
 
     client: Any
     index: int
     count: int
-    patience_seconds: float
-    meetings: int = 0
+    timeout_seconds: float
+    barriers: int = 0
 
-    def meet(self, failure: tuple[str, str] | None, word: Any) -> tuple[dict[int, tuple[Status, str]], Any]:
-        """Wait for all, and learn which of them have failed, and the word of the first.
+    def exchange(self, failure: tuple[str, str] | None, value: Any) -> tuple[dict[int, tuple[Status, str]], Any]:
+        """Wait for all processes and exchange results.
+
+        Args:
+            failure: status and reason, if the function failed in this process.
+            value: JSON-serialisable value to share; only the first process's counts.
+
+        Returns:
+            Failures by process number, and the first process's value.
 
         Raises:
-            Lost: not all have come.
+            ProcessLost: not all processes arrived in time.
         """
-        self.meetings += 1
-        room = f"meshmark/{self.meetings}"
+        self.barriers += 1
+        barrier = f"meshmark/{self.barriers}"
         try:
             if failure:
-                self.client.key_value_set(f"{room}/failed/{self.index}", json.dumps(failure))
+                self.client.key_value_set(f"{barrier}/failed/{self.index}", json.dumps(failure))
             if self.index == 0:
-                self.client.key_value_set(f"{room}/word", json.dumps(word))
-            self.client.wait_at_barrier(room, round(1000 * self.patience_seconds))
-            said = {key.removeprefix(f"{room}/"): json.loads(text) for key, text in self.client.key_value_dir_get(room)}
+                self.client.key_value_set(f"{barrier}/value", json.dumps(value))
+            self.client.wait_at_barrier(barrier, round(1000 * self.timeout_seconds))
+            entries = {
+                key.removeprefix(f"{barrier}/"): json.loads(text)
+                for key, text in self.client.key_value_dir_get(barrier)
+            }
             if self.index == 0:
-                self.client.key_value_delete(f"meshmark/{self.meetings - 1}")  # all have read it, for all are here
+                self.client.key_value_delete(f"meshmark/{self.barriers - 1}")  # everybody has read it by now
         except jax.errors.JaxRuntimeError as error:
-            raise Lost(_missing(str(error), self.patience_seconds)) from error
-        failures = {int(key.partition("/")[2]): text for key, text in said.items() if key != "word"}
-        return failures, said["word"]
+            raise ProcessLost(_missing(str(error), self.timeout_seconds)) from error
+        failures = {int(key.partition("/")[2]): text for key, text in entries.items() if key != "value"}
+        return failures, entries["value"]
 
 
 _group: _Group | None = None
-_pulse: Pulse | None = None
+_heartbeat: PeerHeartbeat | None = None
 
 
 def join(option: Namespace) -> None:
-    """Become one of the processes that the options ask for, if they do. It comes before anything asks for devices.
+    """Join the multi-process run that the options ask for, if any. Must be called before JAX starts a backend.
 
     Raises:
-        ValueError: the processes do not find each other, or there is no cluster to find them in.
+        ValueError: the processes do not find each other, or no cluster environment is detected.
     """
-    global _group, _pulse
-    if not processes_asked(option):
+    global _group, _heartbeat
+    if not several_processes_requested(option):
         return
     try:
-        with patience(option):
+        with join_timeout(option):
             jax.distributed.initialize(
                 option.coordinator,
                 option.processes,
                 option.process_id,
-                # JAX would end this process, too, but without saying why where it is heard. It comes second.
+                # JAX's own timeouts end the process without a readable reason, so they are longer than ours.
                 initialization_timeout=math.ceil(option.join_timeout) + 30,
                 heartbeat_timeout_seconds=math.ceil(3 * option.lost_after),
                 shutdown_timeout_seconds=math.ceil(option.lost_after),
@@ -117,118 +129,128 @@ def join(option: Namespace) -> None:
         if not option.distributed:
             raise
         ways = "start it under SLURM, Open MPI or Kubernetes, or on the hosts of a TPU; or, without --distributed, name"
-        raise ValueError(f"no cluster is found ({error}): {ways} --coordinator, --processes, --process-id") from error
+        raise ValueError(
+            f"no cluster is detected ({error}): {ways} --coordinator, --processes, --process-id"
+        ) from error
     except RuntimeError as error:
         raise ValueError(f"the processes do not find each other: {error}") from error
-    # The service's client, with its barriers that time out, has no public name. What is public, `multihost_utils` of
-    # `jax.experimental`, agrees by a collective of the devices: where one process is missing it waits for ever.
+    # The client of the service, whose barriers can time out, has no public name. The public alternative,
+    # `jax.experimental.multihost_utils`, uses a device collective, which waits forever if a process is missing.
     from jax._src.distributed import global_state
 
     index, count = global_state.process_id, global_state.num_processes or 1
-    _group = _Group(global_state.client, index, count, PATIENCE * option.case_timeout)
-    stderr = os.dup(sys.stderr.fileno())  # the real one: in a test pytest captures what is written
-    _pulse = Pulse(global_state.client, index, count, option.lost_after, lambda text: write_line(stderr, text))
-    beating = threading.Thread(target=_pulse.beat, daemon=True)
+    _group = _Group(global_state.client, index, count, BARRIER_FRACTION * option.case_timeout)
+    stderr = os.dup(sys.stderr.fileno())  # the real stderr, because pytest captures the other one
+    _heartbeat = PeerHeartbeat(
+        global_state.client, index, count, option.lost_after, lambda text: write_line(stderr, text)
+    )
+    beating = threading.Thread(target=_heartbeat.beat, daemon=True)
     beating.start()
-    atexit.register(_part, global_state, _pulse, beating)
-    jax.devices()  # in all of them now: a backend that starts waits until it has started in the others
+    atexit.register(_disconnect, global_state, _heartbeat, beating)
+    jax.devices()  # in all processes now, because a backend that starts waits for those of the others
 
 
 def write_line(descriptor: int, text: str) -> None:
-    """Write a line to an open file, past what buffers or captures it."""
+    """Write a line to an open file descriptor, bypassing buffers and pytest's capture."""
     os.write(descriptor, f"{text}\n".encode())
 
 
-def _part(jax_state: Any, pulse: Pulse, beating: threading.Thread) -> None:
-    """End with the others, or without them."""
-    pulse.over.set()
-    beating.join()  # Python must not end while it is in a call of the client, nor the client while it is called
-    if not pulse.finished:
-        pulse.leave()
-        # JAX would wait for the others, which do not end now, and then abort all. So it would where it destroys the
-        # client: a thread that does not end has it.
-        kept = jax_state.client, jax_state.service
-        threading.Thread(target=lambda _: threading.Event().wait(), args=(kept,), daemon=True).start()
+def _disconnect(jax_state: Any, heartbeat: PeerHeartbeat, beating: threading.Thread) -> None:
+    """Leave the group at exit, in order or without the other processes."""
+    heartbeat.over.set()
+    beating.join()  # neither Python nor the client may shut down during a call to the client
+    if not heartbeat.finished:
+        heartbeat.leave()
+        # JAX would wait for the other processes, which do not exit now, and then abort all of them. It also does so
+        # when it destroys the client, so a thread that never ends keeps a reference to it.
+        references = jax_state.client, jax_state.service
+        threading.Thread(target=lambda _: threading.Event().wait(), args=(references,), daemon=True).start()
         jax_state.client = jax_state.service = None
 
 
 def end(*, in_order: bool, why: str | None = None) -> None:
-    """Say that this process ends, and whether it has come to the end of what all do together: else the others end, too.
+    """Announce that this process ends. Only the first call counts.
 
-    They say `why`. It is not said again. One that ends without a word has not come to that end.
+    Args:
+        in_order: whether it completed everything that all processes do together. If not, the others end as well.
+        why: reason that the others then print.
+
+    A process that exits without this call counts as not in order.
     """
-    if _pulse and not _pulse.over.is_set():
-        _pulse.finished, _pulse.why = in_order, why
-        _pulse.over.set()
+    if _heartbeat and not _heartbeat.over.is_set():
+        _heartbeat.finished, _heartbeat.why = in_order, why
+        _heartbeat.over.set()
 
 
 def count() -> int:
-    """How many processes measure together."""
+    """Number of processes that measure together."""
     return _group.count if _group else 1
 
 
 def is_first() -> bool:
-    """Whether this is the one that writes and reports."""
+    """Whether this process is the one that writes the report and prints."""
     return _group is None or _group.index == 0
 
 
-def together(function: Callable[[], T]) -> T:
-    """What a function returns here, when it has returned in all processes. It may not call `together` itself.
+def run_in_all(function: Callable[[], T]) -> T:
+    """Run a function in every process, wait for all, and return this process's result.
+
+    The function must not call `run_in_all` itself.
 
     Raises:
-        Exception: what it raised here.
-        Elsewhere: it raised something in another process, which is named, and nothing here.
-        Lost: a process has not come.
+        Exception: whatever the function raised in this process.
+        FailedElsewhere: the function failed in another process, which is named, and not in this one.
+        ProcessLost: a process did not arrive.
     """
-    return function() if _group is None else _ended(_group, function, lambda value: None)[0]
+    return function() if _group is None else _agree(_group, function, lambda value: None)[0]
 
 
-def of_first(function: Callable[[], T]) -> T:
-    """As `together`, but it returns what the function returned in the first process: plain values, as in JSON."""
-    return function() if _group is None else _ended(_group, function, lambda value: value)[1]
+def broadcast_first(function: Callable[[], T]) -> T:
+    """Like `run_in_all`, but return the first process's result, which must be JSON-serialisable."""
+    return function() if _group is None else _agree(_group, function, lambda value: value)[1]
 
 
-def _ended(group: _Group, function: Callable[[], T], tell: Callable[[T], Any]) -> tuple[T, Any]:
-    """What a function returned here, and what was told of it by the first process."""
+def _agree(group: _Group, function: Callable[[], T], shared: Callable[[T], Any]) -> tuple[T, Any]:
+    """Return this process's result, and the value that the first process shared of its result."""
     try:
         value = function()
     except Exception as error:
         try:
-            group.meet((status_of(error), reason_of(error)), None)
-        except Lost as lost:  # the others may be in a collective, which this one has left
-            raise Lost(f"process {group.index} of {group.count}: {reason_of(error)}; {lost}") from error
+            group.exchange((status_of(error), reason_of(error)), None)
+        except ProcessLost as lost:  # the others may hang in a collective that this one has left
+            raise ProcessLost(f"process {group.index} of {group.count}: {reason_of(error)}; {lost}") from error
         raise
-    failures, word = group.meet(None, tell(value))
+    failures, first_value = group.exchange(None, shared(value))
     if failures:
         index, (status, reason) = min(failures.items())
-        raise Elsewhere(status, f"process {index} of {group.count}: {reason}")
-    return value, word
+        raise FailedElsewhere(status, f"process {index} of {group.count}: {reason}")
+    return value, first_value
 
 
 def _missing(message: str, seconds: float) -> str:
-    """Which process did not come, as the service says it.
+    """Name the process that did not arrive, from the service's error message.
 
     >>> _missing("Barrier timed out. Some timed out task names:\\n/job:jax_worker/replica:0/task:3", 60)
-    'process 3 did not come within 60 seconds: it hangs, or has gone another way'
+    'process 3 did not arrive within 60 seconds: it hangs, or took another code path'
     """
     name = re.search(r"task names:\s+\S*?([0-9]+)\s*$", message, re.MULTILINE)
     if name:
-        return f"process {name[1]} did not come within {seconds:g} seconds: it hangs, or has gone another way"
+        return f"process {name[1]} did not arrive within {seconds:g} seconds: it hangs, or took another code path"
     return f"the other processes are gone: {message.partition(chr(10))[0]}"
 
 
-def crossing(mesh: Mesh) -> tuple[str, ...]:
-    """The axes of a mesh that cross from process to process."""
+def crossing_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Mesh axes along which neighbouring devices belong to different processes."""
     process_of = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
     return axes_between(process_of, tuple(map(str, mesh.axis_names)))
 
 
 def axes_between(process_of: Int[np.ndarray, "..."], axes: Sequence[str]) -> tuple[str, ...]:
-    """The mesh axes along which devices of different processes lie: what is sent over these may go through a network.
+    """Mesh axes that cross process boundaries. Communication over them may go through a network.
 
     Args:
-        process_of: the process of each device of the mesh, a dim for each axis.
-        axes: their names.
+        process_of: process index of each device of the mesh, one dim per mesh axis.
+        axes: names of the mesh axes.
 
     >>> axes_between(np.array([[0, 0], [1, 1]]), ("data", "tensor"))
     ('data',)

@@ -1,1 +1,1 @@
-"""Devices, and those that are not there: topologies of pods and clusters, figures of chips, where a mesh is placed."""
+"""Devices that need not be present: topologies of pods and clusters, chip specifications, and mesh placement."""

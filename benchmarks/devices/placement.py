@@ -1,4 +1,4 @@
-"""Where devices that are not there stand on a mesh: as JAX places them, or by arithmetic where it has no compiler."""
+"""Positions of a topology's devices on a mesh, in the order that JAX assigns or, without a compiler, by arithmetic."""
 
 import math
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from benchmarks.devices.topology import Topology
 from strategies import MeshSpec
 
 CORES = {"tpu7x": 2}
-"""Devices that a chip is, where it is more than one."""
+"""Devices per chip, where it is more than one."""
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """What roofline.py asks of a device."""
+class DevicePosition:
+    """Stands in for a JAX device: the two attributes that roofline.py reads."""
 
     coords: tuple[int, ...]
     process_index: int
 
 
 def device_count(topology: Topology) -> int:
-    """Devices of a topology.
+    """Number of devices of a topology.
 
     >>> device_count(Topology.parse("v5p:4x4x4")), device_count(Topology.parse("tpu7x:4x4x4"))
     (64, 128)
@@ -32,17 +32,18 @@ def device_count(topology: Topology) -> int:
 
 
 @cache
-def placed(topology: Topology, spec: MeshSpec) -> Mesh:
-    """The mesh of a topology's devices, as the steps have it; without a compiler, of places in order of its shape.
+def topology_mesh(topology: Topology, spec: MeshSpec) -> Mesh:
+    """Mesh of all devices of a topology, in the order that the steps use.
 
-    Virtual devices stand in a row, on one host. GPUs are in order of their hosts.
+    If the compiler of the topology is not installed, the mesh holds `DevicePosition`s in row-major order of the
+    topology's shape. Virtual devices form a line on one host. GPUs are ordered by host.
     """
     if topology.chip and topology.compiler_version:
         return spec.over(tuple(spec.sizes), topology.devices())
     hosts = topology.platform == "cuda"
-    places = [
-        Place(coords, coords[0] if hosts else 0)
+    positions = [
+        DevicePosition(coords, coords[0] if hosts else 0)
         for coords in np.ndindex(topology.shape)
         for _ in range(CORES.get(topology.kind, 1))
     ]
-    return Mesh(np.array(places).reshape(tuple(spec.sizes.values())), tuple(spec.sizes))
+    return Mesh(np.array(positions).reshape(tuple(spec.sizes.values())), tuple(spec.sizes))

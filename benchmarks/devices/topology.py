@@ -1,4 +1,4 @@
-"""Devices that are not there: meshes of them are compiled for, by their own compilers, and nothing runs."""
+"""Topologies of devices that need not be present: steps are compiled for them ahead of time and never run."""
 
 import functools
 import math
@@ -17,16 +17,17 @@ from strategies.mesh import Devices
 
 CPU = "cpu"
 COMPILERS = {"tpu": ("tpu", "libtpu"), "cuda": ("gpu", "jax-cuda13-plugin")}
-"""By platform: the extra of ours that has its compiler, and the package that it is in."""
+"""By platform: the extra of this project that installs the compiler, and the package that contains it."""
 
 REQUIRED = {"tpu": "jax[tpu]", "gpu": "jax[cuda13]"}
-"""By our extra: what it installs."""
+"""What each of these extras installs."""
 CLOUD_NAMES = {"v5litepod": "v5e", "v5lite": "v5e"}
-"""Of Cloud TPU, for kinds that have another name here."""
+"""Cloud TPU's names of kinds that are called differently here."""
 CORES_COUNTED = {"v4": 2, "v5p": 2}
-"""Cloud TPU's accelerator types count cores of these kinds, two a chip, and chips of others (Cloud TPU, "Versions")."""
-MOST_DEVICES = 65_536
-"""Where there is no largest slice: with more, candidates take longer than a person waits."""
+"""Cloud TPU's accelerator types count cores for these kinds, two per chip, and chips for the others (Cloud TPU,
+"Versions")."""
+MAX_DEVICES = 65_536
+"""Limit for kinds without a largest slice. With more devices, the search takes too long to wait for."""
 
 NO_TPU_HOST = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -35,8 +36,8 @@ NO_TPU_HOST = {
     "TPU_MIN_LOG_LEVEL": "3",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""Facts of any host with TPUs, or else libtpu looks for those of this one, and says that there are none; and that
-several processes may compile at once, or else it keeps a lock, as if each used the TPUs."""
+"""Environment of a TPU host. Without it, libtpu looks for TPUs on this machine and reports that there are none. The
+last entry lets several processes compile at once: by default libtpu takes a lock, as if each process used the TPUs."""
 
 GPUS: Mapping[str, Mapping[str, Any]] = {
     "h100": {
@@ -64,7 +65,7 @@ GPUS: Mapping[str, Mapping[str, Any]] = {
         "compute_capability": 10,
     },
 }
-"""What XLA wants to know of a GPU besides: as in its own descriptions (xla/backends/gpu/target_config/specs)."""
+"""Further properties that XLA needs of a GPU, as in its own descriptions (xla/backends/gpu/target_config/specs)."""
 
 GPU_TARGET = """
 gpu_device_info {{
@@ -92,71 +93,84 @@ platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 }}
 device_description_str: "{name}"
 """
-"""A GpuTargetConfigProto (XLA, stream_executor/device_description.proto); what is not filled in is the same in compute
-capabilities 9 and 10 (CUDA C++ Programming Guide, "Compute Capabilities")."""
+"""A GpuTargetConfigProto (XLA, stream_executor/device_description.proto). The values that are not filled in are the
+same for compute capabilities 9 and 10 (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices of one kind: TPUs in a mesh or torus of a shape, GPUs as hosts by GPUs, or so many virtual CPU devices.
+    """Devices of one kind in a shape.
+
+    Attributes:
+        kind: a name in `CHIPS`, or "cpu" for virtual CPU devices.
+        shape: extents of the mesh or torus of TPU chips; (hosts, GPUs per host); or (number of virtual devices,).
 
     Raises:
-        ValueError: a kind that is not known, or a shape that it does not come in.
+        ValueError: the kind is unknown, or does not come in this shape.
     """
 
     kind: str
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Validate the kind and the shape."""
         if self.kind != CPU and self.kind not in CHIPS:
-            raise ValueError(f"topology {self}: {self.kind!r} is not known; there are {', '.join((*CHIPS, CPU))}")
-        dims = {CPU: 1, "cuda": 2}.get(self.platform) or CHIPS[self.kind].dims
+            raise ValueError(f"topology {self}: {self.kind!r} is not known; known kinds are {', '.join((*CHIPS, CPU))}")
+        dims = {CPU: 1, "cuda": 2}.get(self.platform) or CHIPS[self.kind].torus_dims
         if len(self.shape) != dims or min(self.shape) < 1:
-            problem = f"topology {self} has no shape that {self.kind} comes in, which has {dims} dims"
+            problem = f"topology {self}: the shape of {self.kind} has {dims} dims of at least 1"
             raise ValueError(f"{problem}; write one as {self._example}")
         chips, most = math.prod(self.shape), self.chip.slice_chips if self.chip else 0
-        if not most and chips > MOST_DEVICES:
-            raise ValueError(f"topology {self} has {chips:,} devices; take {MOST_DEVICES:,} or fewer")
+        if not most and chips > MAX_DEVICES:
+            raise ValueError(f"topology {self} has {chips:,} devices; take {MAX_DEVICES:,} or fewer")
         if most and chips > most:
             problem = f"topology {self} has {chips:,} chips, and a slice of {self.kind} has at most {most:,}"
             raise ValueError(f"{problem}; take a smaller one, as {self._example}, or virtual devices, as cpu:1024")
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """Read one as it is printed, in small or capital letters.
+        """Parse the text that `str` gives, in any case.
+
+        Raises:
+            ValueError: the text is not of the form KIND:NxN, or is no valid topology.
 
         >>> str(Topology.parse("v5p:4x4x4")), Topology.parse("h100:16x8").platform
         ('v5p:4x4x4', 'cuda')
         """
         if not (parts := re.fullmatch(r"([a-z0-9]+):([0-9]{1,6}(?:x[0-9]{1,6})*)", text.lower())):
-            raise ValueError(f"topology {text!r} cannot be read; write one as {meant(text)}")
+            raise ValueError(f"topology {text!r} cannot be read; write one as {suggested(text)}")
         return cls(CLOUD_NAMES.get(parts[1], parts[1]), tuple(map(int, parts[2].split("x"))))
 
     def __str__(self) -> str:
-        """As it is parsed."""
+        """The text that `parse` reads."""
         return f"{self.kind}:{'x'.join(map(str, self.shape))}"
 
     @property
     def chip(self) -> Chip | None:
-        """The figures of a device; none of a virtual one."""
+        """Specifications of a device; None for virtual devices."""
         return CHIPS.get(self.kind)
 
     @property
     def platform(self) -> str:
-        """Whose compiler it takes: of "tpu", "cuda" and "cpu"."""
+        """Platform whose compiler is used: "tpu", "cuda" or "cpu"."""
         return self.chip.platform if self.chip else CPU
 
     def devices(self) -> Devices:
-        """To compile for, in their own order. Virtual ones are made by `prepare`.
+        """Devices to compile for, in the topology's order. Virtual devices exist only after `prepare`.
 
         Raises:
-            ValueError: the compiler is not installed, or knows no such shape; the message says what to do.
+            ValueError: the compiler is not installed, or does not support the shape; the message says what to do.
         """
         return _devices(self)
 
     def prepare(self) -> None:
-        """Set JAX up for it, before any backend starts: nothing is to run, so none but the CPU's is wanted."""
+        """Configure JAX for this topology. Must be called before any backend starts.
+
+        Only the CPU backend is enabled, because nothing is run on the topology itself.
+
+        Raises:
+            ValueError: the compiler is not installed.
+        """
         jax.config.update("jax_platforms", CPU)
         if self.platform == CPU:
             jax.config.update("jax_num_cpu_devices", self.shape[0])
@@ -164,20 +178,20 @@ class Topology:
             self.require_compiler()
 
     def require_compiler(self) -> None:
-        """Refuse early what cannot be compiled here.
+        """Check that the compiler for this topology is installed.
 
         Raises:
-            ValueError: the compiler is not installed.
+            ValueError: it is not; the message has the command that installs it.
         """
         extra, _ = COMPILERS.get(self.platform, ("", ""))
         if self.compiler_version is None:
-            problem = f"topology {self} takes a compiler that is not installed"
+            problem = f"topology {self} needs a compiler that is not installed"
             install = f"in the checkout, pip install -e '.[{extra}]'; elsewhere, pip install '{REQUIRED[extra]}'"
             raise ValueError(f"{problem} (but no {extra.upper()}): {install}")
 
     @property
     def compiler_version(self) -> str | None:
-        """The package of its compiler, and its version; None if it is not installed."""
+        """Package and version of the compiler for this topology; None if it is not installed."""
         _, package = COMPILERS.get(self.platform, ("", "jaxlib"))
         try:
             return f"{package} {version(package)}"
@@ -186,64 +200,66 @@ class Topology:
 
     @property
     def _example(self) -> str:
-        shape = {CPU: "1024", "cuda": "16x8"}.get(self.platform) or "x".join(CHIPS[self.kind].dims * "4")
+        shape = {CPU: "1024", "cuda": "16x8"}.get(self.platform) or "x".join(CHIPS[self.kind].torus_dims * "4")
         return f"{self.kind}:{shape}"
 
 
-def meant(text: str) -> str:
-    """How what may be meant by a text is written; any topology where that cannot be told.
+def suggested(text: str) -> str:
+    """Spelling of the topology that a malformed text probably means; examples if that cannot be told.
 
-    >>> meant("v5litepod-16"), meant("v4-8"), meant("h100-8"), meant("8 chips")
+    >>> suggested("v5litepod-16"), suggested("v4-8"), suggested("h100-8"), suggested("8 chips")
     ('v5e:4x4', 'v4:2x2x1', 'h100:1x8', 'v5p:4x4x4, h100:16x8 or cpu:1024')
     """
     parts = re.fullmatch(r"([a-z0-9]+)[-_ /]([0-9]{1,6})", text.lower())
     kind = CLOUD_NAMES.get(parts[1], parts[1]) if parts else ""
     if not parts or int(parts[2]) < 1 or (kind != CPU and kind not in CHIPS) or kind == "tpu7x":
         return "v5p:4x4x4, h100:16x8 or cpu:1024"
-    number = max(1, int(parts[2]) // CORES_COUNTED.get(kind, 1))
+    chips = max(1, int(parts[2]) // CORES_COUNTED.get(kind, 1))
     if kind == CPU:
-        return f"{CPU}:{number}"
-    if not (dims := CHIPS[kind].dims):
-        return f"{kind}:{number // 8}x8" if number % 8 == 0 else f"{kind}:1x{number}"
-    shape = squarish(number, dims)
-    if dims == 3:  # of a torus that is flat, the last dim is
+        return f"{CPU}:{chips}"
+    if not (dims := CHIPS[kind].torus_dims):
+        return f"{kind}:{chips // 8}x8" if chips % 8 == 0 else f"{kind}:1x{chips}"
+    shape = balanced_factors(chips, dims)
+    if dims == 3:  # extents of 1 come last
         shape = sorted(shape, key=lambda size: size == 1)
     return f"{kind}:{'x'.join(map(str, shape))}"
 
 
-def squarish(number: int, dims: int) -> tuple[int, ...]:
-    """A number as a product of so many, as alike as can be.
+def balanced_factors(number: int, dims: int) -> tuple[int, ...]:
+    """Factor a number into `dims` factors that are as equal as possible, in increasing order of size where they differ.
 
-    >>> squarish(32, 2), squarish(64, 3)
+    >>> balanced_factors(32, 2), balanced_factors(64, 3)
     ((4, 8), (4, 4, 4))
     """
     if dims == 1:
         return (number,)
     first = max(size for size in range(1, number + 1) if number % size == 0 and size**dims <= number)
-    return first, *squarish(number // first, dims - 1)
+    return first, *balanced_factors(number // first, dims - 1)
 
 
 @functools.cache
 def _devices(topology: Topology) -> Devices:
     chip = topology.chip
     if chip is None:
-        wanted, there = topology.shape[0], jax.devices(CPU)
-        if wanted > len(there):
-            raise ValueError(f"topology {topology}: JAX has started with {len(there)} virtual devices; start it anew")
-        return there[:wanted]
+        wanted, available = topology.shape[0], jax.devices(CPU)
+        if wanted > len(available):
+            raise ValueError(
+                f"topology {topology}: JAX has started with {len(available)} virtual devices; restart the process"
+            )
+        return available[:wanted]
     topology.require_compiler()
     if chip.platform == "tpu":
         for name, value in NO_TPU_HOST.items():
             os.environ.setdefault(name, value)
-        named: dict[str, Any] = {"topology_name": str(topology)}
+        arguments: dict[str, Any] = {"topology_name": str(topology)}
         if topology.kind == "v4":
-            named["chip_config_name"] = "megacore"  # both of its cores are one device, as JAX uses it
+            arguments["chip_config_name"] = "megacore"  # both cores of a chip form one device, as in JAX
     else:
         hosts, gpus = topology.shape
         shape = f"1x{hosts}x{gpus}"
         target = GPU_TARGET.format(memory_bytes=chip.memory_bytes, **GPUS[topology.kind])
-        named = {"topology_name": shape, "topology": shape, "target_config": target}
+        arguments = {"topology_name": shape, "topology": shape, "target_config": target}
     try:
-        return topologies.get_topology_desc(platform=chip.platform, **named).devices
+        return topologies.get_topology_desc(platform=chip.platform, **arguments).devices
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"topology {topology}: {str(error).partition(chr(10))[0]}") from error

@@ -1,1 +1,1 @@
-"""What the facts of a program mean: against formulas, against the figures of a chip, and what to try next."""
+"""Interpretation of a compiled program: against the formulas, against a chip's specifications, and advice."""

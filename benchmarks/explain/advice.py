@@ -1,23 +1,24 @@
-"""Over which of a TPU's chips weights should be gathered, by what its compiler makes of gathers: seen, not published.
+"""Advice on which TPU mesh axes to gather weights over, from observed (undocumented) behaviour of the TPU compiler.
 
-Compiled with libtpu 0.0.42.1 (JAX 0.10.2) for v4, v5e, v5p, v6e and TPU7x: a function that gathers a matrix
-bf16[4096,4096] over some axes, multiplies by it, and scatters a product; and steps of fsdp and hsdp. Nothing was run.
+Observed with libtpu 0.0.42.1 (JAX 0.10.2) for v4, v5e, v5p, v6e and TPU7x, on a function that all-gathers a matrix
+bf16[4096,4096] over some axes, multiplies by it and reduce-scatters a product, and on steps of fsdp and hsdp. Nothing
+was run.
 
-An all-gather over all chips of a torus that is closed in three dims (4x4x4, 4x4x8; not 2x4x4) becomes an all-reduce of
-the full array, and so does a reduce-scatter over all of more than eight chips, in two dims or three, but on TPU7x. Over
-fewer chips than there are both stay what they are. So they do with the options below, where parts are large and no
-innermost dim is split: on v5p and TPU7x they go to the sparse cores, beside the matmuls. Of gpt2 with two layers, whose
-token table is most of it, an all-reduce of the table's gradients stays.
+An all-gather over all chips of a torus that wraps around in three dims (4x4x4, 4x4x8; not 2x4x4) becomes an all-reduce
+of the full array. So does a reduce-scatter over all of more than eight chips, in two dims or three, except on TPU7x.
+Over fewer chips than there are, both stay what they are. They also stay with the options below, if parts are large and
+no innermost dim is split: on v5p and TPU7x they then run on the sparse cores, overlapped with matmuls. For gpt2 with
+two layers, most of which is the token table, the all-reduce of the table's gradients stays.
 
-A step of gpt3-6.7b on 64 chips of v5p:4x4x4 (batch 64, bfloat16, remat="full"), by what a chip sends in GB, how much
-of that is behind matmuls, and its temporaries:
+A step of gpt3-6.7b on 64 chips of v5p:4x4x4 (batch 64, bfloat16, remat="full"): GB that a chip sends, GB of that
+overlapped with matmuls, and temporaries:
 
     fsdp=64                          79.4     0    3.5 GiB
     fsdp=64, with all options        40.5    31.7  3.8 GiB
     data=4,fsdp=16                   40.6     0    5.3 GiB
 
-Fewer bytes are not always less time: an all-reduce goes along all dims of a torus at once, and a reduce-scatter, on the
-way through one ring (`StrategyRing`, the program says), along one: in three dims over a third of the links.
+Fewer bytes do not always take less time: an all-reduce uses all dims of a torus at once, but a reduce-scatter
+implemented as one ring (`StrategyRing` in the program) uses one dim, which in three dims is a third of the links.
 """
 
 import math
@@ -30,25 +31,29 @@ from jax.sharding import Mesh
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.explain.roofline import extents, group_along
 
-GATHERING: Mapping[str, str] = {
+GATHER_OPTIONS: Mapping[str, str] = {
     "xla_tpu_prefer_async_allgather_to_allreduce": "true",
     "xla_tpu_enable_sparse_core_collective_offload_all_gather": "true",
     "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": "true",
 }
-"""Compiler options with which all-gathers stay: it takes the first two, and the third for sparse cores to make them."""
+"""Compiler options that preserve all-gathers. The first two are required, and the third to run them on sparse cores."""
 
-SCATTERING: Mapping[str, str] = {
+SCATTER_OPTIONS: Mapping[str, str] = {
     "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "true",
     "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": "true",
 }
-"""Those with which reduce-scatters stay: it takes the first, and the second for sparse cores to make them."""
+"""Compiler options that preserve reduce-scatters. The first is required, and the second to run them on sparse cores."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What becomes of a kind of collective, and what avoids it: another mesh, or mostly options of the compiler.
+    """A problem with one kind of collective, and how to avoid it.
 
-    There are none where it was told these already.
+    Attributes:
+        kind: "all_gather" or "reduce_scatter".
+        problem: what the compiler makes of the collective, in words.
+        mesh: a mesh that avoids the problem.
+        options: compiler options that mostly avoid it, too; empty if they were already given.
     """
 
     kind: str
@@ -57,17 +62,21 @@ class Advice:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """In words."""
+        """The advice as a sentence."""
         options = " ".join(f"--compiler-option {name}={value}" for name, value in self.options.items())
         return f"{self.problem}; {self.mesh} avoids it{options and f', or for the most part {options}'}"
 
 
 def advice(
-    chip: Chip, mesh: Mesh, axes: Sequence[str], told: Mapping[str, str] = MappingProxyType({})
+    chip: Chip, mesh: Mesh, axes: Sequence[str], compiler_options: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Advice, ...]:
-    """On gathering weights over some axes of a mesh of TPUs, to whose compiler some options were `told` already.
+    """Advice on gathering weights over some axes of a mesh of TPUs; empty if there is nothing to avoid.
 
-    There is none where there is nothing to avoid.
+    Args:
+        chip: specifications of the devices.
+        mesh: mesh of devices with coordinates.
+        axes: mesh axes over which weights are gathered and gradients reduce-scattered.
+        compiler_options: options that the compiler is already given.
     """
     group = group_along(mesh, axes)
     if chip.platform != "tpu" or len(group) < mesh.devices.size:
@@ -75,15 +84,17 @@ def advice(
     dims = extents(group)
     chips, torus = math.prod(dims), "x".join(map(str, dims))
     data = min(size for size in dims if size > 1) if chips > 1 else 1
-    inner = "fsdp" if axes[-1] == "data" else axes[-1]  # what is sharded over part of the batch's axes is hsdp
-    instead = f"data={data},{inner}={len(group) // data}"
-    found = []
+    inner = "fsdp" if axes[-1] == "data" else axes[-1]  # sharding over only part of the batch axes is hsdp
+    alternative = f"data={data},{inner}={len(group) // data}"
+
+    def missing(options: Mapping[str, str]) -> Mapping[str, str]:
+        return {} if options.items() <= compiler_options.items() else options
+
+    pieces = []
     if len(dims) == 3 and all(size % 4 == 0 for size in dims):
         problem = f"an all-gather over all chips of {torus} becomes an all-reduce of the full array"
-        found.append(Advice("all_gather", problem, instead, {} if GATHERING.items() <= told.items() else GATHERING))
+        pieces.append(Advice("all_gather", problem, alternative, missing(GATHER_OPTIONS)))
     if chips > 8 and chip is not CHIPS["tpu7x"]:
         problem = f"a reduce-scatter over all chips of {torus} becomes an all-reduce of the full array"
-        found.append(
-            Advice("reduce_scatter", problem, instead, {} if SCATTERING.items() <= told.items() else SCATTERING)
-        )
-    return tuple(found)
+        pieces.append(Advice("reduce_scatter", problem, alternative, missing(SCATTER_OPTIONS)))
+    return tuple(pieces)

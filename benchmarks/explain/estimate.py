@@ -1,13 +1,13 @@
-"""What a step takes of a chip that is not there: whether it fits, and how long it takes at least."""
+"""Estimates for a chip that need not be present: whether a step fits into its memory, and its least time."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.devices.chips import GIB, Chip
-from benchmarks.explain.memory import Memory
+from benchmarks.explain.memory import StepMemory
 from benchmarks.explain.roofline import Roofline, roofline
-from benchmarks.failures import HBM, CaseFailure, Status, exhausted
+from benchmarks.failures import HBM, CaseFailure, Status, exhausted_memory
 from benchmarks.program.compiled import Program
 from strategies import Step
 
@@ -15,20 +15,20 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class DoesNotFit(CaseFailure):
-    """A step takes more memory than a chip has: a result, with a number."""
+    """The step needs more memory than the chip has. This is a result with a number, not an error of the run."""
 
     status: Status = "oom"
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Of one device.
+class ChipEstimate:
+    """Memory and least time of a step on one device.
 
     Attributes:
-        needed_bytes: of its memory, as its compiler plans it; at least, where it gave up.
-        capacity_bytes: that it has.
-        roofline: the least time of a step; none of a program that its compiler gave up.
-        flops_per_second: that it can do.
+        needed_bytes: memory that the step needs as planned by the compiler; a lower bound if the compiler gave up.
+        capacity_bytes: memory of the device.
+        roofline: least time of the step; None if the compiler gave up.
+        flops_per_second: peak of the device.
     """
 
     needed_bytes: int
@@ -38,13 +38,13 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the memory is enough."""
+        """Whether the step fits into memory."""
         return self.needed_bytes <= self.capacity_bytes
 
     def __str__(self) -> str:
-        """In a few words.
+        """Needed and available memory in words.
 
-        >>> print(Estimate(45 * GIB, 16 * GIB))
+        >>> print(ChipEstimate(45 * GIB, 16 * GIB))
         needs 45.0 GiB of 16.0 GiB, 29.0 GiB too much
         """
         needed, capacity = self.needed_bytes / GIB, self.capacity_bytes / GIB
@@ -52,7 +52,12 @@ class Estimate:
         return f"needs {needed:.1f} GiB of {capacity:.1f} GiB{over}"
 
     def as_row(self, flops: float, tokens: float) -> Mapping[str, str | float | bool | None]:
-        """The columns of a record, always `ROW_KEYS`; a device does so many of the model's FLOPs, on so many tokens."""
+        """The columns of a record, always `ROW_KEYS`.
+
+        Args:
+            flops: model FLOPs of one device per step.
+            tokens: tokens of one device per step.
+        """
         least = self.roofline or Roofline(0, 0, 0)
         seconds = least.step_seconds or None
         rate = seconds and flops / seconds
@@ -70,25 +75,25 @@ class Estimate:
         }
 
 
-ROW_KEYS = tuple(Estimate(0, 0).as_row(0, 0))
-"""The columns of `Estimate.as_row`, for a record that has none."""
+ROW_KEYS = tuple(ChipEstimate(0, 0).as_row(0, 0))
+"""Columns of `ChipEstimate.as_row`, for records without an estimate."""
 
 
-def estimate(chip: Chip, step: Step, program: Program, memory: Memory) -> Estimate:
-    """Of a step that was compiled."""
+def estimate(chip: Chip, step: Step, program: Program, memory: StepMemory) -> ChipEstimate:
+    """Estimate for a compiled step: its planned memory, and the roofline of its program."""
     sent = [(each.kind, each.axes, each.times * each.sent_bytes) for each in program.collectives]
     least = roofline(chip, step.mesh, program.flops, program.memory_bytes, sent)
-    return Estimate(memory.total_bytes or 0, chip.memory_bytes, least, chip.flops_per_second)
+    return ChipEstimate(memory.total_bytes or 0, chip.memory_bytes, least, chip.flops_per_second)
 
 
-def refused(error: Exception) -> Estimate | None:
-    """What a TPU's compiler says of a step that does not fit into HBM; None where it says something else.
+def estimate_from_error(error: Exception) -> ChipEstimate | None:
+    """The estimate in a TPU compiler's error for a step that does not fit into HBM; None for other errors.
 
-    >>> said = "RESOURCE_EXHAUSTED: memory required for HLO temporaries (129.78G) exceeds available HBM (15.75G)."
-    >>> print(refused(ValueError(said)))
+    >>> message = "RESOURCE_EXHAUSTED: memory required for HLO temporaries (129.78G) exceeds available HBM (15.75G)."
+    >>> print(estimate_from_error(ValueError(message)))
     needs 129.8 GiB of 15.8 GiB, 114.0 GiB too much
     """
-    if exhausted(error) != HBM:
+    if exhausted_memory(error) != HBM:
         return None
     sizes = [int(float(size) * UNITS[unit]) for size, unit in re.findall(r"\b([0-9.]+)([KMGT])\b", str(error))][:2]
-    return Estimate(max(sizes), min(sizes)) if len(sizes) == 2 else None
+    return ChipEstimate(max(sizes), min(sizes)) if len(sizes) == 2 else None

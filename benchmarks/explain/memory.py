@@ -1,4 +1,4 @@
-"""What a step holds: bytes per device, of its state, as its compiler plans it, and as it was seen."""
+"""Memory of a step: bytes per device of its state, as planned by the compiler, and as observed."""
 
 import math
 import os
@@ -15,19 +15,19 @@ from strategies import Step
 
 CGROUPS_1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 CGROUPS_2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
-"""Where control groups are, by version of Linux's, and what their limit, their use and its cached part are called."""
+"""By version of Linux control groups: folder, and names of the limit, of the usage and of its cached part."""
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes per device; None where they are not known.
+class StepMemory:
+    """Bytes per device; None where unknown.
 
     Attributes:
-        argument_bytes, temp_bytes, output_bytes, alias_bytes: of the compiled step, as its compiler plans them; an
-            alias is an output that takes the place of an argument.
-        parameter_bytes, optimizer_bytes: the part of the arguments that is the model, and the optimizer's state.
-        device_peak_bytes: the most that any of the devices has held since the process began.
-        host_peak_rss_bytes: the most that the process has held on the host since it began.
+        argument_bytes, temp_bytes, output_bytes, alias_bytes: of the compiled step, as planned by the compiler. An
+            alias is an output that reuses the memory of an argument.
+        parameter_bytes, optimizer_bytes: the part of the arguments that holds parameters, and optimizer state.
+        device_peak_bytes: peak of any device since the process started.
+        host_peak_rss_bytes: peak resident memory of this process on the host since it started.
     """
 
     argument_bytes: int | None = None
@@ -41,16 +41,18 @@ class Memory:
 
     @property
     def total_bytes(self) -> int | None:
-        """What a step needs at once: arguments, temporaries and outputs, but an alias only once."""
+        """Memory that a step needs at once: arguments, temporaries and outputs, with aliases counted once."""
         parts = (self.argument_bytes, self.temp_bytes, self.output_bytes)
         if self.alias_bytes is None or None in parts:
             return None
         return sum(part for part in parts if part is not None) - self.alias_bytes
 
 
-def planned_memory(step: Step, program: jax.stages.Compiled) -> Memory:
-    """What the state takes on one device, and what the compiler plans for it, where its backend says."""
-    state = Memory(parameter_bytes=shard_bytes(step.state.params), optimizer_bytes=shard_bytes(step.state.optimizer))
+def planned_memory(step: Step, program: jax.stages.Compiled) -> StepMemory:
+    """Bytes of a step's state on one device and, if the backend reports it, the compiler's memory plan."""
+    state = StepMemory(
+        parameter_bytes=shard_bytes(step.state.params), optimizer_bytes=shard_bytes(step.state.optimizer)
+    )
     if (plan := program.memory_analysis()) is None:
         return state
     return replace(
@@ -63,27 +65,28 @@ def planned_memory(step: Step, program: jax.stages.Compiled) -> Memory:
 
 
 def shard_bytes(tree: Any) -> int:
-    """Bytes that a tree of sharded shapes takes on one device."""
+    """Bytes per device of a tree of arrays or shapes with shardings."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def device_peak_bytes() -> int | None:
-    """The most that any device has held so far; None where the backend does not say, as on CPU."""
+    """Peak memory of any local device so far; None if the backend does not report it, as on CPU."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     return max((of_one["peak_bytes_in_use"] for of_one in stats if "peak_bytes_in_use" in of_one), default=None)
 
 
 def host_peak_rss_bytes() -> int:
-    """The most memory that this process has held so far."""
+    """Peak resident memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, Linux KiB
 
 
 def states_budget_bytes() -> int | None:
-    """How much memory the states of steps that take turns may hold together; None where it is not known.
+    """Memory that the states of all steps in one timing group may use together; None if unknown.
 
-    Half of what is free on a device, or on the host where devices are virtual: the steps' temporaries need the rest.
+    This is half of the free memory of a device, or of the host if devices are virtual. The other half is for
+    temporaries.
     """
     if stats := jax.local_devices()[0].memory_stats():
         return (stats["bytes_limit"] - stats["bytes_in_use"]) // 2 if "bytes_limit" in stats else None
@@ -92,24 +95,30 @@ def states_budget_bytes() -> int | None:
 
 
 def processes_that_fit(bytes_each: int) -> int:
-    """How many that need so much of the host's memory can run at once, each on a core: one at least."""
+    """Number of processes that need `bytes_each` of host memory and can run at once, one per core; at least 1."""
     free = min([*free_host_bytes(), *free_cgroup_bytes()], default=bytes_each)
     return max(1, min(os.cpu_count() or 1, free // bytes_each))
 
 
 def free_host_bytes() -> Iterator[int]:
-    """What the machine has left, where it says."""
+    """Yield the available memory of the machine, if the system reports it."""
     if (meminfo := Path("/proc/meminfo")).exists():  # not on macOS
         facts = dict(line.split(":") for line in meminfo.read_text().splitlines())
         yield 1024 * int(facts["MemAvailable"].split()[0])
 
 
 def free_cgroup_bytes(root: Path = Path("/")) -> Iterator[int]:
-    """What each control group that this process is in has left: a container, or a job, may have less than its machine.
+    """Yield the memory left in each Linux control group of this process.
 
-    Linux has two versions of them (its documentation: admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2). Groups
-    are nested, and inside a container the outermost that is seen is the container's own, whatever its name. What is
-    kept of files that were read counts as used, and makes room where it is needed.
+    A container or job may have less than its machine.
+
+    Both versions of control groups are supported (Linux documentation: admin-guide/cgroup-v1/memory and
+    admin-guide/cgroup-v2). Groups are nested. Inside a container, the outermost visible group is the container's own,
+    whatever its name. Cached file contents count as used by the kernel but are reclaimed on demand, so they are added
+    back.
+
+    Args:
+        root: root of the file system, for tests.
     """
     groups = root / "proc/self/cgroup"
     for line in groups.read_text().splitlines() if groups.exists() else ():

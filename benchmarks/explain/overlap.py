@@ -1,7 +1,7 @@
-"""Which collectives run while the device computes: what a schedule has between their start and their end.
+"""Overlap of communication and computation, from the schedule of the compiled program.
 
-Two that run at once are each beside all that is between their own start and end. So what is said to be exposed is the
-least that can be.
+Two collectives in flight at once each count all work between their own start and end, so exposed communication is a
+lower bound.
 """
 
 from collections.abc import Mapping
@@ -10,82 +10,89 @@ from dataclasses import dataclass
 from jax.sharding import Mesh
 
 from benchmarks.devices.chips import Chip
-from benchmarks.explain.roofline import bytes_per_second
-from benchmarks.program.collectives import Collective, Meanwhile
+from benchmarks.explain.roofline import collective_bandwidth
+from benchmarks.program.collectives import Collective, OverlappedWork
 from benchmarks.program.compiled import Program
 from benchmarks.units import amount
 
-HOW = ("beside_matmuls", "beside_memory", "beside_nothing", "waited_for")
-SENT = tuple(f"overlap.sent_bytes.{how}" for how in HOW)
+OVERLAP_KINDS = ("beside_matmuls", "beside_memory", "beside_nothing", "waited_for")
+SENT = tuple(f"overlap.sent_bytes.{overlap_kind}" for overlap_kind in OVERLAP_KINDS)
 COLUMNS = (*SENT, "overlap.exposed_seconds", "overlap.text")
 
 
 def overlap(program: Program, mesh: Mesh, chip: Chip | None = None) -> Mapping[str, int | float | str | None]:
-    """What a device does while it sends, in a step.
+    """The columns on overlap per device and step, always `COLUMNS`; all None if the program's text is not in schedule
+    order.
 
-    `sent_bytes` are those that it sends while it multiplies; or else, while it reads or writes its memory, for what no
-    matmul is part of; or while it does neither; or it waits for them at once. `text` says so of each kind and axes,
-    with the FLOPs and the bytes of memory meanwhile. `exposed_seconds` is what the collectives take longer than what
-    runs meanwhile, by the chip's published figures.
-
-    Each is None where the text of the program is in no schedule.
+    `overlap.sent_bytes.*` are the bytes sent while matmuls run (`beside_matmuls`); while the device only reads or
+    writes memory (`beside_memory`); while it does neither (`beside_nothing`); and by collectives that it waits for at
+    once (`waited_for`). `overlap.text` lists them by kind and axes, with the overlapped FLOPs and bytes of memory.
+    `overlap.exposed_seconds` is the exposed communication, by the chip's specifications; None without a chip.
     """
     if not program.scheduled:
         return dict.fromkeys(COLUMNS)
-    groups: dict[tuple[str, tuple[str, ...], str], Sum] = {}
+    groups: dict[tuple[str, tuple[str, ...], str], OverlapTotals] = {}
     for each in program.collectives:
-        groups.setdefault((each.kind, each.axes, how(each)), Sum()).add(each)
-    sent = {name: sum(group.sent_bytes for key, group in groups.items() if key[2] == name) for name in HOW}
+        groups.setdefault((each.kind, each.axes, overlap_kind(each)), OverlapTotals()).add(each)
+    sent = {name: sum(group.sent_bytes for key, group in groups.items() if key[2] == name) for name in OVERLAP_KINDS}
     most_first = sorted(groups.items(), key=lambda item: -item[1].sent_bytes)
-    text = "; ".join(f"{kind} over {','.join(axes)}: {group.told(name)}" for (kind, axes, name), group in most_first)
+    text = "; ".join(
+        f"{kind} over {','.join(axes)}: {group.describe(name)}" for (kind, axes, name), group in most_first
+    )
     exposed = sum(each.times * exposed_seconds(each, mesh, chip) for each in program.collectives) if chip else None
     return dict(zip(COLUMNS, (*sent.values(), exposed, text), strict=True))
 
 
-def how(collective: Collective) -> str:
-    """What it is beside, of `HOW`."""
-    if collective.meanwhile is None:
+def overlap_kind(collective: Collective) -> str:
+    """What a collective overlaps with: one of `OVERLAP_KINDS`."""
+    if collective.overlapped is None:
         return "waited_for"
-    if collective.meanwhile.flops:
+    if collective.overlapped.flops:
         return "beside_matmuls"
-    return "beside_memory" if collective.meanwhile.memory_bytes else "beside_nothing"
+    return "beside_memory" if collective.overlapped.memory_bytes else "beside_nothing"
 
 
 def exposed_seconds(collective: Collective, mesh: Mesh, chip: Chip) -> float:
-    """By which one execution takes longer than what runs meanwhile."""
-    meanwhile = collective.meanwhile or Meanwhile()
-    hidden = max(
-        meanwhile.flops / chip.flops_per_second,
-        meanwhile.memory_bytes / chip.memory_bytes_per_second,
+    """Seconds by which one execution of a collective exceeds the work that it overlaps with."""
+    overlapped = collective.overlapped or OverlappedWork()
+    overlapped_seconds = max(
+        overlapped.flops / chip.flops_per_second,
+        overlapped.memory_bytes / chip.memory_bytes_per_second,
     )
-    takes = collective.sent_bytes / bytes_per_second(chip, mesh, collective.kind, collective.axes)
-    return max(0.0, takes - hidden)
+    communication_seconds = collective.sent_bytes / collective_bandwidth(chip, mesh, collective.kind, collective.axes)
+    return max(0.0, communication_seconds - overlapped_seconds)
 
 
 @dataclass
-class Sum:
-    """Of collectives of a kind that are beside the same: bytes sent, and what is done meanwhile, in a step."""
+class OverlapTotals:
+    """Totals per step of collectives with the same kind, axes and overlap kind.
+
+    Attributes:
+        sent_bytes: bytes that a device sends.
+        flops: overlapped FLOPs.
+        memory_bytes: overlapped bytes of memory traffic.
+    """
 
     sent_bytes: int = 0
     flops: int = 0
     memory_bytes: int = 0
 
-    def add(self, each: Collective) -> None:
-        """Another one, as often as it is executed."""
-        meanwhile = each.meanwhile or Meanwhile()
-        self.sent_bytes += each.times * each.sent_bytes
-        self.flops += each.times * meanwhile.flops
-        self.memory_bytes += each.times * meanwhile.memory_bytes
+    def add(self, collective: Collective) -> None:
+        """Add all executions of a collective."""
+        overlapped = collective.overlapped or OverlappedWork()
+        self.sent_bytes += collective.times * collective.sent_bytes
+        self.flops += collective.times * overlapped.flops
+        self.memory_bytes += collective.times * overlapped.memory_bytes
 
-    def told(self, how: str) -> str:
-        """In words.
+    def describe(self, kind: str) -> str:
+        """The totals in words.
 
-        >>> Sum(39_300_000_000, 54_100_000_000_000, 12_000_000).told("beside_matmuls")
+        >>> OverlapTotals(39_300_000_000, 54_100_000_000_000, 12_000_000).describe("beside_matmuls")
         '39.3 GB beside matmuls (54.1 TFLOP, 12 MB of memory)'
-        >>> Sum(4_000_000).told("waited_for")
+        >>> OverlapTotals(4_000_000).describe("waited_for")
         '4 MB waited for'
         """
         done = [amount(self.flops, "FLOP")] if self.flops else []
         moved = [f"{amount(self.memory_bytes, 'B')} of memory"] if self.memory_bytes else []
-        meanwhile = f" ({', '.join([*done, *moved])})" if done or moved else ""
-        return f"{amount(self.sent_bytes, 'B')} {how.replace('_', ' ')}{meanwhile}"
+        overlapped = f" ({', '.join([*done, *moved])})" if done or moved else ""
+        return f"{amount(self.sent_bytes, 'B')} {kind.replace('_', ' ')}{overlapped}"

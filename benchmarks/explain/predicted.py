@@ -1,4 +1,4 @@
-"""What formulas say of a case, before anything is compiled; and whether its program sends what they say."""
+"""Columns with the formulas' predictions for a case, and whether the compiled program sends what they predict."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +12,15 @@ from strategies.costs.predict import Cost, predict
 SENT = tuple(key for key in ROW_KEYS if key.startswith("compiled.sent_bytes."))
 
 
-def predicted(case: Case, compiled: Mapping[str, Any]) -> dict[str, float | None]:
-    """The columns of a row, of one device and one step; None where the formulas do not say, or `compiled` does not.
+def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, float | None]:
+    """The columns of a row, per device and step; None where the formulas or `compiled` do not know.
 
-    A step that the compiler partitions has its twin's: what it sends stands beside them, and is not judged.
+    A step that the compiler partitions has the predictions of its hand-written twin, for comparison only:
+    `sent_as_predicted` is None for it.
+
+    Args:
+        case: the case.
+        compiled: columns of the compiled program, or empty.
     """
     twin = case.twin
     cost = cost_of(twin or case)
@@ -36,7 +41,7 @@ def predicted(case: Case, compiled: Mapping[str, Any]) -> dict[str, float | None
 
 
 def cost_of(case: Case) -> Cost | None:
-    """What a case costs by formulas: None where none are known of its strategy, or it cannot be spread so."""
+    """Cost of a case by formulas; None if its strategy has no formulas or the case is infeasible."""
     try:
         return predict(case.strategy, case.config, case.mesh, case.training())
     except Infeasible:

@@ -1,9 +1,10 @@
-"""What a compiler made of the collectives that a strategy states: named, with the arrays, the axes and the cost.
+"""Compiler rewrites: how the compiled collectives of a step differ from those that its strategy states.
 
-A ledger of bytes that devices hand to collectives, by kind and axes, compiled less stated, is emptied rewrite by
-rewrite. What is left is named as unexplained; so the costs of all rewrites together are what is sent more than stated.
+A ledger holds, by kind and axes, the operand bytes of compiled collectives minus those stated. Each rewrite that is
+recognised is subtracted from it and reported with its arrays, axes and cost. What remains is reported as unexplained,
+so the costs of all rewrites add up to the difference in bytes sent.
 
-Seen with libtpu of jax 0.10.2 for v5e and v5p, and XLA for H100s.
+The rewrites were observed with libtpu of JAX 0.10.2 for v5e and v5p, and with XLA for H100.
 """
 
 from collections import Counter
@@ -24,14 +25,14 @@ Key = tuple[str, Axes]
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One thing that a compiler does otherwise than it is stated.
+    """One way in which the compiled communication differs from the stated one.
 
     Attributes:
-        name: of `NAMES`.
-        what: the array, or what it stands for.
-        axes: over which it is sent as compiled.
-        stated_bytes: that a device sends for it, as stated.
-        sent_bytes: as compiled.
+        name: a key of `NAMES`.
+        what: the array, or a description of it.
+        axes: mesh axes of the compiled collective.
+        stated_bytes: bytes that a device sends for it per step, as stated.
+        sent_bytes: the same as compiled.
     """
 
     name: str
@@ -42,11 +43,11 @@ class Rewrite:
 
     @property
     def cost_bytes(self) -> int:
-        """That a device sends more than stated; less, if below zero."""
+        """Additional bytes that a device sends because of the rewrite; negative if it sends fewer."""
         return self.sent_bytes - self.stated_bytes
 
     def __str__(self) -> str:
-        """In words, with the numbers."""
+        """The rewrite in words, with its bytes."""
         sent = f"sends {amount(self.sent_bytes, 'B')} instead of {amount(self.stated_bytes, 'B')}"
         over = f" over {','.join(self.axes)}" if self.axes else ""
         return f"{self.what}{over}: {NAMES[self.name]}: {sent}"
@@ -68,7 +69,7 @@ NAMES = {
 
 
 def rewrites(cost: Cost, compiled: Sequence[Collective]) -> list[Rewrite]:
-    """All that the compiled collectives of a step send otherwise than its strategy states, the most costly first."""
+    """All differences between the compiled collectives of a step and the stated ones, most costly first."""
     ledger = _Ledger(cost, compiled)
     found = [
         *ledger.decomposed(),
@@ -87,8 +88,8 @@ def rewrites(cost: Cost, compiled: Sequence[Collective]) -> list[Rewrite]:
     return sorted(found, key=lambda each: -abs(each.cost_bytes))
 
 
-def digest(found: Sequence[Rewrite]) -> list[Rewrite]:
-    """One for each name and axes, for a line of a report: the array that costs most, and how many more there are."""
+def summarized(found: Sequence[Rewrite]) -> list[Rewrite]:
+    """One rewrite per name and axes, for a report: the costliest array, and the number of further ones."""
     groups: dict[tuple[str, Axes], list[Rewrite]] = {}
     for each in found:
         groups.setdefault((each.name, each.axes), []).append(each)
@@ -107,7 +108,7 @@ def _several(what: Sequence[str]) -> str:
 
 
 class _Ledger:
-    """Operand bytes by kind and axes: those compiled, less those stated, less what is explained so far."""
+    """Operand bytes by kind and axes: compiled, minus stated, minus those explained so far."""
 
     def __init__(self, cost: Cost, compiled: Sequence[Collective]) -> None:
         self.cost, self.plan, self.compiled = cost, cost.plan, compiled
@@ -118,15 +119,15 @@ class _Ledger:
             self.left[each.kind, each.axes] -= each.operand_bytes
 
     def sent(self, kind: str, axes: Axes, operand_bytes: int) -> int:
-        """Of operands of so many bytes."""
+        """Bytes that a device sends for operands of this size."""
         return SENT[kind](operand_bytes, self.plan.size(*axes))
 
     def decomposed(self) -> Iterator[Rewrite]:
-        """All-reduces of full arrays where all-gathers or reduce-scatters are stated, array by array."""
+        """All-reduces of full arrays in place of stated all-gathers or reduce-scatters, by array."""
         full: Counter[tuple[str, Axes, str]] = Counter()
         for each in self.compiled:
             if any(term.kind == each.decomposed and term.axes == each.axes for term in self.cost.traffic):
-                for array in filter(dims, each.arrays):  # there are no parts of a scalar
+                for array in filter(dims, each.arrays):  # scalars are not sharded
                     full[each.decomposed, each.axes, array] += each.times * bytes_of(array)
         for (kind, axes, array), whole in full.items():
             part = whole // self.plan.size(*axes) if kind == "all_gather" else whole
@@ -138,7 +139,7 @@ class _Ledger:
             yield Rewrite(f"{kind}_as_all_reduce", what, axes, stated, sent)
 
     def padded(self) -> Iterator[Rewrite]:
-        """Operands of reduce-scatters with more rows than there are."""
+        """Reduce-scatters whose operands are padded to equal parts."""
         for axes in {each.axes for each in self.compiled if each.padding_bytes and each.kind == "reduce_scatter"}:
             mine = [each for each in self.compiled if each.kind == "reduce_scatter" and each.axes == axes]
             padding = sum(each.times * each.padding_bytes for each in mine)
@@ -146,7 +147,7 @@ class _Ledger:
             yield Rewrite("padded", "gradients", axes, 0, self.sent("reduce_scatter", axes, padding))
 
     def shifted(self) -> Iterator[Rewrite]:
-        """Permutes that no function asks for, where reduce-scatters are padded."""
+        """Permutes without a traced `ppermute`, on axes where reduce-scatters are padded."""
         for axes in {each.axes for each in self.compiled if each.padding_bytes}:
             mine = [each for each in self.compiled if each.kind == "permute" and each.axes == axes]
             shifted = sum(each.times * each.operand_bytes for each in mine if not each.source.endswith("ppermute"))
@@ -155,7 +156,7 @@ class _Ledger:
                 yield Rewrite("shifted", "gradients", axes, 0, shifted)
 
     def widened(self) -> Iterator[Rewrite]:
-        """All that is stated in bfloat16 over some axes, as float32."""
+        """Collectives stated in bfloat16 and compiled in float32."""
         for (kind, axes), left in [*self.left.items()]:
             stated = [
                 each for each in self.cost.traffic if (each.kind, each.axes, each.dtype) == (kind, axes, "bfloat16")
@@ -167,7 +168,7 @@ class _Ledger:
                 yield Rewrite("widened", what, axes, self.sent(kind, axes, half), self.sent(kind, axes, 2 * half))
 
     def moved_out(self) -> Iterator[Rewrite]:
-        """Gradients once a step that are stated for each microbatch."""
+        """Gradient reductions stated once per microbatch and compiled once per step."""
         times = self.plan.train.microbatches
         for (kind, axes), left in [*self.left.items()]:
             mine = [
@@ -180,38 +181,44 @@ class _Ledger:
                 yield Rewrite("moved_out", "gradients", axes, self.sent(kind, axes, stated), sent)
 
     def added_up(self) -> Iterator[Rewrite]:
-        """Gradients of a tied table, which are stated for each of its two uses."""
+        """Gradients of a tied embedding, stated once for each of its two uses and compiled once."""
         for table in (weight for weight in self.plan.weights if is_tied(self.plan, weight)):
-            axes, number = self.plan.over(self.plan.layout.shards), BYTES[self.plan.train.reduce_dtype]
-            once = number * table.elements * self.plan.shards * self.plan.train.microbatches
-            if axes and abs(self.left["reduce_scatter", axes] + once) < once / 10:  # vectors may have gone elsewhere
+            axes, itemsize = self.plan.over(self.plan.layout.shards), BYTES[self.plan.train.reduce_dtype]
+            once = itemsize * table.elements * self.plan.shards * self.plan.train.microbatches
+            # Allow for vectors that are reduced in another way.
+            if axes and abs(self.left["reduce_scatter", axes] + once) < once / 10:
                 self.left["reduce_scatter", axes] += once
                 stated, sent = (self.sent("reduce_scatter", axes, times * once) for times in (2, 1))
                 yield Rewrite("added_up", table.name, axes, stated, sent)
 
     def merged(self) -> Iterator[Rewrite]:
-        """All-reduces over several axes of what is stated as one after another."""
-        over = {axes: left for (kind, axes), left in self.left.items() if kind == "all_reduce"}
-        for union, more in sorted(over.items(), key=lambda item: -len(item[0])):
-            parts = [axes for axes, left in over.items() if more > 0 and left <= -more and set(axes) < set(union)]
-            for count in range(2, len(parts) + 1):
-                for each in combinations(parts, count):
-                    if (
-                        sorted(axis for axes in each for axis in axes) == sorted(union)
-                        and self.left["all_reduce", union]
-                    ):
-                        stated = 0
-                        for axes in each:
-                            over[axes] += more
-                            self.left["all_reduce", axes] += more
-                            stated += self.sent("all_reduce", axes, more)
-                        self.left["all_reduce", union] = 0
-                        mine = [each for each in self.compiled if (each.kind, each.axes) == ("all_reduce", union)]
-                        what = _several([named(array, self.plan) for each in mine for array in each.arrays])
-                        yield Rewrite("merged", what, union, stated, self.sent("all_reduce", union, more))
+        """All-reduces over several axes in place of stated ones over one axis after another."""
+        all_reduces = {axes: left for (kind, axes), left in self.left.items() if kind == "all_reduce"}
+        for union, extra_bytes in sorted(all_reduces.items(), key=lambda item: -len(item[0])):
+            parts = [
+                axes
+                for axes, left in all_reduces.items()
+                if extra_bytes > 0 and left <= -extra_bytes and set(axes) < set(union)
+            ]
+            for chosen in (each for count in range(2, len(parts) + 1) for each in combinations(parts, count)):
+                covered = sorted(axis for axes in chosen for axis in axes) == sorted(union)
+                if covered and self.left["all_reduce", union]:
+                    yield self._merge(chosen, union, extra_bytes, all_reduces)
+
+    def _merge(self, parts: Sequence[Axes], union: Axes, operand_bytes: int, all_reduces: dict[Axes, int]) -> Rewrite:
+        """Explain all-reduces over a union of axes by those stated over each of its parts."""
+        stated = 0
+        for axes in parts:
+            all_reduces[axes] += operand_bytes
+            self.left["all_reduce", axes] += operand_bytes
+            stated += self.sent("all_reduce", axes, operand_bytes)
+        self.left["all_reduce", union] = 0
+        mine = [each for each in self.compiled if (each.kind, each.axes) == ("all_reduce", union)]
+        what = _several([named(array, self.plan) for each in mine for array in each.arrays])
+        return Rewrite("merged", what, union, stated, self.sent("all_reduce", union, operand_bytes))
 
     def gathered_again(self) -> Iterator[Rewrite]:
-        """More gathers than stated, of weights."""
+        """All-gathers of weights beyond the stated ones."""
         for (kind, axes), left in [*self.left.items()]:
             if kind == "all_gather" and left > 0 and "weights" in self.cost.sent.get((kind, axes), {}):
                 self.left[kind, axes] = 0
@@ -219,7 +226,7 @@ class _Ledger:
                 yield Rewrite("gathered_again", whole, axes, 0, self.sent(kind, axes, left))
 
     def _head(self, axes: Axes) -> int:
-        """Bytes that one device holds of the weights that the head takes, a tied table among them."""
+        """Bytes per device of the weights that the head uses, including a tied token table."""
         table = "embedding.token" if self.plan.config.tied else "head."
         mine = [
             each for each in self.plan.weights if each.name.startswith(("head.", table)) and set(axes) <= set(each.axes)
@@ -227,7 +234,7 @@ class _Ledger:
         return sum(BYTES[self.plan.dtype(each)] * each.elements for each in mine)
 
     def unexplained(self) -> Iterator[Rewrite]:
-        """What is left."""
+        """The remaining bytes."""
         for (kind, axes), left in self.left.items():
             if left:
                 sent = self.sent(kind, axes, abs(left))
@@ -236,7 +243,7 @@ class _Ledger:
 
 
 def named(array: str, plan: Plan) -> str:
-    """With the names of the weights that have its sizes in a layer, however they are ordered."""
+    """An array's shape with the names of the weights that have this shape on a device, in any order of dims."""
     sizes = {**plan.config.dim_sizes, "vocab": plan.rows}
 
     def local(dim: str) -> int:

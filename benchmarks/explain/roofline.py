@@ -1,7 +1,7 @@
-"""The time that a step takes on a chip at best, from its published figures (Williams et al. 2009, "Roofline").
+"""Roofline: the least time of a step on a chip, from its specifications (Williams et al. 2009, "Roofline").
 
-Not quite a bound: collectives are added up, though some could go over other links at once, and so are all accesses to
-memory, of which caches keep some.
+It is not a strict bound. Collectives are added up although some could use different links at the same time, and memory
+traffic is added up although caches may serve a part of it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,17 +13,17 @@ from jax.sharding import Mesh
 from benchmarks.devices.chips import Chip
 
 Sent = tuple[str, tuple[str, ...], float]
-"""What a device sends in a step: by which kind of collective, over which axes, how many bytes."""
+"""Communication of a device per step: kind of collective, mesh axes, bytes sent."""
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds of one device, were it limited by nothing else.
+    """Seconds that one device needs for each resource on its own.
 
     Attributes:
-        compute_seconds: for its FLOPs.
-        memory_seconds: to read and write its memory.
-        network_seconds: to send all that it sends, one collective after another.
+        compute_seconds: matmul FLOPs at the chip's peak.
+        memory_seconds: memory traffic at the chip's memory bandwidth.
+        network_seconds: all collectives, one after another.
     """
 
     compute_seconds: float
@@ -32,34 +32,42 @@ class Roofline:
 
     @property
     def step_seconds(self) -> float:
-        """If all three overlap entirely."""
+        """Time of a step with perfect overlap of all three."""
         return max(self.compute_seconds, self.memory_seconds, self.network_seconds)
 
     @property
     def bound(self) -> str:
-        """Which of them it is that takes so long."""
+        """The limiting resource: "compute", "memory" or "network"."""
         parts = {"compute": self.compute_seconds, "memory": self.memory_seconds, "network": self.network_seconds}
         return max(parts, key=lambda name: parts[name])
 
 
 def roofline(chip: Chip, mesh: Mesh, flops: float, memory_bytes: float, sent: Iterable[Sent]) -> Roofline:
-    """Of a step in which one device computes, reads and writes, and sends."""
+    """Roofline of a step.
+
+    Args:
+        chip: specifications of the devices.
+        mesh: mesh of devices with coordinates and process indices.
+        flops: FLOPs of one device per step.
+        memory_bytes: bytes that one device reads and writes per step.
+        sent: what one device sends per step.
+    """
     return Roofline(
         flops / chip.flops_per_second,
         memory_bytes / chip.memory_bytes_per_second,
-        sum(sent_bytes / bytes_per_second(chip, mesh, kind, axes) for kind, axes, sent_bytes in sent),
+        sum(sent_bytes / collective_bandwidth(chip, mesh, kind, axes) for kind, axes, sent_bytes in sent),
     )
 
 
-def bytes_per_second(chip: Chip, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> float:
-    """That a device can send by a kind of collective to those of its group, along some axes of a mesh."""
+def collective_bandwidth(chip: Chip, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> float:
+    """Bytes per second that a device can send in a kind of collective along some axes of a mesh."""
     group = group_along(mesh, axes)
-    if not chip.dims:
-        return switched(chip, kind, len(group), len({device.process_index for device in group}))
+    if not chip.torus_dims:
+        return switch_bandwidth(chip, kind, len(group), len({device.process_index for device in group}))
     whole, part = extents(mesh.devices.flat), extents(group)
-    # A group that does not go all the way around a dim is a line in it.
+    # A group that does not span a whole dim forms a line in it.
     rings = [ring and extent == full for ring, extent, full in zip(chip.rings(whole), part, whole, strict=True)]
-    return wired(chip, kind, [(extent, ring) for extent, ring in zip(part, rings, strict=True) if extent > 1])
+    return torus_bandwidth(chip, kind, [(extent, ring) for extent, ring in zip(part, rings, strict=True) if extent > 1])
 
 
 def group_along(mesh: Mesh, axes: Sequence[str]) -> list[Any]:
@@ -69,43 +77,52 @@ def group_along(mesh: Mesh, axes: Sequence[str]) -> list[Any]:
 
 
 def extents(group: Iterable[Any]) -> list[int]:
-    """In how many places of each dim of their torus some devices are."""
+    """Number of distinct coordinates of a group of devices in each dim of their torus."""
     return [len(set(places)) for places in zip(*(device.coords for device in group), strict=True)]
 
 
-def switched(chip: Chip, kind: str, devices: int, hosts: int) -> float:
-    """GPUs share a switch on a host; between hosts each has its share of the network.
+def switch_bandwidth(chip: Chip, kind: str, devices: int, hosts: int) -> float:
+    """Bytes per second that a GPU can send.
 
-    What all are to get enters each host but once: of the n-1 parts that a device passes on to gather or to reduce those
-    of n devices, the h-1 that cross between h hosts (NCCL's rings: one through each of a host's network cards). What
-    one sends to each of the others crosses for all of these that are elsewhere.
+    GPUs of a host share a switch; to other hosts, each has its share of the network.
+
+    Data that all devices need enters each host only once. Of the n-1 parts that a device forwards in a ring over n
+    devices, the h-1 that cross between h hosts use the network (NCCL's rings: one through each of a host's network
+    cards). In an all-to-all, the parts for all devices on other hosts cross.
+
+    Args:
+        chip: specifications of the GPU.
+        kind: kind of collective.
+        devices: number of devices in the group.
+        hosts: number of hosts that they are on.
     """
     if hosts == 1:
         return chip.link_bytes_per_second
-    elsewhere = {"permute": 1.0, "all_to_all": (devices - devices / hosts) / (devices - 1)}
+    crossing = {"permute": 1.0, "all_to_all": (devices - devices / hosts) / (devices - 1)}
     return min(
         chip.link_bytes_per_second,
-        chip.network_bytes_per_second / elsewhere.get(kind, (hosts - 1) / (devices - 1)),
+        chip.network_bytes_per_second / crossing.get(kind, (hosts - 1) / (devices - 1)),
     )
 
 
-def wired(chip: Chip, kind: str, wide: Sequence[tuple[int, bool]]) -> float:
-    """Bytes a second that chips send by their links, one each way to every neighbour.
+def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[tuple[int, bool]]) -> float:
+    """Bytes per second that a chip of a torus can send, with one link to each neighbour.
+
+    A ring uses both of a chip's links along a dim (Jouppi et al. 2023, "TPU v4", section 2). A line is as slow as its
+    ends, which have one link (Austin et al. 2025, "How to Scale Your Model", part 3). A permute uses one link. In an
+    all-to-all, data travels a quarter of a ring's extent on average and occupies that many links; a line takes twice as
+    long, because its middle is one link instead of two. The cores of one chip share its memory.
 
     Args:
-        chip: their figures.
-        kind: of collective.
-        wide: for each dim of the torus in which a group has several places: how many, and whether they are a ring.
-
-    A ring uses both of a chip's links along it (Jouppi et al. 2023, "TPU v4", section 2). A line is as slow as its
-    ends, which have one (Austin et al. 2025, "How to Scale Your Model", part 3). A permutation uses one link. What a
-    chip sends to each of the others passes a quarter of a ring's extent, on the mean, and as many links; a line, whose
-    middle is one link and not two, takes twice as long. The cores of one chip share its memory.
+        chip: specifications of the chip.
+        kind: kind of collective.
+        dims: for each dim of the torus in which the group has several positions: how many, and whether they form a
+            ring.
     """
-    if not wide:
+    if not dims:
         return chip.memory_bytes_per_second
     if kind == "permute":
         return chip.link_bytes_per_second
-    links = sum(2 if ring else 1 for _, ring in wide)
-    passed = max(1.0, sum(extent for extent, _ in wide) / 4) if kind == "all_to_all" else 1.0
-    return links * chip.link_bytes_per_second / passed
+    links = sum(2 if ring else 1 for _, ring in dims)
+    hops = max(1.0, sum(extent for extent, _ in dims) / 4) if kind == "all_to_all" else 1.0
+    return links * chip.link_bytes_per_second / hops

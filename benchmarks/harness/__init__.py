@@ -1,1 +1,1 @@
-"""A run of many cases that loses no finished row: the supervisor, the session, the journal and the watchdog."""
+"""Runs many cases without losing finished rows: supervisor, session, journal and watchdog."""

@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""Wall time of a run by phase."""
 
 import time
 from collections import defaultdict
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Seconds spent in each phase of a run; what no phase claims is overhead."""
+    """Seconds spent in each phase of a run. Time outside all phases is overhead."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
@@ -15,7 +15,7 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what is done inside, whether it succeeds or not."""
+        """Add the time of the body to a phase, whether it succeeds or not."""
         start = time.perf_counter()
         try:
             yield
@@ -24,11 +24,11 @@ class Clock:
 
     @property
     def total_seconds(self) -> float:
-        """Since the clock was made."""
+        """Seconds since the clock was created."""
         return time.perf_counter() - self.start
 
     def __str__(self) -> str:
-        """The split, such as `80 s: compile 50 s, timed 20 s, other 10 s (12%)`."""
+        """Time by phase, such as `80 s: compile 50 s, timed 20 s, other 10 s (12%)`."""
         total = self.total_seconds
         other = total - sum(self.seconds.values())
         phases = "".join(f"{name} {seconds:.0f} s, " for name, seconds in self.seconds.items())

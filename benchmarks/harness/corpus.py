@@ -1,4 +1,4 @@
-"""Real text to train on, byte by byte: token i is the value of byte i.
+"""Training text as byte-level tokens: token i is the value of byte i.
 
 Dims: N bytes of the corpus, B sequences in a batch, S tokens of a sequence and its last target (`sequence` + 1).
 """
@@ -16,23 +16,29 @@ from strategies import GPTConfig
 BYTE_VALUES = 256
 
 Corpus = UInt8[np.ndarray, " N"]
-NO_TEXT: Corpus = np.empty(0, np.uint8)
-"""For steps that are compiled, and not run."""
+EMPTY_CORPUS: Corpus = np.empty(0, np.uint8)
+"""For steps that are compiled and not run."""
 
 
 def read_corpus(path: Path | None, config: GPTConfig, batch_size: int = 1) -> Corpus:
-    """The bytes of a file, read as they are used; without one, the prose on Python's syntax that every CPython carries.
+    """The bytes of a file, mapped into memory; without a file, Python's syntax documentation, which every CPython
+    includes.
 
-    Where it is shorter than a batch of that size, a line on stderr says that sequences of a batch repeat its text.
+    If the text is shorter than a batch, a line on stderr warns that it repeats within a batch.
+
+    Args:
+        path: a text file, or None.
+        config: the model, for its vocabulary and sequence length.
+        batch_size: sequences in the largest batch.
 
     Raises:
-        ValueError: a file that cannot be read or is shorter than one sequence and its last target, or a vocabulary
-            that does not hold every byte.
+        ValueError: the file cannot be read or is shorter than one sequence and its last target, or the vocabulary has
+            fewer than 256 tokens.
     """
     if config.vocab < BYTE_VALUES:
         raise ValueError(f"vocab={config.vocab} does not hold the {BYTE_VALUES} byte values of text; use 256 or more")
     try:
-        corpus_N = bytes_of_file(path) if path else prose()
+        corpus_N = map_file(path) if path else python_documentation()
     except OSError as error:
         raise ValueError(f"the corpus {path} cannot be read: {error.strerror}; name a text file") from error
     if len(corpus_N) <= config.sequence:
@@ -45,27 +51,27 @@ def read_corpus(path: Path | None, config: GPTConfig, batch_size: int = 1) -> Co
     return corpus_N
 
 
-def bytes_of_file(path: Path) -> Corpus:
-    """Mapped into memory, where that can be: of a pipe it cannot, nor of nothing."""
+def map_file(path: Path) -> Corpus:
+    """The bytes of a file, mapped into memory if possible. Pipes and empty files cannot be mapped and are read."""
     if path.is_file() and path.stat().st_size:
         return np.asarray(np.memmap(path, np.uint8, mode="r"))
     return np.frombuffer(path.read_bytes(), np.uint8)
 
 
-def source_of(corpus_N: Corpus) -> Path | Corpus:
-    """What to send to another process for the same text: the path of a file that is mapped into memory, or the text."""
+def corpus_source(corpus_N: Corpus) -> Path | Corpus:
+    """What to send to another process for the same corpus: the path of a memory-mapped file, or else the bytes."""
     mapped = corpus_N.base
     return Path(mapped.filename) if isinstance(mapped, np.memmap) and mapped.filename else corpus_N
 
 
-def prose() -> Corpus:
-    """On Python's syntax."""
+def python_documentation() -> Corpus:
+    """Python's syntax documentation (`pydoc_data.topics`)."""
     return np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch number `index` for who takes parts of it: only their bytes are read. `tokens` says what it is."""
+    """Batch `index` of the corpus, read lazily: indexing reads only the bytes of that part. See `tokens`."""
 
     corpus_N: Corpus
     index: int
@@ -74,7 +80,7 @@ class Batch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """As a whole."""
+        """Shape of the whole batch: (batch_size, sequence + 1)."""
         return self.batch_size, self.sequence + 1
 
     def __getitem__(self, part: tuple[slice, slice]) -> Int32[np.ndarray, "b s"]:
@@ -85,9 +91,9 @@ class Batch:
 def tokens(
     corpus_N: Corpus, index: int, batch_size: int, sequence: int, rows: slice = slice(None)
 ) -> Int32[np.ndarray, "B S"]:
-    """Batch number `index`, or some of its rows: the next sequences of the text, from the start again where it ends.
+    """Batch `index` of the corpus, or some of its rows: the next sequences of the text, wrapping around at its end.
 
-    It depends on nothing but its arguments, so that every strategy trains on the same tokens.
+    The result depends only on the arguments, so every strategy trains on the same tokens.
     """
     starts_B = (index * batch_size + np.arange(batch_size)[rows]) * sequence % (len(corpus_N) - sequence)
     return corpus_N[starts_B[:, None] + np.arange(sequence + 1)].astype(np.int32)

@@ -1,4 +1,4 @@
-"""The life of a case: it begins, it may hang, and however it ends there is a row."""
+"""Lifecycle of a case: it begins, it may hang, and however it ends, it leaves a row."""
 
 import traceback
 import weakref
@@ -12,30 +12,30 @@ from benchmarks.arguments import MIN_ROUNDS
 from benchmarks.cases import Case
 from benchmarks.cluster import processes
 from benchmarks.commandline.outputs import safe_name
-from benchmarks.failures import CaseFailure, Died, TimedOut, reason_of, status_of
+from benchmarks.failures import CaseFailure, ProcessDied, TimedOut, reason_of, status_of
 from benchmarks.harness.corpus import Corpus
 from benchmarks.harness.journal import Journal, JournalError
 from benchmarks.harness.prepare import Entry
 from benchmarks.harness.watchdog import Watchdog
 from benchmarks.row import Row
-from benchmarks.statuses import A_TIMEOUT
+from benchmarks.statuses import TIMEOUT_CAUSE
 
-MOST_DEATHS = 2
-"""A case that ended so many processes is not tried again."""
+MAX_DEATHS = 2
+"""Number of processes that may die during a case before it is given up."""
 
 
 @dataclass(frozen=True)
-class RunPlan:
-    """How a run goes about its cases.
+class RunSettings:
+    """Settings of a run.
 
     Attributes:
-        corpus_N: the text.
-        rounds: how many blocks of each case are timed.
-        compile_only: ask the compiler, and run nothing.
-        trace: a folder for a profiler's trace of each case, taken apart from what is timed.
-        case_timeout: seconds after which a case that gets nowhere has ended.
-        attribution: say of each step where its time goes.
-        report: the file of the rows; a reason that is too long for a row is written beside it.
+        corpus_N: the text to train on.
+        rounds: number of timed blocks of each case.
+        compile_only: only compile, and run nothing.
+        trace: folder for a profiler trace of each case, which is recorded apart from the timed blocks.
+        case_timeout: seconds without progress after which a case ends with a timeout.
+        attribution: whether to attribute each step's time to its causes.
+        report: file of the rows; reasons that are too long for a row are written beside it.
     """
 
     corpus_N: Corpus
@@ -50,48 +50,52 @@ class RunPlan:
 class Lifecycle:
     """The cases of a run that have begun, and the rows of those that have ended.
 
-    Its watchdog ends a process in which a case hangs. One that is closed, or dropped, ends no process any more.
+    Its watchdog ends the process if a case hangs, until the lifecycle is closed or garbage-collected.
 
     Attributes:
-        entries: those that were prepared, by id.
+        settings: of the run.
+        journal: of the run.
+        entries: the prepared cases by id.
     """
 
-    def __init__(self, plan: RunPlan, journal: Journal) -> None:
-        self.plan, self.journal, self.entries = plan, journal, dict[str, Entry]()
-        time_out = weakref.WeakMethod(self._time_out)  # the watchdog's thread must not keep this object
-        self.watchdog = Watchdog(plan.case_timeout, lambda case: end(case) if (end := time_out()) else None)
+    def __init__(self, settings: RunSettings, journal: Journal) -> None:
+        self.settings, self.journal, self.entries = settings, journal, dict[str, Entry]()
+        # Weak, so that the watchdog's thread does not keep this object alive.
+        time_out = weakref.WeakMethod(self._time_out)
+        self.watchdog = Watchdog(settings.case_timeout, lambda case: end(case) if (end := time_out()) else None)
         weakref.finalize(self, self.watchdog.stop)
 
     @property
     def rows(self) -> dict[str, Row]:
-        """The cases that have ended, by id."""
+        """Rows of the cases that have ended, by id."""
         return self.journal.rows
 
     @property
     def waiting(self) -> list[Entry]:
-        """Those prepared, not yet ended."""
+        """Prepared cases that have not ended."""
         return [entry for name, entry in self.entries.items() if name not in self.rows]
 
     def begin(self, case: str) -> None:
-        """A case begins, or goes on."""
+        """A case begins or makes progress."""
         self.watchdog.beat(case)
         self.journal.begin(case)
 
     def end(self, entry: Entry, **facts: Any) -> None:
-        """A case has ended: its row is final."""
+        """A case has ended. Its row is final, with these last facts."""
         entry.record = replace(entry.record, **facts)
         self.journal.finish(entry.record.as_row())
-        self.watchdog.rest()
+        self.watchdog.pause()
 
     def fail(self, entry: Entry, error: Exception) -> None:
-        """A case has ended in an error."""
-        traceback.clear_frames(error.__traceback__)  # they hold states, and the next case needs their memory
+        """A case has ended with an error."""
+        # Frames keep training states alive, whose memory the next case needs.
+        traceback.clear_frames(error.__traceback__)
         entry.error = error
-        self.end(entry, status=status_of(error), reason=reason_of(error, self._beside_report(entry.case)))
+        self.end(entry, status=status_of(error), reason=reason_of(error, self._reason_file(entry.case)))
 
     @contextmanager
-    def ending(self, entries: Sequence[Entry]) -> Iterator[None]:
-        """What goes wrong inside ends these cases, and not the run; Ctrl-C ends the run, and a disk that is full."""
+    def failures_end(self, entries: Sequence[Entry]) -> Iterator[None]:
+        """Errors in the body end these cases instead of the run. Ctrl-C and a full disk still end the run."""
         try:
             yield
         except JournalError:
@@ -101,35 +105,43 @@ class Lifecycle:
                 if str(entry.case) not in self.rows:
                     self.fail(entry, error)
 
-    def died(self, case: Case) -> CaseFailure | None:
-        """Whether a case has ended too many processes: one is enough where it hung, for that takes long to find."""
+    def given_up(self, case: Case) -> CaseFailure | None:
+        """Reason to give up a case that earlier processes died of; None to try it.
+
+        One death is enough if the case hung, because that takes long to detect.
+        """
         deaths = self.journal.deaths.get(str(case), [])
-        if A_TIMEOUT in deaths:
-            return TimedOut(self._silence())
-        if len(deaths) < MOST_DEATHS:
+        if TIMEOUT_CAUSE in deaths:
+            return TimedOut(self._timeout_reason())
+        if len(deaths) < MAX_DEATHS:
             return None
-        return Died(f"{len(deaths)} processes died while it ran, the last of {deaths[-1]}")
+        return ProcessDied(f"{len(deaths)} processes died while it ran, the last of {deaths[-1]}")
 
     def close(self) -> list[Row]:
-        """End the run; all rows, those of cases that were not finished among them."""
+        """End the run, and return all rows. Prepared cases that have not ended become interrupted."""
         self.watchdog.stop()
         self.journal.stop()
         stopped = {"status": "interrupted", "reason": "the run was stopped before the case was timed"}
         return [*self.rows.values(), *(replace(entry.record, **stopped).as_row() for entry in self.waiting)]
 
-    def _beside_report(self, case: Case) -> Path | None:
-        """Where a text on a case is kept, if a report is; the first of several processes writes it."""
-        report = self.plan.report if processes.is_first() else None
+    def _reason_file(self, case: Case) -> Path | None:
+        """File for a reason that is too long for a row: beside the report, written by the first process.
+
+        None without a report.
+        """
+        report = self.settings.report if processes.is_first() else None
         return report and report.with_name(f"{safe_name(f'{report.stem}.{case}')}.txt")
 
-    def _silence(self) -> str:
-        waited = f"nothing was heard of it for {self.plan.case_timeout:g} seconds"
+    def _timeout_reason(self) -> str:
+        waited = f"it made no progress for {self.settings.case_timeout:g} seconds"
         return f"{waited}; --case-timeout sets how long to wait"
 
     def _time_out(self, case: str) -> None:
-        """The last words of the watchdog, in its thread, while the case hangs in this one's.
+        """Record the row of a case that hangs. Called from the watchdog's thread just before it ends the process.
 
-        A reference that hangs has no row to say so; it counts as dead.
+        A reference that hangs has no row; its death is recorded by the next process.
         """
         if case in self.entries and case not in self.rows:
-            self.journal.finish(replace(self.entries[case].record, status="timeout", reason=self._silence()).as_row())
+            self.journal.finish(
+                replace(self.entries[case].record, status="timeout", reason=self._timeout_reason()).as_row()
+            )

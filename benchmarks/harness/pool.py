@@ -1,6 +1,6 @@
-"""Work in processes, one for each piece of it, until time is up.
+"""Runs tasks in one process each, within a time budget.
 
-What a compiler takes it gives back when its process ends; and if that dies, its piece alone is lost.
+When the process ends, the memory that a compiler took is returned. If it dies, only its own task is lost.
 """
 
 import multiprocessing
@@ -15,30 +15,41 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
 from benchmarks.failures import reason_of
-from benchmarks.harness.supervise import death_of
+from benchmarks.harness.supervise import cause_of_death
 
-Piece = TypeVar("Piece")
+Task = TypeVar("Task")
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[Piece]):
-    """How a piece of work ended: what it gave, or why it gave nothing, and the seconds that it took."""
+class Outcome(Generic[Task]):
+    """How a task ended.
 
-    piece: Piece
+    Attributes:
+        task: the task.
+        result: its result, or None.
+        reason: why there is no result; "" if there is one.
+        seconds: time that it took.
+    """
+
+    task: Task
     result: Any
     reason: str
     seconds: float
 
 
-def work_off(
-    pieces: Sequence[Piece], work: Callable[[Piece], Any], at_once: int, budget_seconds: float
-) -> Iterator[Outcome[Piece]]:
-    """Yield how each piece ended, as soon as it has; when time is up, those that have not.
+def run_in_processes(
+    tasks: Sequence[Task], work: Callable[[Task], Any], at_once: int, budget_seconds: float
+) -> Iterator[Outcome[Task]]:
+    """Yield the outcome of each task as soon as it ends, and when time is up, of those that have not.
 
-    `work` is a function of a module: a process of its own imports it.
+    Args:
+        tasks: arguments of `work`, one per task.
+        work: a module-level function, because each process imports it.
+        at_once: number of processes at a time.
+        budget_seconds: time for all tasks together.
     """
     begin = time.monotonic()
-    waiting, running = list(pieces), {}
+    waiting, running = list(tasks), {}
     try:
         while waiting or running:
             left = begin + budget_seconds - time.monotonic()
@@ -49,64 +60,64 @@ def work_off(
                 running[job.answers] = job
             for answers in wait(list(running), timeout=left):
                 yield running.pop(answers).end()
-        for piece in [*(job.piece for job in running.values()), *waiting]:
-            yield Outcome(piece, None, f"not compiled within {budget_seconds:g} s", 0.0)
+        for task in [*(job.task for job in running.values()), *waiting]:
+            yield Outcome(task, None, f"not compiled within {budget_seconds:g} s", 0.0)
     finally:
         for job in running.values():
             job.kill()
 
 
 @dataclass(frozen=True)
-class Job(Generic[Piece]):
-    """A piece of work, and the process that is at it."""
+class Job(Generic[Task]):
+    """A task and the process that runs it."""
 
-    piece: Piece
+    task: Task
     process: BaseProcess
     answers: Connection
     begin: float
 
     @classmethod
-    def start(cls, work: Callable[[Piece], Any], piece: Piece) -> "Job[Piece]":
-        """Start a process with nothing of this one but what it imports: JAX is set up there anew."""
+    def start(cls, work: Callable[[Task], Any], task: Task) -> "Job[Task]":
+        """Start a fresh process, which inherits nothing and so sets up JAX for itself."""
         context = multiprocessing.get_context("spawn")
-        answers, giving = context.Pipe(duplex=False)
-        process = context.Process(target=_do, args=(work, piece, giving), daemon=True)
-        with deaf(signal.SIGINT):  # Ctrl-C is for who ends the processes
+        answers, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_do, args=(work, task, sender), daemon=True)
+        with ignoring_signals(signal.SIGINT):  # this process handles Ctrl-C and ends the others
             process.start()
-        giving.close()  # the process has it: when that ends, `answers` does
-        return cls(piece, process, answers, time.monotonic())
+        sender.close()  # only the child holds it now, so `answers` ends with the child
+        return cls(task, process, answers, time.monotonic())
 
-    def end(self) -> Outcome[Piece]:
-        """What it gave, or what it died of."""
+    def end(self) -> Outcome[Task]:
+        """The outcome: the result, or the cause of the process's death."""
         try:
             result, reason = self.answers.recv()
         except EOFError:
             self.process.join()
-            result, reason = None, f"its process ended by {death_of(self.process.exitcode or 0)}"
+            result, reason = None, f"its process ended by {cause_of_death(self.process.exitcode or 0)}"
         self.kill()
-        return Outcome(self.piece, result, reason, time.monotonic() - self.begin)
+        return Outcome(self.task, result, reason, time.monotonic() - self.begin)
 
     def kill(self) -> None:
-        """End the process, if it has not ended."""
+        """Kill the process, if it is still running."""
         self.process.kill()
         self.process.join()
         self.answers.close()
 
 
-def _do(work: Callable[[Any], Any], piece: Any, giving: Connection) -> None:
+def _do(work: Callable[[Any], Any], task: Any, sender: Connection) -> None:
     try:
-        answer = work(piece), ""
+        answer = work(task), ""
     except Exception as error:
         answer = None, reason_of(error)
-    giving.send(answer)
+    sender.send(answer)
 
 
 @contextmanager
-def deaf(*numbers: signal.Signals) -> Iterator[None]:
-    """A process started inside ignores these signals, which a terminal or a job sends to all.
+def ignoring_signals(*numbers: signal.Signals) -> Iterator[None]:
+    """Processes started in the body ignore these signals, which a terminal or a job scheduler sends to all processes.
 
-    They are not blocked instead: multiprocessing unblocks them before it starts the first process (resource_tracker of
-    Python 3.11). Nothing is changed off the main thread, where it cannot be.
+    Blocking them instead does not work: multiprocessing unblocks them before it starts its first process
+    (resource_tracker of Python 3.11). Nothing is changed outside the main thread, where handlers cannot be set.
     """
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers if main}

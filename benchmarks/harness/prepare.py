@@ -1,8 +1,8 @@
-"""From a case to a step that is compiled, known to be right, and ready to be timed."""
+"""Prepares a case: compiles its step, checks it against one device, and starts its training."""
 
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,9 +11,9 @@ import jax
 
 from benchmarks.cases import Case
 from benchmarks.cluster import processes
-from benchmarks.cluster.processes import crossing
-from benchmarks.explain.estimate import DoesNotFit, estimate, refused
-from benchmarks.explain.explanations import explained
+from benchmarks.cluster.processes import crossing_axes
+from benchmarks.explain.estimate import DoesNotFit, estimate, estimate_from_error
+from benchmarks.explain.explanations import explanation_columns
 from benchmarks.explain.memory import planned_memory
 from benchmarks.failures import CompileError, reason_of, status_of
 from benchmarks.harness.clock import Clock
@@ -28,13 +28,21 @@ from strategies.model.gpt import flops_per_token
 
 SEED = 0
 READ_ONLY = {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_autotune_level": 0}}
-"""Options of the compilers of programs that are read, and not run: machine code need not be good, which changes nothing
-before it, neither the HLO nor what memory is planned for; and kernels cannot be tried out where there is no GPU."""
+"""Compiler options for programs that are only analysed. Optimisation of machine code can be skipped, because it changes
+neither the HLO nor the planned memory. GPU kernels cannot be autotuned without a GPU."""
 
 
 @dataclass
 class Entry:
-    """A case on its way to a row."""
+    """A case in progress, on its way to a row.
+
+    Attributes:
+        case: the case.
+        record: what is known about it so far.
+        step: its step, once built.
+        program: its compiled step.
+        error: what ended it, if anything did.
+    """
 
     case: Case
     record: Record
@@ -44,7 +52,10 @@ class Entry:
 
 
 class Preparation:
-    """Compiles steps, starts them on the text, and holds them against one device, which is prepared once a workload."""
+    """Compiles steps, starts their training, and compares them with one device.
+
+    The reference is prepared once per workload.
+    """
 
     def __init__(self, corpus_N: Corpus, clock: Clock) -> None:
         self.corpus_N, self.clock = corpus_N, clock
@@ -53,50 +64,67 @@ class Preparation:
         self._trajectories: dict[Case, Trajectory] = {}
 
     def stages(self, entry: Entry, *, compile_only: bool) -> Generator[dict[str, Any]]:
-        """What is learnt about a case, stage by stage."""
+        """Prepare a case in stages, and yield new fields of its record after each stage.
+
+        Args:
+            entry: the case; its step and program are filled in.
+            compile_only: compile and analyse the step, but run nothing.
+
+        Raises:
+            Infeasible, CaseFailure: the case cannot be built, compiled, fitted into memory or trained correctly.
+        """
         step = entry.step = entry.case.build()
         yield {"model_flops_per_step": flops_per_token(step.config) * step.tokens_per_step}
-        topology = entry.case.topology
         read_only = READ_ONLY.get(entry.case.devices[0].platform, {}) if compile_only else {}
+        yield from self._compile(entry, step, read_only)
+        if not compile_only:
+            yield from self._train(entry)
+
+    def _compile(self, entry: Entry, step: Step, read_only: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Stages up to the analysis of the compiled program; `read_only` are compiler options that rows do not list."""
+        topology = entry.case.topology
         try:
             with self.clock.phase("compile"):
-                compilation = compile_step(step, read_only | dict(entry.case.compiler_options))
+                compilation = compile_step(step, {**read_only, **dict(entry.case.compiler_options)})
         except CompileError as error:
-            if topology and (told := refused(error)):
-                yield {"estimate": told}
-                raise DoesNotFit(f"{told}: {error}") from error
+            if topology and (chip_estimate := estimate_from_error(error)):
+                yield {"estimate": chip_estimate}
+                raise DoesNotFit(f"{chip_estimate}: {error}") from error
             raise
         entry.program = compilation.program
         memory = planned_memory(step, entry.program)
         options = tuple(option for option in compilation.options.items() if option not in read_only.items())
         yield {"compile_seconds": compilation.seconds, "memory": memory, "compiler_options": options}
-        program = self._read(entry)
+        program = self._read_program(entry)
         yield {
             "compiled": {
                 "compiled.compilations": compilation.programs,
                 "compiled.bytes_accessed": bytes_accessed(entry.program),
-                **(self._facts(entry.case, step, program) if program else {}),
+                **(self._program_columns(entry.case, step, program) if program else {}),
             }
         }
         if program:
             require_no_deadlock(step.mesh, program.concurrent)
         if topology and topology.chip and program:
-            told = estimate(topology.chip, step, program, memory)
-            yield {"estimate": told}
-            if not told.fits:
-                raise DoesNotFit(str(told))
-        if not compile_only:
-            training = self.start(entry)
-            yield {}  # each has room for its state: in the steps one that fails would leave the others in a collective
-            with self.clock.phase("checked"):
-                trajectory = training.trajectory(CHECKED_STEPS)
-            del training  # its memory is needed
-            yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
-            trajectory.require_finite("in the first steps")
-            yield from self._check(entry, trajectory)
+            chip_estimate = estimate(topology.chip, step, program, memory)
+            yield {"estimate": chip_estimate}
+            if not chip_estimate.fits:
+                raise DoesNotFit(str(chip_estimate))
 
-    def _read(self, entry: Entry) -> Program | None:
-        """What the compiled program does; None where it is written in a way that cannot be read."""
+    def _train(self, entry: Entry) -> Iterator[dict[str, Any]]:
+        """Stages of the first steps and of their comparison with one device."""
+        training = self.start(entry)
+        # All processes must have memory for the state: one that fails in a step leaves the others in a collective.
+        yield {}
+        with self.clock.phase("checked"):
+            trajectory = training.trajectory(CHECKED_STEPS)
+        del training  # free its memory
+        yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
+        trajectory.require_finite("in the first steps")
+        yield from self._check(entry, trajectory)
+
+    def _read_program(self, entry: Entry) -> Program | None:
+        """What the compiled program does; None, with a warning, if its text cannot be parsed."""
         assert entry.step
         try:
             return read_program(entry.program.as_text() or "", entry.step.mesh.shape)
@@ -104,24 +132,25 @@ class Preparation:
             warnings.warn(f"{entry.case}: its compiled program cannot be read: {error}", stacklevel=2)
             return None
 
-    def _facts(self, case: Case, step: Step, program: Program) -> dict[str, Any]:
+    def _program_columns(self, case: Case, step: Step, program: Program) -> dict[str, Any]:
+        """Columns of a row that describe the compiled program."""
         return {
             **program.as_row(),
-            **program.as_row_between(crossing(step.mesh)),
-            **explained(case, step.mesh, program),
+            **program.as_row_between(crossing_axes(step.mesh)),
+            **explanation_columns(case, step.mesh, program),
         }
 
     def start(self, entry: Entry) -> Training:
-        """A training run on the text, from its beginning."""
+        """Start a training run on the corpus from its beginning."""
         assert entry.step
-        spread = entry.case.strategy, entry.case.mesh, entry.case.options
-        if spread not in self._inits:  # the same for every batch size
+        layout = entry.case.strategy, entry.case.mesh, entry.case.options
+        if layout not in self._inits:  # the initialisation does not depend on the batch size
             with self.clock.phase("compile"):
-                self._inits[spread] = entry.step.init.lower(jax.random.key(SEED)).compile()
-        return begin_training(entry.step, entry.program, self._inits[spread], self.corpus_N)
+                self._inits[layout] = entry.step.init.lower(jax.random.key(SEED)).compile()
+        return begin_training(entry.step, entry.program, self._inits[layout], self.corpus_N)
 
     def _check(self, entry: Entry, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
-        """Whether the first steps are those of one device: not until it is shown."""
+        """Compare the first steps with one device's. `matches_single` is False until they are shown to be equal."""
         case = entry.case
         if entry.step and entry.step.inexact:
             yield {"reason": f"not exact by design: {entry.step.inexact}"}
@@ -137,24 +166,27 @@ class Preparation:
             yield {"matches_single": True}
 
     def require_equal(self, trajectory: Trajectory, case: Case) -> None:
-        """Refuse first steps that are not those of its reference.
+        """Check that first steps equal those of the reference.
 
         Raises:
-            Mismatch: names the first step that departs.
+            Mismatch: names the first step that differs.
         """
         trajectory.require_equal(self._trajectories[case.single], case)
 
-    def give_up(self, single: Case, why: str) -> str:
-        """Do without a reference."""
+    def abandon_reference(self, single: Case, why: str) -> str:
+        """Give up a reference for this reason, and return the reason for the rows of cases that needed it."""
         self._references[single] = reason = f"not checked, for single was given up: {why}"
         return reason
 
     def reference(self, single: Case) -> Entry | str:
-        """One device on the same work, or why there is none: a model may be too large for one device."""
+        """The reference of a workload, which is `single` with trained first steps; or why there is none.
+
+        A model may be too large for one device.
+        """
         if single not in self._references:
             entry = Entry(single, Record.begin(single))
             try:
-                self._trajectories[single] = processes.together(partial(self._first_steps, entry))
+                self._trajectories[single] = processes.run_in_all(partial(self._first_steps, entry))
                 self._references[single] = entry
             except Exception as error:
                 traceback.clear_frames(error.__traceback__)
@@ -162,7 +194,10 @@ class Preparation:
         return self._references[single]
 
     def _first_steps(self, entry: Entry) -> Trajectory:
-        """Of the reference. Nobody else is needed for them: each process has its own."""
+        """Train the first steps of the reference.
+
+        Each process has a reference of its own, so no other process is needed.
+        """
         entry.step = entry.case.build()
         with self.clock.phase("compile"):
             entry.program = compile_step(entry.step, dict(entry.case.compiler_options)).program
@@ -170,17 +205,24 @@ class Preparation:
 
 
 def begin_training(step: Step, program: Callable[..., Any], init: Callable[..., Any], corpus_N: Corpus) -> Training:
-    """A training run of a compiled step on the text, from its beginning: the same for every strategy."""
+    """Start a training run of a compiled step on the corpus. State and batches are the same for every strategy.
+
+    Args:
+        step: the step.
+        program: the compiled step.
+        init: initialises the state from a random key.
+        corpus_N: the text.
+    """
     sizes = step.train.batch_size, step.config.sequence
     batches = [step.place(Batch(corpus_N, index, *sizes)) for index in range(BATCHES)]
-    return Training(program, init(jax.random.key(SEED)), batches, alone=step.mesh.size == 1)
+    return Training(program, init(jax.random.key(SEED)), batches, first_process_only=step.mesh.size == 1)
 
 
 def first_steps(training: Training) -> Trajectory:
-    """Train for the steps that are checked.
+    """Train the steps that are checked.
 
     Raises:
-        NonFinite: one of them left the numbers.
+        NonFinite: a loss or gradient norm is not finite.
     """
     trajectory = training.trajectory(CHECKED_STEPS)
     trajectory.require_finite("in the first steps")

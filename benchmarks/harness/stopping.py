@@ -1,4 +1,4 @@
-"""Ctrl-C and its like in the process that measures: the first stops the run in an orderly way, the second at once."""
+"""Signals that stop the measuring process: the first one stops the run in order, the second one at once."""
 
 import os
 import signal
@@ -8,36 +8,41 @@ from contextlib import contextmanager
 
 from benchmarks.commandline.ending import INTERRUPTED
 
-PASSED_ON = signal.SIGUSR1
-"""What the supervisor sends when it is told to stop."""
-NUMBERS = signal.SIGINT, signal.SIGTERM, PASSED_ON
+FORWARDED = signal.SIGUSR1
+"""The signal that the supervisor sends when it is told to stop."""
+STOP_SIGNALS = signal.SIGINT, signal.SIGTERM, FORWARDED
 
 
-class Stops:
-    """How often this process was told to stop.
+class StopSignals:
+    """Counts how often this process was told to stop.
 
-    A terminal, or whoever stops a job, may tell both this process and its supervisor, which passes it on. So signals of
-    one kind are counted, not signals: as many stops as there were of the most frequent kind.
+    A terminal or a job scheduler may signal both this process and its supervisor, which forwards the signal. So the
+    number of stops is the number of signals of the most frequent kind, not of all signals.
+
+    Attributes:
+        count: number of stops so far.
+        writing: whether the report is being written.
     """
 
     def __init__(self) -> None:
         self.count, self.writing = 0, False
-        self._heard: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
 
     def listen(self) -> None:
-        """Hear all signals that mean to stop, from now on."""
-        for number in NUMBERS:
-            signal.signal(number, self.hear)
+        """Install the handler for all stop signals."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self.handle)
 
-    def hear(self, number: int, _: object) -> None:
+    def handle(self, number: int, _: object) -> None:
         """Handle a signal.
 
+        A second stop ends the process at once, unless the report is being written. Finished cases are in the journal.
+
         Raises:
-            KeyboardInterrupt: at the first stop, and at the second while the report is written. Else the second ends
-                the process; the journal has what had ended.
+            KeyboardInterrupt: at the first stop, and at the second if the report is being written.
         """
-        self._heard[number] += 1
-        if max(self._heard.values()) == self.count:
+        self._received[number] += 1
+        if max(self._received.values()) == self.count:
             return
         self.count += 1
         if self.count == 1 or (self.count == 2 and self.writing):
@@ -47,7 +52,7 @@ class Stops:
 
     @contextmanager
     def while_writing(self) -> Iterator[None]:
-        """Let the second stop end the writing of the report in an orderly way."""
+        """Mark the body as writing the report, so that a second stop interrupts it in order."""
         self.writing = True
         try:
             yield

@@ -1,8 +1,7 @@
-"""Runs `pytest benchmarks` in a process of its own, and another where that one dies: the sweep goes on without the
-case that killed it.
+"""Supervisor: runs `pytest benchmarks` in a child process, and restarts it without the case that killed it.
 
-A backend that aborts, the system's answer to too little memory and a collective that hangs all end the process that
-they happen in. The journal holds what was measured until then.
+Aborts of a backend, the system's out-of-memory killer and hanging collectives all end the process that they happen in.
+The journal holds the rows that were finished before.
 """
 
 import json
@@ -18,68 +17,72 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster.heartbeat import HEARTBEAT, Listener
+from benchmarks.cluster.heartbeat import HEARTBEAT, HeartbeatListener
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.harness.journal import STOPPED
-from benchmarks.harness.stopping import PASSED_ON
-from benchmarks.statuses import A_TIMEOUT, LOST, TIMED_OUT, UNWRITTEN
+from benchmarks.harness.stopping import FORWARDED
+from benchmarks.statuses import PEER_LOST, TIMED_OUT, TIMEOUT_CAUSE, UNWRITTEN
 
 JOURNAL = "MESHMARK_JOURNAL"
-"""The variable by which a supervised process knows its journal."""
+"""Environment variable with the journal's path, for the supervised process."""
 RESUMED = "MESHMARK_RESUMED"
-"""Set for a process that goes on with the journal of one that died; says of what."""
+"""Environment variable with a cause of death, for a process that continues the journal of one that died."""
 PATIENCE_SECONDS = 2.0
-"""For the process that measures to do as it was told; then it is said what is waited for, or it is killed."""
+"""Time for the supervised process to react to a stop. After that, a message says what it is doing, or it is killed."""
 GRACE_SECONDS = 10.0
-"""For a busy machine: so much longer than the process's own watchdog, which has more to say, the supervisor waits."""
+"""Additional timeout of the supervisor. The process's own watchdog, which reports more, comes first even on a busy
+machine."""
 TICK_SECONDS = 0.25
+"""Longest wait for a heartbeat before other checks."""
 
 
 def supervised() -> bool:
-    """Whether this process has somebody to go on if it dies."""
+    """Whether this process runs under a supervisor."""
     return JOURNAL in os.environ
 
 
 def supervise(
     arguments: Sequence[str], journal: Path | None, *, alone: bool = True, timeout_seconds: float = 600.0
 ) -> int:
-    """Run pytest until it has ended in an orderly way; its exit status.
+    """Run pytest in child processes until one of them ends in order, and return its exit status.
 
     Args:
         arguments: of pytest.
-        journal: where it is to be; without one it is a temporary file.
-        alone: nobody else takes part. Of several processes one that dies ends all.
-        timeout_seconds: after which a process that shows no sign of life is ended.
+        journal: path of the journal; None for a temporary file.
+        alone: whether this is a single-process run. In a multi-process run, one death ends all.
+        timeout_seconds: time without a heartbeat after which the child is killed.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = journal or Path(folder, "journal.jsonl")
         environment = os.environ | {JOURNAL: str(path)}
         while True:
-            before = content(path)
+            before = journal_content(path)
             command = [sys.executable, "-m", "pytest", *arguments]
-            status, told = run(command, environment, timeout_seconds=timeout_seconds)
-            written = content(path).removeprefix(before)
-            if told:
-                return stopped(status, content(path))
-            if ended(status, written):
+            status, told_to_stop = run(command, environment, timeout_seconds=timeout_seconds)
+            written = journal_content(path).removeprefix(before)
+            if told_to_stop:
+                return stop_status(status, journal_content(path))
+            if ended_normally(status, written):
                 return 128 - status if status < 0 else status
-            death = death_of(status)
+            death = cause_of_death(status)
             if not alone:
-                kept = f"; {journal} has the rows that had ended, for --resume" if journal else ""
-                print(f"\nthe benchmarks ended by {death}, and in all other processes with it{kept}", file=sys.stderr)
+                advice = f"; {journal} has the finished rows, for --resume" if journal else ""
+                print(
+                    f"\nthe benchmarks were ended by {death}, and so were all other processes{advice}", file=sys.stderr
+                )
                 return 128 - status if status < 0 else status
-            print(f"\nthe benchmarks ended by {death}; going on with the cases that are left", file=sys.stderr)
+            print(f"\nthe benchmarks were ended by {death}; continuing with the remaining cases", file=sys.stderr)
             environment |= {RESUMED: death}
 
 
-def stopped(status: int, written: bytes) -> int:
-    """The exit status of a run that was told to stop.
+def stop_status(status: int, written: bytes) -> int:
+    """Exit status of a run that was told to stop.
 
-    Success, refused options and an unwritable report keep their status. All else has that of Ctrl-C: a process that was
-    killed, or interrupted while it shut down, ends with a status that says nothing.
+    Success, rejected options and an unwritable report keep their status. Everything else gets the status of Ctrl-C,
+    because a process that was killed, or interrupted while it shut down, ends with a meaningless status.
 
     Args:
-        status: of the process that measured.
+        status: of the child.
         written: its journal.
     """
     if status in (pytest.ExitCode.OK, pytest.ExitCode.USAGE_ERROR, UNWRITTEN):
@@ -89,102 +92,113 @@ def stopped(status: int, written: bytes) -> int:
     return INTERRUPTED
 
 
-def content(journal: Path) -> bytes:
-    """What is written in it, if it is there."""
+def journal_content(journal: Path) -> bytes:
+    """Content of a journal; empty if it does not exist."""
     return journal.read_bytes() if journal.exists() else b""
 
 
-def ended(status: int, written: bytes) -> bool:
-    """Whether a process that wrote this into its journal has ended, or has died: then another goes on.
+def ended_normally(status: int, written: bytes) -> bool:
+    """Whether a child ended on purpose; otherwise it died, and another one continues.
 
-    >>> ended(1, b'{"began": "single"}\\n{"stopped": true}\\n'), ended(1, b'{"began": "single"}\\n')
+    Args:
+        status: its exit status.
+        written: what it wrote into its journal.
+
+    >>> ended_normally(1, b'{"began": "single"}\\n{"stopped": true}\\n'), ended_normally(1, b'{"began": "single"}\\n')
     (True, False)
     """
-    meant = pytest.ExitCode.USAGE_ERROR, UNWRITTEN, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP
-    # What is written when the options were refused, another run wrote.
-    return status in meant or b'"began"' not in written or written.endswith(STOPPED)
+    intended = pytest.ExitCode.USAGE_ERROR, UNWRITTEN, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP
+    # If the options were rejected, the journal's content is from another run.
+    return status in intended or b'"began"' not in written or written.endswith(STOPPED)
 
 
-def death_of(status: int) -> str:
-    """What a process died of.
+def cause_of_death(status: int) -> str:
+    """Describe what a process died of.
 
-    >>> death_of(-signal.SIGABRT), death_of(3)
+    Args:
+        status: its exit status, negative for a signal as in `subprocess`.
+
+    >>> cause_of_death(-signal.SIGABRT), cause_of_death(3)
     ('SIGABRT', 'exit status 3')
     """
     if status == TIMED_OUT:
-        return A_TIMEOUT
-    if status == LOST:
+        return TIMEOUT_CAUSE
+    if status == PEER_LOST:
         return "the loss of another process"
     if status == -signal.SIGKILL:
-        return "SIGKILL, of which too little memory is the usual cause"
+        return "SIGKILL, usually sent when memory runs out"
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
 def run(command: Sequence[str], environment: dict[str, str], *, timeout_seconds: float = 600.0) -> tuple[int, bool]:
-    """Run a command to its end, whatever is pressed meanwhile; its exit status, and whether it was told to stop.
+    """Run a command until it exits, and forward stop signals to it.
 
-    Whoever stops this process alone stops the command, too. One that was told twice and does not end is killed, and so
-    is one whose heart does not beat for `timeout_seconds`: its status is `TIMED_OUT`, or that which it had told.
+    A command that was told to stop twice and does not exit is killed. So is one without heartbeat for
+    `timeout_seconds`; its status is then `TIMED_OUT`, or the one it had reported.
+
+    Returns:
+        Its exit status, and whether it was told to stop.
     """
-    told: list[float] = []
-    with closing(Listener()) as listener, hearing(told) as started:
-        own = environment | {HEARTBEAT: str(listener.descriptor)}
-        # Of a process that loads its libraries Ctrl-C makes a traceback in each thread: until it listens, it hears only
-        # what this one passes on, which ends it without a word.
-        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
+    stop_times: list[float] = []
+    with closing(HeartbeatListener()) as listener, forwarding_signals(stop_times) as started:
+        child_environment = environment | {HEARTBEAT: str(listener.descriptor)}
+        # While a process loads its libraries, Ctrl-C prints a traceback from every thread. So the child ignores SIGINT
+        # until it installs handlers, and reacts only to the forwarded signal, whose default action ends it silently.
+        handler_before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
         try:
-            process = subprocess.Popen(command, env=own, pass_fds=[listener.descriptor])
+            process = subprocess.Popen(command, env=child_environment, pass_fds=[listener.descriptor])
         finally:
-            signal.signal(signal.SIGINT, heard)
+            signal.signal(signal.SIGINT, handler_before)
         listener.started()
         started(process)
-        said = False
+        announced = False
         while process.poll() is None:
             listener.listen(TICK_SECONDS)
-            waited = time.monotonic() - told[min(len(told), 2) - 1] if told else 0.0
-            if len(told) > 2 or (len(told) == 2 and waited > PATIENCE_SECONDS):
+            waited = time.monotonic() - stop_times[min(len(stop_times), 2) - 1] if stop_times else 0.0
+            if len(stop_times) > 2 or (len(stop_times) == 2 and waited > PATIENCE_SECONDS):
                 process.kill()
-            elif told and waited > PATIENCE_SECONDS and not said:
-                said = True
-                print(f"\nstopping: {awaited(environment, timeout_seconds)}", file=sys.stderr)
+            elif stop_times and waited > PATIENCE_SECONDS and not announced:
+                announced = True
+                print(f"\nstopping: {waiting_message(environment, timeout_seconds)}", file=sys.stderr)
             if listener.silent_seconds > timeout_seconds + GRACE_SECONDS:
                 process.kill()
                 process.wait()
-                return last_status(listener), bool(told)
-        return process.returncode, bool(told)
+                return last_status(listener), bool(stop_times)
+        return process.returncode, bool(stop_times)
 
 
-def last_status(listener: Listener) -> int:
-    """The exit status of a process that was killed because it was silent."""
+def last_status(listener: HeartbeatListener) -> int:
+    """Exit status of a process that was killed for lack of heartbeats."""
     if listener.status is None:
         return TIMED_OUT
-    print("\nthe benchmarks were done, and their process hung while it shut down; it was killed", file=sys.stderr)
+    print("\nthe benchmarks were done, but their process hung during shutdown and was killed", file=sys.stderr)
     return listener.status
 
 
 @contextmanager
-def hearing(told: list[float]) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Note when this process is told to stop, and pass it on to the one that is named when it has started.
+def forwarding_signals(stop_times: list[float]) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Record the times at which this process is told to stop, and forward each stop to the child.
 
-    Handlers, not SIG_IGN, which the process would inherit; and where SIGINT was ignored, as in the background of a
-    script, it is heard, too: nobody else sends it to a run that is to go on.
+    Yields a function to call with the child once it has started. Handlers are used instead of SIG_IGN, which the child
+    would inherit. SIGINT is handled even if it was ignored before, as in the background of a shell script, because
+    nobody sends it to a run that should go on.
 
-    Before, while pytest loads itself and its plugins, some 0.3 seconds, Ctrl-C is Python's: it prints a traceback, and
-    nothing has begun.
+    Args:
+        stop_times: filled with `time.monotonic()` of each stop.
     """
     processes: list[subprocess.Popen[bytes]] = []
 
-    def hear(number: int, _: object) -> None:
-        told.append(time.monotonic())
+    def forward(number: int, _: object) -> None:
+        stop_times.append(time.monotonic())
         for process in processes:
-            process.send_signal(PASSED_ON)
+            process.send_signal(FORWARDED)
 
     def started(process: subprocess.Popen[bytes]) -> None:
         processes.append(process)
-        if told:  # before there was anybody to pass it on to
-            process.send_signal(PASSED_ON)
+        if stop_times:  # told to stop before the child had started
+            process.send_signal(FORWARDED)
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield started
     finally:
@@ -192,15 +206,15 @@ def hearing(told: list[float]) -> Iterator[Callable[[subprocess.Popen[bytes]], N
             signal.signal(number, handler)
 
 
-def awaited(environment: Mapping[str, str], timeout_seconds: float) -> str:
-    """What a process that was told to stop is still doing."""
-    case = running(content(Path(environment[JOURNAL])))
-    doing = f"{case} cannot be interrupted where it is" if case else "it cannot be interrupted where it is"
-    return f"{doing}, and is waited for, {timeout_seconds:g} seconds at most; Ctrl-C again ends it at once"
+def waiting_message(environment: Mapping[str, str], timeout_seconds: float) -> str:
+    """Say what a process that was told to stop is still doing."""
+    case = running(journal_content(Path(environment[JOURNAL])))
+    doing = f"{case} cannot be interrupted right now" if case else "it cannot be interrupted right now"
+    return f"{doing}; waiting {timeout_seconds:g} seconds at most; press Ctrl-C again to end it at once"
 
 
 def running(journal: bytes) -> str | None:
-    """The case that runs, by the last whole line of a journal.
+    """The case that is running, according to the last complete line of a journal.
 
     >>> running(b'{"began": "single"}\\n{"beg'), running(b'{"began": "single"}\\n{"stopped": true}\\n')
     ('single', None)

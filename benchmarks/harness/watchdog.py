@@ -1,4 +1,4 @@
-"""A watchdog: a case that gets nowhere must not keep the others from being measured."""
+"""Watchdog: ends the process if a case makes no progress, so that the other cases can still be measured."""
 
 import os
 import threading
@@ -9,41 +9,44 @@ from benchmarks.statuses import TIMED_OUT
 
 
 class Watchdog:
-    """Ends the process when nothing was heard for too long: a collective that hangs cannot be ended otherwise.
+    """Ends the process after a time without progress, because a hanging collective cannot be interrupted.
 
-    `last_words` is called, from another thread, with what was going on. Its thread cannot run
-    while another holds the interpreter's lock: such a hang is ended from outside (`heartbeat.py`).
+    Its thread cannot run while another one holds the GIL. Such hangs are ended by the supervisor (`heartbeat.py`).
+
+    Args:
+        timeout_seconds: time without progress.
+        on_timeout: called from the watchdog's thread with the case, just before the process ends.
     """
 
-    def __init__(self, timeout_seconds: float, last_words: Callable[[str], None]) -> None:
-        self.timeout_seconds, self._last_words = timeout_seconds, last_words
-        self._heard: tuple[str, float] | None = None
+    def __init__(self, timeout_seconds: float, on_timeout: Callable[[str], None]) -> None:
+        self.timeout_seconds, self._on_timeout = timeout_seconds, on_timeout
+        self._last_beat: tuple[str, float] | None = None
         self._stopped = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def beat(self, case: str) -> None:
-        """A case goes on."""
-        self._heard = case, time.monotonic()
+        """A case makes progress."""
+        self._last_beat = case, time.monotonic()
 
-    def rest(self) -> None:
-        """No case runs now."""
-        self._heard = None
+    def pause(self) -> None:
+        """No case is running."""
+        self._last_beat = None
 
     def stop(self) -> None:
-        """End nothing any more, and let the thread go: the session is over."""
-        self.rest()
+        """Stop watching, and end the thread."""
+        self.pause()
         self._stopped.set()
 
     def _watch(self) -> None:
         tick = min(1.0, self.timeout_seconds / 4)
-        watched, heard, silent = time.monotonic(), self._heard, 0.0
+        checked, seen, silent = time.monotonic(), self._last_beat, 0.0
         while not self._stopped.wait(tick):
-            before, watched = watched, time.monotonic()
-            # A process that was stopped (Ctrl-Z) has not hung meanwhile: only seconds that were watched count.
-            silent = silent + min(watched - before, 2 * tick) if self._heard is heard else 0.0
-            heard = self._heard
-            if heard and silent > self.timeout_seconds:
+            before, checked = checked, time.monotonic()
+            # Only observed seconds count: a suspended process (Ctrl-Z) does not hang.
+            silent = silent + min(checked - before, 2 * tick) if self._last_beat is seen else 0.0
+            seen = self._last_beat
+            if seen and silent > self.timeout_seconds:
                 try:
-                    self._last_words(heard[0])
+                    self._on_timeout(seen[0])
                 finally:
                     os._exit(TIMED_OUT)

@@ -1,4 +1,4 @@
-"""What a compiled program does, read from its text: collectives, FLOPs, memory traffic, and what could deadlock.
+"""Analysis of a compiled program's HLO text: collectives, FLOPs, memory traffic, overlap and possible deadlocks.
 
-Start at `compiled.read_program`.
+The entry point is `compiled.read_program`.
 """

@@ -1,4 +1,4 @@
-"""What an instruction that is a collective sends, and over which axes of the mesh."""
+"""Collectives of a compiled program: what each one sends, and over which mesh axes."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from strategies.costs.traffic import SENT
 
 KINDS = tuple(SENT)
 SEVERAL = "several"
-"""In the place of an axis: groups that span more than one."""
+"""Stands for the axis of collectives whose groups span more than one mesh axis."""
 
 OPCODES: Mapping[str, str] = {
     "all-reduce": "all_reduce",
@@ -20,19 +20,23 @@ OPCODES: Mapping[str, str] = {
     "all-to-all": "all_to_all",
     "collective-permute": "permute",
 }
-_STRANGE = ("collective-broadcast", "ragged-all-to-all", "send", "recv")
+_UNSUPPORTED = ("collective-broadcast", "ragged-all-to-all", "send", "recv")
 
 
 def axis_of(axes: Sequence[str]) -> str:
-    """The one axis, or `SEVERAL`."""
+    """The only axis, or `SEVERAL`."""
     return axes[0] if len(axes) == 1 else SEVERAL
 
 
 @dataclass(frozen=True)
-class Meanwhile:
-    """What is scheduled between the start of a collective and its end: FLOPs, and bytes of the device's memory.
+class OverlappedWork:
+    """Work that is scheduled between the start of a collective and its end.
 
-    Collectives that go on at the same time have what is between them in common.
+    Collectives in flight at the same time each count the work that they share.
+
+    Attributes:
+        flops: matmul FLOPs of the device.
+        memory_bytes: bytes that the device reads and writes in its memory.
     """
 
     flops: int = 0
@@ -41,24 +45,28 @@ class Meanwhile:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of a step, between devices: one in groups of a single device communicates nothing, and is left out.
+    """A collective between devices, as executed in a step.
+
+    Collectives in groups of one device communicate nothing and are left out.
 
     Attributes:
         kind: one of `KINDS`.
-        axes: of the mesh, in its order: those along which the devices of a group differ.
-        times: executions in a step.
-        in_loop: whether it stands in a loop.
-        sent_bytes: by a device, each time, rounded down: the least that it can be (NCCL tests, doc/PERFORMANCE.md). Of
-            operands of b bytes, in a group of n, all-gather b (n-1), reduce-scatter and all-to-all b (n-1)/n,
-            all-reduce twice that, permute b.
-        operand_bytes: that a device hands to it, each time; of an all-reduce those of its result, as it adds up.
-        arrays: that these are of, without their layouts.
-        source: the function that it stems from, and the scopes around it; "" where the compiler forgot.
-        meanwhile: what the program does until it waits for it; None where it waits at once.
-        decomposed: the kind that an all-reduce of the full arrays stands for: of an all-gather, with zeros where others
-            hold something, or of a reduce-scatter, of which a part is taken. "" where it is what it says.
-        padding_bytes: of the operands, that are there only to make equal parts.
-        chain: the fusions that a TPU weaves it into are of one chain.
+        axes: mesh axes along which the devices of a group differ, in the mesh's order.
+        times: number of executions per step.
+        in_loop: whether it is inside a loop.
+        sent_bytes: bytes that a device sends per execution, rounded down. This is the lower bound (NCCL tests,
+            doc/PERFORMANCE.md): for operands of b bytes in a group of n, all-gather b (n-1), reduce-scatter and
+            all-to-all b (n-1)/n, all-reduce twice that, permute b.
+        operand_bytes: bytes of a device's operands per execution. For an all-reduce, bytes of its result, which has the
+            dtype of the accumulation.
+        arrays: shapes of these arrays, without layouts.
+        source: the traced function that it stems from with its scopes (`op_name`); "" where the compiler dropped it.
+        overlapped: work scheduled until the program waits for it; None if the program waits at once.
+        decomposed: kind of collective that an all-reduce of full arrays stands in for: an all-gather, if the parts of
+            other devices are zeros, or a reduce-scatter, if only a part of the result is used. "" if it stands for
+            itself.
+        padding_bytes: the part of the operands that only pads them to equal parts.
+        chain: id of the chain of fusions that a TPU program splits this collective over; "" if it is not split.
     """
 
     kind: str
@@ -69,34 +77,45 @@ class Collective:
     operand_bytes: int = field(default=0, compare=False)
     arrays: tuple[str, ...] = field(default=(), compare=False)
     source: str = field(default="", compare=False)
-    meanwhile: Meanwhile | None = field(default=None, compare=False)
+    overlapped: OverlappedWork | None = field(default=None, compare=False)
     decomposed: str = field(default="", compare=False)
     padding_bytes: int = field(default=0, compare=False)
     chain: str = field(default="", compare=False)
 
     @property
     def axis(self) -> str:
-        """As a row's columns name it."""
+        """Its axis as in the names of a record's columns: the only axis, or `SEVERAL`."""
         return axis_of(self.axes)
 
 
 def kind_of(instruction: Instruction) -> str | None:
-    """Which collective it is, or starts; None if none.
+    """Kind of collective that an instruction is or starts; None if it is no collective.
 
     Raises:
-        HLOError: one of another kind.
+        HLOError: a collective of an unsupported kind.
     """
     opcode = instruction.opcode.removesuffix("-start")
-    if opcode in _STRANGE:
-        raise HLOError(f"%{instruction.name}: a {opcode} is none of {', '.join(OPCODES)}")
+    if opcode in _UNSUPPORTED:
+        raise HLOError(f"%{instruction.name}: {opcode} is not supported; supported are {', '.join(OPCODES)}")
     return OPCODES.get(opcode)
 
 
-def collective(kind: str, instruction: Instruction, where: Computation, mesh: Mapping[str, int]) -> Collective | None:
-    """What it sends; None where there is nobody to talk to.
+def collective(
+    kind: str, instruction: Instruction, computation: Computation, mesh: Mapping[str, int]
+) -> Collective | None:
+    """Describe the collective that an instruction starts, for one execution outside of loops.
+
+    Args:
+        kind: result of `kind_of`.
+        instruction: the collective, or its start if it is asynchronous.
+        computation: the computation that contains it.
+        mesh: sizes of the mesh axes, outermost first.
+
+    Returns:
+        The collective; None if its groups have one device each.
 
     Raises:
-        ValueError: groups that make up no axes of the mesh.
+        ValueError: its replica groups are not those of any mesh axes.
     """
     devices = math.prod(mesh.values())
     if kind == "permute":
@@ -104,15 +123,15 @@ def collective(kind: str, instruction: Instruction, where: Computation, mesh: Ma
     else:
         groups = replica_groups(instruction, devices)
     axes = _spanned(groups, mesh)
-    whole = math.prod(mesh[axis] for axis in axes)
+    group_size = math.prod(mesh[axis] for axis in axes)
     for group in groups:
-        if max(group, default=0) >= devices or (kind != "permute" and not len(group) == len(set(group)) == whole):
+        if max(group, default=0) >= devices or (kind != "permute" and not len(group) == len(set(group)) == group_size):
             text = ",".join(f"{axis}={size}" for axis, size in mesh.items())
-            raise ValueError(f"devices {group} make up no axes of the mesh {text}")
+            raise ValueError(f"devices {group} do not form a group along axes of the mesh {text}")
     if not axes:
         return None
-    operands = where.operands(instruction)
-    # A TPU adds bfloat16 up to a float32 result in one all-reduce: partial sums are of the latter.
+    operands = computation.operands(instruction)
+    # An all-reduce of a TPU may take bfloat16 and return float32: its partial sums, which are sent, are float32.
     shapes = [instruction.shape] if kind == "all_reduce" else [operand.shape for operand in operands]
     operand_bytes = sum(bytes_of(shape) for shape in shapes)
     chain = re.search(r'chain_id="([0-9]+)"', instruction.attributes.get("frontend_attributes", ""))
@@ -121,61 +140,77 @@ def collective(kind: str, instruction: Instruction, where: Computation, mesh: Ma
         axes,
         1,
         False,
-        SENT[kind](operand_bytes, whole),
+        SENT[kind](operand_bytes, group_size),
         operand_bytes,
         tuple(array for shape in shapes for array in arrays(shape)),
         instruction.attributes.get("op_name", "").strip('"'),
-        Meanwhile() if chain or _starts(instruction) else None,
+        OverlappedWork() if chain or _is_asynchronous(instruction) else None,
         _decomposed(kind, instruction),
-        sum(bytes_of(each.shape) - bytes_of(where.operand(each, 0).shape) for each in operands if each.opcode == "pad"),
+        sum(
+            bytes_of(each.shape) - bytes_of(computation.operand(each, 0).shape)
+            for each in operands
+            if each.opcode == "pad"
+        ),
         chain[1] if chain else "",
     )
 
 
-def scattered(fusion: Instruction, inside: Computation, found: Collective) -> Collective:
-    """What is in a fusion: a reduce-scatter, if a TPU's says that it emits one for an all-reduce and a slice of it.
+def as_reduce_scatter(fusion: Instruction, inside: Computation, candidate: Collective) -> Collective:
+    """Return the collective of a fusion as a reduce-scatter, if the fusion is one in disguise.
 
-    So it spells those that it has to pad or to shift; others stand as they are. What is not sliced to a device's part,
-    or has another emitter, is an all-reduce of the full array.
+    A TPU program spells the reduce-scatters that it has to pad or shift as a fusion of an all-reduce and a slice, with
+    an emitter named AllReduceScatter. Other reduce-scatters are instructions. If the slice is not the device's part, or
+    the emitter is another one, the collective is an all-reduce of the full array.
+
+    Args:
+        fusion: the fusion instruction.
+        inside: the computation that it calls.
+        candidate: a collective of that computation.
     """
-    if found.kind != "all_reduce" or "AllReduceScatter" not in fusion.attributes.get("backend_config", ""):
-        return found
-    part = inside.under(inside.root, "bitcast")
-    if part.opcode != "dynamic-slice" or inside.under(inside.operand(part, 0), "bitcast").opcode != "all-reduce":
-        return found
-    group, rest = divmod(found.operand_bytes, bytes_of(part.shape))
-    if rest or SENT["all_reduce"](found.operand_bytes, group) != found.sent_bytes:
-        return found
-    sent_bytes = SENT["reduce_scatter"](found.operand_bytes, group)
-    return replace(found, kind="reduce_scatter", sent_bytes=sent_bytes, decomposed="")
+    if candidate.kind != "all_reduce" or "AllReduceScatter" not in fusion.attributes.get("backend_config", ""):
+        return candidate
+    part = inside.unwrap(inside.root, "bitcast")
+    if part.opcode != "dynamic-slice" or inside.unwrap(inside.operand(part, 0), "bitcast").opcode != "all-reduce":
+        return candidate
+    group, rest = divmod(candidate.operand_bytes, bytes_of(part.shape))
+    if rest or SENT["all_reduce"](candidate.operand_bytes, group) != candidate.sent_bytes:
+        return candidate
+    sent_bytes = SENT["reduce_scatter"](candidate.operand_bytes, group)
+    return replace(candidate, kind="reduce_scatter", sent_bytes=sent_bytes, decomposed="")
 
 
 def _decomposed(kind: str, instruction: Instruction) -> str:
-    """By its function, or by what it adds with where the compiler forgot that.
+    """The kind of collective that an all-reduce stands in for, by the traced function or by the name of its reduction.
 
-    XLA's AllGatherDecomposer makes an addition of its own, `add`, and its ReduceScatterDecomposer a clone of what the
-    reduce-scatter added with; neither keeps the function's name.
+    Where the function's name was dropped, the reduction tells: XLA's AllGatherDecomposer adds with a new computation
+    `add`, and its ReduceScatterDecomposer with a clone of the reduce-scatter's own.
     """
     if kind != "all_reduce":
         return ""
     if source := instruction.attributes.get("op_name"):
-        stated = source.strip('"').rpartition("/")[2]
-        return stated if stated in ("all_gather", "reduce_scatter") else ""
-    adds = instruction.attributes.get("to_apply", "").removeprefix("%")
-    if re.fullmatch(r"add(\.[0-9]+)?(\.clone)?", adds):
+        function = source.strip('"').rpartition("/")[2]
+        return function if function in ("all_gather", "reduce_scatter") else ""
+    reduction = instruction.attributes.get("to_apply", "").removeprefix("%")
+    if re.fullmatch(r"add(\.[0-9]+)?(\.clone)?", reduction):
         return "all_gather"
-    return "reduce_scatter" if adds.endswith(".clone") else ""
+    return "reduce_scatter" if reduction.endswith(".clone") else ""
 
 
-def _starts(instruction: Instruction) -> bool:
-    """Whether it is waited for later. GPUs' programs spell all so, and mark those that they wait for at once."""
+def _is_asynchronous(instruction: Instruction) -> bool:
+    """Whether the program waits for it later.
+
+    GPU programs spell all collectives with a start, and mark the synchronous ones.
+    """
     return instruction.opcode.endswith("-start") and '"is_sync":true' not in instruction.attributes.get(
         "backend_config", ""
     )
 
 
 def _spanned(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes along which the devices of any group differ; devices are numbered along the innermost axis first."""
+    """Mesh axes along which the devices of any group differ.
+
+    Devices are numbered with the innermost axis varying fastest.
+    """
     axes, stride = [], math.prod(mesh.values())
     for axis, size in mesh.items():
         stride //= size

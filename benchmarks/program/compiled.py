@@ -1,34 +1,35 @@
-"""What one device does in a step, as the compiled program says: what it sends, and what it multiplies."""
+"""What one device does in a step according to the compiled program: collectives, FLOPs and memory traffic."""
 
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.program.collectives import KINDS, SEVERAL, collective, kind_of, scattered
+from benchmarks.program.collectives import KINDS, SEVERAL, as_reduce_scatter, collective, kind_of
 from benchmarks.program.deadlock import concurrent_collectives
 from benchmarks.program.flops import flops
-from benchmarks.program.hbm import Hbm
+from benchmarks.program.hbm import MemoryTraffic
 from benchmarks.program.hlo import Computation, HLOError, Instruction, Module, integers, parse
-from benchmarks.program.schedule import in_schedule
+from benchmarks.program.schedule import with_overlap
 from benchmarks.program.work import Work, conditional
 from strategies.mesh import AXES
 
 FLOATS = re.compile(r"\b(bf16|f[0-9]+(?:e[0-9a-z]+)?)\[")
-"""Dtypes of floating-point arrays, before their shapes."""
+"""Matches the dtype of a floating-point array, followed by its shape."""
 
 
 @dataclass(frozen=True)
 class Program(Work):
-    """All that it does in a step.
+    """Work of one device in a step, and facts about the program's text.
 
     Attributes:
-        instructions: in the text, each once however often it runs, and those that cost nothing too.
-        hash: 16 hexadecimal digits, of the text without names, sources, and how loops are cut up among the cores of a
-            CPU: the same in every process.
-        dtypes: of floating-point arrays anywhere in the text, such as "bf16,f32".
-        scheduled: whether the text says in which order instructions are run.
-        concurrent: pairs of instructions whose collectives may be in flight together, see deadlock.py.
+        instructions: number of instructions in the text; each counts once, however often it runs and even if it is
+            free.
+        hash: 16 hexadecimal digits of the normalised text, without names, sources, and the partitioning of loops among
+            CPU cores. Equal in every process.
+        dtypes: floating-point dtypes anywhere in the text, such as "bf16,f32".
+        scheduled: whether the order of instructions in the text is the order of execution.
+        concurrent: pairs of instructions whose collectives may be in flight at the same time (deadlock.py).
     """
 
     instructions: int = 0
@@ -38,7 +39,7 @@ class Program(Work):
     concurrent: tuple[tuple[str, str], ...] = ()
 
     def as_row(self) -> dict[str, int | str]:
-        """The columns of a record, always `ROW_KEYS`: bytes and executions are those of a step."""
+        """The columns of a record, always `ROW_KEYS`. Bytes and executions are per step and device."""
         row: dict[str, int | str] = {
             "compiled.flops": self.flops,
             "compiled.instructions": self.instructions,
@@ -47,54 +48,61 @@ class Program(Work):
             "compiled.sent_bytes": self.sent_bytes,
         }
         for kind in KINDS:
-            mine = [each for each in self.collectives if each.kind == kind]
+            of_kind = [each for each in self.collectives if each.kind == kind]
             for axis in (*AXES, SEVERAL):
-                over = Work(tuple(each for each in mine if each.axis == axis))
+                over = Work(tuple(each for each in of_kind if each.axis == axis))
                 row[f"compiled.sent_bytes.{kind}.{axis}"] = over.sent_bytes
-            for place, in_loop in (("outside_loops", False), ("in_loops", True)):
-                times = sum(each.times for each in mine if each.in_loop == in_loop)
-                row[f"compiled.collectives.{kind}.{place}"] = times
+            for where, in_loop in (("outside_loops", False), ("in_loops", True)):
+                times = sum(each.times for each in of_kind if each.in_loop == in_loop)
+                row[f"compiled.collectives.{kind}.{where}"] = times
         return row
 
     def as_row_between(self, crossing: Sequence[str]) -> dict[str, int | str]:
-        """The columns of what is sent where axes cross from process to process, always `BETWEEN_KEYS`.
+        """The columns for communication between processes, always `BETWEEN_KEYS`.
 
-        A collective over several axes counts as one over such an axis if any of them is.
+        A collective over several axes counts as crossing processes if any of its axes does.
+
+        Args:
+            crossing: mesh axes that cross process boundaries.
         """
-        through = Work(tuple(each for each in self.collectives if set(each.axes) & set(crossing)))
+        crossing_work = Work(tuple(each for each in self.collectives if set(each.axes) & set(crossing)))
         row: dict[str, int | str] = {
             "between_processes.axes": ",".join(crossing),
-            "between_processes.sent_bytes": through.sent_bytes,
+            "between_processes.sent_bytes": crossing_work.sent_bytes,
         }
         for axis in (*AXES, SEVERAL):
-            over = Work(tuple(each for each in through.collectives if each.axis == axis))
+            over = Work(tuple(each for each in crossing_work.collectives if each.axis == axis))
             row[f"between_processes.sent_bytes.{axis}"] = over.sent_bytes
         return row
 
 
 ROW_KEYS = tuple(Program().as_row())
-"""The columns of `Program.as_row`, for a record that has no program."""
+"""Columns of `Program.as_row`, for records without a program."""
 BETWEEN_KEYS = tuple(Program().as_row_between(()))
-"""And of `Program.as_row_between`."""
+"""Columns of `Program.as_row_between`."""
 
 
 def read_program(text: str, axes: Mapping[str, int]) -> Program:
-    """Read `jax.stages.Compiled.as_text()` of a step on a mesh of these axes, outermost first, and their sizes.
+    """Parse the text of a compiled step and add up its work.
 
-    What a loop repeats counts as often as it runs. The branches of a conditional count as often as it is told that they
-    are taken, and a loop as often as it is told that it runs once. Where nothing is told of a conditional, one branch
-    counts each time: the one that sends the most bytes, and among equals the one with the most FLOPs. What is
-    asynchronous counts where it starts.
+    The body of a loop counts once per iteration. The branches of a conditional count as often as the program's
+    annotations (`taken_7_2` scopes) say that they are taken, and likewise loops that run zero or one times. For a
+    conditional without annotation, one branch counts each time: the one that sends the most bytes and, among equals,
+    has the most FLOPs. Asynchronous instructions count at their start.
+
+    Args:
+        text: `jax.stages.Compiled.as_text()`.
+        axes: mesh axes with their sizes, outermost first.
 
     Raises:
-        HLOError: a loop of unknown length, of which nothing is told; groups that make up no axes of the mesh; or text
-            that is no such program.
+        HLOError: a loop of unknown length, replica groups that are not along mesh axes, or text that is not an HLO
+            program.
     """
     module = parse(text)
     reader = _Reader(module, axes)
     for computation in module.computations.values():
         reader.read(computation)
-    work = reader.works[module.entry.name].at_most()
+    work = reader.works[module.entry.name].outside_loops()
     return Program(
         work.collectives,
         work.flops,
@@ -108,14 +116,14 @@ def read_program(text: str, axes: Mapping[str, int]) -> Program:
 
 
 class _Reader:
-    """Adds up computations, each after those that it calls."""
+    """Adds up the work of computations. Each is read after those that it calls."""
 
     def __init__(self, module: Module, axes: Mapping[str, int]) -> None:
-        self.module, self.axes, self.memory = module, axes, Hbm(module)
+        self.module, self.axes, self.memory = module, axes, MemoryTraffic(module)
         self.works: dict[str, Work] = {}
 
     def read(self, computation: Computation) -> None:
-        """Add it to `works`."""
+        """Add up a computation and store the result in `works`."""
         works = []
         for instruction in computation.instructions.values():
             try:
@@ -124,53 +132,61 @@ class _Reader:
                 raise
             except (ArithmeticError, LookupError, ValueError) as error:
                 raise HLOError(f"%{instruction.name}: {instruction.opcode} cannot be read: {error!r}") from error
-        self.works[computation.name] = sum(in_schedule(computation, works), start=Work())
+        self.works[computation.name] = sum(with_overlap(computation, works), start=Work())
 
-    def _work(self, instruction: Instruction, where: Computation) -> Work:
-        if instruction.opcode.endswith(("-done", "-update")):  # it counted where it started
+    def _work(self, instruction: Instruction, computation: Computation) -> Work:
+        if instruction.opcode.endswith(("-done", "-update")):  # counted at its start
             return Work()
         if kind := kind_of(instruction):
-            found = collective(kind, instruction, where, self.axes)
-            return Work((found,) if found else (), memory_bytes=self.memory.touched(instruction, where))
+            found = collective(kind, instruction, computation, self.axes)
+            return Work((found,) if found else (), memory_bytes=self.memory.bytes_moved(instruction, computation))
         taken = integers(instruction.attributes.get("taken", ""))
-        if instruction.opcode == "while" and taken:  # of a loop that runs once or not at all
-            return conditional([Work(), self.works[instruction.computation("body")].at_most()], taken)
+        if instruction.opcode == "while" and taken:  # a loop that runs zero or one times
+            return conditional([Work(), self.works[instruction.computation("body")].outside_loops()], taken)
         if instruction.opcode == "while":
-            trips = _trips(instruction, where, self.module)
+            trips = _trips(instruction, computation, self.module)
             body, condition = (self.works[instruction.computation(each)] for each in ("body", "condition"))
-            return body.looped(trips) + condition.looped(trips + 1)
+            return body.iterated(trips) + condition.iterated(trips + 1)
         if instruction.opcode == "conditional":
             branches = self._called(instruction, "branch_computations", "true_computation", "false_computation")
-            return conditional([branch.at_most() for branch in branches], taken)
-        # What others apply makes one number of two.
+            return conditional([branch.outside_loops() for branch in branches], taken)
+        # In other instructions, `to_apply` is a scalar reduction.
         calls = "to_apply" if instruction.opcode.removesuffix("-start") == "call" else "calls"
         called = sum(self._called(instruction, calls, "called_computations"), start=Work())
-        if instruction.opcode == "fusion":  # what it does inside does not reach memory
+        if instruction.opcode == "fusion":  # intermediate values of a fusion do not go to memory
             inside = self.module.computations[instruction.computation("calls")]
-            collectives = tuple(scattered(instruction, inside, each) for each in called.collectives)
+            collectives = tuple(as_reduce_scatter(instruction, inside, each) for each in called.collectives)
             called = replace(called, collectives=collectives, memory_bytes=0)
-        return called + Work(flops=flops(instruction, where), memory_bytes=self.memory.touched(instruction, where))
+        return called + Work(
+            flops=flops(instruction, computation), memory_bytes=self.memory.bytes_moved(instruction, computation)
+        )
 
     def _called(self, instruction: Instruction, *attributes: str) -> list[Work]:
         return [self.works[name] for each in attributes for name in instruction.computations(each)]
 
 
 def _trips(loop: Instruction, where: Computation, module: Module) -> int:
-    """As the compiler knows; or else the loop must count, from one constant to another, by a third."""
+    """Number of iterations of a loop: as annotated by the compiler, or by its counter.
+
+    The counter must start at a constant, be compared with a constant and grow by a constant.
+
+    Raises:
+        HLOError: neither tells.
+    """
     if known := re.search(r'"known_trip_count":\{"n":"([0-9]{1,18})"\}', loop.attributes.get("backend_config", "")):
         return int(known[1])
     condition, body = (module.computations[loop.computation(each)] for each in ("condition", "body"))
     test = condition.root
     try:
-        place = condition.origin(test, 0, "get-tuple-element")["index"]
-        update = body.origin(body.root, int(place), "add")
-        numbers = [
-            where.origin(where.operand(loop, 0), int(place), "constant"),
-            condition.origin(test, 1, "constant"),
-            body.origin(update, 1, "constant"),
+        index = condition.producer_of_kind(test, 0, "get-tuple-element")["index"]
+        update = body.producer_of_kind(body.root, int(index), "add")
+        bounds = [
+            where.producer_of_kind(where.operand(loop, 0), int(index), "constant"),
+            condition.producer_of_kind(test, 1, "constant"),
+            body.producer_of_kind(update, 1, "constant"),
         ]
-        if test["direction"] != "LT" or body.origin(update, 0, "get-tuple-element")["index"] != place:
-            raise HLOError(f"%{test.name} does not ask for less than a limit")
+        if test["direction"] != "LT" or body.producer_of_kind(update, 0, "get-tuple-element")["index"] != index:
+            raise HLOError(f"%{test.name} does not compare the counter with a limit by LT")
     except HLOError as error:
         raise HLOError(f"%{loop.name}: a loop of unknown length: no known_trip_count, and {error}") from error
-    return len(range(*(int(number.operands[0]) for number in numbers)))
+    return len(range(*(int(number.operands[0]) for number in bounds)))

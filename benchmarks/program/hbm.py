@@ -1,8 +1,8 @@
-"""What an instruction reads and writes in the memory of its device: HBM, and not what a TPU keeps beside its cores.
+"""HBM traffic of instructions: the bytes that they read and write in device memory.
 
-An instruction reads its operands and writes what it makes, and a fusion does so once, whatever is in it. A slice
-touches what it slices, and an update in place what it updates. What a collective writes on its way is not counted, nor
-is it found out what a GPU's caches hold.
+An instruction reads its operands and writes its result; a fusion does so once, whatever it contains. A slice accesses
+only the sliced part, and an in-place update only the updated part. On TPUs, arrays in on-chip memory do not count.
+Intermediate buffers of collectives and hits in a GPU's caches are not modelled.
 """
 
 import re
@@ -14,109 +14,119 @@ _FREE = (
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier", "after-all"),
     *("partition-id", "replica-id", "while", "conditional", "call", "call-start", "async-start"),
 )
-"""They make no bytes of their own, or what they call does."""
+"""Instructions without traffic of their own; computations that they call are counted separately."""
 _FREE_CALLS = ("AllocateBuffer", "ConcatBitcast", "AsyncCollectiveDone")
 _SLICES = ("dynamic-slice", "slice", "gather")
 _ARRAY = re.compile(r"[a-z][a-z0-9]*\[[0-9,]*\](?:\{[^}]*\})?")
 
 
-class Hbm:
-    """Of a program. What a TPU's has in `S(1)` and above is not in HBM, nor elsewhere what is in `S(5)`, the host's."""
+class MemoryTraffic:
+    """HBM traffic of one program.
+
+    On TPUs, arrays in memory space `S(1)` or above are not in HBM; elsewhere, arrays in `S(5)` are in host memory.
+    """
 
     def __init__(self, module: Module) -> None:
         self.computations = module.computations
         self.elsewhere = re.compile(r"S\([1-9]" if ":T(" in module.text else r"S\(5\)")
 
-    def touched(self, instruction: Instruction, where: Computation) -> int:
-        """Bytes that it reads and writes."""
+    def bytes_moved(self, instruction: Instruction, computation: Computation) -> int:
+        """Bytes that one execution of an instruction reads and writes."""
         opcode, target = instruction.opcode, instruction.attributes.get("custom_call_target", '""')[1:-1]
         if opcode in _FREE or opcode.endswith(("-done", "-update")) or target in _FREE_CALLS:
             return 0
         if opcode == "fusion":
-            return self._fusion(instruction, where)
+            return self._fusion(instruction, computation)
         if opcode == "dynamic-update-slice":
-            return 2 * self._bytes(where.operand(instruction, 1).shape, like=instruction.shape)
-        if opcode in ("copy-start", "slice-start"):  # the destination, and the source or what is sliced of it
+            return 2 * self._bytes(computation.operand(instruction, 1).shape, like=instruction.shape)
+        if opcode in ("copy-start", "slice-start"):
+            # Writes the destination, and reads the source or the part of it that is sliced.
             parts = _parts(instruction.shape)
-            made, source = (parts[0], parts[1]) if opcode == "copy-start" else (parts[1], parts[0])
-            return self._bytes(made) + self._bytes(made, like=source)
+            result, source = (parts[0], parts[1]) if opcode == "copy-start" else (parts[1], parts[0])
+            return self._bytes(result) + self._bytes(result, like=source)
         written = self._bytes(instruction.shape)
         if opcode in _SLICES:
-            return written + self._bytes(instruction.shape, like=where.operand(instruction, 0).shape)
-        read = sum(self._bytes(operand.shape) for operand in where.operands(instruction))
+            return written + self._bytes(instruction.shape, like=computation.operand(instruction, 0).shape)
+        read = sum(self._bytes(operand.shape) for operand in computation.operands(instruction))
         if opcode.endswith("-start") and opcode != "all-reduce-start":
-            written -= read  # operands are in what it makes, too
-        if target.startswith("__cu"):  # libraries' calls have a workspace
+            written -= read  # the result tuple repeats the operands
+        if target.startswith("__cu"):  # results of library calls include a workspace of bytes
             written = sum(self._bytes(part) for part in _parts(instruction.shape) if not re.match("[su]8", part))
         return read + written
 
     def _bytes(self, shape: str, like: str = "") -> int:
-        """Of the arrays of a shape that are in HBM; or all of them, if another one is."""
+        """Bytes of the arrays in a shape that are in HBM.
+
+        With `like`, all bytes of the shape if that other shape is in HBM, else 0.
+        """
         if like:
             return 0 if self.elsewhere.search(like) else bytes_of(shape)
         return sum(bytes_of(array) for array in _ARRAY.findall(shape) if not self.elsewhere.search(array))
 
-    def _fusion(self, fusion: Instruction, where: Computation) -> int:
-        """Its operands as far as it uses them, and what it makes."""
+    def _fusion(self, fusion: Instruction, computation: Computation) -> int:
+        """Bytes of the operands, as far as the fusion uses them, and of its result."""
         inside = self.computations[fusion.computation("calls")]
         if '"AsyncCollectiveStart"' in inside.root.attributes.get("custom_call_target", ""):
-            return self._bytes(fusion.shape)  # the operand and the result; what else is of its chain has them, too
+            return self._bytes(fusion.shape)  # the operand and the result, which the rest of the chain shares
         read = 0
-        for index, operand in enumerate(where.operands(fusion)):
+        for index, operand in enumerate(computation.operands(fusion)):
             if whole := self._bytes(operand.shape):
                 read += min(whole, self._read(inside, index, whole))
         return read + self._written(inside, inside.root, fusion.shape)
 
     def _read(self, inside: Computation, index: int, whole: int) -> int:
-        """Of a parameter of so many bytes."""
+        """Bytes that a computation reads of parameter `index`, which has `whole` bytes."""
         instructions = inside.instructions.values()
         names = {each.name for each in instructions if each.opcode == "parameter" and each.operands == (str(index),)}
-        for each in instructions:  # in order, so that what is the same array by another name is found
+        for each in instructions:  # follow aliases of the parameter, in program order
             if each.opcode == "bitcast" and names.intersection(each.operands):
                 names.add(each.name)
         read = 0
         for each in instructions:
-            for place, name in enumerate(each.operands):
+            for position, name in enumerate(each.operands):
                 if name in names:
-                    read += self._read_by(each, place, inside, whole)
+                    read += self._read_by(each, position, inside, whole)
         return read
 
-    def _read_by(self, user: Instruction, place: int, inside: Computation, whole: int) -> int:
-        if user.opcode in ("bitcast", "tuple") or _woven(user):
+    def _read_by(self, user: Instruction, position: int, inside: Computation, whole: int) -> int:
+        if user.opcode in ("bitcast", "tuple") or _in_chain(user):
             return 0
-        if place == 0 and user.opcode == "dynamic-update-slice":
+        if position == 0 and user.opcode == "dynamic-update-slice":
             return 0
-        if place == 0 and user.opcode in _SLICES:
+        if position == 0 and user.opcode in _SLICES:
             return bytes_of(user.shape)
         if user.opcode == "fusion":
-            return self._read(self.computations[user.computation("calls")], place, whole)
+            return self._read(self.computations[user.computation("calls")], position, whole)
         return whole
 
-    def _written(self, inside: Computation, made: Instruction, shape: str) -> int:
-        """By a fusion whose root, or a part of whose root, is this and has this shape outside."""
-        if made.opcode == "tuple":
-            parts = zip(inside.operands(made), _parts(shape), strict=True)
+    def _written(self, inside: Computation, result: Instruction, shape: str) -> int:
+        """Bytes that a fusion writes for `result`: its root or a part of it, with the given shape outside."""
+        if result.opcode == "tuple":
+            parts = zip(inside.operands(result), _parts(shape), strict=True)
             return sum(self._written(inside, operand, part) for operand, part in parts)
-        made, whole = inside.under(made, "bitcast"), self._bytes(shape)
-        if made.opcode == "parameter" or _woven(made):
+        result, whole = inside.unwrap(result, "bitcast"), self._bytes(shape)
+        if result.opcode == "parameter" or _in_chain(result):
             return 0
-        if made.opcode == "dynamic-update-slice":
-            updated = inside.under(inside.operand(made, 0), "bitcast")
-            return self._bytes(inside.operand(made, 1).shape, like=shape) if updated.opcode == "parameter" else whole
-        if made.opcode == "fusion":
-            nested = self.computations[made.computation("calls")]
+        if result.opcode == "dynamic-update-slice":
+            updated = inside.unwrap(inside.operand(result, 0), "bitcast")
+            return self._bytes(inside.operand(result, 1).shape, like=shape) if updated.opcode == "parameter" else whole
+        if result.opcode == "fusion":
+            nested = self.computations[result.computation("calls")]
             return self._written(nested, nested.root, shape)
         return whole
 
 
-def _woven(instruction: Instruction) -> bool:
-    """Whether it is of a collective that goes on through several fusions: that counts where it starts."""
+def _in_chain(instruction: Instruction) -> bool:
+    """Whether an instruction belongs to a collective that is split over several fusions.
+
+    The collective is counted at its start.
+    """
     chain, target = (instruction.attributes.get(each, "") for each in ("frontend_attributes", "custom_call_target"))
     return "chain_id=" in chain or "AsyncCollective" in target
 
 
 def _parts(shape: str) -> Sequence[str]:
-    """Of a tuple, each as it stands; or the shape itself.
+    """Arrays of a tuple shape with their layouts; or the shape itself, if it is an array.
 
     >>> _parts("((f32[2]{0}), f32[3]{0:T(8,128)S(1)})")
     ['f32[2]{0}', 'f32[3]{0:T(8,128)S(1)}']

@@ -1,10 +1,10 @@
-"""The text of an optimised program (HLO), read into computations of instructions; compiled.py says what they mean.
+"""Parser of optimised HLO text into computations and instructions. compiled.py interprets them.
 
     %name (parameters) -> shape {
       ROOT %name = shape opcode(operands), attribute=value, attribute=value
     }
 
-Computations come before those that call them (XLA, HloModule::Print). Shapes of operands are not printed.
+Computations come before their callers (XLA, HloModule::Print). Operands are printed without shapes.
 """
 
 import math
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 
 
 class HLOError(ValueError):
-    """Text that cannot be read; the message names the instruction and what is missing."""
+    """The text cannot be parsed or interpreted; the message names the instruction and the problem."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """`name = shape opcode(operands), attributes`; the operands of a constant are its value.
+    """`name = shape opcode(operands), attributes`.
 
-    Of metadata `op_name` is an attribute: the function that it stems from, and the scopes around it.
+    The operands of a constant are its value, and those of a parameter its index. Of the metadata, `op_name` is kept as
+    an attribute: the traced function that the instruction stems from, with its scopes.
     """
 
     name: str
@@ -36,38 +37,50 @@ class Instruction:
         return self.attributes[attribute]
 
     def computation(self, attribute: str) -> str:
-        """The computation that an attribute names."""
+        """Name of the computation that an attribute refers to; HLOError if the attribute is missing."""
         return self[attribute].removeprefix("%")
 
     def computations(self, attribute: str) -> list[str]:
-        """Those that it names; none where it is missing."""
+        """Names of all computations that an attribute refers to; none if it is missing."""
         return re.findall(r"%([^\s,{}]+)", self.attributes.get(attribute, ""))
 
 
 @dataclass(frozen=True)
 class Computation:
-    """Instructions by name, in order."""
+    """Instructions by name, in program order."""
 
     name: str
     instructions: Mapping[str, Instruction]
     root: Instruction
 
     def operand(self, instruction: Instruction, index: int) -> Instruction:
-        """What made an operand."""
+        """The instruction that produces an operand.
+
+        Raises:
+            HLOError: there is no such operand, or its producer is in another computation.
+        """
         name = instruction.operands[index] if index < len(instruction.operands) else f"operand {index}"
         if name not in self.instructions:
             raise HLOError(f"%{instruction.name}: no {name} in %{self.name}")
         return self.instructions[name]
 
-    def origin(self, instruction: Instruction, index: int, opcode: str) -> Instruction:
-        """What made an operand, copies aside; it must be of this opcode."""
-        made = self.under(self.operand(instruction, index), "copy")
-        if made.opcode != opcode:
-            raise HLOError(f"%{instruction.name}: operand {index} is a {made.opcode}, no {opcode}")
-        return made
+    def producer_of_kind(self, instruction: Instruction, index: int, opcode: str) -> Instruction:
+        """The instruction that produces an operand, ignoring copies.
 
-    def under(self, instruction: Instruction, opcode: str) -> Instruction:
-        """What it is a copy of, or a bitcast, of whatever else that may be one; or itself, if it is none."""
+        Raises:
+            HLOError: it has another opcode.
+        """
+        producer = self.unwrap(self.operand(instruction, index), "copy")
+        if producer.opcode != opcode:
+            raise HLOError(f"%{instruction.name}: operand {index} is a {producer.opcode}, not a {opcode}")
+        return producer
+
+    def unwrap(self, instruction: Instruction, opcode: str) -> Instruction:
+        """Follow first operands from an instruction until it has another opcode than this one, such as copy or bitcast.
+
+        Raises:
+            HLOError: the instructions form a cycle.
+        """
         for _ in self.instructions:
             if instruction.opcode != opcode:
                 return instruction
@@ -75,21 +88,21 @@ class Computation:
         raise HLOError(f"%{instruction.name}: a {opcode} of itself")
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
-        """What made its operands."""
+        """The instructions that produce all operands."""
         return [self.operand(instruction, index) for index in range(len(instruction.operands))]
 
 
 @dataclass(frozen=True)
 class Module:
-    """A program.
+    """A parsed program.
 
     Attributes:
-        scheduled: whether instructions stand in the order in which they are run.
-        text: what is computed, without names, sources, and how loops are cut up among the cores of a CPU. A conditional
-            in a scope `taken_7_2` has the attribute `taken={7,2}`: how often its branches are, while the loop around it
-            runs; and a loop, how often it does not run then, and how often once.
-        computations: by name, those called before those that call them.
-        entry: the computation that the program is.
+        scheduled: whether the order of instructions is the order of execution.
+        text: normalised text, without names, sources, and the partitioning of loops among CPU cores. A conditional in a
+            scope `taken_7_2` has the attribute `taken={7,2}`: how often each branch is taken over all iterations of the
+            loop around it. For a loop in such a scope: how often it runs zero times, and how often once.
+        computations: by name; callees come before their callers.
+        entry: the computation that is the program.
     """
 
     scheduled: bool
@@ -98,7 +111,7 @@ class Module:
     entry: Computation
 
 
-_NOISE = re.compile(  # what is said of a program that is no part of it
+_NOISE = re.compile(  # metadata and annotations that do not affect what is computed
     r', metadata=\{(?:[^"{}]|"(?:[^"\\]|\\.)*"|\{[^{}]*\})*\}'
     r"|/\*index=[0-9]+\*/"
     r'|, backend_config=\{"outer_dimension_partitions":\[[^\]]*\]\}'
@@ -115,42 +128,45 @@ _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([0-9,]*)\]")
 
 
 def parse(text: str) -> Module:
-    """Read `jax.stages.Compiled.as_text()`.
+    """Parse `jax.stages.Compiled.as_text()`.
 
     Raises:
-        HLOError: a line that is no instruction, a computation that does not end, or no entry.
+        HLOError: a line is not an instruction, a computation does not end, or there is no entry.
     """
-    header, *lines = _NOISE.sub(_told, text).split("\n")
-    kept, computations, entry = [header.partition(",")[2]], {}, ""
+    header, *lines = _NOISE.sub(_kept_metadata, text).split("\n")
+    normalised, computations, entry = [header.partition(",")[2]], {}, ""
     rest = iter(lines)
     for line in rest:
         if match := _COMPUTATION.fullmatch(line):
             name = match[2]
             body = _body(name, rest)
             computations[name] = _computation(name, body)
-            kept += [f"%{name}", *(_OP_NAME.sub("", line) for line in body)]
+            normalised += [f"%{name}", *(_OP_NAME.sub("", line) for line in body)]
             entry = name if match[1] else entry
     if not entry:
         raise HLOError("no ENTRY computation")
-    text = _numbered("\n".join(kept))
+    text = _with_numbers("\n".join(normalised))
     return Module("is_scheduled=true" in header, text, computations, computations[entry])
 
 
-def _told(noise: re.Match[str]) -> str:
-    """What is left of noise: a name, and what it says of how often branches are taken, or a loop runs."""
+def _kept_metadata(noise: re.Match[str]) -> str:
+    """The part of a metadata match that is kept: `op_name`, and the `taken` counts in its scopes."""
     name, taken = re.search(r'[{ ](op_name="(?:[^"\\]|\\.)*")', noise[0]), _TAKEN.search(noise[0])
-    told = f", taken={{{taken[1].replace('_', ',')}}}" if taken else ""
-    return f"{told}, {name[1]}" if name else told
+    taken_attribute = f", taken={{{taken[1].replace('_', ',')}}}" if taken else ""
+    return f"{taken_attribute}, {name[1]}" if name else taken_attribute
 
 
-def _numbered(text: str) -> str:
-    """With numbers for names: these stem from the names of functions and arguments, and from what is optimised away."""
+def _with_numbers(text: str) -> str:
+    """Replace names by numbers in order of appearance.
+
+    Names depend on functions, arguments and code that was optimised away.
+    """
     numbers: dict[str, int] = {}
     return re.sub(r"%[^\s,(){}]+", lambda name: f"%{numbers.setdefault(name[0], len(numbers))}", text)
 
 
 def _body(name: str, lines: Iterable[str]) -> list[str]:
-    """The lines up to the bracket that ends a computation."""
+    """Lines up to the bracket that closes a computation."""
     body = []
     for line in lines:
         if line.startswith("}"):
@@ -164,7 +180,7 @@ def _computation(name: str, lines: Iterable[str]) -> Computation:
     for line in lines:
         match = _INSTRUCTION.fullmatch(line)
         if not match:
-            raise HLOError(f"%{name}: no instruction: {line[:80]}")
+            raise HLOError(f"%{name}: not an instruction: {line[:80]}")
         instruction = instructions[match[2]] = _instruction(match[2], match[3])
         root = instruction if match[1] else root
     if root is None:
@@ -173,7 +189,7 @@ def _computation(name: str, lines: Iterable[str]) -> Computation:
 
 
 def _instruction(name: str, text: str) -> Instruction:
-    """Of `shape opcode(operands), attributes`; a shape is a tuple of shapes, or has no spaces in it."""
+    """Parse `shape opcode(operands), attributes`. A shape is a tuple of shapes, or a text without spaces."""
     end = _items(text, 1)[1] + 1 if text.startswith("(") else text.find(" ")
     call = _CALL.match(text, end)
     if not call:
@@ -190,7 +206,10 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _items(text: str, start: int) -> tuple[list[str], int]:
-    """What stands between commas, from here to the bracket that closes them or the end; and where that is."""
+    """Split at top-level commas from `start` to the closing bracket or the end.
+
+    Returns the items, and the position of that end.
+    """
     items, depth, begin, end = [], 0, start, len(text)
     for token in _BRACKET.finditer(text, start):
         depth += (token[0] in "([{") - (token[0] in ")]}")
@@ -205,7 +224,7 @@ def _items(text: str, start: int) -> tuple[list[str], int]:
 
 
 def integers(text: str) -> list[int]:
-    """Those in a text.
+    """All integers in a text.
 
     >>> integers("{0,2}")
     [0, 2]
@@ -214,7 +233,7 @@ def integers(text: str) -> list[int]:
 
 
 def dims(shape: str) -> list[int]:
-    """Of an array, or of the first one in a tuple.
+    """Dims of an array shape, or of the first array of a tuple.
 
     >>> dims("f32[8,64]{1,0:T(8,128)}"), dims("f32[]")
     ([8, 64], [])
@@ -224,16 +243,16 @@ def dims(shape: str) -> list[int]:
 
 
 def bytes_of(shape: str) -> int:
-    """What an array takes, or a tuple of arrays; padding is not counted.
+    """Bytes of an array shape or of a tuple of them, without padding of tiles.
 
     >>> bytes_of("(bf16[8,64]{1,0}, (pred[3], s4[5]), token[])")
     1030
     """
-    return sum(-(-_bits(kind) * math.prod(integers(sizes)) // 8) for kind, sizes in _ARRAY.findall(shape))
+    return sum(-(-_bits(dtype) * math.prod(integers(sizes)) // 8) for dtype, sizes in _ARRAY.findall(shape))
 
 
 def arrays(shape: str) -> list[str]:
-    """Those of a tuple, or the one, without their layouts.
+    """The arrays of a shape, without layouts.
 
     >>> arrays("(bf16[8,64]{1,0:T(8,128)}, s32[])")
     ['bf16[8,64]', 's32[]']
@@ -241,6 +260,6 @@ def arrays(shape: str) -> list[str]:
     return [array[0] for array in _ARRAY.finditer(shape)]
 
 
-def _bits(kind: str) -> int:
-    """Of an element: its kind says so (f32, bf16, f8e4m3fn), but for pred, and a token has none."""
-    return 8 if kind == "pred" else next(iter(integers(kind)), 0)
+def _bits(dtype: str) -> int:
+    """Bits per element. The dtype's name contains them (f32, bf16, f8e4m3fn), except for pred; a token has none."""
+    return 8 if dtype == "pred" else next(iter(integers(dtype)), 0)

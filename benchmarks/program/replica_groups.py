@@ -1,4 +1,4 @@
-"""The devices that talk to each other in a collective, as the text of a program spells them."""
+"""Parser of replica groups: the sets of devices that communicate in a collective."""
 
 import math
 import re
@@ -11,18 +11,24 @@ from benchmarks.program.hlo import HLOError, Instruction, integers
 
 
 def replica_groups(instruction: Instruction, devices: int) -> list[list[int]]:
-    """The devices of each group, in one of three spellings (XLA, hlo/ir/replica_group.cc and mesh_and_axis.cc).
+    """Device ids of each group, from one of three spellings (XLA, hlo/ir/replica_group.cc and mesh_and_axis.cc).
 
-    - `{{0,1},{2,3}}`, and `{}` for all devices
-    - `[4,2]<=[2,4]T(1,0)`: four groups of two, of the devices as they come when counted up in 2 x 4 and transposed
-    - `mesh['a'=2,'b'=4] {'b'}`: over axes of a mesh of its own. `'b':(2)2` would be half an axis: 'b' in 2 x 2, the
-      latter. `, device_ids=([2,4]T(1,0))` or `, device_ids=(0,4,1,5,2,6,3,7)` in between tell another order.
+    - `{{0,1},{2,3}}`, and `{}` for one group of all devices
+    - `[4,2]<=[2,4]T(1,0)`: four groups of two; the ids are those of arange(8) reshaped to 2 x 4 and transposed
+    - `mesh['a'=2,'b'=4] {'b'}`: along axes of a mesh of its own. `'b':(2)2` is a sub-axis: 'b' split into 2 x 2, of
+      which the second part. `, device_ids=([2,4]T(1,0))` or `, device_ids=(0,4,1,5,2,6,3,7)` in between gives another
+      order.
+
+    Args:
+        instruction: the collective.
+        devices: number of devices of the program.
 
     Raises:
-        HLOError: another spelling, or one that does not fit so many devices.
+        HLOError: another spelling.
+        ValueError: the groups do not fit this number of devices.
     """
     text = instruction["replica_groups"]
-    if "device_ids" in instruction.attributes:  # behind a comma, as if it were another attribute
+    if "device_ids" in instruction.attributes:  # the parser takes what follows the comma for another attribute
         text += f" {instruction['device_ids']}"
     if match := re.fullmatch(r"\{(.*)\}", text):
         return [integers(group) for group in match[1].split("},")] if match[1] else [list(range(devices))]
@@ -34,6 +40,7 @@ def replica_groups(instruction: Instruction, devices: int) -> list[list[int]]:
 
 
 def _order(text: str, devices: int) -> list[int]:
+    """Device ids in mesh order."""
     match = re.fullmatch(r"\[([0-9,]+)\](?:T\(([0-9,]+)\))?", text)
     if not match:
         return integers(text)
@@ -42,18 +49,18 @@ def _order(text: str, devices: int) -> list[int]:
 
 
 def _mesh_groups(mesh: str, order: Sequence[int], axes: str) -> list[list[int]]:
-    """Devices are in a group that differ in nothing but their place along the axes."""
+    """Devices are in the same group if they differ only in their positions along `axes`."""
     sizes = {name: int(size) for name, size in re.findall(r"('[^']*')=([0-9]+)", mesh)}
     if math.prod(sizes.values()) != len(order):
-        raise ValueError(f"the mesh takes {math.prod(sizes.values())}")
-    places = []
+        raise ValueError(f"the mesh of the replica groups has {math.prod(sizes.values())} devices, not {len(order)}")
+    strides = []
     for name, before, part in re.findall(r"('[^']*')(?::\(([0-9]+)\)([0-9]+))?", axes):
         size = int(part or sizes[name])
         inner = math.prod(list(sizes.values())[list(sizes).index(name) + 1 :])
-        places.append((sizes[name] // (int(before or 1) * size) * inner, size))
+        strides.append((sizes[name] // (int(before or 1) * size) * inner, size))
     groups = defaultdict(list)
     for position, device in enumerate(order):
-        for stride, size in places:
+        for stride, size in strides:
             position -= position // stride % size * stride
         groups[position].append(device)
     return list(groups.values())

@@ -1,53 +1,60 @@
-"""What instructions of a computation do in the order in which they stand: what runs while a collective does.
+"""Overlap in the schedule: the work between the start of each collective and its end.
 
-On GPUs a start and a done are instructions of their own, and so they are where a TPU has its sparse cores do it. Else
-it weaves a collective into fusions: the first of a chain starts it, the last waits for it, and those in between
-compute, too.
+GPU programs have separate start and done instructions, and so have TPU programs for collectives on the sparse cores.
+Other collectives of a TPU are split over a chain of fusions: the first starts the collective, the last waits for it,
+and those in between also compute.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.program.collectives import Collective, Meanwhile, kind_of
+from benchmarks.program.collectives import Collective, OverlappedWork, kind_of
 from benchmarks.program.hlo import Computation, Instruction
 from benchmarks.program.work import Work
 
 
-def in_schedule(where: Computation, works: Sequence[Work]) -> list[Work]:
-    """What each instruction of a computation does, in order: a chain once, collectives with what is done meanwhile."""
-    instructions = list(where.instructions.values())
+def with_overlap(computation: Computation, works: Sequence[Work]) -> list[Work]:
+    """Work of each instruction of a computation, in order, with the overlapped work of its collectives filled in.
+
+    A collective that is split over a chain of fusions counts once.
+
+    Args:
+        computation: a computation of a scheduled program.
+        works: work of each of its instructions.
+    """
+    instructions = list(computation.instructions.values())
     ends = _ends(instructions, works)
-    told, chains = [], set()
-    for place, (instruction, work) in enumerate(zip(instructions, works, strict=True)):
+    counted, chains = [], set()
+    for position, (instruction, work) in enumerate(zip(instructions, works, strict=True)):
         collectives = []
         for each in work.collectives:
-            own = each.chain if instruction.opcode == "fusion" else ""
-            if own in chains:
+            chain = each.chain if instruction.opcode == "fusion" else ""
+            if chain in chains:
                 continue
-            if own or instruction.opcode.endswith("-start"):
-                until = ends.get(own or instruction.name, len(works))
-                each = _while(each, works[place + 1 : until], wrapped=not kind_of(instruction))
-            chains |= {own} - {""}
-            collectives.append(replace(each, chain="") if own else each)
-        told.append(replace(work, collectives=tuple(collectives)))
-    return told
+            if chain or instruction.opcode.endswith("-start"):
+                until = ends.get(chain or instruction.name, len(works))
+                each = _overlapping(each, works[position + 1 : until], wrapped=not kind_of(instruction))
+            chains |= {chain} - {""}
+            collectives.append(replace(each, chain="") if chain else each)
+        counted.append(replace(work, collectives=tuple(collectives)))
+    return counted
 
 
 def _ends(instructions: Sequence[Instruction], works: Sequence[Work]) -> dict[str, int]:
-    """Where what is asynchronous ends, by the name of its start or by its chain."""
+    """Positions where asynchronous collectives end, by the name of their start instruction or by their chain."""
     ends, starts = {}, {}
-    for place, (instruction, work) in enumerate(zip(instructions, works, strict=True)):
-        ends |= {each.chain: place for each in work.collectives if each.chain}
+    for position, (instruction, work) in enumerate(zip(instructions, works, strict=True)):
+        ends |= {each.chain: position for each in work.collectives if each.chain}
         if instruction.opcode.endswith(("-done", "-update")) and instruction.operands:
             start = starts[instruction.name] = starts.get(instruction.operands[0], instruction.operands[0])
-            ends[start] = place
+            ends[start] = position
     return ends
 
 
-def _while(each: Collective, between: Sequence[Work], *, wrapped: bool) -> Collective:
-    """With what is done between its start and its end; nothing is, if it is waited for at once."""
-    if each.meanwhile is None and not wrapped:
-        return each
-    done = [work.at_most() for work in between]
-    meanwhile = Meanwhile(sum(work.flops for work in done), sum(work.memory_bytes for work in done))
-    return replace(each, meanwhile=meanwhile)
+def _overlapping(collective: Collective, between: Sequence[Work], *, wrapped: bool) -> Collective:
+    """The collective with the work between its start and its end; unchanged if the program waits for it at once."""
+    if collective.overlapped is None and not wrapped:
+        return collective
+    done = [work.outside_loops() for work in between]
+    overlapped = OverlappedWork(sum(work.flops for work in done), sum(work.memory_bytes for work in done))
+    return replace(collective, overlapped=overlapped)

@@ -1,4 +1,4 @@
-"""What a device does in some part of a step, and what that adds up to in loops and conditionals."""
+"""Work of a device in a part of a step, and how it adds up in loops and conditionals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,54 +8,63 @@ from benchmarks.program.collectives import Collective
 
 @dataclass(frozen=True)
 class Work:
-    """What a device does in some part of a step.
+    """Work of a device in a part of a step.
 
     Attributes:
-        flops: two for each multiplication in dots and convolutions, none for anything else. Calls of cuBLAS and of
-            cuDNN's attention count as the dots they stand for, attention without early queries to late keys.
-        told: of conditionals that are told how often their branches are taken while the loop around them runs, and of
-            loops that are told how often they run once then: the trips of the loop around them, what is done in all of
-            these, and what is done in one of them at most.
-        memory_bytes: that it reads and writes in its memory, see hbm.py.
+        collectives: what the device sends.
+        flops: two per multiplication in dots and convolutions, none for anything else. Calls of cuBLAS and of cuDNN's
+            attention count as the dots that they replace, attention without early queries to late keys.
+        annotated: for each conditional whose branches have annotated counts, and each loop annotated to run zero or one
+            times: the number of iterations of the loop around it that the counts refer to, the work in all of these
+            iterations, and the largest possible work in one of them.
+        memory_bytes: bytes that the device reads and writes in its memory (hbm.py).
     """
 
     collectives: tuple[Collective, ...] = ()
     flops: int = 0
-    told: tuple[tuple[int, "Work", "Work"], ...] = ()
+    annotated: tuple[tuple[int, "Work", "Work"], ...] = ()
     memory_bytes: int = 0
 
     @property
     def sent_bytes(self) -> int:
-        """By all collectives."""
+        """Bytes that the device sends in all executions of all collectives."""
         return sum(each.times * each.sent_bytes for each in self.collectives)
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
             self.collectives + other.collectives,
             self.flops + other.flops,
-            self.told + other.told,
+            self.annotated + other.annotated,
             self.memory_bytes + other.memory_bytes,
         )
 
-    def looped(self, trips: int) -> "Work":
-        """The same in a loop."""
-        own = replace(self, told=())._repeated(trips)
-        for told_trips, in_all, in_one in self.told:  # another loop than was meant may go the other way each time
-            own += in_all._repeated(1) if told_trips == trips else in_one._repeated(trips)
-        return own
+    def iterated(self, trips: int) -> "Work":
+        """The work of a loop with this body."""
+        total = replace(self, annotated=())._repeated(trips)
+        for annotated_trips, in_all, in_one in self.annotated:
+            # Counts that belong to another loop do not apply: assume the largest work in each iteration.
+            total += in_all._repeated(1) if annotated_trips == trips else in_one._repeated(trips)
+        return total
 
-    def at_most(self) -> "Work":
-        """Without a loop around it."""
-        return sum((in_one for _, _, in_one in self.told), start=replace(self, told=()))
+    def outside_loops(self) -> "Work":
+        """The work without a loop around it: annotated parts count with their largest possible work."""
+        return sum((in_one for _, _, in_one in self.annotated), start=replace(self, annotated=()))
 
     def _repeated(self, times: int) -> "Work":
-        work = self.at_most()
+        """The work, executed this many times in a loop."""
+        work = self.outside_loops()
         collectives = (replace(each, times=times * each.times, in_loop=True) for each in work.collectives)
         return Work(tuple(collectives), times * work.flops, memory_bytes=times * work.memory_bytes)
 
 
 def conditional(branches: Sequence[Work], taken: Sequence[int]) -> Work:
-    """One of its branches at most; or each as often as it is taken, where that is told."""
+    """Work of a conditional.
+
+    Args:
+        branches: work of each branch.
+        taken: annotated number of times that each branch is taken; empty if there is no annotation, in which case the
+            branch with the most bytes sent and then the most FLOPs counts.
+    """
     most = max(branches, key=lambda branch: (branch.sent_bytes, branch.flops))
     if not taken:
         return most
@@ -64,4 +73,4 @@ def conditional(branches: Sequence[Work], taken: Sequence[int]) -> Work:
         collectives = (replace(each, times=times * each.times) for each in branch.collectives)
         sent = tuple(each for each in collectives if each.times)
         in_all += Work(sent, times * branch.flops, memory_bytes=times * branch.memory_bytes)
-    return Work(told=((sum(taken), in_all, most),))
+    return Work(annotated=((sum(taken), in_all, most),))

@@ -1,1 +1,1 @@
-"""What a run prints and writes: pytest's plugin in the process that measures, the table, and the report."""
+"""Output of a run: the pytest plugin of the measuring process, the terminal table, and the JSON report."""

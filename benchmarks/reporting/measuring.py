@@ -1,6 +1,6 @@
-"""What `pytest benchmarks` does in the process that measures: a plugin of pytest's, registered by conftest.py.
+"""The pytest plugin of the measuring process, registered by conftest.py.
 
-Cases come from the options; there is a line for each as it ends, and a table and a report at the end.
+It creates the cases from the options, reports each case as it ends, and writes a table and a report at the end.
 """
 
 import argparse
@@ -15,26 +15,26 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks.arguments import read_late
+from benchmarks.arguments import parse_deferred
 from benchmarks.cases import Case, Selection
 from benchmarks.cluster import processes
-from benchmarks.cluster.heartbeat import Heart
+from benchmarks.cluster.heartbeat import HeartbeatSender
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.harness.clock import Clock
-from benchmarks.harness.corpus import NO_TEXT, Corpus, read_corpus
-from benchmarks.harness.journal import Journal, Silent, journal_path
-from benchmarks.harness.lifecycle import RunPlan
+from benchmarks.harness.corpus import EMPTY_CORPUS, Corpus, read_corpus
+from benchmarks.harness.journal import Journal, MirroredJournal, journal_path
+from benchmarks.harness.lifecycle import RunSettings
 from benchmarks.harness.session import Session
-from benchmarks.harness.stopping import Stops
+from benchmarks.harness.stopping import StopSignals
 from benchmarks.harness.supervise import JOURNAL, RESUMED, supervised
 from benchmarks.options import selected
-from benchmarks.reporting.publish import SoFar, publish, report_nothing, set_untimed_apart, whole_report
+from benchmarks.reporting.publish import IncrementalReport, atomic_report, disable_output, move_untimed_rows, publish
 from benchmarks.reporting.reporter import Reporter
 from benchmarks.row import Row
-from benchmarks.statuses import IN_ORDER, LOST, UNWRITTEN
+from benchmarks.statuses import NORMAL_EXITS, PEER_LOST, UNWRITTEN
 from benchmarks.timing.machine import (
-    compile_anew,
     compiler_facts,
+    disable_compilation_cache,
     glibc_tunables,
     update_machine_info,
     use_virtual_devices,
@@ -42,41 +42,45 @@ from benchmarks.timing.machine import (
 from benchmarks.timing.measure import forget_effects
 
 CASES = pytest.StashKey[list[Case]]()
-HEART = pytest.StashKey[Heart]()
+HEART = pytest.StashKey[HeartbeatSender]()
 SESSION = pytest.StashKey[Session]()
-STOPS = Stops()
+STOPS = StopSignals()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse what cannot work before anything is compiled."""
+    """Parse the options, join the other processes and start the run.
+
+    Raises:
+        pytest.UsageError: something cannot work; it is rejected before anything is compiled.
+    """
     option, clock = config.option, Clock()
     use_virtual_devices()
     try:
-        read_late(option)
+        parse_deferred(option)
         option.compile_only |= option.topology is not None
         if supervised():
             processes.join(option)
-        chosen, corpus_N = processes.together(partial(choose, option))
-        config.stash[CASES] = chosen.cases()
+        selection, corpus_N = processes.run_in_all(partial(read_selection, option))
+        config.stash[CASES] = selection.cases()
         if supervised():
-            compile_anew()
-            begin(config, chosen, corpus_N, clock)
-    except (ValueError, OSError, processes.Elsewhere, processes.Lost) as error:
-        lost = isinstance(error, processes.Lost)
-        processes.end(in_order=not lost, why=str(error))  # what is refused, all have refused
+            disable_compilation_cache()
+            begin_run(config, selection, corpus_N, clock)
+    except (ValueError, OSError, processes.FailedElsewhere, processes.ProcessLost) as error:
+        lost = isinstance(error, processes.ProcessLost)
+        processes.end(in_order=not lost, why=str(error))  # an error in the options is one in all processes
         raise pytest.UsageError(str(error)) from error
 
 
-def begin(config: pytest.Config, chosen: Selection, corpus_N: Corpus, clock: Clock) -> None:
-    """Begin the run: its session, and who says how it goes.
+def begin_run(config: pytest.Config, selection: Selection, corpus_N: Corpus, clock: Clock) -> None:
+    """Create the session of the run and the plugins that report it.
 
     Raises:
-        ValueError, OSError, processes.Elsewhere: the journal cannot be gone on with, or written.
+        ValueError, OSError, processes.FailedElsewhere: the journal cannot be continued or written.
     """
     option = config.option
     STOPS.listen()
-    config.stash[HEART] = Heart()
-    plan = RunPlan(
+    config.stash[HEART] = HeartbeatSender()
+    settings = RunSettings(
         corpus_N,
         option.rounds,
         option.compile_only,
@@ -85,71 +89,74 @@ def begin(config: pytest.Config, chosen: Selection, corpus_N: Corpus, clock: Clo
         option.attribution,
         option.benchmark_json,
     )
-    run = config.stash[SESSION] = Session(plan, clock, shared_journal(option, chosen, plan))
+    run = config.stash[SESSION] = Session(settings, clock, shared_journal(option, selection, settings))
     if not processes.is_first():
-        return report_nothing(config)
+        return disable_output(config)
     config.pluginmanager.register(Reporter(config, run), "meshmark-reporter")
     if processes.count() > 1 and option.benchmark_json:
-        config.pluginmanager.register(SoFar(config, run.rows), "meshmark-so-far")
+        config.pluginmanager.register(IncrementalReport(config, run.rows), "meshmark-so-far")
 
 
-def choose(option: argparse.Namespace) -> tuple[Selection, Corpus]:
-    """What the options ask for, and the text, if anything is to run.
+def read_selection(option: argparse.Namespace) -> tuple[Selection, Corpus]:
+    """The selection of cases, and the corpus if anything is to be run.
 
     Raises:
-        ValueError: there is no such thing.
+        ValueError: the options are invalid, or the corpus cannot be used.
     """
-    chosen = selected(option)
+    selection = selected(option)
     if option.compile_only:
-        return chosen, NO_TEXT
-    return chosen, read_corpus(option.corpus, chosen.config, max(chosen.batch_sizes))
+        return selection, EMPTY_CORPUS
+    return selection, read_corpus(option.corpus, selection.config, max(selection.batch_sizes))
 
 
-def shared_journal(option: argparse.Namespace, chosen: Selection, plan: RunPlan) -> Journal:
-    """The journal of the first process; in the others what it knows.
+def shared_journal(option: argparse.Namespace, selection: Selection, settings: RunSettings) -> Journal:
+    """The journal of the first process; in other processes, a mirror of it.
 
     Raises:
-        ValueError, OSError, processes.Elsewhere: the first process cannot go on with it, or write it.
+        ValueError, OSError, processes.FailedElsewhere: the first process cannot continue or write it.
     """
-    first = partial(open_journal, option, chosen, plan) if processes.is_first() else lambda: None
-    journal = processes.together(first)
-    known = processes.of_first(lambda: journal.known() if journal else {})
-    return journal or Silent(known)
+    first = partial(open_journal, option, selection, settings) if processes.is_first() else lambda: None
+    journal = processes.run_in_all(first)
+    known = processes.broadcast_first(lambda: journal.snapshot() if journal else {})
+    return journal or MirroredJournal(known)
 
 
-def open_journal(option: argparse.Namespace, chosen: Selection, plan: RunPlan) -> Journal:
-    """The journal of this process, which goes on with that of an earlier one only if all is as it was.
+def open_journal(option: argparse.Namespace, selection: Selection, settings: RunSettings) -> Journal:
+    """Open the journal of this process.
+
+    An earlier one is continued only if everything that identifies the run is equal.
 
     Raises:
-        ValueError: it is not, or there is none, or this process is one of several that do not know of each other.
+        ValueError: something differs, there is no journal to resume, or JAX runs in several processes without
+            --distributed.
         OSError: it cannot be written.
     """
     if jax.process_count() != processes.count():
-        raise ValueError(f"JAX runs in {jax.process_count()} processes; have them work together with --distributed")
+        raise ValueError(f"JAX runs in {jax.process_count()} processes; make them measure together with --distributed")
     report = option.benchmark_json
     if option.resume and not (report and journal_path(report).exists()):
-        raise ValueError("--resume goes on with a run that was stopped; name its --benchmark-json")
-    facts = compiler_facts(chosen.topology) | {
+        raise ValueError("--resume continues a run that was stopped; give the --benchmark-json of that run")
+    facts = compiler_facts(selection.topology) | {
         "python": platform.python_version(),
         "processor": platform.processor(),
         "glibc_tunables": glibc_tunables(),
-        "selection": str(chosen),
-        "compile_only": plan.compile_only,
-        "attribution": plan.attribution,
-        "corpus": hashlib.sha256(plan.corpus_N.data).hexdigest()[:16],
+        "selection": str(selection),
+        "compile_only": settings.compile_only,
+        "attribution": settings.attribution,
+        "corpus": hashlib.sha256(settings.corpus_N.data).hexdigest()[:16],
     }
     after = os.environ.get(RESUMED)
     return Journal(Path(os.environ[JOURNAL]), facts, resume=option.resume or after is not None, after=after)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test for every case."""
+    """Create a test for every case."""
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", metafunc.config.stash[CASES], ids=str)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One comparison group after another: all of its cases are checked before they are timed in turns."""
+    """Order tests by comparison group: all cases of a group are checked before any of them is timed."""
     ours = [item for item in items if case_in(item)]
     groups = list(dict.fromkeys(case_in(item).single for item in ours))
     checks = [item for item in ours if "test_step[" not in item.nodeid]
@@ -161,43 +168,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Tell the run which cases are left after -k."""
+    """Tell the session which cases are left after -k."""
     if run := session.config.stash.get(SESSION, None):
         run.cases = list(dict.fromkeys(case for item in session.items if (case := case_in(item))))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """End the run where its journal cannot be written: what it goes on to measure would be lost."""
+    """End the run if another process is lost, or if the journal cannot be written, which would lose results."""
     try:
         return (yield)
-    except processes.Lost as error:
+    except processes.ProcessLost as error:
         processes.end(in_order=False, why=str(error))
-        kept = "what had ended is not lost: go on with --resume"
-        pytest.exit(f"{error}; {kept}", returncode=LOST)
+        advice = "finished cases are not lost: continue with --resume"
+        pytest.exit(f"{error}; {advice}", returncode=PEER_LOST)
     finally:
         run = item.config.stash.get(SESSION, None)
         if run and run.journal.error:
-            pytest.exit(f"{run.journal.error}; what it holds is not lost: make room, and go on with --resume")
+            pytest.exit(f"{run.journal.error}; its rows are not lost: make room, and continue with --resume")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    """Hand the rows to pytest-benchmark before it writes its report; the journal goes when that is written."""
+    """Publish the rows before pytest-benchmark writes its report. Remove the journal once that is written."""
     run = session.config.stash.get(SESSION, None)
     if run is None:
         return (yield)
-    processes.end(in_order=session.exitstatus in IN_ORDER)
+    processes.end(in_order=session.exitstatus in NORMAL_EXITS)
     order, rows = [str(case) for case in session.config.stash[CASES]], run.close()
     if processes.is_first():
         publish(session.config, sorted(rows, key=lambda row: order.index(row.case)))
     try:
-        with STOPS.while_writing(), whole_report(session.config):
+        with STOPS.while_writing(), atomic_report(session.config):
             result = yield
     except (OSError, KeyboardInterrupt) as error:
         why, status = ("Ctrl-C", INTERRUPTED) if isinstance(error, KeyboardInterrupt) else (str(error), UNWRITTEN)
-        kept = f"what {run.journal.path} holds is not lost: go on with --resume"
-        pytest.exit(f"the report was not written ({why}); {kept}", returncode=status)
+        advice = f"the rows in {run.journal.path} are not lost: continue with --resume"
+        pytest.exit(f"the report was not written ({why}); {advice}", returncode=status)
     if session.exitstatus == pytest.ExitCode.INTERRUPTED:
         session.exitstatus = UNWRITTEN if run.journal.error else INTERRUPTED
     if session.exitstatus == pytest.ExitCode.OK and infeasible(rows):
@@ -206,31 +213,31 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
         run.journal.remove()
     run.journal.close()
     forget_effects()
-    session.config.stash[HEART].rest(int(session.exitstatus))
+    session.config.stash[HEART].stop(int(session.exitstatus))
     return result
 
 
 def infeasible(rows: Sequence[Row]) -> bool:
-    """Whether nothing that was asked for can be: a run that has no number is no success."""
+    """Whether all rows are infeasible. A run without any number is not a success."""
     return bool(rows) and all(row.extra_info["status"] == "infeasible" for row in rows)
 
 
 @pytest.fixture
 def session(pytestconfig: pytest.Config) -> Session:
-    """What the cases of this run share."""
+    """The session shared by all cases."""
     return pytestconfig.stash[SESSION]
 
 
 def case_in(item: pytest.Item) -> Any:
-    """The case of a test of ours; None of another's."""
+    """The case of one of our tests; None for other tests."""
     return item.callspec.params.get("case") if hasattr(item, "callspec") else None  # pyright: ignore
 
 
 def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
-    """Keep rows without samples apart, where programs that read pytest-benchmark's files do not look."""
-    set_untimed_apart(output_json)
+    """Move rows without samples to where programs that read pytest-benchmark's files do not look."""
+    move_untimed_rows(output_json)
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Say in the report what it was measured on."""
+    """Describe the machine in the report."""
     update_machine_info(machine_info, config.stash[SESSION].matmul_rates, config.option.topology)

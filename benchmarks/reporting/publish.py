@@ -1,8 +1,8 @@
-"""Rows in pytest-benchmark's own report: the one place that reaches into pytest-benchmark.
+"""Writes rows into pytest-benchmark's report. This is the only module that uses its internals.
 
-Its public ways, `benchmark(...)` and `benchmark.pedantic(...)`, call a function and time it themselves, and keep no
-row of what was not timed. Here steps take turns and are timed in blocks that wait once, every case leaves a row, and
-rows of an interrupted run are taken up again.
+Its public API, `benchmark(...)` and `benchmark.pedantic(...)`, calls and times a function itself and keeps no row for
+anything that was not timed. Here, steps are timed interleaved, in blocks that synchronise once; every case leaves a
+row; and rows of an interrupted run are continued.
 """
 
 import argparse
@@ -24,21 +24,21 @@ from benchmarks.commandline.outputs import Unwritable, require_file, require_fol
 from benchmarks.row import Row
 
 UNTIMED = "untimed"
-"""Where a report has the rows of cases without samples."""
+"""Key of the report under which rows without samples are stored."""
 LEAST_FREE_BYTES = 16 * 2**20
-"""Room for the report and the journal of thousands of cases."""
+"""Disk space for the report and the journal of thousands of cases."""
 
 
 class NoStats(Stats):
-    """The statistics of a case without samples: the fields of any other, all null."""
+    """Statistics of a case without samples: the usual fields, all null."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Every field, unknown."""
+        """All fields with value None."""
         return dict.fromkeys(self.fields)
 
 
 def publish(config: pytest.Config, rows: Sequence[Row]) -> None:
-    """Put rows, and no others, into the report: their samples as the statistics, the rest as `extra_info`."""
+    """Make the report consist of exactly these rows: samples as statistics, everything else as `extra_info`."""
     benchmark_session(config).benchmarks.clear()
     for row in rows:
         fixture = SimpleNamespace(
@@ -59,54 +59,54 @@ def publish(config: pytest.Config, rows: Sequence[Row]) -> None:
         benchmark_session(config).benchmarks.append(entry)
 
 
-def set_untimed_apart(report: dict[str, Any]) -> None:
-    """Move the rows without samples out of `benchmarks`, where other programs expect numbers in every row.
+def move_untimed_rows(report: dict[str, Any]) -> None:
+    """Move the rows without samples from `benchmarks` to `untimed`.
 
-    `pytest-benchmark compare` formats the statistics of each, and Bencher's adapter for pytest reads `mean` and
-    `stddev` as numbers: a null in one row makes them refuse the file.
+    Other programs expect numbers in every row of `benchmarks`: `pytest-benchmark compare` formats the statistics, and
+    Bencher's adapter for pytest reads `mean` and `stddev` as numbers. A null in one row makes them reject the file.
     """
     rows = report["benchmarks"]
     report[UNTIMED] = [row for row in rows if row["stats"].get("mean") is None]
     report["benchmarks"] = [row for row in rows if row["stats"].get("mean") is not None]
 
 
-class SoFar:
-    """A plugin that writes the report anew whenever cases have ended, for a run that may be ended at any time."""
+class IncrementalReport:
+    """A plugin that rewrites the report whenever cases have ended, for runs that may be ended at any time."""
 
     def __init__(self, config: pytest.Config, rows: Mapping[str, Row]) -> None:
         self.config, self.rows, self.written = config, rows, 0
 
     def pytest_runtest_logfinish(self) -> None:
-        """A test has ended, and with it all cases that took turns, or none."""
+        """Rewrite the report if cases have ended with this test. Cases that were timed interleaved end together."""
         if len(self.rows) > self.written:
             self.written = len(self.rows)
             publish(self.config, [*self.rows.values()])
-            with whole_report(self.config):
+            with atomic_report(self.config):
                 benchmark_session(self.config).handle_saving()
 
 
-def report_nothing(config: pytest.Config) -> None:
-    """Have this process write and print nothing, for another does."""
+def disable_output(config: pytest.Config) -> None:
+    """Make this process write and print nothing, because the first process does."""
     option = config.option
     option.benchmark_json = option.benchmark_save = option.benchmark_compare = None
     option.benchmark_autosave = option.benchmark_compare_fail = False
-    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - pytest's reporter takes it when it starts
+    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - pytest's reporter uses it
 
 
-def use(benchmark: BenchmarkFixture) -> None:
-    """Tell pytest-benchmark that a test's fixture is not forgotten: its row comes with `publish`."""
+def mark_used(benchmark: BenchmarkFixture) -> None:
+    """Mark a `benchmark` fixture as used, so that pytest-benchmark does not warn. `publish` adds the row."""
     benchmark._mode = "publish"
 
 
 def benchmark_session(config: pytest.Config) -> Any:
-    """What pytest-benchmark collects rows in."""
+    """The object in which pytest-benchmark collects rows."""
     return config._benchmarksession  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def quieten(config: pytest.Config) -> None:
-    """Leave out pytest-benchmark's table, wide and of times alone, unless one of its display options is given.
+def hide_timing_table(config: pytest.Config) -> None:
+    """Hide pytest-benchmark's table, which is wide and shows times only, unless one of its display options is given.
 
-    When -k leaves no case it warns of that, which pytest's own words and exit code say already.
+    Its warning about a run without benchmarks is hidden as well: pytest's own message and exit code already say so.
     """
     option = config.option
     asked = option.benchmark_columns or option.benchmark_compare or option.benchmark_histogram
@@ -115,10 +115,10 @@ def quieten(config: pytest.Config) -> None:
 
 
 def require_writable(path: Path | None) -> None:
-    """See that the report can be written before hours of work are lost; its folder is made if need be.
+    """Check that the report can be written, before hours of measurement are lost. Its folder is created if needed.
 
     Raises:
-        pytest.UsageError: the file cannot be written, is no file, or its disk is full.
+        pytest.UsageError: the path cannot be written or is no regular file, or its disk is full.
     """
     if path is None:
         return
@@ -126,7 +126,7 @@ def require_writable(path: Path | None) -> None:
         raise pytest.UsageError(f"--benchmark-json={path} is a device or a pipe; name a file")
     try:
         require_file(path)
-        require_file(path.with_name(f"{path.stem}.journal.jsonl~"))  # its name is longer
+        require_file(path.with_name(f"{path.stem}.journal.jsonl~"))  # a longer name, which may exceed a limit
         free_bytes = shutil.disk_usage(path.parent).free
     except Unwritable as error:
         raise pytest.UsageError(f"--benchmark-json: {error}") from error
@@ -136,7 +136,7 @@ def require_writable(path: Path | None) -> None:
 
 
 def require_storage(option: argparse.Namespace) -> None:
-    """See that pytest-benchmark's own storage can be written, if it is to be.
+    """Check that pytest-benchmark's storage can be written, if it is used.
 
     Raises:
         pytest.UsageError: it cannot; with the system's reason.
@@ -151,8 +151,8 @@ def require_storage(option: argparse.Namespace) -> None:
 
 
 @contextmanager
-def whole_report(config: pytest.Config) -> Iterator[None]:
-    """Have the report that is written inside take its place when it is whole: there is an earlier one, or this.
+def atomic_report(config: pytest.Config) -> Iterator[None]:
+    """Make the report that is written in the body replace the previous one atomically.
 
     Raises:
         OSError: it cannot be written.
@@ -161,10 +161,10 @@ def whole_report(config: pytest.Config) -> Iterator[None]:
     if report is None:
         yield
         return
-    session.json = part = report.with_name(f"{report.name}.part")
+    session.json = partial_path = report.with_name(f"{report.name}.part")
     try:
         yield
-        if part.exists():  # it is not where no case was selected
-            part.replace(report.resolve())
+        if partial_path.exists():  # it does not if no case was selected
+            partial_path.replace(report.resolve())
     finally:
-        part.unlink(missing_ok=True)
+        partial_path.unlink(missing_ok=True)

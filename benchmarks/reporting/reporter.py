@@ -1,4 +1,4 @@
-"""A pytest plugin that says what a run does: a line for each case as it ends, and a summary."""
+"""A pytest plugin that reports progress: a line for each case as it ends, and a summary."""
 
 import time
 from contextlib import nullcontext
@@ -12,40 +12,40 @@ from benchmarks.timing.measure import BLOCK_SECONDS
 
 
 class Reporter:
-    """Takes the place of pytest's dots for the cases of a run; what else is collected is left to pytest."""
+    """Replaces pytest's dots for the cases of a run. Other tests are reported by pytest as usual."""
 
     def __init__(self, config: pytest.Config, session: Session) -> None:
         self.config, self.session = config, session
-        self.said: set[str] = set()
-        self.start = time.perf_counter()
+        self.reported: set[str] = set()
+        self.start_seconds = time.perf_counter()
         session.say = self.say
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Begin to estimate."""
-        self.said = set(self.session.rows)  # of a run that is gone on with
-        self.start = time.perf_counter()
+        """Start the estimate of the remaining time."""
+        self.reported = set(self.session.rows)  # rows of an earlier process of this run
+        self.start_seconds = time.perf_counter()
         self.terminal.showfspath = False
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Say on a terminal what goes on; the line is written over when the case has ended."""
+        """On a terminal, show what is running. The line is overwritten when the case has ended."""
         if self.terminal.isatty:
             doing = "compiling" if "test_equals" in nodeid else "timing"
             self.terminal.rewrite(self.line(f"{case_of(nodeid)}: {doing}"), erase=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Say which cases have ended."""
+        """Report the cases that have ended."""
         for case, row in self.session.rows.items():
-            if case not in self.said:
-                self.said.add(case)
+            if case not in self.reported:
+                self.reported.add(case)
                 self.say(outcome(row))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Count the test as pytest does, and print no dot."""
+        """Count the test as pytest does, but print no dot."""
         return (report.outcome, "", "") if report.when == "call" else None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The table, how noisy it was, where the report is, and where the time went."""
+        """Print the table of rows, how noisy the run was, the path of the report, and the time by phase."""
         if not self.session.rows:
             return
         terminalreporter.section("steps")
@@ -61,7 +61,7 @@ class Reporter:
         terminalreporter.write_line(f"time: {self.session.clock}")
 
     def say(self, text: str) -> None:
-        """Write a line, past the capturing of output."""
+        """Print a line, bypassing pytest's output capture."""
         capture = self.config.pluginmanager.get_plugin("capturemanager")
         with capture.global_and_fixture_disabled() if capture else nullcontext():
             if self.terminal.isatty:
@@ -71,33 +71,38 @@ class Reporter:
                 self.terminal.write_line(self.line(text))
 
     def line(self, text: str) -> str:
-        """A line with the place in the run and the time that is left."""
-        return progress(len(self.said), len(self.session.cases), text, self.seconds_left())
+        """A line that starts with the progress of the run and the estimated remaining time."""
+        return progress(len(self.reported), len(self.session.cases), text, self.seconds_left())
 
     def seconds_left(self) -> float | None:
-        """An estimate: cases still to be compiled take as long as those that were, and steps as long as the first ones.
+        """Estimate of the remaining seconds: each remaining compilation takes the mean time of the earlier ones, and
+        each timed step as long as the first steps.
 
-        There is none where variants are compiled, too: these take most of the time.
+        None if it cannot be estimated yet, and with --attribution, where compiling the variants takes most of the time.
         """
-        elapsed, plan, clock = time.perf_counter() - self.start, self.session.plan, self.session.clock.seconds
+        elapsed, settings, clock = (
+            time.perf_counter() - self.start_seconds,
+            self.session.settings,
+            self.session.clock.seconds,
+        )
         prepared = self.session.prepared
-        if plan.attribution or not prepared or len(self.said) == len(self.session.cases):
+        if settings.attribution or not prepared or len(self.reported) == len(self.session.cases):
             return None
         compiling = (elapsed - clock["timed"]) / prepared * max(0, len(self.session.cases) - prepared)
         block_seconds = max(BLOCK_SECONDS, clock["checked"] / (prepared * CHECKED_STEPS))
-        waiting = len(self.session.cases) - len(self.said)
-        return compiling + (0 if plan.compile_only else plan.rounds * block_seconds * waiting)
+        waiting = len(self.session.cases) - len(self.reported)
+        return compiling + (0 if settings.compile_only else settings.rounds * block_seconds * waiting)
 
     @property
     def terminal(self) -> pytest.TerminalReporter:
-        """Pytest's own, which writes past the capturing of output."""
+        """Pytest's terminal reporter, which bypasses the output capture."""
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         assert isinstance(reporter, pytest.TerminalReporter)
         return reporter
 
 
 def case_of(nodeid: str) -> str:
-    """The id of a case.
+    """The case id in a pytest node id.
 
     >>> case_of("benchmarks/test_step.py::test_step[fsdp-fsdp=8-b16]")
     'fsdp-fsdp=8-b16'

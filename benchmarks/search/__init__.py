@@ -1,1 +1,1 @@
-"""The search for the best mesh by formula; the best are compiled. The command is `benchmarks.feasibility`."""
+"""Search for the best mesh by formulas, with compilation of the best candidates (`benchmarks.feasibility`)."""

@@ -1,7 +1,7 @@
-"""What a step is bound to take on devices that need not be there, by formulas alone; and the order of candidates by it.
+"""Lower bounds on time and memory of a step from formulas alone, and the ranking of candidates by them.
 
-The bound on its time is that of roofline.py, of what formulas say of the step: nobody waits, but for the bubble of a
-pipeline, and everything overlaps. How much slower a step is nobody knows who has not run it.
+The time bound is the roofline (roofline.py) with FLOPs and bytes from formulas: perfect overlap, and no waiting except
+for the pipeline bubble. How much slower a real step is can only be measured.
 """
 
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ from functools import cache
 
 from benchmarks.cases import Case
 from benchmarks.devices.chips import Chip
-from benchmarks.devices.placement import placed
+from benchmarks.devices.placement import topology_mesh
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.estimate import Estimate
-from benchmarks.explain.roofline import Roofline, bytes_per_second
+from benchmarks.explain.estimate import ChipEstimate
+from benchmarks.explain.roofline import Roofline, collective_bandwidth
 from strategies import Infeasible, MeshSpec
 from strategies.costs.plan import BYTES, Plan
 from strategies.costs.predict import Cost, predict
@@ -24,44 +24,46 @@ from strategies.sharding.layout import Axes
 
 @dataclass(frozen=True)
 class Candidate:
-    """A case, and what formulas say of it.
+    """A case, and what formulas say about it.
 
     Attributes:
-        cost: by formulas; or why model, mesh and batch do not fit together.
-        bound: what it takes of a chip; none of a case that is infeasible.
+        case: the case.
+        cost: its cost by formulas, or why it is infeasible.
+        bound: memory and least time on a chip; None if the case is infeasible.
     """
 
     case: Case
     cost: Cost | Infeasible
-    bound: Estimate | None = None
+    bound: ChipEstimate | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether it can be, and a chip's memory is enough by formula."""
+        """Whether the case is feasible and fits into a chip's memory by formula."""
         return self.bound is not None and self.bound.fits
 
     @property
     def order(self) -> tuple[float, ...]:
-        """Smaller is better: first what fits, by the bound on its time, and then by the time if nothing overlaps.
+        """Sort key, smaller is better.
 
-        Then what does not fit, by what it needs; last what cannot be.
+        Candidates that fit come first, by least time and then by time without overlap. Then come those that do not fit,
+        by needed memory, and last the infeasible ones.
         """
         if self.bound is None or self.bound.roofline is None:
             return (2,)
         least = self.bound.roofline
         if not self.bound.fits:
             return 1, self.bound.needed_bytes
-        alone = least.compute_seconds + least.memory_seconds + least.network_seconds
-        return 0, least.step_seconds, alone, self.bound.needed_bytes
+        without_overlap_seconds = least.compute_seconds + least.memory_seconds + least.network_seconds
+        return 0, least.step_seconds, without_overlap_seconds, self.bound.needed_bytes
 
 
 def ranked(cases: Iterable[Case], chip: Chip) -> list[Candidate]:
-    """The candidates, best first."""
-    return sorted((weighed(case, chip) for case in cases), key=lambda each: each.order)
+    """All candidates, best first."""
+    return sorted((evaluated(case, chip) for case in cases), key=lambda each: each.order)
 
 
-def foremost(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Of those that are feasible the first of each strategy and set of mesh axes; the rest is variations on them."""
+def best_per_layout(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The first feasible candidate of each strategy and set of mesh axes; the others are variations of these."""
     first: dict[tuple[str, ...], Candidate] = {}
     for each in candidates:
         if each.bound:
@@ -69,49 +71,52 @@ def foremost(candidates: Iterable[Candidate]) -> list[Candidate]:
     return list(first.values())
 
 
-def weighed(case: Case, chip: Chip) -> Candidate:
-    """What formulas say of a case on the devices of its topology, were they such chips."""
+def evaluated(case: Case, chip: Chip) -> Candidate:
+    """Evaluate a case by formulas, on chips with these specifications."""
     try:
         cost = predict(case.strategy, case.config, case.mesh, case.training())
     except Infeasible as error:
         return Candidate(case, error)
     needed = sum(cost.arguments.values()) + sum(cost.temporaries.values())
-    return Candidate(case, cost, Estimate(needed, chip.memory_bytes, bound(case, cost, chip), chip.flops_per_second))
-
-
-def bound(case: Case, cost: Cost, chip: Chip) -> Roofline:
-    """The least time of a step: with a bubble it computes for so much longer.
-
-    FLOPs are those of the stage with the most layers, for which the others wait.
-    """
-    assert case.topology
-    devices = case.mesh.size
-    rates = {each: rate(case.topology, chip, case.mesh, *each) for each in cost.sent}
-    return Roofline(
-        sum(cost.flops.values()) / devices / (1 - cost.bubble) / chip.flops_per_second,
-        moved_bytes(cost.plan) / chip.memory_bytes_per_second,
-        sum(sum(parts.values()) / rates[each] for each, parts in cost.sent.items()),
+    return Candidate(
+        case, cost, ChipEstimate(needed, chip.memory_bytes, bound(case, cost, chip), chip.flops_per_second)
     )
 
 
-def moved_bytes(plan: Plan) -> int:
-    """Bytes of its memory that a device reads and writes at least, if its caches keep nothing from layer to layer.
+def bound(case: Case, cost: Cost, chip: Chip) -> Roofline:
+    """Roofline of a step by formulas. A pipeline bubble extends the compute time.
 
-    weights: as it computes with them, read for each microbatch forward and backward, and once more with `remat="full"`
-    gradients: in float32, written and read for each microbatch
-    state: parameters and moments, read and written once, of what it updates
-    activations: what layers keep for the backward pass, written and read
+    FLOPs are those of the stage with the most layers, because the other stages wait for it.
     """
-    train, number = plan.train, BYTES[plan.train.dtype]
+    assert case.topology
+    devices = case.mesh.size
+    bandwidths = {each: bandwidth(case.topology, chip, case.mesh, *each) for each in cost.sent}
+    return Roofline(
+        sum(cost.flops.values()) / devices / (1 - cost.bubble) / chip.flops_per_second,
+        memory_traffic_bytes(cost.plan) / chip.memory_bytes_per_second,
+        sum(sum(parts.values()) / bandwidths[each] for each, parts in cost.sent.items()),
+    )
+
+
+def memory_traffic_bytes(plan: Plan) -> int:
+    """Least bytes that a device reads and writes in memory per step, if caches keep nothing from layer to layer.
+
+    - weights: in the compute dtype, read for each microbatch in the forward and backward pass, and once more with
+      `remat="full"`
+    - gradients: in float32, written and read for each microbatch
+    - state: parameters and optimizer moments that the device updates, read and written once
+    - activations: what layers keep for the backward pass, written and read
+    """
+    train, itemsize = plan.train, BYTES[plan.train.dtype]
     used = [each for each in plan.weights if is_tied(plan, each) or not each.name.startswith("embedding.")]
     passes = 3 if train.remat == "full" else 2
-    weights = passes * number * sum(each.elements for each in used) * plan.shards
-    kept = 2 * Block.kept_bytes(plan.share) * plan.layers
+    weights = passes * itemsize * sum(each.elements for each in used) * plan.shards
+    activations = 2 * Block.kept_bytes(plan.share) * plan.layers
     state = 2 * 3 * 4 * plan.elements // plan.updates
-    return train.microbatches * (weights + 2 * 4 * plan.elements + kept) + state
+    return train.microbatches * (weights + 2 * 4 * plan.elements + activations) + state
 
 
 @cache
-def rate(topology: Topology, chip: Chip, spec: MeshSpec, kind: str, axes: Axes) -> float:
-    """Bytes a second that a device can send by a kind of collective along some axes of a mesh."""
-    return bytes_per_second(chip, placed(topology, spec), kind, axes)
+def bandwidth(topology: Topology, chip: Chip, spec: MeshSpec, kind: str, axes: Axes) -> float:
+    """Bytes per second that a device can send in a kind of collective along some axes of a mesh."""
+    return collective_bandwidth(chip, topology_mesh(topology, spec), kind, axes)

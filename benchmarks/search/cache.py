@@ -1,4 +1,4 @@
-"""What a compiler said of a case, kept in a file of its own for each, and read again while nothing has changed."""
+"""Cache of compilation results: one file per case, valid while nothing that affects the result has changed."""
 
 import hashlib
 import json
@@ -19,22 +19,24 @@ from benchmarks.devices.topology import Topology
 from benchmarks.timing.machine import COMPILER, SETTINGS, fingerprint
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+"""Environment variables with compiler flags."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of files.
+    """A folder of cached results.
 
     Attributes:
-        again: whether nothing that is kept counts: all is asked for anew, and kept in its place.
+        folder: where the files are.
+        refresh: whether to ignore existing entries and overwrite them.
     """
 
     folder: Path
-    again: bool = False
+    refresh: bool = False
 
     def get(self, case: Case) -> dict[str, Any] | None:
-        """What is kept of a case; None if there is nothing that can be read, or that counts."""
-        if self.again:
+        """Cached columns of a case; None if there is no valid entry, or with `refresh`."""
+        if self.refresh:
             return None
         try:
             return json.loads(self._path(case).read_text())["columns"]
@@ -42,7 +44,11 @@ class Cache:
             return None
 
     def put(self, case: Case, columns: Mapping[str, Any]) -> None:
-        """Keep the columns of its row. A file is there whole, or not at all."""
+        """Store the columns of a case's row. The file is replaced atomically.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         path = self._path(case)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
@@ -53,13 +59,15 @@ class Cache:
         return self.folder / f"{fingerprint(facts(case))}.json"
 
 
-def usual_folder() -> Path:
-    """Where caches belong (XDG Base Directory Specification)."""
+def default_folder() -> Path:
+    """The user's cache folder (XDG Base Directory Specification)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "meshmark", "compiled")
 
 
 def facts(case: Case) -> dict[str, Any]:
-    """All that the answer depends on: the case, its topology, versions, flags, settings, and our own sources."""
+    """Everything that the result depends on: the case, its topology, versions, flags, settings, and the sources of this
+    project.
+    """
     assert case.topology
     return {
         "case": asdict(case) | {"mesh": str(case.mesh), "topology": str(case.topology)},
@@ -71,13 +79,15 @@ def facts(case: Case) -> dict[str, Any]:
 
 
 def versions(topology: Topology) -> dict[str, str]:
-    """Of what compiles for a topology."""
+    """Versions of the packages that compile for a topology."""
     return {name: version(name) for name in COMPILER} | {"compiler": topology.compiler_version or ""}
 
 
 @cache
 def sources() -> str:
-    """Sixteen hexadecimal digits of what makes the steps, and of what reads their programs."""
+    """Sixteen hexadecimal digits that identify the sources of `strategies` and `benchmarks`, and of registered
+    strategies.
+    """
     digest = hashlib.sha256()
     for package in (strategies, benchmarks):
         folder = Path(package.__path__[0])

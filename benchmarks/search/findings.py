@@ -1,16 +1,16 @@
-"""What was found out of a candidate, by formulas and by its compiler: a row of plain values, and lines for a person."""
+"""Results of the search per candidate, from formulas and from the compiler, as rows and as tables."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.cases import spelled
+from benchmarks.cases import option_texts
 from benchmarks.devices.chips import Chip
-from benchmarks.explain.estimate import Estimate
+from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.roofline import Roofline
 from benchmarks.reporting.terminal import aligned, gib, known
-from benchmarks.search.bounds import Candidate, foremost
+from benchmarks.search.bounds import Candidate, best_per_layout
 from strategies import Infeasible
 
 PARTS = ("compute", "memory", "network")
@@ -19,11 +19,14 @@ SPEED = "tokens_per_second_per_device"
 
 @dataclass(frozen=True)
 class Finding:
-    """A candidate, its place among the others from 1 on, and what its compiler said.
+    """A candidate with its rank and its compilation result.
 
     Attributes:
-        compiled: the columns of its row, see record.py; None where it was not compiled.
-        reason: why it was not, where it was to be.
+        rank: position among all candidates, from 1.
+        candidate: the case with its bounds.
+        chip: specifications of the devices.
+        compiled: columns of its row (record.py); None if it was not compiled.
+        reason: why it was not compiled although it was meant to be.
     """
 
     rank: int
@@ -40,24 +43,30 @@ class Finding:
         return "fits" if self.candidate.fits else "too_large"
 
     @property
-    def measured(self) -> Estimate | None:
-        """What it takes by its compiled program; of one that the compiler gave up just the memory, if it says."""
-        said = self.compiled or {}
-        needed = said.get("memory.total_bytes") or said.get("chip.needed_bytes")
+    def compiled_estimate(self) -> ChipEstimate | None:
+        """Memory and least time of the compiled program.
+
+        If the compiler gave up, only the memory, if it was reported. None if nothing is known.
+        """
+        columns = self.compiled or {}
+        needed = columns.get("memory.total_bytes") or columns.get("chip.needed_bytes")
         if needed is None or isinstance(self.candidate.cost, Infeasible):
             return None
-        parts: list[Any] = [said.get(f"roofline.{part}_seconds") for part in PARTS]
+        parts: list[Any] = [columns.get(f"roofline.{part}_seconds") for part in PARTS]
         least = None if None in parts else Roofline(*parts)
         if least:
             least = replace(least, compute_seconds=least.compute_seconds / (1 - self.candidate.cost.bubble))
-        capacity = said.get("chip.capacity_bytes") or self.chip.memory_bytes
-        return Estimate(needed, capacity, least, self.chip.flops_per_second)
+        capacity = columns.get("chip.capacity_bytes") or self.chip.memory_bytes
+        return ChipEstimate(needed, capacity, least, self.chip.flops_per_second)
 
     def as_row(self) -> dict[str, Any]:
-        """The same keys always; None for what is not known. Bytes and FLOPs are those of one device and one step."""
+        """The row of a candidate: always the same keys, None for unknown values.
+
+        Bytes and FLOPs are per device and step.
+        """
         case, cost, bound = self.candidate.case, self.candidate.cost, self.candidate.bound
         known_cost = None if isinstance(cost, Infeasible) else cost
-        said, taken = self.compiled or {}, self.measured
+        columns, estimate = self.compiled or {}, self.compiled_estimate
         return {
             "rank": self.rank if bound else None,
             "status": self.status,
@@ -66,33 +75,35 @@ class Finding:
             "mesh": str(case.mesh),
             "microbatches": case.microbatches,
             "remat": case.remat,
-            "options": ",".join(spelled(case.options)),
-            **self._taken("formula", bound),
+            "options": ",".join(option_texts(case.options)),
+            **self._estimate_columns("formula", bound),
             "formula.argument_bytes": known_cost and sum(known_cost.arguments.values()),
             "formula.temp_bytes": known_cost and sum(known_cost.temporaries.values()),
             "formula.sent_bytes": known_cost and known_cost.sent_bytes,
             "formula.flops": known_cost and sum(known_cost.flops.values()) // case.mesh.size,
             "formula.bubble": known_cost and known_cost.bubble,
-            **self._taken("compiled", taken),
-            "compiled.status": said.get("status"),
-            "compiled.reason": said.get("reason") or self.reason or (str(taken) if taken and not taken.fits else None),
-            "compiled.argument_bytes": said.get("memory.argument_bytes"),
-            "compiled.temp_bytes": said.get("memory.temp_bytes"),
-            "compiled.sent_bytes": said.get("compiled.sent_bytes"),
-            "compiled.flops": said.get("compiled.flops"),
-            "compiled.seconds": said.get("compile_seconds"),
+            **self._estimate_columns("compiled", estimate),
+            "compiled.status": columns.get("status"),
+            "compiled.reason": columns.get("reason")
+            or self.reason
+            or (str(estimate) if estimate and not estimate.fits else None),
+            "compiled.argument_bytes": columns.get("memory.argument_bytes"),
+            "compiled.temp_bytes": columns.get("memory.temp_bytes"),
+            "compiled.sent_bytes": columns.get("compiled.sent_bytes"),
+            "compiled.flops": columns.get("compiled.flops"),
+            "compiled.seconds": columns.get("compile_seconds"),
         }
 
-    def _taken(self, source: str, taken: Estimate | None) -> dict[str, Any]:
+    def _estimate_columns(self, source: str, estimate: ChipEstimate | None) -> dict[str, Any]:
         case, cost = self.candidate.case, self.candidate.cost
         flops = 0 if isinstance(cost, Infeasible) else cost.model_flops() / case.mesh.size
         tokens = case.batch_size * case.config.sequence / case.mesh.size
-        row = (taken or Estimate(0, 0)).as_row(flops, tokens)
-        return {f"{source}.{name.partition('.')[2]}": value if taken else None for name, value in row.items()}
+        row = (estimate or ChipEstimate(0, 0)).as_row(flops, tokens)
+        return {f"{source}.{name.partition('.')[2]}": value if estimate else None for name, value in row.items()}
 
 
 def table(findings: Iterable[Finding]) -> list[str]:
-    """A line for each, by formula alone."""
+    """Table of the findings by formula."""
     header = (
         *("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB needed", "GiB sent", "bubble"),
         *("tokens/s/device", "MFU", "bound by"),
@@ -106,7 +117,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     least = row[f"formula.{SPEED}"], row["formula.model_flops_utilization"]
     return (
         known("d", row["rank"]),
-        *spread(row),
+        *layout_cells(row),
         gib(row["formula.needed_bytes"]),
         gib(row["formula.sent_bytes"]),
         known(".1%", row["formula.bubble"]),
@@ -116,9 +127,9 @@ def _cells(finding: Finding) -> tuple[str, ...]:
 
 
 def compiled_table(findings: Iterable[Finding]) -> list[str]:
-    """What the compiler made of those that were to be compiled, beside the formulas: how far these are off.
+    """Table of the compiled candidates with the relative error of the formulas; empty if none were to be compiled.
 
-    The fastest as compiled comes first; then what does not fit after all, and last that of which no time is known.
+    The fastest compiled candidate comes first. Those that do not fit follow, and last those with unknown time.
     """
     header = (
         *("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB needed", "formula", "GiB sent"),
@@ -130,70 +141,71 @@ def compiled_table(findings: Iterable[Finding]) -> list[str]:
 
 
 def _slowness(finding: Finding) -> tuple[float, ...]:
-    taken = finding.measured
-    if taken is None or taken.roofline is None:
+    """Sort key of compiled candidates, smaller is better."""
+    estimate = finding.compiled_estimate
+    if estimate is None or estimate.roofline is None:
         return (2,)
     row = finding.as_row()
-    return 0 if taken.fits else 1, -row[f"compiled.{SPEED}"]
+    return 0 if estimate.fits else 1, -row[f"compiled.{SPEED}"]
 
 
 def _compiled_cells(finding: Finding) -> tuple[str, ...]:
     row = finding.as_row()
-    unread = "" if row["compiled.sent_bytes"] is not None else ", but its program cannot be read"
+    unread = "" if row["compiled.sent_bytes"] is not None else ", but its program cannot be parsed"
     return (
         known("d", row["rank"]),
-        *spread(row),
+        *layout_cells(row),
         gib(row["compiled.needed_bytes"]),
-        off(row["formula.needed_bytes"], row["compiled.needed_bytes"]),
+        relative_error(row["formula.needed_bytes"], row["compiled.needed_bytes"]),
         gib(row["compiled.sent_bytes"]),
-        off(row["formula.sent_bytes"], row["compiled.sent_bytes"]),
+        relative_error(row["formula.sent_bytes"], row["compiled.sent_bytes"]),
         known(",.0f", row[f"compiled.{SPEED}"]),
-        off(row[f"formula.{SPEED}"], row[f"compiled.{SPEED}"]),
+        relative_error(row[f"formula.{SPEED}"], row[f"compiled.{SPEED}"]),
         known(".1%", row["compiled.model_flops_utilization"]),
         row["compiled.reason"] or f"in {row['compiled.seconds']:.0f} s{unread}",
     )
 
 
-def off(formula: float | None, compiled: float | None) -> str:
-    """By how much a formula is off.
+def relative_error(formula: float | None, compiled: float | None) -> str:
+    """Relative error of a formula, as text; empty if a value is unknown.
 
-    >>> off(90, 100), off(1, None)
+    >>> relative_error(90, 100), relative_error(1, None)
     ('-10.0%', '')
     """
     return f"{formula / compiled - 1:+.1%}" if formula is not None and compiled else ""
 
 
-def spread(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """How a candidate is spread."""
+def layout_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Cells that identify a candidate."""
     return row["strategy"], row["mesh"], str(row["microbatches"]), row["remat"], row["options"]
 
 
-def left_out(findings: Iterable[Finding]) -> Iterator[str]:
-    """How many candidates are out by formula for which reason, with an example of each."""
+def rejections(findings: Iterable[Finding]) -> Iterator[str]:
+    """Lines with the number of candidates that are rejected by formula for each reason, with an example."""
     examples: dict[str, list[Finding]] = {}
     for each in findings:
         if each.status == "infeasible":
-            examples.setdefault(kind_of(str(each.candidate.cost)), []).append(each)
+            examples.setdefault(reason_template(str(each.candidate.cost)), []).append(each)
         elif each.status == "too_large":
             examples.setdefault("too large", []).append(each)
-    for alike in sorted(examples.values(), key=len, reverse=True):
-        row = alike[0].as_row()
+    for similar in sorted(examples.values(), key=len, reverse=True):
+        row = similar[0].as_row()
         which = " ".join(filter(None, (row["strategy"], row["mesh"], f"microbatches={row['microbatches']}")))
-        yield f"{len(alike):6} {row['status'].replace('_', ' ')}, as {which}: {row['reason']}"
+        yield f"{len(similar):6} {row['status'].replace('_', ' ')}, as {which}: {row['reason']}"
 
 
-def kind_of(reason: str) -> str:
-    """What reasons have in common that differ in their numbers, and the ways out that they name.
+def reason_template(reason: str) -> str:
+    """A reason without its numbers and remedies, to group similar reasons.
 
-    >>> kind_of("tensor=64 does not divide heads=32; tensor can be 1, 2, 4, 8, 16 or 32")
+    >>> reason_template("tensor=64 does not divide heads=32; tensor can be 1, 2, 4, 8, 16 or 32")
     'tensor=N does not divide heads=N'
     """
     return re.sub(r"[0-9]+", "N", reason.partition(";")[0])
 
 
-def shown(findings: Sequence[Finding], everything: bool) -> list[Finding]:
-    """Those that a person sees by formulas: all, or of what fits the first of each strategy and set of mesh axes."""
+def displayed(findings: Sequence[Finding], everything: bool) -> list[Finding]:
+    """Findings to print by formula: all, or the best that fits for each strategy and set of mesh axes."""
     if everything:
         return list(findings)
-    first = set(map(id, foremost(each.candidate for each in findings if each.status == "fits")))
+    first = set(map(id, best_per_layout(each.candidate for each in findings if each.status == "fits")))
     return [each for each in findings if id(each.candidate) in first]

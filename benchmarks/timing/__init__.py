@@ -1,1 +1,1 @@
-"""How steps are compiled, checked against one device, and timed in turns; and where their time goes."""
+"""Compilation, correctness checks and timing of steps, and the attribution of their time."""

@@ -1,15 +1,15 @@
-"""Where the time of a step goes: the step is timed in turns with variants of itself that leave something out.
+"""Attribution of a step's time: the step is timed interleaved with variants of itself that leave something out.
 
-    step                                    all of it
-    waiting        each collective exchanges one element: nothing is sent, but devices still wait for each other
-    side by side   and all stages of a pipeline work at the same ticks
-    alone          no device knows of another
-    gradients      alone, and without the optimizer
-    kept           and nothing is computed a second time in the backward pass
-    optimizer      alone, and nothing but the optimizer
-    nothing        one element of each array of the state is changed
+    step           the whole step
+    synchronized   each collective exchanges a single element: no data is sent, but devices still wait for each other
+    aligned        as synchronized, and all stages of a pipeline work at the same ticks
+    isolated       devices do not communicate at all
+    gradients      as isolated, without the optimizer
+    no remat       as gradients, and nothing is recomputed in the backward pass
+    optimizer      as isolated, with nothing but the optimizer
+    empty          changes one element of each array of the state
 
-All but the last three do the FLOPs of the step, and `kept` those of them that are not recomputed.
+All but the last three do the FLOPs of the step; `no remat` does those that are not recomputation.
 """
 
 import statistics
@@ -27,28 +27,28 @@ from benchmarks.cases import Case
 from benchmarks.cluster import processes
 from benchmarks.program.deadlock import concurrent_collectives, require_no_deadlock
 from benchmarks.program.hlo import parse
-from benchmarks.timing.measure import Training, steps_per_block, told
-from benchmarks.timing.turns import Turns, take_turns
-from benchmarks.timing.variants import Silence
+from benchmarks.timing.interleaved import BlockTimes, time_interleaved
+from benchmarks.timing.measure import Training, steps_per_block, xla_options
+from benchmarks.timing.variants import WithoutCommunication
 from strategies import State, Step
 
 Update = Callable[[State, Any], tuple[State, dict[str, Any]]]
 
-ALONE = Silence()
+ISOLATED = WithoutCommunication()
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """Seconds of a step, by what they are spent on. A difference of two times: noise can make it negative.
+    """Seconds of a step by cause. Each is a difference of two times, so noise can make it negative.
 
     Attributes:
-        compute_seconds: forward and backward, nothing recomputed.
-        exposed_communication_seconds: sending what is not hidden behind work.
-        schedule_bubble_seconds: waiting for the first results of another stage, and at the end for the last.
-        lockstep_bubble_seconds: waiting for the slower ones wherever devices communicate.
-        recomputation_seconds: what keeping everything for the backward pass would save; nothing where it is slower.
-        optimizer_seconds: clipping and AdamW.
-        dispatch_seconds: launching a step that does nothing.
+        compute_seconds: forward and backward pass, without recomputation.
+        exposed_communication_seconds: sending data that is not overlapped with computation.
+        schedule_bubble_seconds: pipeline stages that wait for the first microbatch, and at the end for the last.
+        lockstep_bubble_seconds: devices that wait for slower ones wherever they communicate.
+        recomputation_seconds: what storing all activations instead of recomputing them would save; 0 if that is slower.
+        optimizer_seconds: gradient clipping and AdamW.
+        dispatch_seconds: launching an empty step.
     """
 
     compute_seconds: float
@@ -61,110 +61,135 @@ class Attribution:
 
     @classmethod
     def of(cls, seconds: Mapping[str, float]) -> "Attribution":
-        """What the times of the variants say; a variant that is missing is the one before it."""
-        step, gradients, nothing = seconds["step"], seconds["gradients"], seconds["nothing"]
-        waiting = seconds.get("waiting", step)
-        side_by_side = seconds.get("side by side", waiting)
-        alone = seconds.get("alone", waiting)
-        recomputation = max(0.0, gradients - seconds.get("kept", gradients))
+        """Attribution from the variants' times.
+
+        Args:
+            seconds: time of each variant by its name in the module's table. A missing variant equals the one before it.
+        """
+        step, gradients, empty = seconds["step"], seconds["gradients"], seconds["empty"]
+        synchronized = seconds.get("synchronized", step)
+        aligned = seconds.get("aligned", synchronized)
+        isolated = seconds.get("isolated", synchronized)
+        recomputation = max(0.0, gradients - seconds.get("no remat", gradients))
         return cls(
-            compute_seconds=gradients - recomputation - nothing,
-            exposed_communication_seconds=step - waiting,
-            schedule_bubble_seconds=waiting - side_by_side,
-            lockstep_bubble_seconds=side_by_side - alone,
+            compute_seconds=gradients - recomputation - empty,
+            exposed_communication_seconds=step - synchronized,
+            schedule_bubble_seconds=synchronized - aligned,
+            lockstep_bubble_seconds=aligned - isolated,
             recomputation_seconds=recomputation,
-            optimizer_seconds=seconds["optimizer"] - nothing,
-            dispatch_seconds=nothing,
+            optimizer_seconds=seconds["optimizer"] - empty,
+            dispatch_seconds=empty,
         )
 
     @property
     def total_seconds(self) -> float:
-        """Their sum: the step's time as far as its two halves, timed apart, take as long as the whole."""
+        """Sum of all parts.
+
+        It equals the step's time if gradients and optimizer, timed separately, take as long as both together.
+        """
         return sum(getattr(self, part.name) for part in fields(self))
 
 
 def attribute(
     case: Case, step: Step, training: Training, step_seconds: float, rounds: int, begin: Callable[[], None]
 ) -> Attribution:
-    """Compile the variants of a case's step, and time all of them in turns with it, where its training has come to.
+    """Compile the variants of a case's step, and time them interleaved with the step, from the training's current
+    state.
 
-    The ratios that are measured are given as parts of `step_seconds`. `begin` is called before a variant is compiled,
-    and before each of its turns.
+    Args:
+        case: the case.
+        step: its step.
+        training: its training run. It cannot be continued afterwards.
+        step_seconds: measured time of the step. The measured ratios are scaled to it.
+        rounds: number of blocks of each variant.
+        begin: called before each compilation and each block.
 
     Raises:
-        Exception: whatever went wrong; the training cannot be gone on with.
+        Exception: whatever went wrong.
     """
     programs: dict[str, Any] = {"step": training.program}
-    options = told(step, dict(case.compiler_options))
+    options = xla_options(step, dict(case.compiler_options))
     for name, update in variants(case).items():
         begin()
         lowered = partial(jax.jit(update, donate_argnums=0).lower, step.state, step.batch)
-        programs[name] = processes.together(lambda lowered=lowered: safe(step.mesh, lowered().compile(options)))
+        programs[name] = processes.run_in_all(
+            lambda lowered=lowered: require_safe(step.mesh, lowered().compile(options))
+        )
     runs = {name: Variant(training, program) for name, program in programs.items()}
-    turns = {name: Turns(steps_per_block(run)) for name, run in runs.items()}
-    take_turns(runs, turns, rounds, lambda name: begin())
-    for turn in turns.values():
-        if turn.error:
-            raise turn.error
-    # Blocks of the same round: what slows the machine for a while slows both.
-    whole = turns["step"].seconds
+    times = {name: BlockTimes(steps_per_block(run)) for name, run in runs.items()}
+    time_interleaved(runs, times, rounds, lambda name: begin())
+    for block_times in times.values():
+        if block_times.error:
+            raise block_times.error
+    # Ratios within a round: a temporary slowdown of the machine affects both blocks.
+    whole = times["step"].seconds
     ratios = {
-        name: statistics.median(part / all_of_it for part, all_of_it in zip(turn.seconds, whole, strict=True))
-        for name, turn in turns.items()
+        name: statistics.median(part / whole_step for part, whole_step in zip(block_times.seconds, whole, strict=True))
+        for name, block_times in times.items()
     }
     return Attribution.of({name: ratio * step_seconds for name, ratio in ratios.items()})
 
 
-def safe(mesh: Mesh, program: jax.stages.Compiled) -> jax.stages.Compiled:
-    """The program of a variant, which is run without the checks that a step passes first.
+def require_safe(mesh: Mesh, program: jax.stages.Compiled) -> jax.stages.Compiled:
+    """Return the program of a variant if it cannot deadlock. Variants skip the other checks that a step passes first.
 
     Raises:
-        MayDeadlock: two of its collectives may be in flight at once, where that can deadlock.
+        MayDeadlock: two of its collectives may be in flight at once on virtual devices.
     """
     require_no_deadlock(mesh, concurrent_collectives(parse(program.as_text() or "")))
     return program
 
 
 def variants(case: Case) -> dict[str, Update]:
-    """The variants that differ from one another on this mesh and with what this case recomputes.
+    """The variants that differ from one another on this mesh and with this rematerialisation, by name.
 
-    None of them moves the weights. They stay those of a model, and their gradients numbers of an ordinary size: with
-    denormal ones a processor is many times slower.
+    None of them changes the weights, so weights and gradients keep ordinary magnitudes. Denormal numbers would be many
+    times slower.
     """
     step = case.build(learning_rate=0.0)
-    found: dict[str, Update] = {}
+    updates: dict[str, Update] = {}
     if case.mesh.size > 1:
-        found["waiting"] = Silence(waits=True)(step.update)
+        updates["synchronized"] = WithoutCommunication(synchronizes=True)(step.update)
         if step.mesh.shape.get("pipeline", 1) > 1:
-            found["side by side"] = Silence(waits=True, side_by_side=True)(step.update)
-        found["alone"] = ALONE(step.update)
-    found["gradients"] = differentiation(step)
+            updates["aligned"] = WithoutCommunication(synchronizes=True, aligned_stages=True)(step.update)
+        updates["isolated"] = ISOLATED(step.update)
+    updates["gradients"] = differentiation(step)
     if case.remat != "none":
-        found["kept"] = differentiation(replace(case, remat="none").build())
-    found["optimizer"] = lambda state, batch: ALONE(step.apply)(state, like_gradients(step, state.params))
-    found["nothing"] = lambda state, batch: (touched(step.state, state, step.state, state), {})
-    return found
+        updates["no remat"] = differentiation(replace(case, remat="none").build())
+    updates["optimizer"] = lambda state, batch: ISOLATED(step.apply)(state, shaped_like_gradients(step, state.params))
+    updates["empty"] = lambda state, batch: (made_dependent(step.state, state, step.state, state), {})
+    return updates
 
 
 def differentiation(step: Step) -> Update:
-    """The step without its optimizer."""
+    """The step without its optimizer and without communication."""
 
     def update(state: State, batch: Any) -> tuple[State, dict[str, Any]]:
-        loss, grads = ALONE(step.gradients)(state.params, batch)
-        # All of them are made: what is behind the barrier takes them as a whole.
-        params = touched(step.state.params, state.params, step.grads, lax.optimization_barrier(grads))
+        loss, grads = ISOLATED(step.gradients)(state.params, batch)
+        # The barrier takes all gradients at once, so none is optimised away.
+        params = made_dependent(step.state.params, state.params, step.grads, lax.optimization_barrier(grads))
         return State(params, state.optimizer), {"loss": loss}
 
     return update
 
 
-def like_gradients(step: Step, params: Any) -> Any:
-    """The weights as if they were gradients; where devices have one each, each has all the weights."""
+def shaped_like_gradients(step: Step, params: Any) -> Any:
+    """The weights in the shapes of the gradients.
+
+    Where each device has gradients of its own, all weights on each device.
+    """
     return jax.tree.map(lambda grad, param: jnp.broadcast_to(param, grad.shape), step.grads, params)
 
 
-def touched(shapes: Any, arrays: Any, other_shapes: Any, others: Any) -> Any:
-    """Arrays of these shapes and shardings as they are, but the compiler thinks that they depend on the others."""
+def made_dependent(shapes: Any, arrays: Any, other_shapes: Any, others: Any) -> Any:
+    """Return `arrays` unchanged, in a way that the compiler takes for dependent on `others`.
+
+    Args:
+        shapes: shapes with shardings of `arrays`.
+        arrays: a tree of arrays.
+        other_shapes: shapes with shardings of `others`, a tree of the same structure.
+        others: the arrays to depend on.
+    """
     specs, other_specs = (jax.tree.map(lambda shape: shape.sharding.spec, each) for each in (shapes, other_shapes))
     mesh = jax.tree.leaves(shapes)[0].sharding.mesh
 
@@ -173,24 +198,24 @@ def touched(shapes: Any, arrays: Any, other_shapes: Any, others: Any) -> Any:
         return x.at[(0,) * x.ndim].add(element)
 
     touch_all = partial(jax.tree.map, touch)
-    # Where others are split and arrays are not, devices do not know that they agree.
-    spread = jax.shard_map(touch_all, mesh=mesh, in_specs=(specs, other_specs), out_specs=specs, check_vma=False)
-    return spread(arrays, others)
+    # Replication is not checked: arrays may be replicated where others are sharded.
+    mapped = jax.shard_map(touch_all, mesh=mesh, in_specs=(specs, other_specs), out_specs=specs, check_vma=False)
+    return mapped(arrays, others)
 
 
 @dataclass
 class Variant:
-    """A variant as something that takes turns. All of them go on with the same state, one after another."""
+    """A variant that can be timed in blocks. All variants continue from the same training state, one after another."""
 
     training: Training
     program: Callable[..., Any]
 
     @property
     def dispatch_seconds(self) -> float:
-        """Of the latest block."""
+        """Seconds of the latest block until its steps were dispatched."""
         return self.training.dispatch_seconds
 
     def block(self, steps: int) -> float:
-        """As `Training.block`."""
+        """Time a block of this variant (see `Training.block`)."""
         self.training.program = self.program
         return self.training.block(steps)

@@ -1,4 +1,4 @@
-"""The first law, held in every row: whatever its mesh, a step computes what one device computes."""
+"""Correctness check of every row: on any mesh, a step computes what one device computes."""
 
 import math
 from collections.abc import Sequence
@@ -11,62 +11,71 @@ from benchmarks.failures import Mismatch, NonFinite
 from strategies.step import Metrics
 
 CHECKED_STEPS = 3
+"""Number of first steps that are compared with one device."""
 BATCHES = 2
-"""One less than the checked steps: the last of them sees the first batch again, and its loss tells what was learnt."""
+"""One batch less than checked steps: the last step repeats the first batch, so its loss shows learning."""
 
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
-"""The most that storing a number changes it, relative to the number."""
+"""Unit roundoff: the largest relative error of storing a number."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The first steps of a training run: loss (nats per token) and global norm of the gradients, a number a step."""
+    """The first steps of a training run.
+
+    Attributes:
+        losses: nats per token, one per step.
+        grad_norms: global norm of the gradients, one per step.
+    """
 
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
 
     @classmethod
     def of(cls, metrics: Sequence[Metrics]) -> "Trajectory":
-        """Fetch what the steps left on the devices."""
+        """Fetch the metrics of each step from the devices."""
         host = jax.device_get(metrics)
         return cls(tuple(float(m["loss"]) for m in host), tuple(float(m["grad_norm"]) for m in host))
 
     def require_finite(self, when: str) -> None:
-        """Refuse a run that has left the numbers.
+        """Check that losses and gradient norms are finite.
+
+        Args:
+            when: where in the run these steps are, for the message.
 
         Raises:
-            NonFinite: names the first such loss and gradient norm.
+            NonFinite: names the first bad loss and gradient norm.
         """
         for loss, grad_norm in zip(self.losses, self.grad_norms, strict=True):
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                 raise NonFinite(f"loss {loss} and gradient norm {grad_norm} {when}")
 
     def require_equal(self, single: "Trajectory", case: Case) -> None:
-        """Refuse a run that departs from one device's by more than rounding.
+        """Check that this run equals one device's up to rounding.
 
         Raises:
-            Mismatch: names the first step that does, the numbers and the bound.
+            Mismatch: names the first step that differs, the numbers and the bound.
         """
-        for name, ours, theirs in (
+        for name, values, references in (
             ("loss", self.losses, single.losses),
             ("gradient norm", self.grad_norms, single.grad_norms),
         ):
-            for step, (value, expected) in enumerate(zip(ours, theirs, strict=True), start=1):
-                bound = step * rounding(case) * abs(expected)
-                apart = abs(value - expected)
-                if apart > bound:
+            for step, (value, expected) in enumerate(zip(values, references, strict=True), start=1):
+                bound = step * rounding_bound(case) * abs(expected)
+                difference = abs(value - expected)
+                if difference > bound:
                     problem = f"step {step}: {name} {value:.7g} where one device has {expected:.7g}"
-                    raise Mismatch(f"{problem}, {apart:.1e} apart; rounding explains {bound:.1e}")
+                    raise Mismatch(f"{problem}, {difference:.1e} apart; rounding explains {bound:.1e}")
 
 
-def rounding(case: Case) -> float:
-    """The relative difference between two orders of the same sums, after one step; it adds up from step to step.
+def rounding_bound(case: Case) -> float:
+    """Bound on the relative difference that another order of summation makes in one step. It adds up over steps.
 
-    A sum of n float32 terms, reordered, changes by about sqrt(n) roundoffs, for the errors of its terms are
-    independent (Higham & Mary 2019, "A New Approach to Probabilistic Rounding Error Analysis"). The longest run over
-    the tokens, the hidden features or the vocabulary. Four such sums follow one another in a layer, two in the head,
-    and as many on the way back; their errors are independent too. bfloat16 sums in float32 and rounds only what it
-    stores: the same without the sqrt(n).
+    A reordered sum of n float32 terms changes by about sqrt(n) roundoffs, because the errors of its terms are
+    independent (Higham & Mary 2019, "A New Approach to Probabilistic Rounding Error Analysis"). The longest sums run
+    over the tokens, the hidden features or the vocabulary. A layer has four such sums in sequence, the head two, and
+    the backward pass as many again; their errors are independent too. bfloat16 programs accumulate in float32 and round
+    only what they store, which gives the same bound without the sqrt(n).
     """
     config = case.config
     longest = max(case.batch_size * config.sequence, config.mlp_dim, config.vocab) if case.dtype == "float32" else 1

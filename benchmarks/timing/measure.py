@@ -1,4 +1,4 @@
-"""How one step is compiled, and timed in blocks of chained steps."""
+"""Compilation of one step, and its timing in blocks of consecutive steps."""
 
 import itertools
 import math
@@ -18,26 +18,33 @@ from strategies import Step
 from strategies.pace import keep_pace
 
 BLOCK_SECONDS = 0.1
+"""Least duration of a timed block."""
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 DEFAULTS: Mapping[str, Mapping[str, str]] = {"tpu": {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}}
-"""What XLA is told of every step on a platform, unless it is told otherwise.
+"""XLA options for every step by platform, unless the user sets them.
 
-On TPUs, not to move what reduces gradients out of the loop over microbatches: it would hold them whole, which zero2 and
-fsdp state that they do not. For that libtpu 0.0.42.1 takes as much of the host's memory as of a chip's: with gpt3-6.7b
-and zero2 it was killed at 24 GB. On three_d over fsdp and tensor it fails by a check of its own
-(`while_loop_all_reduce_code_motion.cc`).
-"""
+On TPUs, do not move gradient reductions out of the loop over microbatches. Moved out, gradients would be held
+unsharded, which contradicts zero2 and fsdp. Compiling them would need as much host memory as chip memory: libtpu
+0.0.42.1 was killed at 24 GB for gpt3-6.7b with zero2. For three_d over fsdp and tensor it fails an internal check
+(`while_loop_all_reduce_code_motion.cc`)."""
 
 
-def told(step: Step, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What XLA is told of a step, and of its variants: what is asked for, and else `DEFAULTS`."""
+def xla_options(step: Step, options: Mapping[str, Any]) -> dict[str, Any]:
+    """XLA options of a step and of its variants: those given, and `DEFAULTS` for the others."""
     return {**DEFAULTS.get(step.mesh.devices.flat[0].platform, {}), **options}
 
 
 class Compilation(NamedTuple):
-    """A step's program, the seconds it took, how many programs were compiled for it, and what XLA was told."""
+    """A compiled step.
+
+    Attributes:
+        program: the executable.
+        seconds: compilation time.
+        programs: number of programs that were compiled for it.
+        options: XLA options that were used.
+    """
 
     program: jax.stages.Compiled
     seconds: float
@@ -46,14 +53,16 @@ class Compilation(NamedTuple):
 
 
 def compile_step(step: Step, options: Mapping[str, Any] | None = None) -> Compilation:
-    """Compile from shapes alone what is called later, never compiled again.
+    """Compile a step ahead of time, from shapes alone.
 
-    `options` are XLA's, by its names; they come before `DEFAULTS`.
+    Args:
+        step: the step.
+        options: XLA options by name; they take precedence over `DEFAULTS`.
 
     Raises:
-        CompileError: whatever the compiler said.
+        CompileError: with the compiler's error.
     """
-    all_options = told(step, options or {})
+    all_options = xla_options(step, options or {})
     start = time.perf_counter()
     try:
         with compilations() as compiled:
@@ -63,42 +72,47 @@ def compile_step(step: Step, options: Mapping[str, Any] | None = None) -> Compil
         raise CompileError(f"{type(error).__name__}: {error}") from error
 
 
-class Timed(Protocol):
-    """What can be timed in blocks, as a `Training` can."""
+class Timeable(Protocol):
+    """Something that can be timed in blocks, such as `Training`."""
 
     @property
     def dispatch_seconds(self) -> float:
-        """Of the latest block, in which its steps were handed to the devices."""
+        """Seconds of the latest block until its steps were dispatched to the devices."""
         ...
 
     def block(self, steps: int) -> float:
-        """Seconds that some steps take."""
+        """Run some steps and return the seconds that they take."""
         ...
 
 
 class Training:
-    """A training run in progress: the compiled step, its state, and batches that are given again and again.
+    """A training run in progress: the compiled step, its state, and batches that repeat in a cycle.
 
     Attributes:
         metrics: loss and gradient norm of the latest step, on the devices.
-        dispatch_seconds: of the latest block, in which its steps were handed to the devices.
-        here: whether this process takes part in its blocks. What one device does `alone` is timed in the first process,
-            and the others, which may share a machine with it, wait.
+        dispatch_seconds: seconds of the latest block until its steps were dispatched to the devices.
+        participates: whether this process takes part in blocks. With `first_process_only`, for steps of one device,
+            only the first process does. The others, which may share its machine, wait.
     """
 
-    def __init__(self, program: Callable[..., Any], state: Any, batches: Sequence[Any], *, alone: bool = False) -> None:
+    def __init__(
+        self, program: Callable[..., Any], state: Any, batches: Sequence[Any], *, first_process_only: bool = False
+    ) -> None:
         self.program, self.state, self.batches = program, state, itertools.cycle(batches)
-        self.here = processes.is_first() or not alone
+        self.participates = processes.is_first() or not first_process_only
         self.metrics: dict[str, jax.Array] = {}
         self.dispatch_seconds = 0.0
 
     def trajectory(self, steps: int) -> Trajectory:
-        """Train for some steps and look at each."""
+        """Train for some steps and return the metrics of each."""
         return Trajectory.of([self._advance() for _ in range(steps)])
 
     def block(self, steps: int) -> float:
-        """Seconds that some chained steps take, waited for once, at their end: dispatch alone says nothing."""
-        if not self.here:
+        """Run some consecutive steps and return their seconds; 0 if this process does not participate.
+
+        The block waits for the devices once, at its end. Dispatch alone returns early.
+        """
+        if not self.participates:
             return 0.0
         self.dispatch_seconds = 0.0
         start = time.perf_counter()
@@ -108,16 +122,16 @@ class Training:
         return time.perf_counter() - start
 
     def require_finite(self, when: str) -> None:
-        """Refuse a run that has left the numbers.
+        """Check that the loss and the gradient norm of the latest step are finite.
 
         Raises:
-            NonFinite: names the loss and the gradient norm of the latest step.
+            NonFinite: they are not; has both numbers.
         """
-        if self.here:
+        if self.participates:
             Trajectory.of([self.metrics]).require_finite(when)
 
     def _advance(self) -> dict[str, jax.Array]:
-        """Start one more step, without waiting for it. It takes over the memory of the state."""
+        """Dispatch one more step without waiting. The step donates the state."""
         start = time.perf_counter()
         self.state, self.metrics = self.program(self.state, next(self.batches))
         self.dispatch_seconds += time.perf_counter() - start
@@ -125,34 +139,38 @@ class Training:
         return self.metrics
 
 
-def steps_per_block(training: Timed) -> int:
-    """So many steps that a block lasts `BLOCK_SECONDS`, next to which the clock and the wait are nothing."""
+def steps_per_block(training: Timeable) -> int:
+    """Number of steps that last `BLOCK_SECONDS`, so that timer and synchronisation overhead are negligible."""
     steps = 1
-    while (seconds := processes.of_first(partial(training.block, steps))) < BLOCK_SECONDS:
+    while (seconds := processes.broadcast_first(partial(training.block, steps))) < BLOCK_SECONDS:
         steps = math.ceil(1.2 * steps * BLOCK_SECONDS / seconds)
     return steps
 
 
 def trace(folder: Path, block: Callable[[], float]) -> None:
-    """Have the profiler look at a block, in every process.
+    """Record a profiler trace of a block in every process.
+
+    Args:
+        folder: where the trace is written.
+        block: runs the block.
 
     Raises:
-        Exception: in one of them it cannot write what it sees, or the block failed.
+        Exception: the block failed, or a process cannot write its trace.
     """
 
     def open_trace() -> None:
-        folder.mkdir(parents=True, exist_ok=True)  # the profiler would ask for it when the block has ended
+        folder.mkdir(parents=True, exist_ok=True)  # fail early: the profiler needs it only at the end
         traced.enter_context(jax.profiler.trace(str(folder)))
 
     with ExitStack() as traced:
-        processes.together(open_trace)
-        processes.together(block)
-        processes.together(traced.close)
+        processes.run_in_all(open_trace)
+        processes.run_in_all(block)
+        processes.run_in_all(traced.close)
 
 
 def forget_effects() -> None:
-    """Wait for what failed callbacks have left behind: JAX would when Python ends, and print what went wrong again."""
-    from jax._src.dispatch import runtime_tokens  # `jax.effects_barrier` keeps what fails
+    """Discard the errors of failed callbacks. JAX would otherwise wait for them at exit and print them again."""
+    from jax._src.dispatch import runtime_tokens  # `jax.effects_barrier` keeps failed ones
 
     with suppress(Exception):
         runtime_tokens.block_until_ready()
@@ -161,7 +179,7 @@ def forget_effects() -> None:
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Watch what is compiled: the names of the functions, as they come."""
+    """Collect the names of functions that are compiled in the body."""
     compiled: list[str] = []
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
@@ -177,10 +195,10 @@ def compilations() -> Iterator[list[str]]:
 
 @contextmanager
 def no_compilation() -> Iterator[None]:
-    """Watch that nothing is compiled.
+    """Check that nothing is compiled in the body.
 
     Raises:
-        Recompiled: names the functions that were.
+        Recompiled: names the functions that were compiled.
     """
     with compilations() as compiled:
         yield
@@ -189,7 +207,7 @@ def no_compilation() -> Iterator[None]:
 
 
 def bytes_accessed(program: jax.stages.Compiled) -> int | None:
-    """Bytes that the compiler expects to be read and written, a loop's body once; None where it does not say."""
+    """XLA's estimate of bytes read and written, with a loop's body counted once; None if not reported."""
     facts = program.cost_analysis()
     count = facts.get("bytes accessed") if isinstance(facts, dict) else None
     return None if count is None or count < 0 else int(count)

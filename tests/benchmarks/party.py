@@ -23,7 +23,7 @@ processes.join(
         case_timeout=float(case_timeout),
     )
 )
-processes.together(lambda: None)
+processes.run_in_all(lambda: None)
 if index == who:
     if way == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -32,8 +32,8 @@ if index == who:
     if way == "sleeps":
         time.sleep(600)
 try:
-    processes.together(lambda: None)
-except processes.Lost as error:
+    processes.run_in_all(lambda: None)
+except processes.ProcessLost as error:
     processes.end(in_order=False, why=str(error))
     raise
 processes.end(in_order=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases import Case, Selection, default_microbatches, own_meshes
+from benchmarks.cases import Case, Selection, default_microbatches, distinct_meshes
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec
 
 FSDP = MeshSpec.parse("fsdp=8")
@@ -104,7 +104,7 @@ def test_single_comes_first_in_whatever_order_it_is_asked_for() -> None:
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_three_d_has_no_mesh_of_a_simpler_strategy(devices: int) -> None:
     """Every mesh of three_d has at least two axes and is no mesh of hsdp."""
-    for mesh in own_meshes("three_d", devices):
+    for mesh in distinct_meshes("three_d", devices):
         assert len(mesh.sizes) > 1
         assert mesh not in STRATEGIES["hsdp"].meshes(devices)
 
@@ -131,7 +131,7 @@ def test_three_d_spans_its_usual_axes_unless_a_mesh_is_named() -> None:
 
 def test_hsdp_has_no_mesh_of_data_or_fsdp() -> None:
     """Every mesh of hsdp has two or more groups of two or more devices; others are meshes of data or of fsdp."""
-    assert [str(mesh) for n in (2, 4, 8) for mesh in own_meshes("hsdp", n)] == [
+    assert [str(mesh) for n in (2, 4, 8) for mesh in distinct_meshes("hsdp", n)] == [
         "data=2,fsdp=2",
         "data=2,fsdp=4",
         "data=4,fsdp=2",
@@ -147,7 +147,7 @@ def test_auto_shares_meshes_and_takes_none_away() -> None:
         "auto-data=8-b8",
     ]
     assert len(ids(strategies=("auto",), devices=(1, 2, 8), batch_sizes=(8,))) == 3 + 5
-    assert [str(mesh) for mesh in own_meshes("data", 8)] == ["data=8"]
+    assert [str(mesh) for mesh in distinct_meshes("data", 8)] == ["data=8"]
 
 
 @pytest.mark.parametrize(

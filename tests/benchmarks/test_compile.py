@@ -16,7 +16,7 @@ from benchmarks.devices.topology import GPUS, Topology
 from benchmarks.failures import CompileError
 from benchmarks.feasibility import compile_one
 from benchmarks.harness import prepare
-from benchmarks.harness.pool import work_off
+from benchmarks.harness.pool import run_in_processes
 from strategies import GPTConfig, MeshSpec
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
@@ -89,10 +89,10 @@ def test_a_step_that_does_not_fit_says_how_much_it_needs(pretended: Any, monkeyp
     assert info["chip.needed_bytes"] == info["memory.total_bytes"] > 1000
     assert info["compiled.sent_bytes"] > 0
 
-    def give_up(*_: Any) -> None:
+    def abandon_reference(*_: Any) -> None:
         raise CompileError("RESOURCE_EXHAUSTED: the memory required (20.00G) exceeds available HBM (15.75G).")
 
-    monkeypatch.setattr(prepare, "compile_step", give_up)
+    monkeypatch.setattr(prepare, "compile_step", abandon_reference)
     row = compile_case(case("h100:1x4"))
     info = row.extra_info
     assert (info["status"], info["chip.fits"]) == ("oom", False)
@@ -105,13 +105,13 @@ def test_a_kernel_that_exceeds_vmem_is_a_compile_error(pretended: Any, monkeypat
     """A kernel that exceeds a core's VMEM is a compile error, and says nothing about the memory of a device."""
     pretended(80 * GIB)
 
-    def give_up(*_: Any) -> None:
+    def abandon_reference(*_: Any) -> None:
         raise CompileError(
             "JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack. "
             "Scoped allocation with size 17.19M and limit 16.00M exceeded scoped vmem limit by 1.19M."
         )
 
-    monkeypatch.setattr(prepare, "compile_step", give_up)
+    monkeypatch.setattr(prepare, "compile_step", abandon_reference)
     info: dict[str, Any] = compile_case(case("h100:1x4")).extra_info
     assert (info["status"], info["chip.fits"], info["chip.needed_bytes"]) == ("compile_error", None, None)
     assert "memory space vmem" in info["reason"]
@@ -192,7 +192,7 @@ def test_a_host_of_gpus_is_compiled_for() -> None:
     no backend but the CPU's is requested before it starts.
     """
     tiny = dataclasses.replace(case("h100:1x4"), dtype="bfloat16")
-    (outcome,) = work_off([tiny], compile_one, 1, 300)
+    (outcome,) = run_in_processes([tiny], compile_one, 1, 300)
     assert outcome.reason == ""
     info: dict[str, Any] = outcome.result
     assert (info["status"], info["platform"], info["device_kind"]) == ("ok", "gpu", GPUS["h100"]["name"])

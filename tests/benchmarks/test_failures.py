@@ -6,11 +6,11 @@ import jax
 import pytest
 
 from benchmarks.failures import (
-    REASON_LETTERS,
+    MAX_REASON_CHARACTERS,
     CompileError,
-    Died,
     Mismatch,
     NonFinite,
+    ProcessDied,
     Recompiled,
     reason_of,
     status_of,
@@ -39,8 +39,8 @@ VMEM = (
         (CompileError("INTERNAL: no such instruction"), "compile_error"),
         (NonFinite("loss nan"), "nan_loss"),
         (Mismatch("loss 5 where one device has 4"), "mismatch"),
-        (Died("2 processes died while it ran, the last of SIGKILL"), "oom"),
-        (Died("2 processes died while it ran, the last of SIGABRT"), "error"),
+        (ProcessDied("2 processes died while it ran, the last of SIGKILL"), "oom"),
+        (ProcessDied("2 processes died while it ran, the last of SIGABRT"), "error"),
         (Recompiled("compiled while it was timed"), "error"),
         (ValueError("anything else"), "error"),
     ],
@@ -60,11 +60,11 @@ def test_reason_is_one_line() -> None:
 def test_a_long_reason_is_cut(tmp_path: Path) -> None:
     """A long reason is cut; it names the file that has all of it, or says that the rest is lost."""
     error, kept = ValueError("x" * 3_000_000), tmp_path / "whole.txt"
-    assert reason_of(error).endswith("x... (3,000,012 letters)")
+    assert reason_of(error).endswith("x... (3,000,012 characters)")
     assert not kept.exists()
     reason = reason_of(error, kept)
-    assert len(reason) < 2 * REASON_LETTERS
-    assert reason.endswith(f"... (3,000,012 letters; all of them are in {kept})")
+    assert len(reason) < 2 * MAX_REASON_CHARACTERS
+    assert reason.endswith(f"... (3,000,012 characters; all of them are in {kept})")
     assert kept.read_text() == "ValueError: " + "x" * 3_000_000
     assert "the rest is lost" in reason_of(error, tmp_path / "missing" / "whole.txt")
     assert reason_of(ValueError("x"), tmp_path / "short.txt") == "ValueError: x"

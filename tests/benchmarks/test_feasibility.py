@@ -9,12 +9,12 @@ import jax
 import pytest
 
 from benchmarks import feasibility
-from benchmarks.cases import Case, spelled
+from benchmarks.cases import Case, option_texts
 from benchmarks.compile import compile_case
 from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.devices.topology import Topology
 from benchmarks.harness.pool import Outcome
-from benchmarks.search.findings import SPEED, kind_of, off
+from benchmarks.search.findings import SPEED, reason_template, relative_error
 
 TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=16", "--batch-size=8", "--dtype=float32"]
 FOUR = ["--topology=cpu:4", "--chip=v5e", *TINY, "--strategy=data,fsdp,pipeline", "--remat=dots"]
@@ -32,14 +32,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     """The cases that are sent to the compiler, which is replaced by one that gives the same answer for each."""
     cases = []
 
-    def work_off(missing: list[Case], *_: Any) -> Any:
+    def run_in_processes(missing: list[Case], *_: Any) -> Any:
         cases.extend(missing)
         memory = {"memory.total_bytes": 10**6, "chip.needed_bytes": None, "compiled.sent_bytes": 7}
         return [
             Outcome(case, {"status": "ok", "reason": "", "compile_seconds": 1.0, **memory}, "", 1.0) for case in missing
         ]
 
-    monkeypatch.setattr(feasibility, "work_off", work_off)
+    monkeypatch.setattr(feasibility, "run_in_processes", run_in_processes)
     return cases
 
 
@@ -54,7 +54,7 @@ def test_the_best_are_compiled_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr()
     assert "compiling 2, 2 at a time" in said.err
     assert "[2/2] " in said.err
-    assert "as compiled, and how far the formulas are off" in said.out
+    assert "as compiled, with the relative error of the formulas" in said.out
     assert run(tmp_path, *FOUR, "--compile=2") == first
     assert "2 of 2 were compiled before" in (again := capsys.readouterr().err)
     assert "compiling" not in again
@@ -99,12 +99,14 @@ def test_a_tight_fit_is_compiled_last(tmp_path: Path, asked: list[Case], monkeyp
     """A candidate that fits with little room is compiled after those with more, for formulas are not exact."""
     most = max(row["formula.needed_bytes"] for row in run(tmp_path, *FOUR, "--compile=0")["candidates"] if row["rank"])
     chip = dataclasses.replace(CHIPS["v5e"], memory_bytes=most)
-    monkeypatch.setattr(feasibility, "CHIPS", {**CHIPS, "v5e": chip})
+    monkeypatch.setattr("benchmarks.search.request.CHIPS", {**CHIPS, "v5e": chip})
     rows = [row for row in run(tmp_path, *FOUR, "--compile=99")["candidates"] if row["status"] == "fits"]
-    tight = [row["formula.needed_bytes"] > feasibility.ROOM * most for row in rows]
+    tight = [row["formula.needed_bytes"] > feasibility.MEMORY_FRACTION * most for row in rows]
     assert sorted(tight) != tight, "a tight one is better than one with room"
     place = {(row["strategy"], row["mesh"], row["microbatches"], row["options"]): row["rank"] for row in rows}
-    order = [place[case.strategy, str(case.mesh), case.microbatches, ",".join(spelled(case.options))] for case in asked]
+    order = [
+        place[case.strategy, str(case.mesh), case.microbatches, ",".join(option_texts(case.options))] for case in asked
+    ]
     tight_rank = {row["rank"]: is_tight for row, is_tight in zip(rows, tight, strict=True)}
     assert [tight_rank[rank] for rank in order] == sorted(tight)
 
@@ -125,7 +127,7 @@ def test_only_repeatable_failures_are_cached(
     columns = {"status": status, "reason": reason, "chip.needed_bytes": needed, "memory.total_bytes": None}
     monkeypatch.setattr(
         feasibility,
-        "work_off",
+        "run_in_processes",
         lambda cases, *_: [
             Outcome(case, columns if case == cases[0] else None, "" if case == cases[0] else "died", 1.0)
             for case in cases
@@ -141,7 +143,9 @@ def test_only_repeatable_failures_are_cached(
 def test_a_candidate_that_does_not_fit_as_compiled_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate whose compiled memory exceeds the chip says so, even if nothing else of its program is known."""
     columns = {"status": "ok", "reason": "", "compile_seconds": 1.0, "memory.total_bytes": 20 * GIB}
-    monkeypatch.setattr(feasibility, "work_off", lambda cases, *_: [Outcome(case, columns, "", 1.0) for case in cases])
+    monkeypatch.setattr(
+        feasibility, "run_in_processes", lambda cases, *_: [Outcome(case, columns, "", 1.0) for case in cases]
+    )
     first, *_ = run(tmp_path, *FOUR, "--compile=1")["candidates"]
     assert (first["status"], first["compiled.fits"]) == ("fits", False)
     assert first["compiled.reason"] == "needs 20.0 GiB of 16.0 GiB, 4.0 GiB too much"
@@ -154,7 +158,7 @@ def test_one_device_has_a_network_time_of_zero(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Topology, "devices", lambda self: jax.devices()[:1])
     monkeypatch.setattr(
         feasibility,
-        "work_off",
+        "run_in_processes",
         lambda cases, *_: [Outcome(case, compile_case(case).extra_info, "", 1.0) for case in cases],
     )
     alone = run(tmp_path, "--topology=h100:1x1", *TINY, "--remat=dots", "--microbatches=1", "--compile=1")
@@ -167,7 +171,9 @@ def test_a_bubble_lengthens_the_compiled_compute_time(tmp_path: Path, monkeypatc
     """The pipeline bubble lengthens a compiled candidate's compute time, and not its memory and network times."""
     seconds = {f"roofline.{part}_seconds": part_seconds for part, part_seconds in SECONDS.items()}
     columns = {"status": "ok", "reason": "", "compile_seconds": 1.0, "memory.total_bytes": 1, **seconds}
-    monkeypatch.setattr(feasibility, "work_off", lambda cases, *_: [Outcome(case, columns, "", 1.0) for case in cases])
+    monkeypatch.setattr(
+        feasibility, "run_in_processes", lambda cases, *_: [Outcome(case, columns, "", 1.0) for case in cases]
+    )
     split = ["--strategy=three_d", "--mesh=data=2,pipeline=2", "--microbatches=2", "--option=schedule=gpipe"]
     row, *_ = run(tmp_path, "--topology=cpu:4", "--chip=v5e", *TINY, *split, "--compile=1")["candidates"]
     assert row["formula.bubble"] == pytest.approx(1 / 3)
@@ -184,7 +190,7 @@ def test_compiled_candidates_are_listed_by_compiled_speed(
     """Compiled candidates are listed by speed; then what does not fit, and last what has no time."""
     said = [{"memory": 2.0}, {"memory": 1.0}, {"memory": 0.5, "total": 20 * GIB}, None, {"memory": 4.0}]
 
-    def work_off(cases: list[Case], *_: Any) -> Any:
+    def run_in_processes(cases: list[Case], *_: Any) -> Any:
         for case, each in zip(cases, said, strict=True):
             times = (
                 {f"roofline.{part}_seconds": each["memory"] if part == "memory" else 0.0 for part in SECONDS}
@@ -199,16 +205,16 @@ def test_compiled_candidates_are_listed_by_compiled_speed(
             }
             yield Outcome(case, columns | times, "", 1.0)
 
-    monkeypatch.setattr(feasibility, "work_off", work_off)
+    monkeypatch.setattr(feasibility, "run_in_processes", run_in_processes)
     rows = run(tmp_path, *FOUR, "--compile=5")["candidates"]
     lines = capsys.readouterr().out.partition("as compiled")[2].partition("\n\n")[0].splitlines()[1:]
     assert lines[0].split()[-5:] == ["formula", "tokens/s/device", "formula", "MFU", "compiled"]
-    shown = [int(line.split()[0]) for line in lines[1:]]
+    displayed = [int(line.split()[0]) for line in lines[1:]]
     speed = {row["rank"]: row[f"compiled.{SPEED}"] for row in rows}
-    assert [speed[rank] for rank in shown] == [32.0, 16.0, 8.0, 64.0, None]
-    for rank, line in zip(shown[:3], lines[1:4], strict=True):
+    assert [speed[rank] for rank in displayed] == [32.0, 16.0, 8.0, 64.0, None]
+    for rank, line in zip(displayed[:3], lines[1:4], strict=True):
         row = rows[rank - 1]
-        assert off(row[f"formula.{SPEED}"], row[f"compiled.{SPEED}"]) in line.split()
+        assert relative_error(row[f"formula.{SPEED}"], row[f"compiled.{SPEED}"]) in line.split()
 
 
 def test_every_candidate_is_written(tmp_path: Path, asked: list[Case]) -> None:
@@ -243,15 +249,15 @@ def test_infeasible_candidates_are_counted_by_reason(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--topology=cpu:4", *TINY], "cpu:4 has no figures to rank by; say whose, as --chip v5e"),
-        ([*FOUR, "--mesh=tensor=4"], "no strategy asked for has such a mesh of 4"),
+        (["--topology=cpu:4", *TINY], "cpu:4 has no specifications to rank by; name a chip, such as --chip v5e"),
+        ([*FOUR, "--mesh=tensor=4"], "no selected strategy has such a mesh of 4 devices"),
         ([*FOUR, "--heads=3"], "heads=3 does not divide embed=16"),
         (["--topology=v9:4", *TINY], "'v9' is not known"),
         (
             ["--topology=v5p:2x2x1", "--chip=v5e", *TINY],
-            "v5p:2x2x1 has figures of its own; leave --chip out, or take cpu:4 as v5e",
+            "v5p:2x2x1 has its own specifications; leave --chip out, or take cpu:4 as v5e",
         ),
-        ([*FOUR, "--mesh=data=4", "--mesh=fsdp=8"], "--mesh fsdp=8 takes 8 devices, and cpu:4 has 4, all of which"),
+        ([*FOUR, "--mesh=data=4", "--mesh=fsdp=8"], "--mesh fsdp=8 takes 8 devices, and must take all 4 of cpu:4"),
         ([*FOUR, "--option=sequence_parallel=false"], "--option sequence_parallel changes none of the selected steps"),
     ],
 )
@@ -280,14 +286,14 @@ def test_without_a_compiler_there_are_formulas(
 def test_reasons_of_one_kind_differ_in_numbers_only() -> None:
     """Two reasons are of one kind if they differ in numbers and in the suggested way out only."""
     one, other = ("tensor=3 does not divide heads=8; tensor can be 1", "tensor=16 does not divide heads=8; or 2")
-    assert kind_of(one) == kind_of(other) != kind_of("context=16 does not divide heads=8; or 2")
+    assert reason_template(one) == reason_template(other) != reason_template("context=16 does not divide heads=8; or 2")
 
 
 def test_strategies_without_formulas_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A strategy without formulas is named, with the command that compiles it."""
     two = ["--topology=cpu:4", "--chip=v5e", *TINY, "--remat=dots", "--compile=0"]
     run(tmp_path, *two)
-    assert "auto: there are no formulas of it; python -m benchmarks.compile --topology cpu:4" in capsys.readouterr().out
+    assert "auto: it has no formulas; python -m benchmarks.compile --topology cpu:4" in capsys.readouterr().out
 
 
 def test_a_long_enumeration_prints_its_progress(

@@ -36,7 +36,7 @@ def test_each_launched_process_has_its_own_gpus(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(SystemExit):
         main(["--processes=2"])
-    assert "2 processes of 1 take 2 GPUs of 1" in capsys.readouterr().err
+    assert "2 processes of 1 GPUs need 2, and there are 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -89,11 +89,11 @@ def test_compiler_options_apply_to_every_case(select: Select) -> None:
         ),
         (
             {"topology": Topology.parse("v5p:4x4x4"), "devices": [8]},
-            "--topology v5p:4x4x4 is taken whole, all 64 devices; leave --devices out",
+            "--topology v5p:4x4x4 always uses all of its 64 devices; leave --devices out",
         ),
         (
             {"topology": Topology.parse("tpu7x:2x2x1"), "mesh": [*map(MeshSpec.parse, ("fsdp=8", "fsdp=4"))]},
-            "--mesh fsdp=4 takes 4 devices, and tpu7x:2x2x1 has 8, all of which it takes",
+            "--mesh fsdp=4 takes 4 devices, and must take all 8 of tpu7x:2x2x1",
         ),
         ({"heads": 3}, r"--preset nano with {'heads': 3}: heads=3 does not divide embed=128; it can be 1, 2, 4"),
         ({"mesh": [MeshSpec.parse("data=2")], "devices": [2]}, r"leave --devices out, or leave --mesh out"),
@@ -128,7 +128,7 @@ def test_impossible_options_are_refused(select: Select, given: dict[str, Any], m
         (options.option, "order=1f1b", r"'order' is no option of a strategy; there are attention, unroll, "),
         (options.option, "schedule=2f2b", r"schedule='2f2b'; it can be gpipe, 1f1b"),
         (options.option, "unroll=0", r"'0' is not a count"),
-        (arguments.compiler_option, "xla_a", r"'xla_a' is no option with a value; write it as xla_name=value"),
+        (arguments.compiler_option, "xla_a", r"'xla_a' is not an option with a value; write it as xla_name=value"),
         (options.option, "sequence_parallel=1", r"'1' is neither true nor false"),
     ],
 )

@@ -7,14 +7,14 @@ import math
 import pytest
 
 from benchmarks.cases import Case
-from benchmarks.explain.estimate import Estimate
+from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.explanations import KEYS as EXPLAINED_KEYS
-from benchmarks.explain.memory import Memory
+from benchmarks.explain.memory import StepMemory
 from benchmarks.explain.roofline import Roofline
 from benchmarks.program.compiled import BETWEEN_KEYS
 from benchmarks.record import COMPILED_KEYS, Record
 from benchmarks.timing.attribution import Attribution
-from benchmarks.timing.turns import Interval, Turns
+from benchmarks.timing.interleaved import BlockTimes, Interval
 from strategies import PRESETS, MeshSpec
 
 CASE = Case("fsdp", MeshSpec.parse("fsdp=8"), "nano", PRESETS["nano"], 16, 2, "float32", "dots")
@@ -28,12 +28,12 @@ MEASURED = Record(
     model_flops_per_step=1000,
     matmul_flops_per_second=4000.0,
     compile_seconds=2.0,
-    memory=Memory(100, 20, 60, 50, 90, 80, None, 10**9),
+    memory=StepMemory(100, 20, 60, 50, 90, 80, None, 10**9),
     loss_first=5.5,
     loss_last=5.0,
     matches_single=True,
     compiled={"compiled.flops": 12},
-    timed=Turns(3, [0.5, 0.4, 9.0], [0.01, 0.02, 0.09]),
+    timed=BlockTimes(3, [0.5, 0.4, 9.0], [0.01, 0.02, 0.09]),
     relative_to_single=Interval(2.0, 1.8, 2.1),
     canary=Interval(1.01, 0.98, 1.04),
     attribution=Attribution(0.3, 0.1, 0.0, 0.02, 0.0, 0.05, 0.005),
@@ -67,13 +67,15 @@ def test_every_row_has_the_keys_of_the_schema(record: Record) -> None:
 
 def test_the_roofline_of_a_chip_is_in_the_row() -> None:
     """The roofline's slowest part bounds the step time, and rates derive from it; without a roofline they are null."""
-    estimate = Estimate(60, 50, Roofline(0.1, 0.4, 0.2), flops_per_second=1000.0)
+    estimate = ChipEstimate(60, 50, Roofline(0.1, 0.4, 0.2), flops_per_second=1000.0)
     row = dataclasses.replace(NOTHING_KNOWN, model_flops_per_step=1600, estimate=estimate).as_extra_info()
     assert (row["chip.needed_bytes"], row["chip.capacity_bytes"], row["chip.fits"]) == (60, 50, False)
     assert (row["roofline.step_seconds"], row["roofline.bound"]) == (0.4, "memory")
     assert row["roofline.tokens_per_second_per_device"] == 16 * 64 / 8 / 0.4
     assert row["roofline.model_flops_utilization"] == 1600 / 8 / 0.4 / 1000
-    refused = dataclasses.replace(NOTHING_KNOWN, model_flops_per_step=1600, estimate=Estimate(60, 50)).as_extra_info()
+    refused = dataclasses.replace(
+        NOTHING_KNOWN, model_flops_per_step=1600, estimate=ChipEstimate(60, 50)
+    ).as_extra_info()
     assert refused["chip.fits"] is False
     assert refused["roofline.step_seconds"] is refused["roofline.bound"] is None
 
@@ -97,7 +99,7 @@ def test_utilization_counts_real_devices(virtual: bool, utilization: float) -> N
 def test_memory_counts_an_alias_once() -> None:
     """An output aliased to an argument is counted once in the total, which is null without a memory plan."""
     assert MEASURED.memory.total_bytes == 100 + 50 + 90 - 80
-    assert Memory(parameter_bytes=20).total_bytes is None
+    assert StepMemory(parameter_bytes=20).total_bytes is None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

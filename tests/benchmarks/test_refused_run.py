@@ -78,9 +78,9 @@ def test_xdist_workers_refuse_benchmarks_among_other_tests() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"numprocesses": 2}, "cases are timed one at a time, or they would slow each other down; leave out -n"),
-        ({"resume": True}, "--resume goes on with a run that was stopped; name its --benchmark-json"),
-        ({"resume": True, "benchmark_json": Path("/never/run.json")}, "--resume goes on with a run that was stopped"),
+        ({"numprocesses": 2}, "cases are timed one at a time, because they would slow each other down; leave out -n"),
+        ({"resume": True}, "--resume continues a run that was stopped; give the --benchmark-json of that run"),
+        ({"resume": True, "benchmark_json": Path("/never/run.json")}, "--resume continues a run that was stopped"),
     ],
 )
 def test_bad_options_are_refused_before_a_process_starts(options: dict[str, Any], message: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.timing.measure import Training
-from benchmarks.worker import PROTOCOL, Worker, serve
+from benchmarks.worker import PROTOCOL, TimingServer, serve
 from results.gates.paired.workers import PROTOCOL as SPOKEN
 from results.records.reading import Case
 from tests.processes import ROOT
@@ -87,7 +87,7 @@ def diverged(state: int, batch: Any) -> tuple[int, dict[str, Any]]:
 )
 def test_a_block_that_does_not_count_is_a_failure(program: Callable[..., Any], status: str, reason: str) -> None:
     """A block in which something was compiled, or whose loss is not finite, is answered with an error, not a time."""
-    worker = Worker([], np.zeros(0, np.uint8))
+    worker = TimingServer([], np.zeros(0, np.uint8))
     worker.training = Training(program, 0, [None])
     answers = io.StringIO()
     serve(worker, [json.dumps({"do": "block", "steps": 2})], answers)

@@ -51,7 +51,7 @@ def in_turn(step: Step, happen: Callable[[], None]) -> Step:
     """Run `happen` when a step is timed, but not in the first steps, which are checked."""
 
     def update(state: Any, batch: Any) -> Any:
-        if any(frame.f_code.co_name == "take_turns" for frame, _ in traceback.walk_stack(None)):
+        if any(frame.f_code.co_name == "time_interleaved" for frame, _ in traceback.walk_stack(None)):
             happen()
         return step.update(state, batch)
 

@@ -34,7 +34,7 @@ import numpy as np
 import pytest
 from jax.experimental.multihost_utils import process_allgather
 
-from benchmarks.cases import own_meshes
+from benchmarks.cases import distinct_meshes
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.mesh import AXES, first_devices
 from strategies.model import gpt
@@ -54,7 +54,7 @@ MESHES = [
     for name, strategy in STRATEGIES.items()
     if name != "single"
     for devices in (2, 4, 8)
-    for mesh in own_meshes(name, devices)
+    for mesh in distinct_meshes(name, devices)
     if strategy.is_usual(mesh)
 ]
 HARDEST = {name: WIDEST[name] for name in STRATEGIES if name != "single"} | {

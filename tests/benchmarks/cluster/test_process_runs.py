@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cluster.pulse import LOST
 from benchmarks.program.compiled import KINDS
 from tests.benchmarks.running import PLUGINS, TINY, rows
 from tests.processes import Ended, finish_together, free_port, start_together
@@ -19,7 +18,7 @@ TOYS: dict[str, Any] = {"SINGLE": "single"}
 
 @pytest.mark.parametrize(
     ("index", "awaited"),
-    [(0, "the other 1 of 2 processes to come to {}"), (1, r"process 0 at {} \(Connection refused\)")],
+    [(0, "the other 1 of 2 processes to connect to {}"), (1, r"process 0 at {} \(Connection refused\)")],
 )
 def test_waiting_for_other_processes_ends_with_an_error(index: int, awaited: str) -> None:
     """A process that waits for others says so, and ends after --join-timeout with a usage error."""
@@ -58,9 +57,9 @@ def test_a_process_that_dies_ends_all_and_loses_no_finished_row(tmp_path: Path) 
     start = time.monotonic()
     first, second = finish_together(start_together(2, 2, *command, **TOYS))
     assert time.monotonic() - start < 120
-    assert (first.returncode, second.returncode) == (LOST, 137)
-    assert "process 1 of 2 has not been heard of for 3 seconds: it died, or cannot be reached" in first.stderr
-    assert f"the loss of another process, and in all other processes with it; {tmp_path}" in first.stderr
+    assert (first.returncode, second.returncode) == (PEER_LOST, 137)
+    assert "process 1 of 2 has sent no heartbeat for 3 seconds: it died, or cannot be reached" in first.stderr
+    assert f"the loss of another process, and so were all other processes; {tmp_path}" in first.stderr
     assert second.stdout == ""
     found = {name: (row["extra_info"]["status"], row["extra_info"]["reason"]) for name, row in rows(report).items()}
     assert found == {
@@ -82,7 +81,7 @@ def part(count: int, who: int, way: str, lost_after: float = 3, case_timeout: fl
 @pytest.mark.parametrize(
     ("who", "way", "status", "words"),
     [
-        (2, "killed", -9, "has not been heard of for 3 seconds: it died, or cannot be reached"),
+        (2, "killed", -9, "has sent no heartbeat for 3 seconds: it died, or cannot be reached"),
         (2, "leaves", 3, "ended before the others"),
         (0, "leaves", 3, "ended before the others"),
     ],
@@ -92,15 +91,15 @@ def test_remaining_processes_name_the_one_that_is_gone(who: int, way: str, statu
     ended = part(3, who, way)
     gone = ended.pop(who)
     assert (gone.returncode, gone.stderr) == (status, "")
-    assert [(each.returncode, each.stderr) for each in ended] == [(LOST, f"process {who} of 3 {words}\n")] * 2
+    assert [(each.returncode, each.stderr) for each in ended] == [(PEER_LOST, f"process {who} of 3 {words}\n")] * 2
 
 
 def test_a_missing_process_is_named_before_a_watchdog_acts() -> None:
     """A process that does not come is named before the watchdog of a waiting one ends it, and is told so itself."""
     first, late = part(2, 1, "sleeps", case_timeout=4)
-    words = "process 1 did not come within 3.6 seconds: it hangs, or has gone another way\n"
+    words = "process 1 did not arrive within 3.6 seconds: it hangs, or took another code path\n"
     assert first.stderr.endswith(f"Lost: {words}")
-    assert (late.returncode, late.stderr) == (LOST, words)
+    assert (late.returncode, late.stderr) == (PEER_LOST, words)
 
 
 def test_ctrl_c_in_one_process_ends_all_and_resume_goes_on(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_ctrl_c_in_one_process_ends_all_and_resume_goes_on(tmp_path: Path) -> No
     selected = "--strategy=data,stopped_elsewhere_once", "--devices=2", "--batch-size=8", "--lost-after=10"
     report = f"--benchmark-json={tmp_path}/{{}}/run.json"
     command = "-m", "pytest", *PLUGINS, "benchmarks", *TINY, *selected, report, "--processes=2", "--process-id={}"
-    for resume, statuses in ((), [LOST, 130]), (("--resume",), [0, 0]):
+    for resume, statuses in ((), [PEER_LOST, 130]), (("--resume",), [0, 0]):
         where = f"--coordinator=127.0.0.1:{free_port()}"
         ended = finish_together(start_together(2, 2, *command, where, *resume, ONCE=tmp_path, **TOYS), 300)
         assert [each.returncode for each in ended] == statuses, [each.stderr for each in ended]

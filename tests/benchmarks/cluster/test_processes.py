@@ -9,8 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.cluster.joining import processes_asked
-from benchmarks.cluster.processes import Elsewhere, Lost, _ended, _Group, axes_between, join
+from benchmarks.cluster.joining import several_processes_requested
 
 
 class Service:
@@ -48,11 +47,11 @@ def agree(*functions: Callable[[], Any]) -> list[Any]:
     service, ends = Service(len(functions)), list[Any](functions)
 
     def run(place: int) -> None:
-        group = _Group(service, place, len(functions), patience_seconds=10)
+        group = _Group(service, place, len(functions), timeout_seconds=10)
         try:
             for _ in range(3):
-                ends[place] = _ended(group, functions[place], lambda value: value)
-        except (Exception, Lost) as error:
+                ends[place] = _agree(group, functions[place], lambda value: value)
+        except (Exception, ProcessLost) as error:
             ends[place] = error
 
     threads = [threading.Thread(target=run, args=(place,)) for place in range(len(functions))]
@@ -80,18 +79,20 @@ def test_a_failure_in_one_process_is_raised_in_all() -> None:
         ends = agree(*[lambda: 0.1] * place, fail, *[lambda: 0.1] * (2 - place))
         assert isinstance(ends.pop(place), MemoryError)
         for end in ends:
-            assert isinstance(end, Elsewhere)
+            assert isinstance(end, FailedElsewhere)
             assert (end.status, str(end)) == ("oom", f"process {place} of 3: MemoryError: 17 GiB")
 
 
 def test_a_missing_process_raises_lost_after_the_patience() -> None:
     """A process that does not come within the patience raises Lost, which no handler takes for a failed case."""
-    group = _Group(Service(2), 0, 2, patience_seconds=0.05)
-    with pytest.raises(Lost, match=r"process 1 did not come within 0\.05 seconds"):
-        _ended(group, lambda: 1, lambda value: value)
-    with pytest.raises(Lost, match=r"process 0 of 2: MemoryError: 17 GiB; process 1 did not come within 0\.05 seconds"):
-        _ended(_Group(Service(2), 0, 2, patience_seconds=0.05), fail, lambda value: value)
-    assert not issubclass(Lost, Exception)
+    group = _Group(Service(2), 0, 2, timeout_seconds=0.05)
+    with pytest.raises(ProcessLost, match=r"process 1 did not arrive within 0\.05 seconds"):
+        _agree(group, lambda: 1, lambda value: value)
+    with pytest.raises(
+        ProcessLost, match=r"process 0 of 2: MemoryError: 17 GiB; process 1 did not arrive within 0\.05 seconds"
+    ):
+        _agree(_Group(Service(2), 0, 2, timeout_seconds=0.05), fail, lambda value: value)
+    assert not issubclass(ProcessLost, Exception)
 
 
 @pytest.mark.parametrize(
@@ -122,18 +123,18 @@ def test_axes_that_cross_hosts_are_those_along_which_hosts_differ(
         ({"coordinator": "a:1", "processes": 2, "process_id": 2}, "--process-id 2 is none of 2 processes, 0 the first"),
         (
             {"coordinator": "node0", "processes": 2, "process_id": 1},
-            "--coordinator node0 is no address; give HOST:PORT",
+            "--coordinator node0 is not an address; give HOST:PORT",
         ),
-        ({"distributed": True, "processes": 2}, "--distributed finds out what --coordinator, --processes"),
+        ({"distributed": True, "processes": 2}, "--distributed detects --coordinator, --processes"),
     ],
     ids=str,
 )
 def test_incomplete_process_options_are_refused(given: dict[str, Any], message: str) -> None:
     """Options that leave out which process this is, or state it twice, raise an error that names what is missing."""
     none = {"coordinator": None, "processes": None, "process_id": None, "distributed": False}
-    assert not processes_asked(declared(**none))
+    assert not several_processes_requested(declared(**none))
     with pytest.raises(ValueError, match=message):
-        processes_asked(declared(**none | given))
+        several_processes_requested(declared(**none | given))
 
 
 def test_distributed_outside_of_a_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

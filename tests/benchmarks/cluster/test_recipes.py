@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from benchmarks.arguments import add_options
-from benchmarks.cluster.joining import processes_asked
+from benchmarks.cluster.joining import several_processes_requested
 from tests.processes import ROOT
 
 RECIPES = ROOT / "benchmarks" / "cluster" / "recipes"
@@ -65,7 +65,7 @@ def test_options_of_the_recipe_exist(path: Path) -> None:
     add_options(options)  # pyright: ignore[reportArgumentType]
     words = [re.sub(r"\$\w+", "1", word) for word in measures(path)]
     option = options.parser.parse_args(words)
-    assert processes_asked(option)
+    assert several_processes_requested(option)
     assert option.devices == [16]
     assert option.preset == "gpt2-xl"
 

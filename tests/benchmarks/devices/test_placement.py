@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.devices.placement import device_count, placed
+from benchmarks.devices.placement import device_count, topology_mesh
 from benchmarks.devices.topology import Topology
 from strategies import MeshSpec
 from strategies.mesh import AXES, factorisations
@@ -20,15 +20,15 @@ NO_TPU = V5P.compiler_version is None
 def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No compiler of accelerators is installed."""
     monkeypatch.setattr(Topology, "compiler_version", None)
-    placed.cache_clear()
+    topology_mesh.cache_clear()
     yield
-    placed.cache_clear()
+    topology_mesh.cache_clear()
 
 
 @pytest.mark.usefixtures("nothing_compiles")
 def test_chips_are_in_order_of_their_shape() -> None:
     """Devices follow the order of the torus coordinates: the last mesh axis lies along the last dim."""
-    mesh = placed(Topology.parse("v5e:2x4"), MeshSpec.parse("data=2,tensor=4"))
+    mesh = topology_mesh(Topology.parse("v5e:2x4"), MeshSpec.parse("data=2,tensor=4"))
     assert mesh.axis_names == ("data", "tensor")
     assert [[device.coords for device in row] for row in mesh.devices] == [[(i, j) for j in range(4)] for i in range(2)]
 
@@ -36,10 +36,12 @@ def test_chips_are_in_order_of_their_shape() -> None:
 @pytest.mark.usefixtures("nothing_compiles")
 def test_gpus_are_on_their_hosts_and_virtual_devices_on_one() -> None:
     """Neighbouring GPUs share a host, virtual devices all share one, and a chip's two cores its coordinates."""
-    hosts = placed(Topology.parse("h100:2x4"), MeshSpec.parse("fsdp=8")).devices
+    hosts = topology_mesh(Topology.parse("h100:2x4"), MeshSpec.parse("fsdp=8")).devices
     assert [device.process_index for device in hosts] == [0] * 4 + [1] * 4
-    assert {device.process_index for device in placed(Topology("cpu", (8,)), MeshSpec.parse("data=8")).devices} == {0}
-    cores = placed(Topology.parse("tpu7x:2x2x1"), MeshSpec.parse("data=8")).devices
+    assert {
+        device.process_index for device in topology_mesh(Topology("cpu", (8,)), MeshSpec.parse("data=8")).devices
+    } == {0}
+    cores = topology_mesh(Topology.parse("tpu7x:2x2x1"), MeshSpec.parse("data=8")).devices
     assert [device.coords for device in cores[:4]] == [(0, 0, 0), (0, 0, 0), (0, 1, 0), (0, 1, 0)]
 
 
@@ -73,4 +75,4 @@ def test_a_placed_mesh_has_every_device() -> None:
         topology = Topology.parse(text)
         count = device_count(topology)
         assert count == math.prod(topology.shape) * (2 if "7x" in text else 1)
-        assert np.size(placed(topology, MeshSpec.parse(f"data={count}")).devices) == count
+        assert np.size(topology_mesh(topology, MeshSpec.parse(f"data={count}")).devices) == count

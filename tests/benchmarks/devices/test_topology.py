@@ -32,10 +32,10 @@ def test_parse_and_print_are_inverse(text):
     [
         ("v5p", "cannot be read; write one as v5p:4x4x4, h100:16x8 or cpu:1024"),
         ("v5p:4xx4", "cannot be read"),
-        ("v9:4x4", "'v9' is not known; there are v4, v5e, v5p, v6e, tpu7x, h100, h200, b200, cpu"),
-        ("v5e:16", "has no shape that v5e comes in, which has 2 dims; write one as v5e:4x4"),
-        ("v5e:4x4x4", "has no shape that v5e comes in, which has 2 dims; write one as v5e:4x4"),
-        ("v5p:4x4", "has no shape that v5p comes in, which has 3 dims; write one as v5p:4x4x4"),
+        ("v9:4x4", "'v9' is not known; known kinds are v4, v5e, v5p, v6e, tpu7x, h100, h200, b200, cpu"),
+        ("v5e:16", "the shape of v5e has 2 dims of at least 1; write one as v5e:4x4"),
+        ("v5e:4x4x4", "the shape of v5e has 2 dims of at least 1; write one as v5e:4x4"),
+        ("v5p:4x4", "the shape of v5p has 3 dims of at least 1; write one as v5p:4x4x4"),
         (
             "v6e:32x32",
             "has 1,024 chips, and a slice of v6e has at most 256; take a smaller one, as v6e:4x4, or virtual",
@@ -89,7 +89,7 @@ def test_every_kind_is_described():
         assert min(figures) > 0, name
         # Memory is faster than links and links than the network, or a figure is in the wrong unit.
         assert chip.memory_bytes_per_second > chip.link_bytes_per_second > chip.network_bytes_per_second, name
-        assert (chip.slice_chips > 0) == (chip.dims > 0) == (chip.platform == "tpu"), name
+        assert (chip.slice_chips > 0) == (chip.torus_dims > 0) == (chip.platform == "tpu"), name
     assert set(GPUS) == {name for name, chip in CHIPS.items() if chip.platform == "cuda"}
     assert {chip.platform for chip in CHIPS.values()} == set(module.COMPILERS)
 

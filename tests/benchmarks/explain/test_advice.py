@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.devices.chips import CHIPS
-from benchmarks.explain.advice import GATHERING, SCATTERING, advice
+from benchmarks.explain.advice import GATHER_OPTIONS, SCATTER_OPTIONS, advice
 
 GATHER, SCATTER = "all_gather", "reduce_scatter"
 
@@ -54,7 +54,7 @@ def test_the_advised_mesh_needs_no_advice() -> None:
     """The advised mesh needs no advice itself; the advice names compiler options with a similar effect, too."""
     gather, scatter = advice(CHIPS["v5p"], torus((4, 4, 8), fsdp=128), ("fsdp",))
     assert gather.mesh == scatter.mesh == "data=4,fsdp=32"
-    assert (gather.options, scatter.options) == (GATHERING, SCATTERING)
+    assert (gather.options, scatter.options) == (GATHER_OPTIONS, SCATTER_OPTIONS)
     assert advice(CHIPS["v5p"], torus((4, 4, 8), data=4, fsdp=32), ("fsdp",)) == ()
     assert str(scatter) == (
         "a reduce-scatter over all chips of 4x4x8 becomes an all-reduce of the full array; data=4,fsdp=32 avoids it, "
@@ -73,8 +73,8 @@ def test_the_mesh_has_the_axis_in_question(axis: str, mesh: str) -> None:
 def test_options_that_are_set_are_not_advised_again() -> None:
     """Compiler options that are already set are not advised again, unless only some of them are set."""
     mesh = torus((4, 4, 8), fsdp=128)
-    gather, scatter = advice(CHIPS["v5p"], mesh, ("fsdp",), {**SCATTERING, **dict([*GATHERING.items()][:1])})
-    assert (gather.options, scatter.options) == (GATHERING, {})
+    gather, scatter = advice(CHIPS["v5p"], mesh, ("fsdp",), {**SCATTER_OPTIONS, **dict([*GATHER_OPTIONS.items()][:1])})
+    assert (gather.options, scatter.options) == (GATHER_OPTIONS, {})
     assert str(scatter).endswith("becomes an all-reduce of the full array; data=4,fsdp=32 avoids it")
 
 

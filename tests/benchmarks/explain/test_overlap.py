@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.devices.chips import CHIPS
 from benchmarks.explain.overlap import SENT, overlap
-from benchmarks.program.collectives import Meanwhile
+from benchmarks.program.collectives import OverlappedWork
 from benchmarks.program.compiled import Program, read_program
 
 MESH = {"data": 2, "fsdp": 4}
@@ -19,7 +19,7 @@ H100S: Any = SimpleNamespace(
     axis_names=("data", "fsdp"), devices=np.array([SimpleNamespace(process_index=0)] * 8).reshape(2, 4)
 )
 """A mesh over the GPUs of one host."""
-MATMUL = Meanwhile(2 * 8 * 8 * 16, 512 + 512 + 256)
+MATMUL = OverlappedWork(2 * 8 * 8 * 16, 512 + 512 + 256)
 
 
 def program(*lines: str, before: str = "", header: str = ", is_scheduled=true") -> Program:
@@ -40,12 +40,12 @@ DONE = "%d = f32[32,16] all-gather-done(%s)"
 
 
 @pytest.mark.parametrize(
-    ("lines", "meanwhile", "columns"),
+    ("lines", "overlapped", "columns"),
     [
         ((GATHER, DOT, DONE), MATMUL, (1536, 0, 0, 0)),
-        ((GATHER, DONE, DOT), Meanwhile(), (0, 0, 1536, 0)),
-        ((DOT, GATHER, DONE), Meanwhile(), (0, 0, 1536, 0)),
-        ((GATHER, "%n = f32[8,16] negate(%p)", DONE), Meanwhile(0, 1024), (0, 1536, 0, 0)),
+        ((GATHER, DONE, DOT), OverlappedWork(), (0, 0, 1536, 0)),
+        ((DOT, GATHER, DONE), OverlappedWork(), (0, 0, 1536, 0)),
+        ((GATHER, "%n = f32[8,16] negate(%p)", DONE), OverlappedWork(0, 1024), (0, 1536, 0, 0)),
         (
             (GATHER + ', backend_config={"collective_backend_config":{"is_sync":true}}', DOT, DONE),
             None,
@@ -55,11 +55,11 @@ DONE = "%d = f32[32,16] all-gather-done(%s)"
     ],
 )
 def test_what_stands_between_start_and_done(
-    lines: tuple[str, ...], meanwhile: Meanwhile | None, columns: tuple[int, ...]
+    lines: tuple[str, ...], overlapped: OverlappedWork | None, columns: tuple[int, ...]
 ) -> None:
     """FLOPs and memory bytes from a start to its done overlap the collective; a synchronous one overlaps nothing."""
     found = program(*lines)
-    assert [each.meanwhile for each in found.collectives] == [meanwhile]
+    assert [each.overlapped for each in found.collectives] == [overlapped]
     assert row(found) == columns
 
 
@@ -67,9 +67,9 @@ def test_concurrent_collectives_overlap_the_same_work() -> None:
     """Collectives that overlap each other each overlap all work between their own start and done."""
     other = GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2")
     first, second = program(GATHER, DOT, other[0], DONE, DOT.replace("%m", "%m.2"), other[1]).collectives
-    assert first.meanwhile
-    assert second.meanwhile
-    assert first.meanwhile.flops == second.meanwhile.flops == MATMUL.flops
+    assert first.overlapped
+    assert second.overlapped
+    assert first.overlapped.flops == second.overlapped.flops == MATMUL.flops
 
 
 WRAPPED = f"""%wrapped (q: f32[8,16]) -> f32[2,16] {{
@@ -99,7 +99,7 @@ WRAPPED = f"""%wrapped (q: f32[8,16]) -> f32[2,16] {{
 def test_wrapped_collective_is_asynchronous(lines: tuple[str, ...]) -> None:
     """A collective in a computation that is called asynchronously lasts until the call is done."""
     found = program(*lines, before=WRAPPED)
-    assert [each.meanwhile for each in found.collectives] == [MATMUL]
+    assert [each.overlapped for each in found.collectives] == [MATMUL]
     assert row(found) == (384, 0, 0, 0)
 
 
@@ -126,8 +126,8 @@ def test_chain_is_behind_the_fusions_that_it_is_woven_into() -> None:
     chain = fusion("a", "start"), fusion("b", "compute"), fusion("c", "done")
     found = program(*chain, DOT, before=WOVEN)
     (only,) = found.collectives
-    assert only.meanwhile
-    assert only.meanwhile.flops == MATMUL.flops
+    assert only.overlapped
+    assert only.overlapped.flops == MATMUL.flops
     assert row(found) == (1536, 0, 0, 0)
     found = program(*chain, fusion("d", "start.1"), fusion("e", "done.1"), before=WOVEN)
     assert row(found) == (1536, 0, 1536, 0)
@@ -156,7 +156,7 @@ def test_loops_multiply_bytes_and_not_what_is_meanwhile() -> None:
     loop = "%w = (s32[], f32[8,16]) while(%t), condition=%condition, body=%body"
     loop += ', backend_config={"known_trip_count":{"n":"7"}}'
     found = program("%i = s32[] constant(0)", "%t = (s32[], f32[8,16]) tuple(%i, %p)", loop, DOT, before=LOOP)
-    assert [(each.times, each.meanwhile) for each in found.collectives] == [(7, MATMUL)]
+    assert [(each.times, each.overlapped) for each in found.collectives] == [(7, MATMUL)]
     assert row(found) == (7 * 1536, 0, 0, 0)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cases import Case
-from benchmarks.explain.predicted import predicted
+from benchmarks.explain.predicted import predicted_columns
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import Program
 from results.baseline import BASELINES
@@ -25,7 +25,7 @@ def compiled(kind="all_reduce", axes=("data",), sent_bytes=SENT):
 
 def test_a_row_has_what_formulas_say_before_anything_is_compiled():
     """The predictions of a case need no compiled program; only the comparison is null without one."""
-    row = predicted(CASE, {})
+    row = predicted_columns(CASE, {})
     assert row["predicted.sent_bytes"] == SENT
     assert row["predicted.argument_bytes"] == 4 * (3 * param_count(PRESETS["nano"]) + 1 + 2 * 65)
     assert row["predicted.bubble"] == 0
@@ -39,9 +39,9 @@ def test_a_row_has_what_formulas_say_before_anything_is_compiled():
 )
 def test_what_no_formula_knows_is_null(changes):
     """A case without formulas has the same columns, all of them null."""
-    row = predicted(replace(CASE, **changes), compiled())
+    row = predicted_columns(replace(CASE, **changes), compiled())
     assert set(row.values()) == {None}
-    assert row.keys() == predicted(CASE, {}).keys()
+    assert row.keys() == predicted_columns(CASE, {}).keys()
 
 
 @pytest.mark.parametrize(
@@ -57,20 +57,20 @@ def test_what_no_formula_knows_is_null(changes):
 )
 def test_what_is_sent_is_compared_by_kind_and_axis(found, ratio, equal):
     """The same bytes in another kind of collective, or over another axis, are not what was predicted."""
-    row = predicted(CASE, compiled(**found))
+    row = predicted_columns(CASE, compiled(**found))
     assert (row["sent_over_predicted"], row["sent_as_predicted"]) == (ratio, equal)
 
 
 def test_nothing_sent_is_as_predicted():
     """One device sends nothing, as predicted, and has no ratio."""
-    row = predicted(replace(CASE, strategy="single", mesh=MeshSpec.parse("data=1")), Program().as_row())
+    row = predicted_columns(replace(CASE, strategy="single", mesh=MeshSpec.parse("data=1")), Program().as_row())
     assert (row["predicted.sent_bytes"], row["sent_over_predicted"], row["sent_as_predicted"]) == (0, None, True)
 
 
 def test_a_twin_by_hand_is_what_a_compiler_is_compared_with():
     """A row of auto has the predictions of its hand-written twin and no verdict on whether it meets them."""
     auto = replace(CASE, strategy="auto")
-    row, by_hand = (predicted(case, compiled(sent_bytes=2 * SENT)) for case in (auto, CASE))
+    row, by_hand = (predicted_columns(case, compiled(sent_bytes=2 * SENT)) for case in (auto, CASE))
     assert (row["sent_over_predicted"], row["sent_as_predicted"]) == (2, None)
     assert row == by_hand | {"sent_as_predicted": None}
 

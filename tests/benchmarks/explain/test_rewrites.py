@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.explain.rewrites import NAMES, Rewrite, digest, rewrites
+from benchmarks.explain.rewrites import NAMES, Rewrite, rewrites, summarized
 from benchmarks.program.collectives import Collective
-from benchmarks.program.flops import more_flops
+from benchmarks.program.flops import unstated_flops
 from benchmarks.program.hlo import bytes_of
 from strategies import GPTConfig, MeshSpec, TrainConfig
 from strategies.costs.predict import Cost, predict
@@ -219,18 +219,18 @@ def test_digest_adds_up_what_has_one_name() -> None:
         Rewrite("merged", "f32[]", ("data", "fsdp"), 10, 7),
         Rewrite("all_gather_as_all_reduce", "bf16[64]", FSDP, 3, 6),
     ]
-    assert digest(found) == [Rewrite("all_gather_as_all_reduce", "bf16[384,64] and 1 more", FSDP, 13, 26), found[1]]
+    assert summarized(found) == [Rewrite("all_gather_as_all_reduce", "bf16[384,64] and 1 more", FSDP, 13, 26), found[1]]
 
 
 def test_flops_besides_those_stated() -> None:
     """FLOPs beyond the prediction are named: recomputed logits, a padded vocabulary, or unexplained."""
     stated = cost("fsdp", "fsdp=8")
     flops, row = sum(stated.flops.values()) // 8, 2 * 64 * (16 * 16 // 8)
-    assert more_flops(stated, flops) == {}
-    assert more_flops(stated, flops + 384 * row) == {"logits again": 384 * row}
-    assert more_flops(stated, flops + 399 * row) == {"logits again": 384 * row, "padding": 15 * row}
-    assert more_flops(stated, flops + 7) == {"unexplained": 7}
-    assert more_flops(stated, flops - row) == {"unexplained": -row}
+    assert unstated_flops(stated, flops) == {}
+    assert unstated_flops(stated, flops + 384 * row) == {"logits again": 384 * row}
+    assert unstated_flops(stated, flops + 399 * row) == {"logits again": 384 * row, "padding": 15 * row}
+    assert unstated_flops(stated, flops + 7) == {"unexplained": 7}
+    assert unstated_flops(stated, flops - row) == {"unexplained": -row}
 
 
 STEP = """

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.devices.chips import CHIPS
-from benchmarks.explain.roofline import Roofline, bytes_per_second, roofline
+from benchmarks.explain.roofline import Roofline, collective_bandwidth, roofline
 
 V5P, H100 = CHIPS["v5p"], CHIPS["h100"]
 
@@ -44,7 +44,7 @@ def gpu(index: int) -> Any:
 )
 def test_a_torus_has_links_along_each_dim(sizes, kind, axes, links):
     """The bandwidth of a collective is that of the links its group can use at once."""
-    speed = bytes_per_second(V5P, mesh(sizes, cube), kind, axes)
+    speed = collective_bandwidth(V5P, mesh(sizes, cube), kind, axes)
     assert speed == pytest.approx(links * V5P.link_bytes_per_second)
 
 
@@ -70,15 +70,15 @@ def test_a_dim_of_a_slice_is_a_ring_or_a_line(kind, shape, axes, links):
     """A ring sends over a link each way, a line over the one at its ends (How to Scale Your Model, part 2)."""
     names = ["data", "tensor"] if len(shape) == 2 else ["data", "fsdp", "tensor"]
     sizes = dict(zip(names, shape, strict=True))
-    speed = bytes_per_second(CHIPS[kind], mesh(sizes, chip_of(shape)), "all_gather", axes)
+    speed = collective_bandwidth(CHIPS[kind], mesh(sizes, chip_of(shape)), "all_gather", axes)
     assert speed == pytest.approx(links * CHIPS[kind].link_bytes_per_second)
 
 
 def test_a_part_of_a_ring_is_a_line():
     """A group that is part of a ring has no link from its last chip to its first, so it is a line."""
     spread = mesh({"data": 2, "fsdp": 4, "tensor": 16}, chip_of((8, 4, 4)))
-    assert bytes_per_second(V5P, spread, "all_gather", ("fsdp",)) == V5P.link_bytes_per_second
-    assert bytes_per_second(V5P, spread, "all_gather", ("data", "fsdp")) == 2 * V5P.link_bytes_per_second
+    assert collective_bandwidth(V5P, spread, "all_gather", ("fsdp",)) == V5P.link_bytes_per_second
+    assert collective_bandwidth(V5P, spread, "all_gather", ("data", "fsdp")) == 2 * V5P.link_bytes_per_second
 
 
 def test_an_all_gather_on_v5e_takes_as_long_as_published():
@@ -108,7 +108,7 @@ def test_an_all_gather_on_v5e_takes_as_long_as_published():
 )
 def test_hosts_are_a_switch_each_and_a_network(sizes, kind, axes, bound):
     """Within a host the switch bounds a collective; between hosts the network does, shared by the GPUs of a host."""
-    assert bytes_per_second(H100, mesh(sizes, gpu), kind, axes) == pytest.approx(bound)
+    assert collective_bandwidth(H100, mesh(sizes, gpu), kind, axes) == pytest.approx(bound)
 
 
 def test_the_slowest_part_is_the_bound():

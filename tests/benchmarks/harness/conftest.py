@@ -8,7 +8,7 @@ import pytest
 from benchmarks import cases
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.journal import Journal
-from benchmarks.harness.lifecycle import RunPlan
+from benchmarks.harness.lifecycle import RunSettings
 from benchmarks.harness.session import Session
 from tests.benchmarks.harness.sessions import PLAN, Begin
 from tests.benchmarks.planted import TOYS
@@ -19,10 +19,10 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
     """Begin a session, or resume the one before it as if its process had died."""
     sessions: list[Session] = []
 
-    def begin(plan: RunPlan = PLAN, resume: bool = False, after: str | None = None) -> Session:
+    def begin(settings: RunSettings = PLAN, resume: bool = False, after: str | None = None) -> Session:
         for earlier in sessions:
             end(earlier)
-        session = Session(plan, Clock(), Journal(tmp_path / "run.journal.jsonl", {}, resume=resume, after=after))
+        session = Session(settings, Clock(), Journal(tmp_path / "run.journal.jsonl", {}, resume=resume, after=after))
         session.matmul_rates["float32"] = 1e11
         sessions.append(session)
         return session

@@ -6,16 +6,15 @@ from typing import Any
 
 from benchmarks.cases import Case
 from benchmarks.harness.corpus import read_corpus
-from benchmarks.harness.lifecycle import RunPlan
+from benchmarks.harness.lifecycle import RunSettings
 from benchmarks.harness.session import Session
-from benchmarks.timing.turns import MIN_ROUNDS
 from strategies import GPTConfig, MeshSpec
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
 SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
 DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
 TWIN = "relative_to_twin", "relative_to_twin_low", "relative_to_twin_high"
-PLAN = RunPlan(read_corpus(None, CONFIG), rounds=MIN_ROUNDS)
+PLAN = RunSettings(read_corpus(None, CONFIG), rounds=MIN_ROUNDS)
 Begin = Callable[..., Session]
 Info = dict[str, Any]
 

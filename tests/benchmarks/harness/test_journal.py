@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.harness.journal import Journal, JournalError, Silent
+from benchmarks.harness.journal import Journal, JournalError, MirroredJournal
 from benchmarks.row import Row
 from tests.processes import ROOT
 
@@ -65,7 +65,7 @@ def test_a_silent_journal_knows_ends_and_deaths(path: Path) -> None:
     """A process that writes no journal knows, as plain values, which cases ended, how, and which killed a process."""
     leave(path, "tensor")
     journal = read(path)
-    silent = Silent(json.loads(json.dumps(journal.known())))
+    silent = MirroredJournal(json.loads(json.dumps(journal.snapshot())))
     assert silent.deaths == journal.deaths
     ends = [{"status": "ok", "reason": None, "chip.fits": None}, {"status": "oom", "reason": "full", "chip.fits": None}]
     assert [(row.case, row.extra_info) for row in silent.rows.values()] == [*zip(journal.rows, ends, strict=True)]
@@ -139,7 +139,9 @@ def test_full_disk_is_said_once(path: Path) -> None:
 def test_a_journal_of_another_run_is_refused(path: Path) -> None:
     """A journal of other versions or another selection is refused with what differs."""
     leave(path)
-    with pytest.raises(JournalError, match=r"is of another run: jax was '0.10.2' and is '0.12.0'; run again without"):
+    with pytest.raises(
+        JournalError, match=r"belongs to another run: jax was '0.10.2' and is '0.12.0'; run again without"
+    ):
         read(path, FACTS | {"jax": "0.12.0"})
 
 

@@ -5,13 +5,13 @@ import time
 import pytest
 
 from benchmarks.harness import pool
-from benchmarks.harness.pool import Outcome, work_off
+from benchmarks.harness.pool import Outcome, run_in_processes
 from tests.benchmarks.piecework import double, go
 
 
 def test_a_process_that_dies_is_an_outcome() -> None:
     """A piece that is killed, exits or raises has an outcome with the reason, and the other pieces go on."""
-    outcomes = {each.piece: each for each in work_off(["killed", "quits", "fails", "well"], go, 2, 600)}
+    outcomes = {each.task: each for each in run_in_processes(["killed", "quits", "fails", "well"], go, 2, 600)}
     assert [outcomes[way].result for way in ("killed", "quits", "fails", "well")] == [None, None, None, "well"]
     assert "SIGKILL" in outcomes["killed"].reason
     assert "exit status 3" in outcomes["quits"].reason
@@ -22,9 +22,9 @@ def test_a_process_that_dies_is_an_outcome() -> None:
 def test_the_time_limit_ends_all_pieces() -> None:
     """At the time limit running pieces are ended; these, and those that never began, have an outcome that says so."""
     begin = time.monotonic()
-    outcomes = list(work_off(["sleeps", "never begun"], go, 1, 1.0))
+    outcomes = list(run_in_processes(["sleeps", "never begun"], go, 1, 1.0))
     assert time.monotonic() - begin < 60
-    assert [(each.piece, each.result) for each in outcomes] == [("sleeps", None), ("never begun", None)]
+    assert [(each.task, each.result) for each in outcomes] == [("sleeps", None), ("never begun", None)]
     assert {each.reason for each in outcomes} == {"not compiled within 1 s"}
 
 
@@ -33,7 +33,7 @@ def test_closing_the_iterator_ends_all_processes(monkeypatch: pytest.MonkeyPatch
     started = []
     start = pool.Job.start
     monkeypatch.setattr(pool.Job, "start", lambda *given: started.append(start(*given)) or started[-1])
-    work = work_off(["well", "sleeps"], go, 2, 600)
+    work = run_in_processes(["well", "sleeps"], go, 2, 600)
     assert next(work).result == "well"
     work.close()  # type: ignore[attr-defined]
     assert [job.process.is_alive() for job in started] == [False, False]
@@ -46,17 +46,17 @@ def test_no_more_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None
     class Job:
         """A piece of work that is done at once."""
 
-        def __init__(self, piece: int) -> None:
-            self.piece, self.answers = piece, piece
-            running.add(piece)
+        def __init__(self, task: int) -> None:
+            self.task, self.answers = task, task
+            running.add(task)
             most.append(len(running))
 
         def end(self) -> Outcome[int]:
             """The outcome."""
-            running.remove(self.piece)
-            return Outcome(self.piece, double(self.piece), "", 0.0)
+            running.remove(self.task)
+            return Outcome(self.task, double(self.task), "", 0.0)
 
-    monkeypatch.setattr(pool.Job, "start", lambda work, piece: Job(piece))
+    monkeypatch.setattr(pool.Job, "start", lambda work, task: Job(task))
     monkeypatch.setattr(pool, "wait", lambda answers, timeout: answers[:1])
-    assert [each.result for each in work_off(range(5), double, 2, 600)] == [0, 2, 4, 6, 8]
+    assert [each.result for each in run_in_processes(range(5), double, 2, 600)] == [0, 2, 4, 6, 8]
     assert max(most) == 2

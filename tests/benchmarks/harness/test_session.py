@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.timing.turns import MIN_ROUNDS, Interval
 
 from benchmarks import cases
 from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.journal import Journal
 from benchmarks.harness.session import Session
-from benchmarks.timing.turns import MIN_ROUNDS, Interval
 from strategies import MeshSpec
 from strategies.model.gpt import param_count
 from tests.benchmarks.harness.sessions import CONFIG, DATA, PLAN, SINGLE, TWIN, Begin, Info, measure
@@ -173,7 +173,7 @@ def test_group_that_memory_does_not_hold_is_timed_in_heats(begin: Begin, monkeyp
     session = begin()
     session.say = said.append
     first, second = measure(session, DATA, replace(DATA, mesh=MeshSpec.parse("data=4")))
-    assert said == ["timing 1 steps of the same work in turns"] * 2
+    assert said == ["timing 1 comparable steps, interleaved"] * 2
     assert first["canary_ratio"] != second["canary_ratio"]
     assert None not in (first["relative_to_single"], second["relative_to_single"])
 

@@ -14,13 +14,12 @@ import jax
 import pytest
 
 from benchmarks import cases
-from benchmarks.cluster.processes import Elsewhere
+from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.failures import status_of
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.journal import JournalError
 from benchmarks.harness.session import Session
 from benchmarks.timing.measure import trace
-from benchmarks.timing.turns import take_turns
 from strategies import Infeasible, MeshSpec
 from tests.benchmarks.harness.sessions import DATA, PLAN, SINGLE, Begin, measure
 from tests.benchmarks.planted import TOYS, plant
@@ -66,10 +65,10 @@ def test_a_long_reason_is_saved_beside_the_report(
     monkeypatch.setattr(cases, "STRATEGIES", TOYS | {"long": long})
     case, kept = replace(SINGLE, strategy="long"), tmp_path / "run.long-data=1-b4.txt"
     (row,) = measure(begin(), case)
-    assert row["reason"].endswith("x... (3,000,012 letters)")
+    assert row["reason"].endswith("x... (3,000,012 characters)")
     assert not kept.exists()
     (row,) = measure(begin(replace(PLAN, report=tmp_path / "run.json")), case)
-    assert row["reason"].endswith(f"x... (3,000,012 letters; all of them are in {kept})")
+    assert row["reason"].endswith(f"x... (3,000,012 characters; all of them are in {kept})")
     assert len(kept.read_text()) == 3_000_012
 
 
@@ -77,21 +76,21 @@ def test_a_long_reason_is_saved_beside_the_report(
 def test_a_failure_elsewhere_frees_the_state_here(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A case that ran out of memory in another process fails here, too, and its state here is freed."""
 
-    def together(function: Callable[[], Any]) -> Any:
+    def run_in_all(function: Callable[[], Any]) -> Any:
         if (value := function()) == {}:  # the state has been made
-            raise Elsewhere("oom", "process 1 of 2: no room")
+            raise FailedElsewhere("oom", "process 1 of 2: no room")
         return value
 
     session = begin()
     session.prepare(SINGLE)
     gc.collect()  # frees arrays that earlier tests left in cycles
     before = len(jax.live_arrays())
-    monkeypatch.setattr("benchmarks.cluster.processes.together", together)
+    monkeypatch.setattr("benchmarks.cluster.processes.run_in_all", run_in_all)
     session.prepare(DATA)
     assert len(jax.live_arrays()) == before
     row = session.rows[str(DATA)].extra_info
     assert (row["status"], row["reason"]) == ("oom", "process 1 of 2: no room")
-    with pytest.raises(Elsewhere):
+    with pytest.raises(FailedElsewhere):
         session.require_good(DATA)
 
 
@@ -108,14 +107,14 @@ def test_timeout_of_other_processes_starts_when_this_one_is_ready(
         time.sleep(0.2)
         yield {}
 
-    def together(function: Callable[[], Any]) -> Any:
+    def run_in_all(function: Callable[[], Any]) -> Any:
         value = function()
         assert time.monotonic() - heard[-1] < 0.1
         return value
 
     monkeypatch.setattr(session._preparation, "stages", stages)
-    monkeypatch.setattr("benchmarks.cluster.processes.together", together)
-    session._preparation.give_up(SINGLE, "it is not needed")
+    monkeypatch.setattr("benchmarks.cluster.processes.run_in_all", run_in_all)
+    session._preparation.abandon_reference(SINGLE, "it is not needed")
     session.prepare(DATA)
     assert str(DATA) not in session.rows
 
@@ -152,14 +151,14 @@ def test_full_disk_ends_the_run_and_not_a_case(begin: Begin, monkeypatch: pytest
     session = begin()
 
     def filling(*arguments: Any) -> None:
-        take_turns(*arguments)
+        time_interleaved(*arguments)
         unread, pipe = os.pipe()
         os.dup2(pipe, session.journal._file.fileno())  # nobody reads it: each write fails, as on a full disk
         os.close(unread)
         os.close(pipe)
         session.journal.begin(str(SINGLE))
 
-    monkeypatch.setattr("benchmarks.harness.heat.take_turns", filling)
+    monkeypatch.setattr("benchmarks.harness.timing_group.time_interleaved", filling)
     with pytest.raises(JournalError, match=r"run\.journal\.jsonl cannot be written: Broken pipe"):
         measure(session, SINGLE, DATA)
     assert [row.extra_info["status"] for row in session.close()] == ["ok", "ok"]
@@ -168,7 +167,7 @@ def test_full_disk_ends_the_run_and_not_a_case(begin: Begin, monkeypatch: pytest
 @pytest.mark.usefixtures("toys")
 def test_row_is_whole_without_attribution(begin: Begin) -> None:
     """A row whose time cannot be attributed, as a toy's without halves, is complete apart from that, with a warning."""
-    with pytest.warns(UserWarning, match="data-data=2-b4: where its time goes is not known: "):
+    with pytest.warns(UserWarning, match="data-data=2-b4: its time could not be attributed: "):
         (row,) = measure(begin(replace(PLAN, attribution=True)), DATA)
     assert (row["status"], row["attribution.compute_seconds"]) == ("ok", None)
 
@@ -196,16 +195,16 @@ def test_session_that_is_over_ends_no_process(begin: Begin, monkeypatch: pytest.
 def test_attribution_that_fails_leaves_no_watchdog_behind(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """When attribution fails, the watchdog stops waiting for the case."""
     session = begin(replace(PLAN, attribution=True))
-    with pytest.warns(UserWarning, match="where its time goes is not known: "):
+    with pytest.warns(UserWarning, match="its time could not be attributed: "):
         measure(session, DATA)
-    assert session._lifecycle.watchdog._heard is None
+    assert session._lifecycle.watchdog._last_beat is None
 
 
 @pytest.mark.usefixtures("toys")
 def test_trace_that_cannot_be_written_is_said_and_the_row_is_whole(begin: Begin, tmp_path: Path) -> None:
     """A trace that cannot be written is a warning, and the row is ok."""
     (tmp_path / "traces").touch()
-    with pytest.warns(UserWarning, match=f"{DATA}: its trace is not written: "):
+    with pytest.warns(UserWarning, match=f"{DATA}: no trace was written: "):
         (row,) = measure(begin(replace(PLAN, trace=tmp_path / "traces")), DATA)
     assert row["status"] == "ok"
 
@@ -215,13 +214,13 @@ def test_trace_that_cannot_be_written_elsewhere_is_not_taken_here(
 ) -> None:
     """If one process cannot write its trace, none takes the traced steps, and the profiler stays free."""
 
-    def together(function: Callable[[], Any]) -> None:
+    def run_in_all(function: Callable[[], Any]) -> None:
         function()
-        raise Elsewhere("error", "process 1 of 2: no folder")
+        raise FailedElsewhere("error", "process 1 of 2: no folder")
 
-    monkeypatch.setattr("benchmarks.cluster.processes.together", together)
+    monkeypatch.setattr("benchmarks.cluster.processes.run_in_all", run_in_all)
     taken: list[int] = []
     for _ in range(2):
-        with pytest.raises(Elsewhere, match="process 1 of 2: no folder"):
+        with pytest.raises(FailedElsewhere, match="process 1 of 2: no folder"):
             trace(tmp_path / "traces", lambda: taken.append(1) or 0.0)
     assert taken == []

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks.failures import CaseFailure
-from benchmarks.statuses import A_TIMEOUT
-from benchmarks.timing.turns import take_turns
+from benchmarks.statuses import TIMEOUT_CAUSE
+from benchmarks.timing.interleaved import time_interleaved
 from strategies import Infeasible, MeshSpec
 from tests.benchmarks.harness.sessions import DATA, SINGLE, Begin, measure
 
@@ -84,10 +84,10 @@ def test_interrupt_in_the_timing_keeps_its_samples(begin: Begin, monkeypatch: py
     """Ctrl-C at the end of the interleaved timing keeps the samples of all cases."""
 
     def interrupted(*arguments: Any) -> None:
-        take_turns(*arguments)
+        time_interleaved(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("benchmarks.harness.heat.take_turns", interrupted)
+    monkeypatch.setattr("benchmarks.harness.timing_group.time_interleaved", interrupted)
     session = begin()
     with pytest.raises(KeyboardInterrupt):
         measure(session, SINGLE, DATA)
@@ -100,8 +100,8 @@ def test_case_that_hung_is_not_tried_again(begin: Begin) -> None:
     for hung in (DATA, SINGLE):
         session = begin()
         session.journal.begin(str(hung))
-        session = begin(resume=True, after=A_TIMEOUT)
+        session = begin(resume=True, after=TIMEOUT_CAUSE)
         (row,) = measure(session, DATA)
         assert row["status"] == ("timeout" if hung == DATA else "ok")
-        assert "nothing was heard of it for 600 seconds; --case-timeout sets how long to wait" in row["reason"]
+        assert "it made no progress for 600 seconds; --case-timeout sets how long to wait" in row["reason"]
         session.close()

@@ -5,17 +5,17 @@ from contextlib import nullcontext
 
 import pytest
 
-from benchmarks.harness.stopping import Stops
+from benchmarks.harness.stopping import StopSignals
 
 
 def stops(*numbers: signal.Signals, writing: bool = False, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Deliver these signals to a fresh handler, and list what each of them did."""
-    heard, ends = Stops(), list[str]()
+    heard, ends = StopSignals(), list[str]()
     monkeypatch.setattr("os._exit", lambda status: ends.append(f"exit {status}"))
     for number in numbers:
         with heard.while_writing() if writing else nullcontext():
             try:
-                heard.hear(number, None)
+                heard.handle(number, None)
             except KeyboardInterrupt:
                 ends.append("interrupt")
     return ends

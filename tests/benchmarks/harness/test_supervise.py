@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster.heartbeat import HEARTBEAT, Heart, Listener
+from benchmarks.cluster.heartbeat import HEARTBEAT, HeartbeatListener, HeartbeatSender
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.harness import supervise
 from benchmarks.harness.journal import journal_path
-from benchmarks.harness.supervise import JOURNAL, run, running, stopped
+from benchmarks.harness.supervise import JOURNAL, run, running, stop_status
 from benchmarks.statuses import TIMED_OUT
 from tests.benchmarks.running import finish, rows, start, statuses
 from tests.processes import ROOT, environment
@@ -61,7 +61,7 @@ def test_ctrl_c_while_libraries_are_loaded_prints_nothing(journal: Path, capfd: 
     presses = "for pid in (os.getpid(), os.getppid()): os.kill(pid, signal.SIGINT)\ntime.sleep(600)"
     status, told = supervised(presses, journal)
     assert (status, told) == (-signal.SIGUSR1, True)
-    assert stopped(status, b"") == INTERRUPTED
+    assert stop_status(status, b"") == INTERRUPTED
     assert capfd.readouterr().err == "\nstopped before a case had begun\n"
 
 
@@ -76,12 +76,10 @@ def test_a_hang_is_named_and_ends_at_the_second_press(
     again = "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)"
     status, told = supervised(deaf + waits + again, journal)
     assert (status, told) == (-signal.SIGKILL, True)
-    assert stopped(status, BEGAN) == INTERRUPTED
+    assert stop_status(status, BEGAN) == INTERRUPTED
     said = capfd.readouterr().err
-    assert said.startswith(
-        "\nstopping: single cannot be interrupted where it is, and is waited for, 600 seconds at most"
-    )
-    assert said.endswith("Ctrl-C again ends it at once\n")
+    assert said.startswith("\nstopping: single cannot be interrupted right now; waiting 600 seconds at most")
+    assert said.endswith("press Ctrl-C again to end it at once\n")
 
 
 def test_many_presses_end_at_once(journal: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +94,7 @@ def test_many_presses_end_at_once(journal: Path, capfd: pytest.CaptureFixture[st
     ("beats", "sleep", "status", "said"),
     [
         ("b'.'", 600, TIMED_OUT, ""),
-        ("b'.!' + bytes([3])", 600, 3, "done, and their process hung while it shut down; it was killed"),
+        ("b'.!' + bytes([3])", 600, 3, "done, but their process hung during shutdown and was killed"),
         ("b''", 2, 5, ""),  # starting may take any time
     ],
     ids=["hangs", "done", "starting"],
@@ -119,7 +117,7 @@ def test_a_heart_that_stops_beating_is_noticed(
 
 def test_seconds_in_which_the_listener_was_stopped_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time in which the supervisor itself was stopped, as by Ctrl-Z, does not count as silence of the other process."""
-    listener, now = Listener(), [0.0]
+    listener, now = HeartbeatListener(), [0.0]
     monkeypatch.setattr("benchmarks.cluster.heartbeat.time.monotonic", lambda: now[0])
     os.write(listener.descriptor, b".")
     listener.listen(1)
@@ -137,14 +135,14 @@ def test_seconds_in_which_the_listener_was_stopped_do_not_count(monkeypatch: pyt
 
 def test_a_heart_beats_until_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The listener hears the heartbeat and in the end the exit status; without a listener there is no heartbeat."""
-    Heart().rest(0)
-    listener = Listener()
+    HeartbeatSender().stop(0)
+    listener = HeartbeatListener()
     monkeypatch.setenv(HEARTBEAT, str(listener.descriptor))
-    heart = Heart()
+    heart = HeartbeatSender()
     assert HEARTBEAT not in os.environ
     listener.listen(60)
     assert (listener._heard, listener.status) == (True, None)
-    heart.rest(1)
+    heart.stop(1)
     while listener.status is None:
         listener.listen(60)
     assert (listener.status, listener.silent_seconds) == (1, 0)
@@ -194,7 +192,7 @@ def test_stopping_the_supervisor_alone_stops_the_run(tmp_path: Path) -> None:
     assert matches == [True, True, True, None]  # the third was checked, and not timed
     assert [bool(row["stats"]["data"]) for row in found.values()] == [True, True, False, False]
     assert "Traceback" not in process.stderr
-    assert "going on with the cases that are left" not in process.stderr, "one process measured all"
+    assert "continuing with the remaining cases" not in process.stderr, "one process measured all"
     assert journal_path(report).read_text().count('{"start": ') == 1
 
 
@@ -214,7 +212,7 @@ def test_a_case_that_hangs_is_left_at_the_second_press(tmp_path: Path) -> None:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         said += process.communicate(timeout=120)[1]
-    assert "stopping: deaf-data=1-b4 cannot be interrupted where it is, and is waited for" in said
+    assert "stopping: deaf-data=1-b4 cannot be interrupted right now; waiting " in said
     assert "Traceback" not in said
     assert process.returncode == INTERRUPTED
     assert b'"began": "deaf-data=1-b4"' in (tmp_path / "run.journal.jsonl").read_bytes()

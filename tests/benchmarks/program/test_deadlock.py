@@ -16,7 +16,7 @@ from benchmarks.harness.clock import Clock
 from benchmarks.harness.prepare import Entry, Preparation
 from benchmarks.program.compiled import read_program
 from benchmarks.record import Record
-from benchmarks.timing.attribution import safe
+from benchmarks.timing.attribution import require_safe
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.fsdp import head_first, implementation
 from strategies.model.hooks import ONE_DEVICE
@@ -61,9 +61,9 @@ def test_a_variant_that_may_deadlock_is_not_run():
     """An attribution variant with unordered collectives is refused on several virtual devices."""
     text = compiled(lambda x: looped(x) + looped(2 * x), (8, 16))
     program: Any = SimpleNamespace(as_text=lambda: text)
-    with pytest.raises(MayDeadlock, match="virtual CPU devices may wait for each other forever"):
-        safe(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2]), program)
-    assert safe(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), program) is program
+    with pytest.raises(MayDeadlock, match="virtual CPU devices may deadlock; make one collective depend on the other"):
+        require_safe(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2]), program)
+    assert require_safe(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), program) is program
 
 
 def test_a_step_that_may_deadlock_is_not_run(monkeypatch):
@@ -72,7 +72,7 @@ def test_a_step_that_may_deadlock_is_not_run(monkeypatch):
     read = lambda text, axes: dataclasses.replace(read_program(text, axes), concurrent=(("while.1", "psum.2"),))  # noqa: E731
     monkeypatch.setattr("benchmarks.harness.prepare.read_program", read)
     entry = Entry(case, Record.begin(case))
-    with pytest.raises(MayDeadlock, match=r"%psum.2 communicates beside %while.1"):
+    with pytest.raises(MayDeadlock, match=r"%psum.2 may communicate at the same time as %while.1"):
         list(Preparation(np.zeros(2000, np.uint8), Clock()).stages(entry, compile_only=False))
 
 

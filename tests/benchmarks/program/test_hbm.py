@@ -7,7 +7,7 @@ from benchmarks.program.compiled import read_program
 HBM, VMEM = "f32[8,16]{1,0:T(8,128)}", "f32[8,16]{1,0:T(8,128)S(1)}"
 
 
-def touched(*lines: str, before: str = "") -> int:
+def bytes_moved(*lines: str, before: str = "") -> int:
     """The memory traffic of a TPU program whose last line is the root."""
     *others, root = (f"%p = {HBM} parameter(0)", f"%q = {VMEM} parameter(1)", *lines)
     main = "\n".join([*(f"  {line}" for line in others), f"  ROOT {root}"])
@@ -41,7 +41,7 @@ def touched(*lines: str, before: str = "") -> int:
 def test_traffic_is_operands_and_results_in_memory(line: str, read_and_written: int) -> None:
     """Operands and results in HBM count, those in VMEM do not; a slice or an in-place update counts its part only."""
     small = "%u = f32[2,16]{1,0:T(8,128)} parameter(2)", "%i = s32[]{:T(128)S(6)} parameter(3)"
-    assert touched(*small, line) == read_and_written
+    assert bytes_moved(*small, line) == read_and_written
 
 
 def test_on_gpus_all_spaces_but_the_hosts_count() -> None:
@@ -69,7 +69,7 @@ INDEX = "%i = s32[]{:T(128)S(6)} parameter(2)"
 
 def test_a_fusion_touches_what_it_slices_and_updates() -> None:
     """A fusion counts the slices it reads and the parts it updates, and nothing inside."""
-    assert touched(INDEX, FUSED, before=FUSION) == 3 * 128
+    assert bytes_moved(INDEX, FUSED, before=FUSION) == 3 * 128
 
 
 def test_a_fusion_in_a_fusion_is_looked_into() -> None:
@@ -79,16 +79,16 @@ def test_a_fusion_in_a_fusion_is_looked_into() -> None:
         f"  %b = {HBM} parameter(1)\n  %i = s32[]{{:T(128)S(6)}} parameter(2)\n"
         f"  ROOT {FUSED.replace('%p, %p', '%a, %b')}\n}}\n\n"
     )
-    assert touched(INDEX, FUSED.replace("%fused", "%outer"), before=nested) == 3 * 128
+    assert bytes_moved(INDEX, FUSED.replace("%fused", "%outer"), before=nested) == 3 * 128
 
 
 def test_a_fusion_reads_the_whole_of_what_it_does_not_only_slice() -> None:
     """An operand with any other use is read in full, and a new array is written in full whatever is updated in it."""
-    assert touched(INDEX, FUSED, before=FUSION.replace("add(%part, %part)", "add(%part, %b)")) == 512 + 2 * 128
+    assert bytes_moved(INDEX, FUSED, before=FUSION.replace("add(%part, %part)", "add(%part, %b)")) == 512 + 2 * 128
     fresh = FUSION.replace("slice(%a, %more", "slice(%zeros, %more").replace(
         "  %new", f"  %zeros = {HBM} broadcast(%i), dimensions={{}}\n  %new"
     )
-    assert touched(INDEX, FUSED, before=fresh) == 128 + 512 + 128
+    assert bytes_moved(INDEX, FUSED, before=fresh) == 128 + 512 + 128
 
 
 WOVEN = f"""%begin (a: f32[8,16]) -> (f32[8,16], f32[32,16]) {{
@@ -124,7 +124,7 @@ def test_a_collective_that_is_woven_into_fusions_counts_where_it_starts() -> Non
         f"%3 = ({HBM}, f32[32,16]{{1,0:T(8,128)}}) fusion(%p, %2, %p), kind=kOutput, calls=%middle",
         "%4 = f32[32,16]{1,0:T(8,128)} fusion(%p, %2), kind=kCustom, calls=%end",
     )
-    assert touched(*fusions, before=WOVEN) == (512 + 2048) + 2 * 512
+    assert bytes_moved(*fusions, before=WOVEN) == (512 + 2048) + 2 * 512
 
 
 LOOP = f"""%body (s: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
@@ -148,7 +148,7 @@ def test_loops_multiply() -> None:
     loop = f"%w = (s32[]{{:T(128)S(6)}}, {HBM}) while(%s), condition=%condition, body=%body"
     loop += ', backend_config={"known_trip_count":{"n":"7"}}'
     state = f"%s = (s32[]{{:T(128)S(6)}}, {HBM}) tuple(%i, %p)"
-    assert touched(INDEX, state, loop, before=LOOP) == 7 * 2 * 512
+    assert bytes_moved(INDEX, state, loop, before=LOOP) == 7 * 2 * 512
 
 
 def test_a_librarys_workspace_is_no_traffic() -> None:

@@ -81,7 +81,7 @@ def test_canonical_text_ignores_names_and_locations() -> None:
         ("ENTRY ", "", "no ENTRY computation"),
         ("\n}\n\n", "\n", "%sum.1 does not end"),
         ("  ROOT %both", "  %both", "%main.7 has no ROOT"),
-        ("  %zero = f32[] constant(-0.5)", "  %zero", "%main.7: no instruction:   %zero"),
+        ("  %zero = f32[] constant(-0.5)", "  %zero", "%main.7: not an instruction:   %zero"),
         ("f32[] constant(-0.5)", "f32[]", r"%zero: no opcode: f32\[\]"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reporting.publish import UNTIMED, NoStats, require_writable, set_untimed_apart, whole_report
+from benchmarks.reporting.publish import UNTIMED, NoStats, atomic_report, move_untimed_rows, require_writable
 
 
 def test_case_without_samples_has_no_times() -> None:
@@ -20,7 +20,7 @@ def test_rows_without_samples_are_apart() -> None:
     """Each row that other programs read has numbers; no row is lost."""
     timed, untimed = {"name": "a", "stats": {"mean": 0.1}}, {"name": "b", "stats": NoStats().as_dict()}
     report = {"benchmarks": [untimed, timed]}
-    set_untimed_apart(report)
+    move_untimed_rows(report)
     assert report == {"benchmarks": [timed], UNTIMED: [untimed]}
 
 
@@ -66,7 +66,7 @@ def test_report_is_whole_or_not_there(tmp_path: Path, error: BaseException | Non
     config: Any = SimpleNamespace(_benchmarksession=session, option=SimpleNamespace(benchmark_json=report))
 
     def write() -> None:
-        with whole_report(config), session.json.open("w") as file:
+        with atomic_report(config), session.json.open("w") as file:
             file.write("half, ")
             file.flush()
             assert report.read_text() == "an earlier report"

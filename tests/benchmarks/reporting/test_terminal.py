@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from benchmarks.explain.memory import Memory
+from benchmarks.explain.memory import StepMemory
 from benchmarks.reporting.terminal import MIB, noise, outcome, progress, table, where_time_goes
-from benchmarks.timing.turns import Interval
+from benchmarks.timing.interleaved import Interval
 from tests.benchmarks.test_record import CASE, MEASURED, NOTHING_KNOWN
 
 INFEASIBLE = replace(
@@ -25,7 +25,7 @@ def test_progress_has_place_outcome_and_time_left() -> None:
 
 def test_table_has_a_line_for_each_case() -> None:
     """Numbers stand under their heading, what was predicted behind what is, and a case without any says why."""
-    measured = replace(MEASURED, memory=Memory(9 * MIB, 2 * MIB, 6 * MIB, 3 * MIB, 9 * MIB, 9 * MIB))
+    measured = replace(MEASURED, memory=StepMemory(9 * MIB, 2 * MIB, 6 * MIB, 3 * MIB, 9 * MIB, 9 * MIB))
     measured = replace(measured, compiled={"compiled.sent_bytes": 33 * MIB})
     header, measured, infeasible = table([measured.as_row(), INFEASIBLE.as_row()])
     assert header.split("  ")[:2] == ["strategy", "mesh"]

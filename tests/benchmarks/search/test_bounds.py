@@ -8,8 +8,8 @@ import pytest
 from benchmarks.cases import Case
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import Topology
-from benchmarks.search.bounds import Candidate, foremost, moved_bytes, ranked, weighed
-from benchmarks.search.candidates import Space
+from benchmarks.search.bounds import Candidate, best_per_layout, evaluated, memory_traffic_bytes, ranked
+from benchmarks.search.candidates import SearchSpace
 from strategies import GPTConfig, Infeasible, MeshSpec
 from strategies.costs.predict import Cost, predict
 from strategies.model.gpt import Block, param_count
@@ -27,7 +27,7 @@ def case(strategy: str, mesh: str, **others: Any) -> Case:
 
 def all_ranked(memory_bytes: int) -> list[Candidate]:
     """All candidates on eight devices of that memory, ranked."""
-    space = Space(Topology.parse("cpu:8"), "tiny", CONFIG, 16, "bfloat16", remats=("dots", "full"))
+    space = SearchSpace(Topology.parse("cpu:8"), "tiny", CONFIG, 16, "bfloat16", remats=("dots", "full"))
     return ranked(space.cases(), replace(CHIP, memory_bytes=memory_bytes))
 
 
@@ -72,7 +72,7 @@ def predicted(case: Case) -> Cost | Infeasible:
 
 def test_a_bubble_lengthens_the_compute_time() -> None:
     """The pipeline bubble lengthens the compute time; the FLOPs stay."""
-    each = weighed(case("pipeline", "pipeline=4", microbatches=4), CHIP)
+    each = evaluated(case("pipeline", "pipeline=4", microbatches=4), CHIP)
     assert isinstance(each.cost, Cost)
     assert each.bound
     assert each.bound.roofline
@@ -83,7 +83,7 @@ def test_a_bubble_lengthens_the_compute_time() -> None:
 
 def test_virtual_devices_have_one_link() -> None:
     """Virtual devices count as a line of chips, so an all-reduce has one link."""
-    each = weighed(case("data", "data=8"), CHIP)
+    each = evaluated(case("data", "data=8"), CHIP)
     assert isinstance(each.cost, Cost)
     assert each.bound
     assert each.bound.roofline
@@ -95,16 +95,16 @@ def test_virtual_devices_have_one_link() -> None:
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_memory_is_read_and_written_once_for_each_use(remat: str, passes: int, microbatches: int) -> None:
     """The traffic of data parallelism is the sum by hand: all weights are read at each use, positions looked up."""
-    each = weighed(case("data", "data=8", remat=remat, microbatches=microbatches), CHIP)
+    each = evaluated(case("data", "data=8", remat=remat, microbatches=microbatches), CHIP)
     assert isinstance(each.cost, Cost)
     weights, table = param_count(CONFIG), CONFIG.sequence * CONFIG.embed
     in_each = passes * 2 * (weights - table) + 8 * weights + 2 * CONFIG.layers * Block.kept_bytes(each.cost.plan.share)
-    assert moved_bytes(each.cost.plan) == microbatches * in_each + 24 * weights
+    assert memory_traffic_bytes(each.cost.plan) == microbatches * in_each + 24 * weights
 
 
 def test_fsdp_computes_with_whole_weights() -> None:
     """fsdp reads whole weights to compute with, and its optimizer touches its own shard only."""
-    whole, part = (weighed(case(name, f"{name}=8"), CHIP).cost for name in ("data", "fsdp"))
+    whole, part = (evaluated(case(name, f"{name}=8"), CHIP).cost for name in ("data", "fsdp"))
     assert isinstance(whole, Cost)
     assert isinstance(part, Cost)
     assert moved_bytes(whole.plan) - moved_bytes(part.plan) == (8 + 24) * param_count(CONFIG) * 7 // 8
@@ -114,7 +114,7 @@ def test_the_foremost_are_the_best_of_each_kind() -> None:
     """The foremost candidates are the best of each strategy and set of mesh axes, in order."""
     candidates = all_ranked(2**40)
     kinds = [(each.case.strategy, *each.case.mesh.sizes) for each in candidates if each.bound]
-    found = foremost(candidates)
+    found = best_per_layout(candidates)
     assert [(each.case.strategy, *each.case.mesh.sizes) for each in found] == list(dict.fromkeys(kinds))
     assert all(each.order == min(o.order for o in candidates if o.bound and same(o, each)) for each in found)
 

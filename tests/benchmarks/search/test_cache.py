@@ -41,7 +41,7 @@ def test_what_is_kept_is_found(tmp_path: Path) -> None:
 def test_again_replaces_a_cached_result(tmp_path: Path) -> None:
     """With `again` a cached result is ignored and replaced."""
     Cache(tmp_path).put(CASE, {"status": "compile_error"})
-    again = Cache(tmp_path, again=True)
+    again = Cache(tmp_path, refresh=True)
     assert again.get(CASE) is None
     again.put(CASE, {"status": "ok"})
     assert Cache(tmp_path).get(CASE) == {"status": "ok"}

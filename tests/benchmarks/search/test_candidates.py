@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.devices.topology import Topology
-from benchmarks.search.candidates import AXIS, Space, choices
+from benchmarks.search.candidates import AXIS, SearchSpace, microbatch_choices
 from strategies import GPTConfig, MeshSpec
 from strategies.costs.predict import known
 from strategies.mesh import AXES, factorisations
@@ -14,9 +14,9 @@ from strategies.mesh import AXES, factorisations
 CONFIG = GPTConfig(layers=4, embed=16, heads=4, vocab=256, sequence=16)
 
 
-def space(devices: int = 8, **others: Any) -> Space:
+def space(devices: int = 8, **others: Any) -> SearchSpace:
     """The search space of a tiny model."""
-    return Space(Topology("cpu", (devices,)), "tiny", CONFIG, 24, "bfloat16", **others)
+    return SearchSpace(Topology("cpu", (devices,)), "tiny", CONFIG, 24, "bfloat16", **others)
 
 
 @pytest.mark.parametrize("devices", [1, 8, 12])
@@ -60,7 +60,7 @@ def test_microbatches_divide_a_devices_sequences(mesh: str) -> None:
     """Microbatch counts divide a device's sequences; if stages divide these, they begin there and double."""
     sizes = MeshSpec.parse(mesh).sizes
     stages, shards = sizes.get("pipeline", 1), sizes.get("data", 1) * sizes.get("fsdp", 1)
-    found = choices("three_d", MeshSpec.parse(mesh), 48)
+    found = microbatch_choices("three_d", MeshSpec.parse(mesh), 48)
     assert len(found) == len(set(found)) >= 1
     assert all(48 // shards % parts == 0 for parts in found)
     if 48 // shards % stages == 0:

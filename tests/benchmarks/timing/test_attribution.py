@@ -15,8 +15,8 @@ from benchmarks.harness.prepare import begin_training
 from benchmarks.program.compiled import read_program
 from benchmarks.timing import measure
 from benchmarks.timing.attribution import Attribution, attribute, variants
+from benchmarks.timing.interleaved import MIN_ROUNDS
 from benchmarks.timing.measure import compile_step
-from benchmarks.timing.turns import MIN_ROUNDS
 from strategies import GPTConfig, MeshSpec, Step
 from tests.strategies import quick
 
@@ -30,13 +30,13 @@ def test_parts_are_differences() -> None:
     parts = Attribution.of(
         {
             "step": 100,
-            "waiting": 80,
-            "side by side": 74,
-            "alone": 71,
+            "synchronized": 80,
+            "aligned": 74,
+            "isolated": 71,
             "gradients": 61,
-            "kept": 52,
+            "no remat": 52,
             "optimizer": 11,
-            "nothing": 1,
+            "empty": 1,
         }
     )
     assert parts == Attribution(
@@ -53,13 +53,13 @@ def test_parts_are_differences() -> None:
 
 def test_what_has_no_variant_takes_no_time() -> None:
     """Parts without a variant are zero: one device has no communication, and no remat no recomputation."""
-    parts = Attribution.of({"step": 100, "gradients": 90, "optimizer": 11, "nothing": 1})
+    parts = Attribution.of({"step": 100, "gradients": 90, "optimizer": 11, "empty": 1})
     assert parts == Attribution(89, 0, 0, 0, 0, 10, 1)
 
 
 def test_keeping_that_is_slower_leaves_nothing_to_gain() -> None:
     """If recomputing is faster than keeping activations, recomputation takes no time and all of it is compute."""
-    parts = Attribution.of({"step": 100, "gradients": 90, "kept": 95, "optimizer": 11, "nothing": 1})
+    parts = Attribution.of({"step": 100, "gradients": 90, "no remat": 95, "optimizer": 11, "empty": 1})
     assert (parts.compute_seconds, parts.recomputation_seconds) == (89, 0)
 
 

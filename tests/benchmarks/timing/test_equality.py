@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.cases import Case
 from benchmarks.failures import Mismatch, NonFinite
-from benchmarks.timing.equality import Trajectory, rounding
+from benchmarks.timing.equality import Trajectory, rounding_bound
 from strategies import PRESETS, MeshSpec
 
 CASE = Case("fsdp", MeshSpec.parse("fsdp=8"), "nano", PRESETS["nano"], 16, 1, "float32", "dots")
@@ -27,7 +27,7 @@ def scaled(losses: float = 1.0, grad_norms: float = 1.0) -> Trajectory:
 def test_rounding_passes_and_twice_the_bound_does_not(dtype: str) -> None:
     """Deviations below the rounding bound pass, those of twice the bound raise Mismatch, in loss or gradient norm."""
     case = dataclasses.replace(CASE, dtype=dtype)
-    bound = 3 * rounding(case)
+    bound = 3 * rounding_bound(case)
     scaled(1 + 0.9 * bound, 1 - 0.9 * bound).require_equal(SINGLE, case)
     with pytest.raises(Mismatch, match=r"step 3: loss 4\.\d+ where one device has 4.5, .* apart; rounding explains"):
         scaled(losses=1 + 2 * bound).require_equal(SINGLE, case)
@@ -38,7 +38,7 @@ def test_rounding_passes_and_twice_the_bound_does_not(dtype: str) -> None:
 def test_bound_is_tight_enough_to_see_a_lost_term() -> None:
     """In float32 the bound is below one token's share of the loss, so a lost token is seen."""
     tokens = CASE.batch_size * CASE.config.sequence
-    assert 3 * rounding(CASE) < 1 / tokens
+    assert 3 * rounding_bound(CASE) < 1 / tokens
 
 
 def test_bound_covers_reordered_sums() -> None:
@@ -50,7 +50,7 @@ def test_bound_covers_reordered_sums() -> None:
         values = rng.normal(size=terms).astype(np.float32) ** 2
         orders = [np.cumsum(rng.permutation(values), dtype=np.float32)[-1] for _ in range(2)]
         error += float(orders[0]) / float(orders[1]) - 1
-    assert 0 < abs(error) < rounding(CASE)
+    assert 0 < abs(error) < rounding_bound(CASE)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

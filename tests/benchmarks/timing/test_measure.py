@@ -55,7 +55,7 @@ def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("platform", "asked", "told"),
+    ("platform", "asked", "expected"),
     [
         ("tpu", {"xla_a": "1"}, {"xla_a": "1", "xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}),
         ("tpu", {"xla_disable_hlo_passes": ""}, {"xla_disable_hlo_passes": ""}),
@@ -63,14 +63,14 @@ def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
     ],
 )
 def test_xla_is_told_what_was_asked_and_what_its_platform_needs(
-    platform: str, asked: dict[str, str], told: dict[str, str]
+    platform: str, asked: dict[str, str], expected: dict[str, str]
 ) -> None:
     """Compiler options are those asked for, then the platform's defaults, and the program records them."""
     lowered = SimpleNamespace(compile=lambda options: dict(options))
     devices = np.array([SimpleNamespace(platform=platform)])
     step = SimpleNamespace(mesh=SimpleNamespace(devices=devices), lower=lambda: lowered)
     made = compile_step(cast(Step, step), asked)
-    assert made.program == made.options == told
+    assert made.program == made.options == expected
 
 
 def test_what_a_compiler_says_is_its_error() -> None:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.program.compiled import read_program
-from benchmarks.timing.variants import Silence
+from benchmarks.timing.variants import WithoutCommunication
 from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
 from tests.strategies import quick
 
@@ -26,7 +26,11 @@ SPREADS = {
     "pipeline": "pipeline=4",
     "three_d": "data=2,pipeline=2,tensor=2",
 }
-ALONE, WAITING, SIDE_BY_SIDE = Silence(), Silence(waits=True), Silence(waits=True, side_by_side=True)
+ALONE, WAITING, SIDE_BY_SIDE = (
+    WithoutCommunication(),
+    WithoutCommunication(synchronizes=True),
+    WithoutCommunication(synchronizes=True, aligned_stages=True),
+)
 
 
 @cache
@@ -38,7 +42,7 @@ def built(strategy: str) -> Step:
 
 
 @cache
-def compiled(strategy: str, silence: Silence | None = None) -> tuple[Any, dict[str, Any]]:
+def compiled(strategy: str, silence: WithoutCommunication | None = None) -> tuple[Any, dict[str, Any]]:
     """A compiled step or variant, and the facts of its program."""
     step = built(strategy)
     update = jax.jit(silence(step.update), donate_argnums=0) if silence else step.update
@@ -71,10 +75,10 @@ def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
 
 def test_side_by_side_stages_do_the_same_work() -> None:
     """Stages that do not wait for first results have equal FLOPs, and still communicate at every tick."""
-    (_, waiting), (_, side_by_side) = compiled("pipeline", WAITING), compiled("pipeline", SIDE_BY_SIDE)
-    assert side_by_side["compiled.flops"] == waiting["compiled.flops"]
+    (_, waiting), (_, aligned_stages) = compiled("pipeline", WAITING), compiled("pipeline", SIDE_BY_SIDE)
+    assert aligned_stages["compiled.flops"] == waiting["compiled.flops"]
     permutes = "compiled.collectives.permute.in_loops"
-    assert side_by_side[permutes] == waiting[permutes] == compiled("pipeline")[1][permutes] > 0
+    assert aligned_stages[permutes] == waiting[permutes] == compiled("pipeline")[1][permutes] > 0
 
 
 def test_one_device_computes_what_it_did() -> None:
@@ -86,7 +90,7 @@ def test_one_device_computes_what_it_did() -> None:
     )
 
 
-def on_two(function: Callable[[jax.Array], jax.Array], silence: Silence, check: bool = True) -> np.ndarray:
+def on_two(function: Callable[[jax.Array], jax.Array], silence: WithoutCommunication, check: bool = True) -> np.ndarray:
     """The result of a function on two devices that hold [0, 1] and [2, 3]."""
     mesh = Mesh(np.array(jax.devices()[:2]), "pipeline")
     spread = jax.shard_map(function, mesh=mesh, in_specs=P("pipeline"), out_specs=P("pipeline"), check_vma=check)
@@ -134,11 +138,11 @@ def test_collectives_of_the_compiler_are_refused() -> None:
     """A step that the compiler partitions is refused, because its collectives cannot be left out."""
     mesh = MeshSpec.parse("data=2")
     step = STRATEGIES["auto"].build(CONFIG, mesh, TrainConfig(batch_size=8), jax.devices()[:2])
-    with pytest.raises(ValueError, match="the compiler puts in are not there to be left out"):
+    with pytest.raises(ValueError, match="the compiler inserts cannot be left out"):
         jax.eval_shape(ALONE(step.update), step.state, step.batch)
 
 
 def test_unknown_collective_is_refused() -> None:
     """A collective without a stand-in raises an error that names it."""
-    with pytest.raises(ValueError, match="stand in for the collective pbroadcast"):
+    with pytest.raises(ValueError, match="no replacement for the collective pbroadcast"):
         on_two(lambda x: lax.pbroadcast(x, ("pipeline",), 0), ALONE)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.timing.interleaved import MIN_ROUNDS, BlockTimes, Interval, time_interleaved
 from benchmarks.timing.measure import Training
-from benchmarks.timing.turns import MIN_ROUNDS, Interval, Turns, take_turns
 
 
 def training(work: Callable[[int], object]) -> Training:
@@ -22,11 +22,11 @@ def training(work: Callable[[int], object]) -> Training:
     return Training(program, 0, [None])
 
 
-def race(*works: Callable[[int], object], steps: int = 5) -> tuple[list[Turns], list[str]]:
+def race(*works: Callable[[int], object], steps: int = 5) -> tuple[list[BlockTimes], list[str]]:
     """Time some runs interleaved; their turns, and the order in which they took them."""
     trainings = {str(number): training(work) for number, work in enumerate(works)}
-    turns, order = {name: Turns(steps) for name in trainings}, list[str]()
-    take_turns(trainings, turns, MIN_ROUNDS, order.append)
+    turns, order = {name: BlockTimes(steps) for name in trainings}, list[str]()
+    time_interleaved(trainings, turns, MIN_ROUNDS, order.append)
     return list(turns.values()), order
 
 
@@ -53,8 +53,8 @@ class Steady:
 
 def test_samples_are_seconds_per_step() -> None:
     """There is one sample for each block: its time divided by its steps, and so for dispatch."""
-    turns = {"0": Turns(5)}
-    take_turns({"0": Steady(0.5)}, turns, MIN_ROUNDS, lambda name: None)
+    turns = {"0": BlockTimes(5)}
+    time_interleaved({"0": Steady(0.5)}, turns, MIN_ROUNDS, lambda name: None)
     assert turns["0"].seconds == [0.5] * MIN_ROUNDS
     assert turns["0"].dispatch_seconds == pytest.approx([0.05] * MIN_ROUNDS)
     assert turns["0"].steps == 5 * MIN_ROUNDS
@@ -62,8 +62,8 @@ def test_samples_are_seconds_per_step() -> None:
 
 def test_each_takes_as_many_turns_as_are_asked_for() -> None:
     """Every run has as many samples as rounds, however long its steps take."""
-    turns = {"0": Turns(5), "1": Turns(2)}
-    take_turns({"0": Steady(0.5), "1": Steady(125.0)}, turns, 20, lambda name: None)
+    turns = {"0": BlockTimes(5), "1": BlockTimes(2)}
+    time_interleaved({"0": Steady(0.5), "1": Steady(125.0)}, turns, 20, lambda name: None)
     assert [len(turn.seconds) for turn in turns.values()] == [20, 20]
 
 
@@ -87,9 +87,9 @@ def test_interrupt_leaves_what_was_timed() -> None:
         if step == 12:
             raise KeyboardInterrupt
 
-    turns = {"0": Turns(5)}
+    turns = {"0": BlockTimes(5)}
     with pytest.raises(KeyboardInterrupt):
-        take_turns({"0": training(stop)}, turns, MIN_ROUNDS, lambda name: None)
+        time_interleaved({"0": training(stop)}, turns, MIN_ROUNDS, lambda name: None)
     assert len(turns["0"].seconds) == 2
 
 

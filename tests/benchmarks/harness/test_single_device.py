@@ -11,16 +11,22 @@ import jax
 import pytest
 
 from benchmarks.cases import Case
-from benchmarks.cluster.processes import Elsewhere
-from benchmarks.failures import Died, Recompiled
+from benchmarks.cluster.processes import FailedElsewhere
+from benchmarks.failures import ProcessDied, Recompiled
 from benchmarks.harness.clock import Clock
-from benchmarks.harness.corpus import read_corpus, source_of
+from benchmarks.harness.corpus import corpus_source, read_corpus
 from benchmarks.harness.journal import Journal
-from benchmarks.harness.lifecycle import RunPlan
+from benchmarks.harness.lifecycle import RunSettings
 from benchmarks.harness.session import Session
-from benchmarks.harness.solo import Solo, SoloTraining, _Device, has_solo, solo
+from benchmarks.harness.single_device import (
+    RemoteTraining,
+    SingleDeviceProcess,
+    _DeviceServer,
+    has_single_device_process,
+    single_device_process,
+)
+from benchmarks.timing.interleaved import MIN_ROUNDS
 from benchmarks.timing.measure import Training
-from benchmarks.timing.turns import MIN_ROUNDS
 from strategies import GPTConfig, MeshSpec
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
@@ -31,9 +37,9 @@ pytestmark = pytest.mark.usefixtures("_short_blocks")
 
 
 @pytest.fixture(scope="module")
-def device() -> Iterator[Solo]:
+def device() -> Iterator[SingleDeviceProcess]:
     """A process with one device."""
-    started = Solo()
+    started = SingleDeviceProcess()
     yield started
     started.end()
 
@@ -41,7 +47,9 @@ def device() -> Iterator[Solo]:
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
     """A session of two cases, with a known rate of matmuls."""
-    begun = Session(RunPlan(CORPUS, rounds=MIN_ROUNDS), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False))
+    begun = Session(
+        RunSettings(CORPUS, rounds=MIN_ROUNDS), Clock(), Journal(tmp_path / "journal.jsonl", {}, resume=False)
+    )
     begun.matmul_rates["float32"] = 1e11
     begun.cases = [SINGLE, DATA]
     yield begun
@@ -49,7 +57,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
     begun.journal.close()
 
 
-def kill(process: Solo) -> None:
+def kill(process: SingleDeviceProcess) -> None:
     """End a process by SIGABRT, as a backend that aborts does."""
     os.kill(process._process.pid or 0, signal.SIGABRT)
     process._process.join()
@@ -64,7 +72,7 @@ def test_single_in_its_own_process_matches_this_one(device: Solo, session: Sessi
     assert training.dispatch_seconds > 0
     training.require_finite("after three steps")
     training.drop()
-    with pytest.raises(Elsewhere, match="KeyError"):
+    with pytest.raises(FailedElsewhere, match="KeyError"):
         training.block(1)
 
 
@@ -72,31 +80,33 @@ def test_a_mapped_text_is_sent_by_its_name(tmp_path: Path) -> None:
     """A memory-mapped text is sent to the other process by its path, because it may be large."""
     file = tmp_path / "text.txt"
     file.write_bytes(CORPUS[:1000].tobytes())
-    assert source_of(read_corpus(file, CONFIG)) == file
-    assert source_of(CORPUS) is CORPUS
+    assert corpus_source(read_corpus(file, CONFIG)) == file
+    assert corpus_source(CORPUS) is CORPUS
 
 
 def test_it_is_traced_and_attributed_where_it_is_timed(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`single` is traced and attributed in its own process, and a heartbeat here keeps the watchdog away."""
-    session._lifecycle.plan = session.plan = replace(session.plan, attribution=True, trace=tmp_path / "traces")
+    session._lifecycle.settings = session.settings = replace(
+        session.settings, attribution=True, trace=tmp_path / "traces"
+    )
     session.cases = [SINGLE]
     session.prepare(SINGLE)
     begin, begun = session._lifecycle.begin, list[str]()
     monkeypatch.setattr(session._lifecycle, "begin", lambda case: (begun.append(case), begin(case)))
-    monkeypatch.setattr("benchmarks.harness.heat.attribute", lambda *_: 1 / 0)
-    monkeypatch.setattr("benchmarks.harness.heat.trace", lambda *_: 1 / 0)
+    monkeypatch.setattr("benchmarks.harness.timing_group.attribute", lambda *_: 1 / 0)
+    monkeypatch.setattr("benchmarks.harness.timing_group.trace", lambda *_: 1 / 0)
     heard: list[int] = []
-    there = SoloTraining.attribute
+    there = RemoteTraining.attribute
 
-    def attribute(training: SoloTraining, *arguments: Any) -> Any:
+    def attribute(training: RemoteTraining, *arguments: Any) -> Any:
         before = len(begun)
         parts = there(training, *arguments)
         heard.append(len(begun) - before)
         return parts
 
-    monkeypatch.setattr(SoloTraining, "attribute", attribute)
+    monkeypatch.setattr(RemoteTraining, "attribute", attribute)
     session.time(SINGLE)
     row = session.rows[str(SINGLE)].extra_info
     assert row["status"] == "ok"
@@ -107,13 +117,15 @@ def test_it_is_traced_and_attributed_where_it_is_timed(
 
 def test_an_error_in_the_other_process_is_raised_here(device: Solo) -> None:
     """An error in the other process is raised here with its status and reason, and the process goes on."""
-    with pytest.raises(Elsewhere, match="it must be at least 1") as failure:
+    with pytest.raises(FailedElsewhere, match="it must be at least 1") as failure:
         device.train(Case("single", SINGLE.mesh, "tiny", CONFIG, 0, 1, "float32", "none"), CORPUS)
     assert failure.value.status == "infeasible"
     assert device.matmul_flops_per_second("float32") > 0
 
 
-def test_an_interrupted_question_leaves_no_answer_behind(device: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_question_leaves_no_answer_behind(
+    device: SingleDeviceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After Ctrl-C in the middle of a question, the next question gets its own answer."""
     training = device.train(SINGLE, CORPUS)
 
@@ -130,15 +142,15 @@ def test_an_interrupted_question_leaves_no_answer_behind(device: Solo, monkeypat
 
 def test_a_dead_process_raises_died_and_is_replaced() -> None:
     """A question to a dead process raises Died with the signal and keeps no buffers; the next gets a new one."""
-    first = solo()
-    assert solo() is first
+    first = single_device_process()
+    assert single_device_process() is first
     kill(first)
-    with pytest.raises(Died, match="SIGABRT") as failure:
+    with pytest.raises(ProcessDied, match="SIGABRT") as failure:
         first.matmul_flops_per_second("float32")
     assert isinstance(failure.value.__cause__, OSError)
     assert failure.value.__cause__.__traceback__ is None
-    assert solo() is not first
-    assert solo().alive
+    assert single_device_process() is not first
+    assert single_device_process().alive
 
 
 def statuses(session: Session) -> list[object]:
@@ -148,7 +160,7 @@ def statuses(session: Session) -> list[object]:
 
 def test_rows_say_that_single_had_a_process_of_its_own(session: Session) -> None:
     """On virtual devices `single` is timed in its own process, rows say so, and relative times refer to it."""
-    assert (jax.devices()[0].platform, jax.device_count(), has_solo()) == ("cpu", 8, True)
+    assert (jax.devices()[0].platform, jax.device_count(), has_single_device_process()) == ("cpu", 8, True)
     session.time(DATA)
     row = session.rows[str(DATA)].extra_info
     assert statuses(session) == ["ok", "ok"]
@@ -161,15 +173,15 @@ def test_if_it_dies_before_a_step_is_timed_no_row_is_lost(session: Session, monk
     session.matmul_rates.clear()
     for case in (SINGLE, DATA):
         session.prepare(case)
-    ask = Solo.ask
+    ask = SingleDeviceProcess.ask
 
-    def die(process: Solo, question: Any, *arguments: Any) -> Any:
+    def die(process: SingleDeviceProcess, question: Any, *arguments: Any) -> Any:
         if question.__name__ == "matmul_flops_per_second":
             kill(process)
         return ask(process, question, *arguments)
 
-    monkeypatch.setattr(Solo, "ask", die)
-    with pytest.warns(UserWarning, match="no rate of a matmul: the process of one device ended by SIGABRT"):
+    monkeypatch.setattr(SingleDeviceProcess, "ask", die)
+    with pytest.warns(UserWarning, match="no matmul throughput: the single-device process was ended by SIGABRT"):
         session.time(DATA)
     assert statuses(session) == ["ok", "ok"]
     assert session.rows[str(DATA)].extra_info["model_flops_utilization"] is None
@@ -179,7 +191,7 @@ def test_why_nothing_is_compared_is_said(session: Session, monkeypatch: pytest.M
     """If `single` has no row and cannot be timed, the rows that would be compared with it give the reason."""
     session.cases = [DATA]
     session.prepare(DATA)
-    monkeypatch.setattr(Solo, "train", lambda *_: 1 / 0)
+    monkeypatch.setattr(SingleDeviceProcess, "train", lambda *_: 1 / 0)
     session.time(DATA)
     row = session.rows[str(DATA)].extra_info
     assert (row["status"], row["relative_to_single"]) == ("ok", None)
@@ -194,7 +206,7 @@ def test_if_the_process_dies_only_single_fails(session: Session, monkeypatch: py
         begin(case)
         turns.append(case)
         if turns.count(str(DATA)) == MIN_ROUNDS:
-            kill(solo())
+            kill(single_device_process())
 
     monkeypatch.setattr(session._lifecycle, "begin", begin_or_kill)
     session.time(DATA)
@@ -204,7 +216,7 @@ def test_if_the_process_dies_only_single_fails(session: Session, monkeypatch: py
 
 def test_a_step_that_is_compiled_while_it_is_timed_is_refused() -> None:
     """A step that compiles while it is timed in the other process raises Recompiled there, too."""
-    device = _Device(lambda: None)
+    device = _DeviceServer(lambda: None)
     for number, program in enumerate((jax.jit(keep), lambda *inputs: jax.jit(lambda *traced: keep(*traced))(*inputs))):
         device.trainings[number] = Training(program, 1.0, [0.0])
         device.trainings[number].block(1)
