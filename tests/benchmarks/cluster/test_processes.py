@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cluster.joining import several_processes_requested
+from benchmarks.cluster.processes import FailedElsewhere, ProcessLost, _agree, _Group, axes_between, join
 
 
 class Service:

@@ -85,7 +85,7 @@ def test_committed_baselines_are_what_formulas_say(path):
     rows = {case: row for case, row in ended_well.items() if not STRATEGIES[case_of(case).strategy].twins}
     assert rows
     for case, row in rows.items():
-        row |= predicted(case_of(case), row)
+        row |= predicted_columns(case_of(case), row)
         assert row["sent_as_predicted"], case
         assert row["predicted.flops"] == row["compiled.flops"], case
         assert row["predicted.argument_bytes"] == row["memory.argument_bytes"], case

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.arguments import MIN_ROUNDS
 from benchmarks.cases import Case
 from benchmarks.harness.corpus import read_corpus
 from benchmarks.harness.lifecycle import RunSettings

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.timing.turns import MIN_ROUNDS, Interval
 
 from benchmarks import cases
+from benchmarks.arguments import MIN_ROUNDS
 from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.journal import Journal
 from benchmarks.harness.session import Session
+from benchmarks.timing.interleaved import Interval
 from strategies import MeshSpec
 from strategies.model.gpt import param_count
 from tests.benchmarks.harness.sessions import CONFIG, DATA, PLAN, SINGLE, TWIN, Begin, Info, measure

@@ -19,6 +19,7 @@ from benchmarks.failures import status_of
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.journal import JournalError
 from benchmarks.harness.session import Session
+from benchmarks.timing.interleaved import time_interleaved
 from benchmarks.timing.measure import trace
 from strategies import Infeasible, MeshSpec
 from tests.benchmarks.harness.sessions import DATA, PLAN, SINGLE, Begin, measure

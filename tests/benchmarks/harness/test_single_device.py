@@ -63,7 +63,7 @@ def kill(process: SingleDeviceProcess) -> None:
     process._process.join()
 
 
-def test_single_in_its_own_process_matches_this_one(device: Solo, session: Session) -> None:
+def test_single_in_its_own_process_matches_this_one(device: SingleDeviceProcess, session: Session) -> None:
     """The first steps in the process of one device match those here, and it times as many steps as asked for."""
     training = device.train(SINGLE, CORPUS)
     session.prepare(SINGLE)
@@ -115,7 +115,7 @@ def test_it_is_traced_and_attributed_where_it_is_timed(
     assert heard[0] > 3  # gradients, optimizer, nothing, and all timed blocks
 
 
-def test_an_error_in_the_other_process_is_raised_here(device: Solo) -> None:
+def test_an_error_in_the_other_process_is_raised_here(device: SingleDeviceProcess) -> None:
     """An error in the other process is raised here with its status and reason, and the process goes on."""
     with pytest.raises(FailedElsewhere, match="it must be at least 1") as failure:
         device.train(Case("single", SINGLE.mesh, "tiny", CONFIG, 0, 1, "float32", "none"), CORPUS)

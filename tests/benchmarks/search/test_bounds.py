@@ -107,7 +107,7 @@ def test_fsdp_computes_with_whole_weights() -> None:
     whole, part = (evaluated(case(name, f"{name}=8"), CHIP).cost for name in ("data", "fsdp"))
     assert isinstance(whole, Cost)
     assert isinstance(part, Cost)
-    assert moved_bytes(whole.plan) - moved_bytes(part.plan) == (8 + 24) * param_count(CONFIG) * 7 // 8
+    assert memory_traffic_bytes(whole.plan) - memory_traffic_bytes(part.plan) == (8 + 24) * param_count(CONFIG) * 7 // 8
 
 
 def test_the_foremost_are_the_best_of_each_kind() -> None:
