@@ -7,29 +7,26 @@ import argparse
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-import pytest
+from strategies.config import PRESETS, Dtype, Remat
 
+if TYPE_CHECKING:  # it takes longer to load than a help may
+    import pytest
+
+DEVICES = (1, 2, 8)
+BATCH_SIZES = (8, 16)
 ROUNDS = 20
 MIN_ROUNDS = 6
 """The fewest pairs whose extremes enclose the median with 95% confidence."""
 CASE_TIMEOUT = 600.0
 LOST_AFTER = 30.0
 JOIN_TIMEOUT = 300.0
+LISTED = "`meshmark strategies` lists them"
+STRATEGY_HELP = f"such as fsdp,tensor; default: all; {LISTED}"
 SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
 
 T = TypeVar("T")
-
-
-class Late(str):
-    """Help that names what the registry has: it is asked for when the help is printed."""
-
-    def __mod__(self, facts: Any) -> str:
-        """Fill in `{strategies}` and the like, and then argparse's own facts."""
-        from benchmarks import options
-
-        return self.format(**options.names()) % facts
 
 
 class Unread(str):
@@ -45,12 +42,18 @@ def late(read: Callable[[str], T]) -> Callable[[str], T]:
     return read
 
 
-def add_options(parser: pytest.Parser) -> None:
+def add_options(parser: "pytest.Parser") -> None:
     """Declare the options of `pytest benchmarks`, once."""
     group = parser.getgroup("meshmark", "meshmark: what `pytest benchmarks` measures")
     if getattr(group, "options", None):
         return  # by the conftest of a checkout
-    add = unread(group.addoption)
+    declare_measuring(unread(group.addoption))
+    several = parser.getgroup("meshmark-processes", "meshmark: several processes, started with the same options each")
+    declare_processes(several.addoption)
+
+
+def declare_measuring(add: Callable[..., Any]) -> None:
+    """Declare what says which cases are measured, and how."""
     declare(add)
     declare_text(add)
     add("--attribution", action="store_true", help="say of each step where its time goes; times variants of it, too")
@@ -60,11 +63,6 @@ def add_options(parser: pytest.Parser) -> None:
     add("--rounds", type=rounds, metavar="N", default=ROUNDS, help="blocks timed of each case; default: %(default)s")
     add("--resume", action="store_true", help="go on with the run that was writing the same --benchmark-json")
     add("--trace-dir", type=Path, metavar="DIR", help="a profiler's trace of each case, apart from what is timed")
-    declare_processes(
-        parser.getgroup(
-            "meshmark-processes", "meshmark: several processes, started with the same options each"
-        ).addoption
-    )
 
 
 def declare_processes(add: Callable[..., Any]) -> None:
@@ -86,22 +84,20 @@ def declare(add: Callable[..., Any]) -> None:
     A bad value is refused by its parser, which names the legal ones.
     """
     several = {"action": "extend", "default": []}
-    there = Late("default: those of {devices} that are there; a --topology is taken whole")
-    sizes = Late("sequences; default: {batch_sizes}, or one for each device of a --topology")
-    add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help=Late("default: {strategies}"))
+    there = f"default: those of {DEVICES} that are there; a --topology is taken whole"
+    sizes = f"sequences; default: {BATCH_SIZES}, or one for each device of a --topology"
+    add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help=STRATEGY_HELP)
     add("--devices", type=commas(count), metavar="N,...", **several, help=there)
     add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="such as data=2,tensor=4; repeatable")
     add("--batch-size", type=commas(count), metavar="N,...", **several, help=sizes)
     add("--microbatches", type=commas(count), metavar="N,...", **several, help="of a batch; default: 2 a stage, or 1")
     declare_model(add)
-    dtypes, remats = (
-        Late("{dtypes}: of the computation; default: %(default)s"),
-        Late("{remats}: what backward recomputes; default: %(default)s"),
-    )
+    dtypes = f"{', '.join(get_args(Dtype))}: of the computation; default: %(default)s"
+    remats = f"{', '.join(get_args(Remat))}: what backward recomputes; default: %(default)s"
     add("--dtype", type=dtype, metavar="DTYPE", default="float32", help=dtypes)
     add("--remat", type=remat, metavar="REMAT", default="dots", help=remats)
-    several_values = Late("of {options}; repeatable")
-    add("--option", type=option, metavar="NAME=VALUE,...", **several, help=several_values)
+    varied = f"of a strategy, such as schedule=gpipe,1f1b; {LISTED}; repeatable"
+    add("--option", type=option, metavar="NAME=VALUE,...", **several, help=varied)
     declare_compiler(add)
 
 
@@ -112,7 +108,7 @@ def declare_text(add: Callable[..., Any]) -> None:
 
 def declare_model(add: Callable[..., Any]) -> None:
     """Declare what says which model it is."""
-    models = Late("the model: {presets}; default: %(default)s")
+    models = f"the model: {', '.join(PRESETS)}; default: %(default)s"
     add("--preset", type=preset, metavar="PRESET", default="nano", help=models)
     for size in SIZES:
         add(f"--{size}", type=count, metavar="N", help="instead of the preset's")

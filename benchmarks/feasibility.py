@@ -9,14 +9,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.arguments import commas, count, declare_compiler, declare_model, seconds, whole
 from benchmarks.cases import Case
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
 from benchmarks.compile import compile_case
 from benchmarks.devices.chips import CHIPS, GIB, Chip
@@ -24,25 +21,20 @@ from benchmarks.devices.placement import device_count
 from benchmarks.explain.memory import processes_that_fit
 from benchmarks.harness.pool import Outcome, work_off
 from benchmarks.options import (
-    mesh,
     model,
-    option,
     require_options,
     require_whole,
-    strategy,
-    topology,
     unique,
     values_of,
 )
+from benchmarks.parsers import COMPILED, search
 from benchmarks.reporting.terminal import progress
 from benchmarks.search import cache
 from benchmarks.search.bounds import foremost, ranked
 from benchmarks.search.candidates import Space
 from benchmarks.search.findings import Finding, compiled_table, left_out, shown, table
-from strategies.config import Dtype, Remat
+from strategies.config import Remat
 
-COMPILED = 8
-BUDGET_SECONDS = 600.0
 PROGRESS_SECONDS = 5.0
 ROOM = 0.85
 """Of a chip's memory: the most that formulas may say a step takes, for it to be among the first to be compiled.
@@ -185,35 +177,9 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Of the command."""
-    about = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(program("python -m benchmarks.feasibility"), description=about)
-    add, several = parser.add_argument, {"action": "extend", "default": []}
-    add("--topology", type=topology, required=True, metavar="TOPOLOGY", help="such as v5p:4x4x4, h100:8x8 or cpu:16")
-    add("--chip", choices=tuple(CHIPS), help="whose figures count of cpu:N; others have their own")
-    declare_model(add)
-    add("--batch-size", type=count, required=True, metavar="N", help="sequences")
-    add("--dtype", choices=get_args(Dtype), default="bfloat16", help="of the computation; default: %(default)s")
-    add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help="default: all by hand")
-    add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="default: all; repeatable")
-    add("--microbatches", type=commas(count), metavar="N,...", **several, help="default: 1, 2, 4, 8, times the stages")
-    add("--remat", choices=get_args(Remat), action="append", default=[], help="default: each; repeatable")
-    add("--option", type=option, metavar="NAME=VALUE,...", **several, help="default: each schedule and gather")
-    declare_compiler(add)
-    add("--compile", type=whole, metavar="N", help=f"the best; default: {COMPILED}, or none if no compiler is there")
-    add("--time-budget", type=seconds, default=BUDGET_SECONDS, metavar="S", help="to compile; default: %(default)s")
-    add("--workers", type=count, metavar="N", help="that compile at a time; default: as memory and cores allow")
-    add("--cache", type=Path, default=cache.usual_folder(), metavar="DIR", help="default: %(default)s")
-    add("--again", action="store_true", help="ask the compiler whatever is kept, and keep what it says")
-    add("--all", action="store_true", help="print every candidate")
-    add("--json", type=Path, metavar="FILE", help="every candidate, for `python -m results.frontier`")
-    return parser
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what was found; 1 if nothing fits, 2 for options that mean nothing, 5 for files that cannot be written."""
-    command = parser()
+    command = search()
     asked = command.parse_args(arguments)
     try:
         chip, compile_best = _chip(asked), _to_compile(asked)

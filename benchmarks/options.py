@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import jax
 
-from benchmarks.arguments import SIZES, commas, count
+from benchmarks.arguments import BATCH_SIZES, DEVICES, SIZES, commas, count
 from benchmarks.cases import COMMON, Case, Selection
 from benchmarks.cluster import processes
 from benchmarks.devices.placement import device_count
@@ -17,9 +17,6 @@ from benchmarks.failures import reason_of
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
 from strategies.names import unknown
-
-DEVICES = (1, 2, 8)
-BATCH_SIZES = (8, 16)
 
 OPTIONS = tuple(dict.fromkeys([*COMMON, *(name for each in STRATEGIES.values() for name in each.options)]))
 """Fields of `TrainConfig` that can be varied, of strategies that have them."""
@@ -146,19 +143,6 @@ def shared_out(devices: int) -> bool:
 def unique(values: list[T]) -> tuple[T, ...]:
     """The values in order, each once: an id may not occur twice."""
     return tuple(dict.fromkeys(values))
-
-
-def names() -> dict[str, str]:
-    """What helps name: all that there is to choose from."""
-    return {
-        "strategies": ", ".join(STRATEGIES),
-        "presets": ", ".join(PRESETS),
-        "dtypes": ", ".join(get_args(Dtype)),
-        "remats": ", ".join(get_args(Remat)),
-        "options": ", ".join(OPTIONS),
-        "devices": str(DEVICES),
-        "batch_sizes": str(BATCH_SIZES),
-    }
 
 
 def one_of(what: str, legal: Iterable[str]) -> Callable[[str], str]:

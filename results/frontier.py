@@ -3,7 +3,6 @@
 python -m results.frontier FILE [--out PICTURE]
 """
 
-import argparse
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +17,8 @@ from matplotlib.lines import Line2D
 
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, require_apart, require_picture, save
+from results import parsers
 from results.figures.canvas import GREY, Look, byte_unit, look_of
 from results.figures.curves import frontier
 from results.figures.pictures import FORMATS, REPRODUCIBLE, draw
@@ -159,13 +158,7 @@ def caption(rows: pd.DataFrame, drawn: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog=program("python -m results.frontier"), description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="written by python -m benchmarks.feasibility --json")
-    parser.add_argument(
-        "--out", type=Path, metavar="PICTURE", help="default: FILE's name, in PNG; its ending says which"
-    )
+    parser = parsers.frontier()
     options = parser.parse_args(arguments)
     out = options.out or options.file.with_suffix(".png")
     try:

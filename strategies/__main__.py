@@ -19,7 +19,10 @@ MOST_CELLS = 300_000
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m strategies", description="Ask about strategies.")
-    commands = parser.add_subparsers(required=True, metavar="schedule")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands.add_parser("list", help="list all strategies, with their mesh axes and options").set_defaults(
+        run=print_all
+    )
     schedule = commands.add_parser("schedule", help="print what the stages of a pipeline do, tick by tick")
     schedule.set_defaults(run=print_schedule, refuse=schedule.error)
     add = schedule.add_argument
@@ -30,6 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--json", action="store_true", help="the table as JSON, for `python -m results.timeline`")
     options = parser.parse_args(arguments)
     options.run(options)
+
+
+def print_all(_: argparse.Namespace) -> None:
+    """Print a line for each strategy, also for those that `MESHMARK_STRATEGIES` adds."""
+    from strategies import STRATEGIES  # with JAX, which a schedule does not need
+
+    for name, strategy in STRATEGIES.items():
+        options = ", ".join(strategy.options)
+        print(f"{name:12}{', '.join(strategy.axes):40}{options}".rstrip())
 
 
 def print_schedule(options: argparse.Namespace) -> None:

@@ -53,11 +53,6 @@ class Cache:
         return self.folder / f"{fingerprint(facts(case))}.json"
 
 
-def usual_folder() -> Path:
-    """Where caches belong (XDG Base Directory Specification)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "meshmark", "compiled")
-
-
 def facts(case: Case) -> dict[str, Any]:
     """All that the answer depends on: the case, its topology, versions, flags, settings, and our own sources."""
     assert case.topology

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from scipy.stats import t as student
-
 MIN_LAUNCHES = 3
 CONFIDENCE = 0.95
 
@@ -60,6 +58,8 @@ class Change:
         mean, count = statistics.fmean(log_ratios), len(log_ratios)
         if count < 2:
             return cls(mean, -math.inf, math.inf)
+        from scipy.stats import t as student  # it takes seconds to load: not for a help
+
         margin = float(student.ppf(CONFIDENCE, count - 1)) * statistics.stdev(log_ratios) / math.sqrt(count)
         return cls(mean, mean - margin, mean + margin)
 
