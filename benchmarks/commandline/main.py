@@ -33,6 +33,9 @@ COMMANDS = {
         "benchmarks.parsers:measure",
     ),
     "plot": Command("draw the curves of measured runs", "results.plot", parser="results.parsers:plot"),
+    "compare": Command("set stored runs side by side, case by case", "results.compare"),
+    "merge": Command("make one run of several launches", "results.merge"),
+    "export": Command("write a run as CSV or Markdown", "results.export"),
     "regress": Command("judge whether a change made a step worse", "results.regress"),
     "baseline": Command("write the baseline of the exact gate", "results.baseline"),
     "compile": Command(

@@ -17,6 +17,7 @@ import strategies
 from benchmarks.cases import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.timing.machine import COMPILER, SETTINGS, fingerprint
+from strategies.registry import OTHERS
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
@@ -79,6 +80,6 @@ def sources() -> str:
         for path in sorted(folder.rglob("*.py")):
             name = path.relative_to(folder).as_posix()
             digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
-    for module in strategies.OTHERS:
+    for module in OTHERS:
         digest.update(Path(module.__file__ or "").read_bytes())
     return digest.hexdigest()[:16]
