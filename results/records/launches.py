@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+MIN_LAUNCHES = 3
+"""Fewer settle nothing."""
 CONFIDENCE = 0.95
 """Of a bound on one side."""
 BOTH_SIDES = (1 + CONFIDENCE) / 2

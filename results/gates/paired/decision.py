@@ -5,9 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from results.records.launches import Change, Word
-
-MIN_LAUNCHES = 3
+from results.records.launches import MIN_LAUNCHES, Change, Word
 
 Side = Literal["base", "head", "canary"]
 
