@@ -1,3 +1,16 @@
 """Benchmarks of training steps: cases, their measurement, and one record for each."""
 
 import benchmarks.commandline  # noqa: F401 (no traceback on Ctrl-C during imports)
+
+
+def __getattr__(name: str) -> str:
+    """The version, `__version__`, read from the installed package when it is asked for.
+
+    Raises:
+        AttributeError: there is no such name.
+    """
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from benchmarks.commandline.main import installed_version
+
+    return installed_version()

@@ -7,10 +7,15 @@ import argparse
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-import pytest
+from strategies.config import PRESETS, Dtype, Remat
 
+if TYPE_CHECKING:  # it takes longer to load than a help may
+    import pytest
+
+DEVICES = (1, 2, 8)
+BATCH_SIZES = (8, 16)
 ROUNDS = 20
 MIN_ROUNDS = 6
 """The fewest samples whose extremes enclose the median with 95% confidence."""
@@ -18,20 +23,12 @@ CASE_TIMEOUT = 600.0
 LOST_AFTER = 30.0
 """Default seconds without heartbeat after which a process counts as lost."""
 JOIN_TIMEOUT = 300.0
+LISTED = "`meshmark strategies` lists them"
+STRATEGY_HELP = f"such as fsdp,tensor; default: all; {LISTED}"
 SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
 """Sizes of the model, which are options and fields of `GPTConfig`."""
 
 T = TypeVar("T")
-
-
-class DeferredHelp(str):
-    """Help text with names from the registry, which is imported only when the help is printed."""
-
-    def __mod__(self, facts: Any) -> str:
-        """Fill in `{strategies}` and the like, and then argparse's own values."""
-        from benchmarks import options
-
-        return self.format(**options.names()) % facts
 
 
 class DeferredValue(str):
@@ -52,32 +49,28 @@ def deferred(read: Callable[[str], T]) -> Callable[[str], T]:
     return read
 
 
-def add_options(parser: pytest.Parser) -> None:
+def add_options(parser: "pytest.Parser") -> None:
     """Declare the options of `pytest benchmarks`, once."""
     group = parser.getgroup("meshmark", "meshmark: what `pytest benchmarks` measures")
     if getattr(group, "options", None):
         return  # already declared by the conftest.py of a checkout
-    add = deferring(group.addoption)
+    declare_measuring(deferring(group.addoption))
+    title = "meshmark: multi-process runs; start each process with the same options"
+    declare_processes(parser.getgroup("meshmark-processes", title).addoption)
+
+
+def declare_measuring(add: Callable[..., Any]) -> None:
+    """Declare the options that select cases and say how they are measured."""
     declare(add)
     declare_text(add)
     add("--attribution", action="store_true", help="attribute each step's time to causes; also times variants of it")
-    add(
-        "--case-timeout",
-        type=seconds,
-        metavar="S",
-        default=CASE_TIMEOUT,
-        help="seconds without progress; default: %(default)s",
-    )
+    timeout = "seconds without progress; default: %(default)s"
+    add("--case-timeout", type=seconds, metavar="S", default=CASE_TIMEOUT, help=timeout)
     add("--compile-only", action="store_true", help="compile and analyse each step, and run nothing")
     add("--topology", type=topology, metavar="TOPOLOGY", help="compile for these devices, such as v5p:4x4x4")
     add("--rounds", type=rounds, metavar="N", default=ROUNDS, help="timed blocks per case; default: %(default)s")
     add("--resume", action="store_true", help="continue the interrupted run with the same --benchmark-json")
     add("--trace-dir", type=Path, metavar="DIR", help="write a profiler trace of each case, apart from timed blocks")
-    declare_processes(
-        parser.getgroup(
-            "meshmark-processes", "meshmark: multi-process runs; start each process with the same options"
-        ).addoption
-    )
 
 
 def declare_processes(add: Callable[..., Any]) -> None:
@@ -105,15 +98,9 @@ def declare(add: Callable[..., Any]) -> None:
             ones.
     """
     repeatable = {"action": "extend", "default": []}
-    devices = DeferredHelp("numbers of devices; default: those of {devices} that are available; all of a --topology")
-    batch_sizes = DeferredHelp("sequences in a global batch; default: {batch_sizes}, or one per device of a --topology")
-    add(
-        "--strategy",
-        type=commas(strategy),
-        metavar="NAME,...",
-        **repeatable,
-        help=DeferredHelp("strategies; default: {strategies}"),
-    )
+    devices = f"numbers of devices; default: those of {DEVICES} that are available; all of a --topology"
+    batch_sizes = f"sequences in a global batch; default: {BATCH_SIZES}, or one per device of a --topology"
+    add("--strategy", type=commas(strategy), metavar="NAME,...", **repeatable, help=STRATEGY_HELP)
     add("--devices", type=commas(count), metavar="N,...", **repeatable, help=devices)
     add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="such as data=2,tensor=4; repeatable")
     add("--batch-size", type=commas(count), metavar="N,...", **repeatable, help=batch_sizes)
@@ -125,14 +112,12 @@ def declare(add: Callable[..., Any]) -> None:
         help="per batch; default: 2 per pipeline stage, or 1",
     )
     declare_model(add)
-    dtypes, remats = (
-        DeferredHelp("{dtypes}: dtype of the computation; default: %(default)s"),
-        DeferredHelp("{remats}: what the backward pass recomputes; default: %(default)s"),
-    )
+    dtypes = f"{', '.join(get_args(Dtype))}: dtype of the computation; default: %(default)s"
+    remats = f"{', '.join(get_args(Remat))}: what the backward pass recomputes; default: %(default)s"
     add("--dtype", type=dtype, metavar="DTYPE", default="float32", help=dtypes)
     add("--remat", type=remat, metavar="REMAT", default="dots", help=remats)
-    options_help = DeferredHelp("options of strategies, of {options}; repeatable")
-    add("--option", type=option, metavar="NAME=VALUE,...", **repeatable, help=options_help)
+    options = f"options of strategies, such as schedule=gpipe,1f1b; {LISTED}; repeatable"
+    add("--option", type=option, metavar="NAME=VALUE,...", **repeatable, help=options)
     declare_compiler(add)
 
 
@@ -143,7 +128,7 @@ def declare_text(add: Callable[..., Any]) -> None:
 
 def declare_model(add: Callable[..., Any]) -> None:
     """Declare the options that describe the model."""
-    models = DeferredHelp("the model: {presets}; default: %(default)s")
+    models = f"the model: {', '.join(PRESETS)}; default: %(default)s"
     add("--preset", type=preset, metavar="PRESET", default="nano", help=models)
     for size in SIZES:
         add(f"--{size}", type=count, metavar="N", help="override the preset's")

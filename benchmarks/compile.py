@@ -3,16 +3,13 @@
 python -m benchmarks.compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --remat full
 """
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from benchmarks.arguments import declare
 from benchmarks.cases import Case
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.devices.chips import GIB
 from benchmarks.explain.memory import host_peak_rss_bytes
 from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
@@ -20,7 +17,8 @@ from benchmarks.failures import reason_of, status_of
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import EMPTY_CORPUS
 from benchmarks.harness.prepare import Entry, Preparation
-from benchmarks.options import selected, topology
+from benchmarks.options import selected
+from benchmarks.parsers import compile_cases
 from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.record import Record
 from benchmarks.reporting.terminal import MIB
@@ -117,12 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 1 if any case fails to compile. It is 2 for invalid options.
     """
-    about = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(program("python -m benchmarks.compile"), description=about)
-    parser.add_argument(
-        "--topology", type=topology, required=True, help="devices, such as v5p:4x4x4, h100:2x8 or cpu:64"
-    )
-    declare(parser.add_argument)
+    parser = compile_cases()
     option = parser.parse_args(arguments)
     try:
         cases = selected(option).cases()

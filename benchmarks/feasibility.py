@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from benchmarks import parsers
 from benchmarks.cases import Case
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
@@ -25,7 +26,7 @@ from benchmarks.search import cache
 from benchmarks.search.bounds import best_per_layout, ranked
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.findings import Finding, compiled_table, displayed, rejections, table
-from benchmarks.search.request import DEFAULT_COMPILED, chosen_chip, parser, search_space
+from benchmarks.search.request import chosen_chip, search_space
 from strategies.model.gpt import param_count
 
 PROGRESS_SECONDS = 5.0
@@ -192,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 1 if nothing fits. It is 2 for invalid options, and 5 for files that cannot be written.
     """
-    command = parser((__doc__ or "").partition("\n")[0])
+    command = parsers.search()
     asked = command.parse_args(arguments)
     try:
         chip, compile_best, space = chosen_chip(asked), _to_compile(asked), search_space(asked)
@@ -231,7 +232,7 @@ def _to_compile(asked: argparse.Namespace) -> int:
             raise
         log(f"nothing is compiled: {error}")
         return 0
-    return DEFAULT_COMPILED if asked.compile is None else asked.compile
+    return parsers.DEFAULT_COMPILED if asked.compile is None else asked.compile
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import jax
 
-from benchmarks.arguments import SIZES, commas, count
+from benchmarks.arguments import BATCH_SIZES, DEVICES, SIZES, commas, count
 from benchmarks.cases import COMMON_OPTIONS, Case, Selection
 from benchmarks.cluster import processes
 from benchmarks.devices.placement import device_count
@@ -17,10 +17,6 @@ from benchmarks.failures import reason_of
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
 from strategies.names import unknown
-
-DEVICES = (1, 2, 8)
-"""Default numbers of devices, as far as they are available."""
-BATCH_SIZES = (8, 16)
 
 OPTIONS = tuple(dict.fromkeys([*COMMON_OPTIONS, *(name for each in STRATEGIES.values() for name in each.options)]))
 """Fields of `TrainConfig` that can be varied, for the strategies that have them."""
@@ -150,19 +146,6 @@ def divides_among_processes(devices: int) -> bool:
 def unique(values: list[T]) -> tuple[T, ...]:
     """The values in order, without duplicates, because case ids must be unique."""
     return tuple(dict.fromkeys(values))
-
-
-def names() -> dict[str, str]:
-    """Values that help texts refer to."""
-    return {
-        "strategies": ", ".join(STRATEGIES),
-        "presets": ", ".join(PRESETS),
-        "dtypes": ", ".join(get_args(Dtype)),
-        "remats": ", ".join(get_args(Remat)),
-        "options": ", ".join(OPTIONS),
-        "devices": str(DEVICES),
-        "batch_sizes": str(BATCH_SIZES),
-    }
 
 
 def choice_parser(noun: str, legal: Iterable[str]) -> Callable[[str], str]:

@@ -3,7 +3,6 @@
 python -m results.frontier FILE [--out PICTURE]
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ import seaborn as sns
 
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, require_apart, require_picture, save
+from results import parsers
 from results.figures.feasibility import BYTES, SPEED, figure_of
 from results.figures.pictures import FORMATS, REPRODUCIBLE, draw
 from results.records.reading import RecordError, check_kinds, is_amount, is_text, read_json
@@ -64,13 +63,7 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog=program("python -m results.frontier"), description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="written by python -m benchmarks.feasibility --json")
-    parser.add_argument(
-        "--out", type=Path, metavar="PICTURE", help="default: FILE's name, in PNG; its ending says which"
-    )
+    parser = parsers.frontier()
     options = parser.parse_args(arguments)
     out = options.out or options.file.with_suffix(".png")
     try:

@@ -1,6 +1,5 @@
 """Draw the figures of benchmark runs: `python -m results.plot runs/NAME.json [--out DIR]`."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +9,8 @@ import seaborn as sns
 
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, apart, require_folder, safe_name, save
-from results.arguments import count
+from results import parsers
 from results.figures.canvas import Look, look_of
 from results.figures.curves import counts, left_out, widest_batch, workloads
 from results.figures.drawing import FIGURES, OF_ALL_BATCHES, figures_of
@@ -69,16 +67,7 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog=program("python -m results.plot"), description="Draw the figures of benchmark runs."
-    )
-    parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="written by pytest benchmarks --benchmark-json"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: NAME-figures, beside the first FILE")
-    parser.add_argument(
-        "--batch-size", type=count, metavar="N", help="global batch, in sequences, of the figures that show one batch"
-    )
+    parser = parsers.plot()
     options = parser.parse_args(arguments)
     first = options.files[0]
     out = options.out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package

@@ -3,10 +3,8 @@
 python -m strategies schedule zb-h1 --stages 4 --microbatches 8 --json | python -m results.timeline zb-h1.png
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -14,8 +12,8 @@ from matplotlib.patches import Patch, Rectangle
 
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, require_picture, save
+from results import parsers
 from results.figures.palette import PASS_COLOURS
 from results.figures.pictures import FORMATS, draw
 from results.records.reading import RecordError
@@ -51,10 +49,7 @@ def timeline(schedule: dict[str, Any]) -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog=program("python -m results.timeline"), description="Draw a pipeline schedule."
-    )
-    parser.add_argument("out", type=Path, metavar="FILE", help="the picture; its ending says which kind")
+    parser = parsers.timeline()
     out = parser.parse_args(arguments).out
     try:
         require_picture(out, FORMATS)

@@ -8,29 +8,18 @@ state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, s
 """
 
 import importlib
-import os
-import re
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 import strategies.importing  # noqa: F401 (it acts while the rest is imported)
 
 # isort: split
-from strategies.auto import AUTO
 from strategies.config import PRESETS, GPTConfig, Infeasible, TrainConfig
-from strategies.context import CONTEXT
-from strategies.data import DATA
-from strategies.fsdp import FSDP
-from strategies.hsdp import HSDP
-from strategies.mesh import AXES, MeshSpec
-from strategies.names import Named
-from strategies.pipeline import PIPELINE
-from strategies.sharding.layout import Layout
-from strategies.single import SINGLE
-from strategies.step import Implementation, State, Step, Strategy
-from strategies.tensor import TENSOR
-from strategies.three_d import THREE_D
-from strategies.zero import ZERO1, ZERO2
+
+if TYPE_CHECKING:
+    from strategies.mesh import MeshSpec
+    from strategies.registry import KNOWN_AS, STRATEGIES, register
+    from strategies.sharding.layout import Layout
+    from strategies.step import Implementation, State, Step, Strategy
 
 __all__ = [
     "KNOWN_AS",
@@ -48,55 +37,27 @@ __all__ = [
     "register",
 ]
 
-MODULES = "MESHMARK_STRATEGIES"
-"""The environment variable that names modules, separated by commas, which register strategies of their own."""
-KNOWN_AS = {
-    "zero3": "fsdp",
-    "ddp": "data",
-    "dp": "data",
-    "tp": "tensor",
-    "cp": "context",
-    "pp": "pipeline",
-    "3d": "three_d",
+_WITH_JAX = {
+    "KNOWN_AS": "registry",
+    "STRATEGIES": "registry",
+    "register": "registry",
+    "MeshSpec": "mesh",
+    "Layout": "sharding.layout",
+    "Implementation": "step",
+    "State": "step",
+    "Step": "step",
+    "Strategy": "step",
 }
-"""Names that other frameworks use."""
-
-_BUILT_IN = SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO
-_registered = Named("strategy", {strategy.name: strategy for strategy in _BUILT_IN}, KNOWN_AS)
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_registered)
-"""Strategies by name."""
+"""The modules of the names that need JAX."""
 
 
-def register(strategy: Strategy) -> Strategy:
-    """Add a strategy of your own to `STRATEGIES`, and its mesh axes to those that a mesh may have, as the inner ones.
-
-    Do so in a module that the environment variable `MESHMARK_STRATEGIES` names: every process imports it in time.
+def __getattr__(name: str) -> Any:
+    """Load what needs JAX when it is first asked for (PEP 562): sizes and schedules are known without it.
 
     Raises:
-        ValueError: the name is taken, or an axis has a name that a mesh or a column cannot have.
+        AttributeError: there is no such name.
     """
-    if strategy.name in STRATEGIES or strategy.name in KNOWN_AS:
-        raise ValueError(f"there is a strategy {strategy.name!r}; give yours another name")
-    for axis in strategy.axes:
-        if not re.fullmatch("[a-z]+", axis) or axis == "several":
-            raise ValueError(f"{axis!r} cannot be a mesh axis; take lower-case letters alone, and not 'several'")
-    AXES.extend(axis for axis in strategy.axes if axis not in AXES)
-    _registered[strategy.name] = strategy
-    return strategy
-
-
-def import_others() -> Iterator[ModuleType]:
-    """Import the modules that the environment names, which register strategies of their own.
-
-    Raises:
-        ValueError: one of them cannot be imported.
-    """
-    for name in filter(None, os.environ.get(MODULES, "").split(",")):
-        try:
-            yield importlib.import_module(name)
-        except ImportError as error:
-            problem = f"{MODULES} names {name!r}, which cannot be imported ({error})"
-            raise ValueError(f"{problem}; name modules that are on PYTHONPATH") from error
-
-
-OTHERS = tuple(import_others())
+    if name not in _WITH_JAX:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module("strategies.registry")  # with the mesh axes of strategies of your own
+    return getattr(importlib.import_module(f"strategies.{_WITH_JAX[name]}"), name)

@@ -24,10 +24,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m strategies", description="Ask about strategies.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_list(commands.add_parser("list", help="list all strategies, with their mesh axes and options"))
     add_schedule(commands.add_parser("schedule", help="print what the stages of a pipeline do, tick by tick"))
     add_show(commands.add_parser("show", help="print what each device holds, and what it sends in a step"))
     options = parser.parse_args(arguments)
     options.run(options)
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Add what runs `list`."""
+    parser.set_defaults(run=print_all)
 
 
 def add_schedule(schedule: argparse.ArgumentParser) -> None:
@@ -64,6 +70,15 @@ def print_overviews(options: argparse.Namespace) -> None:
         json.dump([each.as_dict() for each in shown], sys.stdout)
     else:
         print(*shown, sep="\n\n")
+
+
+def print_all(_: argparse.Namespace) -> None:
+    """Print a line for each strategy, also for those that `MESHMARK_STRATEGIES` adds."""
+    from strategies import STRATEGIES  # with JAX, which a schedule does not need
+
+    for name, strategy in STRATEGIES.items():
+        options = ", ".join(strategy.options)
+        print(f"{name:12}{', '.join(strategy.axes):40}{options}".rstrip())
 
 
 def print_schedule(options: argparse.Namespace) -> None:

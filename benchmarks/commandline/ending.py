@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 INTERRUPTED = 130
@@ -18,13 +19,14 @@ BROKEN_INPUT = 5
 
 
 def quiet_while_importing() -> None:
-    """Have Ctrl-C end the process at once while `python -m` imports a command, for imports take seconds.
+    """Have Ctrl-C end the process at once while `meshmark` or `python -m` imports a command: that takes seconds.
 
     `python -m` keeps "-m" in `sys.argv[0]` until it has imported the command's package (CPython, Lib/runpy.py). The
     handler stays as it is where another program imports the package, or where Ctrl-C is ignored, as under `nohup`.
     """
-    ours = sys.argv[:1] == ["-m"] and threading.current_thread() is threading.main_thread()
-    if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    ours = sys.argv[:1] == ["-m"] or Path(*sys.argv[:1]).stem == "meshmark"
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if ours and in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,11 +1,11 @@
 """One entrance to all commands: `meshmark COMMAND ...`, or `python -m benchmarks COMMAND ...`."""
 
 import difflib
+import importlib
 import os
 import runpy
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 
@@ -16,23 +16,42 @@ class Command(NamedTuple):
         summary: what it is for, in a line.
         module: as `python -m` runs it.
         arguments: that it gets before those that are given.
+        parser: the function that makes its parser, where the module loads what a help needs not.
     """
 
     summary: str
     module: str
     arguments: tuple[str, ...] = ()
+    parser: str = ""
 
 
 COMMANDS = {
-    "measure": Command("time strategies on the devices that are there", "pytest", ("--pyargs", "benchmarks")),
-    "plot": Command("draw the curves of measured runs", "results.plot"),
+    "measure": Command(
+        "time strategies on the devices that are there",
+        "pytest",
+        ("--pyargs", "benchmarks"),
+        "benchmarks.parsers:measure",
+    ),
+    "plot": Command("draw the curves of measured runs", "results.plot", parser="results.parsers:plot"),
+    "compare": Command("set stored runs side by side, case by case", "results.compare"),
+    "merge": Command("make one run of several launches", "results.merge"),
+    "export": Command("write a run as CSV or Markdown", "results.export"),
     "regress": Command("judge whether a change made a step worse", "results.regress"),
     "baseline": Command("write the baseline of the exact gate", "results.baseline"),
-    "compile": Command("ask a compiler about a step, for devices that need not be there", "benchmarks.compile"),
-    "search": Command("search for the best mesh by formulas, and compile the best", "benchmarks.feasibility"),
-    "frontier": Command("draw what a search has found", "results.frontier"),
+    "compile": Command(
+        "ask a compiler about a step, for devices that need not be there",
+        "benchmarks.compile",
+        parser="benchmarks.parsers:compile_cases",
+    ),
+    "search": Command(
+        "search for the best mesh by formulas, and compile the best",
+        "benchmarks.feasibility",
+        parser="benchmarks.parsers:search",
+    ),
+    "frontier": Command("draw what a search has found", "results.frontier", parser="results.parsers:frontier"),
+    "strategies": Command("list the strategies, with their mesh axes and options", "strategies", ("list",)),
     "schedule": Command("print what the stages of a pipeline do, tick by tick", "strategies", ("schedule",)),
-    "timeline": Command("draw a schedule", "results.timeline"),
+    "timeline": Command("draw a schedule", "results.timeline", parser="results.parsers:timeline"),
     "show": Command("print what each device holds, and what it sends in a step", "strategies", ("show",)),
     "diagram": Command("draw what each device holds, and who sends what to whom", "results.diagram"),
     "launch": Command("measure in several processes on this machine", "benchmarks.launch"),
@@ -53,16 +72,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif name == "--version":
         print(f"meshmark {installed_version()}")
     elif name in COMMANDS:
-        command = COMMANDS[name]
-        if command.module == "pytest":  # it must be the first to import this package, whose assertions it rewrites
-            os.execv(sys.executable, [sys.executable, "-m", "pytest", *command.arguments, *others])
-        sys.argv = [f"meshmark {name}", *command.arguments, *others]
-        runpy.run_module(command.module, run_name="__main__")
+        sys.argv = [f"meshmark {name}", *COMMANDS[name].arguments, *others]
+        start(COMMANDS[name])
     else:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         meant = f" Did you mean {near[0]}?" if near else ""
         print(f"meshmark: there is no command {name!r}.{meant} `meshmark --help` lists all commands.", file=sys.stderr)
         sys.exit(WRONG_USAGE)
+
+
+def start(command: Command) -> None:
+    """Run a command with the arguments in `sys.argv`, or print its help without loading what it needs to run."""
+    if command.parser and {"--help", "-h"} & {*sys.argv}:
+        module, _, function = command.parser.partition(":")
+        getattr(importlib.import_module(module), function)().print_help()
+    elif command.module == "pytest":  # it must be the first to import this package, whose assertions it rewrites
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
+    else:
+        runpy.run_module(command.module, run_name="__main__")
 
 
 def contents() -> str:
@@ -79,6 +106,8 @@ def installed_version() -> str:
     >>> installed_version() != ""
     True
     """
+    from importlib.metadata import PackageNotFoundError, version  # it takes as long to load as all of a help
+
     try:
         return version("meshmark")
     except PackageNotFoundError:

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from benchmarks.commandline.tables import PLAIN_WIDTH
 from benchmarks.harness.session import Session
 from benchmarks.reporting.terminal import absent, noise, outcome, progress, table, where_time_goes
 from benchmarks.timing.equality import CHECKED_STEPS
@@ -50,9 +51,11 @@ class Reporter:
             return
         terminalreporter.section("steps")
         rows = list(self.session.rows.values())
-        for line in absent(rows) if self.config.option.topology else [*table(rows), *noise(rows)]:
+        width = self.config.get_terminal_writer().fullwidth if terminalreporter.isatty else PLAIN_WIDTH
+        absent_devices = self.config.option.topology
+        for line in absent(rows, width) if absent_devices else [*table(rows, width), *noise(rows)]:
             terminalreporter.write_line(line)
-        if lines := where_time_goes(rows):
+        if lines := where_time_goes(rows, width):
             terminalreporter.section("where the time of a step goes")
             for line in lines:
                 terminalreporter.write_line(line)

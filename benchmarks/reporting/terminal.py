@@ -1,8 +1,9 @@
 """What a run says while it goes on and at its end."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
+from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.row import Row
 
@@ -47,8 +48,8 @@ def outcome(row: Row) -> str:
     return f"{row.case}: {info['tokens_per_second']:,.0f} tokens/s"
 
 
-def table(rows: Iterable[Row]) -> list[str]:
-    """The lines of the summary, a case a line; one that ended badly says how.
+def table(rows: Iterable[Row], width: int | None = None) -> list[str]:
+    """The summary, a row for each case, as wide as a screen of `width` letters; one that ended badly says how.
 
     Twins are there if any row has one, and what goes between processes if there are several.
     """
@@ -63,17 +64,17 @@ def table(rows: Iterable[Row]) -> list[str]:
         "loss check",
     )
     align = ("<", "<", *">" * (len(header) - 3), "<")
-    return aligned([header, *(cells(row, times, several) for row in rows)], align)
+    return aligned([header, *(cells(row, times, several) for row in rows)], align, width=width)
 
 
-def absent(rows: Iterable[Row]) -> list[str]:
-    """The lines of a summary of what was compiled for devices that are not there."""
+def absent(rows: Iterable[Row], width: int | None = None) -> list[str]:
+    """The summary of what was compiled for devices that are not there."""
     header = (
         *("strategy", "mesh", "batch", "GiB/device", "predicted", "fits", "GiB sent", "predicted"),
         *("ms at least", "bound by", "MFU at most", "ended"),
     )
     align = ("<", "<", *">" * (len(header) - 3), "<")
-    return aligned([header, *map(absent_cells, rows)], align)
+    return aligned([header, *map(absent_cells, rows)], align, width=width)
 
 
 def absent_cells(row: Row) -> tuple[str, ...]:
@@ -96,11 +97,11 @@ def absent_cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def where_time_goes(rows: Iterable[Row]) -> list[str]:
-    """The parts of each step's time in percent, and their sum: a case a line, where they were measured."""
+def where_time_goes(rows: Iterable[Row], width: int | None = None) -> list[str]:
+    """The parts of each step's time in percent, and their sum: a row for each case of which they were measured."""
     lines = [shares(row) for row in rows if row.extra_info["attribution.total_over_step"] is not None]
     header = ("strategy", "mesh", "batch", *(f"{part} %" for part in PARTS), "in all %")
-    return aligned([header, *lines], ("<", "<", *">" * (len(PARTS) + 2))) if lines else []
+    return aligned([header, *lines], ("<", "<", *">" * (len(PARTS) + 2)), width=width) if lines else []
 
 
 def shares(row: Row) -> tuple[str, ...]:
@@ -109,15 +110,6 @@ def shares(row: Row) -> tuple[str, ...]:
     parts = [info[f"attribution.{part}_seconds"] / info["step_seconds_median"] for part in PARTS.values()]
     percent = [f"{100 * part:.1f}" for part in (*parts, info["attribution.total_over_step"])]
     return (info["strategy"], spread(info), str(info["global_batch_sequences"]), *percent)
-
-
-def aligned(lines: Sequence[tuple[str, ...]], align: Sequence[str]) -> list[str]:
-    """Cells in columns."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, align, widths, strict=True)).rstrip()
-        for line in lines
-    ]
 
 
 def cells(row: Row, times: Iterable[str], several: bool) -> tuple[str, ...]:

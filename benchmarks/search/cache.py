@@ -17,6 +17,7 @@ import strategies
 from benchmarks.cases import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.timing.machine import COMPILER, SETTINGS, fingerprint
+from strategies.registry import OTHERS
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 """Environment variables with compiler flags."""
@@ -59,11 +60,6 @@ class Cache:
         return self.folder / f"{fingerprint(facts(case))}.json"
 
 
-def default_folder() -> Path:
-    """The user's cache folder (XDG Base Directory Specification)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "meshmark", "compiled")
-
-
 def facts(case: Case) -> dict[str, Any]:
     """Everything that the result depends on: the case, its topology, versions, flags, settings, and the sources of this
     project.
@@ -94,6 +90,6 @@ def sources() -> str:
         for path in sorted(folder.rglob("*.py")):
             name = path.relative_to(folder).as_posix()
             digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
-    for module in strategies.OTHERS:
+    for module in OTHERS:
         digest.update(Path(module.__file__ or "").read_bytes())
     return digest.hexdigest()[:16]

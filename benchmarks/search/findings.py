@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.cases import option_texts
+from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import Chip
 from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.roofline import Roofline
-from benchmarks.reporting.terminal import aligned, gib, known
+from benchmarks.reporting.terminal import gib, known
 from benchmarks.search.bounds import Candidate, best_per_layout
 from strategies import Infeasible
 

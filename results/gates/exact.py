@@ -12,6 +12,7 @@ from typing import Any
 from results.gates.counters import COUNTERS, PASSED, Snapshot, read_snapshot
 from results.gates.metrics import EXACT, Allowance, Metric, of_an_axis, other_axes
 from results.gates.verdict import Finding, Report
+from results.records.machine import differences
 from results.records.reading import Case
 
 Row = Mapping[str, Any]
@@ -182,12 +183,10 @@ def other_compiler(base: Snapshot, head: Snapshot) -> str:
     """Say why counters could differ without a change of the code; empty if they could not."""
     if base.fingerprint == head.fingerprint:
         return ""
-    differing = [
-        f"{name} is {value} in BASE and {head.facts[name]} in HEAD"
-        for name, value in base.facts.items()
-        if value != head.facts[name]
-    ]
-    why = "; ".join(differing) or f"counters_fingerprint is {base.fingerprint} in BASE and {head.fingerprint} in HEAD"
+    why = (
+        "; ".join(differences(base.facts, head.facts, ("BASE", "HEAD")))
+        or f"counters_fingerprint is {base.fingerprint} in BASE and {head.fingerprint} in HEAD"
+    )
     return f"{why}: counters compare only where these are equal"
 
 

@@ -1,28 +1,43 @@
 """A gate's report for people: on the terminal, and as Markdown for a pull request."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from benchmarks.commandline.tables import aligned, screen_width
 from results.gates.metrics import METRICS
 from results.gates.verdict import RED, Finding, Report
 
 # GitHub refuses a comment of more than 65,536 characters, and there may be two tables in it.
 TABLE_LETTERS = 30_000
+INDENT = "  "
 DECIDING = RED | {"inconclusive"}
 SPECIAL = str.maketrans({"&": "&amp;", "<": "&lt;", "@": "&#64;"} | {mark: f"\\{mark}" for mark in "\\`*[]|"})
 
 
 def terminal(report: Report) -> str:
     """Show what changed, case by case, and count the rest."""
+    return "\n".join([*changed_lines(report), summary(report), *map(plain, report.remarks)]) + "\n"
+
+
+def changed_lines(report: Report) -> list[str]:
+    """What changed, case by case, below what was compared."""
     shared = shared_words(report)
     changed = changes(report)
-    lines = iter(aligned([cells(finding) for findings in changed.values() for finding in findings]))
-    table = [
-        line
-        for case, findings in changed.items()
-        for line in (own_words(case, shared), *(f"  {next(lines)}" for _ in findings), "")
-    ]
-    return "\n".join([*heading(report, shared), "", *table, summary(report), *map(plain, report.remarks)]) + "\n"
+    widths = [max(map(len, column)) for column in zip(*map(cells, itertools.chain(*changed.values())), strict=True)]
+    lines = [*heading(report, shared), ""]
+    for case, findings in changed.items():
+        lines += [own_words(case, shared), *table_of(findings, widths), ""]
+    return lines
+
+
+def table_of(findings: Sequence[Finding], widths: Sequence[int]) -> Iterator[str]:
+    """The lines of a case's findings, in columns that are as wide in all cases; one of the whole case has no metric."""
+    room = screen_width() - len(INDENT)
+    for of_case, group in itertools.groupby(findings, key=lambda finding: not finding.metric):
+        columns = slice(None, None, 4) if of_case else slice(None)
+        least = [*widths[:-1], 0][columns]
+        yield from (INDENT + line for line in aligned([cells(each)[columns] for each in group], "", least, room))
 
 
 def markdown(report: Report) -> str:
@@ -113,15 +128,6 @@ def plain(text: str) -> str:
     'out of memory \ufffd[31m12 GiB'
     """
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with their columns under each other; one about a whole case has its note at once."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        ("  ".join(map(str.ljust, row, widths)) if row[1] else f"{row[0].ljust(widths[0])}  {row[-1]}").rstrip()
-        for row in rows
-    ]
 
 
 def markdown_table(findings: Sequence[Finding], shared: Sequence[str]) -> Iterator[str]:

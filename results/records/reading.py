@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from results.records.launches import united
+
 SCHEMA_VERSION = 4
 UNTIMED = "untimed"
 """Where a run has the rows without samples; earlier ones had them among `benchmarks`."""
+LAUNCH = "launch"
+"""Where a row of merged runs has the number of its launch."""
 WRITTEN_BY = "a file written by `pytest benchmarks --benchmark-json=FILE`"
 
 
@@ -132,6 +136,8 @@ def as_run(path: Path, content: Any) -> dict[str, Any]:
 def records_of(path: Path, run: Mapping[str, Any], keys: Mapping[str, Callable[[Any], bool]]) -> list[dict[str, Any]]:
     """The records of a run: each complete in its keys, with `name`, `file`, `fingerprint` and `samples` beside.
 
+    The launches of merged runs are one record for each case, which `launches` counts (`results.records.launches`).
+
     Args:
         path: where the run was read from.
         run: what `as_run` returned.
@@ -156,11 +162,25 @@ def records_of(path: Path, run: Mapping[str, Any], keys: Mapping[str, Callable[[
                 f"{path} has a row whose name is {reprlib.repr(row.get('name'))}; run the benchmarks again"
             )
         check_kinds(f"{path}: {row['name']}", facts_of(row), keys)
-    return [
-        facts_of(row)
-        | {"name": row["name"], "file": str(path), "fingerprint": machine, "samples": samples_of(path, row)}
-        for row in rows
-    ]
+    about = {"file": str(path), "fingerprint": machine}
+    launches: dict[Any, list[dict[str, Any]]] = {}
+    for number, row in enumerate(rows):
+        record = facts_of(row) | about | {"name": row["name"], "samples": samples_of(path, row)}
+        case = tuple(record.get(fact) for fact in Case._fields)
+        launches.setdefault(case if launch_of(path, row) else number, []).append(record)
+    return list(map(united, launches.values()))
+
+
+def launch_of(path: Path, row: Mapping[str, Any]) -> int | None:
+    """The launch that a row of merged runs is of; None where runs were not merged.
+
+    Raises:
+        RecordError: it has no such number.
+    """
+    launch = row.get(LAUNCH)
+    if launch is not None and (type(launch) is not int or launch < 1):
+        raise RecordError(f"{path}: {row['name']} is of launch {reprlib.repr(launch)}, not of a number; merge it again")
+    return launch
 
 
 def rows_of(path: Path, run: Mapping[str, Any]) -> list[Any]:

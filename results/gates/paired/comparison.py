@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from results.gates.paired.decision import MIN_LAUNCHES, Launch, Side, Word, judge, settle
+from results.gates.paired.decision import Launch, Side, Word, judge, settle
 from results.gates.paired.launches import Attempt, time_case
 from results.gates.paired.workers import Worker
+from results.records.launches import MIN_LAUNCHES
 
 Stage = Literal["first", "fresh"]
 Launched = Callable[[], AbstractContextManager[Mapping[Side, Worker]]]

@@ -5,9 +5,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from results.gates.paired.comparison import Comparison, Course
-from results.gates.paired.decision import MIN_LAUNCHES, Change, Launch, Side, judge
+from results.gates.paired.decision import Launch, Side, change_between, judge
 from results.gates.paired.workers import Introduction
 from results.gates.verdict import Finding, Measure, Report
+from results.records.launches import MIN_LAUNCHES
 
 METRIC = "step_seconds_median"
 LOSS_ROUNDING = 0.01
@@ -25,7 +26,7 @@ def finding_of(case: str, course: Course, effect: float) -> Finding:
     launches = course.fresh if word in ("slower", "faster") else [*course.first, *course.fresh]
     if not launches:
         return Finding(case, word, note="no launch was finished")
-    change = Change.between(launches, "head", "base")
+    change = change_between(launches, "head", "base")
     bounds = None if len(launches) < 2 else (math.exp(change.low), math.exp(change.high))
     base, head = (statistics.median(medians(launches, side)) for side in ("base", "head"))
     return Finding(case, word, METRIC, base, head, math.exp(change.mean), bounds, history(course, effect))
@@ -48,7 +49,7 @@ def history(course: Course, effect: float) -> str:
     """What each stage said, and by how much BASE differed from itself meanwhile."""
     stages = {"first": course.first, "fresh": course.fresh}
     words = [f"{len(made)} {stage}: {judge(made, effect)}" for stage, made in stages.items() if made]
-    canary = Change.between([*course.first, *course.fresh], "canary", "base")
+    canary = change_between([*course.first, *course.fresh], "canary", "base")
     return f"launches {', '.join(words)}; BASE against itself {canary}"
 
 

@@ -1,22 +1,13 @@
-"""What launches say of two checkouts: from the times of blocks to a word, by pure functions.
-
-The launch is the sampling unit. Blocks of one launch share its processes and its moment and are like one another (their
-autocorrelation reaches 0.85), so that sixty of them are no sixty samples.
-"""
+"""What launches say of two checkouts: from the times of blocks to a word, by pure functions."""
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from scipy.stats import t as student
-
-MIN_LAUNCHES = 3
-CONFIDENCE = 0.95
+from results.records.launches import MIN_LAUNCHES, Change, Word
 
 Side = Literal["base", "head", "canary"]
-Word = Literal["slower", "inconclusive", "faster", "same"]
 
 
 class Launch(NamedTuple):
@@ -43,40 +34,9 @@ def log_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(math.log(our / their) for our, their in zip(ours, theirs, strict=True))
 
 
-@dataclass(frozen=True)
-class Change:
-    """How much longer something takes, over launches: the mean of logarithms of ratios, and a bound on either side."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, log_ratios: Sequence[float]) -> "Change":
-        """With one-sided 95% bounds by Student's t (1908, "The probable error of a mean"), for launches are few.
-
-        A single launch has no bounds.
-        """
-        mean, count = statistics.fmean(log_ratios), len(log_ratios)
-        if count < 2:
-            return cls(mean, -math.inf, math.inf)
-        margin = float(student.ppf(CONFIDENCE, count - 1)) * statistics.stdev(log_ratios) / math.sqrt(count)
-        return cls(mean, mean - margin, mean + margin)
-
-    @classmethod
-    def between(cls, launches: Sequence[Launch], ours: Side, theirs: Side) -> "Change":
-        """Of one side against another."""
-        return cls.of([log_ratio(getattr(launch, ours), getattr(launch, theirs)) for launch in launches])
-
-    def __str__(self) -> str:
-        """In percent.
-
-        >>> print(Change(math.log(1.05), math.log(1.02), math.log(1.08)))
-        +5.0% (+2.0% to +8.0%)
-        """
-        if math.isinf(self.low):
-            return f"{math.expm1(self.mean):+.1%}"
-        return f"{math.expm1(self.mean):+.1%} ({math.expm1(self.low):+.1%} to {math.expm1(self.high):+.1%})"
+def change_between(launches: Sequence[Launch], ours: Side, theirs: Side) -> Change:
+    """Of one side against another."""
+    return Change.of([log_ratio(getattr(launch, ours), getattr(launch, theirs)) for launch in launches])
 
 
 def judge(launches: Sequence[Launch], effect: float) -> Word:
@@ -84,18 +44,14 @@ def judge(launches: Sequence[Launch], effect: float) -> Word:
 
     Slower: its mean exceeds the least effect that matters, and it is slower with 95% confidence, than BASE and than
     BASE run once more. On a machine so noisy that BASE differs from itself by as much, the last does not hold.
-    Faster: the mirror image. The same: both bounds lie within the effect (two one-sided tests; Schuirmann 1987, "A
-    comparison of the two one-sided tests procedure and the power approach"). Fewer than three launches say nothing.
+    Faster: the mirror image. The same: both bounds lie within the effect. Fewer than three launches say nothing.
     """
     if len(launches) < MIN_LAUNCHES:
         return "inconclusive"
-    margin = math.log1p(effect)
-    to_base, to_canary = Change.between(launches, "head", "base"), Change.between(launches, "head", "canary")
-    if to_base.mean > margin and to_base.low > 0 and to_canary.low > 0:
-        return "slower"
-    if to_base.mean < -margin and to_base.high < 0 and to_canary.high < 0:
-        return "faster"
-    return "same" if -margin < to_base.low and to_base.high < margin else "inconclusive"
+    to_canary = change_between(launches, "head", "canary")
+    word = change_between(launches, "head", "base").word(effect)
+    confirmed = {"slower": to_canary.low > 0, "faster": to_canary.high < 0}
+    return word if confirmed.get(word, True) else "inconclusive"
 
 
 def settle(first: Sequence[Launch], fresh: Sequence[Launch], effect: float) -> Word:

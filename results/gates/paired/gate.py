@@ -14,11 +14,11 @@ from results.arguments import add_selection, count, percent, positive, program
 from results.gates.paired.checkouts import Checkout, CheckoutError, checked_out
 from results.gates.paired.comparison import Comparison, Design
 from results.gates.paired.conclusions import conclude
-from results.gates.paired.decision import MIN_LAUNCHES
 from results.gates.paired.launches import launched
 from results.gates.paired.workers import Introduction, WorkerFailure, introduce
 from results.gates.report import terminal
 from results.gates.verdict import NotComparable, Report
+from results.records.launches import MIN_LAUNCHES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from results.gates.paired.checkouts import Checkout
-from results.gates.paired.decision import Change, Launch, Side
+from results.gates.paired.decision import Launch, Side, change_between
 from results.gates.paired.workers import Worker, WorkerFailure
 
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -40,7 +40,7 @@ class Attempt:
         if self.failures:
             return ", ".join(f"{side} {failure.status}" for side, failure in self.failures.items()) + again
         launches = [self.launch]
-        head, canary = Change.between(launches, "head", "base"), Change.between(launches, "canary", "base")
+        head, canary = change_between(launches, "head", "base"), change_between(launches, "canary", "base")
         return f"head {head}, canary {canary}{again}"
 
 

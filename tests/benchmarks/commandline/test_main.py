@@ -1,12 +1,18 @@
 """`meshmark`, the one entrance to all commands."""
 
 import importlib.util
+import signal
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
+import benchmarks
+from benchmarks import parsers
+from benchmarks.arguments import add_options
 from benchmarks.commandline.main import COMMANDS, WRONG_USAGE, contents, main
+from strategies import STRATEGIES
 from tests.processes import ROOT, environment
 
 
@@ -24,12 +30,65 @@ def test_every_command_is_there() -> None:
         assert command.summary in contents()
 
 
-def test_help_needs_no_library() -> None:
-    """So it is printed at once: nothing that takes long to import is imported."""
-    code = "import sys; from benchmarks.commandline.main import main; main([]); print(*sys.modules, sep='\\n')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(contents())
-    assert not {"jax", "numpy", "pandas", "matplotlib", "pytest"} & {*done.stdout.splitlines()}
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_needs_no_library(name: str) -> None:
+    """So it is printed at once: of what takes long to import, nothing is imported."""
+    code = "import atexit, sys; from benchmarks.commandline.main import main; "
+    code += "atexit.register(lambda: print('modules', *sys.modules)); main()"
+    command = [sys.executable, "-c", code, *filter(None, [name]), "--help"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True)
+    said, _, modules = done.stdout.rpartition("modules ")
+    assert said.startswith("usage: ")
+    heavy = {"jax", "numpy", "pandas", "matplotlib", "seaborn", "scipy", "pytest", "rich"}
+    assert not heavy & {*modules.split()}
+
+
+def test_gates_show_their_help_without_scipy() -> None:
+    """Help of the paired gate, whose bounds are Student's."""
+    code = "import sys; from results.regress import main\ntry: main(['paired', '--help'])\n"
+    code += "except SystemExit: print('scipy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert "--minimum-effect" in done.stdout
+    assert done.stdout.endswith("False\n")
+
+
+def test_help_of_measure_has_the_options_that_pytest_reads() -> None:
+    """One table declares them to both."""
+    known = pytest.Parser(_ispytest=True)
+    add_options(known)
+    declared = {name for group in known._groups for option in group.options for name in option.names()}
+    assert {name for name in parsers.measure()._option_string_actions if name not in ("-h", "--help")} == declared
+
+
+def test_version() -> None:
+    """That of the installed package: the command and the attribute say the same."""
+    assert meshmark("--version").stdout == f"meshmark {benchmarks.__version__}\n"
+    assert benchmarks.__version__ == version("meshmark")
+    with pytest.raises(AttributeError, match="module 'benchmarks' has no attribute 'versions'"):
+        benchmarks.versions  # noqa: B018
+
+
+def test_strategies_are_listed() -> None:
+    """A line each, with mesh axes and options."""
+    lines = {line.split()[0]: line for line in meshmark("strategies").stdout.splitlines()}
+    assert [*lines] == [*STRATEGIES]
+    for name, strategy in STRATEGIES.items():
+        assert all(word in lines[name] for word in (*strategy.axes, *strategy.options))
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_ctrl_c_while_a_command_is_imported_is_quiet() -> None:
+    """The installed `meshmark` ends by the signal, and prints nothing."""
+    code = "import sys; sys.argv = ['/usr/bin/meshmark', 'plot', 'none.json']; "
+    code += "from benchmarks.commandline.main import main; main()"
+    command = [sys.executable, "-X", "importtime", "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=-1, stderr=-1, text=True) as process:
+        assert process.stderr
+        while "pandas" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+        assert process.wait() == -signal.SIGINT
 
 
 @pytest.mark.parametrize(("name", "meant"), [("plott", " Did you mean plot?"), ("x", "")])

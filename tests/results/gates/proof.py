@@ -25,12 +25,13 @@ from scipy.stats import binomtest
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_file, save_text
+from benchmarks.commandline.tables import aligned
 from results.arguments import count, positive
 from results.gates import exact
 from results.gates.counters import Snapshot, read_snapshot
 from results.gates.paired import gate as paired
 from results.gates.paired.gate import launch_count
-from results.gates.report import aligned, listed
+from results.gates.report import listed
 from results.gates.verdict import Report
 from results.records.reading import RecordError
 from tests.results.gates.plants import (

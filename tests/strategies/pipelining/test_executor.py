@@ -55,7 +55,7 @@ def counted(schedule, chunks=1, always=False):
         count(layer_backward, "backward", "B")
         count(split_backward.SplitBackward, "first", "B")
         count(split_backward.SplitBackward, "second", "W")
-        count(Executor, "_meet", "ends")
+        count(Executor, "_run_model_ends", "ends")
         count(Executor, "_send", "sends")
         if always:
             patch.setattr(lax, "while_loop", always_while)

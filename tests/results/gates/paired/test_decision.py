@@ -7,7 +7,8 @@ import pytest
 from scipy.signal import lfilter
 from scipy.stats import t as student
 
-from results.gates.paired.decision import Change, Launch, judge, log_ratio, settle
+from results.gates.paired.decision import Launch, judge, log_ratio, settle
+from results.records.launches import Change
 
 EFFECT = 0.05
 LAUNCHES, ROUNDS, SIDES = 7, 60, 3

@@ -1,0 +1,88 @@
+"""Sets stored runs side by side, case by case: `python -m results.compare A.json B.json [C.json ...]`. No gate."""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.main import WRONG_USAGE, program
+from results.forms import FORMS
+from results.gates.report import changed_lines, listed, own_words, ratio, shared_words
+from results.gates.stored import compare_runs
+from results.gates.verdict import Finding, NotComparable, Report
+from results.records.reading import RecordError
+
+SIDES = "<>>><<"
+EPILOG = """exit codes:
+  0  the runs are shown, whatever the difference: `meshmark regress` judges
+  2  they do not compare: other machines, versions or configurations
+  5  a file cannot be read
+"""
+
+
+def rows_of(report: Report, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """A row for each case: the medians, the ratio with its 95% interval, and what became of it."""
+    shared = shared_words(report)
+    header = "case", *names, "ratio (95% interval)", "", ""
+    return [header, *(cells(finding, shared) for finding in report.findings)]
+
+
+def cells(finding: Finding, shared: Sequence[str]) -> tuple[str, ...]:
+    """The row of a case."""
+    medians = milliseconds(finding.base), milliseconds(finding.head)
+    return own_words(finding.case, shared), *medians, ratio(finding), finding.word, finding.note
+
+
+def milliseconds(seconds: float | None) -> str:
+    """A step time to read.
+
+    >>> milliseconds(0.0123456), milliseconds(2.5), milliseconds(None)
+    ('12.35 ms', '2,500.00 ms', '-')
+    """
+    return "-" if seconds is None else f"{1e3 * seconds:,.2f} ms"
+
+
+def text(times: Report, counters: Report, names: Sequence[str], form: str) -> Iterator[str]:
+    """What two runs differ in, in a form; CSV is the table alone."""
+    table = FORMS[form](rows_of(times, names), SIDES)
+    if form == "csv":
+        yield table
+        return
+    shared = shared_words(times)
+    yield from (times.title, *([f"all cases: {' '.join(shared)}"] if shared else []), "", table, "")
+    yield listed(Counter(finding.word for finding in times.findings))
+    yield from times.remarks
+    if any(finding.changed for finding in counters.findings):
+        fence = ["```"] if form == "markdown" else []
+        yield from ("", *fence, *changed_lines(counters)[:-1], *fence)
+    elif counters.findings:
+        yield "exact counters of the compiled programs are the same"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog=program("python -m results.compare"),
+        description="Set stored runs side by side, case by case: each of the others against the first.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("base", type=Path, metavar="A.json", help="a run as measured, or several merged")
+    parser.add_argument("others", nargs="+", type=Path, metavar="B.json", help="what to set beside it")
+    parser.add_argument("--format", choices=tuple(FORMS), default="text", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    try:
+        for number, other in enumerate(options.others):
+            times, counters = compare_runs(options.base, other)
+            names = options.base.stem, other.stem
+            print(*[""] * (number > 0), *text(times, counters, names, options.format), sep="\n")
+    except NotComparable as error:
+        parser.exit(WRONG_USAGE, f"not comparable: {error}\n")
+    except RecordError as error:
+        parser.exit(BROKEN_INPUT, f"{error}\n")
+
+
+if __name__ == "__main__":
+    run_command(main)

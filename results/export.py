@@ -1,0 +1,111 @@
+"""Writes a run as CSV or Markdown: `python -m results.export RUN.json --format markdown`."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.main import program
+from benchmarks.commandline.outputs import Unwritable, require_apart, require_file, save_text
+from results.compare import milliseconds
+from results.forms import FORMS
+from results.gates.counters import KEPT
+from results.records.reading import RecordError, is_amount, is_number, is_text, read_run, records_of
+
+Record = Mapping[str, Any]
+
+SHORT = ("strategy", "mesh", "batch", "step time", "95% interval", "tokens/s", "time/single", "MiB/device", "")
+SIDES = "<<>><>>><"
+NEEDED = (
+    KEPT
+    | dict.fromkeys(("strategy", "mesh"), is_text)
+    | dict.fromkeys(("global_batch_sequences", "tokens_per_second", "memory.total_bytes"), is_amount)
+    | dict.fromkeys(("step_seconds_median", "step_seconds_low", "step_seconds_high", "relative_to_single"), is_number)
+)
+"""What a record must have for the short table."""
+
+
+def short(record: Record) -> tuple[str, ...]:
+    """A case in the table that people read: how fast, how large, and how it ended."""
+    low, high, held = (record[name] for name in ("step_seconds_low", "step_seconds_high", "memory.total_bytes"))
+    ended = "" if record["status"] == "ok" else f"{record['status']}: {record['reason']}"
+    return (
+        *(str(record["strategy"]), " ".join(filter(None, (record["mesh"], record.get("options"))))),
+        *(number(record["global_batch_sequences"], ",.0f"), milliseconds(record["step_seconds_median"])),
+        "" if low is None else f"{1e3 * low:,.2f} to {1e3 * high:,.2f}",
+        *(number(record["tokens_per_second"], ",.0f"), number(record["relative_to_single"], ".2f")),
+        *(number(None if held is None else held / 2**20, ",.1f"), ended),
+    )
+
+
+def number(value: float | None, spec: str) -> str:
+    """A number, or nothing.
+
+    >>> number(1234.5, ",.0f"), number(None, ",.0f")
+    ('1,234', '')
+    """
+    return "" if value is None else format(value, spec)
+
+
+def chosen(records: Sequence[Record], columns: Sequence[str]) -> list[list[str]]:
+    """The columns as they are stored, without rounding.
+
+    Raises:
+        ValueError: there is no such column; the message names some that are like it.
+    """
+    known = dict.fromkeys(name for record in records for name in record)
+    for name in columns:
+        if name not in known:
+            like = ", ".join(get_close_matches(name, known, n=3, cutoff=0.3)) or ", ".join([*known][:3])
+            raise ValueError(f"--columns: no column is called {name!r}; there are {like}, ... (docs/columns.md)")
+    return [
+        [*columns],
+        *(["" if record.get(name) is None else str(record[name]) for name in columns] for record in records),
+    ]
+
+
+def table(records: Sequence[Record], form: str, columns: Sequence[str]) -> str:
+    """The records in a form: Markdown is short and CSV has every column, unless they are chosen."""
+    if form == "markdown" and not columns:
+        return FORMS[form]([SHORT, *map(short, records)], SIDES)
+    others = dict.fromkeys(name for record in records for name in record if name not in ("name", "samples"))
+    rows = chosen(records, columns or ["name", *others])
+    return FORMS[form](rows, "<" * len(rows[0]))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog=program("python -m results.export"), description="Write a run as CSV or Markdown, a row for each case."
+    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN.json", help="as measured, or several merged")
+    add("--format", choices=("csv", "markdown"), required=True, help="Markdown is a short table, CSV has all columns")
+    add(
+        "--columns",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="NAME,...",
+        help="as docs/columns.md has them",
+    )
+    add("--out", type=Path, metavar="FILE", help="default: print it")
+    options = parser.parse_args(arguments)
+    try:
+        if options.out:
+            require_apart({"--out": options.out}, [options.run])
+            require_file(options.out)
+        records = records_of(options.run, read_run(options.run), NEEDED)
+        written = f"{table(records, options.format, options.columns)}\n"
+        save_text(options.out, written) if options.out else sys.stdout.write(written)
+    except (RecordError, Unwritable) as error:
+        parser.exit(BROKEN_INPUT, f"{error}\n")
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,43 @@
+"""Tables in the forms that people paste and programs read: text for a terminal, Markdown, and CSV."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+
+from benchmarks.commandline.tables import aligned
+from results.gates.report import escaped
+
+Cells = Sequence[Sequence[str]]
+"""Rows of cells; the first row is the header."""
+
+
+def as_text(rows: Cells, sides: str) -> str:
+    """Lines as wide as the terminal."""
+    return "\n".join(aligned(rows, sides))
+
+
+def as_markdown(rows: Cells, sides: str) -> str:
+    """A table of GitHub's Markdown.
+
+    >>> print(as_markdown([("mesh", "ms"), ("fsdp=8", "1.5")], "<>"))
+    | mesh | ms |
+    |---|--:|
+    | fsdp=8 | 1.5 |
+    """
+    header, *others = (f"| {' | '.join(map(escaped, row))} |" for row in rows)
+    rule = "|".join("--:" if side == ">" else "---" for side in sides)
+    return "\n".join([header, f"|{rule}|", *others])
+
+
+def as_csv(rows: Cells, sides: str = "") -> str:
+    r"""Comma-separated values (RFC 4180), with lines as this system ends them.
+
+    >>> as_csv([("mesh", "ms"), ("data=2,tensor=4", "1.5")])
+    'mesh,ms\n"data=2,tensor=4",1.5'
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().removesuffix("\n")
+
+
+FORMS: dict[str, Callable[[Cells, str], str]] = {"text": as_text, "markdown": as_markdown, "csv": as_csv}

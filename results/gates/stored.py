@@ -1,0 +1,112 @@
+"""What two stored runs say of each case: the step time with its interval, and which exact counters differ."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from results.gates.counters import PASSED, Snapshot, snapshot_of_run
+from results.gates.exact import ending, judge_case, nothing_to_hold, whereabouts
+from results.gates.verdict import Finding, NotComparable, Report
+from results.records.launches import MIN_LAUNCHES, Change
+from results.records.machine import other_machine
+from results.records.reading import read_run
+
+METRIC = "step_seconds_median"
+EFFECT = 0.05
+"""The least change that matters."""
+ONE_LAUNCH_EFFECT = 0.25
+"""The least change that is called one where a side has fewer than three launches: how these differ is not known."""
+
+
+def compare_runs(base: Path, head: Path) -> tuple[Report, Report]:
+    """What became of each case from one run to another: its step time, and its exact counters.
+
+    Raises:
+        RecordError: a file is no whole run.
+        NotComparable: they are of other machines, versions or configurations; names what differs.
+    """
+    runs, names = [read_run(base), read_run(head)], (str(base), str(head))
+    if why := other_machine(runs[0]["machine_info"], runs[1]["machine_info"], names):
+        raise NotComparable(f"{why}: step times compare only where these are equal")
+    before, after = snapshot_of_run(base, runs[0]), snapshot_of_run(head, runs[1])
+    if not before.rows.keys() & after.rows.keys():
+        raise NotComparable(f"{nothing_to_hold(before.rows, after.rows)}; BASE is {base} and HEAD is {head}")
+    return times(before, after), counters(before, after)
+
+
+def times(base: Snapshot, head: Snapshot) -> Report:
+    """The step time of each case of either run, in BASE's order."""
+    new = {case: row for case, row in head.rows.items() if case not in base.rows}
+    findings = [
+        judge_time(str(case), row, head.rows[case])
+        if case in head.rows
+        else Finding(str(case), "vanished", base=seconds(row), note=whereabouts(case, row, new))
+        for case, row in base.rows.items()
+    ]
+    findings += [Finding(str(case), "new", head=seconds(row), note=ending(row)) for case, row in new.items()]
+    return Report(f"step times, {base.path} -> {head.path}", tuple(findings), remarks=made_of(base, head))
+
+
+def judge_time(case: str, base: Mapping[str, Any], head: Mapping[str, Any]) -> Finding:
+    """What became of a case's step time.
+
+    With three launches or more on either side the interval is over launches. With fewer it is over the blocks of one
+    launch, or wider, and only a large change has a name: another launch of the same program may differ.
+    """
+    found = Finding(case, "inconclusive", METRIC, seconds(base), seconds(head))
+    if PASSED not in (base["status"], head["status"]):
+        return replace(found, word="same", note=f"failed in both: {ending(head)}")
+    if base["status"] != head["status"]:
+        failed = head if base["status"] == PASSED else base
+        return replace(found, word="worse" if failed is head else "better", note=ending(failed))
+    if found.base is None or found.head is None:
+        return replace(found, note="not timed in both")
+    several = min(base["launches"], head["launches"]) >= MIN_LAUNCHES
+    change = over_launches(base, head) if several else over_blocks(base, head)
+    word = change.word(EFFECT) if several else "inconclusive"
+    if not several and (change.low > math.log1p(ONE_LAUNCH_EFFECT) or change.high < -math.log1p(ONE_LAUNCH_EFFECT)):
+        word = "slower" if change.mean > 0 else "faster"
+    bounds = (math.exp(change.low), math.exp(change.high)) if math.isfinite(change.low) else None
+    noisy = "noisy" if base.get("noisy") or head.get("noisy") else ""
+    return replace(found, word=word, ratio=math.exp(change.mean), interval=bounds, note=noisy)
+
+
+def over_launches(base: Mapping[str, Any], head: Mapping[str, Any]) -> Change:
+    """By the medians of launches."""
+    ours, theirs = ([math.log(median) for median in row["samples"]] for row in (head, base))
+    return Change.unpaired(ours, theirs)
+
+
+def over_blocks(base: Mapping[str, Any], head: Mapping[str, Any]) -> Change:
+    """By the intervals that the rows have: from the ends of one to the opposite ends of the other."""
+    ends: list[Any] = [row.get(f"step_seconds_{end}") for row in (base, head) for end in ("low", "high")]
+    mean = math.log(head[METRIC] / base[METRIC])
+    if None in ends:
+        return Change(mean, -math.inf, math.inf)
+    base_low, base_high, head_low, head_high = ends
+    return Change(mean, math.log(head_low / base_high), math.log(head_high / base_low))
+
+
+def counters(base: Snapshot, head: Snapshot) -> Report:
+    """The exact counters of cases that passed in both, as the exact gate judges them."""
+    both = [case for case, row in base.rows.items() if row["status"] == head.rows.get(case, {}).get("status") == PASSED]
+    findings = [each for case in both for each in judge_case(str(case), base.rows[case], head.rows[case], {})]
+    return Report(f"exact counters, {base.path} -> {head.path}", tuple(findings))
+
+
+def seconds(row: Mapping[str, Any]) -> float | None:
+    """The median time of a step."""
+    return row.get(METRIC) if row["status"] == PASSED else None
+
+
+def made_of(base: Snapshot, head: Snapshot) -> tuple[str, ...]:
+    """What the intervals are over."""
+    fewest = [min(row["launches"] for row in snapshot.rows.values()) for snapshot in (base, head)]
+    if min(fewest) >= MIN_LAUNCHES:
+        return (f"95% intervals over launches; the least change that matters is {EFFECT:.0%}",)
+    return (
+        f"fewer than {MIN_LAUNCHES} launches: intervals are over the blocks of a launch; other launches differ by more",
+        f"only changes above {ONE_LAUNCH_EFFECT:.0%} are named; `meshmark merge` makes one run of several launches",
+    )
