@@ -10,9 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from strategies import STRATEGIES
 from strategies.config import Infeasible
-from strategies.costs.overview import overview
 from strategies.names import UnknownName
 from strategies.pipelining.schedules import SCHEDULES, Schedule
 
@@ -60,6 +58,9 @@ def add_show(show: argparse.ArgumentParser) -> None:
 
 def print_overviews(options: argparse.Namespace) -> None:
     """Print what the devices hold and send, as text or as JSON."""
+    from strategies import STRATEGIES  # with JAX, which a schedule does not need
+    from strategies.costs.overview import overview
+
     try:
         names = options.names or STRATEGIES
         shown = [overview(name, options.preset, options.mesh, options.batch_size) for name in names]

@@ -36,7 +36,7 @@ def test_what_is_held_is_split_as_the_step_splits_it(name):
     table = step.state.params["embedding"]["token_VD"].sharding.spec
     assert {*weights.table} == {axis for axis in jax.tree.leaves(tuple(table)) if axis and sizes[axis] > 1}
     if weights.rows:
-        assert step.state.params["blocks"]["qkv_DCA"].sharding.spec[0] in (weights.rows, *weights.rows)
+        assert step.state.params["blocks"]["attention"]["qkv_DCA"].sharding.spec[0] in (weights.rows, *weights.rows)
     if weights.held_bytes is not None:
         shapes = [weight.sharding.shard_shape(weight.shape) for weight in jax.tree.leaves(step.state.params)]
         assert weights.held_bytes == 4 * sum(map(math.prod, shapes))
