@@ -26,6 +26,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "measure": Command("time strategies on the devices that are there", "pytest", ("--pyargs", "benchmarks")),
     "plot": Command("draw the curves of measured runs", "results.plot"),
+    "page": Command("write one page of HTML about runs and searches", "results.page"),
     "regress": Command("judge whether a change made a step worse", "results.regress"),
     "baseline": Command("write the baseline of the exact gate", "results.baseline"),
     "compile": Command("ask a compiler about a step, for devices that need not be there", "benchmarks.compile"),

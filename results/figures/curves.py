@@ -95,15 +95,19 @@ def frontier(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~(rows["tokens_per_second"] <= fastest_smaller)]
 
 
-def memory_parts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Split what a device holds in each row that counts into its parts: one row a part, its size in `bytes`."""
-    rows = rows[counts(rows)].dropna(subset="memory.total_bytes")
-    rows = rows.assign(
+def memory_columns(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add the parts of a device's memory that are differences of recorded sizes, so that all of `PARTS` are columns."""
+    return rows.assign(
         other_argument_bytes=rows["memory.argument_bytes"]
         - rows["memory.parameter_bytes"]
         - rows["memory.optimizer_bytes"],
         new_output_bytes=rows["memory.output_bytes"] - rows["memory.alias_bytes"],
     )
+
+
+def memory_parts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Split what a device holds in each row that counts into its parts: one row a part, its size in `bytes`."""
+    rows = memory_columns(rows[counts(rows)].dropna(subset="memory.total_bytes"))
     columns = {column: part for part, column in PARTS.items()}
     return rows.rename(columns=columns).melt(
         ["strategy", "mesh", "devices", "global_batch_sequences"], list(PARTS), var_name="part", value_name="bytes"
