@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
@@ -19,6 +18,9 @@ from results.webpage.columns import run_data
 from results.webpage.machine import machine_facts
 from results.webpage.words import heading, summary
 
+REFERENCE = "single"
+"""The strategy that has the first colour."""
+
 
 def page_of(paths: Sequence[Path], plotly: str) -> str:
     """The page about some files: those of runs share one section, each search has one of its own.
@@ -28,21 +30,21 @@ def page_of(paths: Sequence[Path], plotly: str) -> str:
     """
     searches = [path for path in paths if is_search(path)]
     runs = [path for path in paths if path not in searches]
-    data: dict[str, Any] = {"searches": []}
-    sections, titles = [], []
+    parts, sections, titles = [], [], []
     if runs:
         rows = load(runs)
-        data["run"] = run_data(rows)
+        parts.append(run_data(rows))
         words = [sentence for _, part in workloads(rows) for sentence in summary(part)]
         sections.append(run_section(words, machine_facts(runs)))
         titles.append(heading(rows))
-    for number, path in enumerate(searches):
+    for number, path in enumerate(searches, start=len(parts)):
         facts, rows = read(path)
-        data["searches"].append(search_data(facts, rows))
+        parts.append(search_data(facts, rows))
         title = f"{facts['preset']} on {facts['topology']}"
         sections.append(search_section(number, f"Search: {title}", search_words(facts, rows)))
         titles.append(title)
-    return page("; ".join(dict.fromkeys(titles)), sections, data, plotly)
+    names = dict.fromkeys([REFERENCE, *(name for part in parts for name in part["strategies"])])
+    return page("; ".join(dict.fromkeys(titles)), sections, {"strategies": list(names), "parts": parts}, plotly)
 
 
 def is_search(path: Path) -> bool:

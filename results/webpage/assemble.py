@@ -37,7 +37,7 @@ def page(title: str, sections: Sequence[str], data: Mapping[str, Any], plotly: s
     Args:
         title: what it is about; any text.
         sections: HTML, as `run_section` and `search_section` write it.
-        data: `run` and `searches`, as far as there are sections about them.
+        data: `strategies`, in the order in which they get their colours, and `parts`, the data of each section.
         plotly: a script.
     """
     return Template(static("page.html")).substitute(
@@ -57,7 +57,7 @@ def run_section(summary: Sequence[str], machine: Mapping[str, str]) -> str:
 
 
 def search_section(number: int, title: str, summary: Sequence[str]) -> str:
-    """What the page has about a search; `number` is its place in the data."""
+    """What the page has about a search; `number` is the place of its data among the parts."""
     return Template(static("search.html")).substitute(number=number, title=escape(title), summary=items(summary))
 
 

@@ -78,16 +78,13 @@ def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
     best = beaten_by_none(rows)
     if len(best):
         row = best.iloc[-1]
-        sentences.append(
-            f"The fastest that fits is {row['strategy']} {row.get('mesh', '')}: at most {row[f'formula.{SPEED}']:,.0f} "
-            f"tokens/s per device, in {size(row[f'formula.{BYTES}'])}."
-        )
+        name = f"{row['strategy']} ({row['mesh']})" if "mesh" in row else row["strategy"]
+        speed, needed = f"{row[f'formula.{SPEED}']:,.0f}", size(row[f"formula.{BYTES}"])
+        sentences.append(f"The fastest that fits is {name}: at most {speed} tokens/s per device, in {needed}.")
     asked = compiled(rows)
     over = int((asked[f"compiled.{BYTES}"] > facts["capacity_bytes"]).sum())
-    sentences.append(
-        f"{many(len(asked), 'candidate')} compiled; {over} of them did not fit." if len(asked) else "None was compiled."
-    )
     return [
         *sentences,
-        "Throughputs are bounds by published figures of the chip: everything overlaps, and only pipeline bubbles wait.",
+        f"{many(len(asked), 'candidate')} were compiled; {over} of them did not fit.",
+        "Throughputs are bounds by published figures: everything overlaps, and only pipeline bubbles wait.",
     ]

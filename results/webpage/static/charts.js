@@ -22,15 +22,15 @@ const TOUCH = matchMedia("(pointer: coarse)");
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 /** The colour, as a variable of the style sheet, and the symbol of a strategy: the same wherever it is shown. */
-function lookOf(data, strategy) {
-  const place = Math.max(0, data.strategies.indexOf(strategy));
+function lookOf(strategy) {
+  const place = DATA.strategies.indexOf(strategy);
   const symbols = Object.keys(SYMBOLS);
   return { colour: `--mark-${place % COLOURS}`, symbol: symbols[place % symbols.length] };
 }
 
 /** The symbol of a strategy as a small picture beside its name. */
-function symbol(data, strategy) {
-  const look = lookOf(data, strategy);
+function symbol(strategy) {
+  const look = lookOf(strategy);
   const make = (tag, attributes) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);

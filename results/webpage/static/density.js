@@ -16,21 +16,15 @@ function densityChart(data) {
   const base = layout({});
   const height = NARROW.matches ? 420 : 520;
   const right = NARROW.matches ? 34 : 16 + 6.4 * Math.max(10, ...compiled.map((row) => labelOf(data, row).length));
+  const named = labels(data, compiled, height - base.margin.t - base.margin.b, most);
   return {
-    traces: [
-      heat(bytes, speed, count, unit),
-      line(data, frontier, unit),
-      points(data, compiled, unit),
-    ],
+    traces: [heat(bytes, speed, count, unit), line(data, frontier, unit), points(data, compiled, unit)],
     layout: layout({
       height, margin: { ...base.margin, r: right },
       xaxis: { title: `memory per device, ${unit.name}`, range: [0, data.largest_bytes / unit.bytes], showgrid: false },
       yaxis: { range: [0, most], tickformat: ",", showgrid: false },
-      shapes: [{
-        type: "line", xref: "x", x0: data.capacity_bytes / unit.bytes, x1: data.capacity_bytes / unit.bytes, yref: "paper", y0: 0, y1: 1,
-        line: { color: colour("--ink"), dash: "dash", width: 1.5 },
-      }],
-      annotations: [above("tokens/s per device, at most"), capacityLabel(data, unit), ...labels(data, compiled, unit, height - base.margin.t - base.margin.b, most)],
+      shapes: [capacityLine(data, unit), ...named.map((label) => leader(data, label, unit))],
+      annotations: [above("tokens/s per device, at most"), capacityLabel(data, unit), ...named.map((label) => nameOf(data, label))],
     }),
     caption: densityCaption(data, compiled),
   };
@@ -39,7 +33,7 @@ function densityChart(data) {
 function densityCaption(data, compiled) {
   const hidden = NARROW.matches ? " Numbers at the right are ranks in the table." : "";
   return "The darker a cell, the more candidates are there by formula. The line is the frontier: no other candidate that fits " +
-    "is both smaller and faster. " + (compiled.length ? `Marks are where the compiler puts ${compiled.length} of them.${hidden}` : "None was compiled.");
+    "is both smaller and faster. Dashed: the memory of a device. " + (compiled.length ? `Marks are where the compiler puts ${compiled.length} of them.${hidden}` : "None was compiled.");
 }
 
 /** The density, by the logarithm of its counts; what is empty has the ground of the page. */
@@ -68,7 +62,7 @@ function compiledSpeed(data, row) {
 }
 
 function points(data, rows, unit) {
-  const looks = rows.map((row) => lookOf(data, get(data, "strategy", row)));
+  const looks = rows.map((row) => lookOf(get(data, "strategy", row)));
   return {
     type: "scatter", mode: "markers", x: rows.map((row) => get(data, `compiled.${BYTES}`, row) / unit.bytes),
     y: rows.map((row) => compiledSpeed(data, row)), customdata: rows, cliponaxis: false,
@@ -86,22 +80,42 @@ function labelOf(data, row) {
   return NARROW.matches ? number(get(data, "rank", row)) : `${get(data, "strategy", row)} ${get(data, "mesh", row)}`;
 }
 
-/** The names of compiled candidates, one below the other at the right, each with a line to its mark. */
-function labels(data, rows, unit, plotHeight, most) {
+/** Where the names of compiled candidates are: one below the other, as near to the heights of their marks as they can. */
+function labels(data, rows, plotHeight, most) {
   const pixel = (row) => plotHeight * (1 - Math.min(1, compiledSpeed(data, row) / most));
-  const sorted = [...rows].sort((a, b) => pixel(a) - pixel(b));
-  let free = 0;
-  const wanted = sorted.map((row) => { const at = Math.max(free, pixel(row)); free = at + LABEL_HEIGHT; return at; });
-  const shift = Math.max(0, free - plotHeight); // what would reach below the chart moves all labels up
-  return sorted.map((row, place) => ({
-    text: plain(labelOf(data, row)), xref: "paper", yref: "y", x: 1, xanchor: "left", yanchor: "middle", xshift: 6, showarrow: false,
-    y: most * (1 - Math.max(place * LABEL_HEIGHT, wanted[place] - shift) / plotHeight), font: { size: 12 },
-  }));
+  let free = 0; // the first height at which there is room
+  const wanted = [...rows].sort((a, b) => pixel(a) - pixel(b)).map((row) => {
+    const at = Math.max(free, pixel(row));
+    free = at + LABEL_HEIGHT;
+    return { row, at };
+  });
+  const shift = Math.max(0, free - plotHeight); // what would reach below the chart moves all up
+  return wanted.map(({ row, at }, place) => ({ row, y: most * (1 - Math.max(place * LABEL_HEIGHT, at - shift) / plotHeight) }));
+}
+
+function nameOf(data, { row, y }) {
+  return {
+    text: plain(labelOf(data, row)), xref: "paper", x: 1, xanchor: "left", xshift: 4, yref: "y", y, yanchor: "middle", showarrow: false,
+    font: { size: 12 },
+  };
+}
+
+/** A line from a mark to its name. */
+function leader(data, { row, y }, unit) {
+  return {
+    type: "line", x0: get(data, `compiled.${BYTES}`, row) / unit.bytes, y0: compiledSpeed(data, row), x1: data.largest_bytes / unit.bytes, y1: y,
+    line: { color: colour("--muted"), width: 0.75 },
+  };
+}
+
+function capacityLine(data, unit) {
+  const x = data.capacity_bytes / unit.bytes;
+  return { type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: colour("--ink"), dash: "dash", width: 1.5 } };
 }
 
 function capacityLabel(data, unit) {
   return {
-    text: `a device's ${number(data.capacity_bytes / unit.bytes, 1)} ${unit.name}`, x: data.capacity_bytes / unit.bytes, y: 1, yref: "paper",
+    text: size(data.capacity_bytes), x: data.capacity_bytes / unit.bytes, y: 1, yref: "paper",
     yanchor: "bottom", showarrow: false, font: { size: 12, color: colour("--muted") },
   };
 }

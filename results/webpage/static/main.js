@@ -71,7 +71,7 @@ function startRun(section, data, charts) {
   const table = new SortableTable(data, caseColumns(data), "Cases, sortable by each column", open);
   section.querySelector(".table").append(table.element);
   section.querySelector(".table").after(table.more);
-  form.querySelector(".chips").append(...data.strategies.map((strategy) => chip(data, strategy)));
+  form.querySelector(".chips").append(...data.strategies.map((strategy) => chip(strategy)));
   fillSelect(form.elements.workload, data.workloads.map((_, place) => place), "", (place) => data.workloads[place]);
   fillSelect(form.elements.devices, distinct(data, "devices"), "all");
   fillSelect(form.elements.batch, distinct(data, "global_batch_sequences"), "all");
@@ -109,9 +109,9 @@ function filtered(data, form) {
 }
 
 /** A strategy to be shown or not; it is the legend of all charts, too. */
-function chip(data, strategy) {
+function chip(strategy) {
   const box = element("input", { type: "checkbox", defaultChecked: true, value: strategy });
-  return element("label", {}, box, symbol(data, strategy), strategy);
+  return element("label", {}, box, symbol(strategy), strategy);
 }
 
 /** The section about a search, whose table it returns. */
@@ -146,10 +146,11 @@ function preparePrinting(charts, tables) {
 function start() {
   const charts = new Charts();
   prepareFacts();
-  const runs = [...document.querySelectorAll("section.run")].map((section) => startRun(section, DATA.run, charts));
-  const searches = [...document.querySelectorAll("section.search")].map((section) =>
-    startSearch(section, DATA.searches[Number(section.dataset.number)], charts));
-  preparePrinting(charts, [...runs, ...searches]);
+  const tables = [...document.querySelectorAll("[data-part]")].map((section) => {
+    const startPart = section.classList.contains("run") ? startRun : startSearch;
+    return startPart(section, DATA.parts[Number(section.dataset.part)], charts);
+  });
+  preparePrinting(charts, tables);
   for (const query of [NARROW, DARK]) query.addEventListener("change", () => charts.redrawAll());
 }
 

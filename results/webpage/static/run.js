@@ -80,7 +80,7 @@ function curvesCaption(data, across, value, virtual, rows) {
 }
 
 function strategyTraces(data, strategy, rows, x, across) {
-  const look = lookOf(data, strategy);
+  const look = lookOf(strategy);
   const trace = (points, others) => ({
     type: "scatter", x: points.map(x), y: points.map((row) => get(data, "tokens_per_second", row)), customdata: points,
     text: points.map((row) => pointText(data, row)), hovertemplate: "%{text}<extra></extra>",

@@ -75,7 +75,7 @@ class SortableTable {
 
   /** What opens the facts of a case: the name of its strategy, with its symbol. */
   opener(row, text) {
-    const button = element("button", { type: "button" }, symbol(this.data, text), text);
+    const button = element("button", { type: "button" }, symbol(text), text);
     button.setAttribute("aria-label", `Facts of ${caseName(this.data, row)}`);
     button.addEventListener("click", () => this.open(row));
     return button;
