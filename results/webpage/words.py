@@ -96,11 +96,11 @@ def over_single(row: pd.Series) -> str:
 
 def smallest(points: pd.DataFrame) -> list[str]:
     """The case that needs the least memory per device."""
-    points = points.dropna(subset="memory.total_bytes")
+    points = points.dropna(subset="memory.total_bytes").sort_values("memory.total_bytes")
     if points.empty:
         return []
-    least, most = points["memory.total_bytes"].agg(["min", "max"])
-    row = points.loc[points["memory.total_bytes"].idxmin()]
+    row = points.iloc[0]
+    least, most = row["memory.total_bytes"], points["memory.total_bytes"].iloc[-1]
     return [f"Of these, {case(row)} needs the least memory: {size(least)} per device; the most is {size(most)}."]
 
 
@@ -110,7 +110,7 @@ def most_exposed(rows: pd.DataFrame) -> list[str]:
     if points.empty:
         return []
     share = points[TIMES["exposed communication"]] / points["step_seconds_median"]
-    row = points.loc[share.idxmax()]
+    row = points.iloc[int(share.to_numpy().argmax())]
     where = f"{case(row)} at a global batch of {row['global_batch_sequences']:.0f}"
     return [f"Exposed communication takes the largest part of a step in {where}: {share.max():.0%}."]
 

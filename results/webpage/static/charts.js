@@ -17,6 +17,7 @@ const SYMBOLS = {
   "triangle-right": "M10.8 6 1.8.8v10.4z",
 };
 const COLOURS = 11;
+const PAPER_WIDTH = 680; // pixels that fit between the margins of A4 and of letter paper
 const NARROW = matchMedia("(max-width: 40rem)");
 const TOUCH = matchMedia("(pointer: coarse)");
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -88,7 +89,8 @@ async function draw(figure, chart, open) {
   place.setAttribute("role", "img");
   place.setAttribute("aria-label", `${figure.querySelector("h2, h3").textContent}. ${chart.caption} The table has the same numbers.`);
   place.style.height = `${chart.layout.height}px`;
-  await Plotly.react(place, chart.traces, chart.layout, { displayModeBar: false, responsive: true });
+  const width = document.documentElement.classList.contains("paper") ? PAPER_WIDTH : undefined;
+  await Plotly.react(place, chart.traces, { ...chart.layout, width }, { displayModeBar: false, responsive: true });
   place.removeAllListeners?.("plotly_click");
   place.on?.("plotly_click", (event) => {
     const row = event.points[0].customdata;

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from results.page import main
-from tests.results.synthetic import failed, row, sweep, write_run
+from tests.results.synthetic import edited, failed, row, sweep, write_run
 from tests.results.webpage.browser import TAKES_BROWSER, Opened, browser
 
 pytestmark = TAKES_BROWSER
@@ -43,8 +43,7 @@ def chromium() -> Iterator[Any]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run, of which a case was infeasible and one has an evil mesh, and of a search."""
     folder = tmp_path_factory.mktemp("page")
-    evil = row("data", "data=2", batch=16) | {"name": "test_step[evil]"}
-    evil["extra_info"] = evil["extra_info"] | {"mesh": EVIL, "preset": EVIL, "reason": EVIL}
+    evil = edited(row("data", "data=2"), {"mesh": EVIL, "preset": EVIL, "reason": EVIL})
     run = write_run(folder / "run.json", [*sweep(), failed("infeasible", "pipeline", "pipeline=16")], node=EVIL)
     other = write_run(folder / "other.json", [evil])
     main([str(run), str(other), str(search(folder)), f"--out={folder / 'page.html'}"])
@@ -154,8 +153,8 @@ def test_one_filter_narrows_table_and_charts(opened: Opened) -> None:
     everything = len(opened.texts("section.run tbody tr"))
     opened.tab.get_by_label("fsdp", exact=True).uncheck(force=True)
     assert "fsdp" not in opened.texts("section.run tbody th")
-    opened.tab.get_by_label("Global batch").select_option("8")
-    opened.tab.get_by_label("Mesh or options").fill("tensor=2 data=2")
+    opened.tab.locator("select[name=batch]").select_option("8")
+    opened.tab.get_by_label("Mesh or options", exact=True).fill("tensor=2 data=2")
     assert opened.texts("section.run tbody td:nth-of-type(1)") == ["data=2,tensor=2", "data=2,pipeline=2,tensor=2"]
     assert opened.texts("section.run .count")[0].startswith("2 of ")
     bars = opened.tab.locator("[data-chart=memory] .ytick")
@@ -204,7 +203,8 @@ def test_it_prints(opened: Opened) -> None:
     opened.tab.locator("[data-chart=time] .plot-container").wait_for()
     opened.tab.locator("[data-chart=density] .plot-container").wait_for()
     assert opened.tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert not opened.tab.locator("form:visible").count()
+    assert not opened.tab.locator("select:visible, input[type=search]:visible, form button:visible").count()
+    assert opened.tab.locator("[data-chart=memory] .main-svg").first.bounding_box()["width"] == 680
     assert opened.tab.pdf().startswith(b"%PDF")
     assert opened.said == []
 
@@ -214,7 +214,7 @@ def test_a_search_names_what_was_compiled(chromium: Any, page: Path) -> None:
     for width, named in {1400: "tensor data=1,tensor=4", 390: "1"}.items():
         window = Opened(chromium, page, width)
         window.draw_all()
-        texts = [text.strip() for text in window.texts("[data-chart=density] .annotation-text")]
+        texts = window.tab.locator("[data-chart=density] .annotation-text").all_text_contents()
         assert named in texts
         assert "16.0 GiB" in texts
         assert len(texts) == 2 + 4
