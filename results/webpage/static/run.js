@@ -118,7 +118,7 @@ function memory(data, shown) {
   const total = (row) => get(data, "memory.total_bytes", row);
   const unit = byteUnit(Math.max(0, ...shown.map(total)));
   return stacked(data, shown.filter((row) => known(total(row)) && get(data, "status", row) === "ok"), {
-    parts: MEMORY, total, scale: 1 / unit.bytes, unit: unit.name, title: `memory per device, ${unit.name}`, write: size,
+    parts: MEMORY, total, scale: 1 / unit.bytes, title: `memory per device, ${unit.name}`, write: size,
     marks: (row) => get(data, "page.predicted_total_bytes", row), marked: "predicted by formulas",
     missing: "The memory of these cases is not known.",
   });
@@ -127,14 +127,14 @@ function memory(data, shown) {
 /** What the time of a step is spent on: a bar a case, the fastest first. */
 function time(data, shown) {
   return stacked(data, shown.filter((row) => TIME.every((part) => known(get(data, part.name, row)))), {
-    parts: TIME, total: (row) => get(data, "step_seconds_median", row), scale: 1e3, unit: "ms", title: "time of a step, ms",
-    write: milliseconds, marks: (row) => get(data, "step_seconds_median", row), marked: "the step, measured",
+    parts: TIME, total: (row) => get(data, "step_seconds_median", row), scale: 1e3, title: "time of a step, ms",
+    write: milliseconds, note: " Parts are differences of measured times: noise can make them negative.", marks: (row) => get(data, "step_seconds_median", row), marked: "the step, measured",
     missing: "Not measured in the cases that are shown. Run the benchmarks with --attribution to know.",
   });
 }
 
 /** Horizontal stacked bars of the rows at one batch, sorted by their total, with a mark across each. */
-function stacked(data, rows, { parts, total, scale, title, write, marks, marked, missing }) {
+function stacked(data, rows, { parts, total, scale, title, write, marks, marked, missing, note = "" }) {
   const batch = commonest(data, "global_batch_sequences", rows);
   const there = rows.filter((row) => get(data, "global_batch_sequences", row) === batch).sort((a, b) => total(a) - total(b));
   if (!there.length) return { missing };
@@ -152,9 +152,9 @@ function stacked(data, rows, { parts, total, scale, title, write, marks, marked,
   };
   const beyond = there.length - bars.length;
   return {
-    traces: [...traces, mark], marked,
+    traces: [...traces, mark],
     layout: barLayout(bars.map((row) => barName(data, row)), title),
-    caption: `Global batch ${number(batch)}; the filter above chooses another.${beyond > 0 ? ` The first ${MOST_BARS} of ${there.length} cases.` : ""}`,
+    caption: `Global batch ${number(batch)}; the filter above chooses another.${beyond > 0 ? ` The first ${MOST_BARS} of ${there.length} cases.` : ""}${note}`,
   };
 }
 
