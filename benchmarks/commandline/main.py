@@ -33,6 +33,7 @@ COMMANDS = {
         "benchmarks.parsers:measure",
     ),
     "plot": Command("draw the curves of measured runs", "results.plot", parser="results.parsers:plot"),
+    "page": Command("write one page of HTML about runs and searches", "results.page", parser="results.parsers:page"),
     "compare": Command("set stored runs side by side, case by case", "results.compare"),
     "merge": Command("make one run of several launches", "results.merge"),
     "export": Command("write a run as CSV or Markdown", "results.export"),

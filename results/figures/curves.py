@@ -96,15 +96,19 @@ def frontier(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~(rows["tokens_per_second"] <= fastest_smaller)]
 
 
-def memory_by_case(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows that count and have memory sizes, the largest total first, with a column in bytes for each part."""
-    rows = rows[counts(rows)].dropna(subset="memory.total_bytes")
-    rows = rows.assign(
+def memory_columns(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add the parts of a device's memory that are differences of recorded sizes, so that all of `PARTS` are columns."""
+    return rows.assign(
         other_argument_bytes=rows["memory.argument_bytes"]
         - rows["memory.parameter_bytes"]
         - rows["memory.optimizer_bytes"],
         new_output_bytes=rows["memory.output_bytes"] - rows["memory.alias_bytes"],
     )
+
+
+def memory_by_case(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows that count and have memory sizes, the largest total first, with a column in bytes for each part."""
+    rows = memory_columns(rows[counts(rows)].dropna(subset="memory.total_bytes"))
     rows = rows.assign(**{part: rows[column] for part, column in PARTS.items()})
     return rows.sort_values("memory.total_bytes", ascending=False, kind="stable")
 

@@ -1,0 +1,71 @@
+"""Writes one page of HTML about runs and searches: `python -m results.page RUN.json [MORE.json] --out page.html`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.outputs import Unwritable, require_apart, require_file, save_text
+from results import parsers
+from results.figures.curves import workloads
+from results.figures.palette import STRATEGY_COLOURS
+from results.frontier import read
+from results.records.reading import RecordError, read_json
+from results.records.rows import load
+from results.webpage.assemble import PlotlyMissing, page, plotly_source, run_section, search_section
+from results.webpage.candidates import search_data, search_words
+from results.webpage.columns import run_data
+from results.webpage.machine import machine_facts
+from results.webpage.words import heading, summary
+
+
+def page_of(paths: Sequence[Path], plotly: str) -> str:
+    """The page about some files: those of runs share one section, each search has one of its own.
+
+    Raises:
+        RecordError: a file cannot be read, or runs do not compare.
+    """
+    searches = [path for path in paths if is_search(path)]
+    runs = [path for path in paths if path not in searches]
+    parts, sections, titles = [], [], []
+    if runs:
+        rows = load(runs)
+        parts.append(run_data(rows))
+        words = [sentence for _, part in workloads(rows) for sentence in summary(part)]
+        sections.append(run_section(words, machine_facts(runs)))
+        titles.append(heading(rows))
+    for number, path in enumerate(searches, start=len(parts)):
+        facts, rows = read(path)
+        parts.append(search_data(facts, rows))
+        title = f"{facts['preset']} on {facts['topology']}"
+        sections.append(search_section(number, f"Search: {title}", search_words(facts, rows)))
+        titles.append(title)
+    others = {name for part in parts for name in part["strategies"]} - STRATEGY_COLOURS.keys()
+    names = [*STRATEGY_COLOURS, *sorted(others)]
+    return page("; ".join(dict.fromkeys(titles)), sections, {"strategies": names, "parts": parts}, plotly)
+
+
+def is_search(path: Path) -> bool:
+    """Whether a file was written by a search."""
+    document = read_json(path)
+    return isinstance(document, dict) and document.get("kind") == "feasibility"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = parsers.page()
+    options = parser.parse_args(arguments)
+    out = options.out or options.files[0].with_suffix(".html")
+    try:
+        require_apart({"--out" if options.out else "the page": out}, options.files)
+        plotly = plotly_source()
+        text = page_of(options.files, plotly)
+        require_file(out)
+        save_text(out, text)
+    except (RecordError, Unwritable, PlotlyMissing) as error:
+        parser.exit(BROKEN_INPUT, f"{error}\n")
+    print(out)
+
+
+if __name__ == "__main__":
+    run_command(main)

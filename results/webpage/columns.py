@@ -1,0 +1,100 @@
+"""From the rows of a run to the data that its page carries: columns, as compact as they are complete.
+
+A column that is the same in all rows is stored once, the samples not at all: charts need intervals only.
+"""
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from results.figures.curves import counts, memory_columns, scaling, workloads
+from results.webpage.words import known_text, workload
+
+NOT_CARRIED = ["samples", "file", "fingerprint"]
+"""Columns that the page does not need: it says files and machine once."""
+CURVES = [
+    *("tokens_per_second_low", "tokens_per_second_high", "ideal_tokens_per_second"),
+    *("efficiency", "efficiency_low", "efficiency_high", "best"),
+]
+"""What `scaling` adds to a row."""
+DERIVED = "page."
+"""Names of what is not recorded begin so."""
+DIGITS = 6
+"""Significant digits of a number that is no whole one: more than any interval resolves."""
+
+
+def run_data(rows: pd.DataFrame) -> dict[str, Any]:
+    """The cases of a run as JSON can carry them.
+
+    Returns:
+        `count`, the number of cases; `columns`, for each name the values of all cases, or one value that all share;
+        `workloads`, the label of each; and `strategies`, in the order in which they get their colours.
+    """
+    parts = dict(workloads(rows))
+    derived = pd.concat([derived_columns(part, number) for number, part in enumerate(parts.values())])
+    cases = rows.drop(columns=NOT_CARRIED, errors="ignore").join(derived)
+    return {
+        "count": len(cases),
+        "columns": {str(name): column([plain(value) for value in cases[name]]) for name in cases},
+        "workloads": [workload(part.iloc[0]) for part in parts.values()],
+        "strategies": list(dict.fromkeys(map(str, rows["strategy"]))),
+    }
+
+
+def derived_columns(rows: pd.DataFrame, number: int) -> pd.DataFrame:
+    """What the page shows of the rows of one workload beside what is recorded; unknown where a row does not count."""
+    sizes = memory_columns(rows)
+    columns = {
+        "workload": number,
+        "counts": counts(rows),
+        "check": rows.apply(check, axis="columns"),
+        "bad": ~rows["status"].isin(["ok", "infeasible"]),
+        "predicted_total_bytes": total_of(rows, ["predicted.argument_bytes", "predicted.temp_bytes"]),
+        "other_argument_bytes": sizes["other_argument_bytes"],
+        "new_output_bytes": sizes["new_output_bytes"],
+    }
+    derived = rows[[]].assign(**columns)
+    if counts(rows).any():
+        derived = derived.join(scaling(rows)[CURVES])
+    return derived.add_prefix(DERIVED)
+
+
+def check(row: pd.Series) -> str:
+    """How a case ended, in the words of a run's summary."""
+    if row["status"] != "ok":
+        return ": ".join(filter(None, (str(row["status"]), known_text(row["reason"]))))
+    if row.get("kind") == "compiled":
+        return "compiled only"
+    return "equal" if row["matches_single"] is True else known_text(row["reason"])
+
+
+def total_of(rows: pd.DataFrame, names: list[str]) -> pd.Series:
+    """The sum of columns; unknown where one of them is."""
+    return rows.reindex(columns=names).apply(pd.to_numeric, errors="coerce").sum(axis="columns", skipna=False)
+
+
+def column(values: list[Any]) -> Any:
+    """The values of all rows, or the one value that they share.
+
+    >>> column([1, 2]), column(["cpu", "cpu"])
+    ([1, 2], 'cpu')
+    """
+    first = values[0]
+    return first if all(value == first and type(value) is type(first) for value in values) else values
+
+
+def plain(value: Any) -> Any:
+    """A value that JSON can carry, short: unknown numbers are None, other numbers have few digits.
+
+    >>> plain(float("nan")), plain(8.0), plain(0.123456789), plain("fsdp"), plain(True), plain([1])
+    (None, 8, 0.123457, 'fsdp', True, '[1]')
+    """
+    value = value.item() if hasattr(value, "item") else value
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if not isinstance(value, float):
+        return str(value)
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() else float(f"{value:.{DIGITS}g}")

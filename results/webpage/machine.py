@@ -1,0 +1,61 @@
+"""What a page says of the machine, the versions and the files of a run."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from results.records.reading import read_run
+
+SETTINGS = {
+    "platform_version": "Platform",
+    "xla_flags": "XLA_FLAGS",
+    "libtpu_init_args": "LIBTPU_INIT_ARGS",
+    "glibc_tunables": "GLIBC_TUNABLES",
+    "jax_settings": "JAX settings",
+    "fingerprint": "Fingerprint",
+}
+"""Facts of the machine that are shown as they are, where they are not empty."""
+
+
+def machine_facts(paths: Sequence[Path]) -> dict[str, str]:
+    """The machine of some runs, which is the same for all, and of each run its file, time and commit."""
+    runs = [read_run(path) for path in paths]
+    machine = runs[0]["machine_info"]
+    cpu, versions = mapping(machine.get("cpu")), mapping(machine.get("versions"))
+    system = (machine.get(name) for name in ("system", "release", "machine"))
+    rates = mapping(machine.get("matmul_flops_per_second"))
+    facts = {
+        "Devices": f"{machine.get('device_count')} × {devices(machine)}",
+        "Processor": f"{cpu.get('brand_raw', 'unknown')}, {cpu.get('count', 'unknown number of')} cores",
+        "System": " ".join(str(part) for part in system if part),
+        "Host": str(machine.get("node") or ""),
+        "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "Matmul rate": ", ".join(f"{rate / 1e9:,.1f} GFLOP/s in {dtype}" for dtype, rate in rates.items()),
+        **{label: str(machine.get(name) or "") for name, label in SETTINGS.items()},
+        **{str(path): written(run) for path, run in zip(paths, runs, strict=True)},
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def devices(machine: Mapping[str, Any]) -> str:
+    """What the devices are."""
+    return (
+        f"{machine.get('device_kind')}{', virtual: they share one machine' if machine.get('virtual_devices') else ''}"
+    )
+
+
+def written(run: Mapping[str, Any]) -> str:
+    """When a run was written, and by which commit of the project."""
+    commit = mapping(run.get("commit_info"))
+    changed = " with changes" if commit.get("dirty") else ""
+    when = str(run.get("datetime", ""))[:16].replace("T", " ")
+    parts = [
+        f"written {when} UTC" if when else "",
+        f"commit {str(commit['id'])[:12]}{changed}" if commit.get("id") else "",
+    ]
+    return ", ".join(filter(None, parts)) or "time and commit unknown"
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """A fact that should be a mapping, or none where it is not."""
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,171 @@
+"use strict";
+// A table to sort and to filter. A column is {name, label} and, where it is not plain text: `value(row)` to sort by,
+// `write(value, row)`, `interval(row)`, a small text below it, and `numeric`.
+
+const FIRST = 100; // rows that are made at first; the browser takes long to lay out a thousand
+
+/** A table of the columns that are known in some row; `open(row)` is called for a case that is chosen. */
+class SortableTable {
+  constructor(data, columns, caption, open) {
+    this.data = data;
+    this.open = open;
+    this.order = allRows(data);
+    this.shown = new Set(this.order);
+    this.most = FIRST;
+    this.lines = new Map(); // of rows that have been shown, by their numbers
+    this.columns = columns.map((column) => ({ value: (row) => get(data, column.name, row), ...column }));
+    this.columns = this.columns.filter((column) => allRows(data).some((row) => known(column.value(row))));
+    this.headers = this.columns.map((column, place) => this.header(column, place));
+    this.body = element("tbody");
+    const head = element("thead", {}, element("tr", {}, ...this.headers));
+    this.element = element("table", {}, element("caption", { className: "unseen", textContent: caption }), head, this.body);
+    this.more = element("button", { type: "button", className: "more" });
+    this.more.addEventListener("click", () => this.showAll());
+  }
+
+  /** Put the rows into the page that are to be seen, in their order. */
+  render() {
+    const rows = this.order.filter((row) => this.shown.has(row));
+    this.body.replaceChildren(...rows.slice(0, this.most).map((row) => this.line(row)));
+    this.more.hidden = rows.length <= this.most;
+    this.more.textContent = `Show all ${number(rows.length)} rows`;
+  }
+
+  /** Show these rows only. */
+  show(rows) {
+    this.shown = new Set(rows);
+    this.render();
+  }
+
+  /** Make all rows, however many there are. */
+  showAll() {
+    this.most = Infinity;
+    this.render();
+  }
+
+  /** A header is a button: the first press sorts numbers from the largest and texts from A, the next the other way. */
+  header(column, place) {
+    const button = element("button", { type: "button", textContent: column.label });
+    const cell = element("th", { scope: "col", className: column.numeric ? "number" : "" }, button);
+    button.addEventListener("click", () => {
+      const first = column.numeric && !column.smallFirst ? "descending" : "ascending";
+      const other = first === "descending" ? "ascending" : "descending";
+      this.sort(place, cell.ariaSort === first ? other : first);
+    });
+    return cell;
+  }
+
+  /** The line of a row, made when it is first seen. */
+  line(row) {
+    if (!this.lines.has(row)) this.lines.set(row, element("tr", {}, ...this.cells(row)));
+    return this.lines.get(row);
+  }
+
+  cells(row) {
+    return this.columns.map((column, place) => {
+      const text = column.write ? column.write(column.value(row), row) : number(column.value(row));
+      if (place === 0) return element("th", { scope: "row" }, this.opener(row, text));
+      const cell = element("td", { textContent: text, className: [column.numeric && "number", column.long && "long"].filter(Boolean).join(" ") });
+      const interval = column.interval?.(row);
+      if (interval) cell.append(element("span", { className: "interval", textContent: interval }));
+      if (column.bad?.(row)) cell.classList.add("bad");
+      return cell;
+    });
+  }
+
+  /** What opens the facts of a case: the name of its strategy, with its symbol. */
+  opener(row, text) {
+    const button = element("button", { type: "button" }, symbol(text), text);
+    button.setAttribute("aria-label", `Facts of ${caseName(this.data, row)}`);
+    button.addEventListener("click", () => this.open(row));
+    return button;
+  }
+
+  /** Sort by a column; rows of which it is not known come last either way. */
+  sort(place, direction) {
+    this.headers.forEach((cell) => cell.removeAttribute("aria-sort"));
+    this.headers[place].ariaSort = direction;
+    const { value } = this.columns[place];
+    const sign = direction === "ascending" ? 1 : -1;
+    this.order.sort((a, b) => {
+      const [x, y] = [value(a), value(b)];
+      if (!known(x) || !known(y)) return known(y) - known(x);
+      return sign * compare(x, y);
+    });
+    this.render();
+  }
+}
+
+/** Whether there is a value. */
+function known(value) {
+  return value !== null && value !== undefined && value !== "";
+}
+
+/** The interval of a value, such as 5,200–5,400; nothing where it is not known. */
+function interval(low, high, digits = 0) {
+  return known(low) && known(high) ? `${number(low, digits)}–${number(high, digits)}` : "";
+}
+
+/** The columns of a run. */
+function caseColumns(data) {
+  const seconds = (name) => (row) => scaled(get(data, name, row), 1e3);
+  const between = (name, factor, digits) => (row) =>
+    interval(...["low", "high"].map((end) => scaled(get(data, `${name}_${end}`, row), factor)), digits);
+  const unit = byteUnit(Math.max(0, ...distinct(data, "memory.total_bytes").filter(Number.isFinite)));
+  const bytes = (name, label) => ({
+    name, label: `${label}, ${unit.name}`, numeric: true, smallFirst: true,
+    value: (row) => scaled(get(data, name, row), 1 / unit.bytes), write: (value) => number(value, unit.name === "GiB" ? 2 : 1),
+  });
+  return [
+    { name: "strategy", label: "Strategy" },
+    { name: "mesh", label: "Mesh" },
+    { name: "options", label: "Options" },
+    { name: "devices", label: "Devices", numeric: true },
+    { name: "global_batch_sequences", label: "Batch", numeric: true },
+    { name: "microbatches", label: "Microbatches", numeric: true },
+    { name: "tokens_per_second", label: "Tokens/s", numeric: true, interval: between("page.tokens_per_second", 1, 0) },
+    { name: "step_seconds_median", label: "Step, ms", numeric: true, smallFirst: true, value: seconds("step_seconds_median"),
+      write: (value) => number(value, 1), interval: between("step_seconds", 1e3, 1) },
+    { name: "relative_to_single", label: "Step / single", numeric: true, smallFirst: true, write: (value) => number(value, 2),
+      interval: between("relative_to_single", 1, 2) },
+    { name: "roofline.step_seconds", label: "Least step, ms", numeric: true, smallFirst: true,
+      value: seconds("roofline.step_seconds"), write: (value) => number(value, 1) },
+    bytes("memory.total_bytes", "Memory"),
+    bytes("page.predicted_total_bytes", "Predicted"),
+    bytes("compiled.sent_bytes", "Sent"),
+    bytes("predicted.sent_bytes", "Predicted"),
+    { name: "noisy", label: "Noise", value: (row) => (get(data, "noisy", row) === true ? "noisy" : "") },
+    { name: "page.check", label: "Check", long: true, bad: (row) => get(data, "page.bad", row) === true },
+  ];
+}
+
+/** The columns of a search. */
+function candidateColumns(data) {
+  const unit = byteUnit(data.capacity_bytes);
+  const bytes = (name, label) => ({
+    name, label: `${label}, ${unit.name}`, numeric: true, smallFirst: true,
+    value: (row) => scaled(get(data, name, row), 1 / unit.bytes), write: (value) => number(value, 1),
+  });
+  const speed = (source, label) => ({ name: `${source}.tokens_per_second_per_device`, label, numeric: true });
+  return [
+    { name: "strategy", label: "Strategy" },
+    { name: "mesh", label: "Mesh" },
+    { name: "rank", label: "Rank", numeric: true, smallFirst: true },
+    { name: "microbatches", label: "Microbatches", numeric: true },
+    { name: "remat", label: "Remat" },
+    { name: "options", label: "Options" },
+    speed("formula", "Tokens/s/device, at most"),
+    bytes("formula.needed_bytes", "Needs"),
+    speed("compiled", "Compiled: tokens/s/device"),
+    bytes("compiled.needed_bytes", "Compiled: needs"),
+    bytes("formula.sent_bytes", "Sends"),
+    { name: "formula.bound", label: "Bound by" },
+    { name: "frontier", label: "Frontier", write: (value) => (value ? "yes" : "") },
+    { name: "compiled.reason", label: "Compiler", long: true },
+  ];
+}
+
+/** A number times a factor; what is not known stays so. */
+function scaled(value, factor) {
+  return typeof value === "number" ? value * factor : null;
+}

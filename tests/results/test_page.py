@@ -1,0 +1,96 @@
+"""The command that writes a page: one file, of runs and searches, that holds all it needs."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.page import main
+from results.webpage.assemble import SCRIPTS, embedded
+from tests.processes import ROOT
+from tests.results.synthetic import row, sweep, write_run
+
+WITHOUT_JAX = """
+import runpy, sys
+for absent in ("jax", "jaxlib", "flax", "optax", "strategies"):
+    sys.modules[absent] = None
+runpy.run_module("results.page", run_name="__main__")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are small in these tests, and need no Plotly."""
+    monkeypatch.setattr("results.page.plotly_source", lambda: "// Plotly")
+
+
+def carried(path: Path) -> dict[str, Any]:
+    """The data of a page."""
+    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())
+    assert len(found) == 1
+    return json.loads(found[0])
+
+
+def test_the_page_is_beside_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless it is told where; its path is printed. Written twice it is the same file."""
+    run = write_run(tmp_path / "run.json", sweep())
+    main([str(run)])
+    main([str(run), f"--out={tmp_path / 'new' / 'page.html'}"])
+    pages = [tmp_path / "run.html", tmp_path / "new" / "page.html"]
+    assert capsys.readouterr().out.split() == [str(page) for page in pages]
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+    assert carried(pages[0])["parts"][0]["count"] == len(sweep())
+
+
+def test_strategies_have_their_colours_in_one_order(tmp_path: Path) -> None:
+    """`single`, the reference, has the first, in whatever order files name strategies."""
+    run = write_run(tmp_path / "run.json", [row("tensor", "tensor=2"), row("data", "data=2"), row()])
+    main([str(run)])
+    assert carried(tmp_path / "run.html")["strategies"] == ["single", "tensor", "data"]
+
+
+@pytest.mark.parametrize(
+    "name", ["page.html", "run.html", "search.html", "page.css", *(f"{name}.js" for name in SCRIPTS)]
+)
+def test_static_files_are_installed(name: str) -> None:
+    """They are where the package is, and what is installed has them: its build takes all of the folder."""
+    static = files("results.webpage") / "static"
+    assert (static / name).is_file()
+    assert '"results.webpage" = ["static/*"]' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_every_script_is_in_the_page() -> None:
+    """Each file of JavaScript is named, so that none is forgotten."""
+    there = {path.name for path in (ROOT / "results" / "webpage" / "static").glob("*.js")}
+    assert there == {f"{name}.js" for name in SCRIPTS}
+
+
+def test_without_plotly_the_command_says_how_to_get_it(tmp_path: Path) -> None:
+    """In a line, with the extra that has it."""
+    run = write_run(tmp_path / "run.json", [row()])
+    code = f"import sys; sys.modules['plotly.offline'] = None\n{WITHOUT_JAX}"
+    done = subprocess.run([sys.executable, "-c", code, str(run)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.startswith("a page needs plotly; pip install 'meshmark[page]'")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run.html").exists()
+
+
+def test_a_page_needs_no_jax(tmp_path: Path) -> None:
+    """It is written where nothing but the records can be read."""
+    pytest.importorskip("plotly", reason="takes the page extra: pip install -e '.[page]'")
+    run = write_run(tmp_path / "run.json", [row()])
+    subprocess.run([sys.executable, "-c", WITHOUT_JAX, str(run)], cwd=ROOT, check=True, capture_output=True)
+    assert "plotly.js" in (tmp_path / "run.html").read_text()
+
+
+def test_no_text_ends_the_data() -> None:
+    """JSON is the same when it is read, and has no tag in it."""
+    text = json.dumps({"mesh": "</script><!--<script>"})
+    assert "<" not in embedded(text)
+    assert json.loads(embedded(text)) == json.loads(text)

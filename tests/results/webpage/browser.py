@@ -1,0 +1,62 @@
+"""A real browser for the tests of pages: Chromium, driven by Playwright."""
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = "chromium", "chromium-browser", "google-chrome"
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+ARGUMENTS = [
+    *("--no-sandbox", "--disable-gpu"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+MISSING = [
+    *(name for name in ("playwright", "axe_playwright_python", "plotly") if importlib.util.find_spec(name) is None),
+    *([] if CHROMIUM else ["chromium"]),
+]
+TAKES_BROWSER = pytest.mark.skipif(bool(MISSING), reason=f"takes {', '.join(MISSING)}")
+LIMIT_MILLISECONDS = 300_000
+"""A page takes a second, and much longer beside thirty busy processes."""
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Chromium, as Playwright's sync API has it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=LIMIT_MILLISECONDS)
+
+
+class Opened:
+    """A page in a window of its own, and what it did that a page should not: it said something, or asked for a file."""
+
+    def __init__(self, chromium: Any, path: Path, width: int = 1400, theme: str = "light") -> None:
+        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        context.set_default_timeout(LIMIT_MILLISECONDS)
+        self.tab = context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.tab.on("console", lambda message: self.said.append(message.text))
+        self.tab.on("pageerror", lambda error: self.said.append(str(error)))
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.tab.goto(path.as_uri())
+
+    def draw_all(self) -> None:
+        """Scroll past every chart, and wait until all are there: drawn, or with a sentence in their place."""
+        for figure in self.tab.locator("figure").all():
+            figure.scroll_into_view_if_needed()
+            figure.locator(".chart .plot-container, .chart.empty").first.wait_for()
+
+    def texts(self, selector: str) -> list[str]:
+        """What the elements say, in their order."""
+        return self.tab.locator(selector).all_inner_texts()
+
+    def close(self) -> None:
+        """Close the window."""
+        self.tab.context.close()

@@ -1,0 +1,234 @@
+"""The page in a real browser: it is quiet, needs no network, sorts, filters, hovers, prints, and is accessible."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.page import main
+from tests.results.synthetic import edited, failed, row, sweep, write_run
+from tests.results.webpage.browser import TAKES_BROWSER, Opened, browser
+
+pytestmark = TAKES_BROWSER
+EVIL = "</script><script>window.broken = true</script><img src=x onerror='window.broken = true'>"
+GIB = 2**30
+WIDTHS = 390, 1400
+OVERLAPPING = """
+([container, selector]) => [...document.querySelectorAll(container)].flatMap(whole => {
+  const there = [...whole.querySelectorAll(selector)].filter(each => each.getBoundingClientRect().width);
+  const overlap = (a, b) => {
+    const [p, q] = [a.getBoundingClientRect(), b.getBoundingClientRect()];
+    const across = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+    return across > 1 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 2;
+  };
+  const pairs = there.flatMap((each, place) => there.slice(place + 1).map(other => [each, other]));
+  return pairs.filter(pair => overlap(...pair)).map(pair => pair.map(each => each.textContent.slice(0, 40)));
+})
+"""
+"""What lies over each other inside a container, in pairs."""
+CHART_TEXTS = ".xtick text, .ytick text, .annotation-text, .g-xtitle text"
+BLOCKS = ".words, form, figure > *, .table, dl.machine"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """The browser, started once."""
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run, of which a case was infeasible and one has an evil mesh, and of a search."""
+    folder = tmp_path_factory.mktemp("page")
+    evil = edited(row("data", "data=2"), {"mesh": EVIL, "preset": EVIL, "reason": EVIL})
+    run = write_run(folder / "run.json", [*sweep(), failed("infeasible", "pipeline", "pipeline=16")], node=EVIL)
+    other = write_run(folder / "other.json", [evil])
+    main([str(run), str(other), str(search(folder)), f"--out={folder / 'page.html'}"])
+    return folder / "page.html"
+
+
+@pytest.fixture
+def opened(chromium: Any, page: Path) -> Iterator[Opened]:
+    """The page in a wide window."""
+    window = Opened(chromium, page)
+    yield window
+    window.close()
+
+
+def search(folder: Path) -> Path:
+    """What a search found: many candidates, of which four were compiled that lie close together."""
+    candidates = [candidate(number) for number in range(1, 200)]
+    document = {"kind": "feasibility", "schema_version": 1, "topology": "v5e:4x4", "chip": "v5e", "devices": 16}
+    document |= {"capacity_bytes": 16 * GIB, "preset": "gpt2", "param_count": 124 * 10**6, "dtype": "bfloat16"}
+    document |= {"global_batch_sequences": 64, "sequence_tokens": 1024, "candidates": candidates}
+    (folder / "found.json").write_text(json.dumps(document))
+    return folder / "found.json"
+
+
+def candidate(rank: int) -> dict[str, Any]:
+    """What formulas say of one; those of the first four are compiled."""
+    strategy, compiled = ("fsdp", "tensor")[rank % 2], rank < 5
+    needed, speed = (2 + rank * 7 % 17) * GIB, 1000 - 3 * rank
+    return {
+        "rank": rank,
+        "status": "fits" if needed <= 16 * GIB else "too_large",
+        "strategy": strategy,
+        "mesh": f"data={rank},{strategy}=4",
+        "formula.needed_bytes": needed,
+        "formula.tokens_per_second_per_device": speed,
+        "compiled.needed_bytes": needed + GIB if compiled else None,
+        "compiled.tokens_per_second_per_device": speed - 5 if compiled else None,
+    }
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_opens_quietly_and_asks_for_nothing(chromium: Any, page: Path, width: int) -> None:
+    """No word in the console, no request but for the page; nothing overlaps, or scrolls the page sideways."""
+    window = Opened(chromium, page, width)
+    window.draw_all()
+    assert window.said == []
+    assert window.asked == [page.as_uri()]
+    assert window.tab.evaluate("document.documentElement.scrollWidth") == width
+    assert window.tab.evaluate(OVERLAPPING, ["figure", CHART_TEXTS]) == []
+    assert window.tab.evaluate(OVERLAPPING, ["main", BLOCKS]) == []
+    window.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_axe_finds_nothing(chromium: Any, page: Path, width: int, theme: str) -> None:
+    """Names, roles, keyboard and contrast, of the page and of the facts of a case."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    window = Opened(chromium, page, width, theme)
+    window.draw_all()
+    found = Axe().run(window.tab)
+    window.tab.locator("section.run tbody button").first.click()
+    facts = Axe().run(window.tab)
+    assert found.violations_count == 0, found.generate_report()
+    assert facts.violations_count == 0, facts.generate_report()
+    window.close()
+
+
+def test_a_name_ends_no_script(opened: Opened) -> None:
+    """What a file calls a mesh, a model or a host is text, wherever it is shown."""
+    opened.draw_all()
+    assert opened.tab.evaluate("window.broken") is None
+    select = opened.tab.locator("select[name=workload]")
+    select.select_option("1")
+    assert opened.texts("section.run tbody td:nth-of-type(1)") == [EVIL]
+    opened.tab.locator("section.run tbody button").click()
+    assert EVIL in opened.tab.locator("#facts h2").inner_text()
+    assert EVIL in opened.tab.locator("dl.machine").inner_text()
+    assert opened.tab.evaluate("window.broken") is None
+    assert opened.said == []
+
+
+def test_it_sorts_by_any_column(opened: Opened) -> None:
+    """By mouse and by keyboard, up and down; the header says so, and what is not known comes last."""
+    header = opened.tab.locator("section.run thead th", has_text="Tokens/s")
+    place = opened.texts("section.run thead th").index(header.inner_text())
+
+    def speeds() -> list[float]:
+        texts = opened.texts(f"section.run tbody tr > :nth-child({place + 1})")
+        return [float(text.split()[0].replace(",", "")) if text else -1 for text in texts]
+
+    header.locator("button").click()
+    down = speeds()
+    assert header.get_attribute("aria-sort") == "descending"
+    assert down == sorted(down, reverse=True)
+    assert down[-1] == -1
+    opened.tab.keyboard.press("Enter")
+    up = speeds()
+    assert header.get_attribute("aria-sort") == "ascending"
+    assert up == [*sorted(down[:-1]), -1]
+
+
+def test_one_filter_narrows_table_and_charts(opened: Opened) -> None:
+    """By strategy, devices, batch and words; it says how many are left, and gives all back."""
+    opened.draw_all()
+    everything = len(opened.texts("section.run tbody tr"))
+    opened.tab.get_by_label("fsdp", exact=True).uncheck(force=True)
+    assert "fsdp" not in opened.texts("section.run tbody th")
+    opened.tab.locator("select[name=batch]").select_option("8")
+    opened.tab.get_by_label("Mesh or options", exact=True).fill("tensor=2 data=2")
+    assert opened.texts("section.run tbody td:nth-of-type(1)") == ["data=2,tensor=2", "data=2,pipeline=2,tensor=2"]
+    assert opened.texts("section.run .count")[0].startswith("2 of ")
+    bars = opened.tab.locator("[data-chart=memory] .ytick")
+    bars.nth(2).wait_for(state="detached")
+    assert bars.count() == 2
+    opened.tab.get_by_role("button", name="Show all", exact=True).click()
+    opened.tab.locator("section.run tbody tr").nth(everything - 1).wait_for()
+    assert len(opened.texts("section.run tbody tr")) == everything
+
+
+@pytest.mark.parametrize("across", ["by devices", "by batch", "by memory"])
+def test_a_point_names_its_case(opened: Opened, across: str) -> None:
+    """When the mouse is over it: strategy, mesh and the interval, whatever the curves are drawn against."""
+    opened.tab.get_by_text(across, exact=True).click()
+    opened.draw_all()
+    label = opened.tab.locator("[data-chart=curves] .hoverlayer .hovertext")
+    chart = opened.tab.locator("[data-chart=curves] .chart")
+    chart.scroll_into_view_if_needed()
+    for point in opened.tab.locator("[data-chart=curves] .points path").all():
+        point.hover(force=True)
+        if label.count():
+            break
+    text = " ".join(label.first.text_content().split())
+    assert "=" in text
+    assert "tokens/s (95%: " in text
+
+
+def test_a_press_opens_the_facts(opened: Opened) -> None:
+    """The compiled ones included; Escape closes them, and the keyboard is where it was."""
+    name = opened.tab.locator("section.run tbody button", has_text="fsdp").first
+    name.focus()
+    opened.tab.keyboard.press("Enter")
+    facts = opened.tab.locator("#facts")
+    assert facts.is_visible()
+    text = facts.inner_text()
+    assert "The compiled program" in text
+    assert "sent_bytes.all_gather.fsdp\n40.0 MiB (41,943,040 bytes)" in text
+    opened.tab.keyboard.press("Escape")
+    assert facts.is_hidden()
+    assert name.evaluate("button => button === document.activeElement")
+
+
+def test_it_prints(opened: Opened) -> None:
+    """On white, with all rows and charts, without controls."""
+    opened.tab.emulate_media(media="print", color_scheme="dark")
+    opened.tab.locator("[data-chart=time] .plot-container").wait_for()
+    opened.tab.locator("[data-chart=density] .plot-container").wait_for()
+    assert opened.tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not opened.tab.locator("select:visible, input[type=search]:visible, form button:visible").count()
+    assert opened.tab.locator("[data-chart=memory] .main-svg").first.bounding_box()["width"] == 680
+    assert opened.tab.pdf().startswith(b"%PDF")
+    assert opened.said == []
+
+
+def test_a_search_names_what_was_compiled(chromium: Any, page: Path) -> None:
+    """By strategy and mesh; by rank where there is no room. The device's memory is a line with its size."""
+    for width, named in {1400: "tensor data=1,tensor=4", 390: "1"}.items():
+        window = Opened(chromium, page, width)
+        window.draw_all()
+        texts = window.tab.locator("[data-chart=density] .annotation-text").all_text_contents()
+        assert named in texts
+        assert "16.0 GiB" in texts
+        assert len(texts) == 2 + 4
+        assert window.tab.locator("[data-chart=density] .heatmaplayer image").count() == 1
+        window.close()
+
+
+def test_a_thousand_cases_are_small(chromium: Any, tmp_path: Path) -> None:
+    """The page makes the rows that fit at first, and the others when it is asked to."""
+    cases = [row("fsdp", f"fsdp={1 + number % 8}", 8 * (1 + number)) for number in range(1000)]
+    main([str(write_run(tmp_path / "run.json", cases))])
+    window = Opened(chromium, tmp_path / "run.html")
+    assert len(window.texts("tbody tr")) == 100
+    window.tab.get_by_role("button", name="Show all 1,000 rows").click()
+    assert window.tab.locator("tbody tr").count() == 1000
+    assert window.tab.locator("#data").evaluate("data => data.textContent.length") < 1_000_000
+    window.close()

@@ -1,0 +1,90 @@
+"""The data of a page: complete, compact, and of each case what the record says."""
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from results.figures.curves import PARTS
+from results.figures.palette import STRATEGY_COLOURS
+from results.frontier import read
+from results.records.rows import load
+from results.webpage.candidates import density, search_data
+from results.webpage.columns import run_data
+from tests.results.synthetic import failed, row, sweep, write_run
+from tests.results.test_frontier import GIB, found  # noqa: F401 (a fixture)
+
+
+def values(data: dict, name: str) -> list:
+    """A column, whether it is stored once or for each row."""
+    column = data["columns"][name]
+    return column if isinstance(column, list) else [column] * data["count"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict:
+    """Of a run with a case that failed."""
+    rows = [*sweep(), failed("oom", "pipeline", "pipeline=16")]
+    return run_data(load([write_run(tmp_path / "run.json", rows)]))
+
+
+def test_facts_are_as_recorded(data: dict) -> None:
+    """Of each row and column, to six digits; but for samples, there is nothing that the page leaves out."""
+    rows = [*sweep(), failed("oom", "pipeline", "pipeline=16")]
+    for name in row()["extra_info"]:
+        recorded = [each["extra_info"][name] for each in rows]
+        numbers = [value for value in recorded if isinstance(value, float)]
+        if numbers:
+            kept = [value for value in values(data, name) if value is not None]
+            assert kept == pytest.approx([value for value in recorded if value is not None], rel=1e-5)
+        else:
+            assert values(data, name) == recorded
+    assert "samples" not in data["columns"]
+
+
+def test_a_column_of_one_value_is_stored_once(data: dict) -> None:
+    """So a thousand cases are no larger than they have to be."""
+    assert data["columns"]["platform"] == "cpu"
+    assert len(data["columns"]["mesh"]) == data["count"]
+
+
+def test_intervals_and_parts_belong_to_their_rows(data: dict) -> None:
+    """Tokens over the ends of the step's interval; parts of memory add up; a case that failed has neither."""
+    speeds = zip(*(values(data, f"page.tokens_per_second_{end}") for end in ("low", "high")), strict=True)
+    middle = values(data, "tokens_per_second")
+    assert all(low < speed < high for (low, high), speed in zip(speeds, middle, strict=True) if speed)
+    names = [name if "." in name else f"page.{name}" for name in PARTS.values()]
+    parts = list(zip(*(values(data, name) for name in names), strict=True))
+    totals = values(data, "memory.total_bytes")
+    assert [sum(each) for each in parts[:-1]] == totals[:-1]
+    assert parts[-1] == (None,) * len(names)
+    assert values(data, "page.counts") == [True] * (data["count"] - 1) + [False]
+    assert values(data, "page.check")[-1] == "oom: made up"
+
+
+def test_it_is_json_whatever_is_not_known(tmp_path: Path) -> None:
+    """NaN is no JSON; a value that is no plain one is shown as text."""
+    strange = row(**{"loss_first": float("nan"), "loss_last": float("inf"), "options": ["a list"]})
+    data = run_data(load([write_run(tmp_path / "run.json", [strange])]))
+    json.dumps(data, allow_nan=False)
+    assert values(data, "loss_first") == [None]
+    assert values(data, "options") == ["['a list']"]
+
+
+def test_every_feasible_candidate_is_in_a_cell(found: Path) -> None:  # noqa: F811
+    """But for those far out, which need more than one and a half times the memory of a device."""
+    facts, rows = read(found)
+    counted = density(rows, 24 * GIB)
+    assert sum(map(sum, counted["count"])) == 5
+    data = search_data(facts, rows)
+    assert values(data, "frontier").count(True) == 3
+    assert len(counted["bytes"]) == len(counted["count"][0]) + 1
+
+
+def test_marks_have_the_colours_of_the_figures():
+    """In the light theme, mark i has the colour of the i-th strategy of the palette that figures use."""
+    css = (files("results.webpage") / "static" / "page.css").read_text(encoding="utf-8")
+    light = css.partition("@media")[0]
+    assert re.findall(r"--mark-\d+: (#\w+)", light) == list(STRATEGY_COLOURS.values())

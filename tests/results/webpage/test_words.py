@@ -1,0 +1,89 @@
+"""The sentences of a page: true of the rows, and silent where nothing is known."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from results.frontier import read
+from results.records.rows import load
+from results.webpage.candidates import search_words
+from results.webpage.machine import machine_facts
+from results.webpage.words import heading, summary
+from tests.results.synthetic import failed, row, sweep, write_run
+from tests.results.test_frontier import found  # noqa: F401 (a fixture)
+
+
+def rows_of(tmp_path: Path, rows: list) -> pd.DataFrame:
+    """A run of these rows."""
+    return load([write_run(tmp_path / "run.json", rows)])
+
+
+def test_a_run_is_summed_up(tmp_path: Path) -> None:
+    """What ran, what counts, what is fastest and what its interval overlaps, what is smallest, and the noise."""
+    rows = rows_of(tmp_path, [*sweep(), failed("oom", "pipeline", "pipeline=16")])
+    assert heading(rows) == "synthetic on 16 virtual CPU devices"
+    assert summary(rows) == [
+        "41 cases of 6 strategies on 1, 2, 4, 8 and 16 virtual CPU devices. The model is synthetic (10.0M parameters), "
+        "128 tokens per sequence, float32, remat none; the global batch is 8 and 16 sequences.",
+        "40 of 41 were timed after their losses and gradient norms agreed with those of one device; the others have no "
+        "place in the curves (1 oom).",
+        "On 8 devices, at a global batch of 16, data (data=8) has the highest throughput: 1,994 tokens/s (95% interval "
+        "1,917 to 2,055); a step takes 1.07 times as long as that of one device with the same work. Its interval "
+        "overlaps with that of fsdp (fsdp=8): this run does not tell them apart.",
+        "Of these, fsdp (fsdp=8) needs the least memory: 40.0 MiB per device; the most is 180.0 MiB.",
+        "Exposed communication takes the largest part of a step in single (data=1) at a global batch of 8: 15%.",
+        "The same step, timed twice in turns, differed by -2.0% to +4.0%; smaller differences cannot be seen in this "
+        "run.",
+    ]
+
+
+def test_noise_is_said_first_of_its_sentence(tmp_path: Path) -> None:
+    """A noisy run is called so, and one without a second copy is not called quiet."""
+    loud = rows_of(tmp_path, [row(noisy=True, canary_ratio_low=0.88)])
+    assert summary(loud)[-1].startswith("This run is noisy. The same step, timed twice in turns, differed by -12.0%")
+    unknown = rows_of(tmp_path, [row(canary_ratio_low=None, canary_ratio_high=None, noisy=None)])
+    assert summary(unknown)[-1].startswith("The noise of this run is not known")
+
+
+@pytest.mark.parametrize(
+    ("judged", "sentence"),
+    [
+        ([True, True], "All 2 compiled steps that have formulas send exactly the bytes that these predict."),
+        ([True, False], "1 of 2 compiled steps send other bytes than the formulas predict: data (data=2)."),
+        ([None, None], None),
+    ],
+)
+def test_bytes_are_compared_with_formulas(tmp_path: Path, judged: list, sentence: str | None) -> None:
+    """Where there are formulas; the cases that differ are named."""
+    same, other = judged
+    rows = rows_of(tmp_path, [row(sent_as_predicted=same), row("data", "data=2", sent_as_predicted=other)])
+    about = [text for text in summary(rows) if "compiled steps" in text]
+    assert about == ([sentence] if sentence else [])
+
+
+def test_what_was_only_compiled_has_no_winner(tmp_path: Path) -> None:
+    """Nothing is said of speeds that nobody measured."""
+    unknown = dict.fromkeys(("tokens_per_second", "step_seconds_median", "matches_single"))
+    words = summary(rows_of(tmp_path, [row(kind="compiled", **unknown)]))
+    assert words[1] == "Nothing was timed: 1 of 1 cases were compiled, to see what their programs do."
+    assert not [text for text in words if "throughput" in text]
+
+
+def test_a_search_is_summed_up(found: Path) -> None:  # noqa: F811
+    """How many fit by formula, the fastest that does, and how many a compiler found too large."""
+    words = search_words(*read(found))
+    assert words[1] == "By formula 4 fit, 2 need more memory than a device has, and 1 are infeasible."
+    assert words[2] == "The fastest that fits is fsdp: at most 100 tokens/s per device, in 12.0 GiB."
+    assert words[3] == "2 candidates were compiled; 1 of them did not fit."
+
+
+def test_the_machine_is_said_once(tmp_path: Path) -> None:
+    """Its devices, versions and settings, and of each file when it was written; what is empty is left out."""
+    run = write_run(tmp_path / "run.json", [row()], node="host")
+    facts = machine_facts([run])
+    assert facts["Devices"] == "8 × cpu, virtual: they share one machine"
+    assert facts["Versions"].startswith("python 3.11.7, jax 0.10.2")
+    assert facts["Host"] == "host"
+    assert facts[str(run)] == "time and commit unknown"
+    assert "XLA_FLAGS" not in facts
