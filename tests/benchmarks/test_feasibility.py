@@ -14,7 +14,7 @@ from benchmarks.compile import compile_case
 from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.devices.topology import Topology
 from benchmarks.harness.pool import Outcome
-from benchmarks.search.findings import SPEED, reason_template, relative_error
+from benchmarks.search.findings import SPEED, relative_error
 
 TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=16", "--batch-size=8", "--dtype=float32"]
 FOUR = ["--topology=cpu:4", "--chip=v5e", *TINY, "--strategy=data,fsdp,pipeline", "--remat=dots"]
@@ -281,12 +281,6 @@ def test_without_a_compiler_there_are_formulas(
     with pytest.raises(SystemExit, match="2"):
         feasibility.main(["--topology=h100:1x4", *TINY, "--compile=1"])
     assert "pip install -e '.[gpu]'" in capsys.readouterr().err
-
-
-def test_reasons_of_one_kind_differ_in_numbers_only() -> None:
-    """Two reasons are of one kind if they differ in numbers and in the suggested way out only."""
-    one, other = ("tensor=3 does not divide heads=8; tensor can be 1", "tensor=16 does not divide heads=8; or 2")
-    assert reason_template(one) == reason_template(other) != reason_template("context=16 does not divide heads=8; or 2")
 
 
 def test_strategies_without_formulas_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

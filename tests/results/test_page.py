@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from results.figures.palette import STRATEGY_COLOURS
 from results.page import main
 from results.webpage.assemble import SCRIPTS, embedded
 from tests.processes import ROOT
@@ -48,10 +49,12 @@ def test_the_page_is_beside_its_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_strategies_have_their_colours_in_one_order(tmp_path: Path) -> None:
-    """`single`, the reference, has the first, in whatever order files name strategies."""
-    run = write_run(tmp_path / "run.json", [row("tensor", "tensor=2"), row("data", "data=2"), row()])
+    """It is that of the figures, whatever a file has; strategies of a user's own come after, by name."""
+    run = write_run(
+        tmp_path / "run.json", [row("tensor", "tensor=2"), row("toy", "data=2"), row("mine", "data=4"), row()]
+    )
     main([str(run)])
-    assert carried(tmp_path / "run.html")["strategies"] == ["single", "tensor", "data"]
+    assert carried(tmp_path / "run.html")["strategies"] == [*STRATEGY_COLOURS, "mine", "toy"]
 
 
 @pytest.mark.parametrize(

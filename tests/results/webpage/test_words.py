@@ -74,7 +74,7 @@ def test_a_search_is_summed_up(found: Path) -> None:  # noqa: F811
     """How many fit by formula, the fastest that does, and how many a compiler found too large."""
     words = search_words(*read(found))
     assert words[1] == "By formula 4 fit, 2 need more memory than a device has, and 1 are infeasible."
-    assert words[2] == "The fastest that fits is fsdp: at most 100 tokens/s per device, in 12.0 GiB."
+    assert words[2] == "The fastest that fits is fsdp (fsdp=16): at most 100 tokens/s per device, in 12.0 GiB."
     assert words[3] == "2 candidates were compiled; 1 of them did not fit."
 
 
