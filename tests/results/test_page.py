@@ -50,9 +50,9 @@ def test_the_page_is_beside_its_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_strategies_have_their_colours_in_one_order(tmp_path: Path) -> None:
     """It is that of the figures, whatever a file has; strategies of a user's own come after, by name."""
-    run = write_run(
-        tmp_path / "run.json", [row("tensor", "tensor=2"), row("toy", "data=2"), row("mine", "data=4"), row()]
-    )
+    toy, mine = row("data", "data=2"), row("data", "data=4")
+    toy["extra_info"]["strategy"], mine["extra_info"]["strategy"] = "toy", "mine"
+    run = write_run(tmp_path / "run.json", [row("tensor", "tensor=2"), toy, mine, row()])
     main([str(run)])
     assert carried(tmp_path / "run.html")["strategies"] == [*STRATEGY_COLOURS, "mine", "toy"]
 
