@@ -142,7 +142,7 @@ def test_compiler_options_reach_the_compiler_and_the_row() -> None:
     told = dataclasses.replace(case(), compiler_options=(("xla_disable_hlo_passes", "cse,dce"),))
     row = compile_case(told)
     assert (row.extra_info["status"], row.extra_info["compiler_options"]) == ("ok", "xla_disable_hlo_passes=cse,dce")
-    assert "told xla_disable_hlo_passes=cse,dce" in "\n".join(report(row))
+    assert "with xla_disable_hlo_passes=cse,dce" in "\n".join(report(row))
     strange = compile_case(dataclasses.replace(case(), compiler_options=(("xla_no_such", "1"),))).extra_info
     assert (strange["status"], strange["compiler_options"]) == ("compile_error", "xla_no_such=1")
     assert "xla_no_such" in str(strange["reason"])

@@ -37,7 +37,7 @@ from jax.experimental.multihost_utils import process_allgather
 from benchmarks.cases import distinct_meshes
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.mesh import AXES, first_devices
-from strategies.model import gpt
+from strategies.model import attention, mlp, part
 from tests.strategies.quick import compiled
 from tests.strategies.test_step import WIDEST
 
@@ -272,7 +272,8 @@ def test_bfloat16_gradients_of_devices_are_summed_in_float32(name, mesh):
 def test_a_bfloat16_sum_of_gradients_is_caught(monkeypatch):
     """The check fails if a bias gradient is summed over tokens in bfloat16, planted on one device."""
     reference = single(dtype="bfloat16")
-    monkeypatch.setattr(gpt, "_add", lambda x, bias: x + bias.astype(x.dtype))
+    for module in (attention, mlp, part):
+        monkeypatch.setattr(module, "add_bias", lambda x, bias: x + bias.astype(x.dtype))
     with pytest.raises(AssertionError):
         assert_equal(train("single", MeshSpec.parse("data=1"), dtype="bfloat16"), reference, ROUNDING["bfloat16"])
 
