@@ -237,7 +237,7 @@ class _Ledger:
 
 def named(array: str, plan: Plan) -> str:
     """With the names of the weights that have its sizes in a layer, however they are ordered."""
-    sizes = {**plan.config.dim_sizes, "vocab": plan.rows}
+    sizes = {**plan.config.dim_sizes, "vocab": plan.padded_vocab}
 
     def local(dim: str) -> int:
         return sizes[dim] // plan.size(*plan.axes_of(dim))

@@ -52,9 +52,9 @@ def more_flops(cost: Cost, compiled: int) -> dict[str, int]:
     plan = cost.plan
     row = 2 * plan.config.embed * plan.train.batch_size * plan.config.sequence // plan.mesh.size
     left, found = compiled - sum(cost.flops.values()) // plan.mesh.size, {}
-    if left >= row * plan.rows and not plan.logits_again:
-        found["logits again"] = row * plan.rows
-        left -= row * plan.rows
+    if left >= row * plan.padded_vocab and not plan.logits_again:
+        found["logits again"] = row * plan.padded_vocab
+        left -= row * plan.padded_vocab
     if left > 0 and left % row == 0 and left // row < 256:
         found["padding"], left = left, 0
     return found | ({"unexplained": left} if left else {})
