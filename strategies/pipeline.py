@@ -2,8 +2,9 @@
 
 Microbatches pass through the stages in the order of a schedule (pipelining/schedules.py). At each tick a stage runs the
 forward or the backward pass of one microbatch, or is idle and computes nothing. All stages share the embedding and the
-head, which are split over the vocabulary, so that no stage holds or computes more than another (Yeung et al. 2024, "Balancing Pipeline Parallelism with Vocabulary Parallelism"). All stages embed a
-microbatch when the first stage needs it, and compute its loss when the last stage has finished it.
+head, which are split over the vocabulary, so that no stage holds or computes more than another (Yeung et al. 2024,
+"Balancing Pipeline Parallelism with Vocabulary Parallelism"). All stages embed a microbatch when the first stage needs
+it, and compute its loss when the last stage has finished it.
 
     x[b,T,D] -permute(pipeline)-> the next stage, dx[b,T,D] -permute(pipeline)-> the previous stage, in one exchange at
         the end of each tick in which any stage sends; in two exchanges where one stage would receive both
