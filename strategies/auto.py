@@ -1,31 +1,35 @@
-"""Left to the compiler: data, fsdp, tensor, and fsdp x tensor from rules (GSPMD; Xu et al. 2021, sections 2 and 3).
+"""Compiler-partitioned: data, fsdp, tensor, and fsdp x tensor from sharding rules (GSPMD; Xu et al. 2021, sections 2
+and 3).
 
-The step is that of one device, in `jax.jit` and no `jax.shard_map`: it sees whole arrays, and XLA makes of it what each
-device does. It is told which mesh axes split which dims:
+The step is that of one device, in `jax.jit` without `jax.shard_map`. It sees whole arrays, and XLA partitions it. The
+rules say which mesh axes split which dims:
 
-    head_features, mlp, vocab  of weights, and what is made with them: tensor
-    the first dim besides that fsdp divides, but layers: of weights as they are stored, not as they are used
-    batch               data, fsdp
-    tokens              of the residual stream, between the matmuls: tensor; with `sequence_parallel=False` nothing
+    tensor      head_features, mlp and vocab, of weights and of what is computed with them; and between the matmuls the
+                tokens of the residual stream, unless `sequence_parallel=False`
+    fsdp        the first other dim that it divides, except layers: of weights as they are stored, not as they are used
+    data, fsdp  the batch
 
-and wherever the strategies by hand have a collective it is told how the array is split before and behind. Autodiff
-has the two in reverse, so that the gradient is split as well. Left alone the compiler gathers the table to look up
-embeddings, or the weights of queries, keys and values that the tensor axis splits, and holds what it could split.
+Where a hand-written strategy has a collective, sharding constraints say how the array is split before and after it.
+Autodiff reverses the two constraints, so the gradient is split as well. Without constraints the compiler gathers the
+token table to look up embeddings, or gathers the query, key and value weights that tensor splits, and holds whole
+arrays that it could split.
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
     x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D], as often as in tensor.py
-    x[B,T,D] partial sums -all_reduce(tensor)-> x[B,T,D], as often as in tensor.py, which can scatter
-    dW[D,F] -all_reduce(data or fsdp)-> dW[D,F], each weight, each microbatch, in the compute dtype; fsdp.py scatters
+    x[B,T,D] partial sums -all_reduce(tensor)-> x[B,T,D], as often as in tensor.py, which can reduce-scatter
+    dW[D,F] -all_reduce(data or fsdp)-> dW[D,F], each weight, each microbatch, in the compute dtype; fsdp.py
+        reduce-scatters
 
-With fsdp x tensor each axis has its own of these. A device sends the bytes of data.py, fsdp.py and tensor.py, but:
+With fsdp x tensor each axis has the collectives that name it. A device sends the bytes of data.py, fsdp.py and
+tensor.py, with these differences:
 
-    An all-reduce is twice the reduce-scatter that would do, for just a part of the sum is kept. XLA's backend for TPUs
-    makes a reduce-scatter of the two, that for CPUs does not.
-    Nothing in the program can say that a sum over devices may wait. Gradients are summed in each microbatch (data.py:
+    An all-reduce sends twice as much as a reduce-scatter, which would suffice where each device keeps only its shard of
+    the sum. XLA's TPU backend combines the all-reduce and the slice into a reduce-scatter; its CPU backend does not.
+    The program cannot say that a sum over devices may be deferred. Gradients are summed for each microbatch (data.py:
     once a step), those of a tied table for each of its uses (data.py: once), and with `logits_bytes` those of the table
-    for each chunk of tokens (data.py and fsdp.py: once). Nor can it say in which dtype: `reduce_dtype` is no option
-    here, and gradients of matrices are summed in the compute dtype.
-    The tensor axis gathers the gradient of the positions, and sums those of some biases where it has all tokens
+    for each chunk of tokens (data.py and fsdp.py: once). Nor can it say in which dtype to sum: `reduce_dtype` is no
+    option here, and gradients of matrices are summed in the compute dtype.
+    The tensor axis gathers the gradient of the positions, and sums those of some biases after the gather of tokens
     (tensor.py: all-reduces).
 """
 
@@ -57,21 +61,27 @@ LAYOUT = Layout(batch=BATCH, dims=tensor.LAYOUT.dims, shards=fsdp.AXES, cuts_aga
 
 
 def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
-    """Where the strategies by hand communicate: how arrays are split before and behind; `used` is how weights are."""
+    """Hooks of sharding constraints, where hand-written strategies have collectives.
+
+    Args:
+        mesh: with all axes of `AXES`.
+        used: how each weight is split while it is used.
+        sequence_parallel: split the residual stream over its tokens, too.
+    """
 
     def split(*axes: Any) -> NamedSharding:
         return NamedSharding(mesh, P(*axes))
 
-    def moved(x: Array, here: NamedSharding, there: NamedSharding) -> Array:
-        """Split another way; its gradient is moved back."""
-        return lax.with_sharding_constraint(lax.with_sharding_constraint(x, here), there)
+    def reshard(x: Array, before: NamedSharding, after: NamedSharding) -> Array:
+        """Constrain x to one sharding, then to another. Autodiff reshards the gradient in reverse."""
+        return lax.with_sharding_constraint(lax.with_sharding_constraint(x, before), after)
 
     tokens = "tensor" if sequence_parallel else None
     all_tokens, own_tokens = split(BATCH), split(BATCH, tokens)
 
     def gather(weight: Array, dims: Sequence[str], dtype: str) -> Array:
         weight = lax.with_sharding_constraint(weight.astype(dtype), split(*used(dims)))
-        # The head goes back where it went forward, and of two gathers the compiler would not make one.
+        # The head's backward pass follows its forward pass at once, and the compiler would not merge two gathers.
         return checkpoint_name(weight, GATHERED) if "vocab" in dims else weight
 
     def attend(qkv_BTCA: Array, head_dim: int, kind: str) -> Array:
@@ -79,19 +89,19 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
         return causal_attention(qkv_BTCA, head_dim, kind)
 
     def project_split(x_BTD: Array, qkv_DCA: Array) -> Array:
-        """As `project`, but of a matmul in which A, which is split, stays a dim: merged with C it would be gathered."""
+        """Like `project`, but A stays a dim of the matmul. Tensor splits A: merged with C it would be gathered."""
         qkv_NCA = jnp.tensordot(x_BTD.reshape(-1, x_BTD.shape[-1]), qkv_DCA, 1)
         return qkv_NCA.reshape(*x_BTD.shape[:-1], *qkv_DCA.shape[1:])
 
-    sum_partial = partial(moved, here=all_tokens, there=own_tokens)
+    sum_partial = partial(reshard, before=all_tokens, after=own_tokens)
     return Hooks(
         gather=gather,
         sum=sum_partial,
-        all_tokens=partial(moved, here=own_tokens, there=all_tokens),
+        all_tokens=partial(reshard, before=own_tokens, after=all_tokens),
         own_tokens=lambda x_TD: lax.with_sharding_constraint(x_TD, split(tokens)),
         project=project_split if mesh.shape["tensor"] > 1 else project,
         attend=attend,
-        embed_sum=sum_partial,  # each device looks up all tokens in its rows, and not its tokens in all rows
+        embed_sum=sum_partial,  # each device looks up all tokens in its rows, not its own tokens in all rows
         vocab_sum=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
         vocab_max=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
         parts=(size_of(BATCH, mesh.shape), mesh.shape["tensor"]),
@@ -99,7 +109,7 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """Build the step. An axis that the mesh leaves out has size one."""
+    """Build the step. Arguments and errors are those of `Strategy.build`. An axis absent from the mesh has size one."""
     device_mesh, layout = mesh.over(AXES, devices), LAYOUT.along(mesh.split_axes(AXES))
     tensor.require_fit(config, train, device_mesh.shape["tensor"])
     used = replace(layout, shards=()).spec(config, mesh.sizes)
@@ -108,5 +118,5 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
 
 
 TWINS = {("data",): "data", ("fsdp",): "fsdp", ("tensor",): "tensor", ("fsdp", "tensor"): "three_d"}
-"""Mesh axes that go together -> the strategy that is the same by hand."""
+"""Mesh axes that may be combined -> the hand-written strategy that does the same."""
 AUTO = Strategy("auto", AXES, build, ("sequence_parallel",), LAYOUT, twins=TWINS)

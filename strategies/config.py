@@ -1,4 +1,4 @@
-"""What is trained and how: frozen dataclasses, and the published sizes as data."""
+"""Configuration of model and training as frozen dataclasses, and presets of published model sizes."""
 
 import dataclasses
 import math
@@ -29,17 +29,17 @@ _KNOWN = {
 
 
 class Infeasible(ValueError):
-    """A model, mesh and batch that do not fit together; the message names the numbers and the legal values."""
+    """Model, mesh and batch do not fit together. The message names the numbers and the legal values."""
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """The sizes of a GPT-2 (Radford et al. 2019, section 2.3). `mlp` is 4 x `embed` unless given.
 
-    The vocabulary is padded to a multiple of `vocab_multiple`, on one device as on many: see `vocab_rows`.
+    The vocabulary is padded to a multiple of `vocab_multiple`, also on one device (`vocab_rows`).
 
     Raises:
-        Infeasible: a size below one, or `heads` that do not divide `embed`.
+        Infeasible: a size is below one, or `heads` does not divide `embed`.
     """
 
     layers: int
@@ -52,7 +52,7 @@ class GPTConfig:
     vocab_multiple: int = 128
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no GPT has."""
+        """Check the sizes."""
         for name in ("layers", "embed", "heads", "vocab", "sequence", "mlp", "vocab_multiple"):
             size = getattr(self, name)
             if size is not None and size < 1:
@@ -72,7 +72,7 @@ class GPTConfig:
 
     @property
     def dim_sizes(self) -> Mapping[str, int]:
-        """Every dim that the model's weights have, by name; the vocabulary without padding."""
+        """Sizes of all dims of the model's weights, by name. The vocabulary is without padding."""
         return {
             "layers": self.layers,
             "vocab": self.vocab,
@@ -84,48 +84,54 @@ class GPTConfig:
         }
 
     def vocab_rows(self, shards: int = 1) -> int:
-        """The vocabulary padded to a multiple of 128, as Megatron-LM pads it, and no further if the shards divide that.
+        """Size of the padded vocabulary: a multiple of `vocab_multiple` (128, as in Megatron-LM) and of `shards`.
 
-        So steps that are compared do equal work: on 2, 4 or 8 shards there are as many rows as on one device.
+        If the shards divide the vocabulary as it is padded on one device, there is no further padding. So compared
+        steps do equal work: on 2, 4 or 8 shards the size is that on one device.
 
         >>> [PRESETS["gpt2"].vocab_rows(shards) for shards in (1, 2, 8, 3, 5)]
         [50304, 50304, 50304, 50304, 50560]
         """
         rows = math.ceil(self.vocab / self.vocab_multiple) * self.vocab_multiple
-        each = math.lcm(self.vocab_multiple, shards)
-        return rows if rows % shards == 0 else math.ceil(self.vocab / each) * each
+        multiple = math.lcm(self.vocab_multiple, shards)
+        return rows if rows % shards == 0 else math.ceil(self.vocab / multiple) * multiple
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training step: AdamW (Loshchilov & Hutter 2019) behind clipping by the global norm.
+    """Options of a training step with AdamW (Loshchilov & Hutter 2019) and clipping by the global norm.
 
     Attributes:
         batch_size: sequences in a global batch.
-        microbatches: parts a batch is cut into: accumulated one after another, or sent through a pipeline.
-        dtype: of the computation; parameters and optimizer state are float32. "float32" is that on every backend,
-            without the shortcuts (TF32, bfloat16 passes) that accelerators take by default.
-        reduce_dtype: of gradients while they are summed over devices; their sums over microbatches are float32.
-        remat: what the backward pass recomputes: nothing, all but the outputs of matmuls, or whole blocks.
-        attention: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which takes the first where it can.
-        unroll: layers in one iteration of the loop over them.
-        schedule: the order in which stages work on microbatches.
-        chunks: parts of the layers that a stage holds where the schedule is "interleaved"; it is one in the others.
-        sequence_parallel: the tensor axis splits the residual stream, too, over its tokens.
-        gather: fsdp makes weights whole layer by layer, whenever a layer runs, or all of them once a step.
-        regather: layer by layer, fsdp gathers weights again for the backward pass, and does not keep them for it.
-        bucket_bytes: data sums gradients in buckets of so many bytes, or each weight's by itself.
-        compression: data sums gradients in bytes, or after the first steps momentum in bits, with error feedback.
-        compression_warmup: the steps before it sums momentum in bits.
-        context_attention: how devices that each hold a part of every sequence attend to the rest of it; "auto" is a
-            ring, but where a pipeline has stages "ulysses".
-        logits_bytes: that float32 logits may cost a device at once: it computes them for so many tokens at a time,
-            again in the backward pass. None is enough for all tokens.
-        z_loss: times the square of log Z, for each token besides the cross entropy (Chowdhery et al. 2022, "PaLM",
-            section 5); Z is what softmax divides by.
+        microbatches: parts into which the batch is split. Their gradients are accumulated, or a pipeline schedules
+            them.
+        dtype: compute dtype. Parameters and optimizer state are float32. "float32" means float32 on every backend,
+            without the reduced precision (TF32, bfloat16 passes) that accelerators use by default.
+        reduce_dtype: of gradients while they are summed over devices. Sums over microbatches are float32.
+        remat: what the backward pass recomputes: nothing ("none"), all but the outputs of matmuls ("dots"), or whole
+            blocks ("full").
+        attention: the kernel: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which is "cudnn" where possible.
+        unroll: layers in one iteration of the loop over layers.
+        schedule: the pipeline schedule.
+        chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
+        sequence_parallel: whether the tensor axis also splits the residual stream over its tokens.
+        gather: whether fsdp gathers the weights of each layer when it runs ("layer"), or all weights once a step
+            ("step").
+        regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
+        bucket_bytes: the data strategy sums gradients in buckets of this many bytes; None sums each weight's by itself.
+        compression: the data strategy sums gradients in 8 bits ("int8"), or after the warm-up momentum in 1 bit
+            ("onebit"), with error feedback.
+        compression_warmup: steps before "onebit" sums momentum in 1 bit.
+        context_attention: how tokens attend to tokens on other devices of a context axis: "ring", "ulysses", or "auto",
+            which is "ring", and with pipeline stages "ulysses".
+        logits_bytes: the most bytes that float32 logits may take on a device. They are computed for a chunk of tokens
+            at a time, and recomputed in the backward pass. None: for all tokens at once.
+        z_loss: factor of (log Z)^2, which is added to the cross entropy of each token; Z is the denominator of the
+            softmax (Chowdhery et al. 2022, "PaLM", section 5).
 
     Raises:
-        Infeasible: microbatches that do not divide the batch, a norm that nothing passes, or an unknown option.
+        Infeasible: a number is out of its range, `microbatches` does not divide `batch_size`, an option has an unknown
+            value, or compression is combined with another way to sum gradients.
     """
 
     batch_size: int
@@ -154,7 +160,7 @@ class TrainConfig:
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be cut or is not known."""
+        """Check numbers and options."""
         for name in ("batch_size", "microbatches", "unroll", "chunks", "compression_warmup"):
             if getattr(self, name) < 1:
                 raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
@@ -174,7 +180,7 @@ class TrainConfig:
 
 
 def _require_alone(train: TrainConfig) -> None:
-    """Refuse other ways to sum gradients beside compression."""
+    """Refuse other ways to sum gradients together with compression."""
     if train.compression == "none":
         return
     if train.bucket_bytes is not None:
@@ -186,7 +192,7 @@ def _require_alone(train: TrainConfig) -> None:
 
 
 def legal(number: int, subject: str) -> str:
-    """The divisors of a number, as the way out that an error names.
+    """State in words the divisors of a number, for error messages.
 
     >>> legal(8, "tensor")
     'tensor can be 1, 2, 4 or 8'
@@ -196,10 +202,10 @@ def legal(number: int, subject: str) -> str:
 
 
 def require_divides(axis: str, size: int, **numbers: int) -> None:
-    """Refuse a mesh axis that does not divide a number of the model.
+    """Check that the size of a mesh axis divides the given numbers of the model.
 
     Raises:
-        Infeasible: names both numbers and the legal sizes.
+        Infeasible: it does not; the message names both numbers and the legal sizes.
     """
     for name, number in numbers.items():
         if number % size:

@@ -1,24 +1,25 @@
-"""Context parallel: each device holds all weights, and its part of the tokens of every sequence.
+"""Context parallel: each device holds all weights, and a shard of the tokens of every sequence.
 
-    dW[D,F] -all_reduce(context)-> dW[D,F], each weight, once a step
+    dW[D,F] -all_reduce(context)-> dW[D,F], each weight, once a step, in `reduce_dtype`
 
-Only attention looks at the tokens of other devices. In a ring (`context_attention="ring"`, the default; see
-ring_attention.py) keys and values go around, and on the way back their gradients with them:
+Only attention needs the tokens of other devices. With `context_attention="ring"`, the default, keys and values travel
+around a ring of devices, and in the backward pass their gradients travel with them (model/ring_attention.py):
 
     k, v[B,T_context,D] -permute(context)-> the next device, n-1 times a layer forward, and n-1 times again backward
-    dk, dv[B,T_context,D] -permute(context)-> the next device, n times a layer backward, the last time home
+    dk, dv[B,T_context,D] -permute(context)-> the next device, n times a layer backward; the last hop ends at the owner
 
-Or attention is split over its heads instead of over tokens (`"ulysses"`; Jacobs et al. 2023, "DeepSpeed Ulysses",
-section 3):
+With `context_attention="ulysses"` attention is split over its heads instead of over tokens (Jacobs et al. 2023,
+"DeepSpeed Ulysses", section 3):
 
     q, k, v[B,T_context,D] -all_to_all(context)-> q, k, v[B,T,D_context], once a layer forward
     mixed[B,T,D_context] -all_to_all(context)-> mixed[B,T_context,D], once a layer forward
-    each has the other for its transpose: once and once a layer backward
+    each is the transpose of the other: once and once a layer backward
 
-For P parameters and L layers on n devices a device sends 2 P (n-1)/n elements a step, in `reduce_dtype`, and the loss;
-and in the compute dtype (3n-2) 2 L B T D / n elements around a ring, or 8 L B T D (n-1)/n^2 elements from all to all.
-With `remat="full"` n-1 hops of k and v more, or half of the 8 L again. The ring does (2n+1)/4n of the FLOPs that
-attention has on one device, which computes what causality masks out; from all to all does as many.
+For P parameters and L layers on n devices a device sends 2 P (n-1)/n elements of gradients a step, and the loss. In the
+compute dtype it sends (3n-2) 2 L B T D / n elements with a ring, or 8 L B T D (n-1)/n^2 elements with Ulysses. With
+`remat="full"` the ring has n-1 more hops of k and v, and Ulysses sends half of the 8 L again. The ring computes
+(2n+1)/4n of the full square of attention scores, for it skips blocks that causality masks out. Ulysses computes as many
+scores as one device.
 """
 
 import dataclasses
@@ -43,15 +44,16 @@ LAYOUT = Layout(tokens=AXES)
 
 
 def contiguous(x: Array, dim: int) -> Array:
-    """Of an array of whole sequences, whose tokens are dim `dim`: this device's part, the parts in their order."""
-    own = x.shape[dim] // lax.axis_size("context")
-    return lax.dynamic_slice_in_dim(x, lax.axis_index("context") * own, own, dim)
+    """This device's contiguous shard of an array of whole sequences. Dim `dim` is that of the tokens."""
+    size = x.shape[dim] // lax.axis_size("context")
+    return lax.dynamic_slice_in_dim(x, lax.axis_index("context") * size, size, dim)
 
 
 def ulysses_attention(qkv_BTCA: Float[Array, "B t 3 A"], head_dim: int, kind: str) -> Float[Array, "B t A"]:
-    """As `causal_attention`, for the tokens that `contiguous` leaves here: of all tokens, this device's heads.
+    """Causal attention of this device's contiguous shard of the tokens to all tokens before them.
 
-    What arrives is worth keeping: computing it again would communicate again.
+    Each device computes some of the heads for all tokens. The results of both all-to-alls are kept for the backward
+    pass: recomputing them would communicate again. Arguments are those of `causal_attention`; t is T_context.
     """
     all_to_all = partial(lax.all_to_all, axis_name="context", tiled=True)
     qkv_BTCA = checkpoint_name(all_to_all(qkv_BTCA, split_axis=3, concat_axis=1), KEPT)
@@ -63,8 +65,8 @@ def resolve_context_attention(train: TrainConfig, stages: int) -> TrainConfig:
     """Resolve `context_attention="auto"`: a ring, or Ulysses where there are pipeline stages.
 
     Raises:
-        Infeasible: a ring in more than one: XLA's permutations wait for all devices of the mesh, and stages work on
-            their layers each at its own times.
+        Infeasible: a ring with several pipeline stages. XLA's permutes wait for all devices of the mesh, but stages run
+            their layers at different times.
     """
     if train.context_attention == "auto":
         return dataclasses.replace(train, context_attention="ring" if stages == 1 else "ulysses")
@@ -74,9 +76,12 @@ def resolve_context_attention(train: TrainConfig, stages: int) -> TrainConfig:
 
 
 def hooks(train: TrainConfig, size: int, others: Hooks = ONE_DEVICE) -> Hooks:
-    """Hooks of other axes, and besides what completes attention where this one splits the tokens.
+    """Add the hooks of a context axis to those of other axes.
 
-    Other axes may split what is held here further, heads or tokens, after this one has.
+    Args:
+        train: with `context_attention` resolved; "auto" is a ring.
+        size: of the context axis. With size one the hooks are unchanged.
+        others: hooks of other axes, which may split heads or tokens further, after the context axis.
     """
     if size == 1:
         return others
@@ -86,10 +91,17 @@ def hooks(train: TrainConfig, size: int, others: Hooks = ONE_DEVICE) -> Hooks:
 
 
 def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int = 1) -> None:
-    """Refuse an axis that does not divide what it is to split, where `tensors` devices have split the heads before.
+    """Check that the context axis divides the tokens and, with Ulysses, the heads.
+
+    Args:
+        config: the model.
+        train: with `context_attention` resolved; "auto" is a ring.
+        size: of the context axis.
+        tensors: size of the tensor axis, which splits the heads first.
 
     Raises:
-        Infeasible: names the numbers and the legal sizes, or an attention that has no ring.
+        Infeasible: it does not divide them (the message names the numbers and the legal sizes), or the attention kernel
+            has no ring.
     """
     if train.context_attention == "ulysses":
         heads = "heads" if tensors == 1 else "heads/tensor"

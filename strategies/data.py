@@ -1,11 +1,13 @@
-"""Data parallel: each device holds all weights and its part of the batch (Li et al. 2020, "PyTorch Distributed").
+"""Data parallel: each device holds a replica of all weights and a shard of the batch (Li et al. 2020, "PyTorch
+Distributed").
 
     dW[D,F] -all_reduce(data)-> dW[D,F], each weight, once a step, after all microbatches, in `reduce_dtype`
 
-A device sends 2 P (n-1)/n elements a step, for P parameters on n devices; and the loss. With `bucket_bytes` a
-collective is no longer one weight's: gradients are laid end to end, in the order in which the backward pass makes them,
-and each `bucket_bytes` of them are one all-reduce (section 3.2.3 there). A device sends the same elements. With
-`compression` they are not sent in float32, and not summed exactly: see compression.py.
+For P parameters on n devices a device sends 2 P (n-1)/n elements a step, and the loss. By default there is one
+all-reduce for each weight. With `bucket_bytes` the gradients are concatenated, in the order in which the backward pass
+computes them, and there is one all-reduce for each `bucket_bytes` of them (section 3.2.3 there). A device sends the
+same number of elements. With `compression` gradients are not sent in float32, and their sum is not exact
+(training/compression.py).
 """
 
 from collections.abc import Sequence
@@ -29,38 +31,51 @@ from strategies.training.train_step import assemble
 AXES = ("data",)
 LAYOUT = Layout(batch=AXES)
 BACKWARD = ("head", "blocks", "embedding")
-"""The parts of the model, in the order in which their gradients are ready."""
+"""The parts of the model, in the order in which the backward pass computes their gradients."""
 
 
 def buckets(sizes: Sequence[int], capacity: int) -> list[list[tuple[int, slice]]]:
-    """Arrays of these sizes end to end, cut after every `capacity` elements: of which array which part is in a bucket.
+    """Cut arrays of these sizes, laid end to end, into buckets of `capacity` elements.
+
+    Returns for each bucket its pieces: the index of an array, and the slice of the flattened array.
 
     >>> buckets([3, 4], capacity=5)
     [[(0, slice(0, 3, None)), (1, slice(0, 2, None))], [(1, slice(2, 4, None))]]
     """
     filled: list[list[tuple[int, slice]]] = []
-    room = 0
+    free = 0
     for i, size in enumerate(sizes):
         start = 0
         while start < size:
-            if room == 0:
-                filled, room = [*filled, []], capacity
-            stop = min(size, start + room)
+            if free == 0:
+                filled, free = [*filled, []], capacity
+            stop = min(size, start + free)
             filled[-1].append((i, slice(start, stop)))
-            start, room = stop, room - (stop - start)
+            start, free = stop, free - (stop - start)
     return filled
 
 
 def all_reduce_buckets(loss: Array, grads: Weights, bucket_bytes: int, dtype: str) -> tuple[Array, Weights]:
-    """The same sums in one collective for each bucket, one after another; the loss in the first if that is float32."""
-    whole = loss.dtype == dtype
-    ready = loss if whole else None, [cast(grads[part], dtype) for part in BACKWARD]
+    """Sum loss and gradients over devices with one all-reduce for each bucket, one after another.
+
+    Args:
+        loss: this device's share, in float32.
+        grads: this device's share.
+        bucket_bytes: size of a bucket.
+        dtype: of the sums. If it is float32, the loss is part of the first bucket; otherwise it is summed by itself.
+
+    Returns:
+        The sums, in float32.
+    """
+    packs_loss = loss.dtype == dtype
+    ready = loss if packs_loss else None, [cast(grads[part], dtype) for part in BACKWARD]
     arrays, structure = jax.tree.flatten(ready)
     filled = buckets([array.size for array in arrays], bucket_bytes // arrays[0].dtype.itemsize)
     sums: list[Array] = []
     for bucket in filled:
         packed = jnp.concatenate([arrays[i].reshape(-1)[part] for i, part in bucket])
-        if sums:  # each waits for the one before: of several at once the compiler makes one, through barriers too
+        # Each all-reduce depends on the one before. The compiler would merge independent ones, even across barriers.
+        if sums:
             packed += 0 * lax.pcast(sums[-1][0], AXES, to="varying")
         sums.append(lax.psum(packed, AXES))
     pieces: list[list[Array]] = [[] for _ in arrays]
@@ -71,11 +86,11 @@ def all_reduce_buckets(loss: Array, grads: Weights, bucket_bytes: int, dtype: st
     summed = [jnp.concatenate(piece).reshape(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
     packed_loss, parts = jax.tree.unflatten(structure, summed)
     grads = cast(dict(zip(BACKWARD, parts, strict=True)), "float32")
-    return packed_loss if whole else lax.psum(loss, AXES), grads
+    return packed_loss if packs_loss else lax.psum(loss, AXES), grads
 
 
 def stack(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-    """The sum of the loss; of the gradients each device keeps its share, until compression.py sums them."""
+    """Sum the loss. Each device keeps its share of the gradients, as [1,...]: compression.py sums them later."""
     return lax.psum(loss, AXES), jax.tree.map(lambda grad: grad[None], grads)
 
 

@@ -1,26 +1,27 @@
 """Fully sharded data parallel: ZeRO stage 3 (Rajbhandari et al. 2020, section 5.3).
 
-Weights, gradients and optimizer state are split over the devices, cut as weight_shards.py says; so is the batch. With
-`gather="layer"` the weights of a layer are whole only while it runs:
+Weights, gradients, optimizer state and the batch are sharded over the devices (sharding/weight_shards.py). With
+`gather="layer"` a layer's full weights exist only while the layer runs:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
     dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], in `reduce_dtype`
 
-Vectors, weights of norms and biases, are used in float32, and so gathered.
+Vectors (norm weights and biases) are used in float32, and therefore gathered in float32.
 
-For P parameters on n devices, of which E in the embedding and the head, a device sends (3 P - E) (n-1)/n elements for
-each microbatch. The embedding is gathered once, for its backward pass needs no weights; so is the head, whose backward
-pass comes at once. A tied head uses the table of tokens a second time: it is gathered and its gradient scattered once
-more. Vectors that the backward pass does not need are not gathered again. With `regather=False` nothing is: what was
-gathered is kept for the backward pass, and a device sends 2 P (n-1)/n elements for each microbatch.
+For P parameters on n devices, E of them in the embedding and the head, a device sends (3 P - E) (n-1)/n elements for
+each microbatch. The embedding is gathered once: its backward pass needs no weights. The head is gathered once, too: its
+backward pass follows at once. A tied head uses the token table a second time: the table is gathered, and its gradient
+scattered, once more. Vectors that the backward pass does not need are not gathered again. With `regather=False` the
+gathered weights are kept for the backward pass. No weight is gathered again, and a device sends 2 P (n-1)/n elements
+for each microbatch.
 
-With `gather="step"` all weights are gathered before the first microbatch, and kept to the last:
+With `gather="step"` all weights are gathered before the first microbatch and kept until the last:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], each weight, in the compute dtype, once a step
     dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], each weight, in `reduce_dtype`, once a step
 
-A device sends 2 P (n-1)/n elements a step, however many microbatches; while they last it holds all weights in the
-compute dtype, and all gradients, added up in float32.
+A device sends 2 P (n-1)/n elements a step, whatever the number of microbatches. During them it holds all weights in
+the compute dtype, and all gradients, accumulated in float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ LAYOUT = Layout(batch=AXES, shards=AXES)
 
 
 def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementation:
-    """How a group of devices of a mesh gathers these shards, and scatters their gradients."""
+    """The hooks and functions by which devices gather these shards and reduce-scatter their gradients."""
 
     scatter = partial(shards.scatter, dtype=train.reduce_dtype)
 
@@ -74,9 +75,9 @@ def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementa
 
 
 def _gather_scatter(shards: Shards, reduce_dtype: str, dims: Sequence[str], dtype: str) -> Callable[[Array], Array]:
-    """Gather a weight in one dtype, such that the gradients of all devices are summed in another.
+    """A function that gathers a weight in `dtype`, and whose transpose sums the gradients in `reduce_dtype`.
 
-    The transpose that autodiff makes of a gather sums in the dtype of the gather, and is taken where they are the same.
+    Autodiff's transpose of a gather sums in the dtype of the gather. It is used where both dtypes are the same.
     """
 
     def gather(part: Array) -> Array:
@@ -91,20 +92,20 @@ def _gather_scatter(shards: Shards, reduce_dtype: str, dims: Sequence[str], dtyp
 
 @jax.custom_vjp
 def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
-    """The same; backward, the gradient of x needs those of the weights of the head's norm.
+    """Return x and the head's norm weights unchanged. Backward, the gradient of x depends on that of the weights.
 
-    So these are scattered before the backward pass of the blocks begins. Else XLA's CPU backend may scatter them beside
-    the loop over blocks, where virtual devices may wait for each other forever (benchmarks/program/deadlock.py). That
-    of JAX 0.12 does so where a device has one sequence, of 4096 tokens or more.
+    So the weight gradients are scattered before the backward pass of the blocks begins. Otherwise XLA's CPU backend may
+    scatter them concurrently with the loop over blocks, and virtual devices may deadlock
+    (benchmarks/program/deadlock.py). XLA of JAX 0.12 does so where a device has one sequence of 4096 tokens or more.
     """
     return x_BTD, weights
 
 
 def _head_first_backward(_: None, grads: tuple[Array, Any]) -> tuple[Array, Any]:
     dx_BTD, dweights = grads
-    # A product with 0 stays in the program, for it may be NaN: what it needs is needed until the program has its order.
-    needed: Any = sum(grad.reshape(-1)[0] for grad in jax.tree.leaves(dweights))
-    return dx_BTD + (0 * needed).astype(dx_BTD.dtype), dweights
+    # XLA cannot remove a product with 0, which may be NaN. So the dependency lasts until the schedule is fixed.
+    dependency: Any = sum(grad.reshape(-1)[0] for grad in jax.tree.leaves(dweights))
+    return dx_BTD + (0 * dependency).astype(dx_BTD.dtype), dweights
 
 
 head_first.defvjp(lambda x_BTD, weights: ((x_BTD, weights), None), _head_first_backward)
@@ -118,7 +119,16 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
 def build_over(
     axes: Axes, layout: Layout, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None
 ) -> Step:
-    """Build a step with sharded weights over a mesh with these axes; one that the mesh leaves out has size one."""
+    """Build a step whose weights are sharded over `layout.shards`.
+
+    Args:
+        axes: all axes of the device mesh. One that `mesh` leaves out has size one.
+        layout: which axes split what.
+        config, mesh, train, devices: as in `Strategy.build`.
+
+    Raises:
+        Infeasible: model, mesh and batch do not fit together.
+    """
     device_mesh = mesh.over(axes, devices)
     shards = layout.shards_of(layout.shards, config, mesh.sizes)
     return assemble(config, device_mesh, train, layout, implementation(shards, train, device_mesh))

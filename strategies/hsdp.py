@@ -1,13 +1,13 @@
-"""Hybrid sharded data parallel: fsdp inside a group of devices, data between the groups (Zhao et al. 2023, "PyTorch
-FSDP", section 3.2.2).
+"""Hybrid sharded data parallel: fsdp within a group of devices, data parallel between groups (Zhao et al. 2023,
+"PyTorch FSDP", section 3.2.2).
 
-A group of devices along the fsdp axis holds the weights once, and each group has its part of the batch. The
-communication is that of fsdp.py inside a group, for the group's part of the batch, and
+Each group of devices along the fsdp axis holds one sharded copy of the weights and a shard of the batch. Within a
+group the communication is that of fsdp.py, for the group's shard of the batch. Between groups it is
 
-    dW[D_fsdp,F] -all_reduce(data)-> dW[D_fsdp,F], each weight in `reduce_dtype`, once a step
+    dW[D_fsdp,F] -all_reduce(data)-> dW[D_fsdp,F], each weight, once a step, in `reduce_dtype`
 
-For P parameters, d groups of f devices: beside what fsdp sends over f devices, a device sends 2 P/f (d-1)/d elements a
-step to the other groups, over the slower links.
+For P parameters and d groups of f devices, a device sends what fsdp sends over f devices within its group, and
+2 P/f (d-1)/d elements a step to the other groups, over the slower links.
 """
 
 from strategies import data, fsdp
@@ -21,7 +21,7 @@ LAYOUT = Layout(batch=AXES, shards=fsdp.AXES)
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """Build the step. An axis that the mesh leaves out has size one."""
+    """Build the step. Arguments and errors are those of `Strategy.build`. An axis absent from the mesh has size one."""
     return fsdp.build_over(AXES, LAYOUT, config, mesh, train, devices)
 
 

@@ -1,4 +1,4 @@
-"""MeshSpec: the one spelling of a mesh, in test ids, records, plots and errors."""
+"""MeshSpec: a mesh as named axis sizes, spelled the same in test ids, records, plots and errors."""
 
 import math
 import re
@@ -15,10 +15,10 @@ from jax.sharding import AxisType, Mesh
 from strategies.config import Infeasible
 
 AXES = ["data", "fsdp", "pipeline", "context", "tensor"]
-"""All mesh axes, outermost first: the inner ones talk most and belong on the fastest links. `register` adds others."""
+"""All mesh axes, outermost first. Inner axes communicate most and belong on the fastest links. `register` adds axes."""
 
 Devices = Sequence[Any]
-"""Of `jax.Device`, a name that type checkers do not take for a class."""
+"""A sequence of `jax.Device`, which type checkers do not accept as a class."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MeshSpec:
     axes: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        """Refuse what does not name a mesh."""
+        """Check names, sizes and order of the axes."""
         names = [name for name, _ in self.axes]
         if not names:
             raise Infeasible(f"a mesh needs an axis; write one as data=2,tensor=4 with axes of {', '.join(AXES)}")
@@ -46,7 +46,10 @@ class MeshSpec:
 
     @classmethod
     def parse(cls, text: str) -> "MeshSpec":
-        """Read a mesh as it is printed.
+        """Parse the text of a mesh. `str` is the inverse.
+
+        Raises:
+            Infeasible: the text is not of the form name=size,name=size, or names no valid mesh.
 
         >>> str(MeshSpec.parse("data=2,pipeline=2,tensor=2"))
         'data=2,pipeline=2,tensor=2'
@@ -58,22 +61,22 @@ class MeshSpec:
 
     @classmethod
     def of(cls, mesh: "MeshSpec | str") -> "MeshSpec":
-        """The mesh, be it given as a text.
+        """Return a `MeshSpec` unchanged, or parse its text.
 
         Raises:
-            Infeasible: as `parse`, or it is something else.
+            Infeasible: the text cannot be parsed, or the argument is of another type.
         """
         if not isinstance(mesh, MeshSpec | str):
             raise Infeasible(f"mesh {mesh!r} is a {type(mesh).__name__}; give a MeshSpec, or a text as data=2,tensor=4")
         return mesh if isinstance(mesh, MeshSpec) else cls.parse(mesh)
 
     def __str__(self) -> str:
-        """The mesh as it is parsed."""
+        """The text of the mesh, as `parse` reads it."""
         return ",".join(f"{name}={size}" for name, size in self.axes)
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Axis to size."""
+        """Name of each axis -> its size."""
         return MappingProxyType(dict(self.axes))
 
     @property
@@ -82,7 +85,7 @@ class MeshSpec:
         return math.prod(size for _, size in self.axes)
 
     def split_axes(self, axes: Sequence[str]) -> tuple[str, ...]:
-        """Those of the axes along which there are several devices.
+        """Those of the given axes whose size is above one.
 
         >>> MeshSpec.parse("data=1,tensor=4").split_axes(("data", "fsdp", "tensor"))
         ('tensor',)
@@ -90,21 +93,22 @@ class MeshSpec:
         return tuple(axis for axis in axes if self.sizes.get(axis, 1) > 1)
 
     def over(self, axes: Sequence[str], devices: Devices | None = None) -> Mesh:
-        """The mesh of devices, with each of `axes`; one that the spec leaves out has size one.
+        """Make a `jax.sharding.Mesh` with the given axes. An axis that the spec leaves out has size one.
 
-        In a torus an axis has whole dims of it where it can, and else a part of one.
+        On a torus an axis is mapped to whole dims of the torus if possible, otherwise to a part of one dim.
 
         Args:
-            axes: of the mesh that is made.
+            axes: names of the axes of the mesh, outermost first.
             devices: exactly as many as the mesh has; by default the first of `jax.devices()`.
 
         Raises:
-            Infeasible: an axis that is not among `axes`, too few devices, or another number given than the mesh has.
+            Infeasible: the spec has an axis that is not in `axes`, JAX has too few devices, or the number of given
+                devices differs from that of the mesh.
         """
-        if strange := [name for name in self.sizes if name not in axes]:
-            raise Infeasible(f"mesh {self} has the axis {strange[0]}; it can be {', '.join(axes)}")
+        if unknown := [name for name in self.sizes if name not in axes]:
+            raise Infeasible(f"mesh {self} has the axis {unknown[0]}; it can be {', '.join(axes)}")
         if devices is None:
-            self._require_there()
+            self._require_available()
             devices = first_devices(self.size)
         if len(devices) != self.size:
             problem = f"mesh {self} takes {self.size} devices and {len(devices)} are given"
@@ -113,21 +117,21 @@ class MeshSpec:
         types = (AxisType.Auto,) * len(shape)
         try:
             return jax.make_mesh(shape, tuple(axes), axis_types=types, devices=devices)
-        except NotImplementedError:  # but for v5e it gives an axis no part of a dim
-            places = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-            return Mesh(places, tuple(axes), axis_types=types)
+        except NotImplementedError:  # except on v5e, `jax.make_mesh` does not map an axis to a part of a torus dim
+            device_array = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+            return Mesh(device_array, tuple(axes), axis_types=types)
 
-    def _require_there(self) -> None:
-        """See that there are enough devices.
+    def _require_available(self) -> None:
+        """Check that JAX has enough devices.
 
         Raises:
-            Infeasible: there are too few; the message says how to have more virtual ones.
+            Infeasible: there are too few; on CPUs the message says how to get more virtual ones.
         """
-        there = jax.devices()
-        if len(there) >= self.size:
+        available = jax.devices()
+        if len(available) >= self.size:
             return
-        problem = f"mesh {self} takes {self.size} devices and JAX has {len(there)}"
-        if there[0].platform == "cpu":
+        problem = f"mesh {self} takes {self.size} devices and JAX has {len(available)}"
+        if available[0].platform == "cpu":
             way_out = f"start Python with JAX_NUM_CPU_DEVICES={self.size} in the environment, or call"
             call = f'jax.config.update("jax_num_cpu_devices", {self.size})'
             raise Infeasible(f"{problem}; {way_out} {call} before anything else of JAX: the first use fixes the number")
@@ -135,12 +139,13 @@ class MeshSpec:
 
 
 def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
-    """So many devices to spread over: the first, or of several processes as many of each, one process after another.
+    """The first `count` devices of `devices`, by default of `jax.devices()`.
 
-    One device is this process's own: what it computes needs nobody.
+    With several processes each contributes equally many, ordered by process. A single device is one of this process, so
+    that it computes without the other processes.
 
     Raises:
-        Infeasible: devices that the processes cannot have equal parts of.
+        Infeasible: the number of processes does not divide `count`.
     """
     devices = jax.devices() if devices is None else devices
     processes = sorted({device.process_index for device in devices})
@@ -158,21 +163,23 @@ def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
 
 
 def are_virtual(devices: Collection[Any]) -> bool:
-    """Whether these are several CPU devices of XLA, which share the cores and may wait for each other forever."""
+    """Whether these are several virtual CPU devices of XLA, which share the cores and may deadlock."""
     return len(devices) > 1 and next(iter(devices)).platform == "cpu"
 
 
 def mark_varying(tree: Any, axes: str | tuple[str, ...]) -> Any:
-    """Mark each device's copy of these arrays as its own, inside `jax.shard_map`; the values stay as they are.
+    """Mark arrays as varying over mesh axes, inside `jax.shard_map`. The values do not change.
 
-    Autodiff sums the gradients of an array over the axes along which it does not vary. Those of a marked array stay
-    apart, one for each device, until a strategy sums them.
+    Autodiff sums the gradients of an array over the axes along which it does not vary. The gradients of a marked array
+    stay separate, one for each device, until a strategy sums them.
     """
     return jax.tree.map(lambda array: lax.pcast(array, axes, to="varying"), tree)
 
 
 def factorisations(axes: Sequence[str], devices: int) -> Iterator[MeshSpec]:
-    """Every mesh of exactly this many devices over some of the axes, none of size one (one device: the first axis).
+    """Every mesh of exactly this many devices over some of the axes, without axes of size one.
+
+    For one device it is the first axis with size one.
 
     >>> [str(mesh) for mesh in factorisations(("data", "tensor"), 4)]
     ['tensor=4', 'data=2,tensor=2', 'data=4']

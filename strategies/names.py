@@ -1,4 +1,4 @@
-"""Mappings from names, which say what there is where a name is not known."""
+"""Mappings from names whose errors list the known names."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -8,20 +8,20 @@ Value = TypeVar("Value")
 
 
 class UnknownName(KeyError):
-    """A name that a mapping does not have; the message has those that it has."""
+    """A name is not in a mapping. The message lists the names that are."""
 
     def __str__(self) -> str:
-        """The message as it is: `KeyError` would quote it."""
+        """The message without quotes, which `KeyError` would add."""
         return str(self.args[0])
 
 
 class Named(dict[str, Value]):
-    """A dict that raises `UnknownName`.
+    """A dict that raises `UnknownName` for a missing key, and suggests a similar name.
 
     Args:
-        what: one of its values is.
-        items: as for a dict.
-        known_as: other names by which its values are known, each with the name here.
+        what: what a value is, for the message.
+        items: of the dict.
+        known_as: a name that others use -> the name in this dict.
 
     >>> Named("strategy", {"fsdp": 1, "data": 2}, {"zero3": "fsdp"})["zero3"]
     Traceback (most recent call last):
@@ -38,8 +38,8 @@ class Named(dict[str, Value]):
 
 
 def unknown(name: object, what: str, names: Iterable[str], known_as: Mapping[str, str]) -> str:
-    """Say that a name is not known, which one may be meant, and which there are."""
+    """The error message for an unknown name: the known names, and the one that may be meant."""
     names, text = list(names), str(name).lower()
-    near = [known_as[text]] if text in known_as else difflib.get_close_matches(text, names, n=1)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    return f"{name!r} is no {what}; there are {', '.join(names)}{meant}"
+    similar = [known_as[text]] if text in known_as else difflib.get_close_matches(text, names, n=1)
+    suggestion = f"; did you mean {similar[0]}?" if similar else ""
+    return f"{name!r} is no {what}; there are {', '.join(names)}{suggestion}"

@@ -1,22 +1,22 @@
-"""Pipeline parallel: each device is a stage, and holds a part of the layers (Huang et al. 2019, "GPipe").
+"""Pipeline parallel: each device is a stage that holds some of the layers (Huang et al. 2019, "GPipe").
 
-The batch goes through in microbatches, in the order of a schedule (schedules.py): at each tick a stage goes forward or
-backward with one of them, and where there is none it computes nothing. Embedding and head are cut over the vocabulary
-and shared among all stages, so that no stage holds or computes more than another (Yeung et al. 2024, "Balancing
-Pipeline Parallelism with Vocabulary Parallelism"): all stages embed a microbatch when the first needs it, and compute
-its loss when the last has done with it.
+Microbatches pass through the stages in the order of a schedule (pipelining/schedules.py). At each tick a stage runs the
+forward or the backward pass of one microbatch, or is idle and computes nothing. All stages share the embedding and the
+head, which are split over the vocabulary, so that no stage holds or computes more than another (Yeung et al. 2024,
+"Balancing Pipeline Parallelism with Vocabulary Parallelism"). All stages embed a microbatch when the first stage needs
+it, and compute its loss when the last stage has finished it.
 
-    x[b,T,D] -permute(pipeline)-> the next stage, dx[b,T,D] -permute(pipeline)-> the one before, in one exchange at the
-        end of each tick at which any stage sends; in two where one stage would get both
+    x[b,T,D] -permute(pipeline)-> the next stage, dx[b,T,D] -permute(pipeline)-> the previous stage, in one exchange at
+        the end of each tick in which any stage sends; in two exchanges where one stage would receive both
     for each microbatch:
-    x[b,T,D] embedded, partial -all_reduce(pipeline)-> every stage; backward the same for dx, from the first stage
-    x[b,T,D] of the last stage -all_reduce(pipeline)-> every stage, for the loss; backward the same for dx
+    x[b,T,D] embedded, partial sums -all_reduce(pipeline)-> every stage; backward once more for dx of the first stage
+    x[b,T,D] of the last stage -all_reduce(pipeline)-> every stage, for the loss; backward once more for dx
     three numbers a token for the loss, as in tensor.py
     once a step, in `reduce_dtype`: dW[D] of the last norm -all_reduce(pipeline)-> every stage
 
-For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (`Ticks.exchanges`; 2 (M + S - 2) of
-GPipe's), a device sends K b T D elements to its neighbours and 4 times 2 B T D (S-1)/S in all-reduces a step, in the
-compute dtype. Positions and the last norm are held by every stage alike.
+For S stages, M microbatches of b = B / M sequences and a schedule with K exchanges (`Ticks.exchanges`; GPipe has
+2 (M + S - 2)), a device sends K b T D elements a step to its neighbours, and 4 times 2 B T D (S-1)/S elements in
+all-reduces, in the compute dtype. Positions and the last norm are replicated on every stage.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,13 @@ LAYOUT = Layout(dims={"layers": AXES, "vocab": AXES})
 
 
 def scheduled(schedule: Schedule, slots: tuple[int, ...], train: TrainConfig) -> Differentiate:
-    """Loss and gradients, computed in the order of a schedule; `slots` are the `layer_slots` of an `Implementation`."""
+    """A `Differentiate` that runs the forward and backward passes in the order of a schedule.
+
+    Args:
+        schedule: of the microbatches.
+        slots: `Implementation.layer_slots`.
+        train: `unroll` and `reduce_dtype` are used.
+    """
     ticks = Ticks.of(schedule)
     used_SL = np.array(slots).reshape(schedule.stages, -1) >= 0
 
@@ -56,7 +62,7 @@ def scheduled(schedule: Schedule, slots: tuple[int, ...], train: TrainConfig) ->
     ) -> tuple[Array, Weights]:
         blocks, structure = jax.tree.flatten(weights["blocks"])
         ends = {name: part for name, part in weights.items() if name != "blocks"}
-        # Each stage has a copy of the last norm: its gradient is summed once a step, not for each microbatch.
+        # The last norm is replicated. Its gradient is summed over stages once a step, not for each microbatch.
         ends["head"] = {**ends["head"], "norm": mark_varying(ends["head"]["norm"], "pipeline")}
 
         def model(ends: Weights, blocks: Leaves = blocks) -> GPT:
@@ -78,10 +84,10 @@ def scheduled(schedule: Schedule, slots: tuple[int, ...], train: TrainConfig) ->
 
 
 def implementation(config: GPTConfig, train: TrainConfig, stages: int) -> Implementation:
-    """How stages work on microbatches. One stage is no pipeline: plain autodiff, without a schedule.
+    """The implementation of a pipeline. One stage is no pipeline: plain autodiff, without a schedule.
 
     Raises:
-        Infeasible: as `order` does.
+        Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
     """
     if stages == 1:
         return Implementation()
@@ -97,7 +103,14 @@ def implementation(config: GPTConfig, train: TrainConfig, stages: int) -> Implem
 def order(
     layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int
 ) -> tuple[Schedule, tuple[int, ...]]:
-    """The schedule of as many stages, and which layer is in each slot; chunks are those of an interleaved one.
+    """A schedule, and which layer is in each slot of the stacked blocks (`stages.layer_slots`).
+
+    Args:
+        layers: of the model.
+        stages: of the pipeline.
+        microbatches: in a batch.
+        schedule: the name of the schedule.
+        chunks: of each stage, for the schedule "interleaved". The others have one.
 
     Raises:
         Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.

@@ -1,8 +1,8 @@
 """The interface that every strategy implements.
 
-A strategy is a value, `Strategy`. Its `build` checks that model, mesh and batch fit, says all that it decides in a
-`Layout` and an `Implementation`, and hands them to `assemble` (in train_step.py), which writes the training step around
-them.
+A strategy is a value, a `Strategy`. Its `build` checks that model, mesh and batch fit together, states its decisions as
+a `Layout` and an `Implementation`, and passes them to `assemble` (training/train_step.py), which returns the training
+step.
 """
 
 import functools
@@ -30,27 +30,27 @@ Metrics = dict[str, Float[Array, ""]]
 
 
 class State(NamedTuple):
-    """What a step takes and gives back, sharded from birth."""
+    """The training state: a step takes it and returns it. It is created sharded."""
 
     params: Weights
     optimizer: Any
-    """AdamW's moments and count, as optax keeps them; and whatever else the optimizer keeps of the steps before."""
+    """AdamW's moments and count, as optax keeps them, and any other state of the optimizer."""
 
 
 def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
-    """The loss of each token: the whole model, one part after another."""
+    """The loss of each token of sequences [B,T+1], by the whole model. N = B x T."""
     return model.losses(model.run(model.embed(tokens_BS[:, :-1])), tokens_BS[:, 1:])
 
 
 Differentiate = Callable[[Callable[[Weights], GPT], Weights, Tokens, int], tuple[Array, Weights]]
-"""How to make a model of weights, the weights, this device's sequences, and the tokens of the global batch -> this
-device's share of the mean loss, and its gradients."""
+"""(function from weights to a model, weights, this device's sequences, number of tokens in the global batch) -> (this
+device's share of the mean loss, the gradients of that share)."""
 
 
 def autodiff(
     build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
 ) -> tuple[Array, Weights]:
-    """A `Differentiate`: loss and gradients by autodiff of the forward pass."""
+    """The default `Differentiate`: loss and gradients by autodiff of the forward pass."""
     return jax.value_and_grad(lambda weights: forward(build(weights), tokens_BS).sum() / token_count)(weights)
 
 
@@ -59,9 +59,10 @@ class Optimizer(NamedTuple):
 
     Attributes:
         takes: shapes of the weights -> shapes of the gradients that `update` takes, and the mesh axes that split them.
-        init: weights -> its state, before the first step.
+        init: weights -> the optimizer's state before the first step.
         specs: that state -> the mesh axes that split it.
-        update: inside `jax.shard_map`, (gradients, state, weights) -> (what to add to the weights, state, global norm).
+        update: (gradients, state, weights) -> (what to add to the weights, state, global norm of the gradients). It
+            runs inside `jax.shard_map`.
     """
 
     takes: Callable[[Weights], tuple[Weights, Weights]]
@@ -72,24 +73,25 @@ class Optimizer(NamedTuple):
 
 @dataclass(frozen=True)
 class Implementation:
-    """How a strategy carries out its layout; by default nothing needs to be done.
+    """How a strategy implements its layout. By default it does nothing beyond what the layout implies.
 
     Its functions run inside `jax.shard_map`, unless the compiler partitions the step.
 
     Attributes:
-        hooks: what to do inside the model.
-        differentiate: this device's part of the batch, or of a microbatch -> its share of loss and gradients.
+        hooks: what the strategy does inside the model.
+        differentiate: this device's shard of the batch, or of a microbatch -> its share of loss and gradients.
         schedules_microbatches: whether `differentiate` takes all microbatches and orders them itself, as a pipeline
-            does. Else their gradients are accumulated, one microbatch after another.
-        layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None where they are in order.
-        prepare_params: weights as the state holds them -> as gradients are taken of them.
-        reduce: this device's share of loss and gradients, after all microbatches -> their sums over axes that split
+            does. Otherwise gradients are accumulated, one microbatch after another.
+        layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
+        prepare_params: weights as the state holds them -> weights with respect to which gradients are taken.
+        reduce: this device's share of loss and gradients, after all microbatches -> their sums over the axes that split
             weights.
-        sum_replicas: such sums -> sums over `Layout.replicas`; None is an all-reduce in `reduce_dtype`. Not called
-            where there are no replicas.
-        optimizer: AdamW behind clipping -> what is to take its place.
-        inexact: why the step computes something else than one device by design; nothing where it does not.
-        compiler_partitioned: the compiler splits the work: the functions see whole arrays, in no `jax.shard_map`.
+        sum_replicas: such sums -> sums over `Layout.replicas`; None is an all-reduce in `reduce_dtype`. It is not
+            called if there are no replicas.
+        optimizer: AdamW with clipping -> the optimizer that replaces it.
+        inexact: why the step by design computes something else than one device; empty if it does not.
+        compiler_partitioned: whether the compiler partitions the step. Then the functions see whole arrays, without
+            `jax.shard_map`.
     """
 
     hooks: Hooks = ONE_DEVICE
@@ -111,11 +113,11 @@ class Step:
     Attributes:
         init: key -> `State`, created sharded: no device ever holds a full-size array that its strategy splits.
         update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state.
-        gradients: the first half of it, jitted: (params, batch) -> (loss, gradients before clipping).
-        apply: the other half, jitted: (state, gradients) -> (state, {"grad_norm"}). Neither donates anything.
-        state: shapes, dtypes and shardings of the state; `grads`, between the halves, and `batch` likewise.
-        layer_slots: as in `Implementation`.
-        inexact: why it computes something else than one device by design; nothing where it does not.
+        gradients: the first half of `update`, jitted: (params, batch) -> (loss, gradients before clipping).
+        apply: the second half, jitted: (state, gradients) -> (state, {"grad_norm"}). Neither half donates anything.
+        state: shapes, dtypes and shardings of the state. `grads` (between the halves) and `batch` are alike.
+        layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
+        inexact: why the step by design computes something else than one device; empty if it does not.
         train, mesh, config: what the step was built from.
     """
 
@@ -133,22 +135,23 @@ class Step:
     inexact: str = ""
 
     def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:
-        """Train on one batch. The state that is given is donated: use the one that comes back.
+        """Train on one batch. The given state is donated: use the returned one.
 
-        It returns before the step has run; on virtual CPU devices a loop is held to `MOST_AHEAD` steps (pace.py).
+        The call returns before the step has run. On virtual CPU devices at most `MOST_AHEAD` steps may be unfinished
+        (pace.py).
         """
         state, metrics = self.update(state, batch)
         keep_pace(metrics)
         return state, metrics
 
     def place(self, tokens_BS: Any) -> Tokens:
-        """Put host tokens, anything like a numpy array, on the mesh: each device its own sequences.
+        """Put host tokens [batch_size, sequence + 1], in anything like a numpy array, on the mesh.
 
-        Only what the devices of this process take is looked at: what reads its parts as they are asked for, from a
-        file, reads no more.
+        Each device gets its own sequences. Only the parts for devices of this process are read, so an array that reads
+        from a file on access reads no more than these.
 
         Raises:
-            ValueError: another shape than [batch_size, sequence + 1], no integers, or ids beyond the vocabulary.
+            ValueError: the shape differs, they are not integers, or an id is outside the vocabulary.
         """
         tokens_BS = tokens_BS if hasattr(tokens_BS, "shape") else np.asarray(tokens_BS)
         shape, sharding = self.batch.shape, self.batch.sharding
@@ -158,20 +161,20 @@ class Step:
         return jax.make_array_from_callback(shape, sharding, lambda part: as_tokens(tokens_BS[part], vocab))
 
     def lower(self) -> jax.stages.Lowered:
-        """The step lowered from shapes alone, nothing allocated; `.compile()` it to ask the compiler."""
+        """Lower the step from shapes alone, without allocating anything. `.compile()` of the result compiles it."""
         return self.update.lower(self.state, self.batch)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of a global batch."""
+        """Tokens in a global batch."""
         return self.train.batch_size * self.config.sequence
 
 
 def as_tokens(part: Any, vocab: int) -> np.ndarray:
-    """Token ids as int32.
+    """Convert token ids, of any shape, to int32.
 
     Raises:
-        ValueError: they are no integers, or not all of them are in the vocabulary.
+        ValueError: they are not integers, or an id is outside the vocabulary.
     """
     ids = np.asarray(part)
     if ids.dtype.kind not in "iu":
@@ -184,20 +187,22 @@ def as_tokens(part: Any, vocab: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to spread the GPT: a name, the mesh axes it uses, and how to build its step.
+    """A way to train the GPT on a mesh: a name, the mesh axes it uses, and a function that builds its step.
 
-    `build(config, mesh, train, devices=None)` takes a `MeshSpec` or its text, and the first of `jax.devices()` unless
-    told otherwise. It raises `Infeasible`, before anything is compiled, where model, mesh and batch do not fit.
+    `build(config, mesh, train, devices=None)` returns a `Step`. `config` is a `GPTConfig`, `mesh` a `MeshSpec` or its
+    text, `train` a `TrainConfig`. `devices` are by default the first of `jax.devices()`. It raises `Infeasible`, before
+    anything is compiled, if model, mesh and batch do not fit together.
 
     Attributes:
-        options: fields of `TrainConfig` that make another step of this strategy, besides those that do of every one.
-        layout: which axes split what; from it costs/ says what a step sends and holds, unless it has `twins`.
+        options: fields of `TrainConfig` that change the step of this strategy, besides those that change every step.
+        layout: which axes split what. costs/ derives from it what a step sends and holds, unless there are `twins`.
+        most_devices: the largest mesh that it runs on.
         microbatches: the default number of microbatches, without pipeline stages.
-        usual_axes: axes of the meshes that are measured when none is asked for; None for all.
-        traffic: what its own hooks send, besides what follows from the layout: functions as those of `TERMS` in
-            costs/traffic.py.
-        twins: of a strategy that the compiler partitions, the axes that it offers together, and the strategy that does
-            by hand what it does on these.
+        usual_axes: axes of the meshes that are measured by default; None for all.
+        traffic: terms for what the strategy's own hooks send, besides what follows from the layout: functions like
+            those of `TERMS` in costs/traffic.py.
+        twins: for a strategy that the compiler partitions, the mesh axes that may be combined, and the hand-written
+            strategy that does the same on them.
     """
 
     name: str
@@ -212,13 +217,13 @@ class Strategy:
     twins: Mapping[tuple[str, ...], str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Have `build` take the text of a mesh, too; refuse a layout of other axes."""
+        """Refuse a layout with axes that are not the strategy's, and make `build` accept a mesh as text."""
         if self.layout and (strange := sorted(self.layout.axes - {*self.axes})):
             raise ValueError(f"the layout of {self.name} splits over {strange[0]}; its axes are {', '.join(self.axes)}")
         object.__setattr__(self, "build", of_texts(self.build))
 
     def meshes(self, devices: int) -> list[MeshSpec]:
-        """Its meshes of exactly that many devices."""
+        """The strategy's meshes of exactly this many devices."""
         meshes = factorisations(self.axes, devices) if devices <= self.most_devices else ()
         return [mesh for mesh in meshes if not self.twins or tuple(mesh.sizes) in self.twins]
 
@@ -232,12 +237,12 @@ class Strategy:
         return math.gcd(batch_size // self.batch_shards(mesh), 2 * stages if stages > 1 else self.microbatches)
 
     def is_usual(self, mesh: MeshSpec) -> bool:
-        """Whether it is one of the meshes that stand for all."""
+        """Whether a mesh is measured by default."""
         return self.usual_axes is None or set(mesh.sizes) <= set(self.usual_axes)
 
 
 def of_texts(build: Callable[..., Step]) -> Callable[..., Step]:
-    """The same `build`, which takes the text of a mesh, too, and says what to pass for a model that is a text."""
+    """Wrap `build` so that it accepts a mesh as text, and refuses a model given as text with advice."""
 
     @functools.wraps(build)
     def built(config: GPTConfig, mesh: MeshSpec | str, *others: Any, **named: Any) -> Step:

@@ -1,27 +1,27 @@
-"""Tensor parallel: every layer cut over the devices (Shoeybi et al. 2019, "Megatron-LM", section 3).
+"""Tensor parallel: every layer is split over the devices (Shoeybi et al. 2019, "Megatron-LM", section 3).
 
-Column then row: the query, key, value and up matmuls are cut by their outputs (heads, mlp), the matmuls behind them
-by their inputs, so that one sum completes each branch. Embedding and loss are cut over the vocabulary: the full
-logits exist on no device. Between the matmuls each device holds the residual stream of its part of the tokens, and
-normalises no other (sequence parallel; Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2):
+Column parallel, then row parallel: the query, key, value and up matmuls are split along their outputs (heads, mlp), and
+the output and down matmuls along their inputs, so that one sum completes each branch. Embedding and loss are split over
+the vocabulary: no device holds the full logits. Between the matmuls each device holds the residual stream of its shard
+of the tokens, and normalises only those (sequence parallel; Korthikanti et al. 2022, "Reducing Activation
+Recomputation", section 4.2.2):
 
     x[B,T_tensor,D] -all_gather(tensor)-> x[B,T,D], two a layer forward, before attention and before the MLP; and two
-        backward, for the gathered x is not kept
+        again backward, because the gathered x is not kept
     x[B,T,D] partial sums -reduce_scatter(tensor)-> x[B,T_tensor,D], two a layer forward, after attention and the MLP
-    each has the other for its transpose, with dx, two and two a layer backward
-    the reduce-scatter once for the embedding, the gather once for the head, and each one's transpose
-    for the loss, largest logit, sum of exponentials and target's logit of each token
-    dW[D] -all_reduce(tensor)-> dW[D], once a step, in `reduce_dtype`: norms, positions and biases, of which every
-        device has a copy
+    each is the transpose of the other: two and two a layer backward, with dx
+    one reduce-scatter for the embedding, one gather for the head, and the transpose of each
+    for the loss, an all-reduce of three numbers a token: largest logit, sum of exponentials, target's logit
+    dW[D] -all_reduce(tensor)-> dW[D], once a step, in `reduce_dtype`: norms, positions and biases, which are replicated
 
-With `sequence_parallel=False` every device holds all of the residual stream:
+With `sequence_parallel=False` the residual stream is replicated:
 
     x[B,T,D] partial sums -all_reduce(tensor)-> x[B,T,D], two a layer forward (after attention, after the MLP)
-    dx[B,T,D] partial sums -all_reduce(tensor)-> dx[B,T,D], two a layer backward, where x enters the cut matmuls
-    the same once for the embedding forward, and once for the head backward
+    dx[B,T,D] partial sums -all_reduce(tensor)-> dx[B,T,D], two a layer backward, where x enters the split matmuls
+    once more for the embedding forward, and once more for the head backward
 
 For L layers on n devices a device sends (10 L + 4) B T D (n-1)/n elements a step in the compute dtype, or without
-sequence parallelism (4 L + 2) 2 B T D (n-1)/n; with `remat="full"` sums of the attention once again.
+sequence parallelism (4 L + 2) 2 B T D (n-1)/n. With `remat="full"` the backward pass repeats the sums of attention.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ LAYOUT = Layout(dims={"head_features": AXES, "mlp": AXES, "vocab": AXES})
 
 
 def vocab_hooks(axes: Sequence[str]) -> Hooks:
-    """What completes an embedding and a loss cut over these axes."""
+    """Hooks for an embedding and a loss whose vocabulary is split over these axes."""
     axes = tuple(axes)
     return Hooks(
         embed_sum=partial(lax.psum, axis_name=axes),
@@ -57,47 +57,53 @@ def vocab_hooks(axes: Sequence[str]) -> Hooks:
 
 
 def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
-    """What completes a layer cut over `tensor`, and an embedding and a loss cut over `vocab_axes`."""
+    """Hooks for layers split over `tensor`, and an embedding and a loss whose vocabulary is split over `vocab_axes`."""
     vocab = vocab_hooks(vocab_axes)
     if not sequence_parallel:
         return dataclasses.replace(vocab, sum=partial(lax.psum, axis_name="tensor"))
 
     def own_tokens(x_TD: Array) -> Array:
-        own = x_TD.shape[0] // lax.axis_size("tensor")
-        return lax.dynamic_slice_in_dim(x_TD, lax.axis_index("tensor") * own, own)
+        count = x_TD.shape[0] // lax.axis_size("tensor")
+        return lax.dynamic_slice_in_dim(x_TD, lax.axis_index("tensor") * count, count)
 
     reduce_scatter = partial(lax.psum_scatter, axis_name="tensor", scatter_dimension=1, tiled=True)
-    others = tuple(axis for axis in vocab_axes if axis != "tensor")
+    other_axes = tuple(axis for axis in vocab_axes if axis != "tensor")
     return dataclasses.replace(
         vocab,
         sum=reduce_scatter,
         all_tokens=partial(lax.all_gather, axis_name="tensor", axis=1, tiled=True),
         own_tokens=own_tokens,
-        embed_sum=lambda x_BTD: lax.psum(reduce_scatter(x_BTD), others),
+        embed_sum=lambda x_BTD: lax.psum(reduce_scatter(x_BTD), other_axes),
     )
 
 
 def mark_replicated_varying(weights: Weights, config: GPTConfig) -> Weights:
-    """Give each device its own copy of weights that are not cut, so that autodiff sums no gradient in each layer."""
-    return _where_whole(partial(mark_varying, axes="tensor"), weights, config)
+    """Mark replicated weights as varying over `tensor`, so that autodiff does not sum their gradients in each layer."""
+    return _map_replicated(partial(mark_varying, axes="tensor"), weights, config)
 
 
 def all_reduce(grads: Weights, config: GPTConfig, dtype: str) -> Weights:
-    """Sum the gradients of these copies, once a step, in a dtype."""
-    return _where_whole(lambda dw: lax.psum(dw.astype(dtype), "tensor").astype("float32"), grads, config)
+    """Sum the gradients of replicated weights over `tensor` in `dtype`. The result is float32. Called once a step."""
+    return _map_replicated(lambda dw: lax.psum(dw.astype(dtype), "tensor").astype("float32"), grads, config)
 
 
-def _where_whole(change: Callable[[Array], Array], weights: Weights, config: GPTConfig) -> Weights:
-    """Change the weights that are not cut."""
+def _map_replicated(function: Callable[[Array], Array], weights: Weights, config: GPTConfig) -> Weights:
+    """Apply a function to the weights that `tensor` does not split. The others stay as they are."""
     dims = weight_dims(config)
-    return jax.tree.map(lambda w, dims: w if LAYOUT.dims.keys() & set(dims) else change(w), weights, dims)
+    return jax.tree.map(lambda w, dims: w if LAYOUT.dims.keys() & set(dims) else function(w), weights, dims)
 
 
 def require_fit(config: GPTConfig, train: TrainConfig, size: int, contexts: int = 1) -> None:
-    """Refuse an axis that does not divide what it is to split, where `contexts` devices have split the tokens before.
+    """Check that the tensor axis divides the heads, the hidden features and, with sequence parallelism, the tokens.
+
+    Args:
+        config: the model.
+        train: whether there is sequence parallelism.
+        size: of the tensor axis.
+        contexts: size of the context axis, which splits the tokens first.
 
     Raises:
-        Infeasible: names the numbers and the legal sizes.
+        Infeasible: it does not divide one of them; the message names the numbers and the legal sizes.
     """
     require_divides("tensor", size, heads=config.heads, mlp=config.mlp_dim)
     tokens, name = config.sequence // contexts, "sequence" if contexts == 1 else "sequence/context"

@@ -1,36 +1,39 @@
-"""The combination: any product of data (or fsdp, or hsdp), pipeline, context and tensor, by composing the strategies.
+"""3D parallel: any product of data (or fsdp, or hsdp), pipeline, context and tensor, composed of those strategies.
 
-That of data, pipeline and tensor is "PTD-P" (Narayanan et al. 2021, section 3); Llama 3 was trained with fsdp and
-context besides (Llama Team 2024, section 3.3.2). Each axis splits what is left by the others:
+Data, pipeline and tensor together are "PTD-P" (Narayanan et al. 2021, section 3). Llama 3 was trained with fsdp and
+context as well (Llama Team 2024, section 3.3.2). Each axis splits what the others leave whole:
 
     data, fsdp   the batch
     pipeline     layers, and the vocabulary
     context      the tokens of each sequence
-    tensor       heads and features of each layer, the vocabulary again, and between matmuls the tokens again
-    fsdp         each weight that pipeline and tensor have cut, along another dim where it has one
+    tensor       heads and features of each layer, the vocabulary once more, and between matmuls the tokens once more
+    fsdp         each weight that pipeline and tensor have split, along another dim where the weight has one
 
-So each communicates as its own file says, for its part of batch, layers, tokens and features:
+Each axis communicates as its own strategy does, for its shard of batch, layers, tokens and features:
 
     for each microbatch, and each layer of the stage:
-    W[D_fsdp,F_tensor] -all_gather(fsdp)-> W[D,F_tensor], again backward; dW -reduce_scatter(fsdp)-> dW[D_fsdp,F_tensor]
-    x[b,T_(context,tensor),D] -all_gather(tensor)-> x[b,T_context,D], and partial sums of it scattered back
-    q, k, v[b,T_context,D_tensor] -all_to_all(context)-> q, k, v[b,T,D_(tensor,context)], and back; or around a ring
+    W[D_fsdp,F_tensor] -all_gather(fsdp)-> W[D,F_tensor], again backward
+    dW[D,F_tensor] -reduce_scatter(fsdp)-> dW[D_fsdp,F_tensor]
+    x[b,T_(context,tensor),D] -all_gather(tensor)-> x[b,T_context,D]; partial sums -reduce_scatter(tensor)-> back
+    q, k, v[b,T_context,D_tensor] -all_to_all(context)-> q, k, v[b,T,D_(tensor,context)], and back; or a ring
     for each microbatch:
     W[V_(pipeline,tensor),D_fsdp] -all_gather(fsdp)-> W[V_(pipeline,tensor),D], for the embedding, and for the head
-    x[b,T_(context,tensor),D] -permute(pipeline)-> the next stage, dx to the one before
-    embeddings, and a few numbers a token for the loss -all_reduce(pipeline x tensor)-> the whole
-    once a step, parts of fsdp each, in `reduce_dtype`:
-    dW[D] -all_reduce(tensor)-> dW[D], what tensor does not cut; of the last norm -all_reduce(pipeline)-> besides
+    x[b,T_(context,tensor),D] -permute(pipeline)-> the next stage, dx to the previous one
+    embeddings, and three numbers a token for the loss -all_reduce(pipeline x tensor)-> every device of these axes
+    once a step, in `reduce_dtype`, each device for its fsdp shard:
+    dW[D] -all_reduce(tensor)-> dW[D], weights that tensor does not split; the last norm -all_reduce(pipeline)-> as well
     dW[D_fsdp,F_tensor] -all_reduce(data x context)-> dW[D_fsdp,F_tensor], each weight
 
-For P parameters on d x f x p x c x t devices put P / pt for P, B / df for B, T / c for T and L / p for L into what
-those files count, and in context's attention D / t for D; and over n = dc devices 2 P / fpt (n-1)/n elements a step.
+For P parameters on d x f x p x c x t devices, the formulas in those files hold with P / pt for P, B / df for B, T / c
+for T and L / p for L, and in the attention of context.py with D / t for D. Over the n = dc replicas a device sends
+2 P / fpt (n-1)/n elements a step.
 
-Without stages there is no schedule: microbatches are accumulated one after another, as in fsdp.py and tensor.py.
+Without pipeline stages there is no schedule: gradients are accumulated over microbatches, as in fsdp.py and tensor.py.
 
-fsdp gathers weights as often as there are microbatches, and a pipeline wants many: with `gather="step"` it gathers all
-before the first, and scatters the sums of their gradients after the last. Where there are stages attention goes from
-all to all by default: XLA's permutations wait for all devices of a mesh, and stages work each at its own times.
+With `gather="layer"` fsdp gathers weights for every microbatch, and a pipeline has many of them. With `gather="step"`
+it gathers all weights before the first microbatch, and scatters the accumulated gradients after the last. With pipeline
+stages `context_attention` is "ulysses" by default: XLA's permutes wait for all devices of the mesh, but stages run
+their layers at different times.
 """
 
 from dataclasses import replace
@@ -61,30 +64,30 @@ LAYOUT = Layout(
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """Build the step. An axis that the mesh leaves out has size one."""
+    """Build the step. Arguments and errors are those of `Strategy.build`. An axis absent from the mesh has size one."""
     device_mesh, layout = mesh.over(AXES, devices), LAYOUT.along(mesh.split_axes(AXES))
     stages, contexts, tensors = (mesh.sizes.get(axis, 1) for axis in ("pipeline", "context", "tensor"))
-    attending = context.resolve_context_attention(train, stages) if contexts > 1 else train
+    resolved = context.resolve_context_attention(train, stages) if contexts > 1 else train
     tensor.require_fit(config, train, tensors, contexts)
-    context.require_fit(config, attending, contexts, tensors)
-    group = Implementation()
+    context.require_fit(config, resolved, contexts, tensors)
+    sharded = Implementation()
     if layout.shards:
         require_regather(train, stages)
         shards = layout.shards_of(layout.shards, config, mesh.sizes)
-        group = fsdp.implementation(shards, train, device_mesh)
+        sharded = fsdp.implementation(shards, train, device_mesh)
     sequence_parallel = train.sequence_parallel and tensors > 1
 
     def prepare_params(weights: Weights) -> Weights:
-        return group.prepare_params(tensor.mark_replicated_varying(weights, config) if sequence_parallel else weights)
+        return sharded.prepare_params(tensor.mark_replicated_varying(weights, config) if sequence_parallel else weights)
 
     def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        loss, grads = group.reduce(loss, grads)
+        loss, grads = sharded.reduce(loss, grads)
         return loss, tensor.all_reduce(grads, config, train.reduce_dtype) if sequence_parallel else grads
 
-    own = replace(_hooks(layout, sequence_parallel), gather=group.hooks.gather, head=group.hooks.head)
+    hooks = replace(_hooks(layout, sequence_parallel), gather=sharded.hooks.gather, head=sharded.hooks.head)
     implementation = replace(
         pipeline.implementation(config, train, stages),
-        hooks=context.hooks(attending, contexts, own),
+        hooks=context.hooks(resolved, contexts, hooks),
         prepare_params=prepare_params,
         reduce=reduce,
     )
@@ -92,17 +95,23 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
 
 
 def _hooks(layout: Layout, sequence_parallel: bool) -> Hooks:
-    """What completes layers, embedding and loss that are cut like this."""
+    """Hooks for the layers, the embedding and the loss, as the layout splits them over tensor and pipeline."""
     if "head_features" in layout.dims:
         return tensor.hooks(layout.dims["vocab"], sequence_parallel)
     return tensor.vocab_hooks(layout.dims["vocab"]) if "vocab" in layout.dims else ONE_DEVICE
 
 
 def require_regather(train: TrainConfig, stages: int) -> None:
-    """Refuse to keep what is gathered for a backward pass that is many ticks away."""
+    """Refuse `regather=False` with pipeline stages, whose backward passes come many ticks after the forward passes.
+
+    Raises:
+        Infeasible: each stage would keep gathered weights for each microbatch in flight.
+    """
     if stages > 1 and train.gather == "layer" and not train.regather:
-        kept = "keep gathered weights once for each microbatch in flight"
-        raise Infeasible(f"with regather=False pipeline={stages} stages {kept}; use gather=step, which keeps them once")
+        problem = (
+            f"with regather=False pipeline={stages} stages keep gathered weights once for each microbatch in flight"
+        )
+        raise Infeasible(f"{problem}; use gather=step, which keeps them once")
 
 
 OPTIONS = tuple(dict.fromkeys((*pipeline.OPTIONS, *tensor.OPTIONS, *context.OPTIONS, *fsdp.OPTIONS)))

@@ -1,15 +1,16 @@
-"""Data parallel whose devices share the optimizer's work: ZeRO stages 1 and 2 (Rajbhandari et al. 2020, section 5).
+"""Data parallel with a sharded optimizer: ZeRO stages 1 and 2 (Rajbhandari et al. 2020, section 5).
 
-Each device holds all weights and its part of the batch, and of AdamW's moments just a part, cut as weight_shards.py
-says. It updates that part of the weights, and the devices exchange what they updated:
+Each device holds all weights, a shard of the batch, and a shard of AdamW's moments (sharding/weight_shards.py). It
+updates its shard of the weights, and then all devices gather the updated weights:
 
     dW[D,F] -reduce_scatter(data)-> dW[D_data,F], each weight, in `reduce_dtype`: zero1 once a step, zero2 once a
         microbatch
     W[D_data,F] -all_gather(data)-> W[D,F], each weight once a step, in float32, after the update
 
 For P parameters on n devices a device of zero1 sends 2 P (n-1)/n elements a step, as much as with data, and the loss
-and the gradients' norm. With zero2 and M microbatches it is (M + 1) P (n-1)/n, and in return the gradients that it
-accumulates are a part as well: whole they exist for one microbatch at a time. With one microbatch the two are the same.
+and the gradients' norm. A device of zero2 with M microbatches sends (M + 1) P (n-1)/n elements. In return it
+accumulates only its shard of the gradients: full gradients exist for one microbatch at a time. With one microbatch
+zero1 and zero2 are the same.
 """
 
 from functools import partial
@@ -26,11 +27,14 @@ LAYOUTS = {
     1: Layout(batch=AXES, updates=AXES),
     2: Layout(batch=AXES, updates=AXES, scatters_each=True),
 }
-"""Stages of ZeRO."""
+"""The layout of each stage of ZeRO."""
 
 
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None, *, stage: int) -> Step:
-    """Build the step of a stage of ZeRO. It follows from the layout alone (training/train_step.py)."""
+    """Build the step of a ZeRO stage, 1 or 2. The other arguments and the errors are those of `Strategy.build`.
+
+    The layout alone makes the step a ZeRO step (training/train_step.py).
+    """
     return assemble(config, mesh.over(AXES, devices), train, LAYOUTS[stage], Implementation())
 
 

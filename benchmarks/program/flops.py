@@ -60,9 +60,9 @@ def unstated_flops(cost: Cost, compiled: int) -> dict[str, int]:
     plan = cost.plan
     flops_per_vocab_row = 2 * plan.config.embed * plan.train.batch_size * plan.config.sequence // plan.mesh.size
     left, found = compiled - sum(cost.flops.values()) // plan.mesh.size, {}
-    if left >= flops_per_vocab_row * plan.rows and not plan.logits_again:
-        found["logits again"] = flops_per_vocab_row * plan.rows
-        left -= flops_per_vocab_row * plan.rows
+    if left >= flops_per_vocab_row * plan.padded_vocab and not plan.logits_again:
+        found["logits again"] = flops_per_vocab_row * plan.padded_vocab
+        left -= flops_per_vocab_row * plan.padded_vocab
     if left > 0 and left % flops_per_vocab_row == 0 and left // flops_per_vocab_row < 256:
         found["padding"], left = left, 0
     return found | ({"unexplained": left} if left else {})

@@ -1,6 +1,6 @@
 """Bytes that one device holds: the arguments of a step exactly, and an estimate of its temporaries.
 
-What a layer keeps for its backward pass, each part of the model states beside its code (model/).
+Each part of the model states beside its code what it keeps for the backward pass (model/).
 """
 
 from collections.abc import Mapping
@@ -12,42 +12,43 @@ from strategies.training.compression import padded
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
-    """Bytes of what a step takes: parameters, AdamW's two moments of each and its count, and tokens.
+    """Bytes of a step's arguments on one device: parameters, AdamW's two moments and its count, and tokens.
 
-    Compression keeps besides what its codes were short of.
+    With compression there are also the quantisation errors, for error feedback (training/compression.py).
     """
     sequences, parts = plan.train.batch_size // plan.size(*plan.layout.batch), plan.updates
-    short = 0
+    error_elements = 0
     if plan.train.compression != "none":
         devices = plan.size(*plan.layout.replicas)
-        short = padded(plan.elements, devices) // devices * (devices + 1)
+        error_elements = padded(plan.elements, devices) // devices * (devices + 1)
     return {
         "parameters": 4 * plan.elements,
         "optimizer": 2 * 4 * plan.elements // parts + 4,
-        "errors": 4 * short,
+        "errors": 4 * error_elements,
         "batch": 4 * sequences * (plan.config.sequence + 1),
     }
 
 
 def temporaries(plan: Plan) -> Mapping[str, int]:
-    """Bytes of what a step holds at its peak besides its arguments, while it goes back through a layer or the head.
+    """Bytes of a step's temporaries at the peak, on one device: in the backward pass of a layer or of the head.
 
-    As XLA's CPU backend plans it, in float32. Others order the work otherwise, and fuse attention; what they must hold
-    is `weights`, `gradients` and `activations`. Of what compression takes nothing is known.
+    This is how XLA's CPU backend plans them, in float32. Other backends order the work differently and fuse attention;
+    they must hold `weights`, `gradients` and `activations`. The temporaries of compression are not modelled.
 
-    weights: whole, where what is gathered stays
-    gradients: of all weights; where they are accumulated, those of one microbatch besides
-    activations: what all layers keep, of all microbatches that are in flight
-    stages: of a pipeline, see `stage_bytes`
-    working: on one layer, or on the head, if that takes more
+    weights: gathered weights, where they are kept for the backward pass
+    gradients: of all weights; with accumulation also those of one microbatch
+    activations: residuals of all layers, for all microbatches in flight
+    stages: buffers of a pipeline stage (`stage_bytes`)
+    working: working arrays of one layer or of the head, whichever has more
     """
     train, shards = plan.train, plan.shards
-    stays = shards > 1 and (train.gather == "step" or not train.regather)
+    keeps_gathered = shards > 1 and (train.gather == "step" or not train.regather)
+    gathered_bytes = shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights)
     gradients = plan.elements * plan.gathered
     if train.microbatches > 1 and not plan.staged:
         gradients += gradients // (plan.updates if plan.layout.scatters_each else 1)
     return {
-        "weights": shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights) if stays else 0,
+        "weights": gathered_bytes if keeps_gathered else 0,
         "gradients": 4 * gradients,
         "activations": plan.ticks.depths.kept * plan.layers * Block.kept_bytes(plan.share) // plan.schedule.chunks,
         "stages": stage_bytes(plan) if plan.staged else 0,
@@ -56,10 +57,10 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
 
 
 def stage_bytes(plan: Plan) -> int:
-    """Bytes of what waits on a pipeline stage, besides what layers keep.
+    """Bytes of the buffers of a pipeline stage, residuals excluded.
 
-    Inputs and gradients that have arrived, with one slot for what is sent and one that nobody reads; and with zb-h1
-    what the second half of backward passes needs.
+    They are the inputs and gradients that have arrived, one slot for what is sent and one that no stage reads; and with
+    zb-h1 what the second halves of backward passes need.
     """
     train, depths = plan.train, plan.ticks.depths
     arrived = (depths.arrived + 2) * plan.own_residual // train.microbatches
@@ -69,17 +70,18 @@ def stage_bytes(plan: Plan) -> int:
 
 def layer_work_bytes(plan: Plan) -> int:
     """Bytes to run the backward pass of one layer, in float32: its weights in full, and its working arrays."""
-    # A loop over one layer is no loop, and copies no layer's weights out of the stack.
+    # A loop over one layer is removed, and copies no weights out of the stack of layers.
     weights = block_elements(plan) * plan.shards // plan.layers if plan.layers > 1 else 0
     return 4 * (weights + Block.working_elements(plan.share))
 
 
 def head_work_bytes(plan: Plan) -> int:
     """Bytes to run the backward pass of the head, in float32: its working arrays; a gathered table and its gradient."""
-    tokens, rows = plan.tokens // plan.train.microbatches, plan.rows // plan.size(*plan.vocab_axes)
+    tokens = plan.tokens // plan.train.microbatches
+    local_vocab = plan.padded_vocab // plan.size(*plan.vocab_axes)
     gathered = plan.shards > 1 and plan.train.gather == "layer"
-    table = 2 * plan.rows * plan.config.embed if gathered else 0
-    return 4 * (table + Head.working_elements(plan.config, tokens, plan.logits_tokens, rows))
+    table = 2 * plan.padded_vocab * plan.config.embed if gathered else 0
+    return 4 * (table + Head.working_elements(plan.config, tokens, plan.logits_tokens, local_vocab))
 
 
 def block_elements(plan: Plan) -> int:

@@ -1,6 +1,6 @@
-"""What each device of a mesh gets of a model and a batch, by arithmetic alone: no devices, no arrays.
+"""What one device of a mesh holds and computes of a model and a batch, by arithmetic alone: no devices, no arrays.
 
-The formulas in traffic.py, memory.py and predict.py are written in these numbers.
+The formulas in traffic.py, memory.py and predict.py use these numbers.
 """
 
 import math
@@ -25,6 +25,7 @@ from strategies.sharding.layout import Axes, Layout, size_of
 Dims = tuple[str, ...]
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
+"""Bytes of an element, by dtype."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,10 @@ class Weight:
 
     Attributes:
         name: in the model, such as "blocks.mlp.up_DF".
-        dims: their names.
+        dims: names of its dims.
         backward: whether the backward pass needs it.
         axes: mesh axes that split it.
-        elements: that one device holds.
+        elements: number of its elements on one device.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Order:
-    """A schedule, and what takes long to find out of it."""
+    """A schedule, with cached results of what takes long to compute from it."""
 
     schedule: Schedule
 
@@ -67,16 +68,16 @@ class Order:
         return cache(self.schedule.bubble)
 
     def bubble(self, costs: Costs) -> float:
-        """See `Schedule.bubble`. Found once for each proportion of the costs."""
+        """The fraction of time for which a stage is idle (`Schedule.bubble`), cached by proportions of the costs."""
         return self._bubble(Costs(*(cost / sum(costs) for cost in costs)))
 
 
 @cache
 def order_of(layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int) -> Order:
-    """Found once for all plans that have it.
+    """The `Order` of a schedule, cached for all plans that share it. Arguments are those of `pipeline.order`.
 
     Raises:
-        Infeasible: as `pipeline.order` does.
+        Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
     """
     return Order(pipeline.order(layers, stages, microbatches, schedule, chunks)[0])
 
@@ -86,7 +87,7 @@ class Plan:
     """A model, a mesh and a batch, under a layout.
 
     Raises:
-        Infeasible: an axis that splits nothing, or does not divide what it is to split.
+        Infeasible: an axis splits nothing, or does not divide what it splits.
     """
 
     config: GPTConfig
@@ -126,7 +127,7 @@ class Plan:
         return tuple(axis for axis, size in self.mesh.axes if size > 1 and axis in axes)
 
     def axes_of(self, dim: str) -> Axes:
-        """Those that split a dim of the model."""
+        """Mesh axes that split a dim of the weights, outermost first."""
         return self.layout.dims.get(dim, ())
 
     @property
@@ -151,43 +152,43 @@ class Plan:
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether devices that split heads split the residual stream over its tokens."""
+        """Whether the devices that split the heads also split the residual stream over its tokens."""
         return self.train.sequence_parallel and self.tensors > 1
 
     @cached_property
     def attending(self) -> TrainConfig:
-        """With the way in which tokens on different devices attend to each other."""
+        """The training configuration, with `context_attention="auto"` resolved where a context axis splits tokens."""
         split = self.size(*self.layout.tokens) > 1
         return context.resolve_context_attention(self.train, self.stages) if split else self.train
 
     @property
     def ulysses(self) -> bool:
-        """Whether attention is split over heads where else tokens are."""
+        """Whether the axes that split tokens split attention over its heads instead (`context_attention="ulysses"`)."""
         return self.size(*self.layout.tokens) > 1 and self.attending.context_attention == "ulysses"
 
     @property
     def vocab_axes(self) -> Axes:
-        """Those that split the vocabulary."""
+        """Mesh axes that split the vocabulary."""
         return self.axes_of("vocab")
 
     @property
-    def rows(self) -> int:
-        """Of the vocabulary, with its padding."""
+    def padded_vocab(self) -> int:
+        """Size of the vocabulary with padding, on all devices together."""
         return self.config.vocab_rows(self.size(*self.vocab_axes))
 
     @property
     def gathered(self) -> int:
-        """How much larger than what a device holds are the weights of which gradients are taken."""
+        """How many shards of each weight are gathered for a whole step: 1 unless `gather="step"`."""
         return self.shards if self.train.gather == "step" else 1
 
     @property
     def staged(self) -> bool:
-        """Whether there are pipeline stages, which work by a schedule. One stage is no pipeline."""
+        """Whether there are several pipeline stages, which run a schedule. One stage is no pipeline."""
         return self.stages > 1
 
     @cached_property
     def order(self) -> Order:
-        """In which stages work on microbatches; without stages, one is done with before the next."""
+        """The order of passes. Without pipeline stages each microbatch ends before the next begins."""
         train = self.train
         if not self.staged:
             return order_of(1, 1, train.microbatches, "1f1b", 1)
@@ -195,7 +196,7 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule:
-        """That order."""
+        """The pipeline schedule; without pipeline stages, that of one stage."""
         return self.order.schedule
 
     @property
@@ -205,17 +206,17 @@ class Plan:
 
     @cached_property
     def layer_slots(self) -> int:
-        """Slots for layers on all stages: as many on each stage as the largest needs."""
+        """Number of slots for layers on all stages together. Each part has as many as the largest part has layers."""
         return len(layer_slots(self.config.layers, self.schedule.stages, self.schedule.chunks))
 
     @property
     def layers(self) -> int:
-        """Layers of one device, counting empty slots."""
+        """Slots for layers on one device, empty ones included."""
         return self.layer_slots // self.stages
 
     @property
     def tokens(self) -> int:
-        """On which one device works, in a step."""
+        """Tokens that one device processes in a step."""
         return self.train.batch_size * self.config.sequence // self.size(*self.layout.batch, *self.layout.tokens)
 
     @cached_property
@@ -225,29 +226,30 @@ class Plan:
 
     @property
     def residual(self) -> int:
-        """Elements of the residual stream x[B,T,D] of these tokens."""
+        """Elements of the residual stream x[B,T,D] of the tokens of one device, in a step."""
         return self.tokens * self.config.embed
 
     @property
     def own_residual(self) -> int:
-        """Elements of the part of it that one device holds between layers."""
+        """Elements of the residual stream that one device holds between layers: with sequence parallelism, a shard."""
         return self.residual // (self.tensors if self.sequence_parallel else 1)
 
     @property
     def logits_again(self) -> bool:
-        """Whether the head's backward pass computes the logits again: those that are made in chunks."""
+        """Whether the head's backward pass recomputes the logits: it does if they are computed in chunks of tokens."""
         return self.train.logits_bytes is not None
 
     @property
     def logits_tokens(self) -> int:
-        """Tokens whose logits there are at once."""
-        tokens, rows = self.tokens // self.train.microbatches, self.rows // self.size(*self.vocab_axes)
-        return tokens_at_once(tokens, rows, self.train.logits_bytes) if self.train.logits_bytes else tokens
+        """Tokens whose logits exist on a device at the same time."""
+        tokens = self.tokens // self.train.microbatches
+        local_vocab = self.padded_vocab // self.size(*self.vocab_axes)
+        return tokens_at_once(tokens, local_vocab, self.train.logits_bytes) if self.train.logits_bytes else tokens
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
-        """All of the model's."""
-        sizes = dict(self.config.dim_sizes, vocab=self.rows, layers=self.layer_slots)
+        """All weights of the model, with padding of the vocabulary and empty slots for layers."""
+        sizes = dict(self.config.dim_sizes, vocab=self.padded_vocab, layers=self.layer_slots)
         spec = self.layout.spec(self.config, self.mesh.sizes)
         return tuple(
             Weight(name, dims, backward, axes, math.prod(sizes[dim] for dim in dims) // self.size(*axes))

@@ -1,4 +1,4 @@
-"""What a step costs on a mesh, by closed formulas: FLOPs, bytes sent, bytes held, bubble. It takes no devices.
+"""Predicted cost of a step on a mesh, by closed formulas: FLOPs, bytes sent, bytes held, bubble. It needs no devices.
 
     train = TrainConfig(batch_size=1536, microbatches=12, dtype="bfloat16")
     cost = predict("three_d", PRESETS["gpt3-175b"], MeshSpec.parse("data=16,pipeline=8,tensor=8"), train)
@@ -24,10 +24,17 @@ from strategies.sharding.layout import Axes, Layout
 
 
 def predict(strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig) -> "Cost":
-    """What a step of a strategy costs. The mesh may be its text.
+    """Predict the cost of a step of a strategy.
+
+    Args:
+        strategy: its name in `STRATEGIES`.
+        config: the model.
+        mesh: a `MeshSpec`, or its text.
+        train: batch, dtypes and options.
 
     Raises:
-        Infeasible: nothing is known of the strategy, or model, mesh and batch do not fit together.
+        Infeasible: the strategy has no formulas (auto, or a strategy without a layout), or model, mesh and batch do not
+            fit together.
     """
     layouts = known()
     if strategy not in layouts:
@@ -38,18 +45,18 @@ def predict(strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: Train
 
 
 def known() -> Mapping[str, Layout]:
-    """The layouts of all strategies that state one, but for those of which the compiler decides what is sent."""
+    """The layouts of all strategies that have formulas: those with a layout that the compiler does not partition."""
     by_hand = [strategy for strategy in strategies.STRATEGIES.values() if not strategy.twins]
     return {strategy.name: strategy.layout for strategy in by_hand if strategy.layout is not None}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step costs. Bytes are those of one device.
+    """The predicted cost of a step. Bytes are those of one device.
 
     Attributes:
         plan: the model as the mesh splits it.
-        traffic: all that a device sends, term by term.
+        traffic: what a device sends, term by term.
     """
 
     plan: Plan
@@ -66,23 +73,23 @@ class Cost:
 
     @property
     def sent_bytes(self) -> int:
-        """By all collectives."""
+        """Bytes that a device sends in a step, by all collectives."""
         return sum(each.sent_bytes for each in self.traffic)
 
     @property
     def arguments(self) -> Mapping[str, int]:
-        """Bytes that a device holds between steps, by what they are, and of the batch."""
+        """Bytes of the step's arguments on a device, by what they are: the state between steps, and the batch."""
         return memory.arguments(self.plan)
 
     @property
     def temporaries(self) -> Mapping[str, int]:
-        """Bytes that a device holds at the step's peak besides, by what they are."""
+        """Bytes of the step's temporaries on a device at the peak, by what they are."""
         return memory.temporaries(self.plan)
 
     def model_flops(self, *, causal: bool = False) -> int:
-        """Of all devices, nothing recomputed (Chowdhery et al. 2022, "PaLM", appendix B).
+        """Model FLOPs of a step on all devices, without recomputation (Chowdhery et al. 2022, "PaLM", appendix B).
 
-        Where it is causal, attention counts half: no token attends to those behind it (Dao 2023, section 4.1).
+        With `causal=True` attention counts half: no token attends to later ones (Dao 2023, section 4.1).
         """
         config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
         masked = 3 * config.layers * Attention.score_flops(config) if causal else 0
@@ -90,20 +97,23 @@ class Cost:
 
     @property
     def flops(self) -> Mapping[str, int]:
-        """Of the matmuls that all devices do, by what they are for: what a model needs, and what is done besides.
+        """FLOPs of the matmuls of a step on all devices, by purpose.
 
-        `attention again`: the backward pass computes the scores again (Dao et al. 2022, section 3.1). `recomputed`:
-        with `remat="full"` that pass begins with a block's forward pass, but for its last matmul and the scores, which
-        then are there (Korthikanti et al. 2022, section 4); and logits in chunks are computed again. `padding` of the
-        vocabulary. `empty`: what stages with fewer layers than the largest do not do, but a compiled program counts,
-        for it cannot tell. `masked`, below zero: what attention leaves out, for causality masks it out. Of
-        layers that are in no loop, with `unroll` as many as there are, the compiler may find all that would be computed
-        again.
+        model: what the model needs.
+        attention again: the backward pass recomputes attention scores (Dao et al. 2022, section 3.1).
+        recomputed: with `remat="full"` the backward pass of a block begins with its forward pass, except its last
+            matmul and the scores, which exist then (Korthikanti et al. 2022, section 4); and logits that are computed
+            in chunks are recomputed. If `unroll` is the number of layers there is no loop over layers, and the compiler
+            may merge all recomputation with the forward pass.
+        padding: of the vocabulary.
+        empty: empty slots of stages with fewer layers than the largest. They are not computed, but the FLOPs that are
+            counted in a compiled program include them.
+        masked: below zero; the scores that causality masks out and that are skipped.
         """
         plan, config = self.plan, self.plan.config
         tokens = plan.train.batch_size * config.sequence
         scores, recomputed = self._scores, self._recomputed
-        logits = Head.matmul_flops(config, plan.rows)
+        logits = Head.matmul_flops(config, plan.padded_vocab)
         masked = 6 * (config.layers * Attention.score_flops(config) - scores)
         layers = 3 * config.layers * Block.matmul_flops(config) + 7 * scores + recomputed
         return {
@@ -117,10 +127,10 @@ class Cost:
 
     @property
     def _scores(self) -> int:
-        """FLOPs of the attention scores of a token: one of attention's two matmuls forward, and four backward.
+        """FLOPs of one matmul of attention scores for a token, in all layers. There are two forward and five backward.
 
-        Of n devices around which keys and values go, causality leaves 2n + 1 of the 4n pairs of chunks that each has
-        (ring_attention.py); of one device three of four (attention.py). Of an odd number of tokens there are no halves.
+        On a ring of n devices a device computes 2n + 1 of its 4n pairs of chunks (ring_attention.py); on one device
+        three of four (attention_kernels.py). An odd number of tokens is not split: all pairs are computed.
         """
         config, ring = self.plan.config, self.ring
         square = config.layers * Attention.score_flops(config)
@@ -128,42 +138,42 @@ class Cost:
 
     @property
     def _recomputed(self) -> int:
-        """FLOPs to compute all layers of a token again for the backward pass."""
+        """FLOPs to recompute all layers for the backward pass, for one token."""
         if self.plan.train.remat != "full":
             return 0
         config = self.plan.config
         forward = config.layers * Block.recomputed_flops(config) + self._scores
-        # Of what has passed a ring's loop the compiler does not find the scores that are there.
-        blocks = 2 * self.ring + 1
-        passing = blocks - 3 if self.ring > 2 else 0
-        return forward + self._scores * passing // blocks
+        # The compiler does not find the scores of keys that went through the ring's loop, and recomputes them.
+        pairs = 2 * self.ring + 1
+        arrived_pairs = pairs - 3 if self.ring > 2 else 0
+        return forward + self._scores * arrived_pairs // pairs
 
     @property
     def passes(self) -> Costs:
         """FLOPs of a token in all layers: forward, gradients of inputs, and gradients of weights.
 
-        As in Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1; here the first part of the backward pass
-        also computes attention scores again, and with `remat="full"` the layers.
+        As in Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1. Here the gradients of inputs also include the
+        recomputation of attention scores, and with `remat="full"` that of the layers.
         """
         scores, matmuls = self._scores, self.plan.config.layers * Block.matmul_flops(self.plan.config)
         return Costs(matmuls + 2 * scores, matmuls + 5 * scores + self._recomputed, matmuls)
 
     @property
     def ring(self) -> int:
-        """Devices around which keys and values go."""
+        """Devices of the ring around which keys and values travel; 1 without a ring."""
         return 1 if self.plan.ulysses else self.plan.size(*self.plan.layout.tokens)
 
     @property
     def hardware_flops(self) -> int:
-        """Of all devices, with what is computed again and of padding, and without `empty`."""
+        """FLOPs of a step on all devices, with recomputation and padding, without `empty`."""
         return sum(self.flops.values()) - self.flops["empty"]
 
     @property
     def bubble(self) -> float:
-        """The part of its time for which a stage is idle, if its passes take as long as they have FLOPs.
+        """The fraction of time for which a stage is idle, if the time of each pass is proportional to its FLOPs.
 
-        With GPipe and 1F1B that is (S-1) / (M+S-1) for S stages and M microbatches (Huang et al. 2019, section 2.3),
-        however long the passes are. With ZB-H1 stages wait for (S-1) (F+B-W), of M (F+B+W) that they work (Qi et al.
-        2023, table 2): without recomputation for a third of what they wait with 1F1B, with it for longer.
+        With GPipe and 1F1B it is (S-1) / (M+S-1) for S stages and M microbatches (Huang et al. 2019, section 2.3),
+        whatever the times of the passes. With ZB-H1 stages are idle for (S-1) (F+B-W) and work for M (F+B+W) (Qi et al.
+        2023, table 2): they idle a third as long as with 1F1B without recomputation, and longer with it.
         """
         return self.plan.order.bubble(self.passes)

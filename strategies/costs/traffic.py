@@ -1,10 +1,10 @@
-"""What a step sends, by its layout: one list of terms, `TERMS`, for all strategies.
+"""Traffic model: the bytes that a step sends, by its layout. One list of terms, `TERMS`, serves all strategies.
 
-A term is a function of a `Plan` that yields what one device sends in a step, and why; nothing, where the axes that it
-speaks of split nothing. Their sum is what a program sends, to the byte: tests/strategies/costs/test_predict.py holds
-them against the compiled program.
+A term is a function of a `Plan` that yields what one device sends in a step, and why. It yields nothing if its axes
+split nothing. The sum of the terms is what the program sends, to the byte: tests/strategies/costs/test_predict.py
+compares it with compiled programs.
 
-Bytes are those of the dtype that the program computes in. XLA's CPU backend sends bfloat16 as float32.
+Bytes are those of the program's dtypes. XLA's CPU backend sends bfloat16 as float32.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,20 +23,20 @@ SENT: Mapping[str, Callable[[int, int], int]] = {
     "all_to_all": lambda operand, group: operand * (group - 1) // group,
     "permute": lambda operand, group: operand,
 }
-"""Bytes that a device sends, of an operand in bytes and the size of a group: the least that it can be (Thakur et al.
-2005, "Optimization of Collective Communication Operations in MPICH", section 4; NCCL tests, doc/PERFORMANCE.md)."""
+"""(bytes of the operand, devices in the group) -> bytes that each device sends, at least (Thakur et al. 2005,
+"Optimization of Collective Communication Operations in MPICH", section 4; NCCL tests, doc/PERFORMANCE.md)."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one device sends in a step, by one kind of collective, over some axes, for one reason.
+    """What one device sends in a step by one kind of collective, over some axes, for one purpose.
 
     Attributes:
-        what: is sent.
-        kind: of `SENT`.
-        axes: along which the devices of a group differ.
-        operand_bytes: that it hands to these collectives, all together.
-        sent_bytes: that leave it.
+        what: what is sent.
+        kind: the kind of collective, a key of `SENT`.
+        axes: mesh axes along which the devices of a group differ.
+        operand_bytes: bytes of the operands of all these collectives in a step.
+        sent_bytes: bytes that the device sends for them.
         dtype: of what is sent.
     """
 
@@ -54,7 +54,10 @@ Term = Callable[[Plan], Iterator[Traffic]]
 def traffic(
     plan: Plan, what: str, kind: str, axes: Axes, elements: int, *, dtype: str = "float32"
 ) -> Iterator[Traffic]:
-    """A collective of so many elements; none where there is nobody to talk to."""
+    """Yield the traffic of collectives over `axes` whose operands have `elements` elements in all; none on one device.
+
+    `what`, `kind` and `dtype` are those of `Traffic`.
+    """
     over = plan.over(axes)
     if over and elements:
         operand = BYTES[dtype] * elements
@@ -62,27 +65,27 @@ def traffic(
 
 
 def gradients(plan: Plan) -> Iterator[Traffic]:
-    """gradients.py: each gradient once a step, over the axes along which devices hold the same weights; and the loss.
+    """gradients.py: each gradient once a step, over the axes along which weights are replicated; and the loss.
 
-    With compression="int8" codes instead, see compression.py. With "onebit" what is sent in the first steps: a compiled
-    program counts the larger branch of a conditional.
+    With compression="int8" codes are sent instead (compression.py). With "onebit" this is what the warm-up steps send:
+    in a compiled program the larger branch of a conditional counts.
     """
     replicas, layout = plan.layout.replicas, plan.layout
     for axes in (layout.shards, layout.updates, replicas):
         yield from traffic(plan, "loss", "all_reduce", axes, 1)
     if plan.train.compression == "int8":
         codes = padded(plan.elements, plan.size(*replicas))
-        for kind, share in (("all_to_all", codes), ("all_gather", codes // plan.size(*replicas))):
-            yield from traffic(plan, "codes", kind, replicas, share, dtype="int8")
-            yield from traffic(plan, "scales", kind, replicas, share // BLOCK)
+        for kind, count in (("all_to_all", codes), ("all_gather", codes // plan.size(*replicas))):
+            yield from traffic(plan, "codes", kind, replicas, count, dtype="int8")
+            yield from traffic(plan, "scales", kind, replicas, count // BLOCK)
         return
     for weight in plan.weights:
-        part = weight.elements // plan.updates
-        yield from traffic(plan, "gradients", "all_reduce", replicas, part, dtype=plan.train.reduce_dtype)
+        shard = weight.elements // plan.updates
+        yield from traffic(plan, "gradients", "all_reduce", replicas, shard, dtype=plan.train.reduce_dtype)
 
 
 def updates(plan: Plan) -> Iterator[Traffic]:
-    """zero.py: gradients scattered, once or for each microbatch, and weights gathered that were updated in parts."""
+    """zero.py: reduce-scatters of gradients, once a step or for each microbatch, and gathers of updated weights."""
     if not (axes := plan.layout.updates):
         return
     times = plan.train.microbatches if plan.layout.scatters_each else 1
@@ -92,10 +95,10 @@ def updates(plan: Plan) -> Iterator[Traffic]:
 
 
 def gathers(plan: Plan) -> Iterator[Traffic]:
-    """fsdp.py: weights that are split besides are gathered, and their gradients scattered.
+    """fsdp.py: gathers of sharded weights, and reduce-scatters of their gradients.
 
-    A table that is tied has its gradients scattered for each of its two uses. Layers are taken to be a loop: with
-    `unroll` as many as there are, the compiler finds some of what is gathered again, and gathers it once.
+    The gradient of a tied table is scattered for each of its two uses. The layers are assumed to be a loop: if `unroll`
+    is the number of layers, the compiler merges some gathers of the backward pass with those of the forward pass.
     """
     if not (axes := plan.layout.shards):
         return
@@ -115,9 +118,10 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
 
 
 def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
-    """How often a layer's weight is gathered, and again for the backward pass: for each microbatch.
+    """How often a layer's weight is gathered in a step: for the forward pass, and again for the backward pass.
 
-    It is gathered again if the backward pass needs it (`Backward`). With `remat="none"` that needs no vector.
+    Both count microbatches. A weight is gathered again if the backward pass needs it (`Backward`). With `remat="none"`
+    the backward pass needs no vectors.
     """
     train = plan.train
     needs = {"needed": True, "recomputation": train.remat == "full", "unused": False}
@@ -126,11 +130,11 @@ def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
 
 
 def of_ends(plan: Plan, weight: Weight) -> int:
-    """How often one of the embedding or of the head is gathered: the compiler gathers nothing twice outside of a loop.
+    """How often a weight of the embedding or of the head is gathered in a step.
 
-    A loop over microbatches changes no weight: what it gathers is gathered before it. A schedule gathers at each tick
-    what that tick takes: the embedding for a microbatch that enters, the head for one that leaves, and a tied table
-    once for both.
+    Outside of loops the compiler merges equal gathers. Weights are constant in the loop over microbatches, so it moves
+    their gathers before the loop. A pipeline schedule gathers in each tick what the tick needs: the embedding for a
+    microbatch that enters, the head for one that leaves, and a tied table once for both.
     """
     if not plan.staged:
         return 1
@@ -140,15 +144,16 @@ def of_ends(plan: Plan, weight: Weight) -> int:
 
 
 def is_tied(plan: Plan, weight: Weight) -> bool:
-    """Whether both the embedding and the head use it."""
+    """Whether a weight is the token table that the embedding and the head share."""
     return plan.config.tied and weight.name == "embedding.token_VD"
 
 
 def layers(plan: Plan) -> Iterator[Traffic]:
-    """tensor.py: sums that complete branches and the head, forward and backward; empty slots of a stage count, too."""
+    """tensor.py: sums of branches and of the head, forward and backward. Empty slots of a stage count as layers."""
     dtype, tensors = plan.train.dtype, plan.axes_of("head_features")
     branches = len(Block.branches())
-    again = branches - 1 if plan.train.remat == "full" else 0  # the last one's sum is the input of the next layer
+    # With remat="full" sums are repeated, except that of the last branch: it is the input of the next layer.
+    again = branches - 1 if plan.train.remat == "full" else 0
     sums = (2 * branches + again) * plan.layers * plan.residual
     if not plan.sequence_parallel:
         yield from traffic(plan, "layers", "all_reduce", tensors, sums, dtype=dtype)
@@ -159,27 +164,27 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", tensors, plan.own_residual, dtype=dtype)
-    alike = sum(weight.elements for weight in plan.weights if not {*tensors} & {*weight.axes})
-    yield from traffic(plan, "gradients held alike", "all_reduce", tensors, alike, dtype=plan.train.reduce_dtype)
+    replicated = sum(weight.elements for weight in plan.weights if not {*tensors} & {*weight.axes})
+    yield from traffic(plan, "gradients held alike", "all_reduce", tensors, replicated, dtype=plan.train.reduce_dtype)
 
 
 def vocabulary(plan: Plan) -> Iterator[Traffic]:
-    """tensor.py: what completes an embedding, and goes back to it, and a loss that are cut over the vocabulary."""
+    """tensor.py: sums of an embedding, forward and backward, and of a loss that are split over the vocabulary."""
     axes, dtype = plan.vocab_axes, plan.train.dtype
     if plan.sequence_parallel:
         tensors = plan.axes_of("head_features")
-        others = tuple(axis for axis in axes if axis not in tensors)
+        other_axes = tuple(axis for axis in axes if axis not in tensors)
         yield from traffic(plan, "embedding", "reduce_scatter", tensors, plan.residual, dtype=dtype)
-        yield from traffic(plan, "embedding", "all_reduce", others, plan.own_residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_reduce", other_axes, plan.own_residual, dtype=dtype)
         yield from traffic(plan, "embedding", "all_gather", tensors, plan.own_residual, dtype=dtype)
     else:
         yield from traffic(plan, "embedding", "all_reduce", axes, plan.residual, dtype=dtype)
-    # Of each token the largest logit, the sum of exponentials, and the target's logit.
+    # Three numbers a token: the largest logit, the sum of exponentials, and the target's logit.
     yield from traffic(plan, "loss", "all_reduce", axes, 3 * plan.tokens)
 
 
 def stages(plan: Plan) -> Iterator[Traffic]:
-    """pipeline.py: what stages send each other in each exchange, and what they share of both ends."""
+    """pipeline.py: what stages send their neighbours in each exchange, and the all-reduces of embedding and head."""
     if not plan.staged:
         return
     along = plan.axes_of("layers")
@@ -193,17 +198,17 @@ def stages(plan: Plan) -> Iterator[Traffic]:
 
 
 def attention(plan: Plan) -> Iterator[Traffic]:
-    """context.py: keys and values around a ring and back with their gradients, or from tokens to heads and back."""
-    axes, kept = plan.layout.tokens, plan.train.remat != "full"
+    """context.py: hops of keys, values and their gradients around a ring, or the all-to-alls of Ulysses."""
+    axes, keeps_output = plan.layout.tokens, plan.train.remat != "full"
     devices, features = plan.size(*axes), plan.layers * plan.residual // plan.tensors
     if not plan.ulysses:
-        # Around again, but for the first hop: the compiler finds that the backward pass makes it, too.
-        again = 0 if kept else devices - 2
+        # Recomputation repeats all hops but the first: the compiler merges that with the first of the backward pass.
+        again = 0 if keeps_output else devices - 2
         hops = 2 * (devices - 1) + devices + again
         sent = hops * 2 * features
         yield from traffic(plan, "keys and values", "permute", axes, sent, dtype=plan.train.dtype)
     else:
-        sent = (2 if kept else 3) * 4 * features
+        sent = (2 if keeps_output else 3) * 4 * features
         yield from traffic(plan, "tokens and heads", "all_to_all", axes, sent, dtype=plan.train.dtype)
 
 
@@ -214,4 +219,4 @@ def norm(plan: Plan) -> Iterator[Traffic]:
 
 
 TERMS: tuple[Term, ...] = (gathers, updates, gradients, stages, attention, layers, vocabulary, norm)
-"""All of them, for every strategy: a term of axes that split nothing sends nothing."""
+"""All terms. They apply to every strategy: a term whose axes split nothing yields nothing."""

@@ -1,4 +1,4 @@
-"""Where a strategy acts inside the model. The model calls these functions, and knows no devices.
+"""Hooks: the functions by which a strategy acts inside the model. The model calls them, and knows no devices.
 
 Dims: B batch, T tokens, D embed.
 """
@@ -14,24 +14,28 @@ from strategies.model.attention_kernels import causal_attention, project
 
 @dataclass(frozen=True)
 class Hooks:
-    """Where a strategy acts inside the model; as they stand, the identities of one device.
+    """What a strategy does inside the model. The defaults are those of one device, without communication.
+
+    "Own tokens" are those whose residual stream this device holds. "All tokens" are those of this device's shard of
+    each sequence, as `own_context` selects it.
 
     Attributes:
-        gather: a weight as it is stored here, its dims, and a dtype -> as it is used, in that dtype; of the blocks,
-            one layer's.
-        sum: a partial product of this device -> the whole, for the tokens whose residual stream is held here.
-        all_tokens: an array [B,T,D] of the tokens held here -> of all tokens.
-        own_tokens: an array [T,D] of all tokens -> of those held here.
-        own_context: an array of whole sequences, and which of its dims their tokens are -> this device's part of each;
-            to the other hooks, all tokens are those of this part.
-        head: the residual stream before the head, and the weights of its norm, as they are stored here -> both.
-        project: such an array of features and the weights of queries, keys and values -> these, each as many features.
-        attend: queries, keys and values of that part, head dim and kind -> as `causal_attention` in whole sequences.
-        embed_sum: embeddings found in the rows held here -> the residual stream, for the tokens held here.
-        vocab_start: rows of the vocabulary held here -> the first of them.
-        vocab_sum: a sum over the rows held here -> over all rows.
-        vocab_max: a maximum over the rows held here -> over all rows.
-        parts: into how many the compiler cuts, over devices, the tokens and the vocabulary that are whole here.
+        gather: (a stored weight, of the blocks one layer's; names of its dims; dtype) -> the weight as it is used, in
+            that dtype.
+        sum: partial sums [B,T,D] of this device -> sums over devices, for its own tokens.
+        all_tokens: [B,T,D] of the own tokens -> of all tokens.
+        own_tokens: [T,D] of all tokens -> of the own tokens.
+        own_context: (an array of whole sequences, the index of its dim of tokens) -> this device's shard of each
+            sequence.
+        head: (the residual stream before the head, the stored weights of the head's norm) -> both, unchanged.
+        project: (features [B,T,D] of all tokens, weights [D,3,A]) -> queries, keys and values [B,T,3,A].
+        attend: (queries, keys and values of this device's shard of the sequences, head dim, kind) -> the result of
+            `causal_attention` over whole sequences, for this shard.
+        embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
+        vocab_start: number of rows of the vocabulary on this device -> index of the first.
+        vocab_sum: a sum over this device's rows of the vocabulary -> the sum over all rows.
+        vocab_max: a maximum over this device's rows of the vocabulary -> the maximum over all rows.
+        parts: into how many parts the compiler splits tokens and vocabulary, where the model sees them whole.
     """
 
     gather: Callable[[Array, Sequence[str], str], Array] = lambda weight, dims, dtype: weight.astype(dtype)

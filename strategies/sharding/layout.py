@@ -1,7 +1,7 @@
-"""The layout of a strategy: which mesh axes split what. It is stated once, and all else is derived from it.
+"""The layout of a strategy: which mesh axes split what. A strategy states it once; the rest is derived from it.
 
-From a layout come the sharding of weights, gradients, moments and batch (training/train_step.py), the bytes that a step
-sends and holds (costs/), and the rules that the compiler gets (auto.py).
+From a layout follow the sharding of weights, gradients, moments and batch (training/train_step.py), the bytes that a
+step sends and holds (costs/), and the compiler's sharding rules (auto.py).
 """
 
 import math
@@ -37,8 +37,8 @@ class Layout:
             Otherwise such a weight is not split by `shards`.
 
     Raises:
-        ValueError: a dim that no weight has, a text where axes are wanted, shards or updates over axes that do not
-            split the batch, or fields that exclude each other.
+        ValueError: no weight has a dim, axes are a string instead of a tuple, shards or updates are over axes that do
+            not split the batch, or fields exclude each other.
     """
 
     batch: Axes = ()
@@ -50,7 +50,7 @@ class Layout:
     cuts_again: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing."""
+        """Check that the fields are valid and consistent."""
         single = {"batch": self.batch, "tokens": self.tokens, "shards": self.shards, "updates": self.updates}
         for name, axes in {**single, **self.dims}.items():
             if isinstance(axes, str):
@@ -58,8 +58,8 @@ class Layout:
         if unknown := [dim for dim in self.dims if dim not in DIMS]:
             raise ValueError(f"no weight has the dim {unknown[0]!r}; dims are {', '.join(DIMS)}")
         for name in ("shards", "updates"):
-            if strange := [axis for axis in single[name] if axis not in self.batch]:
-                raise ValueError(f"{name} has the axis {strange[0]}, which does not split the batch; add it to batch")
+            if unsplit := [axis for axis in single[name] if axis not in self.batch]:
+                raise ValueError(f"{name} has the axis {unsplit[0]}, which does not split the batch; add it to batch")
         if self.shards and self.updates:
             sharded = " and ".join(self.shards)
             raise ValueError(f"weights are sharded over {sharded}, and so are their updates; leave out updates")
@@ -73,54 +73,54 @@ class Layout:
 
     @property
     def replicas(self) -> Axes:
-        """Axes along which devices hold the same weights, each for its own tokens: they sum their gradients."""
+        """Axes along which weights are replicated and tokens are split. Gradients are summed over them."""
         return tuple(axis for axis in (*self.batch, *self.tokens) if axis not in (*self.shards, *self.updates))
 
     def along(self, axes: Collection[str]) -> "Layout":
-        """This layout restricted to some axes."""
+        """This layout restricted to the given axes."""
 
-        def kept(names: Axes) -> Axes:
+        def restrict(names: Axes) -> Axes:
             return tuple(axis for axis in names if axis in axes)
 
         return replace(
             self,
-            batch=kept(self.batch),
-            tokens=kept(self.tokens),
-            dims={dim: left for dim, names in self.dims.items() if (left := kept(names))},
-            shards=kept(self.shards),
-            updates=kept(self.updates),
-            scatters_each=self.scatters_each and bool(kept(self.updates)),
+            batch=restrict(self.batch),
+            tokens=restrict(self.tokens),
+            dims={dim: restricted for dim, names in self.dims.items() if (restricted := restrict(names))},
+            shards=restrict(self.shards),
+            updates=restrict(self.updates),
+            scatters_each=self.scatters_each and bool(restrict(self.updates)),
         )
 
     def parts(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
-        """Into how many parts each dim of the weights is split, on a mesh of these sizes."""
+        """The number of parts into which each dim of the weights is split, on a mesh with these axis sizes."""
         return {dim: size_of(axes, sizes) for dim, axes in self.dims.items()}
 
     def shards_of(self, axes: Axes, config: GPTConfig, sizes: Mapping[str, int]) -> Shards:
-        """The part of each weight along axes, `shards` or `updates`, after `dims` has split the weight.
+        """Shards of each weight along `axes` (`shards` or `updates`), after `dims` has split the weight.
 
         Raises:
-            Infeasible: as `Shards`.
+            Infeasible: the axes do not divide the embed or mlp dim.
         """
         return Shards(axes, size_of(axes, sizes), config, self.parts(sizes), again=self.cuts_again)
 
     def spec(self, config: GPTConfig, sizes: Mapping[str, int]) -> Spec:
-        """How each weight is stored.
+        """How each weight is stored: a function from the names of its dims to its `PartitionSpec`.
 
         >>> layout = Layout(dims={"mlp": ("tensor",)}, shards=("fsdp",), batch=("fsdp",))
         >>> layout.spec(GPTConfig(layers=2, embed=8, heads=2), {})(["embed", "mlp"])
         P('fsdp', 'tensor')
 
         Raises:
-            Infeasible: as `Shards`.
+            Infeasible: `shards` do not divide the embed or mlp dim.
         """
         return self._spec(self.shards, config, sizes)
 
     def update_spec(self, config: GPTConfig, sizes: Mapping[str, int]) -> Spec:
-        """How the gradient that a device applies, its moments and its update are split.
+        """How the gradients that a device applies, their moments and their updates are split; see `spec`.
 
         Raises:
-            Infeasible: as `Shards`.
+            Infeasible: `updates` or `shards` do not divide the embed or mlp dim.
         """
         return self._spec(self.updates or self.shards, config, sizes)
 
@@ -139,5 +139,5 @@ class Layout:
 
 
 def size_of(axes: Collection[str], sizes: Mapping[str, int]) -> int:
-    """Devices along some axes of a mesh of these sizes."""
+    """Number of devices along some axes of a mesh with these axis sizes. An absent axis has size one."""
     return math.prod(sizes.get(axis, 1) for axis in axes)

@@ -1,4 +1,4 @@
-"""What the ZeRO family shares: arrays as large as the weights, split over one mesh axis (Rajbhandari et al. 2020).
+"""Shards of weights, gradients and moments, for the ZeRO family (Rajbhandari et al. 2020).
 
               weights   gradients   optimizer state
     data      whole     whole       whole
@@ -7,7 +7,7 @@
     fsdp      split     split       split               stage 3, section 5.3
     hsdp      as fsdp in each of several groups of devices, which hold the same
 
-Whatever is split is split along the same dim, so that a device's parts of weight, gradient and moments fit together.
+Weight, gradient and moments are split along the same dim, so that a device's shards of them match.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,12 +28,15 @@ class Shards:
     """Every weight split into `count` parts along its first dim, other than layers, that `count` divides.
 
     Attributes:
-        cut: dims that other axes have cut before, and into how many parts.
-        again: whether a dim that is split already may be split again if the weight has no other, as a bias. Otherwise
-            the weight is not split.
+        axes: mesh axes that together split the weights.
+        count: number of devices along these axes.
+        config: the model.
+        cut: dims that other axes split already -> into how many parts.
+        again: whether a dim that is split already may be split again if the weight has no other dim, as a bias.
+            Otherwise such a weight is not split.
 
     Raises:
-        Infeasible: `count` does not divide the dims of which every weight has one, embed and mlp.
+        Infeasible: `count` does not divide the embed and the mlp dim; every weight has one of them.
     """
 
     axes: tuple[str, ...]
@@ -43,7 +46,7 @@ class Shards:
     again: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be cut."""
+        """Check that the embed and mlp dims can be split."""
         sizes = {"embed": self.config.embed, "mlp": self.config.mlp_dim}
         parts_of = (self._parts("head_features"), self._parts("mlp")) if self.again else (1, 1)
         for name, parts in zip(sizes, parts_of, strict=True):
@@ -51,29 +54,29 @@ class Shards:
             require_divides(" x ".join(self.axes), self.count, **{left: sizes[name] // parts})
 
     def dim(self, dims: Sequence[str]) -> int:
-        """Which dim of a weight is cut."""
+        """The index of the dim along which a weight is split."""
         found = self.find(dims)
         assert found is not None, f"{dims} stay whole: they have no dim that {self.axes} may cut"
         return found
 
     def find(self, dims: Sequence[str]) -> int | None:
-        """Which dim of a weight is cut; None if the weight stays whole."""
+        """The index of the dim along which a weight is split; None if the weight stays whole."""
         sizes = {**self.config.dim_sizes, "vocab": self.config.vocab_rows(self._parts("vocab"))}
         fit = [i for i, name in enumerate(dims) if sizes[name] // self._parts(name) % self.count == 0]
-        left = [i for i in fit if dims[i] != "layers" and (self.again or self._parts(dims[i]) == 1)]
-        return min(left, key=lambda i: self._parts(dims[i]) > 1, default=None)
+        allowed = [i for i in fit if dims[i] != "layers" and (self.again or self._parts(dims[i]) == 1)]
+        return min(allowed, key=lambda i: self._parts(dims[i]) > 1, default=None)
 
     def gather(self, part: Array, dims: Sequence[str], to: Literal["varying", "invarying"] = "varying") -> Array:
-        """W[D_axis,F] -> W[D,F], which devices may change each for itself, or not."""
+        """W[D_axis,F] -> W[D,F]. `to` is the type of the result in `jax.shard_map`: varying over the axes, or not."""
         return lax.all_gather(part, self.axes, axis=self.dim(dims), tiled=True, to=to)
 
     def scatter(self, grad: Array, dims: Sequence[str], dtype: str) -> Array:
-        """dW[D,F] of each device -> dW[D_axis,F] in float32, this device's part of their sum in a dtype."""
+        """dW[D,F] of each device -> this device's shard dW[D_axis,F] of their sum, in float32; summed in `dtype`."""
         part = lax.psum_scatter(grad.astype(dtype), self.axes, scatter_dimension=self.dim(dims), tiled=True)
         return part.astype("float32")
 
     def local_part(self, weight: Array, dims: Sequence[str]) -> Array:
-        """W[D,F] -> W[D_axis,F], the part of this device."""
+        """W[D,F] -> W[D_axis,F], the shard of this device."""
         size = weight.shape[self.dim(dims)] // self.count
         return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axes) * size, size, self.dim(dims))
 
@@ -81,5 +84,5 @@ class Shards:
         return self.cut.get(dim, 1)
 
     def map_weights(self, function: Callable[[Array, Sequence[str]], Array], weights: Weights) -> Weights:
-        """A function of an array and its dims, such as those above, of all arrays of a model."""
+        """Apply a function of an array and its dims, such as `gather`, to all weights of a model."""
         return jax.tree.map(function, weights, weight_dims(self.config))

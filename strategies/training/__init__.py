@@ -1,4 +1,4 @@
-"""What turns a strategy's decisions into a training step, and what several strategies share in doing so.
+"""The training step that is built from a strategy's decisions, and what several strategies share in it.
 
 Start at `train_step.assemble`.
 """

@@ -16,18 +16,18 @@ LossAndGrads = Callable[[Weights, Tokens], tuple[Array, Weights]]
 
 
 def all_reduce(loss: Array, grads: Weights, axes: tuple[str, ...], dtype: str) -> tuple[Array, Weights]:
-    """The sums over devices, after all microbatches: of gradients in a dtype."""
+    """Sum loss and gradients over devices. Gradients are summed in `dtype`; the results are float32."""
     loss, sums = lax.psum((loss, cast(grads, dtype)), axes)
     return loss, cast(sums, "float32")
 
 
 def cast(arrays: Weights, dtype: str) -> Weights:
-    """All arrays in a dtype."""
+    """Cast all arrays to a dtype."""
     return jax.tree.map(lambda x: x.astype(dtype), arrays)
 
 
 def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads:
-    """The same, over parts of the batch one after another: the sums of their losses and gradients."""
+    """Accumulate loss and gradients in float32 over microbatches of the batch, one after another."""
     if microbatches == 1:
         return loss_and_grads
 
@@ -35,7 +35,7 @@ def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads
         def add(total: Any, tokens_bS: Tokens) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, loss_and_grads(params, tokens_bS)), None
 
-        # Every so many sequences one: where the compiler splits the batch, each device has its part of each microbatch.
+        # A microbatch takes every M-th sequence: if the compiler splits the batch, each device has a shard of each.
         tokens_MbS = tokens_BS.reshape(-1, microbatches, tokens_BS.shape[-1]).swapaxes(0, 1)
         shapes = jax.eval_shape(loss_and_grads, params, tokens_MbS[0])  # and over which axes they vary
         zeros = jax.tree.map(lambda like: jnp.zeros_like(like, jnp.float32), shapes)
@@ -45,7 +45,10 @@ def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads
 
 
 def global_norm(grads: Weights, specs: Weights) -> Float[Array, ""]:
-    """The whole model's norm: squares are summed here, then over the axes that split each weight, then over weights."""
+    """Norm of all gradients of the model.
+
+    Squares are summed on each device, then over the axes that split each weight, then over weights.
+    """
     squares: defaultdict[tuple[str, ...], list[Array]] = defaultdict(list)
     for grad, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
         axes = tuple(sorted(axis for axis in jax.tree.leaves(tuple(spec)) if axis))

@@ -1,9 +1,9 @@
 """The training step that all strategies share: differentiate, clip by the global norm, AdamW.
 
-It is written once, runs inside `jax.shard_map` on each device's part of the weights and of the batch, and has no
-communication of its own but what the layout asks for: the sums of gradients over devices that hold the same weights,
-the global norm, and the gather of weights that were updated in parts. The rest comes with the `Implementation`. Where
-the compiler is to partition it (auto.py) it is the same, on all of the weights and all of the batch.
+The step runs inside `jax.shard_map`, on each device's shard of the weights and of the batch. Here it communicates only
+what the layout implies: the sums of gradients over replicas, the global norm, and the gather of weights that are
+updated in shards. All other communication comes with the `Implementation`. If the compiler partitions the step
+(auto.py), the same code runs on whole arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +31,18 @@ from strategies.training.gradients import accumulated, all_reduce, global_norm
 
 
 def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, implementation: Implementation) -> Step:
-    """The step of a strategy, not yet lowered or compiled.
+    """Assemble the step of a strategy. Nothing is lowered or compiled yet.
+
+    Args:
+        config: the model.
+        mesh: of devices, with all axes of the layout.
+        train: the options of the step.
+        layout: which axes split what.
+        implementation: how the strategy implements the layout.
 
     Raises:
-        Infeasible: the batch cannot be cut into the mesh's batch axes and the microbatches, or `logits_bytes` are too
-            few for one token.
+        Infeasible: batch axes and microbatches do not divide the batch, `logits_bytes` are too few for one token, or
+            the attention kernel does not run on these devices.
     """
     return _Assembly(config, mesh, train, layout, implementation).step()
 
@@ -51,12 +58,12 @@ class _Assembly:
     implementation: Implementation
 
     def __post_init__(self) -> None:
-        """Refuse what does not fit."""
+        """Check that the batch and `logits_bytes` fit."""
         _require_fit(self.mesh, self.train, self.layout, self.padded_vocab)
 
     @property
     def padded_vocab(self) -> int:
-        """Rows of the embedding table."""
+        """Size of the padded vocabulary."""
         return self.config.vocab_rows(self.layout.parts(self.mesh.shape).get("vocab", 1))
 
     @property
@@ -71,14 +78,14 @@ class _Assembly:
 
     @cached_property
     def optimizer(self) -> Optimizer:
-        """AdamW behind clipping, or what the strategy puts in its place."""
+        """AdamW with clipping, or the optimizer by which the strategy replaces it."""
         specs = _specs(self.layout.update_spec(self.config, self.mesh.shape), self.config)
         whole = self.implementation.compiler_partitioned
         return self.implementation.optimizer(adamw(self.train, specs, whole=whole))
 
     @cached_property
     def sharded_update(self) -> "ShardedUpdate | None":
-        """How each device updates a part of the weights, where the layout asks for it."""
+        """How each device updates its shard of the weights (ZeRO stages 1 and 2); None in other layouts."""
         return ShardedUpdate.of(self.layout, self.config, self.mesh, self.train)
 
     @cached_property
@@ -114,37 +121,39 @@ class _Assembly:
 
     def gradients(self, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
         """Loss and gradients, summed over microbatches and devices."""
-        how, layout, sharded = self.implementation, self.layout, self.sharded_update
-        differentiate = accumulated(self.loss_and_grads, 1 if how.schedules_microbatches else self.train.microbatches)
-        apart = (*self.replicas, *layout.updates)
-        # float32 is float32: by default GPUs and TPUs multiply it in fewer bits (TF32, bfloat16 passes).
+        strategy, layout, sharded = self.implementation, self.layout, self.sharded_update
+        microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
+        differentiate = accumulated(self.loss_and_grads, microbatches)
+        varying_axes = (*self.replicas, *layout.updates)
+        # By default GPUs and TPUs multiply float32 in reduced precision (TF32, bfloat16 passes).
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
-            prepared = how.prepare_params(mark_varying(params, apart) if apart else params)
-            loss, grads = how.reduce(*differentiate(prepared, tokens_BS))
+            prepared = strategy.prepare_params(mark_varying(params, varying_axes) if varying_axes else params)
+            loss, grads = strategy.reduce(*differentiate(prepared, tokens_BS))
             if sharded:
                 loss = lax.psum(loss, layout.updates)
                 grads = grads if layout.scatters_each else sharded.scatter(grads)
             if not self.replicas:
                 return loss, grads
-            sum_replicas = how.sum_replicas or partial(all_reduce, axes=self.replicas, dtype=self.train.reduce_dtype)
-            return sum_replicas(loss, grads)
+            default = partial(all_reduce, axes=self.replicas, dtype=self.train.reduce_dtype)
+            return (strategy.sum_replicas or default)(loss, grads)
 
     def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
-        """Update the weights."""
+        """Update weights and optimizer state with summed gradients."""
         sharded = self.sharded_update
         params = sharded.shard_params(state.params) if sharded else state.params
-        changes, kept, norm = self.optimizer.update(grads, state.optimizer, params)
+        changes, optimizer_state, norm = self.optimizer.update(grads, state.optimizer, params)
         updated: Any = optax.apply_updates(params, changes)
-        return State(sharded.unshard_params(updated) if sharded else updated, kept), {"grad_norm": norm}
+        new_params = sharded.unshard_params(updated) if sharded else updated
+        return State(new_params, optimizer_state), {"grad_norm": norm}
 
     def update(self, state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
-        """The whole step: both halves."""
+        """The whole step: `gradients`, then `apply`."""
         loss, grads = self.gradients(state.params, tokens_BS)
         state, metrics = self.apply(state, grads)
         return state, {"loss": loss, **metrics}
 
     def step(self) -> Step:
-        """These functions, jitted over the mesh, with the shapes and shardings of what they take."""
+        """The `Step`: these functions, jitted over the mesh, with the shapes and shardings of their arguments."""
         shapes = jax.eval_shape(self.init, jax.random.key(0))
         grads, grad_specs = self.optimizer.takes(shapes.params)
         state_specs = State(self.specs, self.optimizer.specs(shapes.optimizer))
@@ -172,12 +181,12 @@ class _Assembly:
 
 
 class ShardedUpdate(NamedTuple):
-    """Each device applies its part of the gradients, as `Layout.updates` says (ZeRO stages 1 and 2).
+    """Sharded update: each device applies its shard of the gradients (`Layout.updates`; ZeRO stages 1 and 2).
 
     Attributes:
-        scatter: gradients of each device -> this device's part of their sum.
-        shard_params: weights as the state holds them -> the parts that this device updates.
-        unshard_params: such parts -> weights as the state holds them.
+        scatter: gradients of each device -> this device's shard of their sum.
+        shard_params: weights as the state holds them -> the shards that this device updates.
+        unshard_params: such shards -> weights as the state holds them.
     """
 
     scatter: Callable[[Weights], Weights]
@@ -186,25 +195,25 @@ class ShardedUpdate(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout, config: GPTConfig, mesh: Mesh, train: TrainConfig) -> "ShardedUpdate | None":
-        """None where every device updates all that it holds."""
+        """The sharded update of a layout; None if every device updates all weights that it holds."""
         if not layout.updates:
             return None
         shards = layout.shards_of(layout.updates, config, mesh.shape)
-        each = (
+        functions = (
             partial(shards.scatter, dtype=train.reduce_dtype),
             shards.local_part,
             partial(shards.gather, to="invarying"),
         )
-        return cls(*(partial(shards.map_weights, function) for function in each))
+        return cls(*(partial(shards.map_weights, function) for function in functions))
 
 
 def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimizer:
-    """AdamW behind clipping by the global norm.
+    """AdamW with clipping by the global norm.
 
     Args:
-        train: its hyperparameters.
+        train: the hyperparameters.
         specs: how gradients and moments are sharded.
-        whole: the function sees whole arrays, which the compiler partitions.
+        whole: whether `update` sees whole arrays, which the compiler partitions.
     """
     adamw = optax.adamw(
         train.learning_rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay
@@ -226,10 +235,10 @@ def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimiz
 def _jitted(
     mesh: Mesh, partitioned: bool, function: Callable, inputs: Any, outputs: Any, donate_argnums: tuple[int, ...] = ()
 ) -> Any:
-    """Jit a function over a mesh: in `jax.shard_map` on each device's part, or whole, for the compiler to partition."""
+    """Jit a function over a mesh: in `jax.shard_map`, or on whole arrays that the compiler partitions."""
     if not partitioned:
         function = jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs)
-    # The same shardings as those of `init`: with others the second step would be compiled again.
+    # The shardings equal those of `init`. Otherwise the second step would be compiled again.
     out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outputs)
     return jax.jit(function, out_shardings=out_shardings, donate_argnums=donate_argnums)
 

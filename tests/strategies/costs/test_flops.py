@@ -50,5 +50,5 @@ def test_passes_and_the_head_are_all_flops(name, mesh, config, train):
     """What the bubble is made of are the FLOPs that are held against the compiled program, but for the head."""
     predicted = cost(name, mesh, config, **train)
     plan, tokens = predicted.plan, BATCH * config.sequence
-    head = (8 if plan.logits_again else 6) * config.embed * plan.rows
+    head = (8 if plan.logits_again else 6) * config.embed * plan.padded_vocab
     assert tokens * (sum(predicted.passes) + head) == predicted.hardware_flops

@@ -72,4 +72,4 @@ def test_all_meshes_of_a_comparison_have_the_same_vocabulary(vocab):
         for mesh in STRATEGIES[name].meshes(devices)
     ]
     assert len(plans) > 50
-    assert {plan.rows for plan in plans} == {128 * math.ceil(vocab / 128)}
+    assert {plan.padded_vocab for plan in plans} == {128 * math.ceil(vocab / 128)}
