@@ -95,7 +95,7 @@ def exhausted_memory(error: Exception) -> str | None:
 
 
 def reason_of(error: Exception, full_text_path: Path | None = None) -> str:
-    """What went wrong, in one line for a table.
+    """What went wrong, in one line for a table: the first line of the message, and what it announces by a colon.
 
     Args:
         error: the error.
@@ -103,8 +103,12 @@ def reason_of(error: Exception, full_text_path: Path | None = None) -> str:
 
     >>> reason_of(Infeasible("tensor=3 does not divide heads=8")), reason_of(KeyError("x"))
     ('tensor=3 does not divide heads=8', "KeyError: 'x'")
+    >>> reason_of(ValueError("shapes differ:\\n\\n  f32[2] and f32[3]\\nmore"))
+    'ValueError: shapes differ: f32[2] and f32[3]'
     """
-    first_line = str(error).partition("\n")[0]
+    lines = [line.strip() for line in str(error).splitlines()] or [""]
+    # A line that ends in a colon only announces what is wrong.
+    first_line = " ".join(filter(None, lines[:3])) if lines[0].endswith(":") else lines[0]
     reason = first_line if isinstance(error, CaseFailure | Infeasible) else f"{type(error).__name__}: {first_line}"
     if len(reason) <= MAX_REASON_CHARACTERS:
         return reason

@@ -8,7 +8,8 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from strategies.config import Infeasible
 from strategies.names import UnknownName
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def add_list(parser: argparse.ArgumentParser) -> None:
     """Add what runs `list`."""
-    parser.set_defaults(run=print_all)
+    parser.set_defaults(run=print_all, refuse=parser.error)
 
 
 def add_schedule(schedule: argparse.ArgumentParser) -> None:
@@ -58,11 +59,11 @@ def add_show(show: argparse.ArgumentParser) -> None:
 
 def print_overviews(options: argparse.Namespace) -> None:
     """Print what the devices hold and send, as text or as JSON."""
-    from strategies import STRATEGIES  # with JAX, which a schedule does not need
+    strategies = registry(options)
     from strategies.costs.overview import overview
 
     try:
-        names = options.names or STRATEGIES
+        names = options.names or strategies
         shown = [overview(name, options.preset, options.mesh, options.batch_size) for name in names]
     except (Infeasible, UnknownName) as error:
         options.refuse(str(error))
@@ -73,13 +74,20 @@ def print_overviews(options: argparse.Namespace) -> None:
         print(*shown, sep="\n\n")
 
 
-def print_all(_: argparse.Namespace) -> None:
+def print_all(options: argparse.Namespace) -> None:
     """Print a line for each strategy, also for those that `MESHMARK_STRATEGIES` adds."""
-    from strategies import STRATEGIES  # with JAX, which a schedule does not need
+    for name, strategy in registry(options).items():
+        print(f"{name:12}{', '.join(strategy.axes):40}{', '.join(strategy.options)}".rstrip())
 
-    for name, strategy in STRATEGIES.items():
-        options = ", ".join(strategy.options)
-        print(f"{name:12}{', '.join(strategy.axes):40}{options}".rstrip())
+
+def registry(options: argparse.Namespace) -> Mapping[str, Any]:
+    """The strategies by name. This loads JAX, which a schedule does not need, and modules of a user's own."""
+    try:
+        from strategies import STRATEGIES
+    except ValueError as error:
+        options.refuse(str(error))
+        raise
+    return STRATEGIES
 
 
 def print_schedule(options: argparse.Namespace) -> None:

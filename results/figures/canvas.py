@@ -58,14 +58,20 @@ def canvas(
         unused.remove()
     if not panels:
         figure.text(0.5, 0.4, f"no row that counts has {needs}", ha="center")
-    figure.suptitle(f"{heading}\n{what_was_run(rows)}", x=0.02, ha="left", fontsize="medium")
+    lines_of_title = [part for line in what_was_run(rows).splitlines() for part in wrapped(figure, line, 8.5)]
+    figure.suptitle("\n".join([heading, *lines_of_title]), x=0.02, ha="left", fontsize="medium")
     caption(figure, what_was_left_out(rows, points, needs))
     return figure, grid[:panels]
 
 
 def caption(figure: Figure, text: str) -> None:
     """Write a caption below a figure, in lines as long as it is wide."""
-    figure.supxlabel(textwrap.fill(text, int(12 * figure.get_figwidth())), fontsize="x-small", color=GREY)
+    figure.supxlabel("\n".join(wrapped(figure, text, 12)), fontsize="x-small", color=GREY)
+
+
+def wrapped(figure: Figure, text: str, letters_per_inch: float) -> list[str]:
+    """Break a text into lines that are as long as the figure is wide."""
+    return textwrap.wrap(text, int(letters_per_inch * figure.get_figwidth()))
 
 
 def what_was_run(rows: pd.DataFrame) -> str:
@@ -74,11 +80,20 @@ def what_was_run(rows: pd.DataFrame) -> str:
     facts = rows.iloc[0]
     batches = " or ".join(f"{batch:.0f}" for batch in sorted(rows["global_batch_sequences"].unique()))
     return (
-        f"{facts['preset']} ({facts['param_count'] / 1e6:,.1f}M parameters), "
+        f"{facts['preset']} ({parameters(facts['param_count'])}), "
         f"{batches} sequences of {facts['sequence_tokens']:.0f} tokens, {facts['dtype']}, remat {facts['remat']}\n"
         f"{'virtual devices that share one machine' if facts['virtual_devices'] else facts['device_kind']}"
         f"{how_noisy(rows)}"
     )
+
+
+def parameters(count: float) -> str:
+    """Say how many parameters a model has.
+
+    >>> parameters(6_658_400_000), parameters(35_152)
+    ('6,658.4M parameters', '35,152 parameters')
+    """
+    return f"{count / 1e6:,.1f}M parameters" if count >= 1e5 else f"{count:,.0f} parameters"
 
 
 def how_noisy(rows: pd.DataFrame) -> str:

@@ -11,7 +11,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from results.figures.canvas import GREY, Look, byte_unit, caption, look_of
+from results.figures.canvas import GREY, Look, byte_unit, caption, look_of, parameters
 from results.figures.curves import frontier
 from results.figures.labels import label_points
 from results.records.reading import RecordError
@@ -169,7 +169,7 @@ def what_was_searched(facts: dict[str, Any]) -> str:
     chip = "" if facts["topology"].startswith(facts["chip"]) else f" as {facts['chip']}"
     batch = f"{facts['global_batch_sequences']} sequences of {facts['sequence_tokens']} tokens"
     return (
-        f"{facts['preset']} ({facts['param_count'] / 1e6:,.1f}M parameters), {batch}, {facts['dtype']}, "
+        f"{facts['preset']} ({parameters(facts['param_count'])}), {batch}, {facts['dtype']}, "
         f"on {facts['devices']} devices of {facts['topology']}{chip}"
     )
 

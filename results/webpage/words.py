@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from results.figures.canvas import byte_unit
+from results.figures.canvas import byte_unit, parameters
 from results.figures.curves import TIMES, attributed, counts, left_out, scaling, widest_batch
 
 NAMED = 4
@@ -49,7 +49,7 @@ def strategies(rows: pd.DataFrame) -> str:
 def workload(facts: pd.Series) -> str:
     """The work that a row's step does, without its batch."""
     return (
-        f"{facts['preset']} ({facts['param_count'] / 1e6:,.1f}M parameters), {facts['sequence_tokens']:,.0f} tokens "
+        f"{facts['preset']} ({parameters(facts['param_count'])}), {facts['sequence_tokens']:,.0f} tokens "
         f"per sequence, {facts['dtype']}, remat {facts['remat']}"
     )
 
