@@ -1,4 +1,4 @@
-"""What can be asked of strategies without running any.
+"""Command line of the strategies. It prints pipeline schedules, without running anything.
 
 python -m strategies schedule 1f1b --stages 4 --microbatches 8
 python -m strategies show fsdp --mesh fsdp=4
@@ -16,7 +16,7 @@ from strategies.names import UnknownName
 from strategies.pipelining.schedules import SCHEDULES, Schedule
 
 MOST_CELLS = 300_000
-"""Of a table that is printed, in pairs of ticks: a few seconds of work."""
+"""Limit of a printed table's size, in pairs of ticks: a few seconds of work."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -107,10 +107,10 @@ def print_schedule(options: argparse.Namespace) -> None:
 
 
 def asked(options: argparse.Namespace) -> Schedule:
-    """The schedule.
+    """The schedule that the options ask for.
 
     Raises:
-        Infeasible: the numbers do not fit it.
+        Infeasible: a number is below one, the table is too large, or the numbers do not fit the schedule.
     """
     for name in ("stages", "microbatches", "chunks"):
         if (number := getattr(options, name)) is not None and number < 1:

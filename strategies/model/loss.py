@@ -25,10 +25,13 @@ def losses(
     vocab: int,
     train: TrainConfig,
 ) -> Float[Array, " N"]:
-    """Of each token, in float32; rows from `vocab` on are padding.
+    """The loss of each token, in float32. Rows of the table from `vocab` on are padding.
 
-    With `logits_bytes`, logits exist for a chunk of the tokens at a time, and are not kept for the backward pass. The
-    gradients that the table gets from the chunks are added up in float32.
+    With `logits_bytes` logits are computed for a chunk of tokens at a time, and recomputed in the backward pass. The
+    gradients of the table are accumulated over chunks in float32.
+
+    Raises:
+        Infeasible: `logits_bytes` are too few for one token.
     """
     if train.logits_bytes is None:
         return _losses(x_ND, token_VD, targets_N, hooks, vocab, train.z_loss)
@@ -64,13 +67,13 @@ def _losses(x_ND: Array, token_VD: Array, targets_N: Array, hooks: Hooks, vocab:
 
 
 def tokens_at_once(tokens: int, rows: int, logits_bytes: int) -> int:
-    """The largest of equal parts of the tokens whose float32 logits cost no more than that.
+    """The largest divisor of `tokens` for which float32 logits [divisor, rows] take at most `logits_bytes` bytes.
 
     >>> tokens_at_once(512, 50304, 2**20), tokens_at_once(512, 50304, 2**30)
     (4, 512)
 
     Raises:
-        Infeasible: those of one token cost more.
+        Infeasible: the logits of one token take more.
     """
     most = min(tokens, logits_bytes // (4 * rows))
     if not most:

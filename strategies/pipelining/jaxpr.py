@@ -1,4 +1,4 @@
-"""Goes through the equations of a traced function ("Writing custom Jaxpr interpreters in JAX", JAX documentation)."""
+"""Interpreter of the equations of a traced function ("Writing custom Jaxpr interpreters in JAX", JAX documentation)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ Values = list[Any]
 
 
 def bind(equation: core.JaxprEqn, inputs: Values) -> Values:
-    """What an equation makes of its inputs, as it stands."""
+    """Evaluate an equation unchanged: the outputs of its primitive for these inputs."""
     outputs = equation.primitive.bind(*inputs, **equation.params)
     return list(outputs) if equation.primitive.multiple_results else [outputs]
 
@@ -20,7 +20,10 @@ def evaluate(
     outputs: Sequence[Any],
     apply: Callable[[core.JaxprEqn, Values], Sequence[Any]] = bind,
 ) -> Values:
-    """The values of `outputs`, one equation after another; `apply` makes an equation's outputs of its inputs."""
+    """Evaluate equations in order, and return the values of `outputs`.
+
+    `known` are the values of constants and inputs. `apply` evaluates one equation.
+    """
     values = dict(known)
 
     def value_of(atom: Any) -> Any:
@@ -38,15 +41,15 @@ def run(
     inputs: Sequence[Any],
     apply: Callable[[core.JaxprEqn, Values], Sequence[Any]] = bind,
 ) -> Values:
-    """All that a traced function returns."""
+    """Evaluate a jaxpr, and return its outputs. `apply` evaluates one equation."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
     return evaluate(jaxpr.eqns, known, jaxpr.outvars, apply)
 
 
 class Loop(NamedTuple):
-    """A `lax.scan`: its body takes `consts` inputs that stay, `carry` that go on, and a row of each of the others.
+    """A `lax.scan`. Its body takes `consts` constant inputs, `carry` carried ones, and a slice of each of the others.
 
-    What JAX calls these numbers differs from version to version; the shapes tell them.
+    The names of these numbers in JAX depend on its version. So they are read from shapes.
     """
 
     body: core.Jaxpr
@@ -56,7 +59,7 @@ class Loop(NamedTuple):
 
     @classmethod
     def of(cls, equation: core.JaxprEqn) -> "Loop":
-        """Read the equation of one."""
+        """Read the equation of a `lax.scan`."""
         program = equation.params["jaxpr"]  # with its constants, or without any
         body = getattr(program, "jaxpr", program)
         columns, stacked = (

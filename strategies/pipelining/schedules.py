@@ -1,8 +1,9 @@
-"""Pipeline schedules as tables: what each stage does at each tick. Plain Python; the executor is in pipeline.py.
+"""Pipeline schedules as tables: what each stage does at each tick. Plain Python; executor.py runs them.
 
-A schedule is an order of operations for each stage. An operation takes a tick, and starts as soon as the one before it
-and those that it needs have ended: forward of a microbatch needs the stage before, backward the stage behind. With
-chunks a stage holds several parts of the model, and a microbatch goes round the stages once for each.
+A schedule is an order of operations for each stage. An operation takes one tick. It starts as soon as the previous
+operation of its stage and the one whose result it needs have ended: a forward pass needs that of the previous stage, a
+backward pass that of the next stage. With chunks a stage holds several parts of the model, and a microbatch passes
+through all stages once for each chunk.
 
     python -m strategies schedule 1f1b --stages 4 --microbatches 8
 """
@@ -17,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from strategies.config import Infeasible
 
 Kind = Literal["F", "B", "W"]
-"""Forward; backward, which is that of the inputs alone where there are W; and that of the weights."""
+"""Forward pass; backward pass, or only the gradients of inputs if there are W; gradients of weights."""
 
 
 class Op(NamedTuple):
@@ -29,7 +30,7 @@ class Op(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """How long the operations of a whole stage take, in any unit: forward, gradients of inputs and of weights."""
+    """Durations of the passes of a whole stage, in any unit: forward, gradients of inputs, gradients of weights."""
 
     forward: float = 1.0
     inputs: float = 1.0
@@ -41,10 +42,9 @@ EQUAL = Costs()
 
 @dataclass(frozen=True)
 class Schedule:
-    """Stages, microbatches and chunks of a stage, and for each stage its operations in order.
+    """A pipeline schedule: the operations of each stage in order. `chunks` is the number of model parts on each stage.
 
-    Raises:
-        ValueError: operations that wait for each other.
+    Its methods raise ValueError if operations wait for each other.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Schedule:
     orders: tuple[tuple[Op, ...], ...]
 
     def needs(self, stage: int, op: Op) -> tuple[int, Op]:
-        """The operation whose result this one takes; of the very first, itself."""
+        """The stage and the operation whose result this operation takes; for the first of a microbatch, itself."""
         kind, m, chunk = op
         if kind == "W":
             return stage, Op("B", m, chunk)
@@ -65,7 +65,11 @@ class Schedule:
         return (stage, op) if place < 0 else (place % self.stages, Op(kind, m, place // self.stages))
 
     def starts(self, duration: Callable[[Op], float]) -> dict[tuple[int, Op], float]:
-        """When each operation starts if no stage waits for another but for what it needs."""
+        """The start time of each operation, if a stage waits only for the results that it needs.
+
+        Raises:
+            ValueError: operations wait for each other.
+        """
         ends: dict[tuple[int, Op], float] = {}
         started: dict[tuple[int, Op], float] = {}
         left = [list(reversed(order)) for order in self.orders]
@@ -89,7 +93,7 @@ class Schedule:
 
     @cached_property
     def table(self) -> tuple[tuple[Op | None, ...], ...]:
-        """For each stage what it does at each tick; None where it is idle."""
+        """The operation of each stage at each tick [stages][ticks]; None if it is idle."""
         ticks = {key: int(start) for key, start in self.starts(lambda op: 1).items()}
         rows: list[list[Op | None]] = [[None] * (1 + max(ticks.values())) for _ in range(self.stages)]
         for (stage, op), tick in ticks.items():
@@ -98,7 +102,7 @@ class Schedule:
 
     @property
     def ticks(self) -> int:
-        """Until the last operation has ended."""
+        """Number of ticks until the last operation has ended."""
         return len(self.table[0])
 
     @cached_property
@@ -107,27 +111,27 @@ class Schedule:
         return any(op.kind == "W" for op in self.orders[0])
 
     def duration(self, op: Op, costs: Costs = EQUAL) -> float:
-        """Of one operation: on one chunk."""
+        """Duration of one operation, which is on one chunk."""
         whole = costs.inputs if self.splits_backward else costs.inputs + costs.weights
         return {"F": costs.forward, "B": whole, "W": costs.weights}[op.kind] / self.chunks
 
     def makespan(self, costs: Costs = EQUAL) -> float:
-        """From the first start to the last end, if a stage waits for nothing but what it needs."""
+        """Time from the first start to the last end, if a stage waits only for the results that it needs."""
         starts = self.starts(lambda op: self.duration(op, costs))
         return max(start + self.duration(op, costs) for (_, op), start in starts.items())
 
     def bubble(self, costs: Costs = EQUAL) -> float:
-        """The part of the time for which a stage is idle, by the order of its operations."""
+        """The fraction of time for which a stage is idle, if it waits only for the results that it needs."""
         return 1 - self.microbatches * sum(costs) / self.makespan(costs)
 
     def lockstep_bubble(self, costs: Costs = EQUAL) -> float:
-        """The part of the time that is added where each tick lasts as long as the longest operation in it."""
+        """The fraction of time that is lost if each tick lasts as long as its longest operation."""
         columns = zip(*self.table, strict=True)
         lockstep = sum(max(self.duration(op, costs) for op in column if op) for column in columns)
         return 1 - self.makespan(costs) / lockstep
 
     def in_flight(self, stage: int) -> int:
-        """The most microbatches, each chunk counted, that have gone forward there and not yet all the way back."""
+        """The most microbatches in flight on a stage, counted for each chunk: forward done, backward not complete."""
         last: Kind = "W" if self.splits_backward else "B"
         most = held = 0
         for op in self.orders[stage]:
@@ -154,7 +158,7 @@ class Schedule:
 
 
 def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """All forward, then all backward (Huang et al. 2019, "GPipe", section 2.2)."""
+    """GPipe: all forward passes, then all backward passes (Huang et al. 2019, "GPipe", section 2.2)."""
     _require("gpipe", stages, microbatches, chunks)
     forward = [Op("F", m) for m in range(microbatches)]
     order = forward + [Op("B", m) for m in reversed(range(microbatches))]
@@ -162,16 +166,18 @@ def gpipe(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
 
 
 def one_f_one_b(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """One forward, one backward, after just enough forward (Narayanan et al. 2021, "PTD-P", section 2.2.1)."""
+    """1F1B: warm-up forward passes, then one forward and one backward (Narayanan et al. 2021, section 2.2.1)."""
     _require("1f1b", stages, microbatches, chunks)
     return _alternating("1f1b", stages, microbatches, 1, [stages - 1 - stage for stage in range(stages)])
 
 
 def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
-    """1F1B with several chunks a stage, each for as many microbatches as there are stages (there, section 2.2.2).
+    """Interleaved 1F1B: several chunks a stage (Narayanan et al. 2021, "PTD-P", section 2.2.2).
+
+    A stage runs each chunk for as many microbatches as there are stages before it takes the next chunk.
 
     Raises:
-        Infeasible: microbatches that the stages do not divide.
+        Infeasible: the number of stages does not divide the number of microbatches.
     """
     _require("interleaved", stages, microbatches, chunks, most_chunks=math.inf)
     if microbatches % stages:
@@ -182,9 +188,9 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
 
 
 def zero_bubble(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """ZB-H1: 1F1B that computes gradients of weights where it would wait (Qi et al. 2023, section 2.2).
+    """ZB-H1: 1F1B that computes gradients of weights when a stage would be idle (Qi et al. 2023, section 2.2).
 
-    Stage s puts off those of s microbatches, and so no stage has more in flight than the first.
+    Stage s defers the weight gradients of s microbatches, so no stage has more microbatches in flight than the first.
     """
     _require("zb-h1", stages, microbatches, chunks)
     orders = []
@@ -203,9 +209,9 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
 
 
 def _alternating(name: str, stages: int, microbatches: int, chunks: int, ahead: Sequence[int]) -> Schedule:
-    """Each stage some forward ahead, then one forward and one backward in turns, then the backward that are left."""
+    """For each stage `ahead` forward passes, then alternating forward and backward, then the remaining backward."""
     turns = [divmod(turn, stages * chunks) for turn in range(microbatches * chunks)]
-    # Chunks take turns for as many microbatches as there are stages; backward, the last chunk comes first.
+    # Each chunk runs for as many microbatches as there are stages. Backward, the last chunk comes first.
     parts = [(group * stages + place % stages, place // stages) for group, place in turns]
     forward = [Op("F", m, chunk) for m, chunk in parts]
     backward = [Op("B", m, chunks - 1 - chunk) for m, chunk in parts]
@@ -226,5 +232,5 @@ def _require(name: str, stages: int, microbatches: int, chunks: int, most_chunks
 
 
 def _cell(op: Op | None, chunks: int) -> str:
-    """As `F0`; of a chunk but the first, with a prime for each before it."""
+    """Text of an operation, as `F0`, with a prime for each chunk before its own; `..` if idle."""
     return ".." if op is None else f"{op.kind}{op.microbatch}{chr(39) * op.chunk}"

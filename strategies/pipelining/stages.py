@@ -1,4 +1,4 @@
-"""Which stage gets which layers: the cut of a row of costs into parts whose largest is as small as can be."""
+"""Assignment of layers to pipeline stages: partition a sequence of costs to minimise the largest part."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -10,17 +10,18 @@ from strategies.config import Infeasible
 
 
 def partition(costs: Sequence[float], parts: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
-    """How many of the costs go to each part, in order, none empty; exact, by dynamic programming.
+    """The number of costs in each part, in order, such that the largest sum is minimal. No part is empty.
 
-    For n costs and p parts it takes p n log n steps. Of cuts that are as good, the last parts are the smallest.
+    The result is exact, by dynamic programming: p n log n steps for n costs and p parts. Of equally good partitions it
+    is the one with the smallest last parts.
 
     Args:
-        costs: of the layers, measured or modelled: seconds, FLOPs or bytes; none is negative.
-        parts: stages, or stages times chunks.
-        first, last: what the first and the last part have besides, as an embedding and a head that are not shared.
+        costs: of the layers, measured or modelled, in seconds, FLOPs or bytes; none is negative.
+        parts: number of stages, or of stages times chunks.
+        first, last: additional costs of the first and the last part, as of an embedding and a head that are not shared.
 
     Raises:
-        Infeasible: fewer costs than parts.
+        Infeasible: there are fewer costs than parts.
 
     >>> partition([1, 1, 1, 1, 1, 1, 1, 1], 3)
     (3, 3, 2)
@@ -52,9 +53,13 @@ def partition(costs: Sequence[float], parts: int, first: float = 0.0, last: floa
 
 @cache
 def layer_slots(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
-    """Which layer is in each slot of the stacked blocks, stage after stage and on each chunk after chunk; -1 for none.
+    """The layer in each slot of the stacked blocks, by stage, then by chunk; -1 for an empty slot.
 
-    A model's parts go round the stages, once for each chunk. All have as many slots as the largest has layers.
+    Consecutive parts of the model are on consecutive stages, once around for each chunk. Every part has as many slots
+    as the largest part has layers.
+
+    Raises:
+        Infeasible: there are fewer layers than parts.
 
     >>> layer_slots(4, 2, 2)
     (0, 2, 1, 3)
