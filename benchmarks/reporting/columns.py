@@ -73,11 +73,7 @@ SPEED = (
         "Step time divided by that of `single` on the same work: the median of the ratios of each round. "
         "On virtual devices, 1.0 means that parallelism adds no cost. On n real devices, a linear speed-up is 1/n.",
     ),
-    Column(
-        "relative_to_single_low",
-        "",
-        "Lower end of its 95% interval. The interval holds for this launch; other launches can differ by more.",
-    ),
+    Column("relative_to_single_low", "", "Lower end of its 95% interval in this launch; launches can differ by more."),
     Column("relative_to_single_high", "", "Upper end of that interval."),
     Column(
         "single_in_own_process",
@@ -152,7 +148,7 @@ MEMORY = (
     ),
     Column("memory.parameter_bytes", "bytes", "Parameters, a part of the arguments."),
     Column("memory.optimizer_bytes", "bytes", "Optimizer state, a part of the arguments."),
-    Column("memory.temp_bytes", "bytes", "Temporaries that the compiler allocates, such as gradients and activations."),
+    Column("memory.temp_bytes", "bytes", "Temporaries, such as gradients and activations."),
     Column("memory.output_bytes", "bytes", "Outputs of the step on one device."),
     Column("memory.alias_bytes", "bytes", "Outputs that reuse the memory of donated arguments."),
     Column(
@@ -172,11 +168,7 @@ MEMORY = (
     ),
 )
 PROGRAM = (
-    Column(
-        "compiled.flops",
-        "FLOP",
-        "FLOPs of the matmuls of one device in one step; the body of a loop counts once per iteration.",
-    ),
+    Column("compiled.flops", "FLOP", "FLOPs of one device's matmuls in a step; loops count every iteration."),
     Column("compiled.instructions", "", "Number of instructions in the optimised program."),
     Column("compiled.hash", "", "Hash of the optimised program."),
     Column("compiled.dtypes", "", "Dtypes of the floating-point arrays in the program."),
@@ -224,32 +216,14 @@ PROGRAM = (
         "Compiled bytes divided by predicted bytes: 1 where the compiler left the communication as written. "
         "XLA's CPU backend sends bfloat16 as float32, so the ratio is up to 2 there.",
     ),
-    Column(
-        "sent_as_predicted",
-        "",
-        "Whether compiled and predicted bytes agree for each kind of collective and each axis. Null for `auto`.",
-    ),
-    Column(
-        "rewrites.sent_bytes",
-        "bytes",
-        "Compiled bytes minus predicted bytes; negative if fewer are sent. Null for `auto`.",
-    ),
-    Column(
-        "rewrites.unexplained_bytes",
-        "bytes",
-        "Sum of the absolute differences that no known compiler rewrite explains.",
-    ),
+    Column("sent_as_predicted", "", "Whether both agree for each kind of collective and each axis. Null for `auto`."),
+    Column("rewrites.sent_bytes", "bytes", "Compiled minus predicted bytes sent. Null for `auto`."),
+    Column("rewrites.unexplained_bytes", "bytes", "Sum of absolute differences that no known rewrite explains."),
     Column("rewrites.flops", "FLOP", "Compiled FLOPs minus predicted FLOPs."),
     Column("rewrites.text", "", "The compiler's rewrites by name, array and axis."),
     Column("rewrites.advice", "", "How to avoid the rewrites, where that is known."),
-    Column(
-        "overlap.sent_bytes.beside_matmuls", "bytes", "Bytes of asynchronous collectives that overlap with matmuls."
-    ),
-    Column(
-        "overlap.sent_bytes.beside_memory",
-        "bytes",
-        "Bytes of asynchronous collectives that overlap with memory traffic only.",
-    ),
+    Column("overlap.sent_bytes.beside_matmuls", "bytes", "Bytes of collectives that overlap with matmuls."),
+    Column("overlap.sent_bytes.beside_memory", "bytes", "Bytes of collectives that overlap only with memory traffic."),
     Column(
         "overlap.sent_bytes.beside_nothing", "bytes", "Bytes of asynchronous collectives that overlap with nothing."
     ),
@@ -271,7 +245,7 @@ CHIP = (
     Column(
         "roofline.network_seconds",
         "s",
-        "Least time for communication. Times of collectives are summed, though some could overlap.",
+        "Least time for communication: the sum over collectives, though some could overlap.",
     ),
     Column(
         "roofline.step_seconds",
