@@ -1,4 +1,4 @@
-"""Command-line parsers of the commands that load JAX or pytest. The parsers load neither: help is printed at once."""
+"""Command-line parsers of the commands that use JAX or pytest. They import neither, so that `--help` is fast."""
 
 import argparse
 import os
@@ -28,13 +28,13 @@ from strategies.config import Dtype, Remat
 
 DEFAULT_COMPILED = 8
 BUDGET_SECONDS = 600.0
-PYTEST = """The options of pytest and pytest-benchmark work too, such as --benchmark-json FILE, which writes the report,
-and -k EXPRESSION. `pytest --pyargs benchmarks --help` describes them."""
+PYTEST = """Options of pytest and pytest-benchmark also work, such as -k EXPRESSION, and --benchmark-json FILE, which
+writes the results. `pytest --pyargs benchmarks --help` describes them."""
 
 
 def measure() -> argparse.ArgumentParser:
-    """Of `meshmark measure`. It is used for the help alone: pytest parses the options, together with its own."""
-    about = "Time strategies on the devices that are there."
+    """Return the parser of `meshmark measure`. It only prints the help, because pytest parses the options itself."""
+    about = "Time strategies on the devices of this machine."
     parser = argparse.ArgumentParser(program("pytest benchmarks"), description=about, epilog=PYTEST)
     declare_measuring(parser.add_argument)
     declare_processes(
@@ -44,8 +44,8 @@ def measure() -> argparse.ArgumentParser:
 
 
 def compile_cases() -> argparse.ArgumentParser:
-    """Of `meshmark compile`."""
-    about = "Compile one step for devices that need not be there, and report what it computes, sends and holds."
+    """Return the parser of `meshmark compile`."""
+    about = "Compile steps for devices that need not be present, and report their FLOPs, sent bytes and memory."
     parser = argparse.ArgumentParser(program("python -m benchmarks.compile"), description=about)
     parser.add_argument("--topology", type=topology, required=True, help="such as v5p:4x4x4, h100:2x8 or cpu:64")
     declare(parser.add_argument)
@@ -53,25 +53,37 @@ def compile_cases() -> argparse.ArgumentParser:
 
 
 def search() -> argparse.ArgumentParser:
-    """Of `meshmark search`."""
-    about = "Search for strategies that can train a model on a topology: all by formulas, and the best compiled."
+    """Return the parser of `meshmark search`."""
+    about = (
+        "Search for strategies and meshes that fit a model on a topology: rank all by formulas, and compile the best."
+    )
     parser = argparse.ArgumentParser(program("python -m benchmarks.feasibility"), description=about)
     add = parser.add_argument
     add("--topology", type=topology, required=True, metavar="TOPOLOGY", help="such as v5p:4x4x4, h100:8x8 or cpu:16")
-    add("--chip", choices=tuple(CHIPS), help="the chip that the devices of cpu:N stand for")
+    add("--chip", choices=tuple(CHIPS), help="the chip that the devices of cpu:N represent")
     declare_model(add)
     _declare_space(add)
     declare_compiler(add)
     compiled = f"compile the N best; default: {DEFAULT_COMPILED}, or 0 if the compiler is not installed"
     add("--compile", type=whole, metavar="N", help=compiled)
-    budget = "seconds for compiling; default: %(default)s"
+    budget = "time for compiling, in seconds; default: %(default)s"
     add("--time-budget", type=seconds, default=BUDGET_SECONDS, metavar="S", help=budget)
-    add("--workers", type=count, metavar="N", help="processes that compile; default: as memory and cores allow")
-    folder = "of compilation results; default: %(default)s"
+    add(
+        "--workers",
+        type=count,
+        metavar="N",
+        help="number of compiling processes; default: as many as memory and cores allow",
+    )
+    folder = "cache of compilation results; default: %(default)s"
     add("--cache", type=Path, default=default_cache(), metavar="DIR", help=folder)
-    add("--again", action="store_true", help="compile again, and replace cached results")
+    add("--again", action="store_true", help="ignore cached results, compile again and replace them")
     add("--all", action="store_true", help="print every candidate")
-    add("--json", type=Path, metavar="FILE", help="write every candidate, for `python -m results.frontier`")
+    add(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write every candidate to FILE, which `meshmark frontier` and `meshmark page` read",
+    )
     return parser
 
 
@@ -81,18 +93,18 @@ def _declare_space(add: Callable[..., Any]) -> None:
     add("--batch-size", type=count, required=True, metavar="N", help="sequences in a global batch")
     dtype = "dtype of the computation; default: %(default)s"
     add("--dtype", choices=get_args(Dtype), default="bfloat16", help=dtype)
-    names = f"strategies; default: all hand-written ones; {LISTED}"
+    names = f"strategies to search; default: all hand-written ones; {LISTED}"
     add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help=names)
-    meshes = "such as data=2,tensor=4; default: all; repeatable"
+    meshes = "mesh to search, such as data=2,tensor=4; repeatable; default: all meshes"
     add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help=meshes)
-    parts = "per batch; default: 1, 2, 4 and 8 per pipeline stage"
+    parts = "numbers of microbatches; default: 1, 2, 4 and 8 per pipeline stage"
     add("--microbatches", type=commas(count), metavar="N,...", **several, help=parts)
-    remats = "what the backward pass recomputes; default: each; repeatable"
+    remats = "what the backward pass recomputes; repeatable; default: every choice"
     add("--remat", choices=get_args(Remat), action="append", default=[], help=remats)
-    options = "options of strategies; default: each schedule and gather"
+    options = "options of strategies; default: every schedule and gather"
     add("--option", type=option, metavar="NAME=VALUE,...", **several, help=options)
 
 
 def default_cache() -> Path:
-    """The user's cache folder (XDG Base Directory Specification)."""
+    """Return the default cache folder of compilation results (XDG Base Directory Specification)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "meshmark", "compiled")

@@ -1,4 +1,4 @@
-"""How the options of the paired gate are read."""
+"""Argument types of the commands in this package, and the options of the paired gate that select cases."""
 
 import argparse
 import math
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-# With `--untied`, the options of `pytest benchmarks` that select cases. What they mean is up to the workers.
+# Options of `pytest benchmarks` that select cases, apart from `--untied`. The workers interpret them.
 SELECTING = (
     "strategy devices mesh batch-size microbatches option "
     "preset layers embed heads mlp vocab sequence dtype remat compiler-option corpus"
@@ -14,42 +14,53 @@ SELECTING = (
 
 
 class PassOn(argparse.Action):
-    """Collects options as they were written."""
+    """Collects options verbatim, to pass them on to the workers."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
-        """Collect one more."""
+        """Append the option, with its value if it has one."""
         written = f"{option_string}={values}" if values else option_string
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), written])
 
 
 def add_selection(group: argparse._ArgumentGroup) -> None:
-    """Declare the options that select cases; together they are `selection`."""
+    """Declare the options that select cases; all are collected in the list `selection`."""
     for name in SELECTING.split():
         group.add_argument(f"--{name}", dest="selection", action=PassOn, default=[], metavar="...")
     group.add_argument("--untied", dest="selection", action=PassOn, default=[], nargs=0)
 
 
 def program(text: str) -> str:
-    """Where a program is, seen from any directory."""
+    """Parse the name of a program into its absolute path.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such program.
+    """
     if not (found := shutil.which(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a program; name one, such as .venv/bin/python")
-    return str(Path(found).absolute())  # its links unresolved: a virtual environment is found by them
+    return str(Path(found).absolute())  # symbolic links stay unresolved: Python finds its virtual environment by them
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1.
+
+    Raises:
+        argparse.ArgumentTypeError: it is something else.
+    """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a count; give a whole number of at least 1")
     return int(text)
 
 
 def percent(text: str) -> float:
-    """A part of a whole.
+    """Parse a percentage above 0 into a fraction.
 
     >>> percent("5%")
     0.05
+
+    Raises:
+        argparse.ArgumentTypeError: it is something else.
     """
     if not text.endswith("%"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a percentage; write 5%")
@@ -57,7 +68,11 @@ def percent(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """A positive number."""
+    """Parse a finite number above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: it is something else.
+    """
     try:
         value = float(text)
     except ValueError:

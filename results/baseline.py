@@ -1,4 +1,4 @@
-"""The committed baseline of the exact gate: `python -m results.baseline RUN.json` writes it, one file a JAX version."""
+"""Writes the committed baseline of the exact gate, one file per JAX version: `python -m results.baseline RUN.json`."""
 
 import argparse
 import json
@@ -17,12 +17,16 @@ from results.gates.verdict import EXIT_CODES
 from results.records.reading import SCHEMA_VERSION, Case, RecordError
 
 BASELINES = Path(__file__).parent / "baselines"
-# A case that ended otherwise may do better next time: a baseline would call its failure right.
+# Statuses that a baseline may store. Other failures need not recur, and a baseline would make them the expected result.
 LASTING = (PASSED, "infeasible")
 
 
 def as_baseline(snapshot: Snapshot) -> dict[str, Any]:
-    """A snapshot as it is committed: cases and counters sorted, so that the difference of two is readable."""
+    """Return the JSON of a baseline; cases and counters are sorted, so that a diff of two baselines is readable.
+
+    Raises:
+        RecordError: a case failed in a way that need not recur.
+    """
     facts = dict(snapshot.facts)
     machine = {
         "counters_fingerprint": snapshot.fingerprint,
@@ -39,14 +43,14 @@ def as_baseline(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def as_case(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A case as it is committed: a short line a fact, what is zero left out, and what is not known named apart.
+    """Return the JSON of a case in a baseline: zero counters are left out, and unknown ones are listed in `unknown`.
 
     Raises:
-        RecordError: it failed in a way that need not last.
+        RecordError: the case failed in a way that need not recur.
     """
     if row["status"] not in LASTING:
         raise RecordError(
-            f"{case} is {row['status']} ({row['reason']}), which a baseline would call right; run it again"
+            f"{case} is {row['status']} ({row['reason']}), a failure that a baseline would expect; run it again"
         )
     names = sorted((*COUNTERS, *(metric.name for metric in other_axes(row))))
     counters = {name: row[name] for name in names} if row["status"] == PASSED else {}
@@ -61,10 +65,14 @@ def as_case(case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
-    """Write the baseline of a run's JAX version, whole or not at all, and return its path.
+    """Write the baseline of a run's JAX version atomically, and return its path.
+
+    Args:
+        snapshot: the run.
+        folder: where `jax-VERSION.json` is written; it is created if it does not exist.
 
     Raises:
-        RecordError: the run does not say its JAX version, or is no baseline.
+        RecordError: the run does not name its JAX version, or a case failed in a way that need not recur.
         Unwritable: the folder or the file cannot be written.
     """
     version = snapshot.facts["jax"]
@@ -82,10 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
         prog=program("python -m results.baseline"),
-        description="Write the committed baseline that `python -m results.regress exact` compares with.",
+        description="Write the baseline to commit, with which `python -m results.regress exact` compares later runs.",
     )
     parser.add_argument("run", type=Path, metavar="RUN.json", help="written by pytest benchmarks --benchmark-json")
-    parser.add_argument("--out", type=Path, metavar="DIR", default=BASELINES, help="default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", default=BASELINES, help="folder to write to; default: %(default)s"
+    )
     options = parser.parse_args(arguments)
     try:
         print(write_baseline(read_snapshot(options.run), options.out))

@@ -1,4 +1,4 @@
-"""Sets stored runs side by side, case by case: `python -m results.compare A.json B.json [C.json ...]`. No gate."""
+"""Compares stored runs case by case, without judging them: `python -m results.compare A.json B.json [C.json ...]`."""
 
 import argparse
 from collections import Counter
@@ -16,27 +16,27 @@ from results.records.reading import RecordError
 
 SIDES = "<>>><<"
 EPILOG = """exit codes:
-  0  the runs are shown, whatever the difference: `meshmark regress` judges
-  2  they do not compare: other machines, versions or configurations
+  0  the runs were compared, whatever the difference; `meshmark regress` judges it
+  2  not comparable: the runs differ in machine, versions or configuration
   5  a file cannot be read
 """
 
 
 def rows_of(report: Report, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """A row for each case: the medians, the ratio with its 95% interval, and what became of it."""
+    """Return a header and a row for each case: both medians, their ratio with its 95% interval, verdict and note."""
     shared = shared_words(report)
     header = "case", *names, "ratio (95% interval)", "", ""
     return [header, *(cells(finding, shared) for finding in report.findings)]
 
 
 def cells(finding: Finding, shared: Sequence[str]) -> tuple[str, ...]:
-    """The row of a case."""
+    """Return the row of a case."""
     medians = milliseconds(finding.base), milliseconds(finding.head)
     return own_words(finding.case, shared), *medians, ratio(finding), finding.word, finding.note
 
 
 def milliseconds(seconds: float | None) -> str:
-    """A step time to read.
+    """Format a step time in milliseconds, or "-" if it is unknown.
 
     >>> milliseconds(0.0123456), milliseconds(2.5), milliseconds(None)
     ('12.35 ms', '2,500.00 ms', '-')
@@ -45,7 +45,14 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def text(times: Report, counters: Report, names: Sequence[str], form: str) -> Iterator[str]:
-    """What two runs differ in, in a form; CSV is the table alone."""
+    """Yield the lines of a comparison of two runs.
+
+    Args:
+        times: findings about step times.
+        counters: findings about exact counters.
+        names: headers of the two columns of times.
+        form: a key of `FORMS`; with "csv" there is only the table.
+    """
     table = FORMS[form](rows_of(times, names), SIDES)
     if form == "csv":
         yield table
@@ -58,20 +65,20 @@ def text(times: Report, counters: Report, names: Sequence[str], form: str) -> It
         fence = ["```"] if form == "markdown" else []
         yield from ("", *fence, *changed_lines(counters)[:-1], *fence)
     elif counters.findings:
-        yield "exact counters of the compiled programs are the same"
+        yield "the exact counters of the compiled programs are equal"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
         prog=program("python -m results.compare"),
-        description="Set stored runs side by side, case by case: each of the others against the first.",
+        description="Compare stored runs case by case: each of the other runs with the first.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("base", type=Path, metavar="A.json", help="a run as measured, or several merged")
-    parser.add_argument("others", nargs="+", type=Path, metavar="B.json", help="what to set beside it")
-    parser.add_argument("--format", choices=tuple(FORMS), default="text", help="default: %(default)s")
+    parser.add_argument("base", type=Path, metavar="A.json", help="the run to compare with, measured or merged")
+    parser.add_argument("others", nargs="+", type=Path, metavar="B.json", help="a run to compare with A.json")
+    parser.add_argument("--format", choices=tuple(FORMS), default="text", help="output format; default: %(default)s")
     options = parser.parse_args(arguments)
     try:
         for number, other in enumerate(options.others):

@@ -1,4 +1,4 @@
-"""Draws what the devices of a strategy hold, and who sends what to whom.
+"""Draws what each device of a strategy holds, and which devices exchange what.
 
 python -m strategies show --json | python -m results.diagram --out docs/strategies
 """
@@ -21,20 +21,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
         prog=program("python -m results.diagram"),
-        description="Draw what each device holds and sends, of overviews that stdin has: "
+        description="Draw what each device holds and sends, from overviews on stdin: "
         "python -m strategies show --json | python -m results.diagram --out DIR",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="one picture for each: STRATEGY.svg")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the pictures, STRATEGY.svg")
     out = parser.parse_args(arguments).out
     try:
         overviews = read(sys.stdin.read())
         require_folder(out)
-        for each in overviews:
-            path = out / f"{safe_name(each.strategy)}.svg"
-            save_text(path, communication(each))
+        for overview in overviews:
+            path = out / f"{safe_name(overview.strategy)}.svg"
+            save_text(path, communication(overview))
             print(path)
     except UnicodeDecodeError as error:
-        parser.exit(BROKEN_INPUT, f"stdin is no text ({error}); {WRITTEN_BY}\n")
+        parser.exit(BROKEN_INPUT, f"stdin is not text ({error}); {WRITTEN_BY}\n")
     except (RecordError, Unwritable) as error:
         parser.exit(BROKEN_INPUT, f"{error}\n")
 

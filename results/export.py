@@ -26,11 +26,11 @@ NEEDED = (
     | dict.fromkeys(("global_batch_sequences", "tokens_per_second", "memory.total_bytes"), is_amount)
     | dict.fromkeys(("step_seconds_median", "step_seconds_low", "step_seconds_high", "relative_to_single"), is_number)
 )
-"""What a record must have for the short table."""
+"""Keys that a record must have for the short table, with the checks of their values."""
 
 
 def short(record: Record) -> tuple[str, ...]:
-    """A case in the table that people read: how fast, how large, and how it ended."""
+    """Return a case's row of the short table: step time, throughput, memory, and why it failed if it did."""
     low, high, held = (record[name] for name in ("step_seconds_low", "step_seconds_high", "memory.total_bytes"))
     ended = "" if record["status"] == "ok" else f"{record['status']}: {record['reason']}"
     return (
@@ -43,7 +43,7 @@ def short(record: Record) -> tuple[str, ...]:
 
 
 def number(value: float | None, spec: str) -> str:
-    """A number, or nothing.
+    """Format a number, or return "" if it is unknown.
 
     >>> number(1234.5, ",.0f"), number(None, ",.0f")
     ('1,234', '')
@@ -52,10 +52,10 @@ def number(value: float | None, spec: str) -> str:
 
 
 def chosen(records: Sequence[Record], columns: Sequence[str]) -> list[list[str]]:
-    """The columns as they are stored, without rounding.
+    """Return a header and the stored values of some columns, without rounding.
 
     Raises:
-        ValueError: there is no such column; the message names some that are like it.
+        ValueError: there is no such column; the message names similar ones.
     """
     known = dict.fromkeys(name for record in records for name in record)
     for name in columns:
@@ -69,7 +69,16 @@ def chosen(records: Sequence[Record], columns: Sequence[str]) -> list[list[str]]
 
 
 def table(records: Sequence[Record], form: str, columns: Sequence[str]) -> str:
-    """The records in a form: Markdown is short and CSV has every column, unless they are chosen."""
+    """Return the records as a table.
+
+    Args:
+        records: the records of a run.
+        form: a key of `FORMS`.
+        columns: names of columns; if empty, Markdown has the short table and CSV has all columns.
+
+    Raises:
+        ValueError: there is no such column.
+    """
     if form == "markdown" and not columns:
         return FORMS[form]([SHORT, *map(short, records)], SIDES)
     others = dict.fromkeys(name for record in records for name in record if name not in ("name", "samples"))
@@ -83,16 +92,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog=program("python -m results.export"), description="Write a run as CSV or Markdown, a row for each case."
     )
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN.json", help="as measured, or several merged")
-    add("--format", choices=("csv", "markdown"), required=True, help="Markdown is a short table, CSV has all columns")
+    add("run", type=Path, metavar="RUN.json", help="a run, measured or merged")
+    add(
+        "--format",
+        choices=("csv", "markdown"),
+        required=True,
+        help="without --columns, Markdown is a short table and CSV has all columns",
+    )
     add(
         "--columns",
         type=lambda text: text.split(","),
         default=[],
         metavar="NAME,...",
-        help="as docs/columns.md has them",
+        help="columns of the record, as docs/columns.md lists them",
     )
-    add("--out", type=Path, metavar="FILE", help="default: print it")
+    add("--out", type=Path, metavar="FILE", help="file to write; default: stdout")
     options = parser.parse_args(arguments)
     try:
         if options.out:

@@ -1,4 +1,4 @@
-"""Tables in the forms that people paste and programs read: text for a terminal, Markdown, and CSV."""
+"""Output formats of tables: text for a terminal, Markdown, and CSV."""
 
 import csv
 import io
@@ -12,12 +12,12 @@ Cells = Sequence[Sequence[str]]
 
 
 def as_text(rows: Cells, sides: str) -> str:
-    """Lines as wide as the terminal."""
+    """Format a table as plain text at the width of the terminal; `sides` aligns each column, "<" or ">"."""
     return "\n".join(aligned(rows, sides))
 
 
 def as_markdown(rows: Cells, sides: str) -> str:
-    """A table of GitHub's Markdown.
+    """Format a table as GitHub Markdown; `sides` aligns each column, "<" or ">".
 
     >>> print(as_markdown([("mesh", "ms"), ("fsdp=8", "1.5")], "<>"))
     | mesh | ms |
@@ -30,7 +30,7 @@ def as_markdown(rows: Cells, sides: str) -> str:
 
 
 def as_csv(rows: Cells, sides: str = "") -> str:
-    r"""Comma-separated values (RFC 4180), with lines as this system ends them.
+    r"""Format a table as comma-separated values (RFC 4180, but with "\n" between lines); `sides` is ignored.
 
     >>> as_csv([("mesh", "ms"), ("data=2,tensor=4", "1.5")])
     'mesh,ms\n"data=2,tensor=4",1.5'

@@ -1,4 +1,6 @@
-"""Draw what `python -m benchmarks.feasibility --json FILE` found: memory against the upper bound on throughput.
+"""Draws the result of a search: memory per device against the upper bound on throughput, for every candidate.
+
+The search is `python -m benchmarks.feasibility --json FILE`.
 
 python -m results.frontier FILE [--out PICTURE]
 """
@@ -36,14 +38,17 @@ KEYS = dict.fromkeys(("status", "strategy", "mesh"), is_text) | dict.fromkeys(NU
 
 
 def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Read the file of a search: the facts that all candidates share, and the candidates, a row each.
+    """Read the file that a search wrote.
+
+    Returns:
+        The facts that all candidates share, and a table with a row for each candidate.
 
     Raises:
-        RecordError: the file is not one that the search wrote.
+        RecordError: the file cannot be read, or the search did not write it.
     """
     document = read_json(path)
     if not isinstance(document, dict) or document.get("kind") != "feasibility":
-        raise RecordError(f"{path} is no file of `python -m benchmarks.feasibility --json FILE`")
+        raise RecordError(f"{path} was not written by `python -m benchmarks.feasibility --json FILE`")
     if document.get("schema_version") != SCHEMA_VERSION:
         raise RecordError(f"{path} has schema {document.get('schema_version')}, not {SCHEMA_VERSION}; run it again")
     for fact, kind in FACTS.items():
@@ -53,9 +58,9 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
             raise RecordError(f"{path}: {fact} is {document[fact]}, not at least 1; run it again")
     candidates = document.get("candidates")
     if not isinstance(candidates, list) or not candidates or not all(isinstance(each, dict) for each in candidates):
-        raise RecordError(f"{path}: its `candidates` are no list of rows; run it again")
-    for each in candidates:
-        check_kinds(f"{path}: candidate {each.get('rank')}", each, KEYS)
+        raise RecordError(f"{path}: `candidates` is not a list of rows; run the search again")
+    for candidate in candidates:
+        check_kinds(f"{path}: candidate {candidate.get('rank')}", candidate, KEYS)
     rows = pd.DataFrame(candidates)
     rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
     return {fact: document[fact] for fact in FACTS}, rows

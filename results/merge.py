@@ -1,4 +1,4 @@
-"""Merges runs of one program on one machine into one file, in which each is a launch.
+"""Merges runs of the same programs on one machine into one file, in which each run is a launch.
 
 python -m results.merge A.json B.json --out M.json
 """
@@ -22,18 +22,21 @@ Run = Mapping[str, Any]
 
 
 def merge(runs: Mapping[Path, Run]) -> dict[str, Any]:
-    """One file with the rows of all runs as they are, each with the number of its launch, and a group for each case.
+    """Merge runs: all rows are kept, each with the number of its launch, and the launches of a case form a group.
 
     Args:
-        runs: what was read, by path. A run may be one that was merged before.
+        runs: the runs by path; a run may itself be merged.
+
+    Returns:
+        The merged run, in the format of pytest-benchmark.
 
     Raises:
-        NotComparable: two are of other machines, versions or programs, or are the same run; names both.
+        NotComparable: two runs differ in machine, versions or programs, or are the same run; the message names both.
     """
     (first, base), *others = runs.items()
     for path, run in others:
         if why := other_machine(base["machine_info"], run["machine_info"], (str(first), str(path))):
-            raise NotComparable(f"{why}: launches are of one machine")
+            raise NotComparable(f"{why}: launches must be from one machine")
     merged = {**base, "benchmarks": [], UNTIMED: [], "launches": []}
     programs: dict[tuple[Any, ...], tuple[Path, Any]] = {}
     samples: dict[str, Path] = {}
@@ -48,15 +51,15 @@ def merge(runs: Mapping[Path, Run]) -> dict[str, Any]:
 
 
 def numbered(row: Mapping[str, Any], before: int) -> dict[str, Any]:
-    """A row with the number of its launch, of which there are some before, in the group of its case."""
+    """Return a row with its group and its launch number, which starts after the `before` launches merged so far."""
     return {**row, "group": row.get("name"), LAUNCH: before + row.get(LAUNCH, 1)}
 
 
 def require_same_programs(path: Path, run: Run, programs: dict[tuple[Any, ...], tuple[Path, Any]]) -> None:
-    """See that each case compiles to the program that it was in earlier runs.
+    """Check that each case has the same compiled program as in earlier runs, and add it to `programs`.
 
     Raises:
-        NotComparable: it does not; the code, the model or an option is another.
+        NotComparable: a program differs, because the code, the model or an option changed.
     """
     for row in rows_of(path, run):
         facts = facts_of(row)
@@ -65,19 +68,19 @@ def require_same_programs(path: Path, run: Run, programs: dict[tuple[Any, ...], 
         earlier, its_program = programs.setdefault(case, (path, program))
         if program is not None and its_program is not None and program != its_program:
             why = f"{row.get('name')} is program {its_program} in {earlier} and {program} in {path}"
-            raise NotComparable(f"{why}: launches are of one program; `meshmark compare` compares two")
+            raise NotComparable(f"{why}: launches must be of one program; `meshmark compare` compares two")
 
 
 def require_other_samples(path: Path, run: Run, samples: dict[str, Path]) -> None:
-    """See that no run is merged twice: it would count as two launches.
+    """Check that no run is merged twice, because it would count as two launches; add its samples to `samples`.
 
     Raises:
-        NotComparable: its times are those of an earlier file.
+        NotComparable: the run has the samples of an earlier file.
     """
     for row in run["benchmarks"]:
         times = json.dumps(row.get("stats"))
         if times in samples and row.get("stats"):
-            raise NotComparable(f"{samples[times]} and {path} hold the same run; merge runs that were measured apart")
+            raise NotComparable(f"{samples[times]} and {path} hold the same run; merge separate runs")
     samples |= {json.dumps(row.get("stats")): path for row in run["benchmarks"]}
 
 
@@ -85,11 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
         prog=program("python -m results.merge"),
-        description="Merge runs of one program on one machine: each is a launch, and intervals are over launches.",
+        description="Merge runs of the same programs on one machine. Each run becomes a launch, "
+        "and intervals are computed over launches.",
     )
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN.json", help="written by pytest benchmarks, or merged"
-    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json", help="a run, measured or merged")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     options = parser.parse_args(arguments)
     try:

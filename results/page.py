@@ -1,4 +1,4 @@
-"""Writes one page of HTML about runs and searches: `python -m results.page RUN.json [MORE.json] --out page.html`."""
+"""Writes an HTML page about runs and searches: `python -m results.page RUN.json [MORE.json] --out page.html`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,11 @@ from results.webpage.words import heading, summary
 
 
 def page_of(paths: Sequence[Path], plotly: str) -> str:
-    """The page about some files: those of runs share one section, each search has one of its own.
+    """Return the HTML page about some files: all runs share one section, and each search has its own.
+
+    Args:
+        paths: files of runs and of searches.
+        plotly: the source of Plotly.
 
     Raises:
         RecordError: a file cannot be read, or runs do not compare.
@@ -46,7 +50,7 @@ def page_of(paths: Sequence[Path], plotly: str) -> str:
 
 
 def is_search(path: Path) -> bool:
-    """Whether a file was written by a search."""
+    """Return whether a file was written by a search."""
     document = read_json(path)
     return isinstance(document, dict) and document.get("kind") == "feasibility"
 

@@ -1,4 +1,4 @@
-"""Command-line parsers of the commands that draw. They load neither pandas nor matplotlib: help is printed at once."""
+"""Command-line parsers of the commands that draw. They load neither pandas nor matplotlib, so that `--help` is fast."""
 
 import argparse
 from pathlib import Path
@@ -8,38 +8,50 @@ from results.arguments import count
 
 
 def plot() -> argparse.ArgumentParser:
-    """Of `meshmark plot`."""
+    """Return the parser of `meshmark plot`."""
     about = "Draw the figures of benchmark runs."
     parser = argparse.ArgumentParser(program("python -m results.plot"), description=about)
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="written by pytest benchmarks --benchmark-json")
-    add("--out", type=Path, metavar="DIR", help="default: NAME-figures, beside the first FILE")
-    add("--batch-size", type=count, metavar="N", help="global batch, in sequences, of the figures that show one batch")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder to write to; default: NAME-figures, in the folder of the first FILE",
+    )
+    batch = "global batch, in sequences, of figures that show one batch; default: the batch that most cases have"
+    add("--batch-size", type=count, metavar="N", help=batch)
     return parser
 
 
 def page() -> argparse.ArgumentParser:
-    """Of `meshmark page`."""
-    about = "Write one page of HTML about runs and searches."
+    """Return the parser of `meshmark page`."""
+    about = "Write an HTML page about runs and searches."
     parser = argparse.ArgumentParser(program("python -m results.page"), description=about)
     written = "written by pytest benchmarks --benchmark-json, or by python -m benchmarks.feasibility --json"
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=written)
-    parser.add_argument("--out", type=Path, metavar="PAGE", help="default: NAME.html, beside the first FILE")
+    parser.add_argument("--out", type=Path, metavar="PAGE", help="default: NAME.html, in the folder of the first FILE")
     return parser
 
 
 def frontier() -> argparse.ArgumentParser:
-    """Of `meshmark frontier`."""
-    about = "Draw what `python -m benchmarks.feasibility --json FILE` found: memory against the bound on throughput."
+    """Return the parser of `meshmark frontier`."""
+    about = "Draw the result of a search: memory per device against the upper bound on throughput."
     parser = argparse.ArgumentParser(program("python -m results.frontier"), description=about)
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="written by python -m benchmarks.feasibility --json")
-    add("--out", type=Path, metavar="PICTURE", help="default: FILE's name, in PNG; its ending says which")
+    add(
+        "--out",
+        type=Path,
+        metavar="PICTURE",
+        help="picture to write; its suffix selects the format; default: FILE with the suffix .png",
+    )
     return parser
 
 
 def timeline() -> argparse.ArgumentParser:
-    """Of `meshmark timeline`."""
-    parser = argparse.ArgumentParser(program("python -m results.timeline"), description="Draw a pipeline schedule.")
-    parser.add_argument("out", type=Path, metavar="FILE", help="the picture; its ending says which kind")
+    """Return the parser of `meshmark timeline`."""
+    about = "Draw a pipeline schedule, which `python -m strategies schedule NAME --json` writes to stdin."
+    parser = argparse.ArgumentParser(program("python -m results.timeline"), description=about)
+    parser.add_argument("out", type=Path, metavar="FILE", help="picture to write; its suffix selects the format")
     return parser

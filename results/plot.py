@@ -1,4 +1,4 @@
-"""Draw the figures of benchmark runs: `python -m results.plot runs/NAME.json [--out DIR]`."""
+"""Draws the figures of benchmark runs: `python -m results.plot runs/NAME.json [--out DIR]`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,19 +19,19 @@ from results.records.rows import RecordError, load
 
 
 def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
-    """Write the figures of the rows as PNG and SVG; of several workloads, each has a folder of its own.
+    """Write the figures of the rows as PNG and SVG; if there are several workloads, each gets its own folder.
 
     Args:
         rows: a table from `results.records.rows.load`.
-        out: the folder to write to. It is made if it does not exist.
-        batch: the global batch, in sequences, of the figures that show one batch; by default the one at which most rows
-            count.
+        out: the folder to write to; it is created if it does not exist.
+        batch: the global batch, in sequences, of the figures that show one batch; by default the batch that most
+            counted rows have.
 
     Returns:
         The paths written.
 
     Raises:
-        RecordError: no row counts, or none at this batch.
+        RecordError: no row can be drawn, or none with this batch.
     """
     if not counts(rows).any():
         why = ", ".join(f"{count} {reason}" for reason, count in left_out(rows).items())
@@ -48,7 +48,11 @@ def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
 
 
 def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> list[Path]:
-    """Write the figures of one workload, and return the paths written."""
+    """Write the figures of one workload, and return the paths written.
+
+    Raises:
+        RecordError: no row with this batch can be drawn.
+    """
     batches = sorted(rows.loc[counts(rows), "global_batch_sequences"].unique())
     if batch not in batches:
         raise RecordError(

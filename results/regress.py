@@ -16,15 +16,15 @@ from results.gates.verdict import NotComparable, Report
 from results.records.reading import RecordError
 
 GATES = {
-    "exact": "compare what the compiler says of each step: FLOPs, memory, collectives; equal programs, equal numbers",
-    "paired": "compare step times of two checkouts that take turns on this machine",
+    "exact": "compare FLOPs, memory and collectives of compiled steps; equal programs have equal numbers",
+    "paired": "compare step times of two checkouts, timed interleaved on this machine",
 }
 MODULES = {"exact": "results.gates.exact", "paired": "results.gates.paired.gate"}
 REPORTS = {
-    "markdown": (markdown, "for a pull request"),
-    "junit": (junit, "as JUnit XML"),
-    "action_json": (action_json, "HEAD's values for github-action-benchmark's customSmallerIsBetter"),
-    "bencher_json": (bencher_json, "HEAD's values in Bencher Metric Format"),
+    "markdown": (markdown, "write the report as Markdown, for a pull request"),
+    "junit": (junit, "write the report as JUnit XML"),
+    "action_json": (action_json, "write HEAD's values for github-action-benchmark's customSmallerIsBetter"),
+    "bencher_json": (bencher_json, "write HEAD's values in Bencher Metric Format"),
 }
 EPILOG = """exit codes:
   0  green: nothing is worse
@@ -70,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prepare(paths: Mapping[str, Path], inputs: Sequence[Path]) -> None:
-    """See that reports can be written, and empty their files: an old report must not outlive a gate that crashes.
+    """Check that reports can be written, and empty their files, so that a crash leaves no old report behind.
 
     Raises:
-        Unwritable: one of them cannot be, or is an input or another report.
+        Unwritable: a report cannot be written, or its file is an input or another report.
     """
     require_apart({f"--{form.replace('_', '-')}": path for form, path in paths.items()}, inputs)
     for path in paths.values():
@@ -83,7 +83,7 @@ def prepare(paths: Mapping[str, Path], inputs: Sequence[Path]) -> None:
 
 
 def failure(path: Path, text: str) -> Unwritable | None:
-    """Write a report; why it is not where it was asked for, if it is not."""
+    """Write a report; return the error if it cannot be written to its path, else None."""
     try:
         save_text(path, text)
     except Unwritable as error:

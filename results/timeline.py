@@ -1,4 +1,4 @@
-"""Draw a pipeline schedule: a row for each stage, a cell for each operation, at its tick.
+"""Draws a pipeline schedule: a row for each stage, and a cell for each operation at its tick.
 
 python -m strategies schedule zb-h1 --stages 4 --microbatches 8 --json | python -m results.timeline zb-h1.png
 """
@@ -21,9 +21,9 @@ from results.records.schedules import KINDS, WRITTEN_BY, read
 
 
 def timeline(schedule: dict[str, Any]) -> Figure:
-    """Draw a schedule as `python -m strategies schedule --json` prints it.
+    """Draw a pipeline schedule in the format of `python -m strategies schedule --json`.
 
-    Each cell has the number of its microbatch. Of several chunks of layers per stage, the later ones are paler.
+    Each cell shows the number of its microbatch. If a stage has several chunks of layers, later chunks are paler.
     """
     stages, chunks = schedule["stages"], schedule["chunks"]
     ticks = len(stages[0])
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figure = timeline(read(sys.stdin.read()))
         save(out, lambda path: draw(figure, path, dpi=144))
     except UnicodeDecodeError as error:
-        parser.exit(BROKEN_INPUT, f"stdin is no text ({error}); {WRITTEN_BY}\n")
+        parser.exit(BROKEN_INPUT, f"stdin is not text ({error}); {WRITTEN_BY}\n")
     except (RecordError, Unwritable) as error:
         parser.exit(BROKEN_INPUT, f"{error}\n")
 

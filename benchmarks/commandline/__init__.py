@@ -1,4 +1,7 @@
-"""How the commands of all packages end and write their files. Standard library only: it is imported before all else."""
+"""Shared by the commands of all packages: exit codes, output files and tables of text.
+
+Importing this package uses the standard library alone, because every command imports it before anything else.
+"""
 
 from benchmarks.commandline.ending import quiet_while_importing
 

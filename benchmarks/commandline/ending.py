@@ -1,4 +1,4 @@
-"""How a command ends: with its exit code, and without a traceback when it is interrupted or nobody reads on."""
+"""Exit codes of commands, and clean exits without a traceback on Ctrl-C and on a closed output pipe."""
 
 import errno
 import os
@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import NoReturn
 
 INTERRUPTED = 130
-"""After Ctrl-C: 128 and the number of SIGINT, as shells say it."""
+"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 BROKEN_PIPE = 141
-"""When nobody reads the output any more, as after `| head`: 128 and the number of SIGPIPE."""
+"""Exit code when the reader of the output has closed the pipe, as `| head` does: 128 plus the number of SIGPIPE."""
 BROKEN_INPUT = 5
-"""A file cannot be read, or a result cannot be written."""
+"""Exit code when an input file cannot be read or a result cannot be written."""
 
 
 def quiet_while_importing() -> None:
-    """Have Ctrl-C end the process at once while `meshmark` or `python -m` imports a command: that takes seconds.
+    """Let Ctrl-C end the process at once, without a traceback, while `meshmark` or `python -m` imports a command.
 
-    `python -m` keeps "-m" in `sys.argv[0]` until it has imported the command's package (CPython, Lib/runpy.py). The
-    handler stays as it is where another program imports the package, or where Ctrl-C is ignored, as under `nohup`.
+    Importing a command can take seconds. `python -m` keeps "-m" in `sys.argv[0]` until it has imported the command's
+    package (CPython, Lib/runpy.py). The signal handler is left alone if another program imports the package, or if
+    Ctrl-C is ignored, as under `nohup`.
     """
     ours = sys.argv[:1] == ["-m"] or Path(*sys.argv[:1]).stem == "meshmark"
     in_main_thread = threading.current_thread() is threading.main_thread()
@@ -31,9 +32,12 @@ def quiet_while_importing() -> None:
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
-    """Run the `main` of a command, and end the process with its exit code; 0 for None.
+    """Run the `main` of a command and exit with the code that it returns; None means 0.
 
-    It is 130 after Ctrl-C, 141 if nobody reads the output, and 5 if there is no room for it.
+    The exit code is 130 after Ctrl-C, 141 if the reader closed the output pipe, and 5 if stdout's disk is full.
+
+    Raises:
+        SystemExit: always, with the exit code.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # the imports are done
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,14 +56,14 @@ def run(main: Callable[[], int | None]) -> NoReturn:
             raise
         code = BROKEN_INPUT
         discard_output()
-        print(f"the output cannot be written: {error.strerror}; make room, or send it elsewhere", file=sys.stderr)
-    finally:  # nothing is left to clean up: no traceback of how Python ends
+        print(f"the output cannot be written: {error.strerror}; free space, or redirect the output", file=sys.stderr)
+    finally:  # nothing is left to clean up; Ctrl-C during Python's shutdown prints no traceback
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)
 
 
 def discard_output() -> None:
-    """Write the rest of stdout nowhere, or Python fails once more when it flushes it at the end."""
+    """Redirect stdout to the null device, because Python would fail again when it flushes stdout at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

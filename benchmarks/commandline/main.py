@@ -1,4 +1,4 @@
-"""One entrance to all commands: `meshmark COMMAND ...`, or `python -m benchmarks COMMAND ...`."""
+"""The entry point of all commands: `meshmark COMMAND ...`, or `python -m benchmarks COMMAND ...`."""
 
 import difflib
 import importlib
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """What a command runs.
+    """A command of `meshmark`.
 
     Attributes:
-        summary: what it is for, in a line.
-        module: as `python -m` runs it.
-        arguments: that it gets before those that are given.
-        parser: the function that makes its parser, where the module loads what a help needs not.
+        summary: its purpose, in one line of the help.
+        module: the module that runs it, as for `python -m`.
+        arguments: arguments that precede those of the user.
+        parser: "module:function" that returns its parser, if importing `module` would make `--help` slow.
     """
 
     summary: str
@@ -27,20 +27,20 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "measure": Command(
-        "time strategies on the devices that are there",
+        "time strategies on the devices of this machine",
         "pytest",
         ("--pyargs", "benchmarks"),
         "benchmarks.parsers:measure",
     ),
-    "plot": Command("draw the curves of measured runs", "results.plot", parser="results.parsers:plot"),
-    "page": Command("write one page of HTML about runs and searches", "results.page", parser="results.parsers:page"),
-    "compare": Command("set stored runs side by side, case by case", "results.compare"),
-    "merge": Command("make one run of several launches", "results.merge"),
+    "plot": Command("draw the figures of measured runs", "results.plot", parser="results.parsers:plot"),
+    "page": Command("write an HTML page about runs and searches", "results.page", parser="results.parsers:page"),
+    "compare": Command("compare stored runs case by case", "results.compare"),
+    "merge": Command("merge several launches into one run", "results.merge"),
     "export": Command("write a run as CSV or Markdown", "results.export"),
     "regress": Command("judge whether a change made a step worse", "results.regress"),
     "baseline": Command("write the baseline of the exact gate", "results.baseline"),
     "compile": Command(
-        "ask a compiler about a step, for devices that need not be there",
+        "compile a step for devices that need not be present, and report FLOPs, bytes and memory",
         "benchmarks.compile",
         parser="benchmarks.parsers:compile_cases",
     ),
@@ -49,19 +49,22 @@ COMMANDS = {
         "benchmarks.feasibility",
         parser="benchmarks.parsers:search",
     ),
-    "frontier": Command("draw what a search has found", "results.frontier", parser="results.parsers:frontier"),
+    "frontier": Command("draw the result of a search", "results.frontier", parser="results.parsers:frontier"),
     "strategies": Command("list the strategies, with their mesh axes and options", "strategies", ("list",)),
-    "schedule": Command("print what the stages of a pipeline do, tick by tick", "strategies", ("schedule",)),
-    "timeline": Command("draw a schedule", "results.timeline", parser="results.parsers:timeline"),
-    "show": Command("print what each device holds, and what it sends in a step", "strategies", ("show",)),
-    "diagram": Command("draw what each device holds, and who sends what to whom", "results.diagram"),
+    "schedule": Command("print a pipeline schedule, tick by tick", "strategies", ("schedule",)),
+    "timeline": Command("draw a pipeline schedule", "results.timeline", parser="results.parsers:timeline"),
+    "show": Command("print what each device holds and sends in a step", "strategies", ("show",)),
+    "diagram": Command("draw what each device holds, and which devices exchange what", "results.diagram"),
     "launch": Command("measure in several processes on this machine", "benchmarks.launch"),
 }
 WRONG_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command that the first argument names; without one, print what there is.
+    """Run the command that the first argument names; without arguments, list all commands.
+
+    Args:
+        arguments: the command and its arguments; by default those of the process.
 
     Raises:
         SystemExit: with the exit code of the command, or 2 if there is no such command.
@@ -78,23 +81,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         meant = f" Did you mean {near[0]}?" if near else ""
-        print(f"meshmark: there is no command {name!r}.{meant} `meshmark --help` lists all commands.", file=sys.stderr)
+        print(f"meshmark: unknown command {name!r}.{meant} `meshmark --help` lists all commands.", file=sys.stderr)
         sys.exit(WRONG_USAGE)
 
 
 def start(command: Command) -> None:
-    """Run a command with the arguments in `sys.argv`, or print its help without loading what it needs to run."""
+    """Run a command with the arguments in `sys.argv`, or print its help without importing what running it needs."""
     if command.parser and {"--help", "-h"} & {*sys.argv}:
         module, _, function = command.parser.partition(":")
         getattr(importlib.import_module(module), function)().print_help()
-    elif command.module == "pytest":  # it must be the first to import this package, whose assertions it rewrites
+    elif command.module == "pytest":  # pytest rewrites assertions only in modules that it imports first
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
     else:
         runpy.run_module(command.module, run_name="__main__")
 
 
 def contents() -> str:
-    """All commands, each with what it is for."""
+    """Return the help text that lists all commands with their purposes."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
     usage = "usage: meshmark COMMAND ...   (meshmark COMMAND --help describes its options)"
@@ -102,21 +105,21 @@ def contents() -> str:
 
 
 def installed_version() -> str:
-    """The version of meshmark, where it is installed.
+    """Return the installed version of meshmark, or say that this checkout is not installed.
 
     >>> installed_version() != ""
     True
     """
-    from importlib.metadata import PackageNotFoundError, version  # it takes as long to load as all of a help
+    from importlib.metadata import PackageNotFoundError, version  # importing it takes as long as printing a help
 
     try:
         return version("meshmark")
     except PackageNotFoundError:
-        return "of a checkout that is not installed"
+        return "(a checkout that is not installed)"
 
 
 def program(usual: str) -> str:
-    """The name under which the help of a command shows it.
+    """Return the name of a command in its help: `meshmark NAME` if it was started so, otherwise `usual`.
 
     >>> program("python -m results.plot")
     'python -m results.plot'

@@ -1,4 +1,4 @@
-"""Output files of commands: checked before the work begins, and saved elsewhere if they cannot be written after it."""
+"""Output files of commands: checked before the work begins, and saved elsewhere if writing them fails afterwards."""
 
 import itertools
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 class Unwritable(ValueError):
-    """A result that cannot be written where it was asked for; the message says why, and where it is if it was saved."""
+    """A result cannot be written to its path; the message says why, and where it was saved instead, if anywhere."""
 
 
 def require_file(path: Path) -> None:
-    """See that a file can be written, and make its folder. What it holds stays as it is.
+    """Check that a file can be written, and create its folder. An existing file keeps its content.
 
     Raises:
-        Unwritable: it cannot.
+        Unwritable: the file or its folder cannot be written.
     """
     if special(path):
         return  # opening it may disturb it
@@ -25,7 +25,7 @@ def require_file(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             path.open("ab").close()
-        with suppress(FileNotFoundError):  # other errors say that there can be no such name
+        with suppress(FileNotFoundError):  # other errors mean that the file system refuses the name
             path.lstat()
         tempfile.TemporaryFile(dir=path.parent).close()  # another program may be writing the file itself
     except OSError as error:
@@ -33,10 +33,10 @@ def require_file(path: Path) -> None:
 
 
 def require_folder(path: Path) -> None:
-    """See that files can be written into a folder, and make it.
+    """Check that files can be written into a folder, and create it.
 
     Raises:
-        Unwritable: they cannot.
+        Unwritable: the folder cannot be created or written to.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -46,53 +46,57 @@ def require_folder(path: Path) -> None:
 
 
 def require_picture(path: Path, formats: Collection[str]) -> None:
-    """See that a picture can be written, and that its name ends in a format.
+    """Check that a picture can be written, and that its suffix is one of the formats, which are names without a dot.
 
     Raises:
-        Unwritable: it cannot, or there is no such format.
+        Unwritable: the suffix is no such format, or the file cannot be written.
     """
     if path.suffix.removeprefix(".").lower() not in formats:
         known = ", ".join(sorted(f".{name}" for name in formats))
-        raise Unwritable(f"{short(path)} names no picture format; its ending can be {known}")
+        raise Unwritable(f"{short(path)} has no suffix of a picture format; use one of {known}")
     require_file(path)
 
 
 def require_apart(outputs: Mapping[str, Path], inputs: Iterable[Path] = ()) -> None:
-    """See that no output is an input, or another output. Devices and pipes can be shared.
+    """Check that no output is also an input or another output; devices and pipes may be shared.
+
+    Args:
+        outputs: paths by the option that names them.
+        inputs: files that the command reads.
 
     Raises:
-        Unwritable: one is; the message names both.
+        Unwritable: two paths are the same file; the message names both.
     """
     taken = [(f"the input {short(path)}", path) for path in inputs]
     for name, path in outputs.items():
         for what, other in taken:
             if same(path, other):
                 raise Unwritable(f"{name} {short(path)} would overwrite {what}; name another file")
-        taken.append((f"what {name} writes", path))
+        taken.append((f"the output of {name}", path))
 
 
 def special(path: Path) -> bool:
-    """Whether a path is a device or a pipe."""
+    """Return whether a path is a device or a pipe."""
     return os.path.exists(path) and not (path.is_file() or path.is_dir())  # noqa: PTH110 (a long name has no Path.exists)
 
 
 def same(path: Path, other: Path) -> bool:
-    """Whether two paths are one regular file, or would be."""
+    """Return whether two paths are, or would become, the same regular file."""
     try:
         if path.exists() and other.exists():
             return path.is_file() and path.samefile(other)
-    except OSError:  # a name that is too long, which is refused when it is written
+    except OSError:  # the name is too long; writing it raises a clear error later
         return False
     return path.absolute() == other.absolute()
 
 
 def save(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` write a file, or the files of a folder; if it fails, have it write the same elsewhere.
+    """Call `write` to write a file, or the files of a folder; if it fails, call it again with a temporary path.
 
-    A file is whole, or as it was before.
+    A file is replaced atomically: it is either complete or unchanged.
 
     Raises:
-        Unwritable: it failed; the message says where the result is, if anywhere.
+        Unwritable: `path` was not written; the message says where the result is, if anywhere.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,27 +116,27 @@ def save(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def in_place(path: Path) -> bool:
-    """Whether a path is written as it stands: what is in /dev is a file, too, where a shell redirects it to one."""
+    """Return whether to write directly to a path, as to all of /dev: a shell may redirect such a path to a file."""
     return special(path) or Path("/dev") in path.absolute().parents
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` write a file beside a path, and put it there when it is whole.
+    """Call `write` with a path in the same folder, and rename the file to `path` when it is complete.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix=".meshmark-", dir=path.parent) as beside:
-        part = Path(beside, path.name)  # the ending of its name says what it holds
+        part = Path(beside, path.name)  # same suffix, which selects the file format
         write(part)
         part.replace(path)
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a text file; if that fails, write it elsewhere; if that fails too, print it.
+    """Write a text file; if that fails, write it to a temporary file; if that fails too, print the text.
 
     Raises:
-        Unwritable: the file was not written; the message says where the text is.
+        Unwritable: `path` was not written; the message says where the text is.
     """
     written: list[Path] = []
 
@@ -151,7 +155,7 @@ def save_text(path: Path, text: str) -> None:
 
 
 def safe_name(text: str) -> str:
-    """A text as the name of a file or folder: it leads nowhere else, and file systems take it.
+    """Convert a text to a valid name of a file or folder that cannot leave its parent folder.
 
     >>> safe_name("gpt2-124439808-1024-float32-dots"), safe_name("../../evil"), safe_name("..")
     ('gpt2-124439808-1024-float32-dots', '_.._evil', '_')
@@ -162,7 +166,7 @@ def safe_name(text: str) -> str:
 
 
 def apart(names: Iterable[str]) -> list[str]:
-    """The same names, with a number behind one that an earlier name already is.
+    """Make names unique by appending a number to repeated ones.
 
     >>> apart(["a", "b", "a"])
     ['a', 'b', 'a-2']
@@ -175,13 +179,13 @@ def apart(names: Iterable[str]) -> list[str]:
 
 
 def cause(error: OSError) -> str:
-    """Why, in the system's words; "File exists" of a folder that is a file says too little."""
+    """Return the system's message; replace "File exists", which does not say that a folder's path is a file."""
     if isinstance(error, FileExistsError):
-        return f"{error.filename} is no folder"
+        return f"{error.filename} is not a folder"
     return error.strerror or str(error)
 
 
 def short(path: Path) -> str:
-    """A path to show, its middle left out if it is very long."""
+    """Return a path as text, without its middle if it is longer than 300 characters."""
     text = os.fspath(path)
     return text if len(text) <= 300 else f"{text[:100]}...{text[-100:]}"

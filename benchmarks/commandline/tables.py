@@ -1,4 +1,4 @@
-"""Tables of plain text, as wide as the terminal: cells fold where columns do not fit, and nothing is cut off."""
+"""Plain-text tables as wide as the terminal: cells wrap where the columns do not fit, and nothing is cut off."""
 
 import io
 import shutil
@@ -6,26 +6,26 @@ import sys
 from collections.abc import Sequence
 
 PLAIN_WIDTH = 160
-"""Columns where the output is no terminal, as in the log of a CI job."""
+"""Width in characters if the output is not a terminal, as in the log of a CI job."""
 LEAST_WIDTH = 6
-"""Of a column with the gap behind it."""
+"""Least width of a column in characters, including the gap after it."""
 
 
 def screen_width() -> int:
-    """How many letters a line has room for."""
+    """Return the width of the terminal in characters, or `PLAIN_WIDTH` if the output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
 
 
 def aligned(
     rows: Sequence[Sequence[str]], align: Sequence[str] = (), least: Sequence[int] = (), width: int | None = None
 ) -> list[str]:
-    """Rows as lines, with their columns under each other, two spaces apart; a row that does not fit takes more lines.
+    """Return the lines of a table with columns two spaces apart; a row that does not fit wraps to several lines.
 
     Args:
-        rows: their cells.
-        align: a side for each column, "<" or ">"; all are on the left by default.
-        least: letters that a column has room for even where no cell is so long.
-        width: of the screen; by default that of the terminal, or `PLAIN_WIDTH`.
+        rows: cells of each row.
+        align: alignment of each column, "<" or ">"; by default all are left-aligned.
+        least: least width of each column, in characters; by default 0.
+        width: width of the screen in characters; by default that of the terminal, or `PLAIN_WIDTH`.
 
     >>> aligned([("mesh", "tokens/s"), ("fsdp=8", "1,200")], "<>")
     ['mesh    tokens/s', 'fsdp=8     1,200']
@@ -42,8 +42,8 @@ def aligned(
 
 
 def folded(rows: Sequence[Sequence[str]], sides: Sequence[str], width: int) -> list[str]:
-    """Rows whose cells take several lines each, so that all columns fit."""
-    from rich.console import Console  # it takes a tenth of a second to load
+    """Return the lines of a table whose cells wrap so that all columns fit."""
+    from rich.console import Console  # importing it takes a tenth of a second
     from rich.table import Table
     from rich.text import Text
 

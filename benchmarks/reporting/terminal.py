@@ -1,4 +1,4 @@
-"""What a run says while it goes on and at its end."""
+"""Progress lines of a run, and the tables of its summary."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ from benchmarks.devices.chips import GIB
 from benchmarks.row import Row
 
 TIMES = {"time/single": "relative_to_single", "time/twin": "relative_to_twin"}
-"""Times in relation to another's, as the summary has them and as the row has them."""
+"""Relative step times: header in the summary -> column of the row."""
 PARTS = {
     "compute": "compute",
     "sending": "exposed_communication",
@@ -18,18 +18,18 @@ PARTS = {
     "optimizer": "optimizer",
     "dispatch": "dispatch",
 }
-"""Where time goes, as the summary has it and as the row has it."""
+"""Parts of the step time: header in the summary -> name in the `attribution` columns."""
 MIB = 2**20
 
 
 def progress(done: int, total: int, text: str, seconds_left: float | None) -> str:
-    """One line for a case, such as `[ 7/46] fsdp-fsdp=8-b16: 11,000 tokens/s, about 3:20 left`."""
+    """Format the progress line of a case, such as `[ 7/46] fsdp-fsdp=8-b16: 11,000 tokens/s, about 3:20 left`."""
     left = "" if seconds_left is None else f", about {minutes(seconds_left)} left"
     return f"[{done:{len(str(total))}}/{total}] {text}{left}"
 
 
 def minutes(seconds: float) -> str:
-    """A span of time.
+    """Format a duration as minutes and seconds.
 
     >>> minutes(200)
     '3:20'
@@ -39,7 +39,7 @@ def minutes(seconds: float) -> str:
 
 
 def outcome(row: Row) -> str:
-    """How a case ended, in a few words."""
+    """Describe the outcome of a case in a few words."""
     info: dict[str, Any] = row.extra_info
     if info["status"] != "ok":
         return f"{row.case}: {info['status']}: {info['reason']}"
@@ -49,9 +49,13 @@ def outcome(row: Row) -> str:
 
 
 def table(rows: Iterable[Row], width: int | None = None) -> list[str]:
-    """The summary, a row for each case, as wide as a screen of `width` letters; one that ended badly says how.
+    """Return the lines of the summary, one row per case; the last cell says how a case failed.
 
-    Twins are there if any row has one, and what goes between processes if there are several.
+    There are columns for `time/twin` if any row has one, and for bytes sent between processes if there are several.
+
+    Args:
+        rows: the rows of the run.
+        width: width of the screen in characters; by default that of the terminal.
     """
     rows = list(rows)
     twins = any(row.extra_info["relative_to_twin"] is not None for row in rows)
@@ -68,7 +72,7 @@ def table(rows: Iterable[Row], width: int | None = None) -> list[str]:
 
 
 def absent(rows: Iterable[Row], width: int | None = None) -> list[str]:
-    """The summary of what was compiled for devices that are not there."""
+    """Return the lines of the summary of cases that were compiled for a topology; `width` is in characters."""
     header = (
         *("strategy", "mesh", "batch", "GiB/device", "predicted", "fits", "GiB sent", "predicted"),
         *("ms at least", "bound by", "MFU at most", "ended"),
@@ -78,7 +82,7 @@ def absent(rows: Iterable[Row], width: int | None = None) -> list[str]:
 
 
 def absent_cells(row: Row) -> tuple[str, ...]:
-    """What that summary says of a case; what is not known stays empty."""
+    """Return a case's cells in the summary of compiled cases; unknown values are empty."""
     info: dict[str, Any] = row.extra_info
     held, seconds = info["predicted.argument_bytes"], info["roofline.step_seconds"]
     return (
@@ -98,14 +102,14 @@ def absent_cells(row: Row) -> tuple[str, ...]:
 
 
 def where_time_goes(rows: Iterable[Row], width: int | None = None) -> list[str]:
-    """The parts of each step's time in percent, and their sum: a row for each case of which they were measured."""
+    """Return a table of the parts of each step's time in percent; only cases where they were measured have a row."""
     lines = [shares(row) for row in rows if row.extra_info["attribution.total_over_step"] is not None]
     header = ("strategy", "mesh", "batch", *(f"{part} %" for part in PARTS), "in all %")
     return aligned([header, *lines], ("<", "<", *">" * (len(PARTS) + 2)), width=width) if lines else []
 
 
 def shares(row: Row) -> tuple[str, ...]:
-    """The parts of a step's time."""
+    """Return a case's cells in the table of step time parts."""
     info: dict[str, Any] = row.extra_info
     parts = [info[f"attribution.{part}_seconds"] / info["step_seconds_median"] for part in PARTS.values()]
     percent = [f"{100 * part:.1f}" for part in (*parts, info["attribution.total_over_step"])]
@@ -113,7 +117,7 @@ def shares(row: Row) -> tuple[str, ...]:
 
 
 def cells(row: Row, times: Iterable[str], several: bool) -> tuple[str, ...]:
-    """What the summary says of a case; what is not known stays empty."""
+    """Return a case's cells in the summary; unknown values are empty."""
     info: dict[str, Any] = row.extra_info
     held = info["predicted.argument_bytes"], info["predicted.temp_bytes"]
     return (
@@ -132,24 +136,24 @@ def cells(row: Row, times: Iterable[str], several: bool) -> tuple[str, ...]:
 
 
 def between(info: dict[str, Any]) -> str:
-    """What goes between processes, and along which axes; nothing of what is in one."""
+    """Format the MiB sent between processes and their mesh axes; "" for a step in one process."""
     axes = info["between_processes.axes"]
     return f"{mib(info['between_processes.sent_bytes'])} {axes}" if axes else ""
 
 
 def interval(info: dict[str, Any], name: str) -> tuple[str, str]:
-    """A ratio, and what encloses it."""
+    """Format a ratio and its 95% interval."""
     low, high = info[f"{name}_low"], info[f"{name}_high"]
     return known(".2f", info[name]), "" if low is None else f"{low:.2f} {high:.2f}"
 
 
 def spread(info: dict[str, Any]) -> str:
-    """The mesh, and the options that were asked for."""
+    """Return the mesh and the strategy options of a case."""
     return " ".join(filter(None, (info["mesh"], info["options"])))
 
 
 def known(spec: str, number: float | None) -> str:
-    """A number, or nothing.
+    """Format a number, or return "" if it is unknown.
 
     >>> known(",.0f", 11000), known(",.0f", None)
     ('11,000', '')
@@ -158,7 +162,7 @@ def known(spec: str, number: float | None) -> str:
 
 
 def gib(count: int | None) -> str:
-    """Bytes, or nothing.
+    """Format bytes in GiB, or return "" if they are unknown.
 
     >>> gib(3 * 2**29), gib(None)
     ('1.50', '')
@@ -167,7 +171,7 @@ def gib(count: int | None) -> str:
 
 
 def mib(count: int | None) -> str:
-    """Bytes, or nothing.
+    """Format bytes in MiB, or return "" if they are unknown.
 
     >>> mib(3 * 2**19), mib(None)
     ('1.5', '')
@@ -176,7 +180,7 @@ def mib(count: int | None) -> str:
 
 
 def verdict(info: dict[str, Any]) -> str:
-    """What the check against one device said, or how the case ended before it had."""
+    """Return the result of the check against one device, or how the case ended without one."""
     if info["status"] != "ok":
         return f"{info['status']}: {info['reason']}"
     if info["kind"] == "compiled":
@@ -185,7 +189,7 @@ def verdict(info: dict[str, Any]) -> str:
 
 
 def noise(rows: Iterable[Row]) -> list[str]:
-    """What the canaries say: how much the same step may have differed from itself, in each group timed together."""
+    """Return a line on the noise: how much two copies of one step differed, in each group that was timed together."""
     infos: list[dict[str, Any]] = [row.extra_info for row in rows if row.extra_info["canary_ratio"] is not None]
     if not infos:
         return []

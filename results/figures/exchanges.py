@@ -1,4 +1,4 @@
-"""Draws collectives as lanes: what each device has before, whose data reaches whom, and what each has then."""
+"""Draws collectives as lanes: the data of each device before and after, and lines from senders to receivers."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -9,9 +9,9 @@ from results.figures.svg import GREY, INK, LINE, Drawing, tint
 from results.records.overviews import Device, Overview, Sent
 
 SMALL = 0.01
-"""What sends a smaller share of all bytes is named, and not drawn."""
+"""Exchanges with a smaller share of all bytes are listed instead of drawn."""
 ATTENTION = "keys and values", "tokens and heads"
-"""What is sent where devices attend to each other's tokens."""
+"""Exchanges of attention across devices."""
 BAR, GAP = 11, 32
 """Heights: of a bar, and between the bars of a lane."""
 PHRASES = {

@@ -1,4 +1,4 @@
-"""The gates: did a change make a step worse? `exact` compares what the compiler says, `paired` compares times.
+"""The regression gates: `exact` compares counters of compiled programs, `paired` compares step times.
 
 The command is `results.regress`.
 """

@@ -1,4 +1,4 @@
-"""The exact counters of a run or of a committed baseline: read, checked, and ready to compare."""
+"""Reads and checks the exact counters of a run or of a committed baseline."""
 
 import reprlib
 import statistics
@@ -25,11 +25,11 @@ from results.records.reading import (
 COUNTERS = tuple(metric.name for metric in EXACT)
 DIRECTIONS = {metric.name: metric.better for metric in EXACT}
 PASSED = "ok"
-# What a row of a baseline keeps; a run's row has the tracked metrics, too.
+# Keys of a row in a baseline, with the checks of their values. A run's row also has the tracked metrics.
 KEPT = dict.fromkeys(("status", "reason", "compiled.hash"), is_text) | dict.fromkeys(COUNTERS, is_amount)
 # The packages whose version may change a compiled program.
 COMPILER = ("jax", "jaxlib", "flax", "optax")
-# What else they may depend on, as `machine_info` has it.
+# Keys of `machine_info` that may also change a compiled program.
 SETTINGS = ("xla_flags", "libtpu_init_args", "jax_settings", "platform", "platform_version", "device_kind")
 FACTS = dict.fromkeys((*COMPILER, *SETTINGS, "arch"), is_text) | {"device_count": is_number}
 REFRESH = "write it again with `python -m results.baseline RUN.json`"
@@ -37,13 +37,13 @@ REFRESH = "write it again with `python -m results.baseline RUN.json`"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a run or a baseline says of its cases.
+    """The cases of a run or a baseline with their counters.
 
     Attributes:
-        path: where it was read from.
-        fingerprint: equal where counters must be equal.
-        facts: what the fingerprint was made of, by name: versions, flags and devices.
-        rows: each case's status, reason, `compiled.hash` and metrics; None for what is not known.
+        path: the file.
+        fingerprint: hash of `facts`; counters are comparable only if it is equal.
+        facts: versions, flags and devices that the counters depend on, by name.
+        rows: status, reason, `compiled.hash` and metrics of each case; unknown values are None.
     """
 
     path: Path
@@ -52,21 +52,21 @@ class Snapshot:
     rows: dict[Case, dict[str, Any]]
 
     def measures(self) -> Iterator[Measure]:
-        """The numbers of the cases that passed, but for zeros; the step time with the quartiles of its samples."""
+        """Yield the nonzero numbers of cases that passed; the step time has the quartiles of its samples as bounds."""
         for case, row in self.rows.items():
             spread = {"step_seconds_median": quartiles(row.get("samples", ()))}
             names = (*METRICS, *(metric.name for metric in other_axes(row)))
             for metric in names if row["status"] == PASSED else ():
-                value = row.get(metric)  # a baseline has the exact ones
+                value = row.get(metric)  # a baseline has only the exact metrics
                 if value:
                     yield Measure(str(case), metric, value, *spread.get(metric, ()))
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Read a run, or a baseline.
+    """Read a run or a baseline.
 
     Raises:
-        RecordError: it is neither, or not a whole one.
+        RecordError: the file is neither, or incomplete.
     """
     content = read_json(path)
     if isinstance(content, dict) and "cases" in content:
@@ -75,13 +75,13 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def snapshot_of_run(path: Path, run: Mapping[str, Any]) -> Snapshot:
-    """The counters of a run as pytest-benchmark wrote it."""
+    """Return the counters of a run in the format of pytest-benchmark."""
     records = records_of(path, run, KEPT | dict.fromkeys(METRICS, is_amount))
     return Snapshot(path, *machine_of(path, run["machine_info"]), by_case(path, records))
 
 
 def snapshot_of_baseline(path: Path, baseline: Mapping[str, Any]) -> Snapshot:
-    """The counters of a baseline. Of a case that passed, what is neither written nor `unknown` is zero."""
+    """Return the counters of a baseline. In a case that passed, counters neither stored nor `unknown` are zero."""
     check_schema(path, baseline.get("schema_version"))
     machine, cases = baseline.get("machine_info"), baseline.get("cases")
     if not isinstance(machine, dict) or not isinstance(cases, list) or not all(map(has_name, cases)):
@@ -92,12 +92,12 @@ def snapshot_of_baseline(path: Path, baseline: Mapping[str, Any]) -> Snapshot:
 
 
 def has_name(row: Any) -> bool:
-    """Whether this can be a row of a baseline."""
+    """Return whether a value can be a row of a baseline."""
     return isinstance(row, dict) and isinstance(row.get("name"), str)
 
 
 def whole(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a baseline with what it leaves out."""
+    """Return a row of a baseline with the counters that the file leaves out."""
     unknown = row.get("unknown", [])
     if not isinstance(unknown, list) or not all(isinstance(name, str) for name in unknown):
         raise RecordError(f"{path}: {row['name']} has no list of `unknown` metrics; {REFRESH}")
@@ -108,7 +108,7 @@ def whole(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_case(path: Path, records: Iterable[Mapping[str, Any]]) -> dict[Case, dict[str, Any]]:
-    """Records by case; one case may not have two."""
+    """Return records by case; raise `RecordError` if there is none, or if a case has two."""
     rows: dict[Case, dict[str, Any]] = {}
     for record in records:
         case = Case.of(record)
@@ -123,7 +123,7 @@ def by_case(path: Path, records: Iterable[Mapping[str, Any]]) -> dict[Case, dict
 
 
 def machine_of(path: Path, machine: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The counters' fingerprint, and the facts that it stands for."""
+    """Return the counters' fingerprint, and the facts that it is a hash of."""
     fingerprint, versions, cpu = (machine.get(key) for key in ("counters_fingerprint", "versions", "cpu"))
     if not isinstance(fingerprint, str) or not isinstance(versions, dict):
         raise RecordError(f"{path} lacks counters_fingerprint or versions in machine_info; run the benchmarks again")
@@ -135,7 +135,7 @@ def machine_of(path: Path, machine: Mapping[str, Any]) -> tuple[str, dict[str, A
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float] | tuple[()]:
-    """The bounds of the middle half of samples; of one sample there are none.
+    """Return the lower and upper quartile of samples; nothing for fewer than two samples.
 
     >>> quartiles((1.0, 2.0, 3.0, 4.0, 5.0))
     (2.0, 4.0)
@@ -147,7 +147,7 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float] | tuple[()]:
 
 
 def difference_of_directions(stored: Any) -> str:
-    """Say the first way in which a baseline's metrics are not this meshmark's."""
+    """Describe the first metric whose direction in a baseline differs from this meshmark's."""
     if not isinstance(stored, dict):
         return "does not say which way its metrics are `better`"
     absent = object()

@@ -1,4 +1,4 @@
-"""The exact gate: compares what the compiler says of each case, where equal programs have equal numbers."""
+"""The exact gate: compares counters of compiled programs case by case; equal programs have equal counters."""
 
 import argparse
 import difflib
@@ -18,7 +18,7 @@ from results.records.reading import Case
 Row = Mapping[str, Any]
 Rows = Mapping[Case, Row]
 SEEN_BY_RUNNING = "a retrace in every step", "a loss that is NaN"
-"""What no compiled program shows; a test holds the names to what is planted for the proof."""
+"""Regressions that only running a step shows. A test checks the names against the planted regressions of the proof."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="METRIC=AMOUNT",
-        help="how much worse counts as the same, in the metric's unit or as 1.5%%; default: nothing. "
-        "METRIC may have *; repeatable, the last one wins",
+        help="allowance: how much worse still counts as the same, in the metric's unit or in percent such as 1.5%%; "
+        "default: 0. METRIC may contain *; repeatable, the last one applies",
     )
     parser.add_argument(
         "--only-head-cases",
         action="store_true",
-        help="judge the cases that HEAD has, for a run of fewer than BASE; the others are counted, and not vanished",
+        help="judge only the cases that are in HEAD; the other cases of BASE are counted but do not count as vanished",
     )
 
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> Report:
     """Compare the two files.
 
     Raises:
-        RecordError: one of them is not a whole run or baseline.
+        RecordError: a file is not a complete run or baseline.
     """
     allowed = {name: allowance for part in options.allow for name, allowance in part.items()}
     base, head = read_snapshot(options.base), read_snapshot(options.head)
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def rule(text: str) -> dict[str, Allowance]:
-    """Read METRIC=AMOUNT.
+    """Parse METRIC=AMOUNT into the allowance of each matching metric.
 
     >>> {name: str(allowance) for name, allowance in rule("memory.t*_bytes=1%").items()}
     {'memory.temp_bytes': '1%', 'memory.total_bytes': '1%'}
@@ -75,9 +75,9 @@ def compare(
     """Judge HEAD by BASE, case by case and metric by metric.
 
     Args:
-        base, head: what is compared.
-        allowed: replaces the metrics' own allowances.
-        only_head_cases: cases that HEAD does not have are counted, and not judged.
+        base, head: the two runs or baselines.
+        allowed: allowances by metric, which replace the metrics' default allowances.
+        only_head_cases: count cases that are missing in HEAD, but do not judge them.
     """
     title = f"exact counters, {base.path} -> {head.path}"
     measures = tuple(head.measures())
@@ -99,7 +99,7 @@ def compare(
 
 
 def about_absent(number: int, passed_over: bool) -> list[str]:
-    """A line about cases that only BASE has."""
+    """Return a remark on cases that are only in BASE, if there are any."""
     if passed_over:
         return [f"{number} of the cases in BASE are not in HEAD, and not judged"] * (number > 0)
     hint = "if HEAD was run with fewer cases on purpose, judge those with --only-head-cases"
@@ -107,15 +107,15 @@ def about_absent(number: int, passed_over: bool) -> list[str]:
 
 
 def blind_spots(head: Rows) -> list[str]:
-    """A line about what rows cannot show that were compiled, and not run."""
+    """Return a remark on regressions that compiled-only rows cannot show, if HEAD has such rows."""
     if all(row.get("kind") != "compiled" for row in head.values()):
         return []
     unseen = ", ".join(SEEN_BY_RUNNING)
-    return [f"not seen, for no step was run: {unseen}; a run without --compile-only shows them"]
+    return [f"not checked, because no step was run: {unseen}; a run without --compile-only shows them"]
 
 
 def judge_case(case: str, base: Row, head: Row, allowed: Mapping[str, Allowance]) -> list[Finding]:
-    """What became of one case: a finding for each metric that is not equal, or one for all."""
+    """Judge one case: return a finding for each metric that differs, or a single one for the whole case."""
     passed = base["status"] == PASSED, head["status"] == PASSED
     if passed == (True, False):
         return [Finding(case, "worse", note=ending(head))]
@@ -124,7 +124,7 @@ def judge_case(case: str, base: Row, head: Row, allowed: Mapping[str, Allowance]
     if passed == (False, False):
         return [Finding(case, "same", note=f"failed in both: {ending(head)}")]
     others = other_axes(base, head)
-    nothing = {metric.name: 0 for metric in others}  # goes over an axis that a row does not have
+    nothing = {metric.name: 0 for metric in others}  # a row has no bytes along an axis that it lacks
     base, head = {**nothing, **base}, {**nothing, **head}
     judged = (
         judge_metric(case, metric, base, head, allowed.get(metric.name, metric.allowance))
@@ -139,7 +139,7 @@ def judge_case(case: str, base: Row, head: Row, allowed: Mapping[str, Allowance]
 
 
 def other_dtypes(base: Row, head: Row) -> str:
-    """Say that the programs compute in other dtypes, where both rows say in which; empty where they are the same."""
+    """Describe a change of the program's dtypes; "" if they are equal or unknown."""
     before, now = base.get("compiled.dtypes"), head.get("compiled.dtypes")
     if not isinstance(before, str) or not isinstance(now, str) or before == now:
         return ""
@@ -147,7 +147,7 @@ def other_dtypes(base: Row, head: Row) -> str:
 
 
 def judge_metric(case: str, metric: Metric, base: Row, head: Row, allowance: Allowance) -> Finding | None:
-    """What became of one metric; None where it is equal."""
+    """Judge one metric; None if it is equal."""
     before, now = base[metric.name], head[metric.name]
     if before == now:
         return None
@@ -162,17 +162,17 @@ def judge_metric(case: str, metric: Metric, base: Row, head: Row, allowance: All
 
 
 def ending(row: Row) -> str:
-    """How a case ended."""
+    """Describe how a case ended: its status, with the reason if there is one."""
     return f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
 
 
 def whereabouts(case: Case, row: Row, candidates: Rows) -> str:
-    """Say what a case that is not in HEAD may be run with there, or be called."""
+    """Explain where a missing case may be in HEAD: with other settings, or renamed; "" if nothing suggests it."""
     namesake = next((other for other in candidates if other.name == case.name), None)
     if namesake:
         facts = zip(Case._fields, case, namesake, strict=True)
         return ", ".join(
-            f"{fact} is {here} in BASE and {there} in HEAD" for fact, here, there in facts if here != there
+            f"{fact} is {before} in BASE and {now} in HEAD" for fact, before, now in facts if before != now
         )
     program = row["compiled.hash"]
     twins = [other for other, its_row in candidates.items() if program and its_row["compiled.hash"] == program]
@@ -180,7 +180,7 @@ def whereabouts(case: Case, row: Row, candidates: Rows) -> str:
 
 
 def other_compiler(base: Snapshot, head: Snapshot) -> str:
-    """Say why counters could differ without a change of the code; empty if they could not."""
+    """Explain why counters could differ without a change of the code; "" if machine and versions agree."""
     if base.fingerprint == head.fingerprint:
         return ""
     why = (
@@ -191,7 +191,7 @@ def other_compiler(base: Snapshot, head: Snapshot) -> str:
 
 
 def nothing_to_hold(base: Rows, head: Rows) -> str:
-    """Say why there is no number of BASE that HEAD could be held to; empty if there is one."""
+    """Explain why HEAD shares no case with counters with BASE; "" if there is one."""
     common = [case for case in base if case in head]
     if not common:
         case, row = next(iter(base.items()))
@@ -205,12 +205,12 @@ def nothing_to_hold(base: Rows, head: Rows) -> str:
 
 
 def has_counters(row: Row) -> bool:
-    """Whether there is a number to hold others to."""
+    """Return whether a case passed and has a known counter."""
     return row["status"] == PASSED and any(row[name] is not None for name in COUNTERS)
 
 
 def remarks(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """A line about cases that are the same, and still worth a word."""
+    """Return a remark that counts the notes of unchanged cases, if they have any."""
     notes = Counter(finding.note.partition(":")[0] for finding in findings if not finding.changed and finding.note)
     counted = ", ".join(f"{count} {note}" for note, count in notes.items())
     return (f"among the same: {counted}",) if counted else ()

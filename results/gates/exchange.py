@@ -10,7 +10,7 @@ from results.gates.verdict import RED, Finding, Report
 
 
 def junit(report: Report) -> str:
-    """JUnit XML, a test case a case: red ones have failed, inconclusive ones are skipped."""
+    """Format a report as JUnit XML, one test per case: red cases are failures, inconclusive ones are skipped."""
     suite = ElementTree.Element("testsuite", name=plain(report.title))
     for case, findings in report.cases().items():
         test = ElementTree.SubElement(suite, "testcase", classname="meshmark", name=plain(case))
@@ -30,14 +30,14 @@ def junit(report: Report) -> str:
 
 
 def outcome_of(findings: list[Finding]) -> str:
-    """The element that says how a test case ended."""
+    """Return the name of the JUnit element for a case's outcome."""
     if findings[0].word in RED:
         return "failure"
     return "skipped" if findings[0].word == "inconclusive" else "system-out"
 
 
 def action_json(report: Report) -> str:
-    """What github-action-benchmark reads with `tool: customSmallerIsBetter`: the metrics of which less is better.
+    """Format the metrics that are better when lower for github-action-benchmark's `tool: customSmallerIsBetter`.
 
     https://github.com/benchmark-action/github-action-benchmark#examples
     """
@@ -53,7 +53,7 @@ def action_json(report: Report) -> str:
 
 
 def bencher_json(report: Report) -> str:
-    """Bencher Metric Format: a benchmark a case, a measure a metric.
+    """Format HEAD's values in Bencher Metric Format: one benchmark per case, one measure per metric.
 
     https://bencher.dev/docs/reference/bencher-metric-format
     """

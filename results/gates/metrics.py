@@ -1,4 +1,4 @@
-"""The metrics: each with its unit, which way is better, and how much worse still counts as the same. One table."""
+"""The table of metrics: each with its unit, its better direction, and its default allowance."""
 
 import math
 import re
@@ -25,10 +25,10 @@ class Allowance:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what `str` prints.
+        """Parse an amount, or a percentage such as 2.5%.
 
         Raises:
-            ValueError: it is no amount of at least 0.
+            ValueError: the text is no number of at least 0.
         """
         try:
             amount = float(text.removesuffix("%"))
@@ -39,7 +39,7 @@ class Allowance:
         return cls(amount, percent=text.endswith("%"))
 
     def of(self, base: float) -> float:
-        """The amount, for this BASE."""
+        """Return the allowance for a value of BASE, in the metric's unit."""
         return abs(base) * self.amount / 100 if self.percent else self.amount
 
     def __str__(self) -> str:
@@ -48,13 +48,13 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a row, under the row's name for it.
+    """A numeric column of a row that gates judge or track.
 
     Attributes:
         name: its key in `extra_info`.
-        unit: of its values.
-        better: which way is better.
-        allowance: how much worse the exact gate lets it be, unless told otherwise.
+        unit: unit of its values.
+        better: whether lower or higher values are better.
+        allowance: how much worse counts as the same in the exact gate, unless `--allow` changes it.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Metric:
     allowance: Allowance = Allowance()
 
     def judge(self, base: float, head: float, allowance: Allowance) -> Literal["better", "same", "worse"]:
-        """Say what became of it from BASE to HEAD.
+        """Judge the change from BASE to HEAD.
 
         >>> Metric("tokens_per_second", "tokens/s", "higher").judge(100, 90, Allowance.parse("5%"))
         'worse'
@@ -74,7 +74,7 @@ class Metric:
         return "better" if loss < 0 else "same"
 
 
-# Equal in every process of equal versions and flags: the exact gate holds these. All are of one device and one step.
+# Metrics of the exact gate: equal in all processes with equal versions and flags. All are per device and step.
 EXACT = (
     Metric("compiled.flops", "flop"),
     Metric("compiled.bytes_accessed", "bytes"),
@@ -92,7 +92,7 @@ EXACT = (
     Metric("memory.output_bytes", "bytes"),
     Metric("memory.total_bytes", "bytes"),
 )
-# Different in every run, or explained by the others (an alias that is lost is in the total): tracked, not held exactly.
+# Tracked, not judged by the exact gate: they vary between runs, or follow from others (lost aliases raise the total).
 TRACKED = (
     Metric("step_seconds_median", "s"),
     Metric("tokens_per_second", "tokens/s", "higher"),
@@ -103,12 +103,12 @@ _OF_AN_AXIS = re.compile(rf"compiled\.sent_bytes\.({'|'.join(COLLECTIVES)})\.[a-
 
 
 def of_an_axis(name: str) -> bool:
-    """Whether a column says what is sent over one mesh axis, whichever it is."""
+    """Return whether a column is the bytes of a kind of collective along some mesh axis, built in or not."""
     return _OF_AN_AXIS.fullmatch(name) is not None
 
 
 def other_axes(*rows: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """The exact metrics of mesh axes that some of the rows have, and this table has not.
+    """Return the exact metrics of mesh axes that are in some of the rows but not in this table.
 
     >>> [metric.name for metric in other_axes({"compiled.sent_bytes.permute.toy": 8, "compiled.flops": 1})]
     ['compiled.sent_bytes.permute.toy']

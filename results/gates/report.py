@@ -1,4 +1,4 @@
-"""A gate's report for people: on the terminal, and as Markdown for a pull request."""
+"""Formats a gate's report for the terminal, and as Markdown for a pull request."""
 
 import itertools
 from collections import Counter
@@ -16,12 +16,12 @@ SPECIAL = str.maketrans({"&": "&amp;", "<": "&lt;", "@": "&#64;"} | {mark: f"\\{
 
 
 def terminal(report: Report) -> str:
-    """Show what changed, case by case, and count the rest."""
+    """Format a report as text: the changes case by case, a summary, and remarks."""
     return "\n".join([*changed_lines(report), summary(report), *map(plain, report.remarks)]) + "\n"
 
 
 def changed_lines(report: Report) -> list[str]:
-    """What changed, case by case, below what was compared."""
+    """Return the lines of a heading and of the changes, case by case."""
     shared = shared_words(report)
     changed = changes(report)
     widths = [max(map(len, column)) for column in zip(*map(cells, itertools.chain(*changed.values())), strict=True)]
@@ -32,7 +32,10 @@ def changed_lines(report: Report) -> list[str]:
 
 
 def table_of(findings: Sequence[Finding], widths: Sequence[int]) -> Iterator[str]:
-    """The lines of a case's findings, in columns that are as wide in all cases; one of the whole case has no metric."""
+    """Yield the lines of a case's findings, with equal column widths in all cases.
+
+    A finding about the whole case has no metric and leaves out the columns of values.
+    """
     room = screen_width() - len(INDENT)
     for of_case, group in itertools.groupby(findings, key=lambda finding: not finding.metric):
         columns = slice(None, None, 4) if of_case else slice(None)
@@ -41,7 +44,7 @@ def table_of(findings: Sequence[Finding], widths: Sequence[int]) -> Iterator[str
 
 
 def markdown(report: Report) -> str:
-    """Show the verdict, what decided it, and the other changes folded away."""
+    """Format a report as Markdown: the verdict, the findings that decided it, and the other changes collapsed."""
     shared = shared_words(report)
     changed = [finding for findings in changes(report).values() for finding in findings]
     deciding = [finding for finding in changed if finding.word in DECIDING]
@@ -57,35 +60,35 @@ def markdown(report: Report) -> str:
 
 
 def changes(report: Report) -> dict[str, list[Finding]]:
-    """The findings to show, of the cases that have any."""
+    """Return the changed findings by case, without cases that have none."""
     shown = {case: [finding for finding in findings if finding.changed] for case, findings in report.cases().items()}
     return {case: findings for case, findings in shown.items() if findings}
 
 
 def shared_words(report: Report) -> list[str]:
-    """The words that all cases have in common, which are then said once."""
+    """Return the words that the names of all cases share, which the heading states once."""
     cases = [case.split() for case in report.cases()]
     return [word for word in cases[0] if all(word in case for case in cases)] if len(cases) > 1 else []
 
 
 def own_words(case: str, shared: Sequence[str]) -> str:
-    """A case without what all cases share."""
+    """Return the name of a case without the words that all cases share."""
     return plain(" ".join(word for word in case.split() if word not in shared))
 
 
 def heading(report: Report, shared: Sequence[str]) -> list[str]:
-    """What was compared."""
+    """Return the title, and the words that all cases share if there are any."""
     return [plain(report.title), *([plain(f"all cases: {' '.join(shared)}")] if shared else [])]
 
 
 def summary(report: Report) -> str:
-    """The verdict, and each case counted once, by its gravest finding; or why there is no verdict."""
+    """Return the verdict with the number of cases by their gravest finding, or with the reason of a refusal."""
     counts = Counter(findings[0].word for findings in report.cases().values())
     return plain(f"{report.verdict}: {report.reason or listed(counts)}")
 
 
 def listed(counts: Counter) -> str:
-    """Counts in words.
+    """List counts.
 
     >>> listed(Counter(worse=1, same=38))
     '1 worse, 38 same'
@@ -94,7 +97,7 @@ def listed(counts: Counter) -> str:
 
 
 def cells(finding: Finding) -> tuple[str, ...]:
-    """What a line says of a finding: word, metric, values, ratio and note."""
+    """Return the cells of a finding: word, metric, values, ratio and note."""
     metric = METRICS.get(finding.metric)
     values = ""
     if metric:
@@ -103,7 +106,7 @@ def cells(finding: Finding) -> tuple[str, ...]:
 
 
 def number(value: float | None) -> str:
-    """A value to read: whole numbers in full, others to six digits.
+    """Format a value: whole numbers in full, others with six significant digits, unknown ones as "-".
 
     >>> number(2097152), number(0.12345678), number(None)
     ('2,097,152', '0.123457', '-')
@@ -114,7 +117,7 @@ def number(value: float | None) -> str:
 
 
 def ratio(finding: Finding) -> str:
-    """Head over base, with its bounds if it has any."""
+    """Format the ratio of HEAD to BASE, with its bounds if it has any; "" if it is unknown."""
     if finding.ratio is None:
         return ""
     bounds = " ({:.3f} to {:.3f})".format(*finding.interval) if finding.interval else ""
@@ -122,7 +125,7 @@ def ratio(finding: Finding) -> str:
 
 
 def plain(text: str) -> str:
-    """One line of printable text, whatever a name or a reason holds.
+    """Convert any text to one line of printable characters.
 
     >>> plain("out of memory\\n\\x1b[31m12 GiB")
     'out of memory \ufffd[31m12 GiB'
@@ -131,7 +134,7 @@ def plain(text: str) -> str:
 
 
 def markdown_table(findings: Sequence[Finding], shared: Sequence[str]) -> Iterator[str]:
-    """A table of findings, each case named once, cut off where a comment would become too long."""
+    """Yield a table of findings that names each case once, truncated to fit into a GitHub comment."""
     if not findings:
         return
     yield "| case | | metric | base -> head | ratio | |"
@@ -149,7 +152,7 @@ def markdown_table(findings: Sequence[Finding], shared: Sequence[str]) -> Iterat
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is, and in which nobody is mentioned.
+    """Escape a text so that Markdown shows it verbatim and GitHub mentions nobody.
 
     >>> print(escaped("a|b `c` @main"))
     a\\|b \\`c\\` &#64;main

@@ -1,4 +1,4 @@
-"""What two stored runs say of each case: the step time with its interval, and which exact counters differ."""
+"""Compares two stored runs case by case: step times with intervals, and exact counters."""
 
 import math
 from collections.abc import Mapping
@@ -15,20 +15,23 @@ from results.records.reading import read_run
 
 METRIC = "step_seconds_median"
 EFFECT = 0.05
-"""The least change that matters."""
+"""Least relative change of step time that matters."""
 ONE_LAUNCH_EFFECT = 0.25
-"""The least change that gets a word where a side has fewer than three launches.
+"""Least change that is reported if a side has fewer than three launches.
 
 Single launches of one program differ by less than 24% in 99% of 3,042 pairs: 39 cases in 13 default runs on two cores.
 """
 
 
 def compare_runs(base: Path, head: Path) -> tuple[Report, Report]:
-    """What became of each case from one run to another: its step time, and its exact counters.
+    """Compare two stored runs.
+
+    Returns:
+        A report on step times, and a report on exact counters.
 
     Raises:
-        RecordError: a file is no whole run.
-        NotComparable: they are of other machines, versions or configurations; names what differs.
+        RecordError: a file is not a complete run.
+        NotComparable: machine, versions or configuration differ; the message names the differences.
     """
     runs, names = [read_run(base), read_run(head)], (str(base), str(head))
     if why := other_machine(runs[0]["machine_info"], runs[1]["machine_info"], names):
@@ -40,7 +43,7 @@ def compare_runs(base: Path, head: Path) -> tuple[Report, Report]:
 
 
 def times(base: Snapshot, head: Snapshot) -> Report:
-    """The step time of each case of either run, in BASE's order."""
+    """Report on the step times of the cases of both runs: BASE's in their order, then new ones."""
     new = {case: row for case, row in head.rows.items() if case not in base.rows}
     findings = [
         judge_time(str(case), row, head.rows[case])
@@ -53,10 +56,10 @@ def times(base: Snapshot, head: Snapshot) -> Report:
 
 
 def judge_time(case: str, base: Mapping[str, Any], head: Mapping[str, Any]) -> Finding:
-    """What became of a case's step time.
+    """Judge the step time of a case.
 
-    With three launches or more on either side the interval is over launches. With fewer it is over the blocks of one
-    launch, or wider, and only a large change has a name: another launch of the same program may differ.
+    With at least three launches on both sides, the interval is over launches. With fewer it is over the blocks of a
+    launch, or wider, and only a large change is called slower or faster, because launches of the same program differ.
     """
     found = Finding(case, "inconclusive", METRIC, seconds(base), seconds(head))
     if PASSED not in (base["status"], head["status"]):
@@ -77,13 +80,13 @@ def judge_time(case: str, base: Mapping[str, Any], head: Mapping[str, Any]) -> F
 
 
 def over_launches(base: Mapping[str, Any], head: Mapping[str, Any]) -> Change:
-    """By the medians of launches."""
+    """Return the change between the medians of launches, with an interval over launches."""
     ours, theirs = ([math.log(median) for median in row["samples"]] for row in (head, base))
     return Change.unpaired(ours, theirs)
 
 
 def over_blocks(base: Mapping[str, Any], head: Mapping[str, Any]) -> Change:
-    """By the intervals that the rows have: from the ends of one to the opposite ends of the other."""
+    """Return the change between medians; its bounds are the ratios of opposite ends of both rows' intervals."""
     ends: list[Any] = [row.get(f"step_seconds_{end}") for row in (base, head) for end in ("low", "high")]
     mean = math.log(head[METRIC] / base[METRIC])
     if None in ends:
@@ -93,23 +96,23 @@ def over_blocks(base: Mapping[str, Any], head: Mapping[str, Any]) -> Change:
 
 
 def counters(base: Snapshot, head: Snapshot) -> Report:
-    """The exact counters of cases that passed in both, as the exact gate judges them."""
+    """Report on the exact counters of cases that passed in both runs, judged as in the exact gate."""
     both = [case for case, row in base.rows.items() if row["status"] == head.rows.get(case, {}).get("status") == PASSED]
     findings = [each for case in both for each in judge_case(str(case), base.rows[case], head.rows[case], {})]
     return Report(f"exact counters, {base.path} -> {head.path}", tuple(findings))
 
 
 def seconds(row: Mapping[str, Any]) -> float | None:
-    """The median time of a step."""
+    """Return the median step time in seconds; None if the case did not pass or was not timed."""
     return row.get(METRIC) if row["status"] == PASSED else None
 
 
 def made_of(base: Snapshot, head: Snapshot) -> tuple[str, ...]:
-    """What the intervals are over."""
+    """Return remarks on how the intervals were computed."""
     fewest = [min(row["launches"] for row in snapshot.rows.values()) for snapshot in (base, head)]
     if min(fewest) >= MIN_LAUNCHES:
         return (f"95% intervals over launches; the least change that matters is {EFFECT:.0%}",)
     return (
-        f"fewer than {MIN_LAUNCHES} launches: intervals are over the blocks of a launch; other launches differ by more",
-        f"only changes above {ONE_LAUNCH_EFFECT:.0%} are named; `meshmark merge` makes one run of several launches",
+        f"fewer than {MIN_LAUNCHES} launches: intervals are over the blocks of a launch; launches can differ by more",
+        f"only changes above {ONE_LAUNCH_EFFECT:.0%} are reported; `meshmark merge` combines several launches",
     )

@@ -1,6 +1,7 @@
-"""What a gate answers: findings in words, and one verdict on them all, with its exit code.
+"""The report of a gate: findings, one verdict on all of them, and the exit code.
 
-Both gates, `exact` and `paired.gate`, return a `Report`; `report` shows it to people and `exchange` to programs.
+Both gates, `exact` and `paired.gate`, return a `Report`. The module `report` formats it for people, and `exchange` for
+programs.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ Word = Literal["vanished", "worse", "slower", "inconclusive", "new", "better", "
 Refusal = Literal["not comparable", "broken input"]
 Verdict = Literal["green", "red", "inconclusive"] | Refusal
 
-# Gravest first: a case is called by the gravest of its findings, and listed in this order.
+# Gravest first: the gravest finding of a case determines its word and its place in the report.
 WORDS: tuple[Word, ...] = ("vanished", "worse", "slower", "inconclusive", "new", "better", "faster", "same")
 RED: frozenset[Word] = frozenset({"vanished", "worse", "slower"})
 
@@ -19,21 +20,21 @@ EXIT_CODES: dict[Verdict, int] = {"green": 0, "red": 1, "inconclusive": 3, "not 
 
 
 class NotComparable(ValueError):
-    """Two runs that are each whole, but of which no fair comparison can be made; the message names what differs."""
+    """Two runs are complete, but a comparison would not be fair; the message names what differs."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is said of one metric of one case, or of the case as a whole.
+    """The judgement of one metric of a case, or of the whole case.
 
     Attributes:
-        case: what was run, in full: the same text for the same case in every run.
-        word: what became of it.
+        case: the full name of the case, equal in all runs.
+        word: the judgement.
         metric: a name in `results.gates.metrics.METRICS`; empty if the finding is about the whole case.
-        base, head: the two values, in the metric's unit; None where there is none.
-        ratio: head over base; a gate that pairs samples gives the estimate of its pairs.
-        interval: the confidence bounds of the ratio, low and high; None where values are exact.
-        note: why, in words: a reason, an allowance, a hint.
+        base, head: the two values in the metric's unit; None if unknown.
+        ratio: head divided by base; the paired gate gives the estimate from its pairs of samples.
+        interval: lower and upper confidence bound of the ratio; None if values are exact.
+        note: a reason, an allowance or a hint, in words.
     """
 
     case: str
@@ -47,16 +48,16 @@ class Finding:
 
     @property
     def changed(self) -> bool:
-        """Whether there is something to show: another word than same, or another value within its allowance.
+        """Whether the report lists the finding: its word is not "same", or an exact value differs within its allowance.
 
-        Where values are samples they always differ, and the word alone counts.
+        Values that are samples always differ, so for them only the word counts.
         """
         return self.word != "same" or (self.interval is None and self.base != self.head)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A value of HEAD, for those who track it over time: `low` and `high` are its spread, None where it has none."""
+    """A value of HEAD to track over time; `low` and `high` are its spread, None if it has none."""
 
     case: str
     metric: str
@@ -67,14 +68,14 @@ class Measure:
 
 @dataclass(frozen=True)
 class Report:
-    """The answer of a gate.
+    """The result of a gate.
 
     Attributes:
-        title: what was compared with what, in one line.
-        findings: at least one for each case of BASE or HEAD.
+        title: one line that names what was compared.
+        findings: at least one for each judged case of BASE and HEAD.
         measures: HEAD's values.
-        remarks: lines about the whole comparison: what was passed over, and how it was measured.
-        refusal: set if nothing could be compared; `reason` then says why, and the way out.
+        remarks: lines about the whole comparison, such as which cases were left out and how it was measured.
+        refusal: set if nothing could be compared; `reason` then says why and how to fix it.
     """
 
     title: str
@@ -86,7 +87,7 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """One word for all findings; a report that compared nothing is never green."""
+        """The verdict on all findings; a report that compared nothing is never green."""
         words = {finding.word for finding in self.findings}
         if self.refusal:
             return self.refusal
@@ -98,11 +99,11 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """What the command exits with."""
+        """The exit code of the command."""
         return EXIT_CODES[self.verdict]
 
     def cases(self) -> dict[str, list[Finding]]:
-        """The findings of each case, the gravest first; cases in the order of their gravest."""
+        """Return the findings of each case, gravest first; cases are ordered by their gravest finding."""
         by_case: dict[str, list[Finding]] = {}
         for finding in sorted(self.findings, key=lambda finding: WORDS.index(finding.word)):
             by_case.setdefault(finding.case, []).append(finding)

@@ -1,1 +1,1 @@
-"""Reads what `pytest benchmarks --benchmark-json=...` wrote, row by row or as one table."""
+"""Reads the files that the other commands write: runs, overviews of strategies, and pipeline schedules."""

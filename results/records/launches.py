@@ -1,7 +1,7 @@
-"""Launches: runs of one program on one machine, each in processes of its own, and what they say together.
+"""Statistics over launches: runs of one program on one machine, each in new processes.
 
-The launch is the sampling unit. Blocks of one launch share its processes and its moment and are like one another (their
-autocorrelation reaches 0.85), so that sixty of them are no sixty samples.
+The launch is the sampling unit. Blocks of one launch share its processes and its conditions and are correlated (their
+autocorrelation reaches 0.85), so sixty blocks are not sixty independent samples.
 """
 
 import math
@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 MIN_LAUNCHES = 3
-"""Fewer settle nothing."""
+"""Fewest launches that can decide a comparison."""
 CONFIDENCE = 0.95
-"""Of a bound on one side."""
+"""Confidence of a one-sided bound."""
 BOTH_SIDES = (1 + CONFIDENCE) / 2
-"""Of each bound of a 95% interval."""
+"""One-sided confidence of each bound of a 95% interval."""
 INTERVALS = {
     "step_seconds_median": "step_seconds",
     "relative_to_single": "relative_to_single",
     "relative_to_twin": "relative_to_twin",
     "canary_ratio": "canary_ratio",
 }
-"""Columns that have an interval, and how the names of its ends begin."""
+"""Columns with an interval, and the prefix of the columns of its ends, PREFIX_low and PREFIX_high."""
 
 Word = Literal["slower", "inconclusive", "faster", "same"]
 
 
 @dataclass(frozen=True)
 class Change:
-    """How much longer something takes, over launches: the mean of logarithms of ratios, and a bound on either side."""
+    """A change of step time over launches: the mean log ratio, and its lower and upper confidence bounds."""
 
     mean: float
     low: float
@@ -37,9 +37,10 @@ class Change:
 
     @classmethod
     def of(cls, log_ratios: Sequence[float], confidence: float = CONFIDENCE) -> "Change":
-        """With bounds of this confidence each by Student's t (1908, "The probable error of a mean"): launches are few.
+        """Return the mean of log ratios, one for each launch, with a bound of this confidence on either side.
 
-        A single launch has no bounds.
+        The bounds use Student's t (1908, "The probable error of a mean"), because launches are few. With a single
+        launch the bounds are infinite.
         """
         mean, count = statistics.fmean(log_ratios), len(log_ratios)
         if count < 2:
@@ -48,10 +49,10 @@ class Change:
 
     @classmethod
     def unpaired(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Change":
-        """Of launches against others at other times, both as logarithms: a 95% interval.
+        """Return the change from `theirs` to `ours`, log step times of separate launches, with a 95% interval.
 
-        By Welch's t (1947, "The generalization of 'Student's' problem when several different population variances are
-        involved"): the two may spread differently. Each must be of two launches at least.
+        The interval uses Welch's t (1947, "The generalization of 'Student's' problem when several different population
+        variances are involved"), because the variances may differ. Each side needs at least two launches.
         """
         mean = statistics.fmean(ours) - statistics.fmean(theirs)
         parts = [(statistics.variance(logs) / len(logs), len(logs) - 1) for logs in (ours, theirs)]
@@ -63,17 +64,18 @@ class Change:
 
     @classmethod
     def around(cls, mean: float, error: float, freedom: float, confidence: float) -> "Change":
-        """A mean of this standard error, with Student's bounds for so many degrees of freedom."""
-        from scipy.stats import t as student  # it takes seconds to load: not for a help
+        """Return a mean with Student's bounds, given its standard error and its degrees of freedom."""
+        from scipy.stats import t as student  # importing it takes seconds, which would delay --help
 
         margin = float(student.ppf(confidence, freedom)) * error
         return cls(mean, mean - margin, mean + margin)
 
     def word(self, effect: float) -> Word:
-        """Slower or faster if the mean exceeds the least effect that matters, and the bounds exclude no change.
+        """Classify the change; `effect` is the least change that matters, as a fraction.
 
-        The same if both bounds lie within the effect (two one-sided tests; Schuirmann 1987, "A comparison of the two
-        one-sided tests procedure and the power approach").
+        It is slower or faster if the mean exceeds the effect and the bounds exclude zero change. It is the same if both
+        bounds lie within the effect (two one-sided tests; Schuirmann 1987, "A comparison of the two one-sided tests
+        procedure and the power approach"). Otherwise it is inconclusive.
         """
         margin = math.log1p(effect)
         if self.mean > margin and self.low > 0:
@@ -83,7 +85,7 @@ class Change:
         return "same" if -margin < self.low and self.high < margin else "inconclusive"
 
     def __str__(self) -> str:
-        """In percent.
+        """Format the change and its bounds in percent.
 
         >>> print(Change(math.log(1.05), math.log(1.02), math.log(1.08)))
         +5.0% (+2.0% to +8.0%)
@@ -94,10 +96,11 @@ class Change:
 
 
 def united(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One record of the launches of a case; of a case that failed in one of them, the record that says so.
+    """Combine the records of a case's launches into one; if a launch failed, return the record of the first failure.
 
-    Medians of launches are summed up by their geometric mean, with a 95% interval over launches, and are the `samples`.
-    Other numbers that differ are the mean of the launches.
+    The columns in `INTERVALS` become the geometric mean of the launches, with a 95% interval over launches. Other
+    numbers that differ become their mean. `samples` has the median step time of each launch, and `launches` their
+    number.
     """
     number = {"launches": len(launches)}
     for record in launches:
@@ -114,7 +117,7 @@ def united(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def agreed(values: Sequence[Any]) -> Any:
-    """What all say; the mean of numbers that differ, and of flags whether any is set. Of texts the first."""
+    """Return the common value; if values differ, the mean of numbers, whether any flag is set, or the first text."""
     if all(value == values[0] for value in values):
         return values[0]
     if all(isinstance(value, bool) for value in values):
@@ -125,7 +128,7 @@ def agreed(values: Sequence[Any]) -> Any:
 
 
 def interval(column: str, name: str, medians: Sequence[float | None]) -> dict[str, float | None]:
-    """The columns of a median with its 95% interval over launches; unknown where it is so in one of them."""
+    """Return the columns of a geometric mean and its 95% interval; all are None if a launch has no value."""
     columns = column, f"{name}_low", f"{name}_high"
     known = [math.log(median) for median in medians if median]
     if len(known) < len(medians):

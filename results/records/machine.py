@@ -1,4 +1,4 @@
-"""What a run was measured on, and in what two machines differ: a refusal names both."""
+"""The machine and versions of a run, and the differences between those of two runs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,11 +7,11 @@ DECISIVE = (
     *("cpu", "versions", "compiler_versions", "xla_flags", "libtpu_init_args", "jax_settings", "glibc_tunables"),
     *("platform", "platform_version", "device_kind", "device_count", "architecture", "process_count", "topology"),
 )
-"""What the fingerprint of a run is made of, by its names in `machine_info` (benchmarks/timing/machine.py)."""
+"""Keys of `machine_info` that determine the fingerprint of a run (benchmarks/timing/machine.py)."""
 
 
 def facts(machine: Mapping[str, Any]) -> dict[str, Any]:
-    """The decisive facts, one of a group under both names.
+    """Return the facts that determine the fingerprint; a fact in a group is named GROUP.FACT.
 
     >>> facts({"cpu": {"count": 2}, "platform": "cpu", "node": "here"})
     {'cpu.count': 2, 'platform': 'cpu'}
@@ -27,7 +27,7 @@ def facts(machine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(base: Mapping[str, Any], head: Mapping[str, Any], names: tuple[str, str]) -> Iterator[str]:
-    """Say each fact that differs, of whom it is what.
+    """Describe each fact that differs, with the values of both runs; `names` are those of the runs.
 
     >>> [*differences({"jax": "0.10.2"}, {"jax": "0.12.0"}, ("BASE", "HEAD"))]
     ['jax is 0.10.2 in BASE and 0.12.0 in HEAD']
@@ -38,7 +38,7 @@ def differences(base: Mapping[str, Any], head: Mapping[str, Any], names: tuple[s
 
 
 def other_machine(base: Mapping[str, Any], head: Mapping[str, Any], names: tuple[str, str]) -> str:
-    """Say why times of two runs cannot be set side by side, given their `machine_info`; empty if they can."""
+    """Explain why step times of two runs are not comparable, given their `machine_info`; "" if they are comparable."""
     ours, theirs = base.get("fingerprint"), head.get("fingerprint")
     if ours == theirs and ours is not None:
         return ""

@@ -1,4 +1,4 @@
-"""Reads what `python -m strategies show --json` prints: what each device of a mesh holds and sends."""
+"""Reads overviews of strategies, which `python -m strategies show --json` prints: what each device holds and sends."""
 
 import json
 import math
@@ -14,10 +14,10 @@ Axes = tuple[str, ...]
 Device = Mapping[str, int]
 """The position of a device along each mesh axis."""
 ARRAYS = "batch", "weights", "gradients", "optimizer state", "activations", "number"
-"""What is held or sent; a number is the loss, or a part of the gradients' norm."""
+"""Kinds of arrays that are held or sent; a number is the loss, or a part of the gradients' norm."""
 COLLECTIVES = "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"
 MOST_DEVICES = 16
-"""More have no room in a picture."""
+"""Most devices that fit into a picture."""
 WRITTEN_BY = "print one with `python -m strategies show STRATEGY --json`"
 
 
@@ -34,7 +34,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Sent:
-    """What one device sends; the fields are those of `strategies.costs.exchanges.Sent`."""
+    """What one device sends for one reason; the fields are those of `strategies.costs.exchanges.Sent`."""
 
     what: str
     array: str
@@ -61,12 +61,12 @@ class Overview:
 
     @property
     def devices(self) -> list[Device]:
-        """All devices, the position along the innermost axis changing fastest."""
+        """All devices; the position along the innermost axis changes fastest."""
         axes, sizes = zip(*self.mesh, strict=True)
         return [dict(zip(axes, place, strict=True)) for place in product(*map(range, sizes))]
 
     def part(self, device: Device, axes: Iterable[str]) -> tuple[int, int]:
-        """Which part a device has of what some axes split, outermost first; and how many parts there are.
+        """Return the index of a device's part of an array that `axes` split, outermost first, and the number of parts.
 
         >>> mesh = Overview("three_d", (("data", 2), ("tensor", 4)), "", (), None, False, None, None)
         >>> mesh.part({"data": 1, "tensor": 2}, ("data", "tensor"))
@@ -78,18 +78,18 @@ class Overview:
         return index, count
 
     def group(self, device: Device, axes: Axes) -> list[Device]:
-        """The devices that differ from one along some axes alone, itself among them."""
+        """Return the devices that differ from `device` along `axes` only, including itself."""
         return [other for other in self.devices if all(other[axis] == device[axis] for axis in {*device} - {*axes})]
 
 
 def read(text: str) -> list[Overview]:
-    """What was printed.
+    """Parse the printed overviews.
 
     Raises:
-        RecordError: it is something else, or has more devices than a picture has room for.
+        RecordError: the text is something else, or an overview has more devices than fit into a picture.
     """
     try:
-        overviews = [overview_of(each) for each in json.loads(text)]
+        overviews = [overview_of(facts) for facts in json.loads(text)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RecordError(f"stdin is no overview of a strategy ({error!r}); {WRITTEN_BY}") from error
     for each in overviews:
@@ -99,10 +99,10 @@ def read(text: str) -> list[Overview]:
 
 
 def overview_of(facts: Mapping[str, Any]) -> Overview:
-    """One of them.
+    """Build one overview from its JSON.
 
     Raises:
-        KeyError, TypeError, ValueError: it is something else.
+        KeyError, TypeError, ValueError: a key is missing or has another kind of value.
     """
     mesh = tuple((str(axis), int(size)) for axis, size in facts["mesh"])
     if not mesh or min(size for _, size in mesh) < 1:
@@ -121,7 +121,7 @@ def overview_of(facts: Mapping[str, Any]) -> Overview:
 
 
 def held_of(facts: Mapping[str, Any], sizes: Mapping[str, int]) -> Held:
-    """What is held of an array."""
+    """Build the record of a held array from its JSON."""
     held_bytes = facts["held_bytes"]
     rows, columns, table = (axes_of(facts[name], sizes) for name in ("rows", "columns", "table"))
     what = one_of(ARRAYS, facts["what"])
@@ -129,7 +129,7 @@ def held_of(facts: Mapping[str, Any], sizes: Mapping[str, int]) -> Held:
 
 
 def sent_of(facts: Mapping[str, Any], sizes: Mapping[str, int]) -> Sent:
-    """What is sent for one reason."""
+    """Build the record of what is sent for one reason from its JSON."""
     array, kind = one_of(ARRAYS, facts["array"]), one_of(COLLECTIVES, facts["kind"])
     along, split = axes_of(facts["along"], sizes), axes_of(facts["split"], sizes)
     links = tuple((int(sender), int(receiver)) for sender, receiver in facts["links"])
@@ -137,10 +137,10 @@ def sent_of(facts: Mapping[str, Any], sizes: Mapping[str, int]) -> Sent:
 
 
 def axes_of(names: Sequence[str], sizes: Mapping[str, int]) -> Axes:
-    """Axes that the mesh has.
+    """Check the names of mesh axes.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the mesh has no such axis.
     """
     if strange := [name for name in names if name not in sizes]:
         raise ValueError(f"the mesh has no axis {strange[0]!r}")
@@ -148,7 +148,7 @@ def axes_of(names: Sequence[str], sizes: Mapping[str, int]) -> Axes:
 
 
 def one_of(names: Sequence[str], name: Any) -> str:
-    """A name, if it is one of these.
+    """Check that a name is one of `names`.
 
     Raises:
         ValueError: it is not.

@@ -1,4 +1,4 @@
-"""Reads the files of `pytest benchmarks --benchmark-json=...` row by row, and refuses what is not one."""
+"""Reads the files of `pytest benchmarks --benchmark-json=...` row by row, and validates them."""
 
 import json
 import reprlib
@@ -10,9 +10,9 @@ from results.records.launches import united
 
 SCHEMA_VERSION = 4
 UNTIMED = "untimed"
-"""Where a run has the rows without samples; earlier ones had them among `benchmarks`."""
+"""Key of the rows without samples in a run; older files have them among `benchmarks`."""
 LAUNCH = "launch"
-"""Where a row of merged runs has the number of its launch."""
+"""Key of the launch number in a row of merged runs."""
 WRITTEN_BY = "a file written by `pytest benchmarks --benchmark-json=FILE`"
 
 
@@ -21,32 +21,32 @@ class RecordError(ValueError):
 
 
 def is_text(value: Any) -> bool:
-    """Whether a fact is a text, or not known."""
+    """Return whether a value is a text, or unknown (None)."""
     return value is None or isinstance(value, str)
 
 
 def is_flag(value: Any) -> bool:
-    """Whether a fact is true or false, or not known."""
+    """Return whether a value is true or false, or unknown (None)."""
     return value is None or isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a fact is a number, NaN or not known. No amount that is recorded needs more than 63 bits."""
+    """Return whether a value is a number, NaN, or unknown (None). No recorded amount needs more than 63 bits."""
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) >= 2**63)
 
 
 def is_amount(value: Any) -> bool:
-    """Whether a fact is a number of at least 0, NaN or not known."""
+    """Return whether a value is a number of at least 0, NaN, or unknown (None)."""
     return is_number(value) and not (value is not None and value < 0)
 
 
 def is_positive(value: Any) -> bool:
-    """Whether a fact is a number above 0, NaN or not known."""
+    """Return whether a value is a number above 0, NaN, or unknown (None)."""
     return is_number(value) and not (value is not None and value <= 0)
 
 
 def is_sample(value: Any) -> bool:
-    """Whether it is a time that was measured."""
+    """Return whether a value is a measured time: a number above 0."""
     return value is not None and is_positive(value) and value == value
 
 
@@ -60,7 +60,7 @@ KINDS: dict[Callable[[Any], bool], str] = {
 
 
 class Case(NamedTuple):
-    """What makes a row the same case in two runs. As text it is the same wherever it is shown."""
+    """The identity of a case across runs; its text is the same in every report."""
 
     name: str
     preset: str
@@ -72,10 +72,10 @@ class Case(NamedTuple):
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Case":
-        """The case of a record.
+        """Return the case of a record.
 
         Raises:
-            RecordError: a fact is missing, not of its kind, or below 1.
+            RecordError: a fact is missing, of another type, or a number below 1.
         """
         for fact, kind in cls.__annotations__.items():
             if type(record.get(fact)) is not kind:
@@ -88,7 +88,7 @@ class Case(NamedTuple):
         return cls(*(record[fact] for fact in cls._fields))
 
     def __str__(self) -> str:
-        """Everything, the test's name first.
+        """Name all facts, the test's name first.
 
         >>> print(Case("test_step[fsdp-fsdp=8-b16]", "nano", 1, "float32", "dots", 128, 1635584))
         test_step[fsdp-fsdp=8-b16] nano float32 remat=dots microbatches=1 sequence=128 params=1635584
@@ -100,14 +100,14 @@ class Case(NamedTuple):
 
 
 def read_json(path: Path) -> Any:
-    """Read a file of JSON.
+    """Read a JSON file.
 
     Raises:
-        RecordError: it is missing, unreadable, empty, cut short or not JSON.
+        RecordError: the file is missing, unreadable, empty, truncated or not JSON.
     """
     if not path.is_file():
         raise RecordError(
-            f"{path} is not there; write it with `pytest benchmarks --benchmark-json={path}`, "
+            f"{path} does not exist; write it with `pytest benchmarks --benchmark-json={path}`, "
             "or a baseline with `python -m results.baseline RUN.json`"
         )
     try:
@@ -117,12 +117,20 @@ def read_json(path: Path) -> Any:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Read a file as pytest-benchmark wrote it."""
+    """Read a file that pytest-benchmark wrote.
+
+    Raises:
+        RecordError: the file cannot be read, or pytest-benchmark did not write it.
+    """
     return as_run(path, read_json(path))
 
 
 def as_run(path: Path, content: Any) -> dict[str, Any]:
-    """See that a file's content is a run as pytest-benchmark writes it."""
+    """Check that the content of a file is a run in the format of pytest-benchmark, and return it.
+
+    Raises:
+        RecordError: it is something else.
+    """
     if not isinstance(content, dict) or not {"benchmarks", "machine_info"} <= content.keys():
         raise RecordError(
             f"{path} is JSON but not pytest-benchmark's (no `benchmarks` and `machine_info`); pass {WRITTEN_BY}"
@@ -134,17 +142,18 @@ def as_run(path: Path, content: Any) -> dict[str, Any]:
 
 
 def records_of(path: Path, run: Mapping[str, Any], keys: Mapping[str, Callable[[Any], bool]]) -> list[dict[str, Any]]:
-    """The records of a run: each complete in its keys, with `name`, `file`, `fingerprint` and `samples` beside.
+    """Return the records of a run: each has all `keys`, and also `name`, `file`, `fingerprint` and `samples`.
 
-    The launches of merged runs are one record for each case, which `launches` counts (`results.records.launches`).
+    The launches of a case in merged runs become one record, with their number in `launches` (see
+    `results.records.launches.united`).
 
     Args:
-        path: where the run was read from.
-        run: what `as_run` returned.
-        keys: the facts that a record must have, each with the check of its values.
+        path: the file of the run.
+        run: the content that `as_run` returned.
+        keys: the facts that a record must have, each with the check of its value.
 
     Raises:
-        RecordError: there is none, or one is of another schema, lacks a key or has a value of another kind.
+        RecordError: there is no record, or one has another schema, lacks a key or has an invalid value.
     """
     rows = [row for row in rows_of(path, run) if isinstance(row, dict) and "schema_version" in facts_of(row)]
     if not rows:
@@ -172,10 +181,10 @@ def records_of(path: Path, run: Mapping[str, Any], keys: Mapping[str, Callable[[
 
 
 def launch_of(path: Path, row: Mapping[str, Any]) -> int | None:
-    """The launch that a row of merged runs is of; None where runs were not merged.
+    """Return the launch number of a row in merged runs; None if runs were not merged.
 
     Raises:
-        RecordError: it has no such number.
+        RecordError: the launch is not a whole number of at least 1.
     """
     launch = row.get(LAUNCH)
     if launch is not None and (type(launch) is not int or launch < 1):
@@ -184,10 +193,10 @@ def launch_of(path: Path, row: Mapping[str, Any]) -> int | None:
 
 
 def rows_of(path: Path, run: Mapping[str, Any]) -> list[Any]:
-    """All rows of a run: those that were timed, and those without samples, which other programs do not read.
+    """Return all rows of a run: the timed ones, and those without samples, which are stored apart for other programs.
 
     Raises:
-        RecordError: there is no such list.
+        RecordError: the rows without samples are not a list.
     """
     untimed = run.get(UNTIMED, [])
     if not isinstance(untimed, list):
@@ -196,13 +205,17 @@ def rows_of(path: Path, run: Mapping[str, Any]) -> list[Any]:
 
 
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What meshmark says of a row; nothing where the row is another program's."""
+    """Return the facts of a row, its `extra_info`; empty if another program wrote the row."""
     facts = row.get("extra_info")
     return facts if isinstance(facts, dict) else {}
 
 
 def samples_of(path: Path, row: Mapping[str, Any]) -> tuple[float, ...]:
-    """The step times of a row in seconds; none where nothing was timed."""
+    """Return the step times of a row in seconds; empty if nothing was timed.
+
+    Raises:
+        RecordError: a sample is not a number above 0.
+    """
     stats = row.get("stats") or {}
     samples = stats.get("data") if isinstance(stats, dict) else stats
     if samples is None:
@@ -213,7 +226,7 @@ def samples_of(path: Path, row: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def check_schema(path: Path, version: Any) -> None:
-    """Refuse what another version of meshmark wrote: what its keys mean is not guessed at."""
+    """Raise `RecordError` unless the schema version is the one that this meshmark reads."""
     if version == SCHEMA_VERSION and type(version) is int:
         return
     newer = isinstance(version, int | float) and version > SCHEMA_VERSION
@@ -224,7 +237,7 @@ def check_schema(path: Path, version: Any) -> None:
 
 
 def check_kinds(where: str, facts: Mapping[str, Any], keys: Mapping[str, Callable[[Any], bool]]) -> None:
-    """Refuse facts that lack keys, or have a value of another kind."""
+    """Raise `RecordError` if facts lack a key or have an invalid value."""
     if missing := [key for key in keys if key not in facts]:
         raise RecordError(f"{where} lacks {', '.join(missing)}; run the benchmarks again")
     for key, is_kind in keys.items():

@@ -1,6 +1,6 @@
-"""Reads the files of `pytest benchmarks --benchmark-json=...` into one table: a row a benchmark, a column a fact.
+"""Reads the files of `pytest benchmarks --benchmark-json=...` into one table, a row per case and a column per fact.
 
-Facts stay as recorded; what follows from them is derived elsewhere. Files that cannot share a figure are refused.
+The table has the recorded values only; other modules derive from them. Files that are not comparable are refused.
 """
 
 from collections.abc import Iterable
@@ -19,9 +19,9 @@ from results.records.reading import (
     records_of,
 )
 
-# Rows compare only on the same machine: these must be equal throughout.
+# Rows are comparable only on the same machine: these columns must be equal in all rows.
 MACHINE = ["fingerprint", "platform", "device_kind", "virtual_devices"]
-# Rows compare only on the same work: each value of these has figures of its own.
+# Rows are comparable only for the same workload: each combination of these columns gets its own figures.
 WORKLOAD = ["preset", "param_count", "sequence_tokens", "dtype", "remat"]
 
 TEXTS = ["status", "reason", "strategy", "mesh", "platform", "device_kind", "preset", "dtype", "remat"]
@@ -75,11 +75,12 @@ KEYS = (
 def load(paths: Iterable[str | Path]) -> pd.DataFrame:
     """Read benchmark files into one table.
 
-    Each key of `extra_info` is a column of that name; `name` and `file` say where the row is from, `fingerprint` on
-    what machine it was measured, and `samples` holds its step times in seconds (an empty tuple where none was taken).
+    Returns:
+        A table in which each key of `extra_info` is a column. `name` is the test, `file` the file, `fingerprint` the
+        machine, and `samples` the step times in seconds (an empty tuple if nothing was timed).
 
     Raises:
-        RecordError: a file is missing, is not a whole file of meshmark records, or does not go with the others.
+        RecordError: a file is missing, is not a complete file of records, or is not comparable with the others.
     """
     rows = pd.DataFrame([record for path in paths for record in records_of(Path(path), read_run(Path(path)), KEYS)])
     rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
@@ -89,7 +90,7 @@ def load(paths: Iterable[str | Path]) -> pd.DataFrame:
 
 
 def refuse_several_machines(rows: pd.DataFrame) -> None:
-    """Refuse rows that were not all measured on one machine with one set of versions and flags."""
+    """Raise `RecordError` unless all rows were measured on one machine with one set of versions and flags."""
     for column in MACHINE:
         known = rows.dropna(subset=column).drop_duplicates(column)
         if len(known) > 1:
@@ -98,7 +99,7 @@ def refuse_several_machines(rows: pd.DataFrame) -> None:
 
 
 def refuse_repeated_rows(rows: pd.DataFrame) -> None:
-    """Refuse a case that was measured twice: a curve would show the luckier one."""
+    """Raise `RecordError` if a case was measured twice, because a curve would show the faster measurement."""
     repeated = rows[rows.duplicated(["name", "microbatches", *WORKLOAD], keep=False)]
     if len(repeated):
         first, second = repeated[repeated["name"] == repeated["name"].iloc[0]]["file"].iloc[:2]

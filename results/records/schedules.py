@@ -1,4 +1,4 @@
-"""Reads pipeline schedules, as `python -m strategies schedule --json` prints them."""
+"""Reads pipeline schedules, which `python -m strategies schedule --json` prints."""
 
 import json
 import reprlib
@@ -7,17 +7,17 @@ from typing import Any, TypeGuard
 from results.records.reading import RecordError
 
 KINDS = {"F": "forward", "B": "backward", "W": "gradients of weights"}
-"""What a stage does in a tick."""
+"""Kinds of operations of a stage in a tick."""
 MOST = 1400
-"""Stages or ticks that a picture may have: matplotlib draws at most 2^16 pixels each way."""
+"""Most stages or ticks in a picture: matplotlib draws at most 2^16 pixels in each direction."""
 WRITTEN_BY = "print one with `python -m strategies schedule NAME --stages S --microbatches M --json`"
 
 
 def read(text: str) -> dict[str, Any]:
-    """A schedule as it is printed.
+    """Parse a printed schedule.
 
     Raises:
-        RecordError: it is no whole schedule; the message says what is wrong with it.
+        RecordError: the text is not a complete schedule; the message says what is wrong.
     """
     try:
         schedule = json.loads(text)
@@ -27,10 +27,10 @@ def read(text: str) -> dict[str, Any]:
 
 
 def checked(schedule: Any) -> dict[str, Any]:
-    """The same, if it is a whole schedule.
+    """Check that a JSON value is a complete schedule, and return it.
 
     Raises:
-        RecordError: it is not; the message says what is wrong with it.
+        RecordError: it is not; the message says what is wrong.
     """
     if not isinstance(schedule, dict) or not isinstance(schedule.get("schedule"), str):
         raise RecordError(f"stdin is JSON but no schedule with a name; {WRITTEN_BY}")
@@ -52,7 +52,7 @@ def checked(schedule: Any) -> dict[str, Any]:
 
 
 def is_operation(op: Any, chunks: int) -> bool:
-    """Whether it is what a stage does in a tick."""
+    """Return whether a value is an operation of a schedule with this many chunks per stage."""
     if not isinstance(op, dict) or op.get("kind") not in tuple(KINDS):
         return False
     microbatch, chunk = op.get("microbatch"), op.get("chunk")
@@ -60,5 +60,5 @@ def is_operation(op: Any, chunks: int) -> bool:
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Whether it is a whole number."""
+    """Return whether a value is a whole number."""
     return type(value) is int

@@ -1,1 +1,1 @@
-"""One page of HTML about runs and searches: what it says in words, the data that it carries, and its static files."""
+"""The HTML page about runs and searches: its summary sentences, its embedded data, and its static files."""

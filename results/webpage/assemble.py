@@ -1,4 +1,4 @@
-"""Puts a page together from its template, its data and Plotly: one file that works without a network."""
+"""Assembles the HTML page from its template, its data and Plotly into one file that works offline."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,19 +8,20 @@ from string import Template
 from typing import Any
 
 SCRIPTS = "format", "charts", "table", "details", "run", "density", "main"
-"""In the order in which they use each other."""
+"""The page's scripts in load order: each uses only those before it."""
 LOUD = "This run is noisy"
+"""How the summary sentence that warns of noise begins; `results.webpage.words.noise` writes it."""
 
 
 class PlotlyMissing(ValueError):
-    """Plotly is not installed; the message says how to."""
+    """Plotly is not installed; the message names the command that installs it."""
 
 
 def plotly_source() -> str:
-    """Plotly as one script.
+    """Return the source of Plotly as one JavaScript text.
 
     Raises:
-        PlotlyMissing: it is not installed.
+        PlotlyMissing: plotly is not installed.
     """
     try:
         from plotly.offline import get_plotlyjs
@@ -32,13 +33,16 @@ def plotly_source() -> str:
 
 
 def page(title: str, sections: Sequence[str], data: Mapping[str, Any], plotly: str) -> str:
-    """The whole page.
+    """Return the whole page as HTML.
 
     Args:
-        title: what it is about; any text.
-        sections: HTML, as `run_section` and `search_section` write it.
-        data: `strategies`, in the order in which they get their colours, and `parts`, the data of each section.
-        plotly: a script.
+        title: plain text; it is escaped here.
+        sections: HTML from `run_section` and `search_section`.
+        data: `strategies`, in the order that assigns their colours, and `parts`, the data of each section.
+        plotly: the source of Plotly.
+
+    Raises:
+        ValueError: `data` contains NaN or an infinity.
     """
     return Template(static("page.html")).substitute(
         title=escape(title),
@@ -51,24 +55,29 @@ def page(title: str, sections: Sequence[str], data: Mapping[str, Any], plotly: s
 
 
 def run_section(summary: Sequence[str], machine: Mapping[str, str]) -> str:
-    """What the page has about runs."""
+    """Return the HTML of the section about runs.
+
+    Args:
+        summary: sentences in plain text.
+        machine: facts about the machine, by label.
+    """
     facts = "\n".join(f"    <dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in machine.items())
     return Template(static("run.html")).substitute(summary=items(summary), machine=facts)
 
 
 def search_section(number: int, title: str, summary: Sequence[str]) -> str:
-    """What the page has about a search; `number` is the place of its data among the parts."""
+    """Return the HTML of the section about one search; `number` is the index of its data in `parts`."""
     return Template(static("search.html")).substitute(number=number, title=escape(title), summary=items(summary))
 
 
 def items(sentences: Sequence[str]) -> str:
-    """Sentences as the items of a list; that of a noisy run is marked."""
+    """Return sentences as HTML list items; the warning about a noisy run gets the class "loud"."""
     loud = {True: ' class="loud"', False: ""}
     return "\n".join(f"    <li{loud[text.startswith(LOUD)]}>{escape(text)}</li>" for text in sentences)
 
 
 def embedded(text: str) -> str:
-    """JSON as a script element can hold it: nothing in it ends the element.
+    """Escape JSON for a script element, so that no text in it can end the element.
 
     >>> embedded('"</script>"')
     '"\\\\u003c/script>"'
@@ -77,5 +86,5 @@ def embedded(text: str) -> str:
 
 
 def static(name: str) -> str:
-    """A file of the page's own."""
+    """Return the text of one of the page's static files."""
     return (files("results.webpage") / "static" / name).read_text(encoding="utf-8")

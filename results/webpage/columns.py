@@ -1,6 +1,6 @@
-"""From the rows of a run to the data that its page carries: columns, as compact as they are complete.
+"""Converts the rows of a run to the page's data: every recorded column, in a compact form.
 
-A column that is the same in all rows is stored once, the samples not at all: charts need intervals only.
+A column with the same value in all rows is stored once. Samples are left out, because the charts only need intervals.
 """
 
 import math
@@ -12,24 +12,27 @@ from results.figures.curves import counts, memory_columns, scaling, workloads
 from results.webpage.words import known_text, workload
 
 NOT_CARRIED = ["samples", "file", "fingerprint"]
-"""Columns that the page does not need: it says files and machine once."""
+"""Columns that the page leaves out: its section about the machine names files and fingerprint once."""
 CURVES = [
     *("tokens_per_second_low", "tokens_per_second_high", "ideal_tokens_per_second"),
     *("efficiency", "efficiency_low", "efficiency_high", "best"),
 ]
-"""What `scaling` adds to a row."""
+"""Columns that `scaling` adds to a row."""
 DERIVED = "page."
-"""Names of what is not recorded begin so."""
+"""Prefix of columns that are derived for the page and not part of the record."""
 DIGITS = 6
-"""Significant digits of a number that is no whole one: more than any interval resolves."""
+"""Significant digits of fractional numbers: more than any interval resolves."""
 
 
 def run_data(rows: pd.DataFrame) -> dict[str, Any]:
-    """The cases of a run as JSON can carry them.
+    """Return the cases of a run as values that JSON can represent.
+
+    Args:
+        rows: a table from `results.records.rows.load`.
 
     Returns:
-        `count`, the number of cases; `columns`, for each name the values of all cases, or one value that all share;
-        `workloads`, the label of each; and `strategies`, in the order in which they get their colours.
+        `count`, the number of cases; `columns`, for each name a list of the values of all cases, or the one value that
+        they share; `workloads`, the label of each workload; and `strategies`, in order of first appearance.
     """
     parts = dict(workloads(rows))
     derived = pd.concat([derived_columns(part, number) for number, part in enumerate(parts.values())])
@@ -43,7 +46,7 @@ def run_data(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def derived_columns(rows: pd.DataFrame, number: int) -> pd.DataFrame:
-    """What the page shows of the rows of one workload beside what is recorded; unknown where a row does not count."""
+    """Derive the page's own columns for the rows of one workload; those of `scaling` are null in rows not counted."""
     sizes = memory_columns(rows)
     columns = {
         "workload": number,
@@ -61,7 +64,7 @@ def derived_columns(rows: pd.DataFrame, number: int) -> pd.DataFrame:
 
 
 def check(row: pd.Series) -> str:
-    """How a case ended, in the words of a run's summary."""
+    """Say how a case ended, in the words of the terminal's summary."""
     if row["status"] != "ok":
         return ": ".join(filter(None, (str(row["status"]), known_text(row["reason"]))))
     if row.get("kind") == "compiled":
@@ -70,12 +73,12 @@ def check(row: pd.Series) -> str:
 
 
 def total_of(rows: pd.DataFrame, names: list[str]) -> pd.Series:
-    """The sum of columns; unknown where one of them is."""
+    """Sum columns row by row; the sum is NaN where one of them is unknown."""
     return rows.reindex(columns=names).apply(pd.to_numeric, errors="coerce").sum(axis="columns", skipna=False)
 
 
 def column(values: list[Any]) -> Any:
-    """The values of all rows, or the one value that they share.
+    """Return the values of all rows, or the one value that they share.
 
     >>> column([1, 2]), column(["cpu", "cpu"])
     ([1, 2], 'cpu')
@@ -85,7 +88,7 @@ def column(values: list[Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value that JSON can carry, short: unknown numbers are None, other numbers have few digits.
+    """Convert a value for JSON: NaN and infinities become None, other numbers are rounded to 6 significant digits.
 
     >>> plain(float("nan")), plain(8.0), plain(0.123456789), plain("fsdp"), plain(True), plain([1])
     (None, 8, 0.123457, 'fsdp', True, '[1]')

@@ -1,4 +1,4 @@
-"""What a page says of the machine, the versions and the files of a run."""
+"""The page's facts about the machine, the versions and the files of runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +14,15 @@ SETTINGS = {
     "jax_settings": "JAX settings",
     "fingerprint": "Fingerprint",
 }
-"""Facts of the machine that are shown as they are, where they are not empty."""
+"""Facts of `machine_info` that are shown verbatim unless they are empty, with their labels."""
 
 
 def machine_facts(paths: Sequence[Path]) -> dict[str, str]:
-    """The machine of some runs, which is the same for all, and of each run its file, time and commit."""
+    """Return facts by label: the machine, which all runs share, and the time and commit of each file.
+
+    Raises:
+        RecordError: a file is not a run.
+    """
     runs = [read_run(path) for path in paths]
     machine = runs[0]["machine_info"]
     cpu, versions = mapping(machine.get("cpu")), mapping(machine.get("versions"))
@@ -38,14 +42,14 @@ def machine_facts(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def devices(machine: Mapping[str, Any]) -> str:
-    """What the devices are."""
+    """Name the kind of the devices, and say where they are virtual."""
     return (
         f"{machine.get('device_kind')}{', virtual: they share one machine' if machine.get('virtual_devices') else ''}"
     )
 
 
 def written(run: Mapping[str, Any]) -> str:
-    """When a run was written, and by which commit of the project."""
+    """Say when a run was written, and at which commit of the project."""
     commit = mapping(run.get("commit_info"))
     changed = " with changes" if commit.get("dirty") else ""
     when = str(run.get("datetime", ""))[:16].replace("T", " ")
@@ -57,5 +61,5 @@ def written(run: Mapping[str, Any]) -> str:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """A fact that should be a mapping, or none where it is not."""
+    """Return the value if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}

@@ -1,4 +1,4 @@
-"""The summary of a run in sentences: what ran, what is fastest and smallest, what was checked, how noisy it was."""
+"""The page's summary of a run in sentences: what ran, the fastest and smallest case, the checks, and the noise."""
 
 from collections.abc import Iterable
 
@@ -8,11 +8,11 @@ from results.figures.canvas import byte_unit, parameters
 from results.figures.curves import TIMES, attributed, counts, left_out, scaling, widest_batch
 
 NAMED = 4
-"""At most so many names in one sentence."""
+"""Most names that one sentence lists."""
 
 
 def summary(rows: pd.DataFrame) -> list[str]:
-    """The sentences about the rows of one workload, most important first; what is not known is not said."""
+    """Return sentences about the rows of one workload, most important first; unknown facts have no sentence."""
     sentences = [what_ran(rows), what_counts(rows)]
     if counts(rows).any():
         best = fastest_first(rows)
@@ -21,7 +21,7 @@ def summary(rows: pd.DataFrame) -> list[str]:
 
 
 def what_ran(rows: pd.DataFrame) -> str:
-    """The cases, the devices and the workload."""
+    """Say how many cases ran, on which devices, and with which workload."""
     facts = rows.iloc[0]
     return (
         f"{many(len(rows), 'case')} of {strategies(rows)} on {numbers(rows['devices'])} {devices(facts)}. "
@@ -30,24 +30,24 @@ def what_ran(rows: pd.DataFrame) -> str:
 
 
 def heading(rows: pd.DataFrame) -> str:
-    """The models and the devices, in a few words."""
+    """Return a heading that names the models and the devices."""
     models = listed(rows["preset"].unique())
     return f"{models} on {rows['devices'].max():,.0f} {devices(rows.iloc[0])}"
 
 
 def devices(facts: pd.Series) -> str:
-    """What the devices of a row are."""
+    """Say whether a row's devices are virtual, or name their kind."""
     return "virtual CPU devices" if bool(facts["virtual_devices"]) else f"devices ({facts['device_kind']})"
 
 
 def strategies(rows: pd.DataFrame) -> str:
-    """The names of the strategies, or how many they are."""
+    """Name the strategies, or count them if they are too many to list."""
     names = rows["strategy"].unique()
     return listed(names) if len(names) <= NAMED else f"{len(names)} strategies"
 
 
 def workload(facts: pd.Series) -> str:
-    """The work that a row's step does, without its batch."""
+    """Describe the workload of a row: model, sequence length, dtype and remat, but not the batch."""
     return (
         f"{facts['preset']} ({parameters(facts['param_count'])}), {facts['sequence_tokens']:,.0f} tokens "
         f"per sequence, {facts['dtype']}, remat {facts['remat']}"
@@ -55,18 +55,18 @@ def workload(facts: pd.Series) -> str:
 
 
 def what_counts(rows: pd.DataFrame) -> str:
-    """How many cases have numbers that can be compared, and what became of the others."""
+    """Say how many cases the curves include, and why they leave out the others."""
     if "kind" in rows and rows["kind"].eq("compiled").all():
         compiled = int(rows["status"].eq("ok").sum())
-        return f"Nothing was timed: {compiled} of {len(rows)} cases were compiled, to see what their programs do."
+        return f"{compiled} of {len(rows)} cases were compiled; none was timed."
     counted = int(counts(rows).sum())
     agree = f"{counted} of {len(rows)} were timed after their losses and gradient norms agreed with those of one device"
     why = ", ".join(f"{count} {reason}" for reason, count in left_out(rows).items())
-    return f"{agree}; the others have no place in the curves ({why})." if why else f"{agree}."
+    return f"{agree}; the curves leave out the others ({why})." if why else f"{agree}."
 
 
 def fastest_first(rows: pd.DataFrame) -> pd.DataFrame:
-    """The cases that count on the most devices, at the batch at which most cases count, sorted by throughput."""
+    """Return the counted cases on the most devices at the most common batch, highest throughput first."""
     points = scaling(rows)
     points = points[points["global_batch_sequences"] == widest_batch(rows)]
     points = points[points["devices"] == points["devices"].max()]
@@ -74,20 +74,21 @@ def fastest_first(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fastest(points: pd.DataFrame) -> str:
-    """The case with the highest throughput, and which cases this run cannot tell apart from it."""
+    """Name the case with the highest throughput, and the cases whose intervals overlap with its interval."""
     first, others = points.iloc[0], points.iloc[1:]
-    where = f"On {many(int(first['devices']), 'device')}, at a global batch of {first['global_batch_sequences']:.0f}"
+    batch = f"a global batch of {first['global_batch_sequences']:.0f} sequences"
+    where = f"On {many(int(first['devices']), 'device')} with {batch}"
     sentence = f"{where}, {case(first)} has the highest throughput: {first['tokens_per_second']:,.0f} tokens/s"
     if pd.notna(first["tokens_per_second_low"]):
         low, high = first["tokens_per_second_low"], first["tokens_per_second_high"]
         sentence += f" (95% interval {low:,.0f} to {high:,.0f})"
     alike = others[others["tokens_per_second_high"] >= first["tokens_per_second_low"]]
-    untold = f" Its interval overlaps with that of {listed(map_case(alike))}: this run does not tell them apart."
-    return f"{sentence}{over_single(first)}.{untold if len(alike) else ''}"
+    overlap = f" Its interval overlaps with that of {listed(case_names(alike))}: this run does not tell them apart."
+    return f"{sentence}{over_single(first)}.{overlap if len(alike) else ''}"
 
 
 def over_single(row: pd.Series) -> str:
-    """How its step time compares with that of one device on the same work."""
+    """Compare a row's step time with that of one device on the same work; empty where that is unknown."""
     ratio = row["relative_to_single"]
     if pd.isna(ratio) or row["strategy"] == "single":
         return ""
@@ -95,28 +96,29 @@ def over_single(row: pd.Series) -> str:
 
 
 def smallest(points: pd.DataFrame) -> list[str]:
-    """The case that needs the least memory per device."""
+    """Name the case that needs the least memory per device."""
     points = points.dropna(subset="memory.total_bytes").sort_values("memory.total_bytes")
     if points.empty:
         return []
     row = points.iloc[0]
     least, most = row["memory.total_bytes"], points["memory.total_bytes"].iloc[-1]
-    return [f"Of these, {case(row)} needs the least memory: {size(least)} per device; the most is {size(most)}."]
+    most_memory = f"the case that needs the most has {size(most)}"
+    return [f"Of these cases, {case(row)} needs the least memory: {size(least)} per device; {most_memory}."]
 
 
 def most_exposed(rows: pd.DataFrame) -> list[str]:
-    """The case that spends the largest part of its step on communication that nothing hides."""
+    """Name the case that spends the largest share of its step on exposed communication."""
     points = attributed(rows)
     if points.empty:
         return []
     share = points[TIMES["exposed communication"]] / points["step_seconds_median"]
     row = points.iloc[int(share.to_numpy().argmax())]
-    where = f"{case(row)} at a global batch of {row['global_batch_sequences']:.0f}"
-    return [f"Exposed communication takes the largest part of a step in {where}: {share.max():.0%}."]
+    where = f"{case(row)} with a global batch of {row['global_batch_sequences']:.0f} sequences"
+    return [f"Exposed communication takes the largest share of a step in {where}: {share.max():.0%}."]
 
 
 def bytes_as_predicted(rows: pd.DataFrame) -> list[str]:
-    """Whether compiled programs send what the formulas predict."""
+    """Say whether compiled programs send the bytes that the formulas predict."""
     if "sent_as_predicted" not in rows:
         return []
     judged = rows[rows["sent_as_predicted"].isin([True, False])]
@@ -124,36 +126,36 @@ def bytes_as_predicted(rows: pd.DataFrame) -> list[str]:
     if judged.empty:
         return []
     if off.empty:
-        return [f"All {len(judged)} compiled steps that have formulas send exactly the bytes that these predict."]
-    names = listed(map_case(off))
-    return [f"{len(off)} of {len(judged)} compiled steps send other bytes than the formulas predict: {names}."]
+        return [f"All {len(judged)} compiled steps that have formulas send exactly the predicted bytes."]
+    names = listed(case_names(off))
+    return [f"{len(off)} of {len(judged)} compiled steps do not send the bytes that the formulas predict: {names}."]
 
 
 def noise(rows: pd.DataFrame) -> str:
-    """By how much the same step, timed twice, differed from itself."""
+    """Say by how much two copies of the step on one device, timed interleaved, differed."""
     known = rows.dropna(subset=["canary_ratio_low", "canary_ratio_high"])
     if known.empty:
-        return "The noise of this run is not known: no second copy of the step on one device was timed."
+        return "The noise of this run is unknown: no second copy of the step on one device was timed."
     low, high = known["canary_ratio_low"].min() - 1, known["canary_ratio_high"].max() - 1
     loud = "This run is noisy. " if known["noisy"].eq(True).any() else ""
     return (
-        f"{loud}The same step, timed twice in turns, differed by {low:+.1%} to {high:+.1%}; "
-        "smaller differences cannot be seen in this run."
+        f"{loud}Two copies of the same step, timed interleaved, differed by {low:+.1%} to {high:+.1%}; "
+        "this run cannot resolve smaller differences."
     )
 
 
 def case(row: pd.Series) -> str:
-    """A case in a sentence: its strategy, its mesh and its options."""
+    """Name a case in a sentence by its strategy, mesh and options."""
     return f"{row['strategy']} ({' '.join(filter(None, (str(row['mesh']), known_text(row.get('options')))))})"
 
 
-def map_case(rows: pd.DataFrame) -> list[str]:
-    """The names of several cases, each once."""
+def case_names(rows: pd.DataFrame) -> list[str]:
+    """Return the names of several cases, each once."""
     return list(dict.fromkeys(case(row) for _, row in rows.iterrows()))
 
 
 def known_text(value: object) -> str:
-    """A text, or nothing.
+    """Return a text, or "" for any other value.
 
     >>> known_text("schedule=1f1b"), known_text(None), known_text(float("nan"))
     ('schedule=1f1b', '', '')
@@ -162,7 +164,7 @@ def known_text(value: object) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, in a unit in which they read well.
+    """Format bytes in MiB or GiB.
 
     >>> size(3 * 2**29), size(3 * 2**19)
     ('1.5 GiB', '1.5 MiB')
@@ -172,7 +174,7 @@ def size(count: float) -> str:
 
 
 def many(count: int, noun: str) -> str:
-    """A count and what is counted.
+    """Format a count with its noun.
 
     >>> many(1, "case"), many(1200, "case")
     ('1 case', '1,200 cases')
@@ -181,7 +183,7 @@ def many(count: int, noun: str) -> str:
 
 
 def numbers(values: Iterable[float]) -> str:
-    """Different numbers, smallest first; unknown ones are left out.
+    """List the distinct known numbers, smallest first.
 
     >>> numbers([8, 1, 8, float("nan")])
     '1 and 8'
@@ -190,7 +192,7 @@ def numbers(values: Iterable[float]) -> str:
 
 
 def listed(names: Iterable[object], most: int = NAMED) -> str:
-    """Names in a sentence; beyond a number of them, how many more there are.
+    """List names in a sentence; beyond the first `most`, count the others.
 
     >>> listed(["data"]), listed(["data", "fsdp", "tensor"]), listed("abcde", most=3)
     ('data', 'data, fsdp and tensor', 'a, b, c and 2 others')

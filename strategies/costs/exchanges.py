@@ -1,4 +1,4 @@
-"""What a device sends in a step, with when it does and how the array is split: traffic.py in the order of the step."""
+"""What a device sends in a step: the terms of the traffic model in the order of the step, with when and along what."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ ARRAYS: Mapping[str, str] = {
     "keys and values": "activations",
     "tokens and heads": "activations",
 }
-"""Of which array `Traffic.what` is a part. What is not listed, a strategy's own hooks send: activations."""
+"""Kind of array by `Traffic.what`. Names not listed come from a strategy's own hooks, which send activations."""
 NUMBER = "number"
 """What is sent where it is one number: the loss, or a part of the gradients' norm."""
 
@@ -84,14 +84,14 @@ def exchanges(
 
 
 def array_of(each: Traffic) -> str:
-    """Of which array something is a part."""
+    """Return the kind of array that a term of the traffic sends."""
     if each.what == "norm" or (each.what == "loss" and each.operand_bytes <= 4):
         return NUMBER
     return ARRAYS.get(each.what, "activations")
 
 
 def when(each: Traffic, layout: Layout, train: TrainConfig) -> str:
-    """In which part of a step something is sent."""
+    """Return the part of the step in which a term of the traffic is sent."""
     array = array_of(each)
     if array == "activations":
         return "forward" if each.what == "loss" else "forward and backward"
@@ -105,7 +105,7 @@ def when(each: Traffic, layout: Layout, train: TrainConfig) -> str:
 
 
 def when_gathered(each: Traffic, layout: Layout, train: TrainConfig) -> str:
-    """In which part of a step weights are gathered."""
+    """Return the part of the step in which weights are gathered."""
     if layout.updates:
         return "update"
     if train.gather == "step":
@@ -114,14 +114,14 @@ def when_gathered(each: Traffic, layout: Layout, train: TrainConfig) -> str:
 
 
 def when_scattered(layout: Layout, train: TrainConfig) -> str:
-    """In which part of a step gradients are scattered."""
+    """Return the part of the step in which gradients are scattered."""
     if layout.scatters_each:
         return "after each microbatch"
     return "backward" if layout.shards and train.gather == "layer" else "after backward"
 
 
 def split(array: str, layout: Layout, train: TrainConfig) -> Axes:
-    """The axes that split an array where it is split most, outermost first."""
+    """Return the axes that split an array where it is split most, outermost first."""
     if array == "activations":
         tensors = layout.dims.get("head_features", ()) if train.sequence_parallel else ()
         return (*layout.batch, *layout.tokens, *tensors)
@@ -129,7 +129,7 @@ def split(array: str, layout: Layout, train: TrainConfig) -> Axes:
 
 
 def links_of(along: Axes, mesh: MeshSpec, schedule: Schedule | None, layout: Layout) -> tuple[tuple[int, int], ...]:
-    """Who sends to whom in a permutation: the stages by their schedule, or each to the next around a ring."""
+    """Return (sender, receiver) pairs of a permutation: stages by schedule, or each to the next in a ring."""
     if schedule and along == layout.dims.get("layers"):
         edges = {edge for column in Ticks.of(schedule).edges for edges in column for edge in edges}
         return tuple(sorted(edges))
@@ -138,6 +138,6 @@ def links_of(along: Axes, mesh: MeshSpec, schedule: Schedule | None, layout: Lay
 
 
 def features(layout: Layout) -> Axes:
-    """The axes that split the features of a layer."""
+    """Return the axes that split the features of a layer."""
     axes = (axis for dim, names in layout.dims.items() if dim not in ("layers", "vocab") for axis in names)
     return tuple(dict.fromkeys(axes))

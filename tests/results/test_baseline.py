@@ -109,7 +109,8 @@ def test_a_failure_is_no_baseline(tmp_path: Path, status: str, capsys: pytest.Ca
     run = write_run(tmp_path / "run.json", [row(), failed(status, "data", "data=2")])
     with pytest.raises(SystemExit, match="5"):
         main([str(run), "--out", str(tmp_path)])
-    assert f"microbatches=1 sequence=128 params=10000000 is {status} (made up), which a" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert f"microbatches=1 sequence=128 params=10000000 is {status} (made up), a failure that a" in shown
     assert list(tmp_path.iterdir()) == [run]
 
 

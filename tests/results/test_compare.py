@@ -88,7 +88,7 @@ def test_counters_that_differ_are_listed(tmp_path: Path, capsys: pytest.CaptureF
     compare.main([str(base), str(head)])
     assert "worse  compiled.flops  2,000,000,000 -> 3,000,000,000 flop  1.500x" in capsys.readouterr().out
     compare.main([str(base), str(base)])
-    assert "exact counters of the compiled programs are the same" in capsys.readouterr().out
+    assert "the exact counters of the compiled programs are equal" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -142,10 +142,10 @@ def test_the_command_writes_a_picture(found: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "compiled"}, "no file of `python -m benchmarks.feasibility"),
+        ({"kind": "compiled"}, "was not written by `python -m benchmarks.feasibility"),
         ({"schema_version": 2}, "has schema 2, not 1"),
         ({"capacity_bytes": None}, "capacity_bytes is None, not int"),
-        ({"candidates": []}, "its `candidates` are no list of rows"),
+        ({"candidates": []}, "`candidates` is not a list of rows"),
         (
             {"candidates": [{"status": "fits", "strategy": "fsdp", "mesh": "fsdp=8"}]},
             "candidate None lacks formula.needed_bytes",

@@ -197,7 +197,7 @@ def test_a_missing_file_is_broken_input(base: Path, tmp_path: Path, capsys: pyte
     """A missing file exits with 5 and names the commands that write one."""
     assert run(tmp_path / "jax-0.11.0.json", base) == 5
     shown = capsys.readouterr().out
-    assert "jax-0.11.0.json is not there; write it with `pytest benchmarks --benchmark-json=" in shown
+    assert "jax-0.11.0.json does not exist; write it with `pytest benchmarks --benchmark-json=" in shown
     assert "python -m results.baseline RUN.json" in shown
 
 

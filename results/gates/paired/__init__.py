@@ -1,1 +1,1 @@
-"""The paired gate: two checkouts that take turns on this machine, launch after launch, and what their times say."""
+"""The paired gate: times two checkouts interleaved on this machine, over several launches, and judges the change."""

@@ -1,5 +1,5 @@
 "use strict";
-// What all charts share: a strategy's look, the theme of the page, and how Plotly is told to draw.
+// Shared by all charts: the colours and symbols of strategies, the theme of the page, and drawing with Plotly.
 
 /** Symbols, by Plotly's names, as paths in a square of 12 units, in the order of the markers of palette.py. */
 const SYMBOLS = {
@@ -22,14 +22,14 @@ const NARROW = matchMedia("(max-width: 40rem)");
 const TOUCH = matchMedia("(pointer: coarse)");
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
-/** The colour, as a variable of the style sheet, and the symbol of a strategy: the same wherever it is shown. */
+/** A strategy's colour, as a variable of the style sheet, and its symbol; both are the same in every chart. */
 function lookOf(strategy) {
   const place = DATA.strategies.indexOf(strategy);
   const symbols = Object.keys(SYMBOLS);
   return { colour: `--mark-${place % COLOURS}`, symbol: symbols[place % symbols.length] };
 }
 
-/** The symbol of a strategy as a small picture beside its name. */
+/** The symbol of a strategy as a small SVG element. */
 function symbol(strategy) {
   const look = lookOf(strategy);
   const make = (tag, attributes) => {
@@ -42,12 +42,12 @@ function symbol(strategy) {
   return picture;
 }
 
-/** A colour of the style sheet, as it is in the theme that is on. */
+/** The value of a colour variable of the style sheet in the current theme. */
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** Plotly's layout in the theme of the page; `changes` are laid over it, axes property by property. */
+/** Plotly's layout in the theme of the page; `changes` override it, axes property by property. */
 function layout(changes) {
   const axis = {
     gridcolor: colour("--grid"), linecolor: colour("--line"), zerolinecolor: colour("--line"), automargin: false,
@@ -65,7 +65,7 @@ function layout(changes) {
   };
 }
 
-/** What the vertical axis shows, written above it, where it can be read without turning one's head. */
+/** The title of the vertical axis as a horizontal annotation above it. */
 function above(text) {
   return {
     text, x: 0, xref: "paper", xanchor: "left", xshift: -50, y: 1, yref: "paper", yanchor: "bottom", yshift: 8, showarrow: false,
@@ -73,7 +73,7 @@ function above(text) {
   };
 }
 
-/** Draw a chart, or a sentence where there is nothing to draw. `open(row)` is called for a point that is chosen. */
+/** Draw a chart, or the sentence `chart.missing` if there is nothing to draw. A click on a point calls `open(row)`. */
 async function draw(figure, chart, open) {
   const place = figure.querySelector(".chart");
   figure.querySelector("figcaption").textContent = chart.caption ?? "";
@@ -98,13 +98,13 @@ async function draw(figure, chart, open) {
   });
 }
 
-/** An axis that goes by doublings, with a tick at each value that occurs. */
+/** A logarithmic axis with a tick at each value that occurs. */
 function doubling(values, title) {
   const ends = [Math.min(...values) / 1.3, Math.max(...values) * 1.3].map(Math.log10);
   return { type: "log", range: ends, tickvals: values, ticktext: values.map((value) => number(value)), title };
 }
 
-/** Points with their 95% intervals, as Plotly takes them. */
+/** The 95% intervals of points as Plotly's error bars. */
 function errorBars(data, rows, name) {
   const off = (end, sign) => rows.map((row) => {
     const value = get(data, `page.${name}_${end}`, row);
@@ -113,7 +113,7 @@ function errorBars(data, rows, name) {
   return { type: "data", symmetric: false, array: off("high", 1), arrayminus: off("low", -1), thickness: 1.2, width: 3 };
 }
 
-/** The legend of a stack: what each colour is. */
+/** Show the legend of a stacked chart; `marker` labels the tick across each bar. */
 function showLegend(figure, parts, marker) {
   const entry = (label, swatch) => element("span", {}, swatch, label);
   const swatches = parts.map((part) => {

@@ -1,11 +1,11 @@
 "use strict";
-// The chart of a search: how many candidates there are by memory and throughput, the frontier, and what was compiled.
+// The chart of a search: the density of candidates by memory and throughput, the frontier, the compiled candidates.
 
 const SPEED = "tokens_per_second_per_device";
 const BYTES = "needed_bytes";
 const LABEL_HEIGHT = 17; // pixels
 
-/** The chart; compiled candidates are named in a column at its right, by their ranks where it is narrow. */
+/** The chart for `draw`. Labels at its right name the compiled candidates, by rank if the page is narrow. */
 function densityChart(data) {
   const unit = byteUnit(data.capacity_bytes);
   const rows = allRows(data);
@@ -32,11 +32,12 @@ function densityChart(data) {
 
 function densityCaption(data, compiled) {
   const hidden = NARROW.matches ? " Numbers at the right are ranks in the table." : "";
-  return "The darker a cell, the more candidates are there by formula. The line is the frontier: no other candidate that fits " +
-    "is both smaller and faster. Dashed: the memory of a device. " + (compiled.length ? `Marks are where the compiler puts ${compiled.length} of them.${hidden}` : "None was compiled.");
+  const marks = `Marks show the memory and throughput of the ${compiled.length} compiled candidates.${hidden}`;
+  return "Darker cells hold more candidates, by formula. The line is the frontier: no other candidate that fits is both smaller " +
+    "and faster than one on it. The dashed line is the memory of a device. " + (compiled.length ? marks : "No candidate was compiled.");
 }
 
-/** The density, by the logarithm of its counts; what is empty has the ground of the page. */
+/** The density as a heat map of log counts; empty cells show the background of the page. */
 function heat(bytes, speed, count, unit) {
   const text = count.map((cells) => cells.map((cell) => `${number(cell)} ${cell === 1 ? "candidate" : "candidates"}`));
   return {
@@ -56,7 +57,7 @@ function line(data, rows, unit) {
   };
 }
 
-/** A program that the compiler gave up says its memory only: it keeps the height that the formula has. */
+/** The compiled throughput. A program that the compiler rejected has memory only and keeps the formula's throughput. */
 function compiledSpeed(data, row) {
   return get(data, `compiled.${SPEED}`, row) ?? get(data, `formula.${SPEED}`, row);
 }
@@ -80,16 +81,16 @@ function labelOf(data, row) {
   return NARROW.matches ? number(get(data, "rank", row)) : `${get(data, "strategy", row)} ${get(data, "mesh", row)}`;
 }
 
-/** Where the names of compiled candidates are: one below the other, as near to the heights of their marks as they can. */
+/** Places the labels of compiled candidates one below the other, as near to the heights of their marks as they fit. */
 function labels(data, rows, plotHeight, most) {
   const pixel = (row) => plotHeight * (1 - Math.min(1, compiledSpeed(data, row) / most));
-  let free = 0; // the first height at which there is room
+  let free = 0; // the next height at which a label fits
   const wanted = [...rows].sort((a, b) => pixel(a) - pixel(b)).map((row) => {
     const at = Math.max(free, pixel(row));
     free = at + LABEL_HEIGHT;
     return { row, at };
   });
-  const shift = Math.max(0, free - plotHeight); // what would reach below the chart moves all up
+  const shift = Math.max(0, free - plotHeight); // labels that would end below the chart move all labels up
   return wanted.map(({ row, at }, place) => ({ row, y: most * (1 - Math.max(place * LABEL_HEIGHT, at - shift) / plotHeight) }));
 }
 
@@ -100,7 +101,7 @@ function nameOf(data, { row, y }) {
   };
 }
 
-/** A line from a mark to its name. */
+/** A line from a mark to its label. */
 function leader(data, { row, y }, unit) {
   return {
     type: "line", x0: get(data, `compiled.${BYTES}`, row) / unit.bytes, y0: compiledSpeed(data, row), x1: data.largest_bytes / unit.bytes, y1: y,

@@ -1,16 +1,16 @@
 "use strict";
-// All facts of one case, in a dialog.
+// The dialog with all facts of one case.
 
-const NOT_FACTS = /^page\./; // what the page derived for itself
+const NOT_FACTS = /^page\./; // columns that are derived for the page
 const OTHERS = "The case, its speed and its checks";
 const GROUPS = {
   memory: "Memory of one device", attribution: "Where the time goes", compiled: "The compiled program",
-  predicted: "Predicted by formulas", overlap: "Communication beside other work", rewrites: "What the compiler changed",
-  between_processes: "Between processes", chip: "The chip", roofline: "Least times by the chip's figures",
-  formula: "By formula",
+  predicted: "Predicted by formulas", overlap: "Overlap of communication", rewrites: "Communication rewritten by the compiler",
+  between_processes: "Communication between processes", chip: "The chip", roofline: "Roofline: least times from the chip's published figures",
+  formula: "Predicted by formulas",
 };
 
-/** Open the dialog about a case. */
+/** Open the dialog with the facts of a case. */
 function openFacts(data, row) {
   const dialog = document.getElementById("facts");
   dialog.querySelector("h2").textContent = caseName(data, row);
@@ -19,7 +19,7 @@ function openFacts(data, row) {
   dialog.querySelector(".body").scrollTop = 0;
 }
 
-/** The facts by the first word of their names; zeros, and what is not known, are left out. */
+/** The facts, grouped by the first word of their names; zeros and unknown values are left out. */
 function factGroups(data, row) {
   const groups = new Map();
   for (const name of Object.keys(data.columns)) {
@@ -31,14 +31,14 @@ function factGroups(data, row) {
     list.append(element("dt", { textContent: others.length ? others.join(".") : name }), element("dd", { textContent: fact(name, value) }));
     groups.set(title, list);
   }
-  const note = "Names are those of the record. Facts that are zero or not known are left out.";
+  const note = "Names are the columns of the record. Facts that are zero or unknown are left out.";
   const order = (title) => (title === OTHERS ? 1 : 0); // the table has most of these already
   const sorted = [...groups].sort(([a], [b]) => order(a) - order(b));
   return [element("p", { className: "note", textContent: note }),
     ...sorted.flatMap(([title, list]) => [element("h3", { textContent: title }), list])];
 }
 
-/** Have the dialog close by its button and by a press beside it; the browser closes it by Escape. */
+/** Close the dialog on its button and on a click outside it; the browser closes it on Escape. */
 function prepareFacts() {
   const dialog = document.getElementById("facts");
   dialog.querySelector(".close").addEventListener("click", () => dialog.close());

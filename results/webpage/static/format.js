@@ -1,7 +1,7 @@
 "use strict";
-// Columns of cases, and how their values are written. Nothing here touches the page.
+// Access to the columns of cases, and formatting of their values. Apart from `element`, nothing here touches the page.
 
-const LONGEST = 60; // letters of a text in a chart
+const LONGEST = 60; // most characters of a text in a chart
 
 /** The value of a column in one row; a column that is the same in all rows is stored as that one value. */
 function get(data, name, row) {
@@ -10,34 +10,34 @@ function get(data, name, row) {
   return Array.isArray(column) ? column[row] : column;
 }
 
-/** All rows of the data, by number. */
+/** The indices of all rows. */
 function allRows(data) {
   return Array.from({ length: data.count }, (_, row) => row);
 }
 
-/** The different values of a column, in their order; unknown ones are left out. */
+/** The distinct known values of a column, sorted. */
 function distinct(data, name, rows = allRows(data)) {
   const values = [...new Set(rows.map((row) => get(data, name, row)))].filter((value) => value !== null);
   return values.sort(compare);
 }
 
-// Made once: a formatter of its own for each number takes longer than all the rest of the page.
+// Formatters are made once: one for each number would take longer than everything else on the page.
 const FORMATS = [0, 1, 2].map((digits) => new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
 const FIVE_DIGITS = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 5 });
 const ORDER = new Intl.Collator("en-US", { numeric: true });
 
-/** A number with separators and so many digits behind the point, such as 12,345.6; nothing if it is not known. */
+/** A number with thousands separators and `digits` decimals, such as 12,345.6; "" for null, other values as text. */
 function number(value, digits = 0) {
   if (typeof value !== "number") return value === null ? "" : String(value);
   return FORMATS[digits].format(value);
 }
 
-/** Which of two values comes first: numbers by size, texts by their letters, and by the numbers in them. */
+/** Compare two values for sorting: numbers by size, texts alphabetically with the numbers in them by size. */
 function compare(a, b) {
   return typeof a === "number" && typeof b === "number" ? a - b : ORDER.compare(String(a), String(b));
 }
 
-/** The unit in which the largest of some sizes reads well: its name, and its bytes. */
+/** The unit for sizes up to `largest` bytes: its name, and its number of bytes. */
 function byteUnit(largest) {
   return largest >= 2 ** 30 ? { name: "GiB", bytes: 2 ** 30 } : { name: "MiB", bytes: 2 ** 20 };
 }
@@ -49,12 +49,12 @@ function size(bytes) {
   return `${number(bytes / unit.bytes, 1)} ${unit.name}`;
 }
 
-/** A time in seconds, in milliseconds. */
+/** A time in seconds, formatted in milliseconds. */
 function milliseconds(seconds) {
   return typeof seconds === "number" ? `${number(1e3 * seconds, 1)} ms` : number(seconds);
 }
 
-/** A fact of a row as its name says it is: names carry their units. */
+/** A fact of a row with its unit, which is derived from the name of its column. */
 function fact(name, value) {
   if (value === true) return "yes";
   if (value === false) return "no";
@@ -65,19 +65,19 @@ function fact(name, value) {
   return Number.isInteger(value) ? number(value) : FIVE_DIGITS.format(value);
 }
 
-/** The name of a case: strategy, mesh, options and microbatches. */
+/** The name of a case: strategy, mesh and options. */
 function caseName(data, row) {
   const parts = ["strategy", "mesh", "options"].map((name) => get(data, name, row));
   return parts.filter(Boolean).join(" ");
 }
 
-/** A text for Plotly, which reads tags: it shows what stands there, but for the end of what is very long. */
+/** Escape a text for Plotly, which interprets tags, and cut it off after `LONGEST` characters. */
 function plain(text) {
   const short = text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text;
   return short.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-/** A new element with properties and children; texts become text, never markup. */
+/** A new element with properties and children; strings become text nodes, never markup. */
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
   made.append(...children);

@@ -1,9 +1,9 @@
 "use strict";
-// Puts the page together: words are there already; tables come first, then Plotly, then each chart as it comes near.
+// Starts the page. The summary is in the HTML. Tables are built first; Plotly and each chart when it comes into view.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
-/** Run Plotly, once; it takes longer than all the rest of the page. */
+/** Run Plotly once, when the first chart is drawn: it takes longer than everything else on the page. */
 const loadPlotly = (() => {
   let loaded = false;
   return () => {
@@ -13,7 +13,7 @@ const loadPlotly = (() => {
   };
 })();
 
-/** Charts that are drawn when they come near the window, and again when what they show changes. */
+/** Draws each chart when it comes near the visible part of the page, and again when its rows change. */
 class Charts {
   constructor() {
     this.makers = new Map();
@@ -28,7 +28,7 @@ class Charts {
     }, { rootMargin: "300px" });
   }
 
-  /** Register a figure: `make()` returns what `draw` takes, `open(row)` is called for a point that is chosen. */
+  /** Register a figure: `make()` returns a chart for `draw`, and a click on a point calls `open(row)`. */
   add(figure, make, open) {
     this.makers.set(figure, { make, open });
     this.watch.observe(figure);
@@ -40,35 +40,35 @@ class Charts {
     return draw(figure, make(), open);
   }
 
-  /** Draw those again that have been near. */
+  /** Redraw the charts that have been drawn. */
   redrawAll() {
     for (const figure of this.near) this.redraw(figure);
   }
 
-  /** Draw all, as before printing. */
+  /** Draw all charts, for printing. */
   drawAll() {
     for (const figure of this.makers.keys()) this.near.add(figure);
     this.redrawAll();
   }
 }
 
-/** Fill a select with the values of a column; the first option, whose value is empty, takes all of them. */
+/** Fill a select with values. `all`, if given, labels a first option that selects every value. */
 function fillSelect(select, values, all, write = (value) => number(value)) {
   const options = values.map((value) => element("option", { value: String(value), textContent: write(value) }));
   select.replaceChildren(...(all ? [element("option", { value: "", textContent: all })] : []), ...options);
   select.closest("label").hidden = values.length < 2;
 }
 
-/** Whether a text has each word of another somewhere. */
+/** Whether a text contains each of some words. */
 function matches(text, words) {
   return words.toLowerCase().split(/\s+/).every((word) => text.toLowerCase().includes(word));
 }
 
-/** The section about a run, whose table it returns: one filter for its table and its charts. */
+/** Start the section about runs, where one filter applies to the table and the charts; returns the table. */
 function startRun(section, data, charts) {
   const form = section.querySelector("form");
   const open = (row) => openFacts(data, row);
-  const table = new SortableTable(data, caseColumns(data), "Cases, sortable by each column", open);
+  const table = new SortableTable(data, caseColumns(data), "Cases; each column can be sorted", open);
   section.querySelector(".table").append(table.element);
   section.querySelector(".table").after(table.more);
   form.querySelector(".chips").append(...data.strategies.map((strategy) => chip(strategy)));
@@ -94,11 +94,11 @@ function startRun(section, data, charts) {
   for (const figure of section.querySelectorAll("figure")) charts.add(figure, makers[figure.dataset.chart], open);
   section.querySelector(".tabs").addEventListener("change", () => charts.redraw(section.querySelector("[data-chart=curves]")));
   showLegend(section.querySelector("[data-chart=memory]"), MEMORY, "predicted by formulas");
-  showLegend(section.querySelector("[data-chart=time]"), TIME, "the step, measured");
+  showLegend(section.querySelector("[data-chart=time]"), TIME, "measured step time");
   return table;
 }
 
-/** The rows that the filter of a run lets through. */
+/** The rows that match the filter of the section about runs. */
 function filtered(data, form) {
   const strategies = new Set([...form.querySelectorAll(".chips input:checked")].map((box) => box.value));
   const { workload, devices, batch, status, text } = form.elements;
@@ -108,17 +108,17 @@ function filtered(data, form) {
     same("global_batch_sequences", batch.value, row) && same("status", status.value, row) && matches(caseName(data, row), text.value));
 }
 
-/** A strategy to be shown or not; it is the legend of all charts, too. */
+/** A checkbox that shows or hides a strategy. The checkboxes are also the legend of the throughput chart. */
 function chip(strategy) {
   const box = element("input", { type: "checkbox", defaultChecked: true, value: strategy });
   return element("label", {}, box, symbol(strategy), strategy);
 }
 
-/** The section about a search, whose table it returns. */
+/** Start the section about a search; returns its table. */
 function startSearch(section, data, charts) {
   const form = section.querySelector("form");
   const open = (row) => openFacts(data, row);
-  const table = new SortableTable(data, candidateColumns(data), "Candidates, sortable by each column", open);
+  const table = new SortableTable(data, candidateColumns(data), "Candidates; each column can be sorted", open);
   section.querySelector(".table").append(table.element);
   section.querySelector(".table").after(table.more);
   const apply = () => {
@@ -133,7 +133,7 @@ function startSearch(section, data, charts) {
   return table;
 }
 
-/** Paper is white, whatever the screen is, and has all charts and rows. */
+/** Print in the light theme, with all charts and all rows. */
 function preparePrinting(charts, tables) {
   matchMedia("print").addEventListener("change", ({ matches: printing }) => {
     document.documentElement.classList.toggle("paper", printing);

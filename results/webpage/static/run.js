@@ -1,5 +1,5 @@
 "use strict";
-// The charts of a run. Each takes the rows that are shown and returns what `draw` draws.
+// The charts of runs. Each function takes the rows that are shown and returns a chart for `draw`.
 
 const MEMORY = [
   { label: "parameters", name: "memory.parameter_bytes", colour: "--part-0" },
@@ -18,19 +18,19 @@ const TIME = [
   { label: "dispatch", name: "attribution.dispatch_seconds", colour: "--part-6" },
 ];
 const MOST_BARS = 40;
-const DODGE = 0.06; // octaves between the points of two strategies, so that their intervals are seen apart
+const DODGE = 0.06; // octaves between the points of two strategies, so that their intervals do not overlap
 
-/** The value at which most of these rows are, the largest of equals: of batches, that of the static figures too. */
+/** The most common value of a column, the largest if several are; the static figures choose their batch the same way. */
 function commonest(data, name, rows) {
   const counted = new Map();
   for (const row of rows) counted.set(get(data, name, row), (counted.get(get(data, name, row)) ?? 0) + 1);
   return [...counted].sort(([a, m], [b, n]) => n - m || b - a)[0]?.[0];
 }
 
-/** Throughput with its intervals: a line through the fastest mesh of each strategy, the other meshes pale. */
+/** Throughput with 95% intervals: a line through the fastest mesh of each strategy; the other meshes are pale. */
 function curves(data, shown, across) {
   const counted = shown.filter((row) => get(data, "page.counts", row));
-  if (!counted.length) return { missing: "No case that is shown was timed and found equal to one device." };
+  if (!counted.length) return { missing: "None of the selected cases was both timed and equal to one device." };
   const fixed = across === "batch" ? "devices" : "global_batch_sequences";
   const value = across === "batch" ? Math.max(...distinct(data, fixed, counted)) : commonest(data, fixed, counted);
   const rows = counted.filter((row) => get(data, fixed, row) === value || (across === "batch" && get(data, "strategy", row) === "single"));
@@ -38,7 +38,7 @@ function curves(data, shown, across) {
   const unit = byteUnit(Math.max(...rows.map((row) => get(data, "memory.total_bytes", row))));
   const at = (row) => get(data, axes[across], row) / (across === "memory" ? unit.bytes : 1);
   const placed = rows.filter((row) => known(get(data, axes[across], row)));
-  if (!placed.length) return { missing: "The memory of these cases is not known." };
+  if (!placed.length) return { missing: "The memory of these cases is unknown." };
   const xaxis = across === "memory"
     ? { title: `memory per device, ${unit.name}`, rangemode: "tozero" }
     : doubling(distinctPlaces(placed, at), across === "devices" ? "devices" : "global batch, sequences");
@@ -58,7 +58,7 @@ function curves(data, shown, across) {
   };
 }
 
-/** The same places, those of strategies that share one moved apart, so that their intervals are seen. */
+/** Positions along the axis, where points of several strategies at one position move apart so that intervals show. */
 function apart(data, rows, at) {
   const sharing = new Map(distinctPlaces(rows, at).map((place) => [place, distinct(data, "strategy", rows.filter((row) => at(row) === place))]));
   return (row) => {
@@ -73,10 +73,10 @@ function distinctPlaces(rows, at) {
 
 function curvesCaption(data, across, value, virtual, rows) {
   const where = across === "batch" ? `${number(value)} devices` : `Global batch ${number(value)}`;
-  const ideal = virtual ? "Virtual devices share one machine: the ideal is the throughput of one device." : "The ideal is a linear speed-up.";
+  const ideal = virtual ? "the throughput of one device, because virtual devices share one machine." : "a linear speed-up.";
   const noisy = rows.some((row) => get(data, "noisy", row)) ? " This run is noisy: see the summary." : "";
-  return `${where}; the filter above chooses another. Bars are 95% intervals, lines go through the fastest mesh of each ` +
-    `strategy, other meshes are pale.${across === "devices" ? ` Dashed: ${ideal}` : ""}${noisy}`;
+  return `${where}; change it with the filter above. Bars are 95% intervals. Lines connect the fastest mesh of each ` +
+    `strategy; other meshes are pale.${across === "devices" ? ` The dashed line is the ideal: ${ideal}` : ""}${noisy}`;
 }
 
 function strategyTraces(data, strategy, rows, x, across) {
@@ -113,32 +113,32 @@ function idealTrace(data, rows, at) {
   }];
 }
 
-/** What holds a device's memory: a bar a case, the smallest first. */
+/** Memory per device by its parts: one bar for each case, the smallest first. */
 function memory(data, shown) {
   const total = (row) => get(data, "memory.total_bytes", row);
   const unit = byteUnit(Math.max(0, ...shown.map(total)));
   return stacked(data, shown.filter((row) => known(total(row)) && get(data, "status", row) === "ok"), {
     parts: MEMORY, total, scale: 1 / unit.bytes, title: `memory per device, ${unit.name}`, write: size,
     marks: (row) => get(data, "page.predicted_total_bytes", row), marked: "predicted by formulas",
-    missing: "The memory of these cases is not known.",
+    missing: "The memory of these cases is unknown.",
   });
 }
 
-/** What the time of a step is spent on: a bar a case, the fastest first. */
+/** Step time by its parts: one bar for each case, the fastest first. */
 function time(data, shown) {
   return stacked(data, shown.filter((row) => TIME.every((part) => known(get(data, part.name, row)))), {
     parts: TIME, total: (row) => get(data, "step_seconds_median", row), scale: 1e3, title: "time of a step, ms",
-    write: milliseconds, note: " Parts are differences of measured times: noise can make them negative.", marks: (row) => get(data, "step_seconds_median", row), marked: "the step, measured",
-    missing: "Not measured in the cases that are shown. Run the benchmarks with --attribution to know.",
+    write: milliseconds, note: " Parts are differences of measured times, so noise can make them negative.", marks: (row) => get(data, "step_seconds_median", row), marked: "measured step time",
+    missing: "The parts of the step time were not measured in the selected cases. Run the benchmarks with --attribution to measure them.",
   });
 }
 
-/** Horizontal stacked bars of the rows at one batch, sorted by their total, with a mark across each. */
+/** Horizontal stacked bars of the rows at the most common batch, sorted by their total, with a mark across each bar. */
 function stacked(data, rows, { parts, total, scale, title, write, marks, marked, missing, note = "" }) {
   const batch = commonest(data, "global_batch_sequences", rows);
-  const there = rows.filter((row) => get(data, "global_batch_sequences", row) === batch).sort((a, b) => total(a) - total(b));
-  if (!there.length) return { missing };
-  const bars = there.slice(0, MOST_BARS);
+  const atBatch = rows.filter((row) => get(data, "global_batch_sequences", row) === batch).sort((a, b) => total(a) - total(b));
+  if (!atBatch.length) return { missing };
+  const bars = atBatch.slice(0, MOST_BARS);
   const places = bars.map((_, place) => place);
   const traces = parts.map((part) => ({
     type: "bar", orientation: "h", y: places, x: bars.map((row) => scale * get(data, part.name, row)), customdata: bars,
@@ -148,13 +148,13 @@ function stacked(data, rows, { parts, total, scale, title, write, marks, marked,
   const mark = {
     type: "scatter", mode: "markers", y: places, x: bars.map((row) => (marks(row) === null ? null : scale * marks(row))), customdata: bars,
     marker: { symbol: "line-ns", size: NARROW.matches ? 12 : 16, line: { color: colour("--ink"), width: 2 } }, hovertemplate: "%{text}<extra></extra>",
-    text: bars.map((row) => `<b>${plain(caseName(data, row))}</b><br>${marked}: ${marks(row) === null ? "not known" : write(marks(row))}`),
+    text: bars.map((row) => `<b>${plain(caseName(data, row))}</b><br>${marked}: ${marks(row) === null ? "unknown" : write(marks(row))}`),
   };
-  const beyond = there.length - bars.length;
+  const beyond = atBatch.length - bars.length;
   return {
     traces: [...traces, mark],
     layout: barLayout(bars.map((row) => barName(data, row)), title),
-    caption: `Global batch ${number(batch)}; the filter above chooses another.${beyond > 0 ? ` The first ${MOST_BARS} of ${there.length} cases.` : ""}${note}`,
+    caption: `Global batch ${number(batch)}; change it with the filter above.${beyond > 0 ? ` The chart shows the first ${MOST_BARS} of ${atBatch.length} cases.` : ""}${note}`,
   };
 }
 
@@ -163,7 +163,7 @@ function barName(data, row) {
   return plain(caseName(data, row)) + (microbatches > 1 ? `, ${microbatches} microbatches` : "");
 }
 
-/** Names beside the bars; on a narrow page above them, where there is room. */
+/** The layout of stacked bars: names beside the bars, or above them on a narrow page. */
 function barLayout(names, title) {
   const narrow = NARROW.matches;
   const label = { x: 0, xref: "paper", xanchor: "left", yshift: 15, showarrow: false, font: { size: 12 } };

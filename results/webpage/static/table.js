@@ -1,10 +1,11 @@
 "use strict";
-// A table to sort and to filter. A column is {name, label} and, where it is not plain text: `value(row)` to sort by,
-// `write(value, row)`, `interval(row)`, a small text below it, and `numeric`.
+// A table that can be sorted and filtered. A column is {name, label} and optionally: `value(row)`, the value to sort by;
+// `write(value, row)`, its text; `interval(row)`, a small text below it; `numeric`; `smallFirst`, whether numbers sort
+// from the smallest first; `long`, for long texts; and `bad(row)`, whether to highlight a cell as a failure.
 
-const FIRST = 100; // rows that are made at first; the browser takes long to lay out a thousand
+const FIRST = 100; // rows built at first, because the browser takes long to lay out a thousand
 
-/** A table of the columns that are known in some row; `open(row)` is called for a case that is chosen. */
+/** A table of the columns that have a value in some row; a click on the name of a strategy calls `open(row)`. */
 class SortableTable {
   constructor(data, columns, caption, open) {
     this.data = data;
@@ -12,7 +13,7 @@ class SortableTable {
     this.order = allRows(data);
     this.shown = new Set(this.order);
     this.most = FIRST;
-    this.lines = new Map(); // of rows that have been shown, by their numbers
+    this.lines = new Map(); // row index -> the line built for it when it was first shown
     this.columns = columns.map((column) => ({ value: (row) => get(data, column.name, row), ...column }));
     this.columns = this.columns.filter((column) => allRows(data).some((row) => known(column.value(row))));
     this.headers = this.columns.map((column, place) => this.header(column, place));
@@ -23,7 +24,7 @@ class SortableTable {
     this.more.addEventListener("click", () => this.showAll());
   }
 
-  /** Put the rows into the page that are to be seen, in their order. */
+  /** Put the visible rows into the page, in the order of the sort. */
   render() {
     const rows = this.order.filter((row) => this.shown.has(row));
     this.body.replaceChildren(...rows.slice(0, this.most).map((row) => this.line(row)));
@@ -37,13 +38,13 @@ class SortableTable {
     this.render();
   }
 
-  /** Make all rows, however many there are. */
+  /** Show all rows that pass the filter, however many there are. */
   showAll() {
     this.most = Infinity;
     this.render();
   }
 
-  /** A header is a button: the first press sorts numbers from the largest and texts from A, the next the other way. */
+  /** A header is a button: the first click sorts numbers from the largest and texts from A, the next one reverses it. */
   header(column, place) {
     const button = element("button", { type: "button", textContent: column.label });
     const cell = element("th", { scope: "col", className: column.numeric ? "number" : "" }, button);
@@ -55,7 +56,7 @@ class SortableTable {
     return cell;
   }
 
-  /** The line of a row, made when it is first seen. */
+  /** The line of a row, built when it is first shown. */
   line(row) {
     if (!this.lines.has(row)) this.lines.set(row, element("tr", {}, ...this.cells(row)));
     return this.lines.get(row);
@@ -73,7 +74,7 @@ class SortableTable {
     });
   }
 
-  /** What opens the facts of a case: the name of its strategy, with its symbol. */
+  /** The button that opens the facts of a case: the name of its strategy, with its symbol. */
   opener(row, text) {
     const button = element("button", { type: "button" }, symbol(text), text);
     button.setAttribute("aria-label", `Facts of ${caseName(this.data, row)}`);
@@ -81,7 +82,7 @@ class SortableTable {
     return button;
   }
 
-  /** Sort by a column; rows of which it is not known come last either way. */
+  /** Sort by a column; rows where its value is unknown come last in both directions. */
   sort(place, direction) {
     this.headers.forEach((cell) => cell.removeAttribute("aria-sort"));
     this.headers[place].ariaSort = direction;
@@ -96,17 +97,17 @@ class SortableTable {
   }
 }
 
-/** Whether there is a value. */
+/** Whether a value is known. */
 function known(value) {
   return value !== null && value !== undefined && value !== "";
 }
 
-/** The interval of a value, such as 5,200–5,400; nothing where it is not known. */
+/** The interval of a value, such as 5,200–5,400; empty if it is unknown. */
 function interval(low, high, digits = 0) {
   return known(low) && known(high) ? `${number(low, digits)}–${number(high, digits)}` : "";
 }
 
-/** The columns of a run. */
+/** The columns of the table of cases. */
 function caseColumns(data) {
   const seconds = (name) => (row) => scaled(get(data, name, row), 1e3);
   const between = (name, factor, digits) => (row) =>
@@ -139,7 +140,7 @@ function caseColumns(data) {
   ];
 }
 
-/** The columns of a search. */
+/** The columns of the table of candidates. */
 function candidateColumns(data) {
   const unit = byteUnit(data.capacity_bytes);
   const bytes = (name, label) => ({
@@ -155,17 +156,17 @@ function candidateColumns(data) {
     { name: "remat", label: "Remat" },
     { name: "options", label: "Options" },
     speed("formula", "Tokens/s/device, at most"),
-    bytes("formula.needed_bytes", "Needs"),
-    speed("compiled", "Compiled: tokens/s/device"),
-    bytes("compiled.needed_bytes", "Compiled: needs"),
-    bytes("formula.sent_bytes", "Sends"),
+    bytes("formula.needed_bytes", "Memory"),
+    speed("compiled", "Compiled: tokens/s/device, at most"),
+    bytes("compiled.needed_bytes", "Compiled: memory"),
+    bytes("formula.sent_bytes", "Sent"),
     { name: "formula.bound", label: "Bound by" },
     { name: "frontier", label: "Frontier", write: (value) => (value ? "yes" : "") },
     { name: "compiled.reason", label: "Compiler", long: true },
   ];
 }
 
-/** A number times a factor; what is not known stays so. */
+/** A number times a factor; null if it is unknown. */
 function scaled(value, factor) {
   return typeof value === "number" ? value * factor : null;
 }

@@ -97,7 +97,7 @@ def test_what_is_not_there_is_refused(name: str, meant: str, capsys: pytest.Capt
     with pytest.raises(SystemExit, match=str(WRONG_USAGE)):
         main([name])
     said = capsys.readouterr().err
-    assert said == f"meshmark: there is no command {name!r}.{meant} `meshmark --help` lists all commands.\n"
+    assert said == f"meshmark: unknown command {name!r}.{meant} `meshmark --help` lists all commands.\n"
 
 
 def test_arguments_are_passed_on() -> None:

@@ -117,7 +117,7 @@ def test_only_head_cases_leaves_missing_cases_out(tmp_path: Path) -> None:
 def test_rows_that_were_not_run_are_remarked_on(judge: Any) -> None:
     """A comparison of rows that were only compiled remarks that it cannot see retraces in steps and NaN losses."""
     (remark,) = judge([row()], [row(kind="compiled")]).remarks
-    assert remark.startswith("not seen, for no step was run: a retrace in every step, a loss that is NaN; ")
+    assert remark.startswith("not checked, because no step was run: a retrace in every step, a loss that is NaN; ")
     assert judge([row()], [row()]).remarks == ()
 
 

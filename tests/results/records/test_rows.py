@@ -76,7 +76,8 @@ def test_a_file_that_is_not_a_run_is_refused(tmp_path: Path, content: str, messa
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """A missing file raises a RecordError with the command that writes it."""
-    with pytest.raises(RecordError, match=r"run.json is not there; write it with `pytest benchmarks --benchmark-json="):
+    missing = r"run.json does not exist; write it with `pytest benchmarks --benchmark-json="
+    with pytest.raises(RecordError, match=missing):
         load([tmp_path / "run.json"])
 
 

@@ -26,31 +26,34 @@ def test_a_run_is_summed_up(tmp_path: Path) -> None:
     assert summary(rows) == [
         "41 cases of 6 strategies on 1, 2, 4, 8 and 16 virtual CPU devices. The model is synthetic (10.0M parameters), "
         "128 tokens per sequence, float32, remat none; the global batch is 8 and 16 sequences.",
-        "40 of 41 were timed after their losses and gradient norms agreed with those of one device; the others have no "
-        "place in the curves (1 oom).",
-        "On 8 devices, at a global batch of 16, data (data=8) has the highest throughput: 1,994 tokens/s (95% interval "
-        "1,917 to 2,055); a step takes 1.07 times as long as that of one device with the same work. Its interval "
-        "overlaps with that of fsdp (fsdp=8): this run does not tell them apart.",
-        "Of these, fsdp (fsdp=8) needs the least memory: 40.0 MiB per device; the most is 180.0 MiB.",
-        "Exposed communication takes the largest part of a step in single (data=1) at a global batch of 8: 15%.",
-        "The same step, timed twice in turns, differed by -2.0% to +4.0%; smaller differences cannot be seen in this "
-        "run.",
+        "40 of 41 were timed after their losses and gradient norms agreed with those of one device; the curves leave "
+        "out the others (1 oom).",
+        "On 8 devices with a global batch of 16 sequences, data (data=8) has the highest throughput: 1,994 tokens/s "
+        "(95% interval 1,917 to 2,055); a step takes 1.07 times as long as that of one device with the same work. Its "
+        "interval overlaps with that of fsdp (fsdp=8): this run does not tell them apart.",
+        "Of these cases, fsdp (fsdp=8) needs the least memory: 40.0 MiB per device; the case that needs the most has "
+        "180.0 MiB.",
+        "Exposed communication takes the largest share of a step in single (data=1) with a global batch of 8 "
+        "sequences: 15%.",
+        "Two copies of the same step, timed interleaved, differed by -2.0% to +4.0%; this run cannot resolve smaller "
+        "differences.",
     ]
 
 
 def test_noise_is_said_first_of_its_sentence(tmp_path: Path) -> None:
     """A noisy run is called so, and one without a second copy is not called quiet."""
     loud = rows_of(tmp_path, [row(noisy=True, canary_ratio_low=0.88)])
-    assert summary(loud)[-1].startswith("This run is noisy. The same step, timed twice in turns, differed by -12.0%")
+    warning = "This run is noisy. Two copies of the same step, timed interleaved, differed by -12.0%"
+    assert summary(loud)[-1].startswith(warning)
     unknown = rows_of(tmp_path, [row(canary_ratio_low=None, canary_ratio_high=None, noisy=None)])
-    assert summary(unknown)[-1].startswith("The noise of this run is not known")
+    assert summary(unknown)[-1].startswith("The noise of this run is unknown")
 
 
 @pytest.mark.parametrize(
     ("judged", "sentence"),
     [
-        ([True, True], "All 2 compiled steps that have formulas send exactly the bytes that these predict."),
-        ([True, False], "1 of 2 compiled steps send other bytes than the formulas predict: data (data=2)."),
+        ([True, True], "All 2 compiled steps that have formulas send exactly the predicted bytes."),
+        ([True, False], "1 of 2 compiled steps do not send the bytes that the formulas predict: data (data=2)."),
         ([None, None], None),
     ],
 )
@@ -66,15 +69,15 @@ def test_what_was_only_compiled_has_no_winner(tmp_path: Path) -> None:
     """Nothing is said of speeds that nobody measured."""
     unknown = dict.fromkeys(("tokens_per_second", "step_seconds_median", "matches_single"))
     words = summary(rows_of(tmp_path, [row(kind="compiled", **unknown)]))
-    assert words[1] == "Nothing was timed: 1 of 1 cases were compiled, to see what their programs do."
+    assert words[1] == "1 of 1 cases were compiled; none was timed."
     assert not [text for text in words if "throughput" in text]
 
 
 def test_a_search_is_summed_up(found: Path) -> None:  # noqa: F811
     """How many fit by formula, the fastest that does, and how many a compiler found too large."""
     words = search_words(*read(found))
-    assert words[1] == "By formula 4 fit, 2 need more memory than a device has, and 1 are infeasible."
-    assert words[2] == "The fastest that fits is fsdp (fsdp=16): at most 100 tokens/s per device, in 12.0 GiB."
+    assert words[1] == "By formula, 4 fit, 2 need more memory than a device has, and 1 are infeasible."
+    assert words[2] == "The fastest that fits is fsdp (fsdp=16): at most 100 tokens/s per device, using 12.0 GiB."
     assert words[3] == "2 candidates were compiled; 1 of them did not fit."
 
 
