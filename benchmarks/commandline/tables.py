@@ -4,6 +4,7 @@ import io
 import shutil
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 PLAIN_WIDTH = 160
 """Width in characters if the output is not a terminal, as in the log of a CI job."""
@@ -35,7 +36,8 @@ def aligned(
     room, columns = width or screen_width(), len(rows[0])
     sides = align or "<" * columns
     widths = [max(letters, *map(len, column)) for letters, *column in zip(least or [0] * columns, *rows, strict=True)]
-    if sum(widths) + 2 * (columns - 1) <= room:
+    # A plain checkout runs where rich is not installed. Its wide tables have long lines.
+    if sum(widths) + 2 * (columns - 1) <= room or find_spec("rich") is None:
         shapes = [f"{side}{letters}" for side, letters in zip(sides, widths, strict=True)]
         return ["  ".join(map(format, row, shapes)).rstrip() for row in rows]
     return folded(rows, sides, max(room, LEAST_WIDTH * columns))

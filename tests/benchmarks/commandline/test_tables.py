@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.commandline import tables
 from benchmarks.commandline.tables import LEAST_WIDTH, PLAIN_WIDTH, aligned
 
 CELLS = st.text("ab=,[]/ 1", max_size=60).map(str.strip)
@@ -34,3 +35,11 @@ def test_output_that_is_no_terminal_is_plain(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("FORCE_COLOR", "1")
     (line,) = aligned([("mesh", "x" * (PLAIN_WIDTH - 6))])
     assert line == "mesh  " + "x" * (PLAIN_WIDTH - 6)
+
+
+def test_a_wide_table_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without rich a wide table has long lines, and nothing of it is lost."""
+    rows = [("mesh", "x" * 60), ("fsdp=8", "y")]
+    assert max(map(len, aligned(rows, width=40))) <= 40
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    assert aligned(rows, width=40) == ["mesh    " + "x" * 60, "fsdp=8  y"]
