@@ -98,8 +98,9 @@ def declare(add: Callable[..., Any]) -> None:
             ones.
     """
     repeatable = {"action": "extend", "default": []}
-    devices = f"numbers of devices; default: those of {DEVICES} that are available; all of a --topology"
-    batch_sizes = f"sequences in a global batch; default: {BATCH_SIZES}, or one per device of a --topology"
+    numbers, sizes = (", ".join(map(str, defaults)) for defaults in (DEVICES, BATCH_SIZES))
+    devices = f"numbers of devices; default: {numbers}, as far as available; with --topology all of its devices"
+    batch_sizes = f"sequences in a global batch; default: {sizes}; with --topology one per device"
     add("--strategy", type=commas(strategy), metavar="NAME,...", **repeatable, help=STRATEGY_HELP)
     add("--devices", type=commas(count), metavar="N,...", **repeatable, help=devices)
     add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help="such as data=2,tensor=4; repeatable")
@@ -131,7 +132,7 @@ def declare_model(add: Callable[..., Any]) -> None:
     models = f"the model: {', '.join(PRESETS)}; default: %(default)s"
     add("--preset", type=preset, metavar="PRESET", default="nano", help=models)
     for size in SIZES:
-        add(f"--{size}", type=count, metavar="N", help="override the preset's")
+        add(f"--{size}", type=count, metavar="N", help=f"{size} of the model; default: the preset's")
     add("--untied", action="store_true", help="give the head its own weights instead of the embedding's")
 
 

@@ -83,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         for number, other in enumerate(options.others):
             times, counters = compare_runs(options.base, other)
-            names = options.base.stem, other.stem
+            stems = options.base.stem, other.stem
+            names = stems if len(set(stems)) == 2 else (str(options.base), str(other))
             print(*[""] * (number > 0), *text(times, counters, names, options.format), sep="\n")
     except NotComparable as error:
         parser.exit(WRONG_USAGE, f"not comparable: {error}\n")

@@ -95,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     options = parser.parse_args(arguments)
     try:
+        if len(set(options.runs)) < max(2, len(options.runs)):
+            parser.error("give two or more different runs")
         require_apart({"--out": options.out}, options.runs)
         require_file(options.out)
         runs = {path: read_run(path) for path in options.runs}
@@ -106,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.exit(WRONG_USAGE, f"{error}\n")
     except (RecordError, Unwritable) as error:
         parser.exit(BROKEN_INPUT, f"{error}\n")
-    cases = {row["group"] for row in merged["benchmarks"]}
+    cases = {row["group"] for row in [*merged["benchmarks"], *merged[UNTIMED]]}
     print(f"{options.out}: {len(merged['launches'])} launches of {len(cases)} cases")
 
 

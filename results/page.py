@@ -62,10 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = options.out or options.files[0].with_suffix(".html")
     try:
         require_apart({"--out" if options.out else "the page": out}, options.files)
-        plotly = plotly_source()
-        text = page_of(options.files, plotly)
         require_file(out)
-        save_text(out, text)
+        save_text(out, page_of(options.files, plotly_source()))
     except (RecordError, Unwritable, PlotlyMissing) as error:
         parser.exit(BROKEN_INPUT, f"{error}\n")
     print(out)

@@ -21,7 +21,9 @@ MOST_CELLS = 300_000
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m strategies", description="Ask about strategies.")
+    # `meshmark show` runs this, too (benchmarks/commandline/main.py).
+    name = "meshmark" if sys.argv[0].startswith("meshmark ") else "python -m strategies"
+    parser = argparse.ArgumentParser(prog=name, description="Ask about strategies.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_list(commands.add_parser("list", help="list all strategies, with their mesh axes and options"))
     add_schedule(commands.add_parser("schedule", help="print what the stages of a pipeline do, tick by tick"))
@@ -39,10 +41,10 @@ def add_schedule(schedule: argparse.ArgumentParser) -> None:
     """Add the options of `schedule`."""
     schedule.set_defaults(run=print_schedule, refuse=schedule.error)
     add = schedule.add_argument
-    add("name", choices=tuple(SCHEDULES))
-    add("--stages", type=int, required=True, metavar="S")
-    add("--microbatches", type=int, required=True, metavar="M")
-    add("--chunks", type=int, metavar="V", help="of a stage; default: 2 of interleaved, else 1")
+    add("name", choices=tuple(SCHEDULES), help="the schedule")
+    add("--stages", type=int, required=True, metavar="S", help="number of pipeline stages")
+    add("--microbatches", type=int, required=True, metavar="M", help="number of microbatches")
+    add("--chunks", type=int, metavar="V", help="chunks of layers per stage; default: 2 of interleaved, else 1")
     add("--json", action="store_true", help="the table as JSON, for `python -m results.timeline`")
 
 

@@ -17,7 +17,7 @@ With `context_attention="ulysses"` attention is split over its heads instead of 
 
 For P parameters and L layers on n devices a device sends 2 P (n-1)/n elements of gradients a step, and the loss. In the
 compute dtype it sends (3n-2) 2 L B T D / n elements with a ring, or 8 L B T D (n-1)/n^2 elements with Ulysses. With
-`remat="full"` the ring has n-1 more hops of k and v, and Ulysses sends half of the 8 L again. The ring computes
+`remat="full"` the ring has n-2 more hops of k and v, and Ulysses sends half of the 8 L again. The ring computes
 (2n+1)/4n of the full square of attention scores, for it skips blocks that causality masks out. Ulysses computes as many
 scores as one device.
 """

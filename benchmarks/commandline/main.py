@@ -3,10 +3,11 @@
 import difflib
 import importlib
 import os
-import runpy
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from benchmarks.commandline.ending import run
 
 
 class Command(NamedTuple):
@@ -50,10 +51,10 @@ COMMANDS = {
         parser="benchmarks.parsers:search",
     ),
     "frontier": Command("draw the result of a search", "results.frontier", parser="results.parsers:frontier"),
-    "strategies": Command("list the strategies, with their mesh axes and options", "strategies", ("list",)),
-    "schedule": Command("print a pipeline schedule, tick by tick", "strategies", ("schedule",)),
+    "strategies": Command("list the strategies, with their mesh axes and options", "strategies.__main__", ("list",)),
+    "schedule": Command("print a pipeline schedule, tick by tick", "strategies.__main__", ("schedule",)),
     "timeline": Command("draw a pipeline schedule", "results.timeline", parser="results.parsers:timeline"),
-    "show": Command("print what each device holds and sends in a step", "strategies", ("show",)),
+    "show": Command("print what each device holds and sends in a step", "strategies.__main__", ("show",)),
     "diagram": Command("draw what each device holds, and which devices exchange what", "results.diagram"),
     "launch": Command("measure in several processes on this machine", "benchmarks.launch"),
 }
@@ -93,7 +94,8 @@ def start(command: Command) -> None:
     elif command.module == "pytest":  # pytest rewrites assertions only in modules that it imports first
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
     else:
-        runpy.run_module(command.module, run_name="__main__")
+        # Not by runpy as `__main__`: processes that a command spawns must find its functions under the module's name.
+        run(importlib.import_module(command.module).main)
 
 
 def contents() -> str:

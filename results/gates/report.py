@@ -38,9 +38,9 @@ def table_of(findings: Sequence[Finding], widths: Sequence[int]) -> Iterator[str
     """
     room = screen_width() - len(INDENT)
     for of_case, group in itertools.groupby(findings, key=lambda finding: not finding.metric):
-        columns = slice(None, None, 4) if of_case else slice(None)
-        least = [*widths[:-1], 0][columns]
-        yield from (INDENT + line for line in aligned([cells(each)[columns] for each in group], "", least, room))
+        rows = [(found[0], found[-1]) if of_case else found for found in map(cells, group)]
+        least = (widths[0], 0) if of_case else (*widths[:-1], 0)
+        yield from (INDENT + line for line in aligned(rows, "", least, room))
 
 
 def markdown(report: Report) -> str:

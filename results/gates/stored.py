@@ -113,6 +113,7 @@ def made_of(base: Snapshot, head: Snapshot) -> tuple[str, ...]:
     if min(fewest) >= MIN_LAUNCHES:
         return (f"95% intervals over launches; the least change that matters is {EFFECT:.0%}",)
     return (
-        f"fewer than {MIN_LAUNCHES} launches: intervals are over the blocks of a launch; launches can differ by more",
-        f"only changes above {ONE_LAUNCH_EFFECT:.0%} are reported; `meshmark merge` combines several launches",
+        f"fewer than {MIN_LAUNCHES} launches in a run: other launches can differ by more than its interval",
+        f"only changes whose whole interval lies beyond a factor of {1 + ONE_LAUNCH_EFFECT:g} are reported; "
+        "`meshmark merge` combines several launches",
     )

@@ -107,6 +107,7 @@ def united(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if record["status"] != "ok" or len(launches) == 1:
             return {**record, **number}
     record = {key: agreed([launch.get(key) for launch in launches]) for key in launches[0]} | number
+    record["noisy"] = any(launch.get("noisy") for launch in launches)
     for column, name in INTERVALS.items():
         record |= interval(column, name, [launch.get(column) for launch in launches])
     medians = [launch.get("step_seconds_median") for launch in launches]
@@ -117,11 +118,16 @@ def united(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def agreed(values: Sequence[Any]) -> Any:
-    """Return the common value; if values differ, the mean of numbers, whether any flag is set, or the first text."""
+    """Return the value of all launches. If they differ: the mean of numbers, whether all flags are set, the first text.
+
+    None if a launch has no value. A flag says that a check was passed.
+    """
     if all(value == values[0] for value in values):
         return values[0]
+    if any(value is None for value in values):
+        return None
     if all(isinstance(value, bool) for value in values):
-        return any(values)
+        return all(values)
     if all(isinstance(value, int | float) for value in values):
         return statistics.fmean(values)
     return values[0]

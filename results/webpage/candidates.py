@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from results.figures.feasibility import BYTES, SHOWN, SPEED, beaten_by_none, what_was_searched
+from results.records.reading import RecordError
 from results.webpage.columns import column, plain
 from results.webpage.words import many, size
 
@@ -31,7 +32,12 @@ def search_data(facts: dict[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
         of mesh axes; `columns`, their values as in `run_data`, where `frontier` is a flag; `capacity_bytes` of a
         device; `largest_bytes`, the end of the memory axis; `density`, the number of candidates by memory and
         throughput; and `strategies`, the names of all strategies in the search.
+
+    Raises:
+        RecordError: no candidate is feasible.
     """
+    if rows[f"formula.{BYTES}"].isna().all():
+        raise RecordError("nothing to show, no candidate is feasible; each row's `reason` says why")
     rows = rows.assign(options=rows["options"].fillna("") if "options" in rows else "")
     frontier = beaten_by_none(rows)
     listed = rows.loc[sorted({*frontier.index, *compiled(rows).index, *foremost(rows).index})]

@@ -13,7 +13,7 @@ import jax
 from strategies import context, pipeline, tensor, three_d
 from strategies.config import Dtype, GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
 from strategies.mesh import MeshSpec
-from strategies.model.gpt import named_weights
+from strategies.model.gpt import Block, named_weights
 from strategies.model.loss import tokens_at_once
 from strategies.model.part import Share
 from strategies.model.weights import Backward, used_dtype
@@ -100,6 +100,7 @@ class Plan:
         layout = self.layout
         if strange := self.over(set(self.mesh.sizes) - layout.axes):
             raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")
+        self._require_known_split()
         for axes in filter(None, (layout.shards, layout.updates)):
             layout.shards_of(axes, self.config, self.mesh.sizes)
         contexts = self.size(*layout.tokens)
@@ -113,6 +114,16 @@ class Plan:
         if self.train.batch_size % parts:
             problem = f"{self.mesh} x microbatches={self.train.microbatches} does not divide"
             raise Infeasible(f"{problem} batch_size={self.train.batch_size}; {legal(self.train.batch_size, 'it')}")
+
+    def _require_known_split(self) -> None:
+        """Refuse a split of dims for which there are no formulas."""
+        if unknown := [dim for dim in ("embed", "qkv", "sequence") if self.over(self.axes_of(dim))]:
+            raise Infeasible(f"there are no formulas for a layout that splits {unknown[0]}; leave this dim whole")
+        branches = {branch.contracted or "": branch for branch in Block.branches()}
+        if len({self.over(self.axes_of(dim)) for dim in branches}) > 1:
+            raise Infeasible(
+                f"there are no formulas for {' and '.join(branches)} over different axes; give both the same"
+            )
 
     @cached_property
     def _sizes(self) -> Mapping[str, int]:

@@ -57,6 +57,7 @@ class Layout:
                 raise ValueError(f"the axes of {name} are the text {axes!r}; give a tuple, ({axes!r},)")
         if unknown := [dim for dim in self.dims if dim not in DIMS]:
             raise ValueError(f"no weight has the dim {unknown[0]!r}; dims are {', '.join(DIMS)}")
+        self._require_one_use()
         for name in ("shards", "updates"):
             if unsplit := [axis for axis in single[name] if axis not in self.batch]:
                 raise ValueError(f"{name} has the axis {unsplit[0]}, which does not split the batch; add it to batch")
@@ -65,6 +66,15 @@ class Layout:
             raise ValueError(f"weights are sharded over {sharded}, and so are their updates; leave out updates")
         if self.scatters_each and not self.updates:
             raise ValueError("scatters_each says when gradients are scattered over updates; give that, too")
+
+    def _require_one_use(self) -> None:
+        """Refuse an axis that would split the same thing twice."""
+        work = (*self.batch, *self.tokens)
+        for name, axes in {"batch and tokens": work, **self.dims}.items():
+            if twice := [axis for axis in axes if axes.count(axis) > 1]:
+                raise ValueError(f"{name} have the axis {twice[0]} twice; leave one of them out")
+            if name in self.dims and (shared := [axis for axis in axes if axis in work]):
+                raise ValueError(f"{shared[0]} splits {name} of the weights, and batch or tokens; take another axis")
 
     @property
     def axes(self) -> frozenset[str]:

@@ -189,6 +189,22 @@ def test_a_run_is_no_launch_of_itself(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "hold the same run" in capsys.readouterr().err
 
 
+def test_a_flag_of_launches_is_that_of_all(tmp_path: Path) -> None:
+    """A check that failed in one launch has failed; a run is noisy if one launch was; what one lacks is unknown."""
+    each = [
+        {"matches_single": True, "noisy": False, "predicted.sent_bytes": None},
+        {"matches_single": False, "noisy": True, "predicted.sent_bytes": 3},
+    ]
+    for launches in (each, each[::-1]):
+        runs = [
+            write_run(tmp_path / f"{i}.json", [timed("fsdp=8", 1 + i, **facts)]) for i, facts in enumerate(launches)
+        ]
+        merge.main([*map(str, runs), "--out", str(tmp_path / "merged.json")])
+        path = tmp_path / "merged.json"
+        (record,) = records_of(path, read_run(path), {name: lambda value: True for name in each[0]})
+        assert (record["matches_single"], record["noisy"], record["predicted.sent_bytes"]) == (False, True, None)
+
+
 def test_a_launch_has_a_number(tmp_path: Path) -> None:
     """Anything else is refused."""
     path = write_run(tmp_path / "run.json", [row() | {"launch": "first"}])

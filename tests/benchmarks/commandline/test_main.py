@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +78,15 @@ def test_strategies_are_listed() -> None:
 
 
 @pytest.mark.usefixtures("_interruptible")
+def test_a_command_may_start_processes(tmp_path: Path) -> None:
+    """A command that meshmark runs can send its functions to processes that it spawns, as search does to compile."""
+    sizes = ("--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=16", "--batch-size=8")
+    space = ("--topology=cpu:2", "--chip=v5e", "--strategy=data", "--remat=dots", "--dtype=float32")
+    found = meshmark("search", *space, *sizes, "--compile=1", f"--cache={tmp_path}")
+    assert found.returncode == 0, found.stderr
+    assert "[1/1] " in found.stderr
+
+
 def test_ctrl_c_while_a_command_is_imported_is_quiet() -> None:
     """The installed `meshmark` ends by the signal, and prints nothing."""
     code = "import sys; sys.argv = ['/usr/bin/meshmark', 'plot', 'none.json']; "

@@ -5,8 +5,10 @@ import math
 
 import pytest
 
-from strategies import STRATEGIES, Infeasible, TrainConfig
+from strategies import STRATEGIES, Infeasible, MeshSpec, TrainConfig
+from strategies.costs.plan import Plan
 from strategies.costs.predict import known, predict
+from strategies.sharding.layout import Layout
 from tests.strategies.costs.steps import (
     BATCH,
     EVEN,
@@ -73,3 +75,17 @@ def test_all_meshes_of_a_comparison_have_the_same_vocabulary(vocab):
     ]
     assert len(plans) > 50
     assert {plan.padded_vocab for plan in plans} == {128 * math.ceil(vocab / 128)}
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        ({"mlp": ("tensor",)}, "no formulas for head_features and mlp over different axes; give both the same"),
+        ({"head_features": ("tensor",)}, "no formulas for head_features and mlp over different axes"),
+        ({"embed": ("tensor",)}, "no formulas for a layout that splits embed; leave this dim whole"),
+    ],
+)
+def test_a_layout_without_formulas_has_no_plan(dims, message):
+    """A split that no term of traffic knows is refused, instead of predicted as if it sent nothing."""
+    with pytest.raises(Infeasible, match=message):
+        Plan(SMALL, MeshSpec.parse("tensor=2"), TrainConfig(BATCH), Layout(dims=dims))

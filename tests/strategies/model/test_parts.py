@@ -18,7 +18,7 @@ from tests.strategies.costs.steps import ODD, UNTIED, by_axes, compiled, cost, s
 
 
 class GatedMLP(Part):
-    """SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer"), with remat="dots" alone."""
+    """SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer"), with remat="dots" or "full"."""
 
     contracted = "mlp"
 
@@ -40,9 +40,14 @@ class GatedMLP(Part):
         return 2 * 3 * config.embed * config.mlp_dim
 
     @staticmethod
+    def recomputed_flops(config):
+        """Gate and up."""
+        return 2 * 2 * config.embed * config.mlp_dim
+
+    @staticmethod
     def kept_bytes(share):
         """Gate and up."""
-        return 2 * share.itemsize * share.tokens * share.mlp
+        return 2 * share.itemsize * share.tokens * share.mlp if share.train.remat == "dots" else 0
 
     @staticmethod
     def working_elements(share):
@@ -71,6 +76,7 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("single", "data=1", {}),
         ("fsdp", "fsdp=4", {"microbatches": 2}),
         ("tensor", "tensor=4", {}),
+        ("tensor", "tensor=4", {"remat": "full"}),
         ("pipeline", "pipeline=2", {"microbatches": 4}),
     ],
 )
