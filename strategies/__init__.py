@@ -1,4 +1,4 @@
-"""The strategies of meshmark: one GPT, many ways to spread it over a mesh of devices.
+"""Parallelism strategies: many ways to train the same GPT on a mesh of devices.
 
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 
@@ -10,7 +10,7 @@ state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, s
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import strategies.importing  # noqa: F401 (it acts while the rest is imported)
+import strategies.importing  # noqa: F401 (first: it handles Ctrl-C during the other imports)
 
 # isort: split
 from strategies.config import PRESETS, GPTConfig, Infeasible, TrainConfig
@@ -48,16 +48,16 @@ _WITH_JAX = {
     "Step": "step",
     "Strategy": "step",
 }
-"""The modules of the names that need JAX."""
+"""Modules of the public names that need JAX. They are imported on first use."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs JAX when it is first asked for (PEP 562): sizes and schedules are known without it.
+    """Import a name that needs JAX on first use (PEP 562). Model sizes and pipeline schedules need no JAX.
 
     Raises:
-        AttributeError: there is no such name.
+        AttributeError: the package has no such name.
     """
     if name not in _WITH_JAX:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module("strategies.registry")  # with the mesh axes of strategies of your own
+    importlib.import_module("strategies.registry")  # registers the mesh axes of user-defined strategies
     return getattr(importlib.import_module(f"strategies.{_WITH_JAX[name]}"), name)

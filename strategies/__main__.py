@@ -1,4 +1,4 @@
-"""Command line of the strategies. It prints pipeline schedules, without running anything.
+"""Command line that describes strategies and pipeline schedules. It runs no step.
 
 python -m strategies schedule 1f1b --stages 4 --microbatches 8
 python -m strategies show fsdp --mesh fsdp=4
@@ -16,11 +16,11 @@ from strategies.names import UnknownName
 from strategies.pipelining.schedules import SCHEDULES, Schedule
 
 MOST_CELLS = 300_000
-"""Limit of a printed table's size, in pairs of ticks: a few seconds of work."""
+"""Largest table that is printed, in pairs of cells (a forward and a backward pass). It takes a few seconds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+    """Parse the arguments and run the command that they name."""
     # `meshmark show` runs this, too (benchmarks/commandline/main.py).
     name = "meshmark" if sys.argv[0].startswith("meshmark ") else "python -m strategies"
     parser = argparse.ArgumentParser(prog=name, description="Ask about strategies.")
@@ -33,12 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    """Add what runs `list`."""
+    """Make a parser run `list`."""
     parser.set_defaults(run=print_all, refuse=parser.error)
 
 
 def add_schedule(schedule: argparse.ArgumentParser) -> None:
-    """Add the options of `schedule`."""
+    """Make a parser run `schedule`, with its options."""
     schedule.set_defaults(run=print_schedule, refuse=schedule.error)
     add = schedule.add_argument
     add("name", choices=tuple(SCHEDULES), help="the schedule")
@@ -49,7 +49,7 @@ def add_schedule(schedule: argparse.ArgumentParser) -> None:
 
 
 def add_show(show: argparse.ArgumentParser) -> None:
-    """Add the options of `show`."""
+    """Make a parser run `show`, with its options."""
     show.set_defaults(run=print_overviews, refuse=show.error)
     add = show.add_argument
     add("names", nargs="*", metavar="STRATEGY", help="default: all of them")
@@ -60,7 +60,7 @@ def add_show(show: argparse.ArgumentParser) -> None:
 
 
 def print_overviews(options: argparse.Namespace) -> None:
-    """Print what the devices hold and send, as text or as JSON."""
+    """Print what each device holds and sends, for each strategy asked for, as text or as JSON."""
     strategies = registry(options)
     from strategies.costs.overview import overview
 
@@ -77,13 +77,13 @@ def print_overviews(options: argparse.Namespace) -> None:
 
 
 def print_all(options: argparse.Namespace) -> None:
-    """Print a line for each strategy, also for those that `MESHMARK_STRATEGIES` adds."""
+    """Print the name, mesh axes and options of each strategy, including those that `MESHMARK_STRATEGIES` adds."""
     for name, strategy in registry(options).items():
         print(f"{name:12}{', '.join(strategy.axes):40}{', '.join(strategy.options)}".rstrip())
 
 
 def registry(options: argparse.Namespace) -> Mapping[str, Any]:
-    """The strategies by name. This loads JAX, which a schedule does not need, and modules of a user's own."""
+    """All strategies by name. The import loads JAX, which `schedule` does not need, and the modules of the user."""
     try:
         from strategies import STRATEGIES
     except ValueError as error:
@@ -93,7 +93,7 @@ def registry(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def print_schedule(options: argparse.Namespace) -> None:
-    """Print a schedule as text with its figures, or as JSON."""
+    """Print a schedule: as text with its bubbles and microbatches in flight, or as JSON."""
     try:
         schedule = asked(options)
     except Infeasible as error:
@@ -125,7 +125,7 @@ def asked(options: argparse.Namespace) -> Schedule:
 
 
 if __name__ == "__main__":
-    # It only prints: Ctrl-C and a reader that has gone (`| head`) end it without a word, as they end other tools.
+    # Ctrl-C and a closed pipe (`| head`) end the command silently, as they end other tools that only print.
     for number in {signal.SIGINT, getattr(signal, "SIGPIPE", signal.SIGINT)}:
         signal.signal(number, signal.SIG_DFL)
     main()

@@ -1,8 +1,8 @@
-"""Ctrl-C while `python -m strategies` imports JAX, which takes seconds, ends it at once and without a traceback.
+"""Makes Ctrl-C end `python -m strategies` at once and without a traceback while it imports JAX, which takes seconds.
 
-Imported before all else, and by no other program does it change a thing. `benchmarks.commandline` does the same for the
-commands of the other packages, which this one must not import. Before this module runs, in the first tenth of a second,
-Ctrl-C is Python's.
+The package imports this module first. In a program other than this command the module changes nothing.
+`benchmarks.commandline` does the same for the commands of the other packages; `strategies` must not import it. In the
+first tenth of a second, before this module runs, Python handles Ctrl-C as usual.
 """
 
 import signal
@@ -10,11 +10,11 @@ import sys
 
 
 def importing_command() -> bool:
-    """Whether `python -m strategies` imports this package: "-m" is in `sys.argv[0]` until it has (Lib/runpy.py)."""
-    given = sys.orig_argv
-    return sys.argv[:1] == ["-m"] and "-m" in given and given[given.index("-m") + 1 :][:1] == ["strategies"]
+    """Whether `python -m strategies` is importing this package. Until it has, `sys.argv[0]` is "-m" (Lib/runpy.py)."""
+    arguments = sys.orig_argv
+    return sys.argv[:1] == ["-m"] and "-m" in arguments and arguments[arguments.index("-m") + 1 :][:1] == ["strategies"]
 
 
-# Where Ctrl-C is ignored, as under `nohup`, it stays so.
+# A program that ignores Ctrl-C, as under `nohup`, keeps ignoring it.
 if importing_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)

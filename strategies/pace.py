@@ -1,10 +1,11 @@
-"""A bound on how many steps a loop may dispatch ahead of virtual CPU devices.
+"""Limits how many steps a training loop may dispatch ahead of virtual CPU devices, because too many deadlock.
 
-XLA's CPU client lets 32 computations of a device be in flight (`max_inflight_computations_per_device`, cpu_client.h).
-The launch of one more waits, and it waits in a thread of the pool that runs the computations, which has as many threads
-as there are devices. The step that is due then finds a thread for all devices but one, these wait for the last one in a
-collective, and after 40 seconds XLA ends the process: "rendezvous.cc ... Termination timeout". Load makes it likely,
-for the loop runs ahead further. GPUs and TPUs launch from other threads, and are not held back.
+XLA's CPU client allows 32 computations in flight on each device (`max_inflight_computations_per_device`, cpu_client.h).
+The launch of another one blocks. It blocks a thread of the pool that also runs the computations and that has one thread
+for each device. The oldest step then has a thread for all devices but one. These devices wait in a collective for the
+last device, and after 40 seconds XLA ends the process with "rendezvous.cc ... Termination timeout". This is more likely
+on a loaded machine, where the loop runs further ahead of the devices. GPUs and TPUs launch from other threads and are
+not limited.
 """
 
 import warnings
@@ -20,20 +21,22 @@ from jax.core import Tracer
 from strategies.mesh import are_virtual
 
 MOST_AHEAD = 8
-"""A quarter of XLA's 32: each step leaves room for three other computations of the caller's. Two hide dispatch."""
+"""A quarter of XLA's 32: room for three other computations of the caller for each step. Two steps hide dispatch."""
 
 KEEP = "jax_enable_compilation_cache", "jax_compilation_cache_dir"
-"""JAX's settings that must both be set for it to keep programs."""
+"""The JAX settings that together enable its persistent compilation cache."""
 
 _ahead: deque[Any] = deque()
-"""One result of each of the latest steps, of all loops together: the devices are the same."""
+"""One result of each of the latest steps, of all training loops together, because they share the devices."""
 
 
 def keep_pace(metrics: Mapping[str, Any]) -> None:
-    """Wait until at most `MOST_AHEAD` of the steps dispatched so far are unfinished, where they run on virtual devices.
+    """Block until at most `MOST_AHEAD` of the steps dispatched so far are unfinished.
 
-    `metrics` are those of the step dispatched last. Nothing waits for them where one device runs the step, where
-    devices are real, or while the step is traced.
+    It returns at once if the step runs on one device or on real devices, and while the step is traced.
+
+    Args:
+        metrics: results of the step dispatched last.
     """
     for result in metrics.values():
         if not _on_virtual_devices(result):
@@ -43,17 +46,18 @@ def keep_pace(metrics: Mapping[str, Any]) -> None:
         break
     while len(_ahead) > MOST_AHEAD:
         oldest = _ahead.popleft()
-        with suppress(Exception):  # a step that failed says so to whoever reads its results; or they were deleted
+        with suppress(Exception):  # a failed step raises where its results are read; deleted results need no wait
             oldest.block_until_ready()
 
 
 @cache
 def _warn_of_kept_programs() -> None:
-    """Say once that a program from JAX's persistent cache may hang: XLA's CPU backend reads it back without an order.
+    """Warn once that a program from JAX's persistent compilation cache may deadlock on virtual CPU devices.
 
-    It keeps a collective and a later loop that communicates in order by something that both of them use, and gives each
-    one of its own when it reads the program back (`thunk_proto_serdes.cc`). Both may then wait at once, see
-    benchmarks/program/deadlock.py.
+    In a program that this process has compiled, XLA's CPU backend orders a collective before a later loop that
+    communicates through a resource that both use. When it deserialises a program, it gives each of the two a resource
+    of its own (`thunk_proto_serdes.cc`), so the order is lost. Both may then block threads at the same time, and
+    benchmarks/program/deadlock.py says how this ends in a deadlock.
     """
     if all(getattr(jax.config, name) for name in KEEP):
         off = 'jax.config.update("jax_enable_compilation_cache", False)'

@@ -1,4 +1,4 @@
-"""The registry of strategies: those of meshmark, and those of your own that `register` adds."""
+"""The registry of strategies: the built-in ones, and user-defined ones that `register` adds."""
 
 import importlib
 import os
@@ -21,7 +21,7 @@ from strategies.three_d import THREE_D
 from strategies.zero import ZERO1, ZERO2
 
 MODULES = "MESHMARK_STRATEGIES"
-"""The environment variable that names modules, separated by commas, which register strategies of their own."""
+"""Environment variable with the names of modules, separated by commas, that register user-defined strategies."""
 KNOWN_AS = {
     "zero3": "fsdp",
     "ddp": "data",
@@ -31,21 +31,22 @@ KNOWN_AS = {
     "pp": "pipeline",
     "3d": "three_d",
 }
-"""Names that other frameworks use."""
+"""Aliases that other frameworks use, and the names of the strategies."""
 
 _BUILT_IN = SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO
 _registered = Named("strategy", {strategy.name: strategy for strategy in _BUILT_IN}, KNOWN_AS)
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_registered)
-"""Strategies by name."""
+"""All strategies by name, read-only."""
 
 
 def register(strategy: Strategy) -> Strategy:
-    """Add a strategy of your own to `STRATEGIES`, and its mesh axes to those that a mesh may have, as the inner ones.
+    """Add a user-defined strategy to `STRATEGIES`, and its new mesh axes to `AXES`, inside the existing axes.
 
-    Do so in a module that the environment variable `MESHMARK_STRATEGIES` names: every process imports it in time.
+    Call it in a module that the environment variable `MESHMARK_STRATEGIES` names. Every process imports these modules
+    together with the registry, before it looks up a strategy.
 
     Raises:
-        ValueError: the name is taken, or an axis has a name that a mesh or a column cannot have.
+        ValueError: the name is taken, or an axis has a name that a mesh or a column of a table cannot have.
     """
     if strategy.name in STRATEGIES or strategy.name in KNOWN_AS:
         raise ValueError(f"there is a strategy {strategy.name!r}; give yours another name")
@@ -58,10 +59,10 @@ def register(strategy: Strategy) -> Strategy:
 
 
 def import_others() -> Iterator[ModuleType]:
-    """Import the modules that the environment names, which register strategies of their own.
+    """Import the modules that `MESHMARK_STRATEGIES` names. They register user-defined strategies.
 
     Raises:
-        ValueError: one of them cannot be imported.
+        ValueError: a module cannot be imported.
     """
     for name in filter(None, os.environ.get(MODULES, "").split(",")):
         try:

@@ -1,4 +1,4 @@
-"""What a step costs by formula: FLOPs, bytes sent, bytes held. No device and no compiler is needed.
+"""Cost model of a training step: FLOPs, bytes sent and bytes held, by formula, without a device or a compiler.
 
 Start at `predict.predict`.
 """

@@ -1,4 +1,4 @@
-"""What a device sends in a step: the terms of the traffic model in the order of the step, with when and along what."""
+"""Communication of a training step in its order: the terms of the traffic model, and when each of them is sent."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ WHEN = (
     "after backward",
     "update",
 )
-"""The parts of a step, in their order."""
+"""The parts of a step, in order."""
 ARRAYS: Mapping[str, str] = {
     "weights": "weights",
     "weights again": "weights",
@@ -37,24 +37,24 @@ ARRAYS: Mapping[str, str] = {
     "keys and values": "activations",
     "tokens and heads": "activations",
 }
-"""Kind of array by `Traffic.what`. Names not listed come from a strategy's own hooks, which send activations."""
+"""Kind of array by `Traffic.what`. Other names are from hooks of user-defined strategies, which send activations."""
 NUMBER = "number"
-"""What is sent where it is one number: the loss, or a part of the gradients' norm."""
+"""Kind of array of a single number: the loss, or a part of the gradients' norm."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What one device sends in a step for one reason.
+    """What one device sends in a step by one kind of collective, for one purpose.
 
     Attributes:
-        what: as in `Traffic`.
-        array: activations, weights, gradients or number.
-        kind: of the collectives.
+        what: what is sent, as in `Traffic`.
+        array: kind of array: activations, weights, gradients or number.
+        kind: kind of collective.
         along: mesh axes along which the devices of a group differ.
-        when: of `WHEN`.
-        split: axes that split the array where it is split most, before or after the collective.
-        links: of a permutation, pairs of positions along the axes: who sends to whom.
-        sent_bytes: in all collectives of a step.
+        when: part of the step, one of `WHEN`.
+        split: axes that split the array before or after the collective, whichever are more.
+        links: (sender, receiver) pairs of a permutation, as positions along the axes; otherwise empty.
+        sent_bytes: bytes that the device sends in all these collectives of a step.
     """
 
     what: str
@@ -70,7 +70,7 @@ class Sent:
 def exchanges(
     cost: Cost, layout: Layout, mesh: MeshSpec, train: TrainConfig, schedule: Schedule | None
 ) -> Iterator[Sent]:
-    """What a device sends, terms that differ in nothing but the weight added up, in the order of the step."""
+    """What a device sends, in the order of the step. Terms that differ only in the weight they send are summed."""
     total: dict[tuple[str, str, str, Axes, str], int] = {}
     for each in cost.traffic:
         what = "gradients' norm" if each.what == "norm" else each.what
@@ -84,14 +84,14 @@ def exchanges(
 
 
 def array_of(each: Traffic) -> str:
-    """Return the kind of array that a term of the traffic sends."""
+    """The kind of array that a term of the traffic model sends."""
     if each.what == "norm" or (each.what == "loss" and each.operand_bytes <= 4):
         return NUMBER
     return ARRAYS.get(each.what, "activations")
 
 
 def when(each: Traffic, layout: Layout, train: TrainConfig) -> str:
-    """Return the part of the step in which a term of the traffic is sent."""
+    """The part of the step in which a term of the traffic model is sent."""
     array = array_of(each)
     if array == "activations":
         return "forward" if each.what == "loss" else "forward and backward"
@@ -105,7 +105,7 @@ def when(each: Traffic, layout: Layout, train: TrainConfig) -> str:
 
 
 def when_gathered(each: Traffic, layout: Layout, train: TrainConfig) -> str:
-    """Return the part of the step in which weights are gathered."""
+    """The part of the step in which weights are gathered."""
     if layout.updates:
         return "update"
     if train.gather == "step":
@@ -114,14 +114,14 @@ def when_gathered(each: Traffic, layout: Layout, train: TrainConfig) -> str:
 
 
 def when_scattered(layout: Layout, train: TrainConfig) -> str:
-    """Return the part of the step in which gradients are scattered."""
+    """The part of the step in which gradients are reduce-scattered."""
     if layout.scatters_each:
         return "after each microbatch"
     return "backward" if layout.shards and train.gather == "layer" else "after backward"
 
 
 def split(array: str, layout: Layout, train: TrainConfig) -> Axes:
-    """Return the axes that split an array where it is split most, outermost first."""
+    """The axes that split an array where it is split most, before or after a collective; outermost first."""
     if array == "activations":
         tensors = layout.dims.get("head_features", ()) if train.sequence_parallel else ()
         return (*layout.batch, *layout.tokens, *tensors)
@@ -129,7 +129,7 @@ def split(array: str, layout: Layout, train: TrainConfig) -> Axes:
 
 
 def links_of(along: Axes, mesh: MeshSpec, schedule: Schedule | None, layout: Layout) -> tuple[tuple[int, int], ...]:
-    """Return (sender, receiver) pairs of a permutation: stages by schedule, or each to the next in a ring."""
+    """(sender, receiver) pairs of a permutation: between pipeline stages as scheduled, otherwise around a ring."""
     if schedule and along == layout.dims.get("layers"):
         edges = {edge for column in Ticks.of(schedule).edges for edges in column for edge in edges}
         return tuple(sorted(edges))
@@ -138,6 +138,6 @@ def links_of(along: Axes, mesh: MeshSpec, schedule: Schedule | None, layout: Lay
 
 
 def features(layout: Layout) -> Axes:
-    """Return the axes that split the features of a layer."""
+    """The axes that split the features of a layer."""
     axes = (axis for dim, names in layout.dims.items() if dim not in ("layers", "vocab") for axis in names)
     return tuple(dict.fromkeys(axes))

@@ -1,4 +1,4 @@
-"""A step at a glance: what each device of a mesh holds, and what it sends when, along which mesh axes.
+"""Overview of a training step: what each device holds, and what it sends, when, and along which mesh axes.
 
     print(overview("fsdp", "gpt2", "fsdp=4", batch_size=16))
 
@@ -23,14 +23,14 @@ from strategies.step import Strategy
 
 @dataclass(frozen=True)
 class Held:
-    """An array of which each device of a mesh holds a part.
+    """One kind of array that a mesh holds, and the axes that shard it.
 
     Attributes:
         what: batch, weights, gradients or optimizer state.
         rows: axes that split the sequences of the batch, or the layers of the model.
         columns: axes that split the tokens of each sequence, or the features of each layer.
-        table: axes that split the table of the vocabulary; none for the batch.
-        held_bytes: of the part of one device; None where no formula says.
+        table: axes that split the rows of the vocabulary's tables; empty for the batch.
+        held_bytes: bytes of the shard of one device; None if the compiler decides and no formula predicts it.
     """
 
     what: str
@@ -42,17 +42,17 @@ class Held:
 
 @dataclass(frozen=True)
 class Overview:
-    """What each device holds and sends in a step of a strategy.
+    """What each device holds and sends in one training step of a strategy.
 
     Attributes:
-        strategy: its name.
+        strategy: name of the strategy.
         mesh: axes and sizes, outermost first.
-        workload: model, batch and dtype in words.
-        held: what a device holds.
-        sent: what it sends, in the order of the step; None where the compiler decides.
-        zigzag: a device has two chunks of each sequence, one from the front and one from the back.
-        schedule: the order of the stages' work, where there are stages.
-        twin: the strategy that does by hand what the compiler does here.
+        workload: text that names the model, the batch, the number of microbatches and the dtype.
+        held: the arrays that a device holds.
+        sent: what a device sends, in the order of the step; None if the compiler decides.
+        zigzag: whether a device holds two chunks of each sequence, one from the front and one from the back.
+        schedule: the pipeline schedule; None without pipeline stages.
+        twin: if the compiler partitions the step, the hand-written strategy that does the same; otherwise None.
     """
 
     strategy: str
@@ -65,7 +65,7 @@ class Overview:
     twin: str | None
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it; the schedule as `python -m strategies schedule --json` prints it."""
+        """The overview as JSON values. The schedule is as `python -m strategies schedule --json` prints it."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return plain | {
             "held": [dataclasses.asdict(each) for each in self.held],
@@ -74,7 +74,7 @@ class Overview:
         }
 
     def __str__(self) -> str:
-        """Two tables."""
+        """Two tables as text: what a device holds, and what it sends."""
         mesh = ",".join(f"{axis}={size}" for axis, size in self.mesh)
         held = [(each.what, _joined(each.rows + each.columns), _bytes(each.held_bytes)) for each in self.held]
         title = f"{self.strategy} on {mesh}: {self.workload}"
@@ -94,15 +94,15 @@ def overview(
     """The overview of a strategy.
 
     Args:
-        name: of the strategy.
+        name: name of the strategy.
         preset: name of the model.
-        mesh: by default `example_mesh`.
+        mesh: the mesh; default: `example_mesh`.
         batch_size: sequences in the global batch.
-        options: other fields of `TrainConfig`; by default there are as many microbatches as the benchmarks take.
+        options: other fields of `TrainConfig`; the default number of microbatches is that of the benchmarks.
 
     Raises:
         Infeasible: the strategy states no layout, or model, mesh and batch do not fit together.
-        UnknownName: there is no such strategy, or no such model.
+        UnknownName: the strategy or the model does not exist.
     """
     strategy, config = strategies.STRATEGIES[name], PRESETS[preset]
     if strategy.layout is None:
@@ -126,7 +126,7 @@ def overview(
 
 
 def example_mesh(strategy: Strategy) -> MeshSpec:
-    """A mesh that shows a strategy: four devices along one axis, or two along each of several.
+    """A small mesh with the usual axes of a strategy: four devices along one axis, or two along each of several.
 
     >>> [str(example_mesh(strategies.STRATEGIES[name])) for name in ("single", "fsdp", "hsdp", "three_d", "auto")]
     ['data=1', 'fsdp=4', 'data=2,fsdp=2', 'data=2,pipeline=2,tensor=2', 'fsdp=2,tensor=2']
@@ -137,10 +137,17 @@ def example_mesh(strategy: Strategy) -> MeshSpec:
 
 
 def holdings(layout: Layout, mesh: MeshSpec, train: TrainConfig, cost: Cost | None) -> Iterator[Held]:
-    """What a device holds, of a layout along the axes that split something.
+    """The arrays that a device holds: batch, weights, gradients and optimizer state.
 
-    Gradients are those that are added up over microbatches: whole where weights are gathered for a whole step, and a
-    part where the gradients of each microbatch are scattered.
+    Gradients are those accumulated over microbatches. If weights are gathered once a step, a device accumulates whole
+    gradients, although it holds a shard of the weights. If the gradients of each microbatch are reduce-scattered, it
+    accumulates a shard.
+
+    Args:
+        layout: the strategy's layout, along the mesh axes of more than one device.
+        mesh: the mesh.
+        train: training options.
+        cost: the predicted cost; None if the compiler partitions the step.
     """
     held_bytes: Mapping[str, int] = cost.arguments if cost else {}
     rows, columns, table = layout.dims.get("layers", ()), features(layout), layout.dims.get("vocab", ())
@@ -157,7 +164,7 @@ def holdings(layout: Layout, mesh: MeshSpec, train: TrainConfig, cost: Cost | No
 
 
 def schedule_of(layout: Layout, layers: int, mesh: MeshSpec, train: TrainConfig) -> Schedule | None:
-    """In which order the stages work; None where there is one."""
+    """The pipeline schedule; None with a single stage."""
     stages = size_of(layout.dims.get("layers", ()), mesh.sizes)
     if stages == 1:
         return None
@@ -173,7 +180,7 @@ def _bytes(count: int | None) -> str:
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows in columns, the last of which is aligned to the right."""
+    """Lines of a table. The last column is aligned to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     cells = (
         [*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)), row[-1].rjust(widths[-1])]

@@ -1,7 +1,7 @@
-"""Causal self-attention that keeps nothing of size [B,H,T,T] for the backward pass; whole, and a block at a time.
+"""Causal self-attention that keeps no residuals of size [B,H,T,T]: over a whole sequence, and over one block.
 
-A block is some of the queries and some of the keys. `causal` says that the last keys are those of the queries, and no
-query sees a key behind its own; else each query sees each key.
+A block is a range of queries and a range of keys. With `causal=True` the last keys are those of the query tokens, and a
+query attends to no key after its own token. Otherwise each query attends to each key.
 
 Dims: B batch, T query tokens, S key tokens, D embed, H heads, K head dim, C = 3 (query, key, value), A = H x K.
 """
@@ -18,19 +18,19 @@ from strategies.model.remat import KEPT
 
 
 def matmul(x_BTD: Array, w_DF: Array) -> Array:
-    """Matmul over the last dim as a two-dimensional one, which XLA's CPU backend runs about twice as fast."""
+    """Matmul over the last dim. It is two-dimensional: XLA's CPU backend runs that about twice as fast."""
     return (x_BTD.reshape(-1, x_BTD.shape[-1]) @ w_DF).reshape(*x_BTD.shape[:-1], -1)
 
 
 def project(x_BTD: Float[Array, "B T D"], qkv_DCA: Float[Array, "D 3 A"]) -> Float[Array, "B T 3 A"]:
-    """Queries, keys and values, without their biases, by one matmul."""
+    """Project to queries, keys and values with one matmul, without biases."""
     return matmul(x_BTD, qkv_DCA.reshape(len(qkv_DCA), -1)).reshape(*x_BTD.shape[:-1], *qkv_DCA.shape[1:])
 
 
 def causal_attention(qkv_BTCA: Float[Array, "B T 3 A"], head_dim: int, kind: str) -> Float[Array, "B T A"]:
-    """Attention of each token to itself and those before it, in heads of `head_dim` features.
+    """Attention of each token to itself and to the tokens before it, in heads of `head_dim` features.
 
-    `kind` is "cudnn" for the fused kernel (half precision on NVIDIA GPUs) and else "xla".
+    `kind` is "cudnn" for the fused kernel (half precision on NVIDIA GPUs), otherwise "xla".
     """
     if kind != "cudnn":
         return attend(qkv_BTCA, head_dim)
@@ -41,14 +41,15 @@ def causal_attention(qkv_BTCA: Float[Array, "B T 3 A"], head_dim: int, kind: str
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def attend(qkv_BTCA: Array, head_dim: int) -> Array:
-    """Softmax attention, [B,T,A]. The backward pass computes the scores again (Dao et al. 2022, section 3.1)."""
+    """Causal softmax attention, [B,T,A]. The backward pass recomputes the scores (Dao et al. 2022, section 3.1)."""
     return _forward(qkv_BTCA, head_dim)[0]
 
 
 def blocks_of(tokens: int) -> list[tuple[slice, slice]]:
-    """Which queries are taken at once, and the keys that they may see: each half of an even number of tokens.
+    """Ranges of (queries, keys), one pair for each block: two blocks, or one if the number of tokens is odd.
 
-    Early queries and late keys are left out: causality masks out all of these pairs, a quarter of the square.
+    Queries of the first half attend to keys of the first half, those of the second half to all keys. Causality masks
+    out queries of the first half with keys of the second, a quarter of the square. These scores are never computed.
     """
     if tokens % 2:
         return [(slice(None), slice(None))]
@@ -57,12 +58,12 @@ def blocks_of(tokens: int) -> list[tuple[slice, slice]]:
 
 
 class Mix(NamedTuple):
-    """Values mixed by softmax over some of the keys, in float32, and the statistics to go on with others.
+    """Partial softmax attention over some of the keys, in float32. `merged` combines it with that over other keys.
 
     Attributes:
-        mixed_BHTK: sums of values, each times its exponential; not normalised yet.
-        largest_BHT1: score; exponentials are relative to its own.
-        total_BHT1: of exponentials.
+        mixed_BHTK: sum of values weighted by exp(score - maximum); not normalised yet.
+        largest_BHT1: maximum of the scores so far (the running maximum).
+        total_BHT1: sum of exp(score - maximum).
     """
 
     mixed_BHTK: Array
@@ -71,7 +72,7 @@ class Mix(NamedTuple):
 
 
 def mix(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array, causal: bool = False) -> Mix:
-    """What the queries of a block get from its keys."""
+    """Attention of a block's queries to its keys, not normalised."""
     scores_BHTS = _scores(q_BHTK, k_BHSK, causal)
     largest_BHT1 = scores_BHTS.max(-1, keepdims=True)
     weights_BHTS = jnp.exp(scores_BHTS - largest_BHT1)
@@ -81,7 +82,7 @@ def mix(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array, causal: bool = False) -> Mi
 
 
 def merged(one: Mix, other: Mix) -> Mix:
-    """What the same queries get from the keys of both blocks (Dao et al. 2022, section 3.1)."""
+    """Combine attention of the same queries to the keys of two blocks (Dao et al. 2022, section 3.1)."""
     largest_BHT1 = jnp.maximum(one.largest_BHT1, other.largest_BHT1)
     a_BHT1, b_BHT1 = jnp.exp(one.largest_BHT1 - largest_BHT1), jnp.exp(other.largest_BHT1 - largest_BHT1)
     return Mix(
@@ -92,20 +93,27 @@ def merged(one: Mix, other: Mix) -> Mix:
 
 
 def normalised(mix: Mix, dtype: jnp.dtype) -> tuple[Array, Array]:
-    """Mixed values whose weights add up to one, and the logarithm of what they did add up to; both worth keeping.
+    """Normalised attention [B,H,T,K] in `dtype`, and the log-sum-exp of the scores [B,H,T,1] in float32.
 
-    Normalised after the values are mixed: K divisions a token instead of T.
+    The backward pass needs both. Dividing after the values are summed takes K divisions a query instead of T.
     """
     return (mix.mixed_BHTK / mix.total_BHT1).astype(dtype), mix.largest_BHT1 + jnp.log(mix.total_BHT1)
 
 
 def delta(mixed_BHTK: Array, dmixed_BHTK: Array) -> Float[Array, "B H T 1"]:
-    """Row sums of dO * O, which the gradients of all scores of a query share (D in Dao et al. 2022, appendix B.2)."""
+    """Row sums of dO * O. The gradients of a query's scores all use its sum (D in Dao et al. 2022, appendix B.2)."""
     return (dmixed_BHTK.astype(jnp.float32) * mixed_BHTK.astype(jnp.float32)).sum(-1, keepdims=True)
 
 
 class Queries(NamedTuple):
-    """What the backward pass has of queries: the gradients of what they mixed, and of all keys two numbers a head."""
+    """Queries and what the backward pass needs of them besides keys and values.
+
+    Attributes:
+        q_BHTK: queries.
+        dmixed_BHTK: gradients of the attention's output.
+        log_total_BHT1: log-sum-exp of the scores over all keys, not only those of a block.
+        delta_BHT1: as `delta` returns it.
+    """
 
     q_BHTK: Array
     dmixed_BHTK: Array
@@ -114,7 +122,7 @@ class Queries(NamedTuple):
 
 
 def gradients(queries: Queries, k_BHSK: Array, v_BHSK: Array, causal: bool = False) -> tuple[Array, Array, Array]:
-    """A block's part of the gradients of its queries, keys and values (Dao et al. 2022, appendix B.2), in float32."""
+    """A block's contributions to dQ, dK and dV, in float32 (Dao et al. 2022, appendix B.2)."""
     q_BHTK, dmixed_BHTK, log_total_BHT1, delta_BHT1 = queries
     weights_BHTS = jnp.exp(_scores(q_BHTK, k_BHSK, causal) - log_total_BHT1)
     dv_BHSK = _einsum("bhts,bhtk->bhsk", weights_BHTS.astype(v_BHSK.dtype), dmixed_BHTK)
@@ -126,7 +134,7 @@ def gradients(queries: Queries, k_BHSK: Array, v_BHSK: Array, causal: bool = Fal
     return dq_BHTK, dk_BHSK, dv_BHSK
 
 
-# A batched matmul whose sums are not rounded to the dtype of its operands.
+# Batched matmul with float32 sums, whatever the dtype of the operands.
 _einsum = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
@@ -139,7 +147,7 @@ def _scores(q_BHTK: Array, k_BHSK: Array, causal: bool) -> Array:
 
 
 def _heads(x_BTA: Array, head_dim: int) -> Array:
-    """Features of each head apart, [B,T,H,K]."""
+    """Split the features into heads, [B,T,H,K]."""
     return x_BTA.reshape(*x_BTA.shape[:-1], -1, head_dim)
 
 
@@ -155,23 +163,23 @@ def _forward(qkv_BTCA: Array, head_dim: int) -> tuple[Array, tuple[Array, ...]]:
     return mixed_BTA, (qkv_BTCA, mixed_BTA, log_total_BHT1)
 
 
-def _backward(head_dim: int, kept: tuple[Array, ...], dmixed_BTA: Array) -> tuple[Array]:
-    """The gradients of blocks are added up, in float32."""
-    qkv_BTCA, mixed_BTA, log_total_BHT1 = kept
+def _backward(head_dim: int, residuals: tuple[Array, ...], dmixed_BTA: Array) -> tuple[Array]:
+    """Add up the gradients of all blocks in float32."""
+    qkv_BTCA, mixed_BTA, log_total_BHT1 = residuals
     q_BHTK, k_BHSK, v_BHSK = _heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
     mixed_BTHK, dmixed_BTHK = _heads(mixed_BTA, head_dim), _heads(dmixed_BTA, head_dim)
     delta_BHT1 = delta(mixed_BTHK, dmixed_BTHK).swapaxes(1, 2)
     queries = Queries(q_BHTK, dmixed_BTHK.swapaxes(1, 2), log_total_BHT1, delta_BHT1)
     dqkv = jnp.float32(0)
     for t, s in blocks_of(q_BHTK.shape[2]):
-        some = Queries(*(each_BHTK[:, :, t] for each_BHTK in queries))
-        grads = zip(gradients(some, k_BHSK[:, :, s], v_BHSK[:, :, s], causal=True), (t, s, s), strict=True)
-        dqkv += jnp.stack([_among(grad.swapaxes(1, 2), tokens, q_BHTK.shape[2]) for grad, tokens in grads], 2)
+        block_queries = Queries(*(x_BHTK[:, :, t] for x_BHTK in queries))
+        grads = zip(gradients(block_queries, k_BHSK[:, :, s], v_BHSK[:, :, s], causal=True), (t, s, s), strict=True)
+        dqkv += jnp.stack([_pad_tokens(grad.swapaxes(1, 2), tokens, q_BHTK.shape[2]) for grad, tokens in grads], 2)
     return (dqkv.reshape(qkv_BTCA.shape).astype(qkv_BTCA.dtype),)
 
 
-def _among(x_BTHK: Array, tokens: slice, size: int) -> Array:
-    """Some tokens in their place among all, zero elsewhere."""
+def _pad_tokens(x_BTHK: Array, tokens: slice, size: int) -> Array:
+    """Pad a range of tokens with zeros to all `size` tokens."""
     start, stop, _ = tokens.indices(size)
     return jnp.pad(x_BTHK, ((0, 0), (start, size - stop), (0, 0), (0, 0)))
 

@@ -1,9 +1,9 @@
-"""The one GPT: GPT-2 (Radford et al. 2019) in Flax NNX. It names its dims and knows no devices.
+"""The GPT that all strategies train: GPT-2 (Radford et al. 2019) in Flax NNX. It names its dims and knows no devices.
 
-Dims: B batch, T tokens, N = B x T, D embed, V vocab, L layers. A suffix is the order in which an array is stored.
+Dims: B batch, T tokens, N = B x T, D embed, V vocab, L layers. The suffix of an array's name gives its dims in order.
 Where a strategy must act inside the model (gather a layer's weights, sum partial products) the model calls `Hooks`,
-which do nothing on one device. Each part of the model has a file, with its weights, its FLOPs and what it keeps for the
-backward pass.
+which do nothing on one device. Each part of the model has its own file, with its weights, its FLOPs and its residuals,
+which are the arrays kept for the backward pass.
 """
 
 import math
@@ -29,52 +29,53 @@ from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLIC
 from strategies.model.weights import Backward, Weights, used_dtype
 
 Split = tuple[Any, Any]
-"""A module as `nnx.split` takes it apart: its graph and its weights."""
+"""Graph and weights of a module, as `nnx.split` returns them."""
 
 
 class Block(nnx.Module):
     """Pre-LayerNorm transformer block: attention, then an MLP, each added to the residual stream."""
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Draw the weights, those of attention first."""
+        """Initialise the weights, those of attention first."""
         self.norm1 = LayerNorm(config)
         self.attention = Attention(config, rngs)
         self.norm2 = LayerNorm(config)
         self.mlp = MLP(config, rngs)
 
     def __call__(self, x_BTD: Float[Array, "B T D"], hooks: Hooks, kind: Any) -> Float[Array, "B T D"]:
-        """Add both branches to the residual stream; `kind` is that of the attention kernel."""
+        """Add both branches to the residual stream. `kind` is the kind of attention kernel."""
         x_BTD = self.attention(x_BTD, hooks.all_tokens(self.norm1(x_BTD)), hooks, kind)
         return self.mlp(x_BTD, hooks.all_tokens(self.norm2(x_BTD)), hooks)
 
     @staticmethod
     def parts() -> tuple[type[Part], ...]:
-        """The parts of a block in their order."""
+        """The parts of a block, in order."""
         return LayerNorm, Attention, LayerNorm, MLP
 
     @staticmethod
     def branches() -> tuple[type[Part], ...]:
-        """The parts that end in a product which devices may hold as partial sums."""
+        """The parts that end in a matmul whose contracted dim a mesh axis may split into partial sums."""
         return tuple(part for part in Block.parts() if part.contracted)
 
     @staticmethod
     def matmul_flops(config: GPTConfig) -> int:
-        """FLOPs of the matmuls with weights, forward, for one token."""
+        """Forward FLOPs of the matmuls with weights, for one token."""
         return sum(part.matmul_flops(config) for part in Block.parts())
 
     @staticmethod
     def recomputed_flops(config: GPTConfig) -> int:
-        """How many of `matmul_flops` the backward pass repeats with `remat="full"`."""
+        """The part of `matmul_flops` that the backward pass recomputes with `remat="full"`."""
         return sum(part.recomputed_flops(config) for part in Block.parts())
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Bytes that one layer and one microbatch keep for the backward pass.
+        """Bytes of the residuals of one layer for one microbatch.
 
-        In the way of Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
-        equations 1 to 6: attention scores are never kept, and there is no dropout. Besides what its parts keep, a block
-        keeps its input and the sums after all branches but the last, which is the input of the next layer. With
-        `remat="none"` those sums are float32, for a bias is added to them in float32.
+        The count follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+        equations 1 to 6. Attention scores are never kept, and there is no dropout. Besides the residuals of its parts a
+        block keeps its input and the residual stream after each branch but the last. After the last branch the stream
+        is the input of the next layer, which keeps it. With `remat="none"` the stream after a branch is kept in
+        float32, because a bias is added to it in float32.
         """
         inner = {"full": 0, "dots": share.itemsize, "none": 4}[share.train.remat]
         residual = share.residual_tokens * share.config.embed
@@ -83,17 +84,17 @@ class Block(nnx.Module):
 
     @staticmethod
     def working_elements(share: Share) -> int:
-        """Elements of the arrays that the backward pass holds at its peak; the parts' own, and the gradient."""
+        """Elements held at the peak of the backward pass: temporaries of the parts, and the stream's gradient."""
         return share.tokens * share.config.embed + sum(part.working_elements(share) for part in Block.parts())
 
     @staticmethod
     def deferred_elements(share: Share) -> int:
-        """Elements that zb-h1 holds between the two halves of the backward pass."""
+        """Elements that zb-h1 holds between the backward pass for inputs and that for weights."""
         return sum(part.deferred_elements(share) for part in Block.parts())
 
 
 class GPT(nnx.Module):
-    """Embedding, stacked blocks that are scanned, head. `embed`, `run` and `losses`, in this order, give the loss."""
+    """Embedding, stacked blocks run by `lax.scan`, and head. Call `embed`, `run` and `losses`, in this order."""
 
     def __init__(
         self,
@@ -106,16 +107,16 @@ class GPT(nnx.Module):
         hooks: Hooks = ONE_DEVICE,
         attention: Any = "xla",
     ):
-        """Draw the weights.
+        """Initialise the weights.
 
         Args:
-            config: the sizes.
-            train: dtype and remat are fixed when the model is made.
-            rngs: the keys.
-            padded_vocab: rows of the embedding table; by default those of the vocabulary.
-            layer_slots: which layer is in each slot of the stacked blocks; -1 is a slot of zeros.
-            hooks: what a strategy does inside the model.
-            attention: the kind of the attention kernel, see `causal_attention`.
+            config: sizes of the model.
+            train: training options; dtype and remat are fixed when the model is made.
+            rngs: random keys.
+            padded_vocab: rows of the embedding table, with padding; default: the size of the vocabulary.
+            layer_slots: index of the layer in each slot of the stacked blocks; -1 is a slot of zeros.
+            hooks: functions by which a strategy acts inside the model.
+            attention: kind of attention kernel, as `causal_attention` takes it.
         """
         self.train_config, self.hooks, self.attention = train, hooks, attention
         padded_vocab = padded_vocab or config.vocab
@@ -133,23 +134,24 @@ class GPT(nnx.Module):
         self.head = Head(config, train, padded_vocab, rngs)
 
     def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """Tokens to the residual stream, in the compute dtype."""
+        """Embed the tokens. The residual stream is in the compute dtype."""
         return self._ready(nnx.split(self.embedding))(tokens_BT, self.hooks)
 
     def run(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """All blocks on this device, one after another. `TrainConfig.remat` says what the backward pass recomputes."""
+        """Run all blocks of this device in order. `TrainConfig.remat` says what the backward pass recomputes."""
         graph, stacked = nnx.split(self.blocks)
 
         def layer(x_BTD: Array, weights: nnx.State) -> tuple[Array, None]:
             return self._ready((graph, weights))(x_BTD, self.hooks, self.attention), None
 
-        # Iterations of a loop do not share subexpressions: no barrier is needed against that. A loop of one is none.
+        # XLA merges no common subexpressions across loops, so recomputation in a loop needs no barrier
+        # (`prevent_cse`). A loop of one iteration is not a loop when XLA has compiled it, and needs the barrier.
         loops = jax.tree.leaves(stacked)[0].shape[0] > self.train_config.unroll
         layer = jax.checkpoint(layer, policy=LAYER_POLICIES[self.train_config.remat], prevent_cse=not loops)
         return lax.scan(layer, x_BTD, stacked, unroll=self.train_config.unroll)[0]
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
-        """Residual stream to the loss of each token."""
+        """Loss of each token, from the residual stream after the last block."""
         targets_BT = self.hooks.own_context(targets_BT, 1)
 
         def run(head: Split, token_VD: Array, x_BTD: Array) -> Array:
@@ -163,7 +165,7 @@ class GPT(nnx.Module):
         return jax.checkpoint(run, policy=policy)(nnx.split(head), token_VD, x_BTD)
 
     def _ready(self, split: Split) -> Any:
-        """A module with its weights gathered, in the dtype in which they are used."""
+        """The module with gathered weights, in the dtype in which they are used."""
 
         def ready(weight: Any) -> Any:
             return weight.replace(self._gathered(weight))
@@ -176,7 +178,7 @@ class GPT(nnx.Module):
 
 
 class WeightInfo(NamedTuple):
-    """What the model says of a weight: its dims, as it is stored, and whether the backward pass needs it."""
+    """Names of a weight's dims as it is stored, and whether the backward pass needs the weight."""
 
     dims: tuple[str, ...]
     backward: Backward
@@ -184,7 +186,7 @@ class WeightInfo(NamedTuple):
 
 @cache
 def _weight_infos(tied: bool) -> Weights:
-    """Of every weight, in the tree of the model; those of the blocks are stacked over layers."""
+    """The `WeightInfo` of each weight, in the tree of the model. Weights of the blocks are stacked over layers."""
     config = GPTConfig(layers=1, embed=1, heads=1, tied=tied)
     weights = nnx.state(nnx.eval_shape(lambda: GPT(config, TrainConfig(batch_size=1), nnx.Rngs(0))), nnx.Param)
 
@@ -200,28 +202,28 @@ def _is_info(leaf: Any) -> bool:
 
 
 def weight_dims(config: GPTConfig) -> Weights:
-    """The dims of each weight, in the tree of the model; those of the blocks are stacked over layers."""
+    """The dims of each weight, in the tree of the model. Weights of the blocks are stacked over layers."""
     return jax.tree.map(lambda info: info.dims, _weight_infos(config.tied), is_leaf=_is_info)
 
 
 @cache
 def named_weights(tied: bool) -> Mapping[str, WeightInfo]:
-    """Every weight by its name, such as "blocks.mlp.up_DF". A model of other sizes has the same."""
+    """The `WeightInfo` of each weight by name, such as "blocks.mlp.up_DF". It is the same for models of all sizes."""
     paths, _ = jax.tree.flatten_with_path(_weight_infos(tied), is_leaf=_is_info)
     return {".".join(key.key for key in path): info for path, info in paths}
 
 
 def param_count(config: GPTConfig) -> int:
-    """Parameters of the model, without padding of the vocabulary."""
+    """Number of parameters of the model, without the padding of the vocabulary."""
     sizes = config.dim_sizes
     return sum(math.prod(sizes[dim] for dim in info.dims) for info in named_weights(config.tied).values())
 
 
 def flops_per_token(config: GPTConfig) -> int:
-    """FLOPs to train on one token, nothing recomputed and causality not halved.
+    """Model FLOPs to train on one token, without recomputation. Attention counts in full, as if it were not causal.
 
-    6 for each weight of a matmul, and 12 layers x embed x sequence for attention (Chowdhery et al. 2022, "PaLM",
-    appendix B). To look up an embedding costs nothing.
+    6 FLOPs for each weight of a matmul, and 12 layers x embed x sequence for attention (Chowdhery et al. 2022, "PaLM",
+    appendix B). An embedding lookup costs none.
     """
     layer = Block.matmul_flops(config) + 2 * Attention.score_flops(config)
     return 3 * (config.layers * layer + Head.matmul_flops(config))

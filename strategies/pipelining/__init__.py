@@ -1,5 +1,6 @@
-"""Pipelines: the orders of forward and backward passes, and what executes them.
+"""Pipeline parallelism: schedules of forward and backward passes, and their executor.
 
-`schedules` orders the work of each stage, `timetable` says which slots each tick reads and writes, `executor` runs
-the ticks inside a step, and `split_backward` makes two backward passes of one, as ZB-H1 needs them.
+`schedules` orders the operations of each stage, `timetable` says which slots each tick reads and writes, `executor`
+runs the ticks inside a training step, and `split_backward` splits the backward pass into that for inputs and that for
+weights, as ZB-H1 needs it.
 """

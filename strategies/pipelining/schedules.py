@@ -1,9 +1,9 @@
 """Pipeline schedules as tables: what each stage does at each tick. Plain Python; executor.py runs them.
 
-A schedule is an order of operations for each stage. An operation takes one tick. It starts as soon as the previous
-operation of its stage and the one whose result it needs have ended: a forward pass needs that of the previous stage, a
-backward pass that of the next stage. With chunks a stage holds several parts of the model, and a microbatch passes
-through all stages once for each chunk.
+A schedule gives each stage an order of operations. An operation takes one tick. It starts as soon as the previous
+operation of its stage and the operation whose result it needs have ended. A forward pass needs the forward pass of the
+previous stage, and a backward pass needs the backward pass of the next stage. With several chunks a stage holds several
+parts of the model, and a microbatch passes through all stages once for each chunk.
 
     python -m strategies schedule 1f1b --stages 4 --microbatches 8
 """
@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from strategies.config import Infeasible
 
 Kind = Literal["F", "B", "W"]
-"""Forward pass; backward pass, or only the gradients of inputs if there are W; gradients of weights."""
+"""F: forward pass. B: backward pass, or only its gradients of inputs if there are W. W: gradients of weights."""
 
 
 class Op(NamedTuple):
@@ -54,15 +54,15 @@ class Schedule:
     orders: tuple[tuple[Op, ...], ...]
 
     def needs(self, stage: int, op: Op) -> tuple[int, Op]:
-        """The stage and the operation whose result this operation takes; for the first of a microbatch, itself."""
+        """The stage and the operation whose result this operation needs; for the first of a microbatch, itself."""
         kind, m, chunk = op
         if kind == "W":
             return stage, Op("B", m, chunk)
         step = 1 if kind == "B" else -1
-        place = chunk * self.stages + stage + step  # in the model, whose parts go round the stages
-        if place == self.chunks * self.stages:
+        part = chunk * self.stages + stage + step  # parts of the model are assigned to stages round-robin
+        if part == self.chunks * self.stages:
             return stage, Op("F", m, chunk)
-        return (stage, op) if place < 0 else (place % self.stages, Op(kind, m, place // self.stages))
+        return (stage, op) if part < 0 else (part % self.stages, Op(kind, m, part // self.stages))
 
     def starts(self, duration: Callable[[Op], float]) -> dict[tuple[int, Op], float]:
         """The start time of each operation, if a stage waits only for the results that it needs.
@@ -71,25 +71,25 @@ class Schedule:
             ValueError: operations wait for each other.
         """
         ends: dict[tuple[int, Op], float] = {}
-        started: dict[tuple[int, Op], float] = {}
-        left = [list(reversed(order)) for order in self.orders]
-        free = [0.0] * self.stages
+        starts: dict[tuple[int, Op], float] = {}
+        remaining = [list(reversed(order)) for order in self.orders]
+        free_at = [0.0] * self.stages
         waiting: dict[tuple[int, Op], int] = {}
         ready = list(range(self.stages))
         while ready:
             stage = ready.pop()
-            while ops := left[stage]:
+            while ops := remaining[stage]:
                 key, need = (stage, ops[-1]), self.needs(stage, ops[-1])
                 if need not in ends and need != key:
                     waiting[need] = stage
                     break
-                started[key] = max(free[stage], ends.get(need, 0.0))
-                free[stage] = ends[key] = started[key] + duration(ops.pop())
+                starts[key] = max(free_at[stage], ends.get(need, 0.0))
+                free_at[stage] = ends[key] = starts[key] + duration(ops.pop())
                 if key in waiting:
                     ready.append(waiting.pop(key))
-        if stuck := [ops[-1] for ops in left if ops]:
+        if stuck := [ops[-1] for ops in remaining if ops]:
             raise ValueError(f"{self.name}: {stuck} wait for each other")
-        return started
+        return starts
 
     @cached_property
     def table(self) -> tuple[tuple[Op | None, ...], ...]:
@@ -111,9 +111,9 @@ class Schedule:
         return any(op.kind == "W" for op in self.orders[0])
 
     def duration(self, op: Op, costs: Costs = EQUAL) -> float:
-        """Duration of one operation, which is on one chunk."""
-        whole = costs.inputs if self.splits_backward else costs.inputs + costs.weights
-        return {"F": costs.forward, "B": whole, "W": costs.weights}[op.kind] / self.chunks
+        """Duration of one operation on one chunk."""
+        backward = costs.inputs if self.splits_backward else costs.inputs + costs.weights
+        return {"F": costs.forward, "B": backward, "W": costs.weights}[op.kind] / self.chunks
 
     def makespan(self, costs: Costs = EQUAL) -> float:
         """Time from the first start to the last end, if a stage waits only for the results that it needs."""
@@ -121,32 +121,35 @@ class Schedule:
         return max(start + self.duration(op, costs) for (_, op), start in starts.items())
 
     def bubble(self, costs: Costs = EQUAL) -> float:
-        """The fraction of time for which a stage is idle, if it waits only for the results that it needs."""
+        """The fraction of the time that a stage is idle, if it waits only for the results that it needs."""
         return 1 - self.microbatches * sum(costs) / self.makespan(costs)
 
     def lockstep_bubble(self, costs: Costs = EQUAL) -> float:
-        """The fraction of time that is lost if each tick lasts as long as its longest operation."""
+        """The fraction of the time that is lost if each tick lasts as long as its longest operation."""
         columns = zip(*self.table, strict=True)
         lockstep = sum(max(self.duration(op, costs) for op in column if op) for column in columns)
         return 1 - self.makespan(costs) / lockstep
 
     def in_flight(self, stage: int) -> int:
-        """The most microbatches in flight on a stage, counted for each chunk: forward done, backward not complete."""
+        """Maximum number of microbatches in flight on a stage: forward pass done, backward pass not complete.
+
+        A microbatch counts once for each chunk.
+        """
         last: Kind = "W" if self.splits_backward else "B"
-        most = held = 0
+        peak = current = 0
         for op in self.orders[stage]:
-            held += op.kind == "F"
-            most = max(most, held)
-            held -= op.kind == last
-        return most
+            current += op.kind == "F"
+            peak = max(peak, current)
+            current -= op.kind == last
+        return peak
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it: the name, the chunks of a stage, and for each stage its operations, null where it is idle."""
+        """JSON values: name, chunks of a stage, and the operation of each stage at each tick, null if it is idle."""
         rows = [[op and op._asdict() for op in row] for row in self.table]
         return {"schedule": self.name, "chunks": self.chunks, "stages": rows}
 
     def __str__(self) -> str:
-        """A line for each stage, a column for each tick.
+        """The table as text: a line for each stage, a column for each tick.
 
         >>> print(one_f_one_b(2, 3))
         F0 F1 .. B0 F2 B1 .. B2
@@ -172,9 +175,9 @@ def one_f_one_b(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
 
 
 def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
-    """Interleaved 1F1B: several chunks a stage (Narayanan et al. 2021, "PTD-P", section 2.2.2).
+    """Interleaved 1F1B: several chunks on each stage (Narayanan et al. 2021, "PTD-P", section 2.2.2).
 
-    A stage runs each chunk for as many microbatches as there are stages before it takes the next chunk.
+    A stage runs a chunk for a group of microbatches, one for each stage, before it runs the next chunk.
 
     Raises:
         Infeasible: the number of stages does not divide the number of microbatches.
@@ -183,22 +186,22 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     if microbatches % stages:
         problem = f"pipeline={stages} does not divide microbatches={microbatches}"
         raise Infeasible(f"{problem}, as an interleaved schedule needs; take a multiple of {stages}, or 1f1b")
-    ahead = [2 * (stages - 1 - stage) + (chunks - 1) * stages for stage in range(stages)]
-    return _alternating("interleaved", stages, microbatches, chunks, ahead)
+    warmups = [2 * (stages - 1 - stage) + (chunks - 1) * stages for stage in range(stages)]
+    return _alternating("interleaved", stages, microbatches, chunks, warmups)
 
 
 def zero_bubble(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
     """ZB-H1: 1F1B that computes gradients of weights when a stage would be idle (Qi et al. 2023, section 2.2).
 
-    Stage s defers the weight gradients of s microbatches, so no stage has more microbatches in flight than the first.
+    Stage s defers the weight gradients of s microbatches. No stage has more microbatches in flight than the first one.
     """
     _require("zb-h1", stages, microbatches, chunks)
     orders = []
     for stage, order in enumerate(one_f_one_b(stages, microbatches).orders):
         ops: list[Op] = []
         for op in order:
-            late = op.microbatch - stage
-            ops += [op, Op("W", late)] if op.kind == "B" and late >= 0 else [op]
+            deferred = op.microbatch - stage
+            ops += [op, Op("W", deferred)] if op.kind == "B" and deferred >= 0 else [op]
         orders.append((*ops, *(Op("W", m) for m in range(max(0, microbatches - stage), microbatches))))
     return Schedule("zb-h1", stages, microbatches, 1, tuple(orders))
 
@@ -208,18 +211,18 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
 )
 
 
-def _alternating(name: str, stages: int, microbatches: int, chunks: int, ahead: Sequence[int]) -> Schedule:
-    """For each stage `ahead` forward passes, then alternating forward and backward, then the remaining backward."""
+def _alternating(name: str, stages: int, microbatches: int, chunks: int, warmups: Sequence[int]) -> Schedule:
+    """1F1B after a warm-up: `warmups` forward passes of each stage, alternating passes, remaining backward passes."""
+    # Each chunk runs for a group of microbatches, one for each stage. In the backward pass the last chunk comes first.
     turns = [divmod(turn, stages * chunks) for turn in range(microbatches * chunks)]
-    # Each chunk runs for as many microbatches as there are stages. Backward, the last chunk comes first.
-    parts = [(group * stages + place % stages, place // stages) for group, place in turns]
-    forward = [Op("F", m, chunk) for m, chunk in parts]
-    backward = [Op("B", m, chunks - 1 - chunk) for m, chunk in parts]
+    passes = [(group * stages + position % stages, position // stages) for group, position in turns]
+    forward = [Op("F", m, chunk) for m, chunk in passes]
+    backward = [Op("B", m, chunks - 1 - chunk) for m, chunk in passes]
     orders = []
-    for count in ahead:
-        late = forward[count:]
-        pairs = [op for pair in zip(late, backward, strict=False) for op in pair]
-        orders.append((*forward[:count], *pairs, *backward[len(late) :]))
+    for warmup in warmups:
+        steady = forward[warmup:]
+        pairs = [op for pair in zip(steady, backward, strict=False) for op in pair]
+        orders.append((*forward[:warmup], *pairs, *backward[len(steady) :]))
     return Schedule(name, stages, microbatches, chunks, tuple(orders))
 
 
@@ -232,5 +235,5 @@ def _require(name: str, stages: int, microbatches: int, chunks: int, most_chunks
 
 
 def _cell(op: Op | None, chunks: int) -> str:
-    """Text of an operation, as `F0`, with a prime for each chunk before its own; `..` if idle."""
+    """Text of an operation, such as `F0`, with a prime for each chunk before its own; `..` if the stage is idle."""
     return ".." if op is None else f"{op.kind}{op.microbatch}{chr(39) * op.chunk}"

@@ -1,4 +1,4 @@
-"""What the axes of a mesh split: the layout of a strategy, and the parts of each weight.
+"""Sharding: which mesh axes split which dims of a strategy's arrays, and the shards of each weight.
 
 Start at `layout.Layout`.
 """

@@ -1,4 +1,4 @@
-"""The training step that is built from a strategy's decisions, and what several strategies share in it.
+"""The training step, built from the layout and the implementation of a strategy, and parts that strategies share.
 
 Start at `train_step.assemble`.
 """

@@ -1,15 +1,16 @@
-"""Gradients sent in fewer bits, with what is lost in one step added in the next (error feedback). Not exact by design.
+"""Gradient compression with error feedback: the quantisation error of one step is added in the next. Inexact by design.
 
-An all-reduce of compressed numbers cannot add them on their way: sums of codes are no codes. So each device adds up one
-chunk of the numbers (Tang et al. 2021, "1-bit Adam", algorithm 1, with a server on each device):
+An all-reduce cannot add quantised numbers on their way, because the sum of two codes is not a code. So each device sums
+one chunk of the numbers (Tang et al. 2021, "1-bit Adam", algorithm 1, with a server on each device):
 
-    g[P] + e[P] in codes q[n,P/n] -all_to_all(data)-> q[n,P/n], every device's codes of this device's chunk
-    their sum s[P/n] + f[P/n] in codes q[P/n] -all_gather(data)-> q[n,P/n], the sums of all chunks
-    e[P] and f[P/n] are kept: what the codes are short of
+    g[P] + e[P] quantised to codes q[n,P/n] -all_to_all(data)-> q[n,P/n], every device's codes of this device's chunk
+    their sum s[P/n] + f[P/n] quantised to codes q[P/n] -all_gather(data)-> q[n,P/n], the sums of all chunks
+    e[P] and f[P/n] are kept for the next step: the errors of the first and of the second quantisation
 
-For P numbers on n devices, padded to a multiple of 256 n, a device sends 2 P (n-1)/n codes, and 4 bytes for each 256
-of them. A code is a byte with `int8`, against 4 bytes of float32: gradients. With `onebit` it is one bit: momentum. Its
-program has the steps of the warm-up too, which send the most: what is read from it are their bytes.
+For P numbers on n devices, padded to a multiple of 256 n, a device sends 2 P (n-1)/n codes, and a scale of 4 bytes for
+each 256 codes. `int8` quantises gradients to one byte each, instead of 4 bytes in float32. `onebit` quantises momentum
+to one bit each. The compiled program of `onebit` also contains the uncompressed warm-up steps, which send the most.
+Bytes that are read from the program are therefore those of the warm-up.
 """
 
 from collections.abc import Callable
@@ -28,13 +29,13 @@ from strategies.model.weights import Weights
 from strategies.step import Optimizer
 
 BLOCK = 256
-"""Numbers that share a scale."""
+"""Block size: how many numbers share a scale."""
 Codes = tuple[Array, Array]
-"""Codes of numbers in blocks, and the scale of each block."""
+"""Quantised numbers in blocks, and the scale of each block."""
 
 
 class Codec(NamedTuple):
-    """How blocks of float32 numbers, in the last dim, become fewer bytes, and numbers again."""
+    """Quantisation (`encode`) and dequantisation (`decode`) of float32 numbers. The last dim is a block."""
 
     encode: Callable[[Array], Codes]
     decode: Callable[[Codes], Array]
@@ -46,7 +47,7 @@ def _to_int8(x: Array) -> Codes:
 
 
 def _to_signs(x: Array) -> Codes:
-    """Of all scales the mean magnitude is the one that loses least (Karimireddy et al. 2019, "Error Feedback")."""
+    """Signs, scaled by the mean magnitude, the scale of least error (Karimireddy et al. 2019, "Error Feedback")."""
     return jnp.packbits(x >= 0, axis=-1), jnp.abs(x).mean(-1, keepdims=True)
 
 
@@ -55,40 +56,45 @@ SIGNS = Codec(_to_signs, lambda codes: (2.0 * jnp.unpackbits(codes[0], axis=-1) 
 
 
 class Errors(NamedTuple):
-    """What a device's codes were short of, when it sent its numbers and when it sent the sums of its chunk."""
+    """Quantisation errors that a device adds to its numbers in the next step (error feedback).
+
+    Attributes:
+        shares: errors of this device's own numbers, e[P] in the module's docstring.
+        sums: errors of the sums of this device's chunk, f[P/n].
+    """
 
     shares: Any
     sums: Any
 
 
 def padded(size: int, devices: int) -> int:
-    """Numbers with the padding that makes of them as many blocks on each device."""
+    """Round `size` up to a multiple of `BLOCK * devices`: each device has the same number of whole blocks."""
     return -(-size // (BLOCK * devices)) * BLOCK * devices
 
 
 def all_reduce(x_P: Float[Array, " P"], errors: Errors, codec: Codec) -> tuple[Float[Array, " P"], Errors]:
-    """The sum over devices, as far as codes can tell."""
+    """Approximate sum over the mesh axis `data`, through quantised numbers, and the new quantisation errors."""
     devices = lax.axis_size("data")
-    filled = jnp.pad(x_P, (0, padded(x_P.size, devices) - x_P.size)) + errors.shares
-    mine = filled.reshape(devices, -1, BLOCK)
-    codes = codec.encode(mine)
+    corrected = jnp.pad(x_P, (0, padded(x_P.size, devices) - x_P.size)) + errors.shares
+    chunks = corrected.reshape(devices, -1, BLOCK)
+    codes = codec.encode(chunks)
     received = jax.tree.map(lambda code: lax.all_to_all(code, "data", 0, 0), codes)
     chunk = codec.decode(received).sum(0) + errors.sums.reshape(-1, BLOCK)
     sums = codec.encode(chunk)
     gathered = jax.tree.map(lambda code: lax.all_gather(code, "data", to="invarying"), sums)
-    left = Errors((mine - codec.decode(codes)).reshape(-1), (chunk - codec.decode(sums)).reshape(-1))
-    return codec.decode(gathered).reshape(-1)[: x_P.size], left
+    new_errors = Errors((chunks - codec.decode(codes)).reshape(-1), (chunk - codec.decode(sums)).reshape(-1))
+    return codec.decode(gathered).reshape(-1)[: x_P.size], new_errors
 
 
 class Kept(NamedTuple):
-    """The state of an optimizer that takes compressed gradients."""
+    """State of an optimizer with gradient compression: that of the wrapped optimizer, and the quantisation errors."""
 
     optimizer: Any
     errors: Errors
 
 
 def compressed(optimizer: Optimizer, train: TrainConfig, devices: int) -> Optimizer:
-    """The same optimizer, which takes each device's share of the gradients, and sums them itself."""
+    """Wrap an optimizer: it takes each device's share of the gradients and sums them itself, compressed."""
     update = {"int8": _int8_update, "onebit": _onebit_update}[train.compression]
 
     def takes(weights: Weights) -> tuple[Any, Any]:
@@ -117,11 +123,12 @@ def _int8_update(
 def _onebit_update(
     optimizer: Optimizer, train: TrainConfig, shares: Weights, kept: Kept, weights: Weights
 ) -> tuple[Weights, Kept, Array]:
-    """AdamW for the first steps; then its second moments stay as they are, and its momentum is what is summed.
+    """1-bit Adam: AdamW in the warm-up steps, then frozen second moments and compressed momentum.
 
-    Algorithm 1 of Tang et al. 2021. No device has the sum of the gradients any more: they are clipped by the root mean
-    square of the devices' own norms, which is no less than its norm. A sign is never zero: what has had no gradient so
-    far is given no momentum.
+    This is algorithm 1 of Tang et al. 2021. After the warm-up no device has the sum of the gradients, so its norm is
+    unknown. Gradients are clipped by the root mean square of the norms of the devices' own gradients, which is an upper
+    bound of it. A sign is never zero. The momentum is therefore set to zero where the second moment is zero: there the
+    weight has had no gradient so far.
     """
     shares = jax.tree.map(lambda share: share[0], shares)
     adam, *others = kept.optimizer
