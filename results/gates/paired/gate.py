@@ -1,4 +1,4 @@
-"""The paired gate: times two checkouts interleaved on this machine, over several launches, and judges the change."""
+"""Entry point of the paired gate: its arguments, the two checkouts, and the report on the comparison."""
 
 import argparse
 import contextlib
