@@ -115,7 +115,7 @@ def draw_title(drawing: Drawing, lane: Sent) -> None:
 
 
 def is_ring(lane: Sent) -> bool:
-    """Return whether each device sends to the next, and the last to the first. Two devices are no ring."""
+    """Return whether each device sends to the next, and the last to the first. Two devices are neighbours."""
     size = len(lane.links)
     return size > 2 and all(receiver == (sender + 1) % size for sender, receiver in lane.links)
 

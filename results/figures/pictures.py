@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 
 FORMATS = frozenset(FigureCanvasBase.get_supported_filetypes())
 """Supported file formats, as endings of file names without the dot."""
-# With these settings, figures drawn twice from the same rows are equal files. A diff of a committed figure is a change.
+# With these settings, figures drawn twice from the same rows are equal files, so a committed figure's diff shows a real
+# change.
 REPRODUCIBLE = {"svg.hashsalt": "meshmark"}
 METADATA = {"png": {}, "svg": {"Date": None}}
 
