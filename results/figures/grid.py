@@ -38,7 +38,7 @@ class Grid:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes in the largest unit, from B to GiB, that fits.
+    """Return a number of bytes as text, in the largest unit from B to GiB that does not exceed it.
 
     >>> size(746_855_424), size(5_059_584), size(196_608), size(6)
     ('712 MiB', '4.8 MiB', '192 KiB', '6 B')

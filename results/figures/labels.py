@@ -55,7 +55,7 @@ def label_points(axes: Axes, points: Sequence[Point], texts: Sequence[str], othe
     """Write a text near each point, inside the axes, with a line from it to the point.
 
     No text covers a point, one of the other points, another text or its line. A local search keeps texts near their
-    points and their lines from crossing. It runs from several orders of the texts, and the cheapest result is used.
+    points and avoids crossing lines. It runs from several orders of the texts, and the cheapest result is used.
 
     Call this function last: a later change of the axes' limits or of the figure's layout moves the points.
 
