@@ -185,14 +185,14 @@ class _Ledger:
         for table in (weight for weight in self.plan.weights if is_tied(self.plan, weight)):
             axes, itemsize = self.plan.over(self.plan.layout.shards), BYTES[self.plan.train.reduce_dtype]
             once = itemsize * table.elements * self.plan.shards * self.plan.train.microbatches
-            # Allow for vectors that are reduced in another way.
+            # The tolerance of 10% is for vectors that are reduced in another way.
             if axes and abs(self.left["reduce_scatter", axes] + once) < once / 10:
                 self.left["reduce_scatter", axes] += once
                 stated, sent = (self.sent("reduce_scatter", axes, times * once) for times in (2, 1))
                 yield Rewrite("added_up", table.name, axes, stated, sent)
 
     def merged(self) -> Iterator[Rewrite]:
-        """All-reduces over several axes in place of stated ones over one axis after another."""
+        """All-reduces over several axes in place of stated ones over parts of these axes in turn."""
         all_reduces = {axes: left for (kind, axes), left in self.left.items() if kind == "all_reduce"}
         for union, extra_bytes in sorted(all_reduces.items(), key=lambda item: -len(item[0])):
             parts = [
@@ -206,7 +206,7 @@ class _Ledger:
                     yield self._merge(chosen, union, extra_bytes, all_reduces)
 
     def _merge(self, parts: Sequence[Axes], union: Axes, operand_bytes: int, all_reduces: dict[Axes, int]) -> Rewrite:
-        """Explain all-reduces over a union of axes by those stated over each of its parts."""
+        """Match all-reduces over a union of axes with the stated all-reduces over each of its parts."""
         stated = 0
         for axes in parts:
             all_reduces[axes] += operand_bytes
@@ -234,7 +234,7 @@ class _Ledger:
         return sum(BYTES[self.plan.dtype(each)] * each.elements for each in mine)
 
     def unexplained(self) -> Iterator[Rewrite]:
-        """The remaining bytes."""
+        """The bytes that no other rewrite explains, by kind and axes."""
         for (kind, axes), left in self.left.items():
             if left:
                 sent = self.sent(kind, axes, abs(left))

@@ -11,7 +11,7 @@ from strategies.costs.traffic import SENT
 
 KINDS = tuple(SENT)
 SEVERAL = "several"
-"""Stands for the axis of collectives whose groups span more than one mesh axis."""
+"""Name used as the axis of collectives whose groups span several mesh axes."""
 
 OPCODES: Mapping[str, str] = {
     "all-reduce": "all_reduce",
@@ -60,11 +60,10 @@ class Collective:
         operand_bytes: bytes of a device's operands per execution. For an all-reduce, bytes of its result, which has the
             dtype of the accumulation.
         arrays: shapes of these arrays, without layouts.
-        source: the traced function that it stems from with its scopes (`op_name`); "" where the compiler dropped it.
+        source: the traced function that it comes from, with its scopes (`op_name`); "" if the compiler dropped it.
         overlapped: work scheduled until the program waits for it; None if the program waits at once.
-        decomposed: kind of collective that an all-reduce of full arrays stands in for: an all-gather, if the parts of
-            other devices are zeros, or a reduce-scatter, if only a part of the result is used. "" if it stands for
-            itself.
+        decomposed: kind of collective that an all-reduce of full arrays replaces: an all-gather, if the parts of other
+            devices are zeros, or a reduce-scatter, if only a part of the result is used. "" if it replaces none.
         padding_bytes: the part of the operands that only pads them to equal parts.
         chain: id of the chain of fusions that a TPU program splits this collective over; "" if it is not split.
     """
@@ -84,7 +83,7 @@ class Collective:
 
     @property
     def axis(self) -> str:
-        """Its axis as in the names of a record's columns: the only axis, or `SEVERAL`."""
+        """Its axis in the names of a record's columns: the only axis, or `SEVERAL`."""
         return axis_of(self.axes)
 
 
@@ -156,9 +155,9 @@ def collective(
 
 
 def as_reduce_scatter(fusion: Instruction, inside: Computation, candidate: Collective) -> Collective:
-    """Return the collective of a fusion as a reduce-scatter, if the fusion is one in disguise.
+    """Return the collective of a fusion; as a reduce-scatter, if the fusion implements one.
 
-    A TPU program spells the reduce-scatters that it has to pad or shift as a fusion of an all-reduce and a slice, with
+    A TPU program expresses reduce-scatters that it has to pad or shift as a fusion of an all-reduce and a slice, with
     an emitter named AllReduceScatter. Other reduce-scatters are instructions. If the slice is not the device's part, or
     the emitter is another one, the collective is an all-reduce of the full array.
 
@@ -180,10 +179,10 @@ def as_reduce_scatter(fusion: Instruction, inside: Computation, candidate: Colle
 
 
 def _decomposed(kind: str, instruction: Instruction) -> str:
-    """The kind of collective that an all-reduce stands in for, by the traced function or by the name of its reduction.
+    """The kind of collective that an all-reduce replaces, by the traced function or by the name of its reduction.
 
-    Where the function's name was dropped, the reduction tells: XLA's AllGatherDecomposer adds with a new computation
-    `add`, and its ReduceScatterDecomposer with a clone of the reduce-scatter's own.
+    If the function's name was dropped, the reduction identifies it: XLA's AllGatherDecomposer adds with a new
+    computation `add`, and its ReduceScatterDecomposer with a clone of the reduce-scatter's own computation.
     """
     if kind != "all_reduce":
         return ""
@@ -197,9 +196,9 @@ def _decomposed(kind: str, instruction: Instruction) -> str:
 
 
 def _is_asynchronous(instruction: Instruction) -> bool:
-    """Whether the program waits for it later.
+    """Whether a collective runs asynchronously: the program waits for it in a later instruction.
 
-    GPU programs spell all collectives with a start, and mark the synchronous ones.
+    In GPU programs, all collectives have a start instruction, and synchronous ones are marked.
     """
     return instruction.opcode.endswith("-start") and '"is_sync":true' not in instruction.attributes.get(
         "backend_config", ""

@@ -166,12 +166,12 @@ class _Reader:
 
 
 def _trips(loop: Instruction, where: Computation, module: Module) -> int:
-    """Number of iterations of a loop: as annotated by the compiler, or by its counter.
+    """Number of iterations of a loop, from the compiler's annotation or from its counter.
 
     The counter must start at a constant, be compared with a constant and grow by a constant.
 
     Raises:
-        HLOError: neither tells.
+        HLOError: there is neither an annotation nor such a counter.
     """
     if known := re.search(r'"known_trip_count":\{"n":"([0-9]{1,18})"\}', loop.attributes.get("backend_config", "")):
         return int(known[1])

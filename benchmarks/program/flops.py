@@ -18,7 +18,7 @@ def flops(instruction: Instruction, computation: Computation) -> int:
     if "__cudnn$fmha" in target:
         queries, keys = (dims(computation.operand(instruction, index).shape) for index in (0, 1))
         square = (5 if "Backward" in target else 2) * 2 * math.prod(queries) * keys[1]
-        # As attention.py computes it: without early queries to late keys.
+        # Like attention.py, count no early queries to late keys.
         return square if keys[1] % 2 else square * 3 // 4
     if instruction.opcode == "dot":
         contracted = instruction["lhs_contracting_dims"]
@@ -31,7 +31,7 @@ def flops(instruction: Instruction, computation: Computation) -> int:
 
 
 def _of_convolution(convolution: Instruction, computation: Computation) -> int:
-    """FLOPs of a convolution, which is how TPU programs spell dots.
+    """FLOPs of a convolution. TPU programs express dots as convolutions.
 
     Multiplications with padding and with the gaps of dilation do not count (XLA, service/hlo_cost_analysis.cc).
     """
@@ -51,8 +51,9 @@ def _of_convolution(convolution: Instruction, computation: Computation) -> int:
 
 
 def unstated_flops(cost: Cost, compiled: int) -> dict[str, int]:
-    """FLOPs of a device per step that the compiled program has and the formulas do not, by cause; empty if there are
-    none.
+    """FLOPs per step and device that are in the compiled program but not in the formulas, by cause.
+
+    The result is empty if there are none.
 
     `logits again`: the head's backward pass recomputes the logits because it gathers its weights again. `padding`: GPU
     programs pad the vocabulary to a multiple. `unexplained`: the rest.

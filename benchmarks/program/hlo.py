@@ -22,7 +22,7 @@ class Instruction:
     """`name = shape opcode(operands), attributes`.
 
     The operands of a constant are its value, and those of a parameter its index. Of the metadata, `op_name` is kept as
-    an attribute: the traced function that the instruction stems from, with its scopes.
+    an attribute: the traced function that the instruction comes from, with its scopes.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Computation:
         return producer
 
     def unwrap(self, instruction: Instruction, opcode: str) -> Instruction:
-        """Follow first operands from an instruction until it has another opcode than this one, such as copy or bitcast.
+        """Follow first operands past this opcode, such as copy or bitcast, and return the first other instruction.
 
         Raises:
             HLOError: the instructions form a cycle.

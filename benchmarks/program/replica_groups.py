@@ -11,12 +11,12 @@ from benchmarks.program.hlo import HLOError, Instruction, integers
 
 
 def replica_groups(instruction: Instruction, devices: int) -> list[list[int]]:
-    """Device ids of each group, from one of three spellings (XLA, hlo/ir/replica_group.cc and mesh_and_axis.cc).
+    """Device ids of each group, from one of three notations (XLA, hlo/ir/replica_group.cc and mesh_and_axis.cc).
 
     - `{{0,1},{2,3}}`, and `{}` for one group of all devices
     - `[4,2]<=[2,4]T(1,0)`: four groups of two; the ids are those of arange(8) reshaped to 2 x 4 and transposed
-    - `mesh['a'=2,'b'=4] {'b'}`: along axes of a mesh of its own. `'b':(2)2` is a sub-axis: 'b' split into 2 x 2, of
-      which the second part. `, device_ids=([2,4]T(1,0))` or `, device_ids=(0,4,1,5,2,6,3,7)` in between gives another
+    - `mesh['a'=2,'b'=4] {'b'}`: along axes of the mesh that is given. `'b':(2)2` is a sub-axis: the second part of
+      'b' split into 2 x 2. `, device_ids=([2,4]T(1,0))` or `, device_ids=(0,4,1,5,2,6,3,7)` in between gives another
       order.
 
     Args:
@@ -24,11 +24,11 @@ def replica_groups(instruction: Instruction, devices: int) -> list[list[int]]:
         devices: number of devices of the program.
 
     Raises:
-        HLOError: another spelling.
+        HLOError: the notation is another one.
         ValueError: the groups do not fit this number of devices.
     """
     text = instruction["replica_groups"]
-    if "device_ids" in instruction.attributes:  # the parser takes what follows the comma for another attribute
+    if "device_ids" in instruction.attributes:  # the parser reads the text after the comma as another attribute
         text += f" {instruction['device_ids']}"
     if match := re.fullmatch(r"\{(.*)\}", text):
         return [integers(group) for group in match[1].split("},")] if match[1] else [list(range(devices))]

@@ -1,6 +1,6 @@
 """Overlap in the schedule: the work between the start of each collective and its end.
 
-GPU programs have separate start and done instructions, and so have TPU programs for collectives on the sparse cores.
+GPU programs have separate start and done instructions. So do TPU programs for collectives on the sparse cores.
 Other collectives of a TPU are split over a chain of fusions: the first starts the collective, the last waits for it,
 and those in between also compute.
 """

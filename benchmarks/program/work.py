@@ -1,4 +1,4 @@
-"""Work of a device in a part of a step, and how it adds up in loops and conditionals."""
+"""Work of a device in a part of a step, with the rules that add it up in loops and conditionals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Draws an overview of a strategy: what each device holds, and who sends what to whom in a step."""
+"""Draws an overview of a strategy: the arrays that each device holds, and the collectives of a step."""
 
 from itertools import groupby
 
@@ -10,7 +10,7 @@ from results.records.overviews import Device, Held, Overview
 
 
 def communication(overview: Overview) -> str:
-    """The picture as SVG."""
+    """Return the overview of a strategy as SVG."""
     mesh = ",".join(f"{axis}={size}" for axis, size in overview.mesh)
     drawing = Drawing(WIDTH)
     grid = Grid(overview)
@@ -28,7 +28,7 @@ def communication(overview: Overview) -> str:
 
 
 def draw_devices(drawing: Drawing, grid: Grid) -> None:
-    """Name the columns: a band for each mesh axis, in which devices of one position share a cell."""
+    """Draw a row for each mesh axis, in which devices at the same position along it and the outer axes share a cell."""
     devices = grid.overview.devices
     axes = [axis for axis, _ in grid.overview.mesh]
     for depth, axis in enumerate(axes, 1):
@@ -45,10 +45,10 @@ def draw_devices(drawing: Drawing, grid: Grid) -> None:
 
 
 def draw_holdings(drawing: Drawing, grid: Grid) -> None:
-    """Draw of each array a box for each device, filled where the device holds it."""
+    """Draw each array as one box per device, filled where the device holds the array."""
     for held in grid.overview.held:
         height = 30 if held.what == "batch" else 42
-        name, *rest = held.what.split()  # two words are too wide for the gutter
+        name, *rest = held.what.split()  # two words on one line are too wide for the gutter
         drawing.text(MARGIN, drawing.y + 13, name, 11, COLOURS[held.what], font_weight="bold")
         amount = [] if held.held_bytes is None else [size(held.held_bytes)]
         drawing.text(MARGIN, drawing.y + 26, ", ".join([*rest, *amount]), 10, GREY)
@@ -77,9 +77,9 @@ def draw_part(drawing: Drawing, grid: Grid, held: Held, device: Device, x: float
 
 
 def columns_of(overview: Overview, held: Held, device: Device) -> list[tuple[float, float]]:
-    """From where to where a device holds the tokens or features of an array, as shares of the whole.
+    """Return the ranges of an array's tokens or features that a device holds, as fractions of the whole.
 
-    With a zigzag order a device has one chunk of a sequence from the front and one from the back.
+    In zigzag order, a device holds one chunk from the front of each sequence and one from the back.
     """
     index, count = overview.part(device, held.columns)
     if held.what == "batch" and overview.zigzag:

@@ -1,7 +1,7 @@
-"""What figures show, as tables: pure functions of the rows of one workload.
+"""Data of the figures: pure functions from the rows of one workload to tables.
 
-A row counts if its status is ok, its step was found equal to one device's, and it has the numbers that every figure
-needs. Other rows are not drawn, and each figure says how many they are.
+A row counts if its status is ok, its step was found equal to that of one device, and it has the numbers that every
+figure needs. Other rows are not drawn. Each figure states their number.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ import pandas as pd
 
 from results.records.rows import WORKLOAD
 
-# What holds a device's memory, in the order in which bars are stacked. The parts add up to `memory.total_bytes`.
+# Parts of a device's memory, in the order in which bars are stacked. They add up to `memory.total_bytes`.
 PARTS = {
     "parameters": "memory.parameter_bytes",
     "optimizer state": "memory.optimizer_bytes",
@@ -20,7 +20,7 @@ PARTS = {
     "other outputs": "new_output_bytes",
 }
 
-# What the time of a step is spent on, in the order in which bars are stacked.
+# Parts of the step time, in the order in which bars are stacked.
 TIMES = {
     "compute": "attribution.compute_seconds",
     "recomputation": "attribution.recomputation_seconds",
@@ -33,7 +33,7 @@ TIMES = {
 
 
 def workloads(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Split rows by workload, for only rows of one workload share a figure; yield a label and the rows of each."""
+    """Yield a label and the rows of each workload. A figure shows a single workload."""
     for values, part in rows.groupby(WORKLOAD, sort=False, dropna=False):
         yield "-".join(map(str, values)), part
 
@@ -48,7 +48,7 @@ def counts(rows: pd.DataFrame) -> pd.Series:
 
 
 def left_out(rows: pd.DataFrame) -> dict[str, int]:
-    """Return the number of rows that do not count for each reason."""
+    """Return the number of rows that do not count, by reason."""
     rows = rows[~counts(rows)]
     words = {False: "not equal to single", True: f"without {' or '.join(NEEDED)}"}
     unequal = rows["matches_single"].map(words).fillna("not compared with single")
@@ -56,7 +56,7 @@ def left_out(rows: pd.DataFrame) -> dict[str, int]:
 
 
 def widest_batch(rows: pd.DataFrame) -> int:
-    """Return the global batch, in sequences, at which most rows count; of several such batches the largest."""
+    """Return the global batch in sequences at which the most rows count, and the largest of these if several tie."""
     batches = rows.loc[counts(rows), "global_batch_sequences"].value_counts()
     return int(batches[batches == batches.max()].index.max())
 

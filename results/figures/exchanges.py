@@ -1,4 +1,4 @@
-"""Draws collectives as lanes: the data of each device before and after, and lines from senders to receivers."""
+"""Draws each collective as a lane: every device's data before and after it, with lines from senders to receivers."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,11 @@ from results.figures.svg import GREY, INK, LINE, Drawing, tint
 from results.records.overviews import Device, Overview, Sent
 
 SMALL = 0.01
-"""Exchanges with a smaller share of all bytes are listed instead of drawn."""
+"""Smallest share of all bytes sent at which a lane is drawn. Smaller ones are listed below the lanes."""
 ATTENTION = "keys and values", "tokens and heads"
-"""Exchanges of attention across devices."""
+"""What attention sends between devices. Each of these has its own lane."""
 BAR, GAP = 11, 32
-"""Heights: of a bar, and between the bars of a lane."""
+"""Height of a bar, and of the gap between the two bars of a lane."""
 PHRASES = {
     "all_gather": "all-gather: each gets the parts of all",
     "reduce_scatter": "reduce-scatter: each gets its part of the sum",
@@ -26,10 +26,12 @@ AROUND = "permute: each sends to the next in a ring"
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a device's bar, from `start` to `end` as shares of the whole array, in the colour of its part.
+    """A filled rectangle in a device's bar: one part of an array.
 
     Attributes:
-        top, bottom: as shares of the bar's height.
+        start, end: left and right edges, as fractions of the whole array.
+        colour: colour of the part.
+        top, bottom: upper and lower edges, as fractions of the bar's height.
     """
 
     start: float
@@ -40,12 +42,12 @@ class Segment:
 
     @property
     def middle(self) -> float:
-        """Where lines begin and end."""
+        """Position where lines begin and end, as a fraction of the whole array."""
         return (self.start + self.end) / 2
 
 
 def draw_exchanges(drawing: Drawing, grid: Grid) -> None:
-    """Draw all lanes, and name what is too small for one."""
+    """Draw all lanes and the key, and list the exchanges that are too small for a lane."""
     sent = grid.overview.sent
     drawing.y += 12
     if not sent:
@@ -65,7 +67,7 @@ def draw_exchanges(drawing: Drawing, grid: Grid) -> None:
 
 
 def draw_nothing(drawing: Drawing, overview: Overview) -> None:
-    """Say that nothing is sent, or who decides what is."""
+    """Write that nothing is sent or that the compiler decides, and name the strategy with explicit collectives."""
     words = "nothing is sent" if overview.sent is not None else "the compiler decides what is sent"
     drawing.text(MARGIN, drawing.y + 10, words, 13, font_weight="bold")
     drawing.y += 14
@@ -75,7 +77,7 @@ def draw_nothing(drawing: Drawing, overview: Overview) -> None:
 
 
 def lanes(sent: Sequence[Sent]) -> dict[Sent, list[Sent]]:
-    """Exchanges that differ in what is sent alone share a lane; those of attention have their own."""
+    """Group exchanges into lanes. Exchanges that differ only in `what` share a lane, except those of attention."""
     found: dict[Sent, list[Sent]] = {}
     for each in sent:
         what = each.what if each.what in ATTENTION else each.array
@@ -84,7 +86,7 @@ def lanes(sent: Sequence[Sent]) -> dict[Sent, list[Sent]]:
 
 
 def draw_lane(drawing: Drawing, grid: Grid, lane: Sent) -> None:
-    """Draw one collective."""
+    """Draw one collective: its title, a bar for each device before and after it, and the lines between them."""
     overview = grid.overview
     draw_title(drawing, lane)
     above, below = drawing.y + BAR, drawing.y + BAR + GAP
@@ -101,7 +103,7 @@ def draw_lane(drawing: Drawing, grid: Grid, lane: Sent) -> None:
 
 
 def draw_title(drawing: Drawing, lane: Sent) -> None:
-    """Name a lane: when it runs, what is sent along which axes, how many bytes, and what the collective does."""
+    """Draw the title of a lane: when it runs, what it sends along which axes, its bytes, and its kind of collective."""
     y, colour = drawing.y, COLOURS[lane.array]
     drawing.rect(MARGIN, y, WIDTH - 2 * MARGIN, 30, tint(colour, 0.1), rx=4)
     drawing.text(MARGIN + 6, y + 12.5, lane.when, 11, tint(colour, 1), font_weight="bold")
@@ -113,7 +115,7 @@ def draw_title(drawing: Drawing, lane: Sent) -> None:
 
 
 def is_ring(lane: Sent) -> bool:
-    """Whether each sends to the next, and the last to the first; two send to each other, as neighbours do."""
+    """Return whether each device sends to the next, and the last to the first. Two devices are neighbours."""
     size = len(lane.links)
     return size > 2 and all(receiver == (sender + 1) % size for sender, receiver in lane.links)
 
@@ -121,7 +123,7 @@ def is_ring(lane: Sent) -> bool:
 def draw_bar(
     drawing: Drawing, x: float, y: float, width: float, segments: Sequence[Segment], hatched: bool = False
 ) -> None:
-    """Draw what one device has of an array: its segments, hatched where they are its share of a sum."""
+    """Draw the bar of one device: the segments of the array that it has, hatched if they are its share of a sum."""
     drawing.rect(x, y, width, BAR, "#ffffff", stroke=LINE)
     for each in segments:
         left, length = x + each.start * width, (each.end - each.start) * width
@@ -132,7 +134,7 @@ def draw_bar(
 
 
 def before(overview: Overview, lane: Sent, device: Device) -> list[Segment]:
-    """What a device has before a collective."""
+    """Return the segments that a device has before a collective."""
     if lane.kind == "permute":
         return [moving(overview, lane, device)]
     together = lane.kind in ("reduce_scatter", "all_reduce")
@@ -140,7 +142,7 @@ def before(overview: Overview, lane: Sent, device: Device) -> list[Segment]:
 
 
 def after(overview: Overview, lane: Sent, device: Device) -> list[Segment]:
-    """What a device has after it; after a permutation what has arrived, side by side if from several."""
+    """Return the segments that a device has after a collective. Those received in a permute are side by side."""
     if lane.kind == "permute":
         arrived = [
             moving(overview, lane, other)
@@ -159,30 +161,30 @@ def after(overview: Overview, lane: Sent, device: Device) -> list[Segment]:
 
 
 def own(overview: Overview, lane: Sent, device: Device) -> Segment:
-    """The part of a device, where the array is split most."""
+    """Return a device's part of the array where it is split most, before or after the collective."""
     index, count = overview.part(device, lane.split)
     return Segment(index / count, (index + 1) / count, shade(COLOURS[lane.array], index, count))
 
 
 def segments(overview: Overview, lane: Sent, device: Device) -> list[Segment]:
-    """The parts of all devices of its group; of an array that is not split along the group, its own."""
+    """Return the distinct parts of the devices in a device's group: one part if the group does not split the array."""
     return [*dict.fromkeys(own(overview, lane, other) for other in overview.group(device, lane.along))]
 
 
 def moving(overview: Overview, lane: Sent, device: Device) -> Segment:
-    """What a device sends in a permutation, in a colour of its own."""
+    """Return what a device sends in a permute: a whole bar, in a colour that differs between devices of its group."""
     index, count = overview.part(device, lane.along)
     return Segment(0, 1, shade(COLOURS[lane.array], index, count))
 
 
 def sends(overview: Overview, lane: Sent, sender: Device, receiver: Device) -> bool:
-    """Whether a device sends to another of its group."""
+    """Return whether a device sends to another device of its group."""
     link = overview.part(sender, lane.along)[0], overview.part(receiver, lane.along)[0]
     return link in lane.links if lane.kind == "permute" else sender != receiver
 
 
 def lines(grid: Grid, lane: Sent) -> Iterator[tuple[float, float, str]]:
-    """Where each line begins and ends, and its colour: that of the part that goes along it."""
+    """Yield for each line the x where it begins, the x where it ends, and its colour: that of the part that is sent."""
     overview = grid.overview
     numbers = {tuple(device.items()): index for index, device in enumerate(overview.devices)}
     for sender in overview.devices:
@@ -194,14 +196,14 @@ def lines(grid: Grid, lane: Sent) -> Iterator[tuple[float, float, str]]:
 
 
 def moved(overview: Overview, lane: Sent, sender: Device, receiver: Device) -> Segment:
-    """What goes from one device to another: the sender's part, or of a sum the receiver's."""
+    """Return what one device sends to another: the sender's part, or the receiver's part in a reduce-scatter."""
     if lane.kind == "permute":
         return moving(overview, lane, sender)
     return own(overview, lane, receiver if lane.kind == "reduce_scatter" else sender)
 
 
 def draw_key(drawing: Drawing) -> None:
-    """Say what a hatched bar is, and what lines are."""
+    """Draw the key, which explains hatched bars and lines."""
     x, y = MARGIN, drawing.y
     drawing.rect(x, y, 22, BAR, tint("#5b6672", 0.6))
     drawing.rect(x, y, 22, BAR, "url(#share)")
@@ -211,11 +213,11 @@ def draw_key(drawing: Drawing) -> None:
 
 
 def draw_small(drawing: Drawing, small: Sequence[Sent]) -> None:
-    """Name what is too small to be drawn."""
+    """List the exchanges that are too small to be drawn, with their total bytes."""
     if not small:
         return
     names = ", ".join(dict.fromkeys(each.what for each in small))
-    amount = size(sum(each.sent_bytes for each in small)).replace(" ", "\u00a0")  # on one line with its unit
+    amount = size(sum(each.sent_bytes for each in small)).replace(" ", "\u00a0")  # not broken before the unit
     words = f"Not drawn, below {SMALL:.0%} each: {names} ({amount})."
     for line in textwrap.wrap(words, 72):
         drawing.text(MARGIN, drawing.y + 8, line, 10, GREY)

@@ -1,4 +1,4 @@
-"""The columns, colours and units of a picture of devices."""
+"""Layout, colours and units of pictures with one column per device."""
 
 from dataclasses import dataclass
 
@@ -18,27 +18,27 @@ COLOURS = {
 
 @dataclass(frozen=True)
 class Grid:
-    """The columns of a picture: one for each device, behind a gutter for labels."""
+    """Horizontal layout of a picture: a gutter for labels, then one column per device."""
 
     overview: Overview
 
     @property
     def column(self) -> float:
-        """The width of a column."""
+        """Width of a column, in units of the picture."""
         return (WIDTH - GUTTER - MARGIN) / max(4, len(self.overview.devices))
 
     @property
     def box(self) -> float:
-        """The width of a box in a column."""
+        """Width of the box in a column, in units of the picture."""
         return self.column - 10 if self.column > 50 else self.column - 5
 
     def x(self, index: int) -> float:
-        """The left edge of a device's box."""
+        """Return the left edge of a device's box, in units of the picture."""
         return GUTTER + index * self.column + (self.column - self.box) / 2
 
 
 def size(count: int) -> str:
-    """Bytes in the unit in which they read well.
+    """Return a number of bytes as text, in the largest unit from B to GiB that does not exceed it.
 
     >>> size(746_855_424), size(5_059_584), size(196_608), size(6)
     ('712 MiB', '4.8 MiB', '192 KiB', '6 B')
@@ -50,5 +50,5 @@ def size(count: int) -> str:
 
 
 def shade(colour: str, index: int, count: int) -> str:
-    """The colour of one of several parts: the first is the darkest."""
+    """Return the shade of one of `count` parts. The first part is the darkest."""
     return tint(colour, 1 - 0.6 * index / max(count - 1, 1)) if count > 1 else tint(colour, 0.85)

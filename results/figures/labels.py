@@ -1,7 +1,7 @@
-"""Labels near points that cover neither each other nor the points.
+"""Placement of labels near points, so that labels cover neither each other nor the points.
 
-Boxes and lines are arrays of shape [..., 4] in pixels: x and y of one corner or end, then of the other. Of a box the
-lower left corner is first. Functions of two such arrays broadcast.
+Boxes and lines are arrays of shape [..., 4] in pixels. A box is x and y of its lower left corner, then of its upper
+right corner. A line is x and y of one end, then of the other. Functions of two such arrays broadcast.
 """
 
 import math
@@ -14,18 +14,18 @@ from matplotlib.axes import Axes
 Point = tuple[float, float]
 
 MARKER = 7
-"""Half the height and width of what is drawn at a point, in typographic points."""
+"""Half the height and width of the marker at a point, in typographic points."""
 MARGIN = 8
-"""Pixels by which a text's box is larger than the text, in width and in height."""
+"""Difference between the size of a text's box and of the text, in pixels, in width and in height."""
 DISTANCES = np.arange(8, 240, 8)
-"""How far from its point a text is tried, in typographic points: its cost, if nothing is in the way."""
+"""Candidate distances of a text from its point, in typographic points. A place costs its distance, plus penalties."""
 ANGLES = np.arange(36) * math.tau / 36
 CROSSING = 200.0
-"""What it costs that a line crosses another line or a point."""
+"""Penalty for a line that crosses another line or a point."""
 CONFLICT = 1e4
-"""What it costs that a text meets another text or its line. After the last round such a text is dropped."""
+"""Penalty for a text that overlaps another text or its line. After the last round, such a text is dropped."""
 ROUNDS = 5
-"""How often each text is placed anew, given where the others are."""
+"""Number of rounds of the local search. Each round places every text again, given the places of the others."""
 STYLE: dict[str, Any] = {
     "size": "x-small",
     "ha": "center",
@@ -37,41 +37,41 @@ STYLE: dict[str, Any] = {
 
 
 class Places(NamedTuple):
-    """Where texts may stand: the boxes that they take, and the lines from their points to their middles."""
+    """Places of texts: their boxes, and the lines from their points to the middles of the boxes."""
 
     boxes: np.ndarray
     lines: np.ndarray
 
     def at(self, index: Any) -> "Places":
-        """Return some of them."""
+        """Return the places at an index or mask."""
         return Places(self.boxes[index], self.lines[index])
 
 
 Options = tuple[Places, np.ndarray]
-"""The places that a text may take, and what each costs."""
+"""Possible places of a text, and the cost of each."""
 
 
 def label_points(axes: Axes, points: Sequence[Point], texts: Sequence[str], others: Sequence[Point] = ()) -> list[str]:
     """Write a text near each point, inside the axes, with a line from it to the point.
 
-    No text covers a point, one of the other points, another text or its line. Texts are near their points, and their
-    lines cross little: of the arrangements that a local search finds from several orders, the cheapest is taken.
+    No text covers a point, one of the other points, another text or its line. A local search keeps texts near their
+    points and avoids crossing lines. It runs from several orders of the texts, and the cheapest result is used.
 
-    Call it last: what changes the limits of the axes or the layout of the figure afterwards moves the points.
+    Call this function last: a later change of the axes' limits or of the figure's layout moves the points.
 
     Args:
-        axes: where the points are drawn.
-        points: x and y of each, in the units of the axes.
-        texts: one for each point, the most important first.
-        others: x and y of points without a text.
+        axes: the axes that contain the points.
+        points: x and y of each point, in the units of the axes.
+        texts: one text for each point, the most important first.
+        others: x and y of the points without a text.
 
     Returns:
-        The texts for which there is no place. They are not written.
+        The texts for which no place was found. They are not written.
     """
     figure = axes.get_figure(root=True)
     assert figure
-    figure.draw_without_rendering()  # the layout decides where the axes are
-    pixels = figure.dpi / 72  # of a typographic point
+    figure.draw_without_rendering()  # the layout determines the position of the axes
+    pixels = figure.dpi / 72  # pixels of a typographic point
     centres = axes.transData.transform(np.reshape([*points, *others], (-1, 2)))
     marks = np.hstack([centres - MARKER * pixels, centres + MARKER * pixels])
     options = [
@@ -90,7 +90,7 @@ def label_points(axes: Axes, points: Sequence[Point], texts: Sequence[str], othe
 
 
 def options_of(number: int, marks: np.ndarray, size: np.ndarray, frame: np.ndarray, pixels: float) -> Options:
-    """Return the places in a frame for the text of one of the points, and what they cost beside the marks of all."""
+    """Return the places of a text inside a frame that cover no marker, and their costs regardless of other texts."""
     places, costs = places_around((marks[number, :2] + marks[number, 2:]) / 2, size, pixels)
     costs += CROSSING * meets(places.lines[:, None], np.delete(marks, number, axis=0)).sum(axis=-1)
     is_free = is_inside(places.boxes, frame) & ~overlap(places.boxes[:, None], marks).any(axis=-1)
@@ -98,12 +98,12 @@ def options_of(number: int, marks: np.ndarray, size: np.ndarray, frame: np.ndarr
 
 
 def settled(options: Sequence[Options], order: list[int]) -> tuple[Places, float]:
-    """Choose a place for each text, in rounds: the one that costs least given the places of the others.
+    """Choose a place for each text: in several rounds, the cheapest one given the places of the other texts.
 
     Returns:
         The places, which are NaN for a text without options, and the sum of their costs.
     """
-    chosen = Places(*np.full((2, len(options), 4), np.nan))  # NaN meets nothing
+    chosen = Places(*np.full((2, len(options), 4), np.nan))  # NaN overlaps nothing
     cost = np.zeros(len(options))
     for number in order * ROUNDS:
         places, costs = options[number]
@@ -118,7 +118,7 @@ def settled(options: Sequence[Options], order: list[int]) -> tuple[Places, float
 
 
 def without_conflicts(chosen: Places) -> list[int]:
-    """Return which texts can be written, the first before those after it."""
+    """Return the indices of the texts that can be written. Of two conflicting texts, the first is kept."""
     kept: list[int] = []
     for number in np.flatnonzero(np.isfinite(chosen.boxes).all(axis=-1)):
         if not conflicts(chosen.at([number]), chosen.at(kept)).any():
@@ -127,7 +127,7 @@ def without_conflicts(chosen: Places) -> list[int]:
 
 
 def places_around(centre: np.ndarray, size: np.ndarray, pixels: float) -> tuple[Places, np.ndarray]:
-    """Return the places around a point that a text of a size may take, and their distances in typographic points."""
+    """Return candidate places for a text of this size around a point, and their distances in typographic points."""
     distances, angles = (grid.reshape(-1, 1) for grid in np.meshgrid(DISTANCES, ANGLES, indexing="ij"))
     middles = centre + np.hstack([np.cos(angles), np.sin(angles)]) * (size / 2 + distances * pixels)
     lines = np.hstack([np.broadcast_to(centre, middles.shape), middles])
@@ -135,7 +135,7 @@ def places_around(centre: np.ndarray, size: np.ndarray, pixels: float) -> tuple[
 
 
 def conflicts(places: Places, others: Places) -> np.ndarray:
-    """Return for each place and each of the others whether the text of one meets the text or line of the other."""
+    """Return for each pair of a place and another whether the text of one overlaps the text or line of the other."""
     boxes, lines = places.boxes[:, None], places.lines[:, None]
     return overlap(boxes, others.boxes) | meets(lines, others.boxes) | meets(others.lines, boxes)
 
@@ -146,12 +146,12 @@ def overlap(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def is_inside(boxes: np.ndarray, frame: np.ndarray) -> np.ndarray:
-    """Return whether boxes are inside a frame."""
+    """Return for each box whether it is inside a frame."""
     return np.all((boxes[..., :2] >= frame[:2]) & (boxes[..., 2:] <= frame[2:]), axis=-1)
 
 
 def meets(lines: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Return whether lines meet boxes: no axis separates them, neither one of the box nor the normal of the line."""
+    """Return whether lines intersect boxes: neither an axis of the box nor the normal of the line separates them."""
     ends = lines[..., :2], lines[..., 2:]
     spans = np.concatenate([np.minimum(*ends), np.maximum(*ends)], axis=-1)
     middles, halves = (boxes[..., :2] + boxes[..., 2:]) / 2, (boxes[..., 2:] - boxes[..., :2]) / 2
@@ -163,7 +163,7 @@ def meets(lines: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def crossing(lines: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return whether lines cross: the ends of each are on both sides of the other."""
+    """Return whether lines cross: the two ends of each line are on opposite sides of the other line."""
 
     def parted(lines: np.ndarray, others: np.ndarray) -> np.ndarray:
         begin, along = lines[..., :2], lines[..., 2:] - lines[..., :2]

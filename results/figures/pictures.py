@@ -1,4 +1,4 @@
-"""Pictures as files: the formats that can be drawn, and the settings with which one picture is one file."""
+"""Figures as files: the supported formats, and settings that make the files reproducible."""
 
 from pathlib import Path
 
@@ -6,12 +6,13 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 FORMATS = frozenset(FigureCanvasBase.get_supported_filetypes())
-"""The endings of file names that say which kind of picture it is."""
-# Figures drawn twice from the same rows are the same files, so that a committed one shows what changed.
+"""Supported file formats, as endings of file names without the dot."""
+# With these settings, figures drawn twice from the same rows are equal files, so a committed figure's diff shows a real
+# change.
 REPRODUCIBLE = {"svg.hashsalt": "meshmark"}
 METADATA = {"png": {}, "svg": {"Date": None}}
 
 
 def draw(figure: Figure, path: Path, dpi: int = 150) -> None:
-    """Write a figure as the kind of picture that the ending of the path says."""
+    """Write a figure to a file whose ending is the format. `dpi` is the resolution in dots per inch."""
     figure.savefig(path, dpi=dpi, metadata=METADATA.get(path.suffix.removeprefix("."), {}))

@@ -1,4 +1,4 @@
-"""A small SVG writer, so that a committed picture is the same file whatever versions of other libraries are there."""
+"""A small SVG writer. It uses only the standard library, so committed pictures do not depend on library versions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ INK, GREY, LINE, PAPER = "#1f2933", "#5b6672", "#c9d1d9", "#fcfcfa"
 
 
 def tint(colour: str, strength: float) -> str:
-    """A colour mixed with white.
+    """Mix a colour #rrggbb with white. Strength 1 is the colour, and 0 is white.
 
     >>> tint("#000000", 1), tint("#000000", 0)
     ('#000000', '#ffffff')
@@ -20,10 +20,13 @@ def tint(colour: str, strength: float) -> str:
 
 
 class Drawing:
-    """A picture of fixed width to which shapes are added; y grows downwards. Its pattern "share" hatches a shape.
+    """An SVG picture of fixed width. y grows downwards. The fill `url(#share)` hatches a shape.
 
     Attributes:
-        y: where the next section begins.
+        width: width of the picture.
+        y: upper edge of the next section; at the end, the height of the picture.
+        root: the SVG element.
+        into: the element to which new elements are added.
     """
 
     def __init__(self, width: float) -> None:
@@ -36,28 +39,28 @@ class Drawing:
             self.rect(0, 0, 2.2, 4, PAPER)
 
     def add(self, name: str, text: str | None = None, **attributes: Any) -> Tree.Element:
-        """Add an element; underscores in names of attributes stand for hyphens."""
+        """Add an element and return it. Underscores in the names of attributes become hyphens."""
         element = Tree.SubElement(self.into, name, {key.replace("_", "-"): plain(v) for key, v in attributes.items()})
         element.text = text
         return element
 
     @contextmanager
     def group(self, name: str = "g", **attributes: Any) -> Iterator[None]:
-        """Add an element to which belongs what is added meanwhile; of a "g", that shares its attributes."""
+        """Add an element; elements added in the context are its children. Children of a "g" inherit its attributes."""
         outer, self.into = self.into, self.add(name, **attributes)
         yield
         self.into = outer
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str, **attributes: Any) -> None:
-        """Add a rectangle by its upper left corner."""
+        """Add a rectangle whose upper left corner is at x and y."""
         self.add("rect", x=x, y=y, width=width, height=height, fill=fill, **attributes)
 
     def text(self, x: float, y: float, text: str, size: float = 11, fill: str = INK, **attributes: Any) -> None:
-        """Add a line of text whose baseline is at y."""
+        """Add a line of text that starts at x, with its baseline at y. `text_anchor` changes what x refers to."""
         self.add("text", text, x=x, y=y, font_size=size, fill=fill, **attributes)
 
     def arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
-        """Add a line with a head at its end."""
+        """Add a line from `start` to `end` with an arrowhead at its end."""
         (x1, y1), (x2, y2) = start, end
         length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1e-9)
         along, across = ((x2 - x1) / length, (y2 - y1) / length), (-(y2 - y1) / length, (x2 - x1) / length)
@@ -68,7 +71,12 @@ class Drawing:
         self.add("polygon", points=points, fill=colour)
 
     def finished(self, title: str, shown: float = 1.0) -> str:
-        """The picture as a file; `shown` is how much larger it is shown where there is room."""
+        """Return the picture as the text of an SVG file.
+
+        Args:
+            title: description for screen readers.
+            shown: factor by which the picture is enlarged where there is room.
+        """
         width, height = self.width, self.y
         size = {"width": plain(width * shown), "height": plain(height * shown), "viewBox": f"0 0 {width:g} {height:g}"}
         self.root.attrib |= size | {"font-family": FONT}
@@ -80,7 +88,7 @@ class Drawing:
 
 
 def plain(value: object) -> str:
-    """A number with at most one digit behind the point; anything else as it is.
+    """Return a number with at most one digit after the decimal point, and anything else unchanged, as text.
 
     >>> plain(2.0), plain(1.25), plain("x")
     ('2', '1.2', 'x')

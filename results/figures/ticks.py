@@ -1,4 +1,4 @@
-"""Draws a pipeline schedule in a picture of devices: a row for each stage, a cell for each tick."""
+"""Draws a pipeline schedule below a picture of devices: one row per stage, one cell per tick."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from results.records.schedules import KINDS
 
 COLOURS = {"F": "#1f9d73", "B": "#d4622a", "W": "#8257b5"}
 LABEL, CELL = 42, 17
-"""The width of the labels, and the height of a cell."""
+"""Width of the labels of stages, and height of a cell."""
 
 
 def draw_timetable(drawing: Drawing, schedule: dict[str, Any]) -> None:
-    """Draw what each stage does at each tick; the number is that of the microbatch."""
+    """Draw the operation of each stage at each tick, with the number of its microbatch."""
     rows = schedule["stages"]
     width = (WIDTH - LABEL - 2 * MARGIN) / len(rows[0])
     drawing.y += 26
@@ -29,7 +29,7 @@ def draw_timetable(drawing: Drawing, schedule: dict[str, Any]) -> None:
 
 
 def draw_cell(drawing: Drawing, x: float, width: float, op: dict[str, Any]) -> None:
-    """Draw one operation; a later chunk of the model is paler. A narrow cell has no number."""
+    """Draw one operation. Chunks of the model after the first are paler, and narrow cells have no number."""
     colour = tint(COLOURS[op["kind"]], 0.45 if op["chunk"] == 0 else 0.25)
     drawing.rect(x, drawing.y, 0.93 * width, CELL - 1, colour, rx=min(2, width / 4))
     if width > 11:
@@ -37,7 +37,7 @@ def draw_cell(drawing: Drawing, x: float, width: float, op: dict[str, Any]) -> N
 
 
 def draw_kinds(drawing: Drawing, kinds: set[str]) -> None:
-    """Say what the colours are."""
+    """Draw the key: the colour of each kind of operation that the schedule has."""
     x = MARGIN + LABEL
     for kind, name in KINDS.items():
         if kind in kinds:

@@ -1,4 +1,4 @@
-"""The two checkouts of a paired comparison: directories as they stand, or git refs in worktrees made for it."""
+"""The two checkouts of a paired comparison: existing directories, or temporary worktrees of git refs."""
 
 import contextlib
 import subprocess
@@ -13,7 +13,7 @@ WORKER = "benchmarks/worker.py"
 
 
 class CheckoutError(ValueError):
-    """What was named cannot be checked out; the message says why, in git's words where they are its own."""
+    """A checkout cannot be made or run. The message gives the reason, with git's own message if git failed."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Checkout:
     """A copy of the code to run.
 
     Attributes:
-        name: as it was asked for, with its commit where it has one.
-        root: its folder.
-        python: the interpreter of its environment.
+        name: the requested directory or git ref, followed by the commit if there is one.
+        root: the folder of the checkout.
+        python: path of the interpreter that runs it.
     """
 
     name: str
@@ -33,13 +33,18 @@ class Checkout:
 
 @contextlib.contextmanager
 def checked_out(name: str, python: str) -> Iterator[Checkout]:
-    """A directory that is a checkout, uncommitted changes included; or else a git ref.
+    """Yield the checkout of a directory or of a git ref.
 
-    A ref gets a worktree, which goes away with the context, whatever ends it.
+    A directory is used in place, with its uncommitted changes. A git ref is checked out into a temporary worktree,
+    which is removed when the context exits, also after an error.
+
+    Args:
+        name: the directory or git ref. A directory must contain `benchmarks/`.
+        python: path of the interpreter that runs the checkout.
 
     Raises:
-        CheckoutError: it is neither.
-        NotComparable: it is from before checkouts could be timed.
+        CheckoutError: the name is neither such a directory nor a commit.
+        NotComparable: the checkout is too old to have a worker.
     """
     if Path(name, "benchmarks").is_dir():
         yield _checkout(name, Path(name).resolve(), python)
@@ -58,14 +63,14 @@ def checked_out(name: str, python: str) -> Iterator[Checkout]:
             yield _checkout(name, root, python)
     finally:
         with contextlib.suppress(CheckoutError):
-            git("worktree", "prune")  # the folder is gone, and git is told
+            git("worktree", "prune")  # the folder was deleted, so git removes its record of it
 
 
 def git(*arguments: str) -> str:
-    """What git prints.
+    """Run git and return its standard output, stripped.
 
     Raises:
-        CheckoutError: git's last words.
+        CheckoutError: git failed, with its standard error; or git is not installed.
     """
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True)
@@ -79,6 +84,6 @@ def git(*arguments: str) -> str:
 def _checkout(name: str, root: Path, python: str) -> Checkout:
     if not (root / WORKER).is_file():
         raise NotComparable(f"{name} has no {WORKER}: it is too old to be timed; compare with a later commit")
-    with contextlib.suppress(CheckoutError):  # a directory that git knows nothing of has no commit
+    with contextlib.suppress(CheckoutError):  # a directory outside of git has no commit
         name = f"{name} ({git('-C', str(root), 'describe', '--always', '--dirty')})"
     return Checkout(name, root, python)

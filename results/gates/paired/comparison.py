@@ -1,4 +1,4 @@
-"""The course of a paired comparison: launch after launch, and fresh ones of what the first leave open."""
+"""Runs a paired comparison: first launches of every case, then fresh launches of cases not found the same."""
 
 import math
 import random
@@ -16,19 +16,19 @@ from results.records.launches import MIN_LAUNCHES
 
 Stage = Literal["first", "fresh"]
 Launched = Callable[[], AbstractContextManager[Mapping[Side, Worker]]]
-"""Begins a launch: a fresh worker for each side. They end with the context."""
+"""Opens a launch: a context with a fresh worker for each side. The workers end when the context exits."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """How a comparison is made.
+    """Settings of a comparison.
 
     Attributes:
-        launches: of every case; of those that are not the same after them, as many fresh ones.
-        rounds: in a launch.
-        effect: the least change that matters: 0.05 is 5%.
-        budget_seconds: for all of it; what does not fit lowers `launches`.
-        seed: of the order of turns.
+        launches: number of first launches of every case. Cases not found the same get as many fresh launches.
+        rounds: number of timed rounds in a launch.
+        effect: minimum relative change that matters: 0.05 is 5%.
+        budget_seconds: time limit of the whole comparison; fewer launches are made if not all fit.
+        seed: seed of the random order of sides in each round.
     """
 
     launches: int
@@ -40,13 +40,13 @@ class Design:
 
 @dataclass
 class Course:
-    """What has been learnt of a case so far.
+    """The launches of a case so far.
 
     Attributes:
-        key: the id that its workers know it by.
-        first: launches that every case gets.
-        fresh: launches that it got because the first did not say the same.
-        last: what its latest launch showed. If that failed, there is no further one.
+        key: id of the case in the workers.
+        first: launches of the first stage, which every case gets.
+        fresh: launches of the second stage, which a case gets if the first launches did not find it the same.
+        last: result of the latest launch. A case whose launch failed is not launched again.
     """
 
     key: str
@@ -55,18 +55,23 @@ class Course:
     last: Attempt = field(default_factory=Attempt)
 
     def word(self, effect: float) -> Word:
-        """What the launches made so far say."""
+        """Return the decision from the launches made so far."""
         return settle(self.first, self.fresh, effect)
 
 
 class Comparison:
     """Two checkouts, timed against each other.
 
+    Args:
+        launched: opens a launch.
+        cases: ids in the workers, by the cases' names in reports.
+        design: settings of the comparison.
+
     Attributes:
-        courses: what has been learnt, by case.
-        design: as it was given.
-        launches: how many are made; fewer than planned where the time budget says so, none if it is too small.
-        launch_seconds: that the first took.
+        courses: launches so far, by case.
+        design: settings of the comparison.
+        launches: number of launches per stage; fewer than planned if the time budget is short, 0 if it is too short.
+        launch_seconds: duration of the first launch.
     """
 
     def __init__(self, launched: Launched, cases: Mapping[str, str], design: Design) -> None:
@@ -75,7 +80,7 @@ class Comparison:
         self._launched, self._draw = launched, random.Random(design.seed)
 
     def run(self) -> None:
-        """Make all launches. `courses` fills as they go on, and keeps what it has after Ctrl-C."""
+        """Make all launches. `courses` is filled after each case, so it keeps the results so far after Ctrl-C."""
         started = time.monotonic()
         self._launch("first", 1, give_up=started + self.design.budget_seconds / (2 * MIN_LAUNCHES))
         self.launch_seconds = time.monotonic() - started
@@ -86,7 +91,7 @@ class Comparison:
             self._launch("fresh", number)
 
     def _launch(self, stage: Stage, number: int, give_up: float = math.inf) -> None:
-        """Launch every case that needs it; stop where the clock passes `give_up`."""
+        """Launch every case that needs this stage; stop after a case if the time `give_up` has passed."""
         courses = [course for course in self.courses.values() if self._needs(stage, course)]
         if not courses:
             return
@@ -104,12 +109,12 @@ class Comparison:
                     return
 
     def _needs(self, stage: Stage, course: Course) -> bool:
-        """Whether a case that has not failed is launched at this stage."""
+        """Return whether a case is launched at this stage. A case that has failed is not."""
         return not course.last.failures and (stage == "first" or judge(course.first, self.design.effect) != "same")
 
 
 def launches_within(budget_seconds: float, launch_seconds: float, most: int) -> int:
-    """How many launches, and then as many fresh ones, a budget holds; none where it holds fewer than three.
+    """Return how many first launches, followed by as many fresh ones, fit a budget; 0 if fewer than three fit.
 
     >>> [launches_within(budget, launch_seconds=30, most=7) for budget in (math.inf, 600, 300, 170)]
     [7, 7, 5, 0]
@@ -119,5 +124,5 @@ def launches_within(budget_seconds: float, launch_seconds: float, most: int) -> 
 
 
 def say(line: str) -> None:
-    """Tell someone who waits."""
+    """Print a line of progress to stderr."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What a paired comparison comes to: findings, values and remarks for its report."""
+"""Report of a paired comparison: its findings, measures and remarks."""
 
 import math
 import statistics
@@ -12,13 +12,14 @@ from results.records.launches import MIN_LAUNCHES
 
 METRIC = "step_seconds_median"
 LOSS_ROUNDING = 0.01
-"""First losses that differ by more than this, relative to BASE's, do so in every dtype because of what is computed."""
+"""Largest relative difference of first losses that rounding explains in any dtype. More is another computation."""
 
 
 def finding_of(case: str, course: Course, effect: float) -> Finding:
-    """What became of a case that is in both.
+    """Return the finding on a case that is in both checkouts.
 
-    A change is estimated from the fresh launches alone: the first were singled out for showing it, and exaggerate.
+    A slowdown or speed-up is estimated from the fresh launches alone. The first launches were selected because they
+    showed a change, so they exaggerate it.
     """
     if course.last.failures:
         return failed(case, course)
@@ -33,12 +34,12 @@ def finding_of(case: str, course: Course, effect: float) -> Finding:
 
 
 def failed(case: str, course: Course) -> Finding:
-    """What became of a case that failed on either side."""
+    """Return the finding on a case that failed on either side."""
     failures = course.last.failures
     head, base = failures.get("head"), failures.get("base") or failures.get("canary")
     if not base:
         return Finding(case, "worse", note=str(head))
-    if base.of_process:  # it may be the machine's fault, and no merit of HEAD's
+    if base.of_process:  # the machine may have caused it, so HEAD did not necessarily fix it
         return Finding(case, "inconclusive", note=f"BASE {base}")
     return (
         Finding(case, "same", note=f"failed in both: {head}") if head else Finding(case, "better", note=f"was {base}")
@@ -46,7 +47,7 @@ def failed(case: str, course: Course) -> Finding:
 
 
 def history(course: Course, effect: float) -> str:
-    """What each stage said, and by how much BASE differed from itself meanwhile."""
+    """Describe the result of each stage, and by how much BASE differed from itself in the same launches."""
     stages = {"first": course.first, "fresh": course.fresh}
     words = [f"{len(made)} {stage}: {judge(made, effect)}" for stage, made in stages.items() if made]
     canary = change_between([*course.first, *course.fresh], "canary", "base")
@@ -54,7 +55,7 @@ def history(course: Course, effect: float) -> str:
 
 
 def conclude(title: str, base: Introduction, head: Introduction, comparison: Comparison) -> Report:
-    """The report on what has been learnt so far."""
+    """Return the report on the launches made so far."""
     courses = comparison.courses
     findings = [finding_of(case, course, comparison.design.effect) for case, course in courses.items()]
     failed_in_both = all(finding.word == "same" and not finding.metric for finding in findings)
@@ -72,14 +73,14 @@ def conclude(title: str, base: Introduction, head: Introduction, comparison: Com
 
 
 def measures_of(courses: Mapping[str, Course]) -> Iterator[Measure]:
-    """HEAD's time of a step in each case: the median launch, and the fastest and the slowest."""
+    """Yield HEAD's step time of each case: the median over launches, with the fastest and the slowest launch."""
     for case, course in courses.items():
         if values := medians([*course.first, *course.fresh], "head"):
             yield Measure(case, METRIC, statistics.median(values), min(values), max(values))
 
 
 def made_of(comparison: Comparison) -> Iterator[str]:
-    """How it was measured."""
+    """Yield remarks on how the comparison was made: launches, blocks, minimum effect, seed and time budget."""
     design, launches = comparison.design, comparison.launches
     effect = f"minimum effect {100 * design.effect:g}%"
     yield f"{launches} launches of {design.rounds} blocks a side; {effect}, seed {design.seed}"
@@ -92,7 +93,7 @@ def made_of(comparison: Comparison) -> Iterator[str]:
 
 
 def run_with(base: Introduction, head: Introduction) -> Iterator[str]:
-    """What it was run with, and on what."""
+    """Yield remarks on the versions and devices of the run, one for each checkout if the versions differ."""
     if base.environment == head.environment:
         yield f"{listed(head.environment)}, on {head.devices}"
     else:
@@ -101,7 +102,7 @@ def run_with(base: Introduction, head: Introduction) -> Iterator[str]:
 
 
 def listed(environment: Mapping[str, str]) -> str:
-    """Versions in a line.
+    """Return versions as one line.
 
     >>> listed({"python": "3.11.7", "jax": "0.10.2"})
     'python 3.11.7, jax 0.10.2'
@@ -110,7 +111,7 @@ def listed(environment: Mapping[str, str]) -> str:
 
 
 def computing_else(courses: Mapping[str, Course]) -> Iterator[str]:
-    """Cases that are no longer the same computation."""
+    """Yield a remark on each case whose first losses differ by more than rounding explains."""
     for case, course in courses.items():
         losses = course.last.losses
         if losses.keys() >= {"base", "head"} and abs(losses["head"] / losses["base"] - 1) > LOSS_ROUNDING:
@@ -118,5 +119,5 @@ def computing_else(courses: Mapping[str, Course]) -> Iterator[str]:
 
 
 def medians(launches: Sequence[Launch], side: Side) -> list[float]:
-    """Seconds of a step in each launch."""
+    """Return the median step time of each launch in seconds."""
     return [statistics.median(getattr(launch, side)) for launch in launches]

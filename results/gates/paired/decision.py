@@ -1,4 +1,4 @@
-"""What launches say of two checkouts: from the times of blocks to a word, by pure functions."""
+"""The decision of the paired gate: pure functions from block times to slower, faster, same or inconclusive."""
 
 import math
 import statistics
@@ -11,9 +11,9 @@ Side = Literal["base", "head", "canary"]
 
 
 class Launch(NamedTuple):
-    """Seconds of a step in each block of one launch; entries of equal index are of the same round.
+    """Step times in seconds, one per block of a launch. Entries of equal index are from the same round.
 
-    The canary is BASE once more, in a process of its own: what it differs by is noise.
+    The canary is a second process that runs BASE. Its difference from BASE is noise.
     """
 
     base: Sequence[float]
@@ -22,11 +22,11 @@ class Launch(NamedTuple):
 
 
 def log_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median over rounds of log(ours / theirs).
+    """Return the median over rounds of log(ours / theirs).
 
-    Blocks of a round follow one another at once and share what slows the machine. What slows one block alone comes in
-    bursts, hence the median: over simulated launches with such bursts it spread 12 to 30% less than the mean, and
-    means trimmed by 10 or 25% did no better.
+    The blocks of a round run back to back, so a slow machine affects all of them. Slowdowns that affect a single block
+    come in bursts, hence the median: over simulated launches with such bursts it spread 12 to 30% less than the mean,
+    and means trimmed by 10 or 25% did no better.
 
     >>> log_ratio([2.0, 2.0, 90.0], [1.0, 1.0, 1.0]) == math.log(2)
     True
@@ -35,16 +35,18 @@ def log_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def change_between(launches: Sequence[Launch], ours: Side, theirs: Side) -> Change:
-    """Of one side against another."""
+    """Return the change from `theirs` to `ours`, estimated from one log ratio per launch."""
     return Change.of([log_ratio(getattr(launch, ours), getattr(launch, theirs)) for launch in launches])
 
 
 def judge(launches: Sequence[Launch], effect: float) -> Word:
-    """What some launches say of HEAD by themselves.
+    """Judge HEAD by these launches alone.
 
-    Slower: its mean exceeds the least effect that matters, and it is slower with 95% confidence, than BASE and than
-    BASE run once more. On a machine so noisy that BASE differs from itself by as much, the last does not hold.
-    Faster: the mirror image. The same: both bounds lie within the effect. Fewer than three launches say nothing.
+    - slower: the mean change exceeds the minimum effect, and HEAD is slower with 95% confidence than both BASE and the
+      canary. The comparison with the canary fails on a machine so noisy that BASE differs from itself by as much.
+    - faster: the same conditions in the other direction.
+    - same: both bounds of the 95% interval lie within the minimum effect.
+    - inconclusive: anything else, and any result of fewer than three launches.
     """
     if len(launches) < MIN_LAUNCHES:
         return "inconclusive"
@@ -55,12 +57,13 @@ def judge(launches: Sequence[Launch], effect: float) -> Word:
 
 
 def settle(first: Sequence[Launch], fresh: Sequence[Launch], effect: float) -> Word:
-    """What is said in the end, of first launches and of fresh ones that were made where the first did not say the same.
+    """Return the final decision from the first launches and the fresh launches.
 
-    An alarm of the first is but a suspicion, for it was looked for in many cases: it stands if the fresh launches, by
-    themselves, say so again. And all together may show that nothing has changed. Of 1,000 simulated comparisons with 7
-    launches, an effect of 5% and launches that spread by 4%, this called identical code slower or faster in none and
-    the same in 96%, and a HEAD 10% slower was slower in 98% (tests/results/gates/paired/test_decision.py).
+    Fresh launches are made only for cases that the first launches did not find the same. A first result of slower or
+    faster may be chance, because many cases are tested: it stands only if the fresh launches, judged alone, confirm it.
+    A case without a confirmed result is the same if all launches together show that. Of 1,000 simulated comparisons
+    with 7 launches, an effect of 5% and launches that spread by 4%, this called identical code slower or faster in none
+    and the same in 96%, and a HEAD 10% slower was slower in 98% (tests/results/gates/paired/test_decision.py).
     """
     word = judge(first, effect)
     if word == "same" or word == judge(fresh, effect):

@@ -1,4 +1,4 @@
-"""The paired gate: times two checkouts against each other on this machine, block by block and launch after launch."""
+"""Entry point of the paired gate: its arguments, the two checkouts, and the report on the comparison."""
 
 import argparse
 import contextlib
@@ -42,8 +42,8 @@ def run(options: argparse.Namespace) -> Report:
     """Compare two checkouts.
 
     Raises:
-        NotComparable: one of them is too old, runs on other devices, or has no case in common with the other.
-        SystemExit: neither knows the selection; or Ctrl-C was pressed, and what is known by then is printed.
+        NotComparable: a checkout is too old, the checkouts run on different devices, or they have no case in common.
+        SystemExit: both checkouts refuse the selection; or Ctrl-C was pressed, after the report so far is printed.
     """
     started = time.monotonic()
     try:
@@ -56,11 +56,11 @@ def run(options: argparse.Namespace) -> Report:
     except CheckoutError as error:
         return Report("step times", refusal="broken input", reason=str(error))
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)  # an exception would be a traceback
+        sys.exit(INTERRUPTED)  # an exception would print a traceback
 
 
 def compare(base: Checkout, head: Checkout, options: argparse.Namespace, started: float) -> Report:
-    """Compare what has been checked out."""
+    """Compare two checkouts. `started` is the monotonic time in seconds at which the time budget began."""
     of_base, of_head = introduced(base, head, options)
     cases = {case: key for case, key in of_base.cases.items() if case in of_head.cases}
     if not cases:
@@ -82,7 +82,13 @@ def compare(base: Checkout, head: Checkout, options: argparse.Namespace, started
 
 
 def introduced(base: Checkout, head: Checkout, options: argparse.Namespace) -> list[Introduction]:
-    """What the two would run, if it can be compared."""
+    """Return the introductions of BASE and HEAD.
+
+    Raises:
+        CheckoutError: a worker does not start.
+        NotComparable: one checkout refuses the selection, or the two run on different devices.
+        SystemExit: both refuse the selection.
+    """
     introductions, refusals = [], []
     for checkout in (base, head):
         try:
@@ -103,7 +109,7 @@ def introduced(base: Checkout, head: Checkout, options: argparse.Namespace) -> l
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Be ended by SIGTERM, from a service that stops a job, as by Ctrl-C: not without cleaning up."""
+    """Raise KeyboardInterrupt on SIGTERM too, so that a job stopped by a service cleans up as after Ctrl-C."""
     signals = signal.SIGINT, signal.SIGTERM
     before = [signal.signal(number, signal.default_int_handler) for number in signals]
     try:
@@ -114,7 +120,11 @@ def interruptible() -> Iterator[None]:
 
 
 def launch_count(text: str) -> int:
-    """A number of launches that can settle something."""
+    """Parse a number of launches.
+
+    Raises:
+        argparse.ArgumentTypeError: it is too small for a decision.
+    """
     if (number := count(text)) < MIN_LAUNCHES:
         raise argparse.ArgumentTypeError(f"{number} launches settle nothing; give {MIN_LAUNCHES} or more")
     return number

@@ -1,4 +1,4 @@
-"""A launch: fresh processes of BASE, of HEAD, and of BASE once more, which time blocks of the same steps in turns."""
+"""A launch: fresh processes of BASE, HEAD and the canary (BASE again), which time blocks of steps interleaved."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ WARM_UP_ROUNDS = 2
 
 @dataclass
 class Attempt:
-    """What one launch showed of one case.
+    """Result of one launch of one case.
 
     Attributes:
-        seconds: of a step, a number a round, by side.
-        losses: of the first step, by side.
-        failures: what went wrong, by side; where nothing did, the launch counts.
-        died: the sides whose processes died at a first attempt.
+        seconds: step times in seconds, one per round, by side.
+        losses: losses of the first step, by side.
+        failures: failures by side; the launch counts only if there are none.
+        died: sides whose processes died in an earlier attempt at this launch.
     """
 
     seconds: dict[Side, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
@@ -32,7 +32,7 @@ class Attempt:
 
     @property
     def launch(self) -> Launch:
-        """The times that count: without those of the warm-up."""
+        """The step times without the warm-up rounds."""
         return Launch(**{side: seconds[WARM_UP_ROUNDS:] for side, seconds in self.seconds.items()})
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Attempt:
 def launched(
     base: Checkout, head: Checkout, selection: Sequence[str], patience_seconds: float
 ) -> Iterator[dict[Side, Worker]]:
-    """A fresh worker for each side; they end with the context."""
+    """Yield a fresh worker for each side. They end when the context exits."""
     with ExitStack() as stack:
         yield {
             side: stack.enter_context(Worker(head if side == "head" else base, selection, patience_seconds))
@@ -57,14 +57,14 @@ def launched(
 
 
 def time_case(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Attempt:
-    """Time a case on all sides, and once more where a process died: the first time may have been an accident."""
+    """Time a case on all sides. If a process died, try once more, because the machine may have caused it."""
     attempted = attempt(workers, case, rounds, draw)
     died = [side for side, failure in attempted.failures.items() if failure.status == "died"]
     return replace(attempt(workers, case, rounds, draw), died=died) if died else attempted
 
 
 def attempt(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random.Random) -> Attempt:
-    """Prepare a case on all sides at once, then time it in turns."""
+    """Prepare a case on all sides at the same time, then time the sides interleaved."""
     attempted = Attempt()
     for worker in workers.values():
         worker.tell("prepare", case=case)
@@ -79,9 +79,10 @@ def attempt(workers: Mapping[Side, Worker], case: str, rounds: int, draw: random
 
 
 def take_turns(workers: Mapping[Side, Worker], attempted: Attempt, rounds: int, draw: random.Random) -> None:
-    """Time a block of each side a round, of as many steps as BASE chooses.
+    """Time one block of each side per round. BASE chooses the number of steps in a block.
 
-    The order is drawn anew for each round: neither drift nor what one block leaves to the next favours a side.
+    Each round has its own random order of sides, so that neither drift nor the effect of one block on the next favours
+    a side.
     """
     side, order = SIDES[0], list(SIDES)
     try:

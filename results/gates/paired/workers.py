@@ -1,4 +1,4 @@
-"""Processes that time a checkout: each runs its `benchmarks.worker`, which answers there what is asked here."""
+"""Worker processes: each runs the `benchmarks.worker` of its checkout and answers requests, one JSON object a line."""
 
 import contextlib
 import json
@@ -17,15 +17,15 @@ from results.gates.verdict import NotComparable
 from results.records.reading import Case
 
 PROTOCOL = 1
-"""As in benchmarks/worker.py."""
+"""Version of the protocol of requests and answers; equal to the one in benchmarks/worker.py."""
 TAIL_LINES = 6
-USAGE = 2  # what argparse exits with
+USAGE = 2  # exit status of argparse for invalid options
 
 Answer = dict[str, Any]
 
 
 class WorkerFailure(Exception):
-    """A question without the answer that was hoped for: `status` is one word for why, `reason` says it."""
+    """A request that failed: `status` is one word for the kind of failure, `reason` a description."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(f"{status}: {reason}")
@@ -33,17 +33,17 @@ class WorkerFailure(Exception):
 
     @property
     def of_process(self) -> bool:
-        """Whether the process ended, for whatever reason, and not the case alone."""
+        """Whether the process ended or stopped answering, rather than reporting that the case failed."""
         return self.status in ("died", "hung")
 
 
 class Worker:
-    """A worker in a checkout. Its process starts with the first question, and afresh with the next one after it died.
+    """A worker in a checkout. The first request starts its process, as does the next one after the process has ended.
 
     Args:
-        checkout: where it runs.
-        selection: the options that select its cases.
-        patience_seconds: how long to wait for an answer.
+        checkout: the checkout that it runs.
+        selection: command line options that select its cases.
+        patience_seconds: longest wait for an answer.
     """
 
     def __init__(self, checkout: Checkout, selection: Sequence[str], patience_seconds: float) -> None:
@@ -58,22 +58,27 @@ class Worker:
         self.end()
 
     def ask(self, do: str, **arguments: Any) -> Answer:
-        """Ask, and wait for the answer, as `hear` does."""
+        """Send a request and return the answer.
+
+        Raises:
+            WorkerFailure: as in `hear`.
+        """
         self.tell(do, **arguments)
         return self.hear()
 
     def tell(self, do: str, **arguments: Any) -> None:
-        """Ask without waiting: workers that are told one after another work at the same time."""
+        """Send a request without waiting for the answer, so that several workers can work at the same time."""
         process = self._process or self._start()
         assert process.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has died, and `hear` will say so
+        with contextlib.suppress(BrokenPipeError):  # the process died; `hear` reports it
             print(json.dumps({"do": do, **arguments}), file=process.stdin, flush=True)
 
     def hear(self) -> Answer:
-        """Wait for an answer.
+        """Wait for the answer to the last request and return it.
 
         Raises:
-            WorkerFailure: how the case failed; or "refused" (the options), "died" or "hung", with the last of stderr.
+            WorkerFailure: the case failed, the worker refused its options ("refused"), its process died ("died"), or
+                there was no answer in time ("hung"). The last three come with the last lines of stderr.
         """
         try:
             line = self._answers.get(timeout=self._patience_seconds)
@@ -109,7 +114,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             encoding="utf-8",
-            start_new_session=True,  # Ctrl-C is for the command, which ends its workers
+            start_new_session=True,  # Ctrl-C reaches only the command, which ends its workers
         )
         assert process.stdout
         threading.Thread(target=_pass_on, args=(process.stdout, self._answers), daemon=True).start()
@@ -127,12 +132,12 @@ class Worker:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a checkout says of itself.
+    """A checkout's description of itself.
 
     Attributes:
-        cases: its cases, by their names in reports -> the id that its worker knows them by.
-        environment: versions of what it runs with.
-        devices: what it runs on.
+        cases: ids in the worker, by the cases' names in reports.
+        environment: versions of Python and of the packages that it runs with.
+        devices: description of the devices that it runs on.
     """
 
     cases: dict[str, str]
@@ -141,12 +146,12 @@ class Introduction:
 
 
 def introduce(checkout: Checkout, selection: Sequence[str], patience_seconds: float) -> Introduction:
-    """Ask a checkout what it would run.
+    """Ask a checkout for its cases, versions and devices.
 
     Raises:
-        WorkerFailure: its worker does not come up.
-        NotComparable: it is asked and answers in another protocol.
-        CheckoutError: another copy of the code would run in its place.
+        WorkerFailure: its worker does not start.
+        NotComparable: its worker has another version of the protocol.
+        CheckoutError: its interpreter would run another copy of the code.
     """
     with Worker(checkout, selection, patience_seconds) as worker:
         answer = worker.ask("hello")
@@ -162,7 +167,7 @@ def introduce(checkout: Checkout, selection: Sequence[str], patience_seconds: fl
 
 
 def _pass_on(lines: IO[str], answers: queue.SimpleQueue[str]) -> None:
-    """Pass on line after line, and an empty one at the end."""
+    """Put each line into the queue, and an empty string after the last."""
     for line in lines:
         answers.put(line)
     answers.put("")

@@ -1,4 +1,4 @@
-"""The laws of the curves: what counts, what is ideal, and that nothing is lost on the way."""
+"""Tests of the figures' data: which rows count, the ideal throughput, efficiency, memory and the frontier."""
 
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,12 @@ STATUSES = ["infeasible", "oom", "compile_error", "timeout", "nan_loss", "mismat
 
 @pytest.fixture
 def read(tmp_path: Path):
-    """Read rows as if from a file."""
+    """Return a function that writes rows to a file and loads them."""
     return lambda rows: load([write_run(tmp_path / "run.json", rows)])
 
 
 def on_real_devices(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Make the same rows on devices that exist."""
+    """Turn rows on virtual devices into rows on GPUs, in place, and return them."""
     for benchmark in rows:
         benchmark["extra_info"] |= {"virtual_devices": False, "platform": "gpu", "device_kind": "NVIDIA H200"}
     return rows
@@ -39,7 +39,7 @@ def on_real_devices(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_only_finished_rows_count(read, status: str) -> None:
-    """A row that did not finish is in no curve, even with numbers in it, and is counted under its status."""
+    """A row whose status is not ok is left out of all curves, even if it has numbers, and is counted by its status."""
     rows = read([row(), row("data", "data=2", status=status), failed(status, "data", "data=4")])
     assert counts(rows).tolist() == [True, False, False]
     assert left_out(rows) == {status: 2}
@@ -48,14 +48,14 @@ def test_only_finished_rows_count(read, status: str) -> None:
 
 @pytest.mark.parametrize(("verdict", "why"), [(False, "not equal to single"), (None, "not compared with single")])
 def test_only_equal_rows_count(read, verdict: bool | None, why: str) -> None:
-    """A finished row that was not found equal to one device's step is in no curve."""
+    """A finished row is left out if its step was not found equal to that of one device."""
     rows = read([row(), row("data", "data=2", matches_single=verdict)])
     assert counts(rows).tolist() == [True, False]
     assert left_out(rows) == {why: 1}
 
 
 def test_every_row_counts_or_is_left_out(read) -> None:
-    """What is drawn and what is left out add up to what was run."""
+    """The rows that count and the rows left out add up to all rows."""
     rows = read(
         [*sweep(), *(failed(status, "fsdp", "fsdp=16", batch) for batch, status in enumerate(STATUSES, start=1))]
     )
@@ -63,14 +63,14 @@ def test_every_row_counts_or_is_left_out(read) -> None:
 
 
 def test_the_ideal_of_virtual_devices_is_flat(read) -> None:
-    """Virtual devices share one machine: the ideal is single's throughput, however many there are."""
+    """The ideal of any number of virtual devices is the throughput of `single`, because they share one machine."""
     points = scaling(read(sweep([16])))
     single = points.loc[points["strategy"] == "single", "tokens_per_second"].item()
     assert points["ideal_tokens_per_second"].unique().tolist() == [single]
 
 
 def test_the_ideal_of_real_devices_is_linear(read) -> None:
-    """Devices that exist ideally do n times single's throughput."""
+    """The ideal of n real devices is n times the throughput of `single`."""
     points = scaling(read(on_real_devices(sweep([16]))))
     single = points.loc[points["strategy"] == "single", "tokens_per_second"].item()
     np.testing.assert_array_equal(points["ideal_tokens_per_second"], points["devices"] * single)
@@ -78,7 +78,7 @@ def test_the_ideal_of_real_devices_is_linear(read) -> None:
 
 @pytest.mark.parametrize("devices", [list, on_real_devices], ids=["virtual", "real"])
 def test_efficiency_is_throughput_over_the_ideal(read, devices) -> None:
-    """Efficiency times the ideal is throughput again, and single is its own ideal, at each batch."""
+    """Efficiency times ideal throughput is throughput, and the efficiency of `single` is 1 at each batch."""
     points = scaling(read(devices(sweep([8, 16]))))
     np.testing.assert_allclose(points["efficiency"] * points["ideal_tokens_per_second"], points["tokens_per_second"])
     assert points.loc[points["strategy"] == "single", "efficiency"].tolist() == [1, 1]
@@ -86,7 +86,7 @@ def test_efficiency_is_throughput_over_the_ideal(read, devices) -> None:
 
 @pytest.mark.parametrize("devices", [list, on_real_devices], ids=["virtual", "real"])
 def test_efficiency_is_of_pairs(read, devices) -> None:
-    """It is what blocks of the same rounds say, with an interval; else throughput over the ideal, without one."""
+    """Efficiency and its interval are from blocks of the same rounds; else efficiency is throughput over the ideal."""
     slow = row("data", "data=2", relative_to_single=2.0, relative_to_single_low=1.6, relative_to_single_high=2.5)
     unpaired: dict[str, Any] = {f"relative_to_single{end}": None for end in ("", "_low", "_high")}
     alone = row("data", "data=8", **unpaired)
@@ -99,7 +99,7 @@ def test_efficiency_is_of_pairs(read, devices) -> None:
 
 
 def test_intervals_of_throughput_are_those_of_time(read) -> None:
-    """The fewest tokens per second are those of the longest time, and the median lies between."""
+    """The lower bound of throughput belongs to the upper bound of step time, and the median lies between the bounds."""
     points = scaling(read(sweep([16])))
     tokens = points["global_batch_sequences"] * points["sequence_tokens"]
     np.testing.assert_allclose(points["tokens_per_second_low"] * points["step_seconds_high"], tokens)
@@ -108,7 +108,7 @@ def test_intervals_of_throughput_are_those_of_time(read) -> None:
 
 
 def test_there_is_no_ideal_without_single(read) -> None:
-    """Where single was not measured at a batch, there is no ideal to compare with, but still a throughput."""
+    """A row whose batch `single` was not measured at has a throughput but no efficiency."""
     unpaired: dict[str, Any] = {"relative_to_single": None}
     points = scaling(read([row(batch=8), row("data", "data=2", 8), row("data", "data=2", 16, **unpaired)]))
     assert points["efficiency"].notna().tolist() == [True, True, False]
@@ -116,7 +116,7 @@ def test_there_is_no_ideal_without_single(read) -> None:
 
 
 def test_the_best_row_is_the_fastest(read) -> None:
-    """A strategy has one best row at a number of devices and batch, and none is faster."""
+    """Each strategy, number of devices and batch has exactly one best row, and it is the fastest."""
     points = scaling(read(sweep([8, 16])))
     for _, same in points.groupby(["strategy", "devices", "global_batch_sequences"]):
         assert same["best"].sum() == 1
@@ -125,20 +125,20 @@ def test_the_best_row_is_the_fastest(read) -> None:
 
 
 def test_memory_parts_add_up(read) -> None:
-    """The parts of a device's memory are its total: arguments, temporaries and outputs, less what is aliased."""
+    """The parts of a device's memory add up to its total: arguments, temporaries and outputs, minus aliased bytes."""
     cases = memory_by_case(read(sweep([16])))
     np.testing.assert_array_equal(cases[list(PARTS)].sum(axis="columns"), cases["memory.total_bytes"])
 
 
 def test_memory_is_sorted(read) -> None:
-    """The case that needs most comes first, and none is lost."""
+    """Cases are in order of decreasing memory, and none is lost."""
     rows = read(sweep([8, 16]))
     totals = memory_by_case(rows)["memory.total_bytes"].tolist()
     assert totals == sorted(rows["memory.total_bytes"], reverse=True)
 
 
 def test_cases_have_different_labels(read) -> None:
-    """A label tells strategy, mesh, batch and what else is in the test's name; no two rows of a run share one."""
+    """A label has strategy, mesh, batch and the rest of the test's name, and differs between all rows of a run."""
     rows = read(sweep([8, 16]))
     labels = case_labels(rows)
     assert len(set(labels)) == len(rows)
@@ -146,13 +146,13 @@ def test_cases_have_different_labels(read) -> None:
 
 
 def test_rows_without_memory_have_no_parts(read) -> None:
-    """Where the backend told no sizes, no part is made up."""
+    """A row without a total size has no parts of memory."""
     unknown: dict[str, Any] = {"memory.total_bytes": None}
     assert memory_by_case(read([row(**unknown)])).empty
 
 
 def test_the_frontier_is_what_no_row_beats() -> None:
-    """No row of the frontier is beaten in speed and size, and each row off it is matched or beaten by one on it."""
+    """A row is on the frontier exactly if no other row of the frontier is at least as fast and at most as large."""
     generator = np.random.default_rng(0)
     rows = pd.DataFrame(generator.integers(0, 12, size=(60, 2)), columns=["memory.total_bytes", "tokens_per_second"])
     edge = frontier(rows)
@@ -166,14 +166,14 @@ def test_the_frontier_is_what_no_row_beats() -> None:
 
 
 def test_the_widest_batch_has_the_most_rows(read) -> None:
-    """The batch to show is the one at which most rows count, and the largest of equals."""
+    """The widest batch is the one at which the most rows count, and the largest of these if several tie."""
     assert widest_batch(read(sweep([8, 16]))) == 16
     assert widest_batch(read([*sweep([8, 16]), failed("oom", "fsdp", "fsdp=16", 32)])) == 16
     assert widest_batch(read([*sweep([8]), row(batch=16)])) == 8
 
 
 def test_different_work_has_different_figures(read) -> None:
-    """Rows of other precision or size are split, each row in exactly one part, under a label of its own."""
+    """Rows of different precision or size are split. Each row is in one part, and each part has its own label."""
     rows = read([*sweep([16]), *(row(batch=16, dtype="bfloat16"), row(batch=16, preset="other"))])
     parts = dict(workloads(rows))
     assert [len(part) for part in parts.values()] == [len(sweep([16])), 1, 1]
@@ -181,7 +181,7 @@ def test_different_work_has_different_figures(read) -> None:
 
 
 def test_curves_leave_their_input_alone(read) -> None:
-    """Every curve is a function: the rows are the same afterwards."""
+    """No function of the curves changes its input rows."""
     rows = read([*sweep(), failed("oom", "fsdp", "fsdp=16")])
     before = rows.copy(deep=True)
     for curve in (counts, left_out, widest_batch, scaling, memory_by_case, frontier):

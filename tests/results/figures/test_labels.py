@@ -1,4 +1,4 @@
-"""The laws of labels: none covers a point, another label or its line, and none leaves the axes."""
+"""Tests of labels: no label covers a point, another label or its line, or leaves the axes."""
 
 import numpy as np
 import pytest
@@ -28,13 +28,13 @@ def boxes_of(axes: Axes) -> list[Bbox]:
 
 
 def cloud(number: int, width: float) -> np.ndarray:
-    """Return points at random in the middle of the axes, of shape [number, 2]."""
+    """Return random points in the middle of the axes, of shape [number, 2]."""
     return 0.5 + width * (np.random.default_rng(0).random((number, 2)) - 0.5)
 
 
 @pytest.mark.parametrize("points", [cloud(10, 0.9), cloud(8, 0.1), np.full((3, 2), 0.5)], ids=["wide", "tight", "one"])
 def test_labels_cover_nothing(points: np.ndarray) -> None:
-    """Each text is written, inside the axes; no box meets another, a point, or the line of another."""
+    """Each text is written inside the axes, and no box overlaps another box, a point, or the line of another text."""
     axes = axes_of(points)
     texts = [f"data={number},fsdp=8,tensor=2" for number in range(len(points))]
     assert label_points(axes, points.tolist(), texts) == []
@@ -54,7 +54,7 @@ def test_labels_cover_nothing(points: np.ndarray) -> None:
 
 
 def test_labels_spare_other_points() -> None:
-    """A text covers no point of those without a text, however near these are."""
+    """A text covers none of the points without a text, however near they are."""
     points, others = np.array([[0.5, 0.5]]), cloud(60, 0.2)
     axes = axes_of(points)
     assert label_points(axes, points.tolist(), ["fsdp=8"], others.tolist()) == []
@@ -62,14 +62,14 @@ def test_labels_spare_other_points() -> None:
 
 
 def test_what_has_no_place_is_returned() -> None:
-    """A text that is wider than the axes is not written."""
+    """A text that is wider than the axes is not written but returned."""
     axes = axes_of(np.array([[0.5, 0.5]]))
     assert label_points(axes, [(0.5, 0.5), (0.2, 0.2)], ["wide " * 200, "narrow"]) == ["wide " * 200]
     assert [text.get_text() for text in axes.texts] == ["narrow"]
 
 
 def test_lines_and_boxes_meet_as_in_matplotlib() -> None:
-    """`meets` and `crossing` say of lines and boxes at random what matplotlib's paths say."""
+    """`meets` and `crossing` agree with matplotlib's paths on random lines and boxes."""
     generator = np.random.default_rng(0)
     lines, others = generator.random((2, 300, 4))
     boxes = np.hstack([others[:, :2], others[:, :2] + 0.3 * others[:, 2:]])

@@ -1,4 +1,4 @@
-"""The laws of the colours: each strategy has one look everywhere, and no two are confused by any kind of eye."""
+"""Tests of the colours: each strategy has one look in all figures, and all colour visions can tell colours apart."""
 
 from itertools import combinations
 
@@ -15,7 +15,7 @@ from results.figures.palette import (
 )
 from strategies import STRATEGIES
 
-# What an eye of each kind sees of linear sRGB, from Machado, Oliveira and Fernandes 2009, table 1, severity 1.
+# Matrices of colour visions in linear sRGB, from Machado, Oliveira and Fernandes 2009, table 1, severity 1.
 EYES = {
     "normal": np.eye(3),
     "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -40,7 +40,7 @@ TO_OKLAB = np.array(
 
 
 def linear(colour: str) -> np.ndarray:
-    """Turn #rrggbb into linear sRGB, of shape [3]."""
+    """Return #rrggbb in linear sRGB, as an array of shape [3]."""
     values = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
     return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
 
@@ -57,7 +57,7 @@ def luminance(colour: str) -> float:
     ids=["strategies", "parts of memory", "parts of time", "passes"],
 )
 def test_colours_are_told_apart(colours: dict[str, str], eye: str) -> None:
-    """Two colours of a table differ by at least 0.08 in OKLab, as an eye of each kind sees them."""
+    """Any two colours of a table differ by at least 0.08 in OKLab, as seen with each colour vision."""
     seen = {
         name: TO_OKLAB @ np.cbrt(TO_CONES @ np.clip(np.array(EYES[eye]) @ linear(colour), 0, 1))
         for name, colour in colours.items()
@@ -68,18 +68,18 @@ def test_colours_are_told_apart(colours: dict[str, str], eye: str) -> None:
 
 @pytest.mark.parametrize("name", STRATEGY_COLOURS)
 def test_strategies_stand_out_from_the_paper(name: str) -> None:
-    """The contrast to white is at least 3, as WCAG 2.1 (1.4.11) asks of what a graphic needs to be understood."""
+    """Contrast to white is at least 3, as WCAG 2.1 (1.4.11) requires of the parts needed to understand a graphic."""
     assert 1.05 / (luminance(STRATEGY_COLOURS[name]) + 0.05) >= 3
 
 
 @pytest.mark.parametrize("kind", PASS_COLOURS)
 def test_numbers_on_passes_are_legible(kind: str) -> None:
-    """The contrast of black text to the colour is at least 4.5, as WCAG 2.1 (1.4.3) asks of text."""
+    """Contrast of black text to the colour is at least 4.5, as WCAG 2.1 (1.4.3) requires of text."""
     assert (luminance(PASS_COLOURS[kind]) + 0.05) / 0.05 >= 4.5
 
 
 def test_a_strategy_looks_the_same_in_all_figures() -> None:
-    """Its look depends neither on what else is drawn nor on the order, and legends name all in the registry's order."""
+    """A strategy's look is independent of the others drawn and of their order. Legends are in the registry's order."""
     everything = strategy_looks(sorted(STRATEGIES))
     assert list(everything) == list(STRATEGY_COLOURS) == list(STRATEGIES)
     for name in STRATEGIES:
@@ -88,7 +88,7 @@ def test_a_strategy_looks_the_same_in_all_figures() -> None:
 
 
 def test_strategies_of_users_have_looks_of_their_own() -> None:
-    """With a hundred more, each strategy still differs from every other in colour or marker."""
+    """With a hundred strategies of users, each one differs from every other in colour or marker."""
     names = [*STRATEGIES, *(f"strategy {number}" for number in range(100))]
     looks = strategy_looks(names)
     assert set(looks) == set(names)

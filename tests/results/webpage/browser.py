@@ -1,4 +1,4 @@
-"""A real browser for the tests of pages: Chromium, driven by Playwright."""
+"""Chromium, driven by Playwright, for the tests of pages."""
 
 import importlib.util
 import shutil
@@ -21,12 +21,12 @@ MISSING = [
 ]
 TAKES_BROWSER = pytest.mark.skipif(bool(MISSING), reason=f"takes {', '.join(MISSING)}")
 LIMIT_MILLISECONDS = 300_000
-"""A page takes a second, and much longer beside thirty busy processes."""
+"""Time limit of the browser. A page takes a second, but much longer on a machine with thirty busy processes."""
 
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """Chromium, as Playwright's sync API has it."""
+    """Yield Chromium, as a browser of Playwright's sync API."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -34,7 +34,13 @@ def browser() -> Iterator[Any]:
 
 
 class Opened:
-    """A page in a window of its own, and what it did that a page should not: it said something, or asked for a file."""
+    """A page in its own window, with a log of what it printed and requested.
+
+    Attributes:
+        tab: the page, as in Playwright's sync API.
+        said: console messages and uncaught errors.
+        asked: URLs that the page requested, itself included.
+    """
 
     def __init__(self, chromium: Any, path: Path, width: int = 1400, theme: str = "light") -> None:
         context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
@@ -48,13 +54,13 @@ class Opened:
         self.tab.goto(path.as_uri())
 
     def draw_all(self) -> None:
-        """Scroll past every chart, and wait until all are there: drawn, or with a sentence in their place."""
+        """Scroll to every chart, and wait until each is drawn or replaced by a sentence."""
         for figure in self.tab.locator("figure").all():
             figure.scroll_into_view_if_needed()
             figure.locator(".chart .plot-container, .chart.empty").first.wait_for()
 
     def texts(self, selector: str) -> list[str]:
-        """What the elements say, in their order."""
+        """Return the texts of the elements that match a selector, in document order."""
         return self.tab.locator(selector).all_inner_texts()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The page in a real browser: it is quiet, needs no network, sorts, filters, hovers, prints, and is accessible."""
+"""Tests of the page in a browser: console, network, sorting, filters, hovering, printing and accessibility."""
 
 import json
 from collections.abc import Iterator
@@ -27,21 +27,21 @@ OVERLAPPING = """
   return pairs.filter(pair => overlap(...pair)).map(pair => pair.map(each => each.textContent.slice(0, 40)));
 })
 """
-"""What lies over each other inside a container, in pairs."""
+"""Script that returns the pairs of elements in a container that overlap, by their texts."""
 CHART_TEXTS = ".xtick text, .ytick text, .annotation-text, .g-xtitle text"
 BLOCKS = ".words, form, figure > *, .table, dl.machine"
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """The browser, started once."""
+    """The browser, started once per module."""
     with browser() as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a run, of which a case was infeasible and one has an evil mesh, and of a search."""
+    """The page of two runs and a search. One case is infeasible, and one has markup as the name of its mesh."""
     folder = tmp_path_factory.mktemp("page")
     evil = edited(row("data", "data=2"), {"mesh": EVIL, "preset": EVIL, "reason": EVIL})
     run = write_run(folder / "run.json", [*sweep(), failed("infeasible", "pipeline", "pipeline=16")], node=EVIL)
@@ -52,14 +52,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(chromium: Any, page: Path) -> Iterator[Opened]:
-    """The page in a wide window."""
+    """The page, opened in a wide window."""
     window = Opened(chromium, page)
     yield window
     window.close()
 
 
 def search(folder: Path) -> Path:
-    """What a search found: many candidates, of which four were compiled that lie close together."""
+    """Write the result of a search with 199 candidates. Four of them, close together in the chart, were compiled."""
     candidates = [candidate(number) for number in range(1, 200)]
     document = {"kind": "feasibility", "schema_version": 1, "topology": "v5e:4x4", "chip": "v5e", "devices": 16}
     document |= {"capacity_bytes": 16 * GIB, "preset": "gpt2", "param_count": 124 * 10**6, "dtype": "bfloat16"}
@@ -69,7 +69,7 @@ def search(folder: Path) -> Path:
 
 
 def candidate(rank: int) -> dict[str, Any]:
-    """What formulas say of one; those of the first four are compiled."""
+    """Return the candidate of a rank, with its values by formula. The first four ranks also have compiled values."""
     strategy, compiled = ("fsdp", "tensor")[rank % 2], rank < 5
     needed, speed = (2 + rank * 7 % 17) * GIB, 1000 - 3 * rank
     return {
@@ -86,7 +86,7 @@ def candidate(rank: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_it_opens_quietly_and_asks_for_nothing(chromium: Any, page: Path, width: int) -> None:
-    """No word in the console, no request but for the page; nothing overlaps, or scrolls the page sideways."""
+    """The page prints nothing to the console, requests only itself, does not scroll sideways, and nothing overlaps."""
     window = Opened(chromium, page, width)
     window.draw_all()
     assert window.said == []
@@ -100,7 +100,7 @@ def test_it_opens_quietly_and_asks_for_nothing(chromium: Any, page: Path, width:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_axe_finds_nothing(chromium: Any, page: Path, width: int, theme: str) -> None:
-    """Names, roles, keyboard and contrast, of the page and of the facts of a case."""
+    """axe finds no accessibility violation in the page or in the facts of a case: names, roles, keyboard, contrast."""
     from axe_playwright_python.sync_playwright import Axe
 
     window = Opened(chromium, page, width, theme)
@@ -114,7 +114,7 @@ def test_axe_finds_nothing(chromium: Any, page: Path, width: int, theme: str) ->
 
 
 def test_a_name_ends_no_script(opened: Opened) -> None:
-    """What a file calls a mesh, a model or a host is text, wherever it is shown."""
+    """Names of meshes, models and hosts in a file are shown as text, and markup in them is never executed."""
     opened.draw_all()
     assert opened.tab.evaluate("window.broken") is None
     select = opened.tab.locator("select[name=workload]")
@@ -128,7 +128,7 @@ def test_a_name_ends_no_script(opened: Opened) -> None:
 
 
 def test_it_sorts_by_any_column(opened: Opened) -> None:
-    """By mouse and by keyboard, up and down; the header says so, and what is not known comes last."""
+    """The table sorts both ways by mouse and keyboard. The header states the order, and unknown values come last."""
     header = opened.tab.locator("section.run thead th", has_text="Tokens/s")
     place = opened.texts("section.run thead th").index(header.inner_text())
 
@@ -148,7 +148,7 @@ def test_it_sorts_by_any_column(opened: Opened) -> None:
 
 
 def test_one_filter_narrows_table_and_charts(opened: Opened) -> None:
-    """By strategy, devices, batch and words; it says how many are left, and gives all back."""
+    """Filters by strategy, batch and words apply to the table and the charts, count the rows, and can be reset."""
     opened.draw_all()
     everything = len(opened.texts("section.run tbody tr"))
     opened.tab.get_by_label("fsdp", exact=True).uncheck(force=True)
@@ -167,7 +167,7 @@ def test_one_filter_narrows_table_and_charts(opened: Opened) -> None:
 
 @pytest.mark.parametrize("across", ["by devices", "by batch", "by memory"])
 def test_a_point_names_its_case(opened: Opened, across: str) -> None:
-    """When the mouse is over it: strategy, mesh and the interval, whatever the curves are drawn against."""
+    """A point under the mouse shows its strategy, mesh and interval of throughput, whatever the x axis is."""
     opened.tab.get_by_text(across, exact=True).click()
     opened.draw_all()
     label = opened.tab.locator("[data-chart=curves] .hoverlayer .hovertext")
@@ -183,7 +183,7 @@ def test_a_point_names_its_case(opened: Opened, across: str) -> None:
 
 
 def test_a_press_opens_the_facts(opened: Opened) -> None:
-    """The compiled ones included; Escape closes them, and the keyboard is where it was."""
+    """Pressing a name shows the facts of its case and compiled program. Escape closes them and restores the focus."""
     name = opened.tab.locator("section.run tbody button", has_text="fsdp").first
     name.focus()
     opened.tab.keyboard.press("Enter")
@@ -198,7 +198,7 @@ def test_a_press_opens_the_facts(opened: Opened) -> None:
 
 
 def test_it_prints(opened: Opened) -> None:
-    """On white, with all rows and charts, without controls."""
+    """The page prints on white, with its charts and without controls."""
     opened.tab.emulate_media(media="print", color_scheme="dark")
     opened.tab.locator("[data-chart=time] .plot-container").wait_for()
     opened.tab.locator("[data-chart=density] .plot-container").wait_for()
@@ -210,7 +210,7 @@ def test_it_prints(opened: Opened) -> None:
 
 
 def test_a_search_names_what_was_compiled(chromium: Any, page: Path) -> None:
-    """By strategy and mesh; by rank where there is no room. The device's memory is a line with its size."""
+    """Compiled candidates are named by strategy and mesh, or by rank in a narrow window. A line shows device memory."""
     for width, named in {1400: "tensor data=1,tensor=4", 390: "1"}.items():
         window = Opened(chromium, page, width)
         window.draw_all()
@@ -223,7 +223,7 @@ def test_a_search_names_what_was_compiled(chromium: Any, page: Path) -> None:
 
 
 def test_a_thousand_cases_are_small(chromium: Any, tmp_path: Path) -> None:
-    """The page makes the rows that fit at first, and the others when it is asked to."""
+    """A table of 1,000 cases shows 100 rows at first and all on request, and the page's data is below 1 MB."""
     cases = [row("fsdp", f"fsdp={1 + number % 8}", 8 * (1 + number)) for number in range(1000)]
     main([str(write_run(tmp_path / "run.json", cases))])
     window = Opened(chromium, tmp_path / "run.html")

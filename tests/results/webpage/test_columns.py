@@ -1,4 +1,4 @@
-"""The data of a page: complete, compact, and of each case what the record says."""
+"""Tests of a page's data: it is complete, compact, and equal to the record of each case."""
 
 import json
 import re
@@ -18,20 +18,20 @@ from tests.results.test_frontier import GIB, found  # noqa: F401 (a fixture)
 
 
 def values(data: dict, name: str) -> list:
-    """A column, whether it is stored once or for each row."""
+    """Return the values of a column for all rows. A constant column is stored as a single value."""
     column = data["columns"][name]
     return column if isinstance(column, list) else [column] * data["count"]
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> dict:
-    """Of a run with a case that failed."""
+    """Data of a run with a failed case."""
     rows = [*sweep(), failed("oom", "pipeline", "pipeline=16")]
     return run_data(load([write_run(tmp_path / "run.json", rows)]))
 
 
 def test_facts_are_as_recorded(data: dict) -> None:
-    """Of each row and column, to six digits; but for samples, there is nothing that the page leaves out."""
+    """The page has every row and column of the record, with six digits, except the samples."""
     rows = [*sweep(), failed("oom", "pipeline", "pipeline=16")]
     for name in row()["extra_info"]:
         recorded = [each["extra_info"][name] for each in rows]
@@ -45,13 +45,13 @@ def test_facts_are_as_recorded(data: dict) -> None:
 
 
 def test_a_column_of_one_value_is_stored_once(data: dict) -> None:
-    """So a thousand cases are no larger than they have to be."""
+    """A column with equal values is stored as a single value, which keeps large pages small."""
     assert data["columns"]["platform"] == "cpu"
     assert len(data["columns"]["mesh"]) == data["count"]
 
 
 def test_intervals_and_parts_belong_to_their_rows(data: dict) -> None:
-    """Tokens over the ends of the step's interval; parts of memory add up; a case that failed has neither."""
+    """Intervals of throughput contain its value, parts of memory add up to the total, and a failed case has neither."""
     speeds = zip(*(values(data, f"page.tokens_per_second_{end}") for end in ("low", "high")), strict=True)
     middle = values(data, "tokens_per_second")
     assert all(low < speed < high for (low, high), speed in zip(speeds, middle, strict=True) if speed)
@@ -65,7 +65,7 @@ def test_intervals_and_parts_belong_to_their_rows(data: dict) -> None:
 
 
 def test_it_is_json_whatever_is_not_known(tmp_path: Path) -> None:
-    """NaN is no JSON; a value that is no plain one is shown as text."""
+    """NaN and infinity become null, because JSON has neither. Other values without a JSON type become text."""
     strange = row(**{"loss_first": float("nan"), "loss_last": float("inf"), "options": ["a list"]})
     data = run_data(load([write_run(tmp_path / "run.json", [strange])]))
     json.dumps(data, allow_nan=False)
@@ -74,7 +74,7 @@ def test_it_is_json_whatever_is_not_known(tmp_path: Path) -> None:
 
 
 def test_every_feasible_candidate_is_in_a_cell(found: Path) -> None:  # noqa: F811
-    """But for those far out, which need more than one and a half times the memory of a device."""
+    """Each feasible candidate is in a cell, unless it needs more than one and a half times the memory of a device."""
     facts, rows = read(found)
     counted = density(rows, 24 * GIB)
     assert sum(map(sum, counted["count"])) == 5

@@ -1,4 +1,4 @@
-"""The sentences of a page: true of the rows, and silent where nothing is known."""
+"""Tests of a page's sentences: they are true of the rows, and unknown values get no sentence."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from tests.results.test_frontier import found  # noqa: F401 (a fixture)
 
 
 def rows_of(tmp_path: Path, rows: list) -> pd.DataFrame:
-    """A run of these rows."""
+    """Write rows to a run and load it."""
     return load([write_run(tmp_path / "run.json", rows)])
 
 
 def test_a_run_is_summed_up(tmp_path: Path) -> None:
-    """What ran, what counts, what is fastest and what its interval overlaps, what is smallest, and the noise."""
+    """A summary states what ran, what counts, the fastest case and any overlapping it, the smallest, and the noise."""
     rows = rows_of(tmp_path, [*sweep(), failed("oom", "pipeline", "pipeline=16")])
     assert heading(rows) == "synthetic on 16 virtual CPU devices"
     assert summary(rows) == [
@@ -41,7 +41,7 @@ def test_a_run_is_summed_up(tmp_path: Path) -> None:
 
 
 def test_noise_is_said_first_of_its_sentence(tmp_path: Path) -> None:
-    """A noisy run is called so, and one without a second copy is not called quiet."""
+    """The sentence on noise begins with the warning. Without a second copy of a step, it calls the noise unknown."""
     loud = rows_of(tmp_path, [row(noisy=True, canary_ratio_low=0.88)])
     warning = "This run is noisy. Two copies of the same step, timed interleaved, differed by -12.0%"
     assert summary(loud)[-1].startswith(warning)
@@ -58,7 +58,7 @@ def test_noise_is_said_first_of_its_sentence(tmp_path: Path) -> None:
     ],
 )
 def test_bytes_are_compared_with_formulas(tmp_path: Path, judged: list, sentence: str | None) -> None:
-    """Where there are formulas; the cases that differ are named."""
+    """Bytes sent are compared with formulas where there are any, and the cases that differ are named."""
     same, other = judged
     rows = rows_of(tmp_path, [row(sent_as_predicted=same), row("data", "data=2", sent_as_predicted=other)])
     about = [text for text in summary(rows) if "compiled steps" in text]
@@ -66,7 +66,7 @@ def test_bytes_are_compared_with_formulas(tmp_path: Path, judged: list, sentence
 
 
 def test_what_was_only_compiled_has_no_winner(tmp_path: Path) -> None:
-    """Nothing is said of speeds that nobody measured."""
+    """The summary of cases that were only compiled states no throughput."""
     unknown = dict.fromkeys(("tokens_per_second", "step_seconds_median", "matches_single"))
     words = summary(rows_of(tmp_path, [row(kind="compiled", **unknown)]))
     assert words[1] == "1 of 1 cases were compiled; none was timed."
@@ -74,7 +74,7 @@ def test_what_was_only_compiled_has_no_winner(tmp_path: Path) -> None:
 
 
 def test_a_search_is_summed_up(found: Path) -> None:  # noqa: F811
-    """How many fit by formula, the fastest that does, and how many a compiler found too large."""
+    """A summary states how many candidates fit by formula, the fastest of them, and how many did not fit compiled."""
     words = search_words(*read(found))
     assert words[1] == "By formula, 4 fit, 2 need more memory than a device has, and 1 are infeasible."
     assert words[2] == "The fastest that fits is fsdp (fsdp=16): at most 100 tokens/s per device, using 12.0 GiB."
@@ -82,7 +82,7 @@ def test_a_search_is_summed_up(found: Path) -> None:  # noqa: F811
 
 
 def test_the_machine_is_said_once(tmp_path: Path) -> None:
-    """Its devices, versions and settings, and of each file when it was written; what is empty is left out."""
+    """The facts are devices, versions, settings and the time of each file. Empty settings are left out."""
     run = write_run(tmp_path / "run.json", [row()], node="host")
     facts = machine_facts([run])
     assert facts["Devices"] == "8 × cpu, virtual: they share one machine"
