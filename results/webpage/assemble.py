@@ -7,10 +7,10 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from results.webpage.words import LOUD
+
 SCRIPTS = "format", "charts", "table", "details", "run", "density", "main"
 """The page's scripts in load order: each uses only those before it."""
-LOUD = "This run is noisy"
-"""How the summary sentence that warns of noise begins; `results.webpage.words.noise` writes it."""
 
 
 class PlotlyMissing(ValueError):

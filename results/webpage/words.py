@@ -7,6 +7,8 @@ import pandas as pd
 from results.figures.canvas import byte_unit, parameters
 from results.figures.curves import TIMES, attributed, counts, left_out, scaling, widest_batch
 
+LOUD = "This run is noisy"
+"""How the sentence that warns of noise begins. The page marks it by this."""
 NAMED = 4
 """Most names that one sentence lists."""
 
@@ -137,7 +139,7 @@ def noise(rows: pd.DataFrame) -> str:
     if known.empty:
         return "The noise of this run is unknown: no second copy of the step on one device was timed."
     low, high = known["canary_ratio_low"].min() - 1, known["canary_ratio_high"].max() - 1
-    loud = "This run is noisy. " if known["noisy"].eq(True).any() else ""
+    loud = f"{LOUD}. " if known["noisy"].eq(True).any() else ""
     return (
         f"{loud}Two copies of the same step, timed interleaved, differed by {low:+.1%} to {high:+.1%}; "
         "this run cannot resolve smaller differences."
