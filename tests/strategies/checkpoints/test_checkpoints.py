@@ -14,7 +14,7 @@ from strategies.checkpoints import canonical, zarr_arrays
 from strategies.checkpoints.info import read as read_info
 from tests.processes import run_together
 from tests.strategies.checkpoints.variants import VARIANTS, first_half, step_of
-from tests.strategies.test_equality import CONFIG, ROUNDING, assert_equal, build, initial, trained
+from tests.strategies.equality import CONFIG, ROUNDING, assert_equal, build, initial, trained
 
 HALF = 3
 """Steps before a save, and after it."""
