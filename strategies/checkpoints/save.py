@@ -55,9 +55,9 @@ class Saving:
 class _Handler(AsyncCheckpointHandler):
     """Writes the shards of this process into the folder that Orbax gives it."""
 
-    async def async_save(self, directory: Any, args: "_Save") -> list[Future]:
+    async def async_save(self, directory: Any, *_: Any, **named: Any) -> list[Future]:
         """Copy the shards to the host; then write them on a thread."""
-        folder = Path(directory)
+        folder, args = Path(directory), named["args"]
         copies = [(leaf, list(host_shards(array))) for leaf, array in args.arrays]
 
         def write() -> None:
