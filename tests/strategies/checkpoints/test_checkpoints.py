@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -168,7 +169,7 @@ def test_the_number_of_processes_may_change(writers, readers, tmp_path):
             assert output.splitlines()[-len(cases) :] == [f"{action} {case}" for case in cases]
 
 
-COMPRESSED = {"compression": "int8"}
+COMPRESSED: dict[str, Any] = {"compression": "int8"}
 
 
 def test_residuals_are_given_back(tmp_path):
