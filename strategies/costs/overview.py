@@ -168,7 +168,8 @@ def asked_overview(name: str, preset: str, mesh: str | None, topology: str | Non
     )
     if spec and devices not in (None, spec.size):
         raise Infeasible(f"mesh {spec} takes {spec.size} devices, and must take all {devices} of {topology}")
-    return overview(strategy_for(name, spec) if spec else name, preset, spec, batch_size or devices or 16)
+    batch_size = (devices or 16) if batch_size is None else batch_size
+    return overview(strategy_for(name, spec) if spec else name, preset, spec, batch_size)
 
 
 def holdings(layout: Layout, mesh: MeshSpec, train: TrainConfig, cost: Cost | None) -> Iterator[Held]:
