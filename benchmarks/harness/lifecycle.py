@@ -35,6 +35,7 @@ class RunSettings:
         trace: folder for a profiler trace of each case, which is recorded apart from the timed blocks.
         case_timeout: seconds without progress after which a case ends with a timeout.
         attribution: whether to attribute each step's time to its causes.
+        memory_profile: folder for profiles of device memory of each case.
         report: file of the rows; reasons that are too long for a row are written beside it.
     """
 
@@ -45,6 +46,7 @@ class RunSettings:
     case_timeout: float = 600.0
     attribution: bool = False
     report: Path | None = None
+    memory_profile: Path | None = None
 
 
 class Lifecycle:

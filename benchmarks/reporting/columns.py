@@ -166,6 +166,13 @@ MEMORY = (
         "bytes",
         "Peak resident memory of the process since it started, including earlier cases.",
     ),
+    Column(
+        "memory.live_<holder>_bytes",
+        "bytes",
+        "With `--memory-profile`: bytes of live arrays on one device after a step, by what holds them: `parameter`, "
+        "`optimizer` (moments, count, quantisation errors), `batch`, or `rest`, such as the loss. On CPUs all but the "
+        "rest are equal to the formulas.",
+    ),
 )
 PROGRAM = (
     Column("compiled.flops", "FLOP", "FLOPs of one device's matmuls in a step; loops count every iteration."),

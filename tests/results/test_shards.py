@@ -4,8 +4,6 @@ import io
 import itertools
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -21,7 +19,6 @@ from results.shards import main
 from strategies import STRATEGIES
 from strategies import __main__ as strategies
 from strategies.costs.overview import overview
-from tests.processes import ROOT, environment
 
 
 def read_one(name: str, **others: object) -> Overview:
@@ -94,21 +91,21 @@ def test_many_parts_of_one_dim_are_in_lines() -> None:
         assert axes.get_xlim()[1] <= 16
 
 
-def test_show_draws_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`show --png` writes the picture that `show --json | python -m results.shards` writes, and the table as well."""
-    command = [sys.executable, "-m", "strategies", "show", "fsdp", "--mesh=fsdp=4,tensor=2", "--preset=nano"]
-    command += [f"--png={tmp_path / 'shown.png'}"]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True)
-    assert "three_d on fsdp=4,tensor=2" in done.stdout
-    assert "blocks.mlp.up_DF" in done.stdout
+def test_show_draws_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`show --png` writes the picture that `show --json | python -m results.shards` writes, and prints the table."""
+    show = ["show", "fsdp", "--mesh=fsdp=4,tensor=2", "--preset=nano"]
+    strategies.main([*show, f"--png={tmp_path / 'shown.png'}"])
+    said = capsys.readouterr()
+    assert said.out.startswith("three_d on fsdp=4,tensor=2: nano, 16 × 64 tokens")
+    assert "blocks.mlp.up_DF" in said.out
     assert (
-        done.stderr
+        said.err
         == "fsdp lacks an axis of fsdp=4,tensor=2; this is three_d, which does the same along the axes of fsdp\n"
     )
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.stdout", text := io.StringIO())
-        strategies.main(["show", "three_d", "--mesh=fsdp=4,tensor=2", "--preset=nano", "--json"])
-    monkeypatch.setattr("sys.stdin", io.StringIO(text.getvalue()))
+    strategies.main([*show, "--json"])
+    monkeypatch.setattr("sys.stdin", io.StringIO(capsys.readouterr().out))
     main([str(tmp_path / "piped.png")])
     assert (tmp_path / "piped.png").read_bytes() == (tmp_path / "shown.png").read_bytes()
 
