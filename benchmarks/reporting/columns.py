@@ -218,6 +218,9 @@ PROGRAM = (
     Column("predicted.temp_bytes", "bytes", "Prediction of `memory.temp_bytes` by formula."),
     Column("predicted.bubble", "", "Fraction of the time for which a pipeline stage is idle."),
     Column(
+        "predicted.lockstep_bubble", "", "Fraction lost on top of it if each tick lasts as long as its longest pass."
+    ),
+    Column(
         "sent_over_predicted",
         "",
         "Compiled bytes divided by predicted bytes: 1 where the compiler left the communication as written. "

@@ -54,6 +54,7 @@ KEYS = """
     memory.host_peak_rss_bytes memory.live_parameter_bytes memory.live_optimizer_bytes memory.live_batch_bytes
     memory.live_rest_bytes loss_first loss_last matches_single
     predicted.flops predicted.sent_bytes predicted.argument_bytes predicted.temp_bytes predicted.bubble
+    predicted.lockstep_bubble
     sent_over_predicted sent_as_predicted topology chip.needed_bytes chip.capacity_bytes chip.fits
     roofline.compute_seconds roofline.memory_seconds roofline.network_seconds roofline.step_seconds roofline.bound
     roofline.tokens_per_second_per_device roofline.model_flops_utilization

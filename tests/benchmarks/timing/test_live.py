@@ -103,7 +103,7 @@ def messages(data: bytes, wanted: int) -> Iterator[bytes]:
 
 
 def profiled_bytes(path: Path) -> int:
-    """The bytes of all samples of a profile: Profile.sample and Sample.value, packed, are 2 in pprof's profile.proto."""
+    """The bytes of all samples of a profile; Profile.sample and Sample.value are field 2 (pprof's profile.proto)."""
     samples = [*messages(gzip.decompress(path.read_bytes()), 2)]
     assert samples
     total = 0
