@@ -67,6 +67,8 @@ def declare_measuring(add: Callable[..., Any]) -> None:
     add("--checkpoint", action="store_true", help="also time saving and restoring each state, under TMPDIR")
     timeout = "seconds without progress; default: %(default)s"
     add("--case-timeout", type=seconds, metavar="S", default=CASE_TIMEOUT, help=timeout)
+    profile = "write profiles of device memory for pprof, and count the bytes of live arrays by what holds them"
+    add("--memory-profile", type=Path, metavar="DIR", help=profile)
     add("--compile-only", action="store_true", help="compile and analyse each step, and run nothing")
     add("--topology", type=topology, metavar="TOPOLOGY", help="compile for these devices, such as v5p:4x4x4")
     add("--rounds", type=rounds, metavar="N", default=ROUNDS, help="timed blocks per case; default: %(default)s")

@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--processes", type=int, required=True, metavar="N")
     parser.add_argument("--devices-per-process", type=int, default=1, metavar="D", help="default: %(default)s")
+    parser.add_argument("--pin", action="store_true", help="give each process an equal number of cores of its own")
     parser.add_argument("pytest", nargs="*", metavar="-- OPTION", help="options of `pytest benchmarks`")
     options = parser.parse_args(arguments)
     if min(options.processes, options.devices_per_process) < 1:
@@ -48,16 +49,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if gpus and len(gpus) < needed:
         wanted = f"{options.processes} processes of {options.devices_per_process} GPUs"
         parser.error(f"{wanted} need {needed}, and there are {len(gpus)}")
-    return launch(options, gpus)
+    cores = sorted(os.sched_getaffinity(0)) if options.pin else []
+    if options.pin and len(cores) < options.processes:
+        parser.error(f"--pin gives {options.processes} processes a core each, and there are {len(cores)}; start fewer")
+    return launch(options, gpus, cores)
 
 
-def launch(options: argparse.Namespace, gpus: Sequence[str]) -> int:
+def launch(options: argparse.Namespace, gpus: Sequence[str], cores: Sequence[int] = ()) -> int:
     """Start all processes, wait for them, and return the exit status.
 
     Args:
         options: of the command.
         gpus: GPUs that may be used; empty for virtual CPU devices.
+        cores: cores that the processes share equally; empty to leave that to the system.
     """
+    each = len(cores) // options.processes
     coordinator = f"127.0.0.1:{free_port()}"
     running: list[subprocess.Popen[str]] = []
     stop_signals = signal.SIGINT, signal.SIGTERM
@@ -77,6 +83,8 @@ def launch(options: argparse.Namespace, gpus: Sequence[str]) -> int:
             # In a process group of its own, so that its children are signalled with it.
             process = subprocess.Popen(command, env=env, stdout=output, stderr=errors, text=True, process_group=0)
             running.append(process)
+            if each:  # at once: threads and processes that it starts inherit the cores
+                os.sched_setaffinity(process.pid, cores[index * each : (index + 1) * each])
             if process.stderr:
                 threading.Thread(target=forward_stderr, args=(process.stderr, index), daemon=True).start()
         status = wait(running)

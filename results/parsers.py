@@ -55,3 +55,11 @@ def timeline() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(program("python -m results.timeline"), description=about)
     parser.add_argument("out", type=Path, metavar="FILE", help="picture to write; its suffix selects the format")
     return parser
+
+
+def shards() -> argparse.ArgumentParser:
+    """Return the parser of `meshmark shards`."""
+    about = "Draw which device holds which part of each array, which `python -m strategies show STRATEGY --json` lists."
+    parser = argparse.ArgumentParser(program("python -m results.shards"), description=about)
+    parser.add_argument("out", type=Path, metavar="FILE", help="picture to write; its suffix selects the format")
+    return parser

@@ -1,12 +1,13 @@
 """Command line that describes strategies and pipeline schedules. It runs no step.
 
 python -m strategies schedule 1f1b --stages 4 --microbatches 8
-python -m strategies show fsdp --mesh fsdp=4
+python -m strategies show fsdp --mesh fsdp=4,tensor=2 --png shards.png
 """
 
 import argparse
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -54,26 +55,48 @@ def add_show(show: argparse.ArgumentParser) -> None:
     add = show.add_argument
     add("names", nargs="*", metavar="STRATEGY", help="default: all of them")
     add("--mesh", help="such as fsdp=4; default: four devices, or two along each of several axes")
+    add("--topology", help="all devices of a topology such as v5p:4x4x4, which need not be there")
     add("--preset", default="gpt2", help="the model; default: gpt2")
-    add("--batch-size", type=int, default=16, metavar="N", help="sequences in a global batch; default: 16")
-    add("--json", action="store_true", help="as JSON, for `python -m results.diagram`")
+    batch_size = "sequences in a global batch; default: 16; with --topology one per device"
+    add("--batch-size", type=int, metavar="N", help=batch_size)
+    add("--json", action="store_true", help="as JSON, for `python -m results.diagram` and `python -m results.shards`")
+    add("--png", metavar="FILE", help="draw which device holds which part of each array, too")
 
 
 def print_overviews(options: argparse.Namespace) -> None:
-    """Print what each device holds and sends, for each strategy asked for, as text or as JSON."""
+    """Print what each device holds and sends, for each strategy asked for, as text or as JSON.
+
+    For a mesh or a topology that is given, the text has each array by itself, too.
+    """
     strategies = registry(options)
-    from strategies.costs.overview import overview
+    from strategies.costs.overview import asked_overview
 
     try:
-        names = options.names or strategies
-        shown = [overview(name, options.preset, options.mesh, options.batch_size) for name in names]
+        names = options.names or list(strategies)
+        if options.png and len(names) > 1:
+            raise Infeasible(f"--png draws one strategy, and {len(names)} are asked for; name one")
+        found = [asked_overview(n, options.preset, options.mesh, options.topology, options.batch_size) for n in names]
     except (Infeasible, UnknownName) as error:
         options.refuse(str(error))
         return
-    if options.json:
-        json.dump([each.as_dict() for each in shown], sys.stdout)
-    else:
-        print(*shown, sep="\n\n")
+    for name, each in zip(names, found, strict=True):
+        if each.strategy != name:
+            also = f"{each.strategy}, which does the same along the axes of {name}"
+            print(f"{name} lacks an axis of {options.mesh}; this is {also}", file=sys.stderr)
+    written = json.dumps([each.as_dict() for each in found])
+    detailed = options.mesh or options.topology
+    texts = [f"{each}\n\n{each.array_table()}" if detailed else str(each) for each in found]
+    print(written if options.json else "\n\n".join(texts))
+    if options.png:
+        draw(written, options.png)
+
+
+def draw(overview: str, picture: str) -> None:
+    """Pass an overview to the command that draws it: `show --json | python -m results.shards FILE`."""
+    # The package that draws needs no JAX, and this one no matplotlib: they share nothing but this text.
+    drawn = subprocess.run([sys.executable, "-m", "results.shards", picture], input=overview, text=True, check=False)
+    if drawn.returncode:
+        sys.exit(drawn.returncode)
 
 
 def print_all(options: argparse.Namespace) -> None:

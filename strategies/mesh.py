@@ -17,6 +17,13 @@ from strategies.config import Infeasible
 AXES = ["data", "fsdp", "pipeline", "context", "tensor"]
 """All mesh axes, outermost first. Inner axes communicate most and belong on the fastest links. `register` adds axes."""
 
+DEVICES_PER_CHIP = {
+    **dict.fromkeys(("v4", "v5e", "v5p", "v6e"), 1),
+    "tpu7x": 2,
+    **dict.fromkeys(("h100", "h200", "b200", "cpu"), 1),
+}
+"""Kinds of devices in the text of a topology -> how many devices a chip is; a GPU and a virtual device are one each."""
+
 Devices = Sequence[Any]
 """A sequence of `jax.Device`, which type checkers do not accept as a class."""
 
@@ -160,6 +167,22 @@ def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
         for process in processes
         for device in [device for device in devices if device.process_index == process][:each]
     ]
+
+
+def devices_of(topology: str) -> int:
+    """Number of devices of a topology, from its text alone.
+
+    >>> devices_of("v5p:4x4x4"), devices_of("h100:2x8"), devices_of("tpu7x:4x4x4")
+    (64, 16, 128)
+
+    Raises:
+        Infeasible: the text is not of the form KIND:NxN, or the kind is unknown.
+    """
+    kind, _, shape = topology.lower().partition(":")
+    if kind not in DEVICES_PER_CHIP or not re.fullmatch(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5})*", shape):
+        kinds = ", ".join(DEVICES_PER_CHIP)
+        raise Infeasible(f"topology {topology!r} cannot be read; write one as v5p:4x4x4, of the kinds {kinds}")
+    return DEVICES_PER_CHIP[kind] * math.prod(map(int, shape.split("x")))
 
 
 def are_virtual(devices: Collection[Any]) -> bool:

@@ -56,6 +56,9 @@ COMMANDS = {
     "timeline": Command("draw a pipeline schedule", "results.timeline", parser="results.parsers:timeline"),
     "show": Command("print what each device holds and sends in a step", "strategies.__main__", ("show",)),
     "diagram": Command("draw what each device holds, and which devices exchange what", "results.diagram"),
+    "shards": Command(
+        "draw which device holds which part of each array", "results.shards", parser="results.parsers:shards"
+    ),
     "launch": Command("measure in several processes on this machine", "benchmarks.launch"),
 }
 WRONG_USAGE = 2

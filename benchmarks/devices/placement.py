@@ -9,9 +9,7 @@ from jax.sharding import Mesh
 
 from benchmarks.devices.topology import Topology
 from strategies import MeshSpec
-
-CORES = {"tpu7x": 2}
-"""Devices per chip, where it is more than one."""
+from strategies.mesh import DEVICES_PER_CHIP
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +26,7 @@ def device_count(topology: Topology) -> int:
     >>> device_count(Topology.parse("v5p:4x4x4")), device_count(Topology.parse("tpu7x:4x4x4"))
     (64, 128)
     """
-    return math.prod(topology.shape) * CORES.get(topology.kind, 1)
+    return math.prod(topology.shape) * DEVICES_PER_CHIP[topology.kind]
 
 
 @cache
@@ -44,6 +42,6 @@ def topology_mesh(topology: Topology, spec: MeshSpec) -> Mesh:
     positions = [
         DevicePosition(coords, coords[0] if hosts else 0)
         for coords in np.ndindex(topology.shape)
-        for _ in range(CORES.get(topology.kind, 1))
+        for _ in range(DEVICES_PER_CHIP[topology.kind])
     ]
     return Mesh(np.array(positions).reshape(tuple(spec.sizes.values())), tuple(spec.sizes))

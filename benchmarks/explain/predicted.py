@@ -35,6 +35,7 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
         "predicted.argument_bytes": cost and sum(cost.arguments.values()),
         "predicted.temp_bytes": cost and sum(cost.temporaries.values()),
         "predicted.bubble": cost and cost.bubble,
+        "predicted.lockstep_bubble": cost and cost.lockstep_bubble,
         "sent_over_predicted": total / cost.sent_bytes if total is not None and cost and cost.sent_bytes else None,
         "sent_as_predicted": sent == by_axis if total is not None and cost and not twin else None,
     }

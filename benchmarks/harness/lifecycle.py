@@ -36,6 +36,7 @@ class RunSettings:
         case_timeout: seconds without progress after which a case ends with a timeout.
         attribution: whether to attribute each step's time to its causes.
         checkpoint: whether to time saving and restoring each state.
+        memory_profile: folder for profiles of device memory of each case.
         report: file of the rows; reasons that are too long for a row are written beside it.
     """
 
@@ -47,6 +48,7 @@ class RunSettings:
     attribution: bool = False
     checkpoint: bool = False
     report: Path | None = None
+    memory_profile: Path | None = None
 
 
 class Lifecycle:

@@ -3,8 +3,9 @@
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from benchmarks.program.deadlock import require_no_deadlock
 from benchmarks.record import Record
 from benchmarks.timing.checkpoint import checkpoint_times
 from benchmarks.timing.equality import BATCHES, CHECKED_STEPS, Trajectory
+from benchmarks.timing.live import profile_memory
 from benchmarks.timing.measure import Training, bytes_accessed, compile_step
 from strategies import Step
 from strategies.checkpoints.info import CheckpointError
@@ -56,11 +58,14 @@ class Entry:
 class Preparation:
     """Compiles steps, starts their training, and compares them with one device.
 
-    The reference is prepared once per workload.
+    The reference is prepared once per workload. Memory is profiled here, because no other case has arrays yet: steps
+    that are timed interleaved have their states side by side.
     """
 
-    def __init__(self, corpus_N: Corpus, clock: Clock, *, checkpoint: bool = False) -> None:
-        self.corpus_N, self.clock, self.checkpoint = corpus_N, clock, checkpoint
+    def __init__(
+        self, corpus_N: Corpus, clock: Clock, memory_profile: Path | None = None, *, checkpoint: bool = False
+    ) -> None:
+        self.corpus_N, self.clock, self.memory_profile, self.checkpoint = corpus_N, clock, memory_profile, checkpoint
         self._inits: dict[Any, Callable[..., Any]] = {}
         self._references: dict[Case, Entry | str] = {}
         self._trajectories: dict[Case, Trajectory] = {}
@@ -81,6 +86,8 @@ class Preparation:
         yield from self._compile(entry, step, read_only)
         if not compile_only:
             yield from self._train(entry)
+            if self.memory_profile:
+                yield from self._profile_memory(entry, self.memory_profile / str(entry.case))
 
     def _compile(self, entry: Entry, step: Step, read_only: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Stages up to the analysis of the compiled program; `read_only` are compiler options that rows do not list."""
@@ -137,6 +144,15 @@ class Preparation:
             warnings.warn(f"{entry.case}: its checkpoint could not be timed: {reason_of(error)}", stacklevel=2)
             return {}
 
+    def _profile_memory(self, entry: Entry, folder: Path) -> Iterator[dict[str, Any]]:
+        """Stage of the memory profile. A failure is only a warning, because the row is complete without."""
+        try:
+            live = profile_memory(self.start(entry, batches=1), folder)
+        except OSError as error:
+            warnings.warn(f"{entry.case}: no memory profile was written: {reason_of(error)}", stacklevel=2)
+        else:
+            yield {"memory": replace(entry.record.memory, **live)}
+
     def _read_program(self, entry: Entry) -> Program | None:
         """What the compiled program does; None, with a warning, if its text cannot be parsed."""
         assert entry.step
@@ -154,14 +170,14 @@ class Preparation:
             **explanation_columns(case, step.mesh, program),
         }
 
-    def start(self, entry: Entry) -> Training:
-        """Start a training run on the corpus from its beginning."""
+    def start(self, entry: Entry, batches: int = BATCHES) -> Training:
+        """Start a training run on the corpus from its beginning, with so many batches, which repeat."""
         assert entry.step
         layout = entry.case.strategy, entry.case.mesh, entry.case.options
         if layout not in self._inits:  # the initialisation does not depend on the batch size
             with self.clock.phase("compile"):
                 self._inits[layout] = entry.step.init.lower(jax.random.key(SEED)).compile()
-        return begin_training(entry.step, entry.program, self._inits[layout], self.corpus_N)
+        return begin_training(entry.step, entry.program, self._inits[layout], self.corpus_N, batches)
 
     def _check(self, entry: Entry, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
         """Compare the first steps with one device's. `matches_single` is False until they are shown to be equal."""
@@ -218,7 +234,9 @@ class Preparation:
         return first_steps(self.start(entry))
 
 
-def begin_training(step: Step, program: Callable[..., Any], init: Callable[..., Any], corpus_N: Corpus) -> Training:
+def begin_training(
+    step: Step, program: Callable[..., Any], init: Callable[..., Any], corpus_N: Corpus, batches: int = BATCHES
+) -> Training:
     """Start a training run of a compiled step on the corpus. State and batches are the same for every strategy.
 
     Args:
@@ -226,10 +244,11 @@ def begin_training(step: Step, program: Callable[..., Any], init: Callable[..., 
         program: the compiled step.
         init: initialises the state from a random key.
         corpus_N: the text.
+        batches: number of batches, which repeat.
     """
     sizes = step.train.batch_size, step.config.sequence
-    batches = [step.place(Batch(corpus_N, index, *sizes)) for index in range(BATCHES)]
-    return Training(program, init(jax.random.key(SEED)), batches, first_process_only=step.mesh.size == 1)
+    placed = [step.place(Batch(corpus_N, index, *sizes)) for index in range(batches)]
+    return Training(program, init(jax.random.key(SEED)), placed, first_process_only=step.mesh.size == 1)
 
 
 def first_steps(training: Training) -> Trajectory:

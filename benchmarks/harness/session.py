@@ -36,9 +36,9 @@ class Session:
         self.cases: Sequence[Case] = ()
         self.say: Callable[[str], None] = lambda text: None
         self._reported: set[str] = set()
-        self._lifecycle, self._preparation = (
-            Lifecycle(settings, journal),
-            Preparation(settings.corpus_N, clock, checkpoint=settings.checkpoint),
+        self._lifecycle = Lifecycle(settings, journal)
+        self._preparation = Preparation(
+            settings.corpus_N, clock, settings.memory_profile, checkpoint=settings.checkpoint
         )
 
     @property

@@ -179,6 +179,13 @@ MEMORY = (
         "bytes",
         "Peak resident memory of the process since it started, including earlier cases.",
     ),
+    Column(
+        "memory.live_<holder>_bytes",
+        "bytes",
+        "With `--memory-profile`: bytes of live arrays on one device after a step, by what holds them: `parameter`, "
+        "`optimizer` (moments, count, quantisation errors), `batch`, or `rest`, such as the loss. On CPUs all but the "
+        "rest are equal to the formulas.",
+    ),
 )
 PROGRAM = (
     Column("compiled.flops", "FLOP", "FLOPs of one device's matmuls in a step; loops count every iteration."),
@@ -223,6 +230,9 @@ PROGRAM = (
     Column("predicted.argument_bytes", "bytes", "Prediction of `memory.argument_bytes` by formula."),
     Column("predicted.temp_bytes", "bytes", "Prediction of `memory.temp_bytes` by formula."),
     Column("predicted.bubble", "", "Fraction of the time for which a pipeline stage is idle."),
+    Column(
+        "predicted.lockstep_bubble", "", "Fraction lost on top of it if each tick lasts as long as its longest pass."
+    ),
     Column(
         "sent_over_predicted",
         "",

@@ -20,6 +20,7 @@ from benchmarks.cases import Case, Selection
 from benchmarks.cluster import processes
 from benchmarks.cluster.heartbeat import HeartbeatSender
 from benchmarks.commandline.ending import INTERRUPTED
+from benchmarks.commandline.outputs import require_folder
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import EMPTY_CORPUS, Corpus, read_corpus
 from benchmarks.harness.journal import Journal, MirroredJournal, journal_path
@@ -78,6 +79,8 @@ def begin_run(config: pytest.Config, selection: Selection, corpus_N: Corpus, clo
         ValueError, OSError, processes.FailedElsewhere: the journal cannot be continued or written.
     """
     option = config.option
+    if option.memory_profile:
+        require_profiles(option)
     STOPS.listen()
     config.stash[HEART] = HeartbeatSender()
     settings = RunSettings(
@@ -89,6 +92,7 @@ def begin_run(config: pytest.Config, selection: Selection, corpus_N: Corpus, clo
         option.attribution,
         option.checkpoint,
         option.benchmark_json,
+        option.memory_profile,
     )
     run = config.stash[SESSION] = Session(settings, clock, shared_journal(option, selection, settings))
     if not processes.is_first():
@@ -96,6 +100,18 @@ def begin_run(config: pytest.Config, selection: Selection, corpus_N: Corpus, clo
     config.pluginmanager.register(Reporter(config, run), "meshmark-reporter")
     if processes.count() > 1 and option.benchmark_json:
         config.pluginmanager.register(IncrementalReport(config, run.rows), "meshmark-so-far")
+
+
+def require_profiles(option: argparse.Namespace) -> None:
+    """Check that memory profiles can be made and written.
+
+    Raises:
+        ValueError: nothing is run, or the folder cannot be written to.
+    """
+    if option.compile_only:
+        problem = "--memory-profile says what steps hold that run, and --compile-only and --topology run none"
+        raise ValueError(f"{problem}; `meshmark show` says it without running")
+    require_folder(option.memory_profile)
 
 
 def read_selection(option: argparse.Namespace) -> tuple[Selection, Corpus]:
@@ -145,6 +161,7 @@ def open_journal(option: argparse.Namespace, selection: Selection, settings: Run
         "compile_only": settings.compile_only,
         "attribution": settings.attribution,
         "checkpoint": settings.checkpoint,
+        "memory_profile": settings.memory_profile is not None,
         "corpus": hashlib.sha256(settings.corpus_N.data).hexdigest()[:16],
     }
     after = os.environ.get(RESUMED)

@@ -129,3 +129,26 @@ def attributed(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the rows that count and have the parts of their step time, the fewest devices first."""
     rows = rows[counts(rows)].dropna(subset=list(TIMES.values()))
     return rows.sort_values("devices", kind="stable")
+
+
+def utilization(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows of pipelines with several numbers of microbatches, with the fraction of time that stages work.
+
+    `formula` is that of a schedule whose stages wait only for what they need, `lockstep` that of one whose ticks last
+    as long as their longest pass, both for passes as long as their FLOPs. `measured` is the time of a step without
+    bubbles over its time with them, by its attribution, without exposed communication. It is NaN on virtual devices
+    that share a process: a stage that idles leaves its cores to the others there. `pipeline` names what the rows of a
+    curve share.
+    """
+    rows = rows[counts(rows) & rows["mesh"].str.contains("pipeline=") & (rows["predicted.bubble"] > 0)]
+    rows = rows.assign(pipeline=rows["strategy"] + " " + rows["mesh"] + " " + rows["options"].fillna(""))
+    rows = rows[rows.groupby("pipeline")["microbatches"].transform("nunique") > 1]
+    bubbles = rows["attribution.schedule_bubble_seconds"] + rows["attribution.lockstep_bubble_seconds"]
+    synchronized = rows["step_seconds_median"] - rows["attribution.exposed_communication_seconds"]
+    formula = 1 - rows["predicted.bubble"]
+    alone = ~rows["virtual_devices"].astype(bool) | rows["processes"].eq(rows["devices"])
+    return rows.assign(
+        formula=formula,
+        lockstep=formula * (1 - rows["predicted.lockstep_bubble"]),
+        measured=(1 - bubbles / synchronized).where(alone),
+    ).sort_values("microbatches", kind="stable")

@@ -24,7 +24,7 @@ from results.figures.canvas import (
     throughput_axis,
     what_was_left_out,
 )
-from results.figures.curves import TIMES, attributed, case_labels, frontier, memory_by_case, scaling
+from results.figures.curves import TIMES, attributed, case_labels, frontier, memory_by_case, scaling, utilization
 from results.figures.palette import PART_COLOURS, TIME_COLOURS
 
 ABOVE: dict[str, Any] = {
@@ -168,6 +168,28 @@ def where_time_goes(rows: pd.DataFrame, look: Look) -> Figure:
     return figure
 
 
+def utilization_vs_microbatches(rows: pd.DataFrame, look: Look) -> Figure:
+    """Draw how much of the time stages of a pipeline work, by formula and as measured, in a panel for each pipeline."""
+    points = utilization(rows)
+    panels = dict([*points.groupby("pipeline", sort=False)])
+    needs = "stages and another number of microbatches to compare with"
+    figure, grid = canvas(rows, points, "Utilization of pipeline stages against microbatches", len(panels), needs)
+    for axes, (title, part) in zip(grid, panels.items(), strict=True):
+        colour = look["palette"][part["strategy"].iloc[0]]
+        doubling_axis(axes, points["microbatches"], "microbatches")
+        axes.plot(part["microbatches"], part["formula"], color=GREY, label="by formula: 1 - bubble")
+        lockstep = {"color": GREY, "linestyle": "--", "label": "by formula, ticks in lockstep"}
+        axes.plot(part["microbatches"], part["lockstep"], **lockstep)
+        if part["measured"].notna().any():
+            axes.plot(part["microbatches"], part["measured"], "o", color=colour, label="measured")
+        axes.set_title(title.strip(), fontsize="small")
+        axes.set(ylabel="utilization", ylim=(0, 1.05))
+        axes.yaxis.set_major_formatter("{x:.0%}")
+    labelled = {label: line for axes in grid for line, label in zip(*axes.get_legend_handles_labels()[:2], strict=True)}
+    figure.legend(labelled.values(), labelled, loc="outside right center", frameon=False)
+    return figure
+
+
 def by_devices(points: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Split points by number of devices, each part under its title. Each part has `single`, to compare with."""
     single = points["strategy"] == "single"
@@ -184,6 +206,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame, Look], Figure]] = {
         throughput_vs_batch,
         throughput_vs_memory,
         where_time_goes,
+        utilization_vs_microbatches,
     )
 }
 OF_ALL_BATCHES = {"memory_per_device", "throughput_vs_batch"}
@@ -194,11 +217,14 @@ def figures_of(rows: pd.DataFrame) -> list[str]:
     """Name the figures that say something of these rows.
 
     On virtual devices parallel efficiency is throughput against devices in another unit, as the ideal is a flat line.
-    Where time goes is known only of runs that were asked for it.
+    Where time goes is known only of runs that were asked for it, and utilization is drawn of pipelines with several
+    numbers of microbatches.
     """
     pointless = set()
     if rows["virtual_devices"].eq(True).all():
         pointless.add("parallel_efficiency")
     if attributed(rows).empty:
         pointless.add("where_time_goes")
+    if utilization(rows).empty:
+        pointless.add("utilization_vs_microbatches")
     return [name for name in FIGURES if name not in pointless]

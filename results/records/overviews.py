@@ -17,7 +17,7 @@ ARRAYS = "batch", "weights", "gradients", "optimizer state", "activations", "num
 """Kinds of arrays that are held or sent; a number is the loss, or a part of the gradients' norm."""
 COLLECTIVES = "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"
 MOST_DEVICES = 16
-"""Most devices that fit into a picture."""
+"""Most devices that fit into a picture with a column for each."""
 WRITTEN_BY = "print one with `python -m strategies show STRATEGY --json`"
 
 
@@ -47,6 +47,19 @@ class Sent:
 
 
 @dataclass(frozen=True)
+class HeldArray:
+    """One array of a step, and how a mesh splits it; the fields are those of `strategies.costs.arrays.HeldArray`."""
+
+    what: str
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    axes: tuple[Axes, ...]
+    whole_bytes: int
+    held_bytes: int
+
+
+@dataclass(frozen=True)
 class Overview:
     """What the devices of a mesh hold and send; the fields are those of `strategies.costs.overview.Overview`."""
 
@@ -58,6 +71,7 @@ class Overview:
     zigzag: bool
     schedule: dict[str, Any] | None
     twin: str | None
+    arrays: tuple[HeldArray, ...] = ()
 
     @property
     def devices(self) -> list[Device]:
@@ -82,8 +96,12 @@ class Overview:
         return [other for other in self.devices if all(other[axis] == device[axis] for axis in {*device} - {*axes})]
 
 
-def read(text: str) -> list[Overview]:
+def read(text: str, most_devices: int = MOST_DEVICES) -> list[Overview]:
     """Parse the printed overviews.
+
+    Args:
+        text: as it was printed.
+        most_devices: most devices that fit into the picture.
 
     Raises:
         RecordError: the text is something else, or an overview has more devices than fit into a picture.
@@ -93,8 +111,8 @@ def read(text: str) -> list[Overview]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RecordError(f"stdin is no overview of a strategy ({error!r}); {WRITTEN_BY}") from error
     for each in overviews:
-        if (devices := math.prod(size for _, size in each.mesh)) > MOST_DEVICES:
-            raise RecordError(f"{each.strategy} has {devices} devices; a picture has room for {MOST_DEVICES}")
+        if (devices := math.prod(size for _, size in each.mesh)) > most_devices:
+            raise RecordError(f"{each.strategy} has {devices} devices; a picture has room for {most_devices}")
     return overviews
 
 
@@ -117,6 +135,7 @@ def overview_of(facts: Mapping[str, Any]) -> Overview:
         zigzag=bool(facts["zigzag"]),
         schedule=facts["schedule"] and checked(facts["schedule"]),
         twin=facts["twin"] and str(facts["twin"]),
+        arrays=tuple(array_of(each, dict(mesh)) for each in facts["arrays"]),
     )
 
 
@@ -126,6 +145,20 @@ def held_of(facts: Mapping[str, Any], sizes: Mapping[str, int]) -> Held:
     rows, columns, table = (axes_of(facts[name], sizes) for name in ("rows", "columns", "table"))
     what = one_of(ARRAYS, facts["what"])
     return Held(what, rows, columns, table, None if held_bytes is None else int(held_bytes))
+
+
+def array_of(facts: Mapping[str, Any], sizes: Mapping[str, int]) -> HeldArray:
+    """Build the record of an array from its JSON.
+
+    Raises:
+        ValueError: its dims, their sizes and their axes are not equally many, or an axis is unknown.
+    """
+    dims, shape = tuple(map(str, facts["dims"])), tuple(map(int, facts["shape"]))
+    axes = tuple(axes_of(each, sizes) for each in facts["axes"])
+    if not len(dims) == len(shape) == len(axes):
+        raise ValueError(f"{facts['name']!r} has {len(dims)} dims, {len(shape)} sizes and axes for {len(axes)}")
+    whole_bytes, held_bytes = int(facts["whole_bytes"]), int(facts["held_bytes"])
+    return HeldArray(str(facts["what"]), str(facts["name"]), dims, shape, axes, whole_bytes, held_bytes)
 
 
 def sent_of(facts: Mapping[str, Any], sizes: Mapping[str, int]) -> Sent:

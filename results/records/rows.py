@@ -57,6 +57,8 @@ NUMBERS = [
     "memory.alias_bytes",
     "memory.total_bytes",
 ]
+OPTIONAL = ["processes", "predicted.bubble", "predicted.lockstep_bubble"]
+"""Numbers that records of the same schema may lack, which were written before there were such columns."""
 POSITIVE = [
     *("devices", "param_count", "global_batch_sequences", "sequence_tokens", "microbatches"),
     *("tokens_per_second", "step_seconds_median", "step_seconds_low", "step_seconds_high"),
@@ -83,7 +85,9 @@ def load(paths: Iterable[str | Path]) -> pd.DataFrame:
         RecordError: a file is missing, is not a complete file of records, or is not comparable with the others.
     """
     rows = pd.DataFrame([record for path in paths for record in records_of(Path(path), read_run(Path(path)), KEYS)])
+    rows = rows.reindex(columns=[*rows.columns, *(name for name in ["options", *OPTIONAL] if name not in rows)])
     rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
+    rows[OPTIONAL] = rows[OPTIONAL].apply(pd.to_numeric, errors="coerce")
     refuse_several_machines(rows)
     refuse_repeated_rows(rows)
     return rows

@@ -13,12 +13,13 @@ from typing import Any
 import strategies
 from strategies import pipeline
 from strategies.config import PRESETS, Infeasible, TrainConfig
+from strategies.costs.arrays import HeldArray, accumulated, held_arrays
 from strategies.costs.exchanges import Sent, exchanges, features
+from strategies.costs.meant import example_mesh, strategy_for, usual_mesh
 from strategies.costs.predict import Cost, predict
-from strategies.mesh import MeshSpec
+from strategies.mesh import MeshSpec, devices_of
 from strategies.pipelining.schedules import Schedule
 from strategies.sharding.layout import Axes, Layout, size_of
-from strategies.step import Strategy
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Overview:
         zigzag: whether a device holds two chunks of each sequence, one from the front and one from the back.
         schedule: the pipeline schedule; None without pipeline stages.
         twin: if the compiler partitions the step, the hand-written strategy that does the same; otherwise None.
+        arrays: each array of the step. If the compiler partitions the step, without the gradients, which it splits.
     """
 
     strategy: str
@@ -63,6 +65,7 @@ class Overview:
     zigzag: bool
     schedule: Schedule | None
     twin: str | None
+    arrays: tuple[HeldArray, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """The overview as JSON values. The schedule is as `python -m strategies schedule --json` prints it."""
@@ -71,13 +74,13 @@ class Overview:
             "held": [dataclasses.asdict(each) for each in self.held],
             "sent": None if self.sent is None else [dataclasses.asdict(each) for each in self.sent],
             "schedule": self.schedule and self.schedule.as_dict(),
+            "arrays": [dataclasses.asdict(each) for each in self.arrays],
         }
 
     def __str__(self) -> str:
         """Two tables as text: what a device holds, and what it sends."""
-        mesh = ",".join(f"{axis}={size}" for axis, size in self.mesh)
         held = [(each.what, _joined(each.rows + each.columns), _bytes(each.held_bytes)) for each in self.held]
-        title = f"{self.strategy} on {mesh}: {self.workload}"
+        title = f"{self.strategy} on {MeshSpec(self.mesh)}: {self.workload}"
         lines = [title, "", *_table(("a device holds", "split over", "bytes"), held), ""]
         if self.sent is None:
             return "\n".join([*lines, f"the compiler decides what is sent; the same by hand is {self.twin}"])
@@ -86,6 +89,22 @@ class Overview:
         sent = [(s.what, s.kind.replace("_", "-"), _joined(s.along), s.when, _bytes(s.sent_bytes)) for s in self.sent]
         total = ("all", "", "", "", _bytes(sum(each.sent_bytes for each in self.sent)))
         return "\n".join([*lines, *_table(("a device sends", "by", "along", "when", "bytes"), [*sent, total])])
+
+    def array_table(self) -> str:
+        """A table as text: each array with its dims, the axes that split them, and its bytes, whole and on a device.
+
+        What is split alike has a line together: a weight, its gradient, and AdamW's moments m and v.
+        """
+        alike: dict[tuple[str, str, int, int], list[str]] = {}
+        for each in self.arrays:
+            alike.setdefault((each.name, each.split, each.whole_bytes, each.held_bytes), []).append(each.what)
+        rows = [
+            (name, ", ".join(kinds), split, _bytes(whole), _bytes(held))
+            for (name, split, whole, held), kinds in alike.items()
+        ]
+        return "\n".join(
+            _table(("array", "as", "dims / axes that split them", "bytes", "on a device"), rows, numbers=2)
+        )
 
 
 def overview(
@@ -110,6 +129,7 @@ def overview(
     mesh = MeshSpec.of(mesh or example_mesh(strategy))
     train = TrainConfig(batch_size, **{"microbatches": strategy.default_microbatches(mesh, batch_size), **options})
     cost = None if strategy.twins else predict(name, config, mesh, train)
+    layer_slots = cost.plan.layer_slots if cost else config.layers
     layout = strategy.layout.along(mesh.split_axes(strategy.axes))
     schedule = schedule_of(layout, config.layers, mesh, train)
     tokens = f"{batch_size} × {config.sequence:,} tokens"
@@ -122,26 +142,38 @@ def overview(
         zigzag=cost is not None and cost.ring > 1,
         schedule=schedule,
         twin=strategy.twins.get(mesh.split_axes(strategy.axes)),
+        arrays=tuple(
+            each for each in held_arrays(config, mesh, train, layout, layer_slots) if cost or each.what != "gradient"
+        ),
     )
 
 
-def example_mesh(strategy: Strategy) -> MeshSpec:
-    """A small mesh with the usual axes of a strategy: four devices along one axis, or two along each of several.
+def asked_overview(name: str, preset: str, mesh: str | None, topology: str | None, batch_size: int | None) -> Overview:
+    """The overview that a user asks for: of a mesh, of all devices of a topology, of both, or of an example.
 
-    >>> [str(example_mesh(strategies.STRATEGIES[name])) for name in ("single", "fsdp", "hsdp", "three_d", "auto")]
-    ['data=1', 'fsdp=4', 'data=2,fsdp=2', 'data=2,pipeline=2,tensor=2', 'fsdp=2,tensor=2']
+    Args:
+        name: name of the strategy; if it lacks axes of the mesh, `strategy_for` says which one is meant.
+        preset: name of the model.
+        mesh: text of the mesh; default: the usual one of all devices of the topology, or `example_mesh`.
+        topology: such as v5p:4x4x4; None for any devices.
+        batch_size: sequences in the global batch; default: 16, or one for each device of the topology.
+
+    Raises:
+        Infeasible: topology, mesh, model and batch do not fit together, or cannot be read.
+        UnknownName: the strategy or the model does not exist.
     """
-    axes = max(strategy.twins, key=len, default=strategy.usual_axes or strategy.axes)
-    size = int(min(4 if len(axes) == 1 else 2, strategy.most_devices))
-    return MeshSpec(tuple((axis, size) for axis in axes))
+    devices = None if topology is None else devices_of(topology)
+    spec = (
+        MeshSpec.parse(mesh) if mesh else None if devices is None else usual_mesh(strategies.STRATEGIES[name], devices)
+    )
+    if spec and devices not in (None, spec.size):
+        raise Infeasible(f"mesh {spec} takes {spec.size} devices, and must take all {devices} of {topology}")
+    batch_size = (devices or 16) if batch_size is None else batch_size
+    return overview(strategy_for(name, spec) if spec else name, preset, spec, batch_size)
 
 
 def holdings(layout: Layout, mesh: MeshSpec, train: TrainConfig, cost: Cost | None) -> Iterator[Held]:
-    """The arrays that a device holds: batch, weights, gradients and optimizer state.
-
-    Gradients are those accumulated over microbatches. If weights are gathered once a step, a device accumulates whole
-    gradients, although it holds a shard of the weights. If the gradients of each microbatch are reduce-scattered, it
-    accumulates a shard.
+    """The kinds of arrays that a device holds: batch, weights, accumulated gradients and optimizer state.
 
     Args:
         layout: the strategy's layout, along the mesh axes of more than one device.
@@ -152,8 +184,7 @@ def holdings(layout: Layout, mesh: MeshSpec, train: TrainConfig, cost: Cost | No
     held_bytes: Mapping[str, int] = cost.arguments if cost else {}
     rows, columns, table = layout.dims.get("layers", ()), features(layout), layout.dims.get("vocab", ())
     shards, updates = layout.shards, layout.updates
-    gathered = shards if train.gather == "step" else ()
-    summed = (() if gathered else shards) + (updates if layout.scatters_each else ())
+    summed = accumulated(layout, train).shards
     weights = held_bytes.get("parameters")
     grads = weights and weights * size_of(shards, mesh.sizes) // size_of(summed, mesh.sizes)
     yield Held("batch", layout.batch, layout.tokens, (), held_bytes.get("batch"))
@@ -179,11 +210,15 @@ def _bytes(count: int | None) -> str:
     return "?" if count is None else f"{count:,}"
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    """Lines of a table. The last column is aligned to the right."""
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], numbers: int = 1) -> list[str]:
+    """Lines of a table. The last columns, so many as are numbers, are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    texts = len(header) - numbers
     cells = (
-        [*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)), row[-1].rjust(widths[-1])]
+        [
+            cell.ljust(width) if i < texts else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         for row in (header, *rows)
     )
     return ["  " + "  ".join(row).rstrip() for row in cells]

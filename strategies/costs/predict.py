@@ -177,3 +177,11 @@ class Cost:
         2023, table 2): they idle a third as long as with 1F1B without recomputation, and longer with it.
         """
         return self.plan.order.bubble(self.passes)
+
+    @property
+    def lockstep_bubble(self) -> float:
+        """The fraction of time that is lost on top of `bubble` if each tick lasts as long as its longest pass.
+
+        A pipeline in SPMD exchanges arrays between all stages at the end of a tick, so it runs in lockstep.
+        """
+        return self.plan.schedule.lockstep_bubble(self.passes)

@@ -1,13 +1,15 @@
 """`python -m benchmarks.launch` gives each process its GPUs, and ends all of them when one fails."""
 
 import argparse
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from benchmarks.launch import environment, main, visible_gpus, wait
+from benchmarks.launch import environment, launch, main, visible_gpus, wait
 
 
 def sleeper(seconds: float, status: int = 0) -> subprocess.Popen[str]:
@@ -56,3 +58,28 @@ def test_gpus_are_taken_where_jax_takes_them(
     named = [argparse.Namespace(name=name) for name in plugins]
     monkeypatch.setattr("benchmarks.launch.entry_points", lambda group: named if group == "jax_plugins" else [])
     assert visible_gpus() == gpus
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity of processes")
+def test_pinned_processes_have_cores_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equally many each, from their start, and no core twice; with too few cores the message names both numbers."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    code = f"import os, sys; open({str(tmp_path)!r} + '/' + sys.argv[-1], 'w').write(str(os.sched_getaffinity(0)))"
+    (tmp_path / "say.py").write_text(code)
+    monkeypatch.setattr("benchmarks.launch.sys.executable", str(script(tmp_path / "say", tmp_path / "say.py")))
+    options = argparse.Namespace(processes=len(cores), devices_per_process=1, pytest=[])
+    assert launch(options, [], cores) == 0
+    found = [path.read_text() for path in sorted(tmp_path.glob("[0-9]*"))]
+    assert found == [str({core}) for core in cores]
+    with pytest.raises(SystemExit):
+        main(["--processes=5000", "--pin"])
+    assert "--pin gives 5000 processes a core each, and there are" in capsys.readouterr().err
+
+
+def script(path: Path, program: Path) -> Path:
+    """Write an executable that runs a Python program whatever it is asked for."""
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+    path.chmod(0o755)
+    return path

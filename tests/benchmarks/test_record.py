@@ -54,8 +54,10 @@ KEYS = """
     model_flops_per_step model_flops_utilization
     matmul_flops_per_second compile_seconds memory.argument_bytes memory.parameter_bytes memory.optimizer_bytes
     memory.temp_bytes memory.output_bytes memory.alias_bytes memory.total_bytes memory.device_peak_bytes
-    memory.host_peak_rss_bytes loss_first loss_last matches_single
+    memory.host_peak_rss_bytes memory.live_parameter_bytes memory.live_optimizer_bytes memory.live_batch_bytes
+    memory.live_rest_bytes loss_first loss_last matches_single
     predicted.flops predicted.sent_bytes predicted.argument_bytes predicted.temp_bytes predicted.bubble
+    predicted.lockstep_bubble
     sent_over_predicted sent_as_predicted topology chip.needed_bytes chip.capacity_bytes chip.fits
     roofline.compute_seconds roofline.memory_seconds roofline.network_seconds roofline.step_seconds roofline.bound
     roofline.tokens_per_second_per_device roofline.model_flops_utilization

@@ -29,7 +29,10 @@ runpy.run_module("results.plot", run_name="__main__")
 """
 TEMPORARIES = "temporaries (gradients, activations)"
 HEADERS = {".png": b"\x89PNG", ".svg": b"<?xml"}
-ON_VIRTUAL_DEVICES = [name for name in FIGURES if name != "parallel_efficiency"]
+OF_PIPELINES = "utilization_vs_microbatches"
+"""Drawn of pipelines with several numbers of microbatches (figures/test_utilization.py)."""
+OF_ALL = [name for name in FIGURES if name != OF_PIPELINES]
+ON_VIRTUAL_DEVICES = [name for name in OF_ALL if name != "parallel_efficiency"]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,7 @@ def test_figures_need_no_jax_and_come_out_the_same(run: Path, drawn: Path, tmp_p
         assert path.read_bytes() == (drawn / path.name).read_bytes()
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", OF_ALL)
 def test_every_strategy_is_named(rows: pd.DataFrame, name: str) -> None:
     """A figure names each strategy that counts, in its legend, over its panel or beside its bar."""
     figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
@@ -82,7 +85,7 @@ def test_every_strategy_is_named(rows: pd.DataFrame, name: str) -> None:
     assert set(STRATEGIES) <= legend | bars | {axes.get_title() for axes in figure.axes}
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", OF_ALL)
 def test_what_was_left_out_is_said(rows: pd.DataFrame, name: str) -> None:
     """A figure says how many rows it does not show, and why."""
     figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
@@ -110,7 +113,7 @@ def test_virtual_devices_are_called_virtual(
 def test_efficiency_is_drawn_of_real_devices_only(rows: pd.DataFrame) -> None:
     """On virtual devices it is throughput in another unit: the ideal is flat. On real ones every figure is drawn."""
     assert figures_of(rows) == ON_VIRTUAL_DEVICES
-    assert figures_of(rows.assign(virtual_devices=False)) == list(FIGURES)
+    assert figures_of(rows.assign(virtual_devices=False)) == OF_ALL
 
 
 def interval_ends(axes: Axes) -> list[list[tuple[float, float]]]:

@@ -59,3 +59,17 @@ def test_what_is_computed_again_is_no_waiting():
     one, staged = cost("single", "data=1", remat="full"), cost("pipeline", "pipeline=2", remat="full", microbatches=4)
     assert staged.hardware_flops == one.hardware_flops > one.model_flops()
     assert (one.bubble, staged.bubble) == (0, pytest.approx(1 / 5))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1"])
+def test_lockstep_bubble_is_that_of_ticks_as_long_as_their_longest_pass(schedule):
+    """Counted by hand, tick by tick; GPipe has none but in its middle, and one microbatch goes through without any."""
+    train = TrainConfig(32, 8, schedule=schedule)
+    predicted = predict("pipeline", PRESETS["gpt3-6.7b"], MeshSpec.parse("pipeline=4"), train)
+    order, passes = predicted.plan.schedule, predicted.passes
+    ticks = [max(order.duration(op, passes) for op in ops if op) for ops in zip(*order.table, strict=True)]
+    assert (1 - predicted.lockstep_bubble) * sum(ticks) == pytest.approx(order.makespan(passes), rel=1e-9)
+    naive = predict(
+        "pipeline", PRESETS["gpt3-6.7b"], MeshSpec.parse("pipeline=4"), TrainConfig(32, 1, schedule="gpipe")
+    )
+    assert (naive.bubble, naive.lockstep_bubble) == (pytest.approx(3 / 4), pytest.approx(0))

@@ -7,7 +7,8 @@ import pytest
 
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.costs.exchanges import WHEN, exchanges
-from strategies.costs.overview import example_mesh, overview, schedule_of
+from strategies.costs.meant import example_mesh
+from strategies.costs.overview import overview, schedule_of
 from strategies.costs.predict import known, predict
 from strategies.model.gpt import param_count
 from tests.strategies.costs.test_predict import BATCH, CASES

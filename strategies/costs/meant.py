@@ -1,0 +1,59 @@
+"""Which mesh is meant where none is given, and which strategy where the mesh has axes that the named one lacks."""
+
+import strategies
+from strategies.config import Infeasible
+from strategies.mesh import MeshSpec
+from strategies.step import Strategy
+
+
+def strategy_for(name: str, mesh: MeshSpec) -> str:
+    """The strategy that a name means on a mesh with axes that the strategy of this name lacks.
+
+    It is the simplest hand-written one whose layout is the same along the axes of the named one: `fsdp` and `tensor`
+    together are `three_d`.
+
+    Raises:
+        Infeasible: there is none; the message names the strategies that have all axes of the mesh.
+
+    >>> [strategy_for(name, MeshSpec.parse("fsdp=4,tensor=2")) for name in ("fsdp", "tensor", "auto")]
+    ['three_d', 'three_d', 'auto']
+    >>> strategy_for("fsdp", MeshSpec.parse("data=2,fsdp=4"))
+    'hsdp'
+    """
+    strategy, axes = strategies.STRATEGIES[name], {*mesh.sizes}
+    if axes <= {*strategy.axes}:
+        return name
+    taking = [each for each in strategies.STRATEGIES.values() if axes <= {*each.axes}]
+    extending = [each for each in taking if each.layout and {*strategy.axes} <= {*each.axes} and not each.twins]
+    same = [each for each in extending if each.layout.along(strategy.axes) == strategy.layout]
+    if not same:
+        others = f"which is one of {', '.join(each.name for each in taking)}" if taking else "there is none yet"
+        lacking = next(axis for axis in mesh.sizes if axis not in strategy.axes)
+        raise Infeasible(f"{name} has no axis {lacking}; mesh {mesh} takes a strategy with all of its axes, {others}")
+    return min(same, key=lambda each: len(each.axes)).name
+
+
+def usual_mesh(strategy: Strategy, devices: int) -> MeshSpec:
+    """The mesh of so many devices with the most of a strategy's usual axes, and of these the one nearest to a cube.
+
+    >>> [str(usual_mesh(strategies.STRATEGIES[name], 64)) for name in ("fsdp", "hsdp", "three_d", "auto")]
+    ['fsdp=64', 'data=8,fsdp=8', 'data=4,pipeline=4,tensor=4', 'fsdp=8,tensor=8']
+
+    Raises:
+        Infeasible: the strategy has no mesh of so many devices.
+    """
+    meshes = [mesh for mesh in strategy.meshes(devices) if strategy.is_usual(mesh)]
+    if not meshes:
+        raise Infeasible(f"{strategy.name} has no mesh of {devices} devices; it has at most {strategy.most_devices:g}")
+    return max(meshes, key=lambda mesh: (len(mesh.sizes), -max(mesh.sizes.values())))
+
+
+def example_mesh(strategy: Strategy) -> MeshSpec:
+    """A small mesh with the usual axes of a strategy: four devices along one axis, or two along each of several.
+
+    >>> [str(example_mesh(strategies.STRATEGIES[name])) for name in ("single", "fsdp", "hsdp", "three_d", "auto")]
+    ['data=1', 'fsdp=4', 'data=2,fsdp=2', 'data=2,pipeline=2,tensor=2', 'fsdp=2,tensor=2']
+    """
+    axes = max(strategy.twins, key=len, default=strategy.usual_axes or strategy.axes)
+    size = int(min(4 if len(axes) == 1 else 2, strategy.most_devices))
+    return MeshSpec(tuple((axis, size) for axis in axes))

@@ -1,0 +1,102 @@
+"""The laws of the figure of utilization against microbatches."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from results.figures.canvas import look_of
+from results.figures.curves import utilization
+from results.figures.drawing import figures_of, utilization_vs_microbatches
+from results.plot import main
+from results.records.rows import load
+from tests.results.synthetic import row, write_run
+
+STAGES = 2
+
+
+def swept(schedule: str, **changes: Any) -> list[dict[str, Any]]:
+    """Rows of a pipeline of two stages, for 1 to 32 microbatches, whose bubbles are those of GPipe."""
+    rows = []
+    for microbatches in (1, 2, 4, 8, 16, 32):
+        bubble = (STAGES - 1) / (microbatches + STAGES - 1)
+        facts = {
+            "microbatches": microbatches,
+            "options": f"schedule={schedule}",
+            "processes": STAGES,
+            "predicted.bubble": bubble,
+            "predicted.lockstep_bubble": 0.25,
+            "step_seconds_median": 3.0,
+            "step_seconds_low": 2.9,
+            "step_seconds_high": 3.1,
+            "attribution.exposed_communication_seconds": 1.0,
+            "attribution.schedule_bubble_seconds": 2 * bubble - 0.1,
+            "attribution.lockstep_bubble_seconds": 0.1,
+        }
+        case = row("pipeline", f"pipeline={STAGES}", **facts | changes)
+        case["name"] = f"test_step[pipeline-pipeline={STAGES}-b16-microbatches={microbatches}-schedule={schedule}]"
+        rows.append(case)
+    return rows
+
+
+def loaded(tmp_path: Path, *rows: dict[str, Any]) -> pd.DataFrame:
+    """The rows as they are read, with `single`."""
+    return load([write_run(tmp_path / "run.json", [row(), *rows])])
+
+
+def test_utilization_is_the_time_without_bubbles_over_the_time_with_them(tmp_path: Path) -> None:
+    """Communication is left out: one second of three here. So what is measured is 1 - bubble, as by formula."""
+    points = utilization(loaded(tmp_path, *swept("gpipe")))
+    assert points["microbatches"].tolist() == [1, 2, 4, 8, 16, 32]
+    assert points["formula"].tolist() == pytest.approx([1 / 2, 2 / 3, 4 / 5, 8 / 9, 16 / 17, 32 / 33])
+    assert points["measured"].tolist() == pytest.approx(points["formula"].tolist())
+    assert points["lockstep"].tolist() == pytest.approx((0.75 * points["formula"]).tolist())
+
+
+@pytest.mark.parametrize(
+    ("changes", "drawn"),
+    [
+        ({}, True),
+        ({"processes": 1}, False),
+        ({"processes": 1, "virtual": False}, True),
+        ({"attribution.schedule_bubble_seconds": None}, False),
+    ],
+    ids=str,
+)
+def test_what_shares_cores_is_not_drawn_as_measured(tmp_path: Path, changes: dict[str, Any], drawn: bool) -> None:
+    """Virtual devices of one process share its cores: a stage that idles leaves its own to the others."""
+    virtual = changes.pop("virtual", True)
+    rows = loaded(tmp_path, *swept("gpipe", **changes)).assign(virtual_devices=virtual)
+    figure = utilization_vs_microbatches(rows, look_of(rows["strategy"].unique()))
+    labels = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
+    assert labels == {"by formula: 1 - bubble", "by formula, ticks in lockstep"} | ({"measured"} if drawn else set())
+    assert utilization(rows)["measured"].notna().all() == drawn
+
+
+def test_a_panel_for_each_schedule(tmp_path: Path) -> None:
+    """Each with its three curves over all numbers of microbatches; rows without stages are left out, and counted."""
+    rows = loaded(tmp_path, *swept("gpipe"), *swept("zb-h1"))
+    figure = utilization_vs_microbatches(rows, look_of(rows["strategy"].unique()))
+    assert [axes.get_title() for axes in figure.axes] == [
+        f"pipeline pipeline=2 schedule={s}" for s in ("gpipe", "zb-h1")
+    ]
+    points = utilization(rows)
+    for axes, (_, part) in zip(figure.axes, points.groupby("pipeline", sort=False), strict=True):
+        drawn = [line.get_ydata().tolist() for line in axes.lines if len(line.get_xdata()) == 6]
+        assert drawn == [part[column].tolist() for column in ("formula", "lockstep", "measured")]
+    assert figure.get_supxlabel().startswith("1 of 13 rows left out: 1 without stages and another number")
+
+
+def test_it_is_drawn_of_several_numbers_of_microbatches(tmp_path: Path) -> None:
+    """Only then; records that were written before there were such columns have no such figure, and no error."""
+    one = loaded(tmp_path, swept("gpipe")[0], swept("1f1b")[1])
+    assert "utilization_vs_microbatches" not in figures_of(one)
+    old = swept("gpipe")
+    for case in old:
+        for column in ("predicted.bubble", "predicted.lockstep_bubble", "processes", "options"):
+            del case["extra_info"][column]
+    assert "utilization_vs_microbatches" not in figures_of(loaded(tmp_path, *old))
+    path = write_run(tmp_path / "new.json", [row(), *swept("gpipe")])
+    main([str(path), "--out", str(tmp_path / "figures")])
+    assert (tmp_path / "figures" / "utilization_vs_microbatches.png").exists()

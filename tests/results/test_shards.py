@@ -1,0 +1,134 @@
+"""The laws of the picture of which device holds which part of each array."""
+
+import io
+import itertools
+import json
+import math
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from results.figures.shards import MOST_DEVICES, alike, draw_parts, figure_of, part_colours, parts_of
+from results.records.overviews import Overview, read
+from results.shards import main
+from strategies import STRATEGIES
+from strategies import __main__ as strategies
+from strategies.costs.overview import overview
+
+
+def read_one(name: str, **others: object) -> Overview:
+    """An overview as it is read."""
+    return read(json.dumps([overview(name, "nano", **others).as_dict()]), MOST_DEVICES)[0]
+
+
+def cells(axes: Axes) -> dict[tuple[float, float], tuple[float, ...]]:
+    """The cells of a panel, each with its colour."""
+    return {patch.get_xy(): patch.get_facecolor() for patch in axes.patches if isinstance(patch, Rectangle)}
+
+
+@pytest.mark.parametrize(
+    "mesh", ["fsdp=8", "fsdp=4,tensor=2", "data=2,pipeline=2,tensor=2", "fsdp=2,pipeline=2,tensor=2"]
+)
+def test_devices_share_a_part_if_jax_gives_them_the_same_slice(mesh: str) -> None:
+    """Of each array: the parts are the slices of JAX's own sharding, and each has the same devices."""
+    shown = read_one("three_d", mesh=mesh)
+    names, sizes = zip(*shown.mesh, strict=True)
+    device_mesh = jax.make_mesh(sizes, names, devices=jax.devices()[: math.prod(sizes)])
+    number = {device: at for at, device in enumerate(device_mesh.devices.flat)}
+    for array in shown.arrays:
+        sharding = NamedSharding(device_mesh, P(*(axes or None for axes in array.axes)))
+        slices: dict[str, list[int]] = {}
+        for device, index in sharding.devices_indices_map(array.shape).items():
+            slices.setdefault(str(index), []).append(number[device])
+        assert sorted(parts_of(shown, array).values()) == sorted(map(sorted, slices.values()))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_array_has_a_panel(name: str) -> None:
+    """With its name and bytes, beside the device grid; its cells fill it, and each has a colour and its devices."""
+    shown = read_one(name)
+    grid, *panels = figure_of(shown).axes
+    assert len(cells(grid)) == len(shown.devices)
+    assert len(panels) == len(alike(shown.arrays))
+    for (title, array), axes in zip(alike(shown.arrays), panels, strict=True):
+        parts = parts_of(shown, array)
+        assert axes.get_title(loc="left") == title
+        assert array.name in title.replace("\n", "")
+        assert len(parts) * array.held_bytes == array.whole_bytes
+        assert {*cells(axes)} == {(column, row) for row, column in parts}
+        assert len(parts) == axes.get_xlim()[1] * axes.get_ylim()[0]
+        assert len({*cells(axes).values()}) == len(parts)
+        assert len(axes.texts) == len(parts)
+
+
+def test_a_cell_names_all_of_its_devices() -> None:
+    """Replicas stand in one cell, consecutive ones as a range."""
+    shown = read_one("hsdp", mesh="data=2,fsdp=4")
+    (norm,) = [array for array in shown.arrays if (array.what, array.name) == ("weight", "head.norm.bias_D")]
+    axes = figure_of(shown).axes[0].figure.add_subplot()
+    draw_parts(axes, parts_of(shown, norm))
+    assert [text.get_text() for text in axes.texts] == ["0, 4", "1, 5", "2, 6", "3, 7"]
+
+
+@pytest.mark.parametrize("count", range(1, MOST_DEVICES + 1))
+def test_neighbours_have_different_colours(count: int) -> None:
+    """Whatever the number of parts, a part and the next one; up to 20, which the map has, all of them."""
+    colours = part_colours(count)
+    assert all(one != other for one, other in itertools.pairwise(colours))
+    assert len({*colours}) == count or count > 20
+
+
+def test_many_parts_of_one_dim_are_in_lines() -> None:
+    """Of 64 devices 16 in a line, so that all numbers are legible."""
+    shown = read_one("fsdp", mesh="fsdp=64", batch_size=64)
+    for axes in figure_of(shown).axes:
+        assert len(cells(axes)) in (1, 64)
+        assert axes.get_xlim()[1] <= 16
+
+
+def test_show_draws_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`show --png` writes the picture that `show --json | python -m results.shards` writes, and prints the table."""
+    show = ["show", "fsdp", "--mesh=fsdp=4,tensor=2", "--preset=nano"]
+    strategies.main([*show, f"--png={tmp_path / 'shown.png'}"])
+    said = capsys.readouterr()
+    assert said.out.startswith("three_d on fsdp=4,tensor=2: nano, 16 × 64 tokens")
+    assert "blocks.mlp.up_DF" in said.out
+    assert (
+        said.err
+        == "fsdp lacks an axis of fsdp=4,tensor=2; this is three_d, which does the same along the axes of fsdp\n"
+    )
+    strategies.main([*show, "--json"])
+    monkeypatch.setattr("sys.stdin", io.StringIO(capsys.readouterr().out))
+    main([str(tmp_path / "piped.png")])
+    assert (tmp_path / "piped.png").read_bytes() == (tmp_path / "shown.png").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("overviews", "message"),
+    [
+        ([overview("data").as_dict(), overview("fsdp").as_dict()], "stdin has 2 overviews, and a picture is of one"),
+        ([overview("fsdp", "nano", "fsdp=128", 128).as_dict()], "has 128 devices; a picture has room for 64"),
+        ([overview("data").as_dict() | {"arrays": [{"name": "x"}]}], "no overview of a strategy (KeyError('dims'))"),
+    ],
+)
+def test_what_is_no_single_overview_is_refused(
+    overviews: list[dict],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In one line, which says how to make one."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(overviews)))
+    with pytest.raises(SystemExit, match="5"):
+        main([str(tmp_path / "x.png")])
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
