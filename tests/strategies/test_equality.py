@@ -221,8 +221,8 @@ def gradients(name, mesh, tokens, **options):
     spec, options = MeshSpec.parse(mesh), TrainConfig(len(tokens), dtype="bfloat16", **options)
     step = STRATEGIES[name].build(dataclasses.replace(CONFIG, layers=2), spec, options, first_devices(spec.size))
     key, batch = jax.random.key(0), step.place(tokens)
-    params = compiled(step.init.lower(key))(key).params
-    found = compiled(step.gradients.lower(params, batch))(params, batch)
+    state = compiled(step.init.lower(key))(key)
+    found = compiled(step.gradients.lower(state, batch))(state, batch)
     return jax.tree.leaves(jax.tree.map(lambda x: np.asarray(x, np.float64), found))
 
 
