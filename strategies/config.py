@@ -180,7 +180,7 @@ class TrainConfig:
         if not self.z_loss >= 0:
             raise Infeasible(f"z_loss={self.z_loss}; it must be at least 0")
         if not LOSS_SCALES[0] <= self.loss_scale <= LOSS_SCALES[1] or math.frexp(self.loss_scale)[0] != 0.5:
-            raise Infeasible(f"loss_scale={self.loss_scale}; it must be a power of 2 from 2**0 to 2**64")
+            raise Infeasible(f"loss_scale={self.loss_scale}; it must be a power of 2 from 1 to 2**64")
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
