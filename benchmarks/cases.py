@@ -12,7 +12,7 @@ from strategies.mesh import Devices, first_devices
 from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")
-COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss")
+COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss", "loss_scale", "loss_scale_growth_steps")
 """Options that every strategy has, including `single`."""
 
 Options = tuple[tuple[str, Any], ...]

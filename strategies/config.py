@@ -9,7 +9,8 @@ from typing import Literal, get_args
 
 from strategies.names import Named
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+ReduceDtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 Attention = Literal["auto", "xla", "cudnn"]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1"]
@@ -18,7 +19,7 @@ Compression = Literal["none", "int8", "onebit"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
 _KNOWN = {
     "dtype": Dtype,
-    "reduce_dtype": Dtype,
+    "reduce_dtype": ReduceDtype,
     "remat": Remat,
     "attention": Attention,
     "schedule": PipelineSchedule,
@@ -26,6 +27,8 @@ _KNOWN = {
     "gather": Gather,
     "compression": Compression,
 }
+LOSS_SCALES = 1.0, 2.0**64
+"""The smallest and the largest loss scale. Both, and the losses that they scale, are far from the ends of float32."""
 
 
 class Infeasible(ValueError):
@@ -106,11 +109,13 @@ class TrainConfig:
         microbatches: parts into which the batch is split. Their gradients are accumulated, or a pipeline schedules
             them.
         dtype: compute dtype. Parameters and optimizer state are float32. "float32" means float32 on every backend,
-            without the reduced precision (TF32, bfloat16 passes) that accelerators use by default.
-        reduce_dtype: of gradients while they are summed over devices. Sums over microbatches are float32.
+            without the reduced precision (TF32, bfloat16 passes) that accelerators use by default. "float16" has
+            dynamic loss scaling (training/loss_scaling.py).
+        reduce_dtype: of gradients while they are summed over devices. Sums over microbatches are float32. It cannot be
+            float16, in which sums of scaled gradients would overflow.
         remat: what the backward pass recomputes: nothing ("none"), all but the outputs of matmuls ("dots"), or whole
             blocks ("full").
-        attention: the kernel: "cudnn" (GPUs, bfloat16 only), "xla", or "auto", which is "cudnn" where possible.
+        attention: the kernel: "cudnn" (GPUs, not in float32), "xla", or "auto", which is "cudnn" where possible.
         unroll: layers in one iteration of the loop over layers.
         schedule: the pipeline schedule.
         chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
@@ -128,6 +133,8 @@ class TrainConfig:
             at a time, and recomputed in the backward pass. None: for all tokens at once.
         z_loss: factor of (log Z)^2, which is added to the cross entropy of each token; Z is the denominator of the
             softmax (Chowdhery et al. 2022, "PaLM", section 5).
+        loss_scale: the loss scale of the first step, a power of two. It acts with float16 only.
+        loss_scale_growth_steps: steps without overflow after which the loss scale is doubled.
 
     Raises:
         Infeasible: a number is out of its range, `microbatches` does not divide `batch_size`, an option has an unknown
@@ -148,10 +155,12 @@ class TrainConfig:
     bucket_bytes: int | None = None
     compression: Compression = "none"
     compression_warmup: int = 20
-    reduce_dtype: Dtype = "float32"
+    reduce_dtype: ReduceDtype = "float32"
     context_attention: ContextAttention = "auto"
     logits_bytes: int | None = None
     z_loss: float = 0.0
+    loss_scale: float = 2.0**15
+    loss_scale_growth_steps: int = 2000
     learning_rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
@@ -161,7 +170,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Check numbers and options."""
-        for name in ("batch_size", "microbatches", "unroll", "chunks", "compression_warmup"):
+        for name in ("batch_size", "microbatches", "unroll", "chunks", "compression_warmup", "loss_scale_growth_steps"):
             if getattr(self, name) < 1:
                 raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
         if self.bucket_bytes is not None and self.bucket_bytes < 4:
@@ -170,6 +179,8 @@ class TrainConfig:
             raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and inf clips nothing")
         if not self.z_loss >= 0:
             raise Infeasible(f"z_loss={self.z_loss}; it must be at least 0")
+        if not LOSS_SCALES[0] <= self.loss_scale <= LOSS_SCALES[1] or math.frexp(self.loss_scale)[0] != 0.5:
+            raise Infeasible(f"loss_scale={self.loss_scale}; it must be a power of 2 from 1 to 2**64")
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")

@@ -38,7 +38,7 @@ from strategies.pipelining.schedules import SCHEDULES, Schedule
 from strategies.pipelining.stages import layer_slots
 from strategies.pipelining.timetable import Ticks
 from strategies.sharding.layout import Layout
-from strategies.step import Differentiate, Implementation, Step, Strategy, Tokens
+from strategies.step import Differentiate, Divisor, Implementation, Step, Strategy, Tokens
 from strategies.training.gradients import cast
 from strategies.training.train_step import assemble
 
@@ -58,7 +58,7 @@ def scheduled(schedule: Schedule, slots: tuple[int, ...], train: TrainConfig) ->
     used_SL = np.array(slots).reshape(schedule.stages, -1) >= 0
 
     def differentiate(
-        build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
+        build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, divisor: Divisor
     ) -> tuple[Array, Weights]:
         blocks, structure = jax.tree.flatten(weights["blocks"])
         ends = {name: part for name, part in weights.items() if name != "blocks"}
@@ -71,7 +71,7 @@ def scheduled(schedule: Schedule, slots: tuple[int, ...], train: TrainConfig) ->
         parts = Parts(
             embed=lambda ends, tokens_bS: model(ends).embed(tokens_bS[:, :-1]),
             run=lambda layer, x_bTD: model(ends, layer).run(x_bTD),
-            loss=lambda ends, y_bTD, tokens_bS: model(ends).losses(y_bTD, tokens_bS[:, 1:]).sum() / token_count,
+            loss=lambda ends, y_bTD, tokens_bS: model(ends).losses(y_bTD, tokens_bS[:, 1:]).sum() / divisor,
         )
         tokens_MbS = tokens_BS.reshape(schedule.microbatches, -1, tokens_BS.shape[-1])
         used_L = None if used_SL.all() else jnp.asarray(used_SL)[lax.axis_index("pipeline")]

@@ -47,16 +47,18 @@ def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
     return model.losses(model.run(model.embed(tokens_BS[:, :-1])), tokens_BS[:, 1:])
 
 
-Differentiate = Callable[[Callable[[Weights], GPT], Weights, Tokens, int], tuple[Array, Weights]]
-"""(function from weights to a model, weights, this device's sequences, number of tokens in the global batch) -> (this
-device's share of the mean loss, the gradients of that share)."""
+Divisor = int | Array
+"""What the sum of all tokens' losses is divided by: the tokens in the global batch; in float16, that over the scale."""
+Differentiate = Callable[[Callable[[Weights], GPT], Weights, Tokens, Divisor], tuple[Array, Weights]]
+"""(function from weights to a model, weights, this device's sequences, divisor) -> (this device's share of the mean
+loss, the gradients of that share); in float16 both are scaled."""
 
 
 def autodiff(
-    build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, token_count: int
+    build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, divisor: Divisor
 ) -> tuple[Array, Weights]:
     """The default `Differentiate`: loss and gradients by autodiff of the forward pass."""
-    return jax.value_and_grad(lambda weights: forward(build(weights), tokens_BS).sum() / token_count)(weights)
+    return jax.value_and_grad(lambda weights: forward(build(weights), tokens_BS).sum() / divisor)(weights)
 
 
 class Optimizer(NamedTuple):
@@ -117,9 +119,11 @@ class Step:
 
     Attributes:
         init: key -> `State`, created sharded: no device ever holds a full-size array that its strategy splits.
-        update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state.
-        gradients: the first half of `update`, jitted: (params, batch) -> (loss, gradients before clipping).
-        apply: the second half, jitted: (state, gradients) -> (state, {"grad_norm"}). Neither half donates anything.
+        update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state. In float16
+            there is also "loss_scale", and a step whose "grad_norm" is inf or NaN was skipped.
+        gradients: the first half of `update`, jitted: (state, batch) -> (loss, gradients before clipping).
+        apply: the second half, jitted: (state, gradients) -> (state, the metrics but "loss"). Neither half donates
+            anything.
         state: shapes, dtypes and shardings of the state. `grads` (between the halves) and `batch` are alike.
         layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
         inexact: why the step by design computes something else than one device; empty if it does not.

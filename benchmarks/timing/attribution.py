@@ -165,7 +165,7 @@ def differentiation(step: Step) -> Update:
     """The step without its optimizer and without communication."""
 
     def update(state: State, batch: Any) -> tuple[State, dict[str, Any]]:
-        loss, grads = ISOLATED(step.gradients)(state.params, batch)
+        loss, grads = ISOLATED(step.gradients)(state, batch)
         # The barrier takes all gradients at once, so none is optimised away.
         params = made_dependent(step.state.params, state.params, step.grads, lax.optimization_barrier(grads))
         return State(params, state.optimizer), {"loss": loss}

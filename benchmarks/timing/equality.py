@@ -15,7 +15,7 @@ CHECKED_STEPS = 3
 BATCHES = 2
 """One batch less than checked steps: the last step repeats the first batch, so its loss shows learning."""
 
-ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
+ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-11}
 """Unit roundoff: the largest relative error of storing a number."""
 
 
@@ -26,29 +26,39 @@ class Trajectory:
     Attributes:
         losses: nats per token, one per step.
         grad_norms: global norm of the gradients, one per step.
+        loss_scales: of each step in float16; otherwise 1.
     """
 
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
+    loss_scales: tuple[float, ...]
 
     @classmethod
     def of(cls, metrics: Sequence[Metrics]) -> "Trajectory":
         """Fetch the metrics of each step from the devices."""
         host = jax.device_get(metrics)
-        return cls(tuple(float(m["loss"]) for m in host), tuple(float(m["grad_norm"]) for m in host))
+        return cls(
+            tuple(float(m["loss"]) for m in host),
+            tuple(float(m["grad_norm"]) for m in host),
+            tuple(float(m.get("loss_scale", 1)) for m in host),
+        )
 
-    def require_finite(self, when: str) -> None:
+    def require_finite(self, when: str, *, may_skip: bool = False) -> None:
         """Check that losses and gradient norms are finite.
 
         Args:
             when: where in the run these steps are, for the message.
+            may_skip: accept float16 steps that were skipped because gradients overflowed, if their loss is finite and
+                the loss scale can still be halved.
 
         Raises:
             NonFinite: names the first bad loss and gradient norm.
         """
-        for loss, grad_norm in zip(self.losses, self.grad_norms, strict=True):
-            if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-                raise NonFinite(f"loss {loss} and gradient norm {grad_norm} {when}")
+        for loss, grad_norm, scale in zip(self.losses, self.grad_norms, self.loss_scales, strict=True):
+            overflowed = math.isfinite(loss) and not math.isfinite(grad_norm) and scale > 1
+            if not (math.isfinite(loss) and math.isfinite(grad_norm)) and not (overflowed and may_skip):
+                advice = f": gradients overflow with --option loss_scale={scale:g}; take a smaller one"
+                raise NonFinite(f"loss {loss} and gradient norm {grad_norm} {when}{advice if overflowed else ''}")
 
     def require_equal(self, single: "Trajectory", case: Case) -> None:
         """Check that this run equals one device's up to rounding.
@@ -74,8 +84,8 @@ def rounding_bound(case: Case) -> float:
     A reordered sum of n float32 terms changes by about sqrt(n) roundoffs, because the errors of its terms are
     independent (Higham & Mary 2019, "A New Approach to Probabilistic Rounding Error Analysis"). The longest sums run
     over the tokens, the hidden features or the vocabulary. A layer has four such sums in sequence, the head two, and
-    the backward pass as many again; their errors are independent too. bfloat16 programs accumulate in float32 and round
-    only what they store, which gives the same bound without the sqrt(n).
+    the backward pass as many again; their errors are independent too. In bfloat16 and float16 programs
+    accumulate in float32 and round only what they store, which gives the same bound without the sqrt(n).
     """
     config = case.config
     longest = max(case.batch_size * config.sequence, config.mlp_dim, config.vocab) if case.dtype == "float32" else 1

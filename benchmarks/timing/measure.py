@@ -122,13 +122,13 @@ class Training:
         return time.perf_counter() - start
 
     def require_finite(self, when: str) -> None:
-        """Check that the loss and the gradient norm of the latest step are finite.
+        """Check that the loss and the gradient norm of the latest step are finite. In float16 it may have been skipped.
 
         Raises:
             NonFinite: they are not; has both numbers.
         """
         if self.participates:
-            Trajectory.of([self.metrics]).require_finite(when)
+            Trajectory.of([self.metrics]).require_finite(when, may_skip=True)
 
     def _advance(self) -> dict[str, jax.Array]:
         """Dispatch one more step without waiting. The step donates the state."""

@@ -14,16 +14,18 @@ from strategies.training.compression import padded
 def arguments(plan: Plan) -> Mapping[str, int]:
     """Bytes of a step's arguments on one device: parameters, AdamW's two moments and its count, and tokens.
 
-    With compression there are also the quantisation errors, for error feedback (training/compression.py).
+    With compression there are also the quantisation errors, for error feedback (training/compression.py). In float16
+    the optimizer also has the loss scale and the count of good steps (training/loss_scaling.py).
     """
     sequences, parts = plan.train.batch_size // plan.size(*plan.layout.batch), plan.updates
     error_elements = 0
     if plan.train.compression != "none":
         devices = plan.size(*plan.layout.replicas)
         error_elements = padded(plan.elements, devices) // devices * (devices + 1)
+    scalars = 3 if plan.train.dtype == "float16" else 1
     return {
         "parameters": 4 * plan.elements,
-        "optimizer": 2 * 4 * plan.elements // parts + 4,
+        "optimizer": 2 * 4 * plan.elements // parts + 4 * scalars,
         "errors": 4 * error_elements,
         "batch": 4 * sequences * (plan.config.sequence + 1),
     }

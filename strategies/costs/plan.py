@@ -24,7 +24,7 @@ from strategies.sharding.layout import Axes, Layout, size_of
 
 Dims = tuple[str, ...]
 
-BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
+BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """Bytes of an element, by dtype."""
 
 

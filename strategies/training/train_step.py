@@ -26,8 +26,9 @@ from strategies.model.gpt import GPT, weight_dims
 from strategies.model.loss import tokens_at_once
 from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout, size_of
-from strategies.step import Implementation, Metrics, Optimizer, State, Step, Tokens
+from strategies.step import Divisor, Implementation, Metrics, Optimizer, State, Step, Tokens
 from strategies.training.gradients import accumulated, all_reduce, global_norm
+from strategies.training.loss_scaling import loss_scaled
 
 
 def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, implementation: Implementation) -> Step:
@@ -71,6 +72,11 @@ class _Assembly:
         """Mesh axes along which this code sums gradients; where the compiler partitions the step, none."""
         return () if self.implementation.compiler_partitioned else self.layout.replicas
 
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss is scaled (loss_scaling.py)."""
+        return self.train.dtype == "float16"
+
     @cached_property
     def specs(self) -> Weights:
         """The `PartitionSpec` of every weight as the state holds it."""
@@ -81,7 +87,8 @@ class _Assembly:
         """AdamW with clipping, or the optimizer by which the strategy replaces it."""
         specs = _specs(self.layout.update_spec(self.config, self.mesh.shape), self.config)
         whole = self.implementation.compiler_partitioned
-        return self.implementation.optimizer(adamw(self.train, specs, whole=whole))
+        optimizer = self.implementation.optimizer(adamw(self.train, specs, whole=whole))
+        return loss_scaled(optimizer, self.train) if self.scales_loss else optimizer
 
     @cached_property
     def sharded_update(self) -> "ShardedUpdate | None":
@@ -110,20 +117,28 @@ class _Assembly:
         params = nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param))
         return State(params, self.optimizer.init(params))
 
-    def loss_and_grads(self, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
+    def loss_and_grads(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
         """This device's share of the loss and gradients of a microbatch, or of the batch."""
-        token_count = self.train.batch_size * self.config.sequence
         build = partial(nnx.merge, self.graph)
-        loss, grads = self.implementation.differentiate(build, params, tokens_BS, token_count)
+        loss, grads = self.implementation.differentiate(build, params, tokens_BS, divisor)
         if self.sharded_update and self.layout.scatters_each:
             grads = self.sharded_update.scatter(grads)
         return loss, grads
 
-    def gradients(self, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
+    def gradients(self, state: State, tokens_BS: Tokens) -> tuple[Array, Weights]:
         """Loss and gradients, summed over microbatches and devices."""
+        token_count = self.train.batch_size * self.config.sequence
+        if not self.scales_loss:
+            return self.summed(token_count, state.params, tokens_BS)
+        scale = state.optimizer.loss_scale
+        summed = self.summed(token_count / scale, state.params, tokens_BS)
+        return jax.tree.map(lambda scaled: scaled / scale, summed)
+
+    def summed(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
+        """The sum of all losses over `divisor`, and its gradients, summed over microbatches and devices."""
         strategy, layout, sharded = self.implementation, self.layout, self.sharded_update
         microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
-        differentiate = accumulated(self.loss_and_grads, microbatches)
+        differentiate = accumulated(partial(self.loss_and_grads, divisor), microbatches)
         varying_axes = (*self.replicas, *layout.updates)
         # By default GPUs and TPUs multiply float32 in reduced precision (TF32, bfloat16 passes).
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
@@ -144,11 +159,12 @@ class _Assembly:
         changes, optimizer_state, norm = self.optimizer.update(grads, state.optimizer, params)
         updated: Any = optax.apply_updates(params, changes)
         new_params = sharded.unshard_params(updated) if sharded else updated
-        return State(new_params, optimizer_state), {"grad_norm": norm}
+        scale = {"loss_scale": state.optimizer.loss_scale} if self.scales_loss else {}
+        return State(new_params, optimizer_state), {"grad_norm": norm, **scale}
 
     def update(self, state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
         """The whole step: `gradients`, then `apply`."""
-        loss, grads = self.gradients(state.params, tokens_BS)
+        loss, grads = self.gradients(state, tokens_BS)
         state, metrics = self.apply(state, grads)
         return state, {"loss": loss, **metrics}
 
@@ -166,7 +182,7 @@ class _Assembly:
             train=self.train,
             init=jax.jit(self.init, out_shardings=jax.tree.map(partial(NamedSharding, self.mesh), state_specs)),
             update=jitted(self.update, (state_specs, batch_spec), (state_specs, P()), donate_argnums=(0,)),
-            gradients=jitted(self.gradients, (self.specs, batch_spec), (P(), grad_specs)),
+            gradients=jitted(self.gradients, (state_specs, batch_spec), (P(), grad_specs)),
             apply=jitted(self.apply, (state_specs, grad_specs), (state_specs, P())),
             state=jax.tree.map(self.placed, shapes, state_specs),
             grads=jax.tree.map(self.placed, grads, grad_specs),
@@ -250,9 +266,10 @@ def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:
 
 def _attention(mesh: Mesh, train: TrainConfig) -> str:
     kind = mesh.devices.flat[0].device_kind
-    fused = "nvidia" in kind.lower() and train.dtype == "bfloat16"
+    fused = "nvidia" in kind.lower() and train.dtype != "float32"
     if train.attention == "cudnn" and not fused:
-        raise Infeasible(f"attention=cudnn takes bfloat16 on NVIDIA GPUs, not {train.dtype} on {kind}; use auto or xla")
+        takes = "attention=cudnn takes bfloat16 and float16 on NVIDIA GPUs"
+        raise Infeasible(f"{takes}, not {train.dtype} on {kind}; use auto or xla")
     return ("cudnn" if fused else "xla") if train.attention == "auto" else train.attention
 
 

@@ -95,7 +95,7 @@ def program(strategy, mesh, **options):
     """The compiled gradients of a step: the text, and the facts for one device."""
     mesh, train = MeshSpec.parse(mesh), dataclasses.replace(TRAIN, **options)
     step = strategy.build(CONFIG, mesh, train, jax.devices()[: mesh.size])
-    text = compiled(step.gradients.lower(step.state.params, step.batch)).as_text() or ""
+    text = compiled(step.gradients.lower(step.state, step.batch)).as_text() or ""
     return text, read_program(text, step.mesh.shape)
 
 
@@ -116,8 +116,8 @@ def test_the_ring_computes_half_the_square_alike_on_each_device(devices):
 def first_gradients(step, tokens):
     """The gradients at the initial weights, on the host."""
     key, batch = jax.random.key(0), step.place(tokens)
-    params = compiled(step.init.lower(key))(key).params
-    return jax.tree.map(np.asarray, compiled(step.gradients.lower(params, batch))(params, batch))
+    state = compiled(step.init.lower(key))(key)
+    return jax.tree.map(np.asarray, compiled(step.gradients.lower(state, batch))(state, batch))
 
 
 @pytest.mark.parametrize("mode", MODES)

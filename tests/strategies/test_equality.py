@@ -13,7 +13,7 @@ from benchmarks.cases import distinct_meshes
 from strategies import STRATEGIES, MeshSpec, TrainConfig
 from strategies.mesh import AXES, first_devices
 from strategies.model import attention, mlp, part
-from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, single, train
+from tests.strategies.equality import CONFIG, ROUNDING, ROUNDOFF, TO_FLOAT32, TRAIN, assert_equal, single, train
 from tests.strategies.quick import compiled
 from tests.strategies.test_step import WIDEST
 
@@ -119,9 +119,15 @@ def test_every_factorisation_equals_one_device(name, mesh):
     ids=str,
 )
 def test_equals_one_device_with_every_option(name, options):
-    """Strategies compute what one device computes in bfloat16, with remat and accumulation, untied, and unrolled."""
+    """Strategies compute what one device computes in bfloat16, with remat and accumulation, untied, and unrolled.
+
+    And what they compute in bfloat16 is what one device computes in float32, to the rounding of bfloat16.
+    """
     reference = single(**{key: options[key] for key in options if key in ("dtype", "tied", "z_loss")})
-    assert_equal(train(name, WIDEST[name], **options), reference, ROUNDING[options.get("dtype", "float32")])
+    mine, dtype = train(name, WIDEST[name], **options), options.get("dtype", "float32")
+    assert_equal(mine, reference, ROUNDING[dtype])
+    if dtype != "float32":
+        assert_equal(mine, single(), TO_FLOAT32[dtype])
 
 
 def gradients(name, mesh, tokens, **options):
@@ -129,8 +135,8 @@ def gradients(name, mesh, tokens, **options):
     spec, options = MeshSpec.parse(mesh), TrainConfig(len(tokens), dtype="bfloat16", **options)
     step = STRATEGIES[name].build(dataclasses.replace(CONFIG, layers=2), spec, options, first_devices(spec.size))
     key, batch = jax.random.key(0), step.place(tokens)
-    params = compiled(step.init.lower(key))(key).params
-    found = compiled(step.gradients.lower(params, batch))(params, batch)
+    state = compiled(step.init.lower(key))(key)
+    found = compiled(step.gradients.lower(state, batch))(state, batch)
     return jax.tree.leaves(jax.tree.map(lambda x: np.asarray(x, np.float64), found))
 
 
@@ -177,13 +183,19 @@ def test_bfloat16_gradients_of_devices_are_summed_in_float32(name, mesh):
         assert apart(planted, expected) > 10 * ROUNDING["float32"]
 
 
-def test_a_bfloat16_sum_of_gradients_is_caught(monkeypatch):
-    """The check fails if a bias gradient is summed over tokens in bfloat16, planted on one device."""
-    reference = single(dtype="bfloat16")
+@pytest.mark.parametrize("dtype", ROUNDOFF)
+def test_a_bfloat16_sum_of_gradients_is_caught(dtype, monkeypatch):
+    """The checks fail if a bias gradient is summed over tokens in bfloat16, planted on one device.
+
+    The check against the same dtype does, and so does that against float32.
+    """
+    reference, exact = single(dtype=dtype), single()
     for module in (attention, mlp, part):
-        monkeypatch.setattr(module, "add_bias", lambda x, bias: x + bias.astype(x.dtype))
-    with pytest.raises(AssertionError):
-        assert_equal(train("single", MeshSpec.parse("data=1"), dtype="bfloat16"), reference, ROUNDING["bfloat16"])
+        monkeypatch.setattr(module, "add_bias", lambda x, bias: (x + bias.astype("bfloat16")).astype(x.dtype))
+    planted = train("single", MeshSpec.parse("data=1"), dtype=dtype)
+    for expected, rounding in ((reference, ROUNDING[dtype]), (exact, TO_FLOAT32[dtype])):
+        with pytest.raises(AssertionError):
+            assert_equal(planted, expected, rounding)
 
 
 def test_a_planted_error_is_caught():

@@ -56,14 +56,14 @@ def test_each_zero_stage_shards_one_thing_more(name, mesh, weights, moments, gra
     step = build(name, mesh, microbatches=2)
     assert held(step.state.params) == WEIGHTS / weights
     assert held(step.state.optimizer) == 2 * WEIGHTS / moments
-    program = jax.make_jaxpr(step.gradients)(step.state.params, step.batch)
+    program = jax.make_jaxpr(step.gradients)(step.state, step.batch)
     assert accumulators(program.jaxpr) == 4 * (WEIGHTS / gradients + 1)
 
 
 def test_gradients_of_gathered_weights_add_up_in_float32():
     """With bfloat16 weights gathered once a step, gradients accumulate over microbatches in float32."""
     step = build("fsdp", "fsdp=8", gather="step", microbatches=2, dtype="bfloat16")
-    program = jax.make_jaxpr(step.gradients)(step.state.params, step.batch)
+    program = jax.make_jaxpr(step.gradients)(step.state, step.batch)
     assert accumulators(program.jaxpr) == 4 * (WEIGHTS + 1)
 
 
@@ -73,7 +73,7 @@ def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
     for gather in ("step", "layer"):
         options = {"gather": gather, "microbatches": 2, "dtype": "bfloat16"}
         step = build("three_d", "fsdp=2,pipeline=2", dataclasses.replace(CONFIG, layers=2), **options)
-        program = jax.make_jaxpr(step.gradients)(step.state.params, step.batch)
+        program = jax.make_jaxpr(step.gradients)(step.state, step.batch)
         sums.append(accumulators(program.jaxpr))
     assert sums[0] - sums[1] == 4 * held(step.state.params)
 

@@ -110,7 +110,7 @@ def test_time_is_attributed_to_the_slow_half(monkeypatch: pytest.MonkeyPatch, ha
         halves[half] = sleeping(halves[half])
 
         def update(state: Any, batch: Any) -> Any:
-            _, grads = halves["gradients"](state.params, batch)
+            _, grads = halves["gradients"](state, batch)
             return halves["apply"](state, grads)
 
         return replace(step, update=jax.jit(update, donate_argnums=0), **halves)

@@ -84,9 +84,9 @@ def test_side_by_side_stages_do_the_same_work() -> None:
 def test_one_device_computes_what_it_did() -> None:
     """Without communication there is nothing to leave out: the gradients are unchanged."""
     step = STRATEGIES["single"].build(CONFIG, MeshSpec.parse("data=1"), TrainConfig(batch_size=2), jax.devices()[:1])
-    params, batch = step.init(jax.random.key(0)).params, step.place(np.ones(step.batch.shape, int))
+    state, batch = step.init(jax.random.key(0)), step.place(np.ones(step.batch.shape, int))
     jax.tree.map(
-        np.testing.assert_array_equal, step.gradients(params, batch), jax.jit(ALONE(step.gradients))(params, batch)
+        np.testing.assert_array_equal, step.gradients(state, batch), jax.jit(ALONE(step.gradients))(state, batch)
     )
 
 

@@ -49,7 +49,7 @@ def test_layers_keep_what_the_formula_says(name, mesh, train, remat):
     """
     built = step(name, mesh, ODD, remat=remat, dtype="bfloat16", **train)
     plan = cost(name, mesh, ODD, remat=remat, dtype="bfloat16", **train).plan
-    jaxpr = jax.make_jaxpr(built.gradients)(built.state.params, built.batch).jaxpr
+    jaxpr = jax.make_jaxpr(built.gradients)(built.state, built.batch).jaxpr
     layers = 1 if plan.staged else plan.layers
     forward, _ = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == layers]
     kept = forward.outvars[1:]

@@ -105,7 +105,7 @@ def program(logits_bytes) -> Any:
     """The compiled gradients of a step with a vocabulary much larger than all else."""
     train = TrainConfig(BATCH, logits_bytes=logits_bytes)
     step = STRATEGIES["single"].build(CONFIG, MeshSpec.parse("data=1"), train, jax.devices()[:1])
-    return compiled(step.gradients.lower(step.state.params, step.batch))
+    return compiled(step.gradients.lower(step.state, step.batch))
 
 
 def test_logits_cost_what_they_may():

@@ -64,8 +64,8 @@ def counted(schedule, chunks=1, always=False):
         mesh = MeshSpec.parse(f"pipeline={STAGES}")
         step = STRATEGIES["pipeline"].build(TINY, mesh, train, jax.devices()[:STAGES])
         tokens = np.arange(MICROBATCHES * (TINY.sequence + 1)).reshape(MICROBATCHES, -1) % TINY.vocab
-        params = compiled(step.init.lower(KEY))(KEY).params
-        gradients = jit(step.gradients)(params, step.place(tokens))
+        state = compiled(step.init.lower(KEY))(KEY)
+        gradients = jit(step.gradients)(state, step.place(tokens))
         jax.effects_barrier()
     return jax.device_get(gradients), counts
 
