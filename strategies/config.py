@@ -128,6 +128,11 @@ class TrainConfig:
             at a time, and recomputed in the backward pass. None: for all tokens at once.
         z_loss: factor of (log Z)^2, which is added to the cross entropy of each token; Z is the denominator of the
             softmax (Chowdhery et al. 2022, "PaLM", section 5).
+        learning_rate: the highest; it is constant unless there is a warmup or a decay.
+        warmup_steps: updates in which the learning rate rises linearly from near zero.
+        decay_steps: updates, with those of the warmup, after which it has fallen to `final_learning_rate`, by a cosine;
+            None: it does not fall.
+        final_learning_rate: the learning rate after `decay_steps`.
 
     Raises:
         Infeasible: a number is out of its range, `microbatches` does not divide `batch_size`, an option has an unknown
@@ -153,6 +158,9 @@ class TrainConfig:
     logits_bytes: int | None = None
     z_loss: float = 0.0
     learning_rate: float = 3e-4
+    warmup_steps: int = 0
+    decay_steps: int | None = None
+    final_learning_rate: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
@@ -177,6 +185,20 @@ class TrainConfig:
             if getattr(self, name) not in get_args(known):
                 raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
         _require_alone(self)
+        _require_schedule(self)
+
+
+def _require_schedule(train: TrainConfig) -> None:
+    """Refuse a learning rate that is not positive, and a decay that ends before the warmup or above the peak."""
+    peak, final, warmup, decay = train.learning_rate, train.final_learning_rate, train.warmup_steps, train.decay_steps
+    if not 0 < peak < math.inf:
+        raise Infeasible(f"learning_rate={peak}; it must be above 0")
+    if not 0 <= final <= peak:
+        raise Infeasible(f"final_learning_rate={final}; it must be from 0 to learning_rate={peak}")
+    if warmup < 0:
+        raise Infeasible(f"warmup_steps={warmup}; it must be at least 0")
+    if decay is not None and decay <= warmup:
+        raise Infeasible(f"decay_steps={decay} ends before warmup_steps={warmup}; give more than {warmup} for both")
 
 
 def _require_alone(train: TrainConfig) -> None:

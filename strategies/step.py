@@ -54,6 +54,10 @@ def autodiff(
     return jax.value_and_grad(lambda weights: forward(build(weights), tokens_BS).sum() / token_count)(weights)
 
 
+Losses = Callable[[Callable[[Weights], GPT], Weights, Tokens], Float[Array, " N"]]
+"""(function from weights to a model, weights, this device's sequences) -> the loss of each token, by a forward pass."""
+
+
 class Optimizer(NamedTuple):
     """How gradients change the weights.
 
@@ -82,6 +86,7 @@ class Implementation:
         differentiate: this device's shard of the batch, or of a microbatch -> its share of loss and gradients.
         schedules_microbatches: whether `differentiate` takes all microbatches and orders them itself, as a pipeline
             does. Otherwise gradients are accumulated, one microbatch after another.
+        losses: this device's shard of the batch -> the loss of each of its tokens, without gradients.
         layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
         prepare_params: weights as the state holds them -> weights with respect to which gradients are taken.
         reduce: this device's share of loss and gradients, after all microbatches -> their sums over the axes that split
@@ -97,6 +102,7 @@ class Implementation:
     hooks: Hooks = ONE_DEVICE
     differentiate: Differentiate = autodiff
     schedules_microbatches: bool = False
+    losses: Losses = lambda build, weights, tokens_BS: forward(build(weights), tokens_BS)
     layer_slots: tuple[int, ...] | None = None
     prepare_params: Callable[[Weights], Weights] = lambda weights: weights
     reduce: Callable[[Array, Weights], tuple[Array, Weights]] = lambda loss, grads: (loss, grads)
@@ -115,6 +121,7 @@ class Step:
         update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state.
         gradients: the first half of `update`, jitted: (params, batch) -> (loss, gradients before clipping).
         apply: the second half, jitted: (state, gradients) -> (state, {"grad_norm"}). Neither half donates anything.
+        evaluate: the mean loss of a batch by a forward pass, jitted: (params, batch) -> loss. It donates nothing.
         state: shapes, dtypes and shardings of the state. `grads` (between the halves) and `batch` are alike.
         layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
         inexact: why the step by design computes something else than one device; empty if it does not.
@@ -128,6 +135,7 @@ class Step:
     update: Any
     gradients: Any
     apply: Any
+    evaluate: Any
     state: State
     grads: Weights
     batch: jax.ShapeDtypeStruct
