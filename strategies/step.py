@@ -9,7 +9,8 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +24,9 @@ from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.weights import Weights
 from strategies.pace import keep_pace
 from strategies.sharding.layout import Layout, size_of
+
+if TYPE_CHECKING:
+    from strategies.checkpoints.checkpoint import Saving
 
 Tokens = Int[Array, "B S"]
 """Sequences of S = T + 1 tokens: all but the last are inputs, all but the first are targets."""
@@ -167,6 +171,53 @@ class Step:
             raise ValueError(f"tokens of shape {tokens_BS.shape}; this step takes {shape}")
         vocab = self.config.vocab
         return jax.make_array_from_callback(shape, sharding, lambda part: as_tokens(tokens_BS[part], vocab))
+
+    def save(
+        self,
+        state: State,
+        folder: str | Path,
+        *,
+        position: int | None = None,
+        more: Mapping[str, Any] | None = None,
+        keep: int | None = None,
+    ) -> "Saving":
+        """Save a state as `folder/POSITION`, in a form that any strategy restores (checkpoints/).
+
+        It returns when the state has been copied to the host, and may then be donated; `wait()` of the result waits
+        until it is on disk. A save is atomic: until it is whole, it has a temporary name. With several processes each
+        of them calls this, and writes its own shards.
+
+        Args:
+            state: of this step.
+            folder: of all checkpoints of a training run, on a file system that all processes see.
+            position: batches that were trained on; default: the steps that the optimizer has made.
+            more: facts to save with it, as JSON.
+            keep: how many checkpoints to keep; the oldest are removed when this one is whole. Default: all.
+
+        Raises:
+            CheckpointError: it cannot be written, or there is one of this position already. Older ones are as they
+                were.
+        """
+        from strategies.checkpoints import checkpoint  # loads Orbax, which takes seconds
+
+        return checkpoint.save(self, state, folder, position, more, keep)
+
+    def restore(self, folder: str | Path, *, at: int | None = None) -> State:
+        """Restore a state that any strategy saved, sharded as this step shards it.
+
+        Each device reads its own shards. Quantisation errors of compressed gradients are dropped, with a warning, if
+        this step keeps no such errors.
+
+        Args:
+            folder: as `save` takes it.
+            at: position of the checkpoint; default: the latest.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, of another model, or of a newer format.
+        """
+        from strategies.checkpoints import checkpoint
+
+        return checkpoint.restore(self, folder, at)
 
     def lower(self) -> jax.stages.Lowered:
         """Lower the step from shapes alone, without allocating anything. `.compile()` of the result compiles it."""

@@ -29,8 +29,16 @@ FORBIDDEN = {
 }
 MODEL = "strategies.config", "strategies.model"
 """All that the model may know of the strategies: sizes, and its own parts."""
-LATE = {("benchmarks.arguments", "benchmarks.options")}
-"""Imported inside a function, against the arrows: the help of an option names what the registry has."""
+LATE = {
+    ("benchmarks.arguments", "benchmarks.options"),
+    ("strategies.step", "strategies.checkpoints.checkpoint"),
+    ("strategies.step", "strategies.checkpoints"),
+}
+"""Imported inside a function, against the arrows.
+
+The help of an option names what the registry has. A step saves and restores by functions that take a step; importing
+them takes seconds.
+"""
 
 
 def imported(path):

@@ -1,0 +1,118 @@
+"""The arrays of a training state in a layout that no strategy knows: that of a checkpoint.
+
+A strategy pads the vocabulary, puts layers into slots of pipeline stages, and shards every array. A checkpoint has one
+array for each weight of the model and each of its moments, without padding, layers in order. `Leaf.pieces` maps the
+shards of the one to ranges of the other, so a process reads and writes its own shards and nothing else.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from strategies.model.gpt import named_weights
+from strategies.step import Step
+
+Index = tuple[slice, ...]
+"""A range of an array, one slice with start and stop for each dim."""
+MOST_CHUNK_BYTES = 2**24
+"""The largest chunk of an array on disk. A process that reads a shard holds one chunk besides."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An array of the state, and where it lies in a checkpoint.
+
+    Attributes:
+        name: in the checkpoint, such as "params/blocks.mlp.up_DF", "mu/blocks.mlp.up_DF", "count" or "errors/sums".
+        dims: names of its dims; of a weight and its moments only.
+        shape: in the checkpoint.
+        slots: which layer is in each slot of its first dim, -1 for none; None if layers are in order, or it has none.
+        stored: shape, dtype and sharding in the state.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    slots: tuple[int, ...] | None
+    stored: Any
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it is a single number, such as a count of steps."""
+        return not self.stored.shape
+
+    @property
+    def is_residual(self) -> bool:
+        """Whether it belongs to the devices and not to the model, as the quantisation errors of compression do."""
+        return not self.is_scalar and not self.dims
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Shape of its chunks on disk.
+
+        A chunk holds one layer and divides a shard. So two processes never write the same chunk.
+        """
+        shard = self.stored.sharding.shard_shape(self.stored.shape)
+        chunk = [1 if dim == "layers" else size for size, dim in zip(shard, self.dims or [""], strict=True)]
+        for i, size in enumerate(chunk):
+            most = MOST_CHUNK_BYTES // (self.stored.dtype.itemsize * math.prod(chunk[i + 1 :]))
+            chunk[i] = max(part for part in range(1, max(1, min(size, most)) + 1) if size % part == 0)
+        return tuple(chunk)
+
+    def pieces(self, index: Index) -> Iterator[tuple[Index, Index]]:
+        """The parts of a shard that a checkpoint holds: their range in the checkpoint, and that within the shard.
+
+        Padding of the vocabulary and empty slots for layers are in no piece.
+        """
+        for layers, own in self._layer_ranges(index):
+            ranges = [*layers, *(_clipped(part, size) for part, size in self._others(index))]
+            whole = [slice(0, part.stop - part.start) for part in ranges[len(layers) :]]
+            if all(part.start < part.stop for part in ranges):
+                yield tuple(ranges), (*own, *whole)
+
+    def _others(self, index: Index) -> Iterator[tuple[slice, int]]:
+        first = 1 if self.slots else 0
+        return zip(index[first:], self.shape[first:], strict=True)
+
+    def _layer_ranges(self, index: Index) -> Iterator[tuple[Index, Index]]:
+        """Ranges of layers of a shard, in the checkpoint and in the shard; one empty pair if there are no slots."""
+        if self.slots is None:
+            yield (), ()
+            return
+        for own, layer in enumerate(self.slots[index[0]]):
+            if layer >= 0:
+                yield (slice(layer, layer + 1),), (slice(own, own + 1),)
+
+
+def _clipped(part: slice, size: int) -> slice:
+    return slice(part.start, min(part.stop, size))
+
+
+def full(index: Index, shape: Sequence[int]) -> Index:
+    """The index of a shard with explicit starts and stops."""
+    return tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True))
+
+
+def leaves(step: Step) -> list[Leaf]:
+    """All arrays of the state of a step, in the order of `jax.tree.leaves`."""
+    weights, sizes = named_weights(step.config.tied), step.config.dim_sizes
+    found = []
+    for path, stored in jax.tree.leaves_with_path(step.state):
+        group = "/".join(key.name for key in path if hasattr(key, "name") and key.name != "optimizer")
+        weight = ".".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
+        dims = weights[weight].dims if weight else ()
+        slots = step.layer_slots if dims[:1] == ("layers",) else None
+        shape = tuple(sizes[dim] for dim in dims) if dims else stored.shape
+        found.append(Leaf(f"{group}/{weight}" if weight else group, dims, shape, slots, stored))
+    return found
+
+
+def host_shards(array: jax.Array) -> Iterator[tuple[Index, np.ndarray]]:
+    """The shards of an array for which this process is responsible, copied to the host: one of all that are alike."""
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            yield full(shard.index, array.shape), np.array(shard.data, copy=True)

@@ -1,0 +1,49 @@
+"""Residuals in checkpoints: the quantisation errors of compressed gradients (training/compression.py).
+
+They belong to devices, not to the model. With as many devices as before each gets its own back. With another number
+each gets an equal part of the sum of all: error feedback adds up over devices, and the sum is what counts.
+"""
+
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from strategies.checkpoints import zarr_arrays
+from strategies.checkpoints.canonical import Index, Leaf, full
+
+SHARES = "errors/shares"
+"""The errors of each device, one device after another."""
+
+
+def warn_if_dropped(saved: str, now: str) -> None:
+    """Warn if a checkpoint of a step with one compression has residuals that a step with another has no use for."""
+    if saved not in ("none", now):
+        problem = f"the checkpoint's quantisation errors of compression={saved} are dropped"
+        warnings.warn(f"{problem}: this step has compression={now}", RuntimeWarning, stacklevel=4)
+
+
+def read(folder: Path, leaf: Leaf, devices: int, devices_before: int) -> jax.Array:
+    """Read a residual for another number of devices than wrote it.
+
+    Raises:
+        ValueError: a chunk is missing or damaged.
+    """
+    store = zarr_arrays.open_array(folder, leaf.name)
+
+    def shard(index: Index) -> np.ndarray:
+        (part,) = full(index, leaf.stored.shape)
+        values = np.zeros(part.stop - part.start, leaf.stored.dtype)
+        if leaf.name == SHARES:
+            size = store.shape[0] // devices_before
+            width = min(size, len(values))
+            for start in range(0, store.shape[0], size):
+                values[:width] += store[start : start + width].read().result()
+            return values / devices
+        width = max(0, min(part.stop, store.shape[0]) - part.start)
+        if width:
+            values[:width] = store[part.start : part.start + width].read().result()
+        return values
+
+    return jax.make_array_from_callback(leaf.stored.shape, leaf.stored.sharding, shard)

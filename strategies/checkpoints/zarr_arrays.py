@@ -1,0 +1,91 @@
+"""The arrays of a checkpoint on disk: Zarr, version 3, by TensorStore.
+
+All chunks of an array are written, zeros as well, so one that is missing is found by counting. Each has a checksum.
+"""
+
+import math
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tensorstore as ts
+
+from strategies.checkpoints.canonical import Index, Leaf, full
+
+
+def create(folder: Path, leaf: Leaf) -> ts.TensorStore:
+    """Create the array of a leaf, or open it if another process of this save has created it."""
+    metadata = {
+        "shape": leaf.shape,
+        "data_type": str(leaf.stored.dtype),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": leaf.chunks}},
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+    }
+    spec = {**_spec(folder / leaf.name), "metadata": metadata, "store_data_equal_to_fill_value": True}
+    return ts.open(spec, create=True, open=True).result()
+
+
+def write(folder: Path, leaf: Leaf, shards: Iterable[tuple[Index, np.ndarray]]) -> None:
+    """Write shards of a leaf, and wait until they are on disk.
+
+    Raises:
+        ValueError: the file system refuses.
+    """
+    store = create(folder, leaf)
+    writes = [store[there].write(shard[here]) for index, shard in shards for there, here in leaf.pieces(index)]
+    for each in writes:
+        each.result()
+
+
+def read(folder: Path, leaf: Leaf) -> jax.Array:
+    """Read a leaf, sharded as it is stored in the state. Padding is zero. Equal shards are read once.
+
+    Raises:
+        ValueError: a chunk is missing or damaged, or the array has another shape.
+    """
+    store = open_array(folder, leaf.name)
+    if store.shape != leaf.shape:
+        raise ValueError(f"{leaf.name} has shape {store.shape}, not {leaf.shape}")
+    shards: dict[Any, np.ndarray] = {}
+
+    def shard(index: Index) -> np.ndarray:
+        index = full(index, leaf.stored.shape)
+        key = tuple((part.start, part.stop) for part in index)
+        if key not in shards:
+            values = np.zeros([part.stop - part.start for part in index], leaf.stored.dtype)
+            reads = [(here, store[there].read()) for there, here in leaf.pieces(index)]
+            for here, piece in reads:
+                values[here] = piece.result()
+            shards[key] = values
+        return shards[key]
+
+    return jax.make_array_from_callback(leaf.stored.shape, leaf.stored.sharding, shard)
+
+
+def open_array(folder: Path, name: str) -> ts.TensorStore:
+    """Open an array for reading.
+
+    Raises:
+        ValueError: it is not there, or has not all of its chunks.
+    """
+    store = ts.open(_spec(folder / name), open=True).result()
+    expected = math.prod(
+        math.ceil(n / c) for n, c in zip(store.shape, store.chunk_layout.read_chunk.shape, strict=True)
+    )
+    there = sum(path.is_file() for path in (folder / name / "c").rglob("*"))
+    if there != expected:
+        raise ValueError(f"{name} has {there} of {expected} chunks")
+    return store
+
+
+def on_threads(function: Any, arguments: Iterable[Any]) -> list[Any]:
+    """Apply a function to each of the arguments, on some threads: most of the time they wait for the disk."""
+    with ThreadPoolExecutor(8) as threads:
+        return list(threads.map(function, arguments))
+
+
+def _spec(path: Path) -> dict[str, Any]:
+    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
