@@ -185,11 +185,16 @@ class TrainConfig:
             if getattr(self, name) not in get_args(known):
                 raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
         _require_alone(self)
-        _require_schedule(self)
+        _require_optimizer(self)
 
 
-def _require_schedule(train: TrainConfig) -> None:
-    """Refuse a learning rate that is not positive, and a decay that ends before the warmup or above the peak."""
+def _require_optimizer(train: TrainConfig) -> None:
+    """Refuse betas out of range, a learning rate that is not positive, and a decay that ends before the warmup."""
+    for name, beta in {"beta1": train.beta1, "beta2": train.beta2}.items():
+        if not 0 <= beta < 1:
+            raise Infeasible(f"{name}={beta}; it must be at least 0 and below 1")
+    if not train.weight_decay >= 0:
+        raise Infeasible(f"weight_decay={train.weight_decay}; it must be at least 0")
     peak, final, warmup, decay = train.learning_rate, train.final_learning_rate, train.warmup_steps, train.decay_steps
     if not 0 < peak < math.inf:
         raise Infeasible(f"learning_rate={peak}; it must be above 0")

@@ -8,6 +8,7 @@ Dims: M microbatches, b sequences of one, T tokens, D embed.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +33,9 @@ def run_forward(
     Returns:
         The residual stream after the last layer, on all stages.
     """
-    for chunk in range(chunks):
-        own = jax.tree.map(lambda w: jnp.split(w, chunks)[chunk], blocks)
-        x_MbTD = _around(lambda x_bTD, own=own: run(own, x_bTD), x_MbTD)
+    leaves, structure = jax.tree.flatten(blocks)
+    for chunk in zip(*(jnp.split(leaf, chunks) for leaf in leaves), strict=True):
+        x_MbTD = _around(partial(run, jax.tree.unflatten(structure, chunk)), x_MbTD)
     return x_MbTD
 
 
