@@ -24,9 +24,10 @@ from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.weights import Weights
 from strategies.pace import keep_pace
 from strategies.sharding.layout import Layout, size_of
+from strategies.tokens import as_tokens
 
 if TYPE_CHECKING:
-    from strategies.checkpoints.checkpoint import Saving
+    from strategies.checkpoints.save import Saving
 
 Tokens = Int[Array, "B S"]
 """Sequences of S = T + 1 tokens: all but the last are inputs, all but the first are targets."""
@@ -198,9 +199,9 @@ class Step:
             CheckpointError: it cannot be written, or there is one of this position already. Older ones are as they
                 were.
         """
-        from strategies.checkpoints import checkpoint  # loads Orbax, which takes seconds
+        from strategies.checkpoints.save import save  # loads Orbax, which takes seconds
 
-        return checkpoint.save(self, state, folder, position, more, keep)
+        return save(self, state, folder, position, more, keep)
 
     def restore(self, folder: str | Path, *, at: int | None = None) -> State:
         """Restore a state that any strategy saved, sharded as this step shards it.
@@ -215,9 +216,9 @@ class Step:
         Raises:
             CheckpointError: there is none, it is damaged, of another model, or of a newer format.
         """
-        from strategies.checkpoints import checkpoint
+        from strategies.checkpoints.restore import restore
 
-        return checkpoint.restore(self, folder, at)
+        return restore(self, folder, at)
 
     def lower(self) -> jax.stages.Lowered:
         """Lower the step from shapes alone, without allocating anything. `.compile()` of the result compiles it."""
@@ -227,21 +228,6 @@ class Step:
     def tokens_per_step(self) -> int:
         """Tokens in a global batch."""
         return self.train.batch_size * self.config.sequence
-
-
-def as_tokens(part: Any, vocab: int) -> np.ndarray:
-    """Convert token ids, of any shape, to int32.
-
-    Raises:
-        ValueError: they are not integers, or an id is outside the vocabulary.
-    """
-    ids = np.asarray(part)
-    if ids.dtype.kind not in "iu":
-        raise ValueError(f"tokens of dtype {ids.dtype}; give integers")
-    low, high = (ids.min(), ids.max()) if ids.size else (0, 0)
-    if low < 0 or high >= vocab:
-        raise ValueError(f"token ids from {low} to {high}; with vocab={vocab} they can be 0 to {vocab - 1}")
-    return ids.astype(np.int32, copy=False)
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ MODEL = "strategies.config", "strategies.model"
 """All that the model may know of the strategies: sizes, and its own parts."""
 LATE = {
     ("benchmarks.arguments", "benchmarks.options"),
-    ("strategies.step", "strategies.checkpoints.checkpoint"),
-    ("strategies.step", "strategies.checkpoints"),
+    ("strategies.step", "strategies.checkpoints.save"),
+    ("strategies.step", "strategies.checkpoints.restore"),
 }
 """Imported inside a function, against the arrows.
 

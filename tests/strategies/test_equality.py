@@ -78,20 +78,35 @@ COMBINATIONS = [
 """A sample of the other meshes of `three_d`: every pair of axes meets, and every way to split an axis occurs."""
 
 
-def train(name, mesh, tied=True, **options):
-    """Train a few steps: losses, gradient norms, and the state after each step on the host, without padding."""
+def build(name, mesh, tied=True, **options):
+    """The step of a small model."""
     config, options = dataclasses.replace(CONFIG, tied=tied), dataclasses.replace(TRAIN, **options)
-    step = STRATEGIES[name].build(config, mesh, options, first_devices(mesh.size))
+    return STRATEGIES[name].build(config, mesh, options, first_devices(mesh.size))
+
+
+def initial(step):
+    """The state before the first step."""
     key = jax.random.key(0)
-    state, update = compiled(step.init.lower(key))(key), compiled(step.lower())
+    return compiled(step.init.lower(key))(key)
+
+
+def train(name, mesh, steps=STEPS, **options):
+    """Train a few steps: losses, gradient norms, and the state after each step on the host, without padding."""
+    step = build(name, mesh, **options)
+    return trained(step, initial(step), range(steps))[0]
+
+
+def trained(step, state, seeds):
+    """What `train` returns, of these batches from this state on; and the last state."""
+    update = compiled(step.lower())
     losses, norms, states = [], [], []
-    for seed in range(STEPS):
+    for seed in seeds:
         tokens = np.random.default_rng(seed).integers(0, CONFIG.vocab, step.batch.shape).astype(np.int32)
         state, metrics = update(state, step.place(tokens))
         losses.append(float(metrics["loss"]))
         norms.append(float(metrics["grad_norm"]))
         states.append(jax.tree.map_with_path(partial(ordered, step.layer_slots), state))
-    return np.array(losses), np.array(norms), states
+    return (np.array(losses), np.array(norms), states), state
 
 
 def ordered(places, path, x):

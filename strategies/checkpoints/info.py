@@ -1,0 +1,82 @@
+"""What stands beside the arrays of a checkpoint, and which checkpoints a folder has. It needs neither JAX nor Orbax."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strategies.config import GPTConfig
+
+FORMAT = 1
+INFO = "checkpoint.json"
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be written or read. The message says what differs or what is missing."""
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What stands beside the arrays of a checkpoint.
+
+    Attributes:
+        config: the model.
+        position: batches that were trained on.
+        step: steps that the optimizer has made.
+        devices: of the mesh that wrote it.
+        compression: of gradients, when it was written.
+        scalars: numbers of the optimizer's state, by name.
+        arrays: the shape of each array, by name.
+        more: facts of the caller.
+    """
+
+    config: GPTConfig
+    position: int
+    step: int
+    devices: int
+    compression: str
+    scalars: Mapping[str, float]
+    arrays: Mapping[str, Sequence[int]]
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write(folder: Path, info: CheckpointInfo) -> None:
+    """Write what a checkpoint says of itself into its folder."""
+    facts = {"format": FORMAT, **dataclasses.asdict(info)}
+    (folder / INFO).write_text(json.dumps(facts) + "\n")
+
+
+def positions(folder: str | Path) -> list[int]:
+    """The positions of the checkpoints in a folder that are whole, in order."""
+    there = Path(folder).iterdir() if Path(folder).is_dir() else ()
+    return sorted(int(path.name) for path in there if path.name.isdecimal() and (path / INFO).is_file())
+
+
+def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
+    """Read what a checkpoint says of itself; `at` is its position, by default the latest.
+
+    Raises:
+        CheckpointError: there is none, it is of a newer format, or it cannot be read.
+    """
+    found = positions(folder)
+    if not found or at not in (None, *found):
+        there = f"has those of {', '.join(map(str, found))}" if found else "has none"
+        raise CheckpointError(f"no checkpoint{'' if at is None else f' of {at}'}: {folder} {there}")
+    path = Path(folder) / str(found[-1] if at is None else at) / INFO
+    try:
+        facts = json.loads(path.read_text())
+        if (number := facts.pop("format")) > FORMAT:
+            problem = f"{path} is of format {number}, and this meshmark reads formats up to {FORMAT}"
+            raise CheckpointError(f"{problem}; take a newer meshmark")
+        return CheckpointInfo(**facts | {"config": GPTConfig(**facts["config"])})
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path.parent, f"{INFO}: {error}") from error
+
+
+def damaged(path: Path, problem: str) -> CheckpointError:
+    """The error of a checkpoint that is not as it was written. It names the others in its folder."""
+    others = [str(position) for position in positions(path.parent) if str(position) != path.name]
+    way_out = f"; restore another with at={' or '.join(others)}" if others else ""
+    return CheckpointError(f"the checkpoint {path} is damaged: {problem}{way_out}")

@@ -1,0 +1,78 @@
+"""Restore: a checkpoint as the state of any step."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from strategies.checkpoints import residuals, zarr_arrays
+from strategies.checkpoints.canonical import Leaf, leaves
+from strategies.checkpoints.info import INFO, CheckpointError, damaged
+from strategies.checkpoints.info import read as read_info
+from strategies.checkpoints.save import wait_for_last
+from strategies.config import GPTConfig
+from strategies.step import State, Step
+
+
+def restore(step: Step, folder: str | Path, at: int | None = None) -> State:
+    """The state of a checkpoint, sharded as the step shards it. See `Step.restore`."""
+    wait_for_last()
+    info = read_info(folder, at)
+    path = Path(folder).absolute() / str(info.position)
+    _require_same_model(path, info.config, step.config)
+    residuals.warn_if_dropped(info.compression, step.train.compression)
+    keeps_residuals = info.compression == step.train.compression
+    found = leaves(step)
+    lacking = [
+        leaf
+        for leaf in found
+        if leaf.name not in (*info.scalars, *info.arrays) or (leaf.is_residual and not keeps_residuals)
+    ]
+    if torn := [leaf.name for leaf in lacking if leaf.dims]:
+        raise damaged(path, f"{INFO} lacks {', '.join(torn)}")
+    fresh = _initial(step, {leaf.name for leaf in lacking})
+
+    def value(leaf: Leaf) -> jax.Array:
+        if leaf.name in fresh:
+            return fresh[leaf.name]
+        if leaf.is_scalar:
+            return _placed(leaf, info.scalars[leaf.name])
+        if leaf.is_residual and step.mesh.size != info.devices:
+            return residuals.read(path, leaf, step.mesh.size, info.devices)
+        return zarr_arrays.read(path, leaf)
+
+    try:
+        values = zarr_arrays.on_threads(value, found)
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error)) from error
+    return jax.tree.unflatten(jax.tree.structure(step.state), values)
+
+
+def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None:
+    """Refuse a checkpoint of another model. The padding of the vocabulary may differ: it is not saved."""
+    before, now = (dataclasses.asdict(dataclasses.replace(each, vocab_multiple=1)) for each in (saved, config))
+    if differs := [f"{name}={before[name]}, not {now[name]}" for name in now if before[name] != now[name]]:
+        problem = f"the checkpoint {path} is of another model: {'; '.join(differs)}"
+        raise CheckpointError(f"{problem}; build the step with the saved configuration")
+
+
+def _initial(step: Step, names: set[str]) -> dict[str, jax.Array]:
+    """Arrays of the state before the first step. The compiler removes the computation of all others."""
+    wanted = [leaf for leaf in leaves(step) if leaf.name in names]
+    if not wanted:
+        return {}
+
+    def values(key: Any) -> list[jax.Array]:
+        arrays = zip(leaves(step), jax.tree.leaves(step.init(key)), strict=True)
+        return [array for leaf, array in arrays if leaf.name in names]
+
+    arrays = jax.jit(values, out_shardings=[leaf.stored.sharding for leaf in wanted])(jax.random.key(0))
+    return {leaf.name: array for leaf, array in zip(wanted, arrays, strict=True)}
+
+
+def _placed(leaf: Leaf, number: float) -> jax.Array:
+    """A number on all devices."""
+    scalar = np.asarray(number, leaf.stored.dtype)
+    return jax.make_array_from_callback((), leaf.stored.sharding, lambda _: scalar)

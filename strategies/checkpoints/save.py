@@ -1,0 +1,168 @@
+"""Save: the state of any step as a checkpoint.
+
+Orbax makes a save asynchronous and atomic: all processes write into a temporary folder, and the first one renames it.
+The arrays are written by TensorStore, on which Orbax stands as well (zarr_arrays.py). Orbax's own handlers write an
+array as a strategy shards it: they cannot leave out the padding of the vocabulary, nor empty slots for layers.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint.handlers import AsyncCheckpointHandler
+
+from strategies.checkpoints import info, zarr_arrays
+from strategies.checkpoints.canonical import Leaf, host_shards, leaves
+from strategies.checkpoints.info import CheckpointError, CheckpointInfo
+from strategies.step import State, Step
+
+UNFINISHED = ".orbax-checkpoint-tmp"
+"""How the name of a folder ends while Orbax writes into it."""
+TIMEOUT_SECONDS = 600
+"""How long processes wait for each other at the end of a save."""
+
+
+@dataclass
+class Saving:
+    """A save that may still be running. `path` is the folder that is there when it has finished."""
+
+    path: Path
+    finish: Callable[[], None]
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is on disk.
+
+        Raises:
+            CheckpointError: it could not be written. Older checkpoints are as they were.
+        """
+        finish, self.finish = self.finish, lambda: None
+        try:
+            finish()
+        except (OSError, RuntimeError, ValueError) as error:
+            shutil.rmtree(self.path.with_name(self.path.name + UNFINISHED), ignore_errors=True)
+            raise CheckpointError(f"the checkpoint {self.path} cannot be written: {error}") from error
+
+
+class _Handler(AsyncCheckpointHandler):
+    """Writes the shards of this process into the folder that Orbax gives it."""
+
+    async def async_save(self, directory: Any, args: "_Save") -> list[Future]:
+        """Copy the shards to the host; then write them on a thread."""
+        folder = Path(directory)
+        copies = [(leaf, list(host_shards(array))) for leaf, array in args.arrays]
+
+        def write() -> None:
+            zarr_arrays.on_threads(lambda copy: zarr_arrays.write(folder, *copy), copies)
+            if jax.process_index() == 0:
+                info.write(folder, args.info)
+
+        thread = ThreadPoolExecutor(1)
+        written = thread.submit(write)
+        thread.shutdown(wait=False)
+        return [written]
+
+    def save(self, *_: Any, **__: Any) -> None:
+        """Not used: saves are asynchronous."""
+        raise NotImplementedError
+
+    def restore(self, *_: Any, **__: Any) -> None:
+        """Not used: see `restore` below, which knows where the arrays are to lie."""
+        raise NotImplementedError
+
+
+@ocp.args.register_with_handler(_Handler, for_save=True, for_restore=True)
+@dataclass
+class _Save(ocp.args.CheckpointArgs):
+    """What a save writes."""
+
+    info: CheckpointInfo
+    arrays: list[tuple[Leaf, jax.Array]]
+
+
+@cache
+def _checkpointer() -> ocp.AsyncCheckpointer:
+    logging.getLogger("absl").addFilter(lambda record: record.module != "async_checkpointer")  # `Saving.wait` raises it
+    # The temporary folder must be there before `_Handler` writes into it.
+    options = ocp.options.AsyncOptions(timeout_secs=TIMEOUT_SECONDS, create_directories_asynchronously=False)
+    return ocp.AsyncCheckpointer(_Handler(), async_options=options)
+
+
+_last: list[Saving] = []
+"""The latest save. There is one at a time: the next one waits for it."""
+
+
+def wait_for_last() -> None:
+    """Wait for a save that is still running.
+
+    Raises:
+        CheckpointError: it failed.
+    """
+    while _last:
+        _last.pop().wait()
+
+
+def save(
+    step: Step,
+    state: State,
+    folder: str | Path,
+    position: int | None = None,
+    more: Mapping[str, Any] | None = None,
+    keep: int | None = None,
+) -> Saving:
+    """Save a state as `folder/POSITION`. See `Step.save`."""
+    wait_for_last()
+    pairs = list(zip(leaves(step), jax.tree.leaves(state), strict=True))
+    scalars = {leaf.name: _host(array).item() for leaf, array in pairs if leaf.is_scalar}
+    arrays = [(leaf, array) for leaf, array in pairs if not leaf.is_scalar]
+    facts = CheckpointInfo(
+        config=step.config,
+        position=int(scalars["count"] if position is None else position),
+        step=int(scalars["count"]),
+        devices=step.mesh.size,
+        compression=step.train.compression,
+        scalars=scalars,
+        arrays={leaf.name: leaf.shape for leaf, _ in arrays},
+        more=more or {},
+    )
+    folder = Path(folder).absolute()
+    path = folder / str(facts.position)
+    if path.exists():
+        raise CheckpointError(f"there is a checkpoint {path} already; remove it, or save to another folder")
+    try:
+        json.dumps(facts.more)
+        if jax.process_index() == 0:
+            _remove_unfinished(folder)
+        _checkpointer().save(path, args=_Save(facts, arrays))
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be written: {error}") from error
+    saving = Saving(path, partial(_finish, folder, keep))
+    _last.append(saving)
+    return saving
+
+
+def _finish(folder: Path, keep: int | None) -> None:
+    """Wait for Orbax, then remove all checkpoints but the `keep` latest."""
+    _checkpointer().wait_until_finished()
+    if keep is not None and jax.process_index() == 0:
+        for position in info.positions(folder)[:-keep]:
+            (folder / str(position) / info.INFO).unlink()  # first: without it, what is half removed is no checkpoint
+            shutil.rmtree(folder / str(position))
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process has left."""
+    for path in folder.glob(f"*{UNFINISHED}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _host(array: jax.Array) -> np.ndarray:
+    return np.asarray(array.addressable_data(0))

@@ -1,0 +1,213 @@
+"""What one strategy saves, any other restores: training goes on as if nothing had happened."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from strategies import STRATEGIES, MeshSpec
+from strategies.checkpoints import canonical, zarr_arrays
+from strategies.checkpoints.info import read as read_info
+from tests.processes import run_together
+from tests.strategies.checkpoints.variants import VARIANTS, first_half, step_of
+from tests.strategies.test_equality import CONFIG, ROUNDING, assert_equal, build, initial, trained
+
+HALF = 3
+"""Steps before a save, and after it."""
+NAMES = tuple(VARIANTS)
+PAIRS = [(name, NAMES[(i + shift) % len(NAMES)]) for shift in (1, 5) for i, name in enumerate(NAMES)]
+"""Saved under the first, restored under the second: every variant twice on both sides."""
+
+
+def pairs():
+    """All pairs; those that are not in `PAIRS` run with the factorisations only."""
+    marked = [pytest.mark.factorisations]
+    return [pytest.param(*pair, marks=[] if pair in PAIRS else marked) for pair in itertools.product(NAMES, NAMES)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """variant -> the folder with a checkpoint of its state after some steps."""
+    folders = {}
+
+    def folder(variant):
+        if variant not in folders:
+            folders[variant] = tmp_path_factory.mktemp("saved")
+            _, state = first_half(variant, HALF)
+            step_of(variant).save(state, folders[variant]).wait()
+        return folders[variant]
+
+    return folder
+
+
+def test_the_pairs_have_every_strategy_on_both_sides():
+    """At least 24 pairs, and each strategy saves in one and restores in one."""
+    assert len(set(PAIRS)) >= 24
+    for side in zip(*PAIRS, strict=True):
+        assert {VARIANTS[variant][0] for variant in side} == {*STRATEGIES}
+
+
+@pytest.mark.parametrize(("before", "after"), pairs())
+def test_training_goes_on_under_another_strategy(before, after, saved):
+    """Three steps, save, restore elsewhere, and three steps compute what six steps on one device compute."""
+    first, _ = first_half(before, HALF)
+    step = step_of(after)
+    second, _ = trained(step, step.restore(saved(before)), range(HALF, 2 * HALF))
+    mine = [np.concatenate(pair) for pair in zip(first[:2], second[:2], strict=True)]
+    whole, _ = first_half("single", 2 * HALF)
+    assert_equal((*mine, first[2] + second[2]), whole, ROUNDING["float32"])
+
+
+@pytest.mark.parametrize("variant", NAMES)
+def test_the_form_on_disk_is_that_of_the_model(variant, tmp_path):
+    """Whatever the strategy, there is one array for each weight and moment: unpadded, layers in order."""
+    step, single = step_of(variant), step_of("single")
+    step.save(initial(step), tmp_path).wait()
+    assert read_info(tmp_path).config == CONFIG
+    expected = dict(
+        zip([leaf.name for leaf in canonical.leaves(single)], jax.tree.leaves(initial(single)), strict=True)
+    )
+    assert {*read_info(tmp_path).arrays, *read_info(tmp_path).scalars} == {*expected}
+    for name in read_info(tmp_path).arrays:
+        written = zarr_arrays.open_array(tmp_path / "0", name).read().result()
+        sizes = tuple(n for n, _ in zip(expected[name].shape, written.shape, strict=True))
+        assert written.shape == (CONFIG.vocab, *sizes[1:]) if name.endswith("token_VD") else sizes
+        np.testing.assert_array_equal(written, np.asarray(expected[name])[: len(written)])
+
+
+@pytest.mark.parametrize("variant", NAMES)
+def test_the_same_step_gets_back_its_state_to_the_bit(variant, saved):
+    """Save and restore under the same strategy are inverse, padding included, and change no sharding."""
+    step, (_, state) = step_of(variant), first_half(variant, HALF)
+    restored = step.restore(saved(variant))
+    for mine, expected in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(mine, expected)
+        assert mine.sharding.is_equivalent_to(expected.sharding, mine.ndim)
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+
+
+@pytest.mark.parametrize("variant", ["fsdp", "tensor", "three_d", "empty slots"])
+def test_no_process_holds_an_array_that_its_strategy_shards(variant, monkeypatch, tmp_path):
+    """Neither writing nor reading has a larger array on the host than a shard and a chunk on disk."""
+    step, (_, state), largest = step_of(variant), first_half(variant, HALF), {}
+    stored = [leaf.stored for leaf in canonical.leaves(step)]
+
+    def record(name, function):
+        def recorded(*arguments, **named):
+            array = function(*arguments, **named)
+            largest[name] = max(largest.get(name, 0), array.nbytes)
+            return array
+
+        return recorded
+
+    monkeypatch.setattr(canonical.np, "array", record("written", np.array))
+    monkeypatch.setattr(zarr_arrays.np, "zeros", record("read", np.zeros))
+    step.save(state, tmp_path).wait()
+    step.restore(tmp_path)
+    shard = max(4 * math.prod(array.sharding.shard_shape(array.shape)) for array in stored)
+    assert largest == {"written": shard, "read": shard}
+    assert shard < max(4 * math.prod(array.shape) for array in stored)
+
+
+def test_chunks_on_disk_are_small_and_divide_shards(monkeypatch):
+    """A chunk has one layer and at most so many bytes, and no two shards share one."""
+    monkeypatch.setattr(canonical, "MOST_CHUNK_BYTES", 1000)
+    for variant in NAMES:
+        for leaf in canonical.leaves(step_of(variant)):
+            if not leaf.is_scalar:
+                shard = leaf.stored.sharding.shard_shape(leaf.stored.shape)
+                assert 4 * math.prod(leaf.chunks) <= 1000
+                assert all(size % part == 0 for size, part in zip(shard, leaf.chunks, strict=True))
+                assert leaf.dims[0] != "layers" or leaf.chunks[0] == 1
+
+
+def test_a_state_may_be_donated_while_it_is_written(tmp_path):
+    """A save has the state of the moment of its call, whatever the step does with the arrays afterwards."""
+    step = step_of("fsdp")
+    state = initial(step)
+    before = jax.tree.map(np.array, state)
+    saving = step.save(state, tmp_path)
+    trained(step, state, range(2))
+    saving.wait()
+    assert all(array.is_deleted() for array in jax.tree.leaves(state.params))
+    jax.tree.map(np.testing.assert_array_equal, step.restore(tmp_path), before)
+
+
+def test_what_stands_beside_the_arrays(tmp_path):
+    """The model, the optimizer's count, the position in the data and the caller's facts are JSON."""
+    step, (_, state) = step_of("tensor"), first_half("tensor", HALF)
+    step.save(state, tmp_path, position=17, more={"corpus": "abc"}).wait()
+    facts = json.loads((tmp_path / "17" / "checkpoint.json").read_text())
+    assert facts["config"] == dataclasses.asdict(CONFIG)
+    assert (facts["format"], facts["step"], facts["position"], facts["more"]) == (1, HALF, 17, {"corpus": "abc"})
+
+
+def test_the_oldest_are_removed(tmp_path):
+    """`keep` is how many checkpoints are left, and without a position the latest is restored."""
+    step, (_, state) = step_of("single"), first_half("single", HALF)
+    for position in (1, 2, 10):
+        step.save(state, tmp_path, position=position, keep=2)
+    step.restore(tmp_path)  # waits for the last save
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "2"]
+    assert read_info(tmp_path).position == 10
+    assert read_info(tmp_path, at=2).position == 2
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(2, 1), (1, 2)])
+def test_the_number_of_processes_may_change(writers, readers, tmp_path):
+    """Several processes save what one restores, and the other way round, and training goes on as on one device."""
+    cases = ["fsdp:fsdp=4", "three_d:pipeline=2,tensor=2"]
+    for processes, action in ((writers, "save"), (readers, "restore")):
+        for output in run_together(
+            processes, 4 // processes, "tests.strategies.checkpoints.peer", [action, str(tmp_path), *cases]
+        ):
+            assert output.splitlines()[-len(cases) :] == [f"{action} {case}" for case in cases]
+
+
+COMPRESSED = {"compression": "int8"}
+
+
+def test_residuals_are_given_back(tmp_path):
+    """With as many devices as before, each gets its quantisation errors back."""
+    step = build("data", MeshSpec.parse("data=4"), **COMPRESSED)
+    (_, state) = trained(step, initial(step), range(1))
+    step.save(state, tmp_path).wait()
+    jax.tree.map(np.testing.assert_array_equal, step.restore(tmp_path), state)
+    assert np.abs(np.asarray(state.optimizer.errors.shares)).max() > 0
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_residuals_keep_their_sum_on_other_devices(devices, tmp_path):
+    """With another number of devices the sum of all errors is the same, number by number."""
+    step = build("data", MeshSpec.parse("data=4"), **COMPRESSED)
+    (_, state) = trained(step, initial(step), range(1))
+    step.save(state, tmp_path).wait()
+    other = build("data", MeshSpec.parse(f"data={devices}"), **COMPRESSED).restore(tmp_path).optimizer.errors
+    mine = np.asarray(other.shares).reshape(devices, -1)
+    expected = np.asarray(state.optimizer.errors.shares).reshape(4, -1)
+    size = min(mine.shape[1], expected.shape[1])
+    np.testing.assert_allclose(mine.sum(0)[:size], expected.sum(0)[:size], atol=1e-7)
+    np.testing.assert_array_equal(np.ptp(mine, axis=0), 0)
+    np.testing.assert_array_equal(other.sums[:size], state.optimizer.errors.sums[:size])
+    assert not np.any(mine[:, size:])
+    assert not np.any(expected[:, size:])
+
+
+def test_residuals_are_dropped_with_a_warning(tmp_path):
+    """A step that keeps no quantisation errors says that it drops them; one that begins to compress has none."""
+    mesh = MeshSpec.parse("data=4")
+    step = build("data", mesh, **COMPRESSED)
+    (_, state) = trained(step, initial(step), range(1))
+    step.save(state, tmp_path / "int8").wait()
+    plain = step_of("data")
+    with pytest.warns(RuntimeWarning, match="errors of compression=int8 are dropped: this step has compression=none"):
+        restored = plain.restore(tmp_path / "int8")
+    jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)
+    plain.save(restored, tmp_path / "none").wait()
+    again = step.restore(tmp_path / "none")
+    assert not any(np.any(errors) for errors in again.optimizer.errors)
+    jax.tree.map(np.testing.assert_array_equal, again.optimizer.optimizer, state.optimizer.optimizer)

@@ -1,0 +1,193 @@
+"""A checkpoint that cannot be written or read: one clear error, and the last good one still restores."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from strategies import STRATEGIES, MeshSpec
+from strategies.checkpoints.info import CheckpointError, positions
+from strategies.checkpoints.info import read as read_info
+from tests.processes import LIMIT_SECONDS, environment
+from tests.strategies.checkpoints.variants import first_half, step_of
+from tests.strategies.test_equality import CONFIG, TRAIN, build
+
+CHUNK = "mu/blocks.mlp.up_DF/c/3/0/0"
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A folder with the same state at positions 1 and 2, saved under fsdp."""
+    _, state = first_half("fsdp", 3)
+    for position in (1, 2):
+        step_of("fsdp").save(state, tmp_path, position=position).wait()
+    return tmp_path
+
+
+def truncate(path):
+    """Leave the first half of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    """Change a bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "file", "message"),
+    [
+        (lambda path: path.unlink(), CHUNK, r"mu/blocks.mlp.up_DF has 63 of 64 chunks"),
+        (truncate, CHUNK, r"mu/blocks.mlp.up_DF"),
+        (flip, CHUNK, r"mu/blocks.mlp.up_DF"),
+        (lambda path: path.unlink(), "params/head.norm.bias_D/zarr.json", r"params/head.norm.bias_D"),
+        (truncate, "checkpoint.json", r"checkpoint.json"),
+        (lambda path: path.write_text("{}"), "checkpoint.json", r"checkpoint.json: 'format'"),
+    ],
+    ids=["a chunk is missing", "a chunk is short", "a bit has flipped", "an array is missing", "half JSON", "no JSON"],
+)
+def test_a_damaged_checkpoint_is_named(harm, file, message, two):
+    """The error names what is damaged and the checkpoint that is not, which restores."""
+    harm(two / "2" / file)
+    with pytest.raises(CheckpointError, match=rf"(?s)2 is damaged: .*{message}.*; restore another with at=1$"):
+        step_of("tensor").restore(two)
+    _, state = first_half("fsdp", 3)
+    jax.tree.map(np.testing.assert_array_equal, step_of("fsdp").restore(two, at=1), state)
+
+
+def test_a_checkpoint_without_an_array_is_damaged(two):
+    """An array that the model has and the checkpoint does not list is named."""
+    path = two / "2" / "checkpoint.json"
+    facts = json.loads(path.read_text())
+    del facts["arrays"]["nu/embedding.token_VD"]
+    path.write_text(json.dumps(facts))
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint.json lacks nu/embedding.token_VD; restore another with at=1"
+    ):
+        step_of("fsdp").restore(two)
+
+
+def test_another_model_is_refused(two):
+    """The error names every size that differs, saved and wanted."""
+    step = build("fsdp", MeshSpec.parse("fsdp=8"), tied=False)
+    other = dataclasses.replace(step, config=dataclasses.replace(step.config, layers=4))
+    with pytest.raises(
+        CheckpointError, match=r"of another model: layers=8, not 4; tied=True, not False; build the step"
+    ):
+        other.restore(two)
+
+
+def test_another_padding_is_no_other_model(two):
+    """The padding of the vocabulary is not saved: it may differ."""
+    step = STRATEGIES["single"].build(dataclasses.replace(CONFIG, vocab_multiple=1), "data=1", TRAIN)
+    _, state = first_half("fsdp", 3)
+    table = step.restore(two).params["embedding"]["token_VD"]
+    assert table.shape[0] == CONFIG.vocab
+    np.testing.assert_array_equal(table, state.params["embedding"]["token_VD"][: CONFIG.vocab])
+
+
+def test_a_newer_format_is_refused(two):
+    """A checkpoint of a later version says which formats this one reads."""
+    path = two / "2" / "checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    with pytest.raises(CheckpointError, match=r"2/checkpoint.json is of format 2, .* up to 1; take a newer meshmark"):
+        step_of("fsdp").restore(two)
+
+
+@pytest.mark.parametrize(
+    ("folder", "at", "message"),
+    [("", 3, r"no checkpoint of 3: .* has those of 1, 2"), ("nowhere", None, r"no checkpoint: .*nowhere has none")],
+)
+def test_a_checkpoint_that_is_not_there(folder, at, message, two):
+    """The error names the folder, and the checkpoints that it has."""
+    with pytest.raises(CheckpointError, match=message):
+        step_of("fsdp").restore(two / folder, at=at)
+
+
+def test_a_checkpoint_is_not_overwritten(two):
+    """A second save at the same position is refused."""
+    _, state = first_half("fsdp", 3)
+    with pytest.raises(CheckpointError, match=r"there is a checkpoint .*/2 already; remove it, or save to another"):
+        step_of("fsdp").save(state, two, position=2)
+
+
+def test_facts_that_are_no_json_are_refused(two):
+    """The caller's facts are checked before anything is written."""
+    _, state = first_half("fsdp", 3)
+    with pytest.raises(CheckpointError, match=r"4 cannot be written: Object of type set is not JSON serializable"):
+        step_of("fsdp").save(state, two, position=4, more={"seen": {1}})
+    assert positions(two) == [1, 2]
+
+
+WRITER = """
+import resource, signal, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+from strategies.checkpoints.info import CheckpointError
+from tests.strategies.checkpoints.variants import step_of
+from tests.strategies.test_equality import initial
+step = step_of("fsdp")
+state = initial(step)
+step.save(state, sys.argv[1], position=1).wait()
+print("saved", flush=True)
+if sys.argv[2] == "limited":
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+    try:
+        step.save(state, sys.argv[1], position=2).wait()
+    except CheckpointError as error:
+        print(error)
+else:
+    position = 2
+    while True:
+        step.save(state, sys.argv[1], position=position, keep=2).wait()
+        position += 1
+"""
+"""Saves once, then onto a file system that refuses large files as a full disk refuses all, or again and again."""
+
+
+def start_writer(folder, how):
+    """Start `WRITER`, and wait for its first checkpoint."""
+    command = [sys.executable, "-c", WRITER, str(folder), how]
+    writer = subprocess.Popen(command, env=environment(), stdout=-1, stderr=-1, text=True)
+    assert writer.stdout
+    if writer.stdout.readline() != "saved\n":
+        pytest.fail(writer.communicate()[1])
+    return writer
+
+
+def test_a_full_disk_leaves_the_last_good_one(tmp_path):
+    """A disk that takes no more is one clear error. Nothing unfinished is left, and older checkpoints restore."""
+    writer = start_writer(tmp_path, "limited")
+    said, complaint = writer.communicate(timeout=LIMIT_SECONDS)
+    assert writer.returncode == 0
+    assert f"the checkpoint {tmp_path / '2'} cannot be written" in said
+    assert "File too large" in said
+    assert "Traceback" not in complaint
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    step_of("tensor").restore(tmp_path)
+
+
+@pytest.mark.parametrize("delay_seconds", [0.05, 0.3, 1])
+def test_a_killed_save_leaves_the_last_good_one(delay_seconds, tmp_path):
+    """Kill -9 at any time in a save: what is there restores, and the next save clears up what is not whole."""
+    writer = start_writer(tmp_path, "endless")
+    time.sleep(delay_seconds)
+    writer.kill()
+    writer.communicate()
+    assert writer.returncode == -signal.SIGKILL
+    there = positions(tmp_path)
+    for position in there:
+        step_of("tensor").restore(tmp_path, at=position)
+    _, state = first_half("tensor", 3)
+    step_of("tensor").save(state, tmp_path, position=there[-1] + 1).wait()
+    assert not [*tmp_path.glob("*tmp")]
+    assert read_info(tmp_path).position == there[-1] + 1

@@ -1,0 +1,47 @@
+"""Steps that save and restore in the tests: every strategy, on a mesh that stores its arrays in a way of its own."""
+
+from functools import cache
+
+import jax
+
+from strategies import MeshSpec
+from tests.strategies.test_equality import build, initial, trained
+
+VARIANTS = {
+    "single": ("single", "data=1", {}),
+    "data": ("data", "data=4", {}),
+    "zero1": ("zero1", "data=8", {}),
+    "zero2": ("zero2", "data=4", {"microbatches": 2}),
+    "fsdp": ("fsdp", "fsdp=8", {}),
+    "hsdp": ("hsdp", "data=2,fsdp=4", {}),
+    "tensor": ("tensor", "tensor=8", {}),
+    "context": ("context", "context=4", {}),
+    "interleaved": ("pipeline", "pipeline=4", {"microbatches": 4, "schedule": "interleaved"}),
+    "empty slots": ("three_d", "pipeline=3,tensor=2", {"microbatches": 4}),
+    "three_d": ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4}),
+    "auto": ("auto", "fsdp=4,tensor=2", {}),
+}
+"""A name -> strategy, mesh and options.
+
+Layers are in other slots in `interleaved`; 8 layers leave one of 9 slots empty in `empty slots`, which pads the
+vocabulary to a multiple of 6 devices as well.
+"""
+
+
+@cache
+def step_of(variant):
+    """The step of a variant."""
+    name, mesh, options = VARIANTS[variant]
+    return build(name, MeshSpec.parse(mesh), **options)
+
+
+@cache
+def first_half(variant, steps):
+    """What a variant computes in its first steps, and the state after them, which must not be donated."""
+    step = step_of(variant)
+    return trained(step, initial(step), range(steps))
+
+
+def copied(state):
+    """The same state in other arrays."""
+    return jax.tree.map(lambda array: array.copy(), state)
