@@ -24,7 +24,8 @@ from benchmarks.training.progress import Progress
 from benchmarks.training.sampling import sampled
 from benchmarks.training.stopping import Stopping
 from strategies import STRATEGIES, State, Step
-from strategies.checkpoints.checkpoint import CheckpointError, read_info
+from strategies.checkpoints import info
+from strategies.checkpoints.info import CheckpointError
 
 FAILED = 1
 PROMPT = "\n"
@@ -81,11 +82,11 @@ def first_position(option: argparse.Namespace, plan: Plan) -> int:
             raise ValueError(f"{plan.out} has a run already; continue it by --resume, or name another --out")
         return 0
     try:
-        info = read_info(checkpoints)
+        checkpoint = info.read(checkpoints)
     except CheckpointError as error:
         raise ValueError(f"--resume: {error}") from error
-    plan.require_recipe(info.more.get("recipe", {}))
-    return info.position
+    plan.require_recipe(checkpoint.more.get("recipe", {}))
+    return checkpoint.position
 
 
 def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> int:

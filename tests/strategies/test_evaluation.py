@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.program.compiled import read_program
+from benchmarks.program.deadlock import require_no_deadlock
 from strategies import STRATEGIES, MeshSpec, TrainConfig
 from strategies.mesh import first_devices
 from tests.strategies.quick import compiled
@@ -25,7 +27,9 @@ def evaluated(name, mesh, layers=2, **options):
     step = STRATEGIES[name].build(config, spec, train, first_devices(spec.size))
     params = compiled(step.init.lower(jax.random.key(0)))(jax.random.key(0)).params
     batch = step.place(np.random.default_rng(0).integers(0, config.vocab, step.batch.shape))
-    loss = compiled(step.evaluate.lower(step.state.params, step.batch))(params, batch)
+    program = compiled(step.evaluate.lower(step.state.params, step.batch))
+    require_no_deadlock(step.mesh, read_program(program.as_text() or "", step.mesh.shape).concurrent)
+    loss = program(params, batch)
     assert loss.shape == ()
     return float(loss)
 
