@@ -5,6 +5,7 @@ python -m benchmarks.train --strategy fsdp --devices 8 --preset nano --steps 300
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -119,7 +120,9 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
 def sample(plan: Plan, count: int, temperature: float) -> str:
     """Text written by the model of the latest checkpoint, which one device holds in full for this."""
     single = STRATEGIES["single"].build(plan.case.config, "data=1", replace(plan.train, microbatches=1))
-    state: State = single.restore(plan.out / CHECKPOINTS)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the checkpoint's quantisation errors")  # a sample has no use for them
+        state: State = single.restore(plan.out / CHECKPOINTS)
     prompt = plan.text.encode(PROMPT) or [int(plan.text.tokens_N[0])]
     tokens = sampled(plan.case.config, single.train, state.params, prompt, count, temperature, plan.seed)
     text = plan.text.decode(tokens)

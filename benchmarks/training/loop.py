@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from benchmarks.cluster import processes
 from benchmarks.training.log import Log
@@ -15,6 +16,7 @@ from benchmarks.training.progress import Progress
 from benchmarks.training.stopping import Stopping
 from benchmarks.training.text import drawn, spread_evenly
 from strategies import State, Step
+from strategies.checkpoints.save import Saving
 from strategies.training.learning_rate import learning_rate_at
 
 
@@ -53,6 +55,7 @@ class Run:
         stopping: whether it was told to stop.
         position: steps so far, which is also how many batches were used.
         saved: the position of the latest checkpoint.
+        saving: the latest save, which may still be running.
     """
 
     plan: Plan
@@ -62,6 +65,7 @@ class Run:
     stopping: Stopping
     position: int
     saved: int | None = None
+    saving: Saving | None = None
 
     def train(self, state: State) -> bool:
         """Train to the end, or until it is told to stop; save the state and wait until it is on disk.
@@ -73,6 +77,15 @@ class Run:
             NotFinite: the loss is no number.
             CheckpointError: a checkpoint cannot be written.
         """
+        try:
+            self._save(self._train(state))
+        finally:
+            if self.saving:
+                self.saving.wait()
+        return self.position == self.plan.steps
+
+    def _train(self, state: State) -> State:
+        """Train, and return the last state."""
         stopwatch = Stopwatch(self.step.tokens_per_step)
         if self.position == 0:
             self._evaluate(state)
@@ -89,8 +102,7 @@ class Run:
                 self._save(state)
             if evaluates or saves:
                 stopwatch.restart(self.position)
-        self._save(state).wait()
-        return self.position == self.plan.steps
+        return state
 
     def _due(self, every: int | None) -> bool:
         """Whether something that is done every so many steps, and at the end, is done now."""
@@ -109,7 +121,7 @@ class Run:
     def _log(self, state: State, metrics: Any, stopwatch: Stopwatch) -> None:
         loss, grad_norm = float(metrics["loss"]), float(metrics["grad_norm"])  # waits for the step
         rate = stopwatch.tokens_per_second(self.position)
-        updates = int(state.optimizer[0].count) - 1
+        updates = int(optax.tree_utils.tree_get(state.optimizer, "count")) - 1
         learning_rate = float(learning_rate_at(self.plan.train, np.asarray(updates)))
         self._write("step", loss=loss, grad_norm=grad_norm, learning_rate=learning_rate, tokens_per_second=rate)
         self.progress.step(self.position, loss, rate)
@@ -127,13 +139,12 @@ class Run:
         self._write("evaluation", loss=loss)
         self.progress.say(f"step {self.position}/{plan.steps}: validation loss {loss:.4f}")
 
-    def _save(self, state: State) -> Any:
+    def _save(self, state: State) -> None:
+        """Save the state, unless it is saved already, without waiting until it is on disk."""
         if self.saved != self.position:
-            more = {"recipe": self.plan.recipe, "strategy": self.plan.case.strategy, "mesh": str(self.plan.case.mesh)}
-            folder, keep = self.plan.out / CHECKPOINTS, self.plan.keep
-            self.saving = self.step.save(state, folder, position=self.position, more=more, keep=keep)
+            folder, more = self.plan.out / CHECKPOINTS, {"recipe": self.plan.recipe}
+            self.saving = self.step.save(state, folder, position=self.position, more=more, keep=self.plan.keep)
             self.saved = self.position
-        return self.saving
 
     def _write(self, kind: str, **facts: Any) -> None:
         if self.log:

@@ -78,7 +78,9 @@ def test_resumed_under_the_same_strategy_it_is_the_same_run(whole: Path, half: P
     """Every loss after the checkpoint equals that of the uninterrupted run bit for bit, and the log has each once."""
     assert main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume"]) == 0
     assert losses(half) == losses(whole)
-    assert [line["resumed_after"] for line in lines(half) if line["kind"] == "run"] == [0, 4]
+    assert main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume"]) == 0, "nothing is left to do"
+    assert losses(half) == losses(whole)
+    assert [line["resumed_after"] for line in lines(half) if line["kind"] == "run"] == [0, 4, 12]
 
 
 def test_resumed_under_another_strategy_it_is_the_same_run_to_rounding(whole: Path, half: Path) -> None:
@@ -112,7 +114,6 @@ def test_ctrl_c_saves_first(whole: Path, tmp_path: Path) -> None:
     assert max(step for _, step in losses(out)) == stopped
     for key in losses(out).keys() & losses(whole).keys():
         assert losses(out)[key] == pytest.approx(losses(whole)[key], rel=ROUNDING["float32"])
-    shutil.rmtree(out / CHECKPOINTS / "none", ignore_errors=True)
     assert main([*FSDP, *RUN, f"--steps={stopped + 1}", f"--out={out}", "--resume"]) == 0
     assert max(step for _, step in losses(out)) == stopped + 1
 
@@ -143,12 +144,16 @@ def test_two_processes_are_one_run(whole: Path, tmp_path: Path) -> None:
 
 
 def test_characters_are_learnt_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a text that repeats, a greedy sample repeats it, from the characters of the corpus alone."""
+    """On a text that repeats, a greedy sample repeats it, from the characters of the corpus alone.
+
+    Trained with compressed gradients, whose quantisation errors one device has no use for.
+    """
     corpus, out = tmp_path / "corpus.txt", tmp_path / "run"
     corpus.write_text("abcdefg\n" * 500)
     text = (f"--corpus={corpus}", "--tokens=chars", "--sample=24", "--temperature=0")
     often = ("--log-every=60", "--evaluate-every=60", "--evaluation-batches=2")
-    assert main([*SMALL, *often, *text, "--steps=60", "--learning-rate=1e-2", f"--out={out}"]) == 0
+    compressed = ("--strategy=data", "--mesh=data=2", "--option=compression=int8")
+    assert main([*SMALL, *compressed, *often, *text, "--steps=60", "--learning-rate=1e-2", f"--out={out}"]) == 0
     assert capsys.readouterr().out.endswith("abcdefg\nabcdefg\nabcdefg\n\n")
     assert lines(out)[0]["model"]["vocab"] == 8
 
