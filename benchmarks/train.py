@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     try:
         code = run(option, plan, step, position)
-    except (CheckpointError, OSError) as error:
+    except CheckpointError as error:
         code, reason = BROKEN_INPUT, str(error)
     except (CompileError, NotFinite) as error:
         code, reason = FAILED, reason_of(error)

@@ -136,10 +136,11 @@ def _case_of(option: argparse.Namespace, preset: str, config: GPTConfig) -> Case
     """The one case that the options select."""
     if option.mesh and option.devices:
         raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
+    available = available_devices()
     selection = Selection(
         strategies=(option.strategy,),
         meshes=(option.mesh,) if option.mesh else (),
-        devices=(option.devices or (1 if option.strategy == "single" else available_devices()),),
+        devices=(option.devices or (1 if option.strategy == "single" else available),),
         batch_sizes=(option.batch_size,),
         microbatches=(option.microbatches,) if option.microbatches else (),
         preset=preset,

@@ -14,10 +14,13 @@ from results.figures.palette import strategy_looks
 from results.records.training import TrainingRun
 
 REFERENCE = "single"
+TOKENS = {"bytes": "bytes", "chars": "characters"}
 
 
 def loss_curves(runs: Sequence[TrainingRun]) -> Figure:
     """Draw training and validation loss against steps; beside them, if `single` is among the runs, the differences."""
+    names = list(strategy_looks(run.facts["strategy"] for run in runs))
+    runs = sorted(runs, key=lambda run: names.index(run.facts["strategy"]))
     looks = _looks_of(runs)
     reference = next((run for run in runs if run.facts["strategy"] == REFERENCE), None)
     compared = reference is not None and len(runs) > 1
@@ -29,10 +32,10 @@ def loss_curves(runs: Sequence[TrainingRun]) -> Figure:
     for axes in others:
         for run, look in zip(runs, looks, strict=True):
             if run is not reference and reference is not None:
-                differences = (_difference(*pair) for pair in zip(run[-2:], reference[-2:], strict=True))
-                _draw(axes, *differences, look)
+                pairs = (run.steps, reference.steps), (run.evaluations, reference.evaluations)
+                _draw(axes, *(_difference(*pair) for pair in pairs), {**look, "linewidth": 1.5})
         axes.set_yscale("log")
-        axes.set(xlabel="step", ylabel=f"|loss - loss of {REFERENCE}|", title=f"Difference to {REFERENCE}")
+        axes.set(xlabel="step", ylabel="nats a token", title=f"Largest difference to {REFERENCE} so far")
     lines = [line for text in what_was_trained(runs) for line in wrapped(figure, text, 10)]
     figure.suptitle("\n".join(["Loss of training runs", *lines]), x=0.02, ha="left", fontsize="medium")
     _legend(figure, runs, looks)
@@ -54,34 +57,45 @@ def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
         name and f"{name} ({parameters(count)})",
         batch and f"{batch} sequences a step",
         rate and f"learning rate {rate:g}",
-        f"{corpus['tokens']} of {Path(corpus['name']).name}",
+        f"{TOKENS[corpus['tokens']]} of {Path(corpus['name']).name}",
         kind and f"on {kind}",
     ]
     return [", ".join(part for part in parts if part)]
 
 
 def _difference(losses: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:
-    """The distance of losses from those of the reference at the same steps."""
+    """The largest distance so far of losses from those of the reference at the same steps, from the first that differ.
+
+    Of single steps it jumps: many losses are equal to the last bit.
+    """
     both = losses.merge(reference, on="step", suffixes=("", "_reference"))
-    return both.assign(loss=(both["loss"] - both["loss_reference"]).abs())
+    furthest = (both["loss"] - both["loss_reference"]).abs().cummax()
+    return both.assign(loss=furthest)[furthest > 0]
 
 
 def _looks_of(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
-    """How each run is drawn: in the colour of its strategy, and dashed if another run of it is drawn before."""
+    """How each run is drawn: in the colour of its strategy, and dashed if another run of it is drawn before.
+
+    Curves that lie over one another stay visible, because each is thinner than the one before.
+    """
     looks = strategy_looks(run.facts["strategy"] for run in runs)
     found: list[dict[str, Any]] = []
     styles = "-", "--", "-.", ":"
     for run in runs:
         look = looks[run.facts["strategy"]]
         before = sum(each["color"] == look.colour and each["marker"] == look.marker for each in found)
-        found.append({"color": look.colour, "marker": look.marker, "linestyle": styles[before % len(styles)]})
+        width = 1 + 0.5 * (len(runs) - 1 - len(found))
+        found.append(
+            {"color": look.colour, "marker": look.marker, "linestyle": styles[before % len(styles)], "linewidth": width}
+        )
     return found
 
 
 def _draw(axes: Axes, steps: pd.DataFrame, evaluations: pd.DataFrame, look: dict[str, Any]) -> None:
     """Draw training losses as a line and validation losses as markers."""
-    axes.plot(steps["step"], steps["loss"], color=look["color"], linestyle=look["linestyle"], linewidth=1)
-    style = {"linestyle": "", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3}
+    axes.plot(steps["step"], steps["loss"], **{**look, "marker": ""})
+    size = 4 + 1.5 * look["linewidth"]
+    style = {"linestyle": "", "markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3}
     axes.plot(evaluations["step"], evaluations["loss"], color=look["color"], marker=look["marker"], **style)
 
 
@@ -92,7 +106,9 @@ def _legend(figure: Figure, runs: Sequence[TrainingRun], looks: Sequence[dict[st
         f"{name} ({run.path.parent.name})" if names.count(name) > 1 else name
         for name, run in zip(names, runs, strict=True)
     ]
-    handles = [Line2D([], [], label=label, **look) for label, look in zip(labels, looks, strict=True)]
+    handles = [
+        Line2D([], [], label=label, **{**look, "linewidth": 1.5}) for label, look in zip(labels, looks, strict=True)
+    ]
     kinds = [
         Line2D([], [], color=GREY, linewidth=1, label="training loss"),
         Line2D([], [], color=GREY, marker="o", linestyle="", label="validation loss"),
