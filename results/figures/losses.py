@@ -33,7 +33,8 @@ def loss_curves(runs: Sequence[TrainingRun]) -> Figure:
         for run, look in zip(runs, looks, strict=True):
             if run is not reference and reference is not None:
                 pairs = (run.steps, reference.steps), (run.evaluations, reference.evaluations)
-                _draw(axes, *(_difference(*pair) for pair in pairs), {**look, "linewidth": 1.5})
+                steps, evaluations = (_difference(*pair) for pair in pairs)
+                _draw(axes, steps, evaluations, {**look, "linewidth": 1.5})
         axes.set_yscale("log")
         axes.set(xlabel="step", ylabel="nats a token", title=f"Largest difference to {REFERENCE} so far")
     lines = [line for text in what_was_trained(runs) for line in wrapped(figure, text, 10)]

@@ -60,7 +60,7 @@ def test_every_run_is_drawn_and_named(logs: list[Path]) -> None:
     figure = loss_curves(read_training(logs))
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["single data=1", "data data=8", "fsdp fsdp=8", "training loss", "validation loss"]
-    drawn = [line.get_xydata() for line in figure.axes[0].get_lines()]
+    drawn = [np.asarray(line.get_xydata()) for line in figure.axes[0].get_lines()]
     assert [len(points) for points in drawn] == [5, 1] * 3
     np.testing.assert_allclose(drawn[4][:, 1], 5 / np.sqrt(STEPS) + 1e-3 * (STEPS // 10 % 2))
 
@@ -68,7 +68,7 @@ def test_every_run_is_drawn_and_named(logs: list[Path]) -> None:
 def test_differences_are_the_largest_so_far(logs: list[Path]) -> None:
     """Beside the losses, each run but `single` has its largest difference to it up to each step."""
     figure = loss_curves(read_training(logs))
-    lines = [line.get_ydata() for line in figure.axes[1].get_lines()]
+    lines = [np.asarray(line.get_ydata(), float) for line in figure.axes[1].get_lines()]
     assert len(lines) == 4
     for line, expected in zip(lines, (1e-4, 1e-4, 1e-3, 1e-3), strict=True):
         np.testing.assert_allclose(line, expected, rtol=1e-6)
@@ -127,7 +127,7 @@ def test_what_is_no_log_is_refused(tmp_path: Path, content: str | None, message:
 
 
 def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    """A value of another type raises an error that names it; null, as of a run that failed, is no number and is left."""
+    """A value of another type raises an error that names it; null, as of a run that failed, is none."""
     path = log(tmp_path)
     path.write_text(path.read_text() + '{"kind": "step", "step": 60, "loss": null}\n')
     assert len(read_training([path])[0].steps) == 6

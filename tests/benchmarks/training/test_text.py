@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.training.text import Text, drawn, spread_evenly
+from benchmarks.training.text import Text, Tokens, drawn, spread_evenly
 
 TEXT = "Wörter, words, 言葉;\nand 🙂 more words.\n" * 20
 
@@ -90,7 +90,7 @@ def test_evaluation_is_spread_over_what_is_held_out() -> None:
         (b"a" * 100, "bytes", "holds out 10 of 100 tokens; sequence=16 needs 17 or more"),
     ],
 )
-def test_what_cannot_be_used_is_refused(tmp_path: Path, content: bytes, kind: str, message: str) -> None:
+def test_what_cannot_be_used_is_refused(tmp_path: Path, content: bytes, kind: Tokens, message: str) -> None:
     """An empty, too short or undecodable text raises an error that says what it lacks."""
     path = tmp_path / "words.txt"
     path.write_bytes(content)

@@ -1,5 +1,7 @@
 """The learning rate: optax's warmup with cosine decay, by AdamW's own count of updates."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,7 @@ def test_it_is_that_of_optax():
     """Warmup and cosine decay are `optax.warmup_cosine_decay_schedule` from 1 / (warmup + 1) of the peak, as nanoGPT's;
     the highest learning rate comes after the warmup, and the final one stays after the decay.
     """
-    expected = optax.warmup_cosine_decay_schedule(1e-2 / 5, 1e-2, 4, 10, end_value=1e-3)
+    expected: Any = optax.warmup_cosine_decay_schedule(1e-2 / 5, 1e-2, 4, 10, end_value=1e-3)
     found = [float(learning_rate_at(SCHEDULED, updates)) for updates in range(14)]
     np.testing.assert_allclose(found, [float(expected(updates)) for updates in range(14)], rtol=1e-6)
     np.testing.assert_allclose(found[:5], np.arange(1, 6) / 5 * 1e-2, rtol=1e-6)
@@ -57,5 +59,6 @@ def test_updates_are_those_of_optax_with_the_schedule():
         grads = {"up": jnp.asarray(1e-2 * np.random.default_rng(seed).normal(size=(3, 4)), jnp.float32)}
         updates, state, norm = ours.update(grads, state, weights)
         assert norm < SCHEDULED.clip_norm
+        expected: Any
         expected, expected_state = reference.update(grads, expected_state, weights)
         np.testing.assert_allclose(updates["up"], expected["up"], rtol=1e-5)
