@@ -54,7 +54,7 @@ class Text:
             raise ValueError(f"the corpus {name} cannot be read: {error.strerror}; name a text file") from error
         if not len(bytes_N):
             raise ValueError(f"the corpus {name} is empty; name a text file")
-        digest = hashlib.sha256(memoryview(bytes_N)).hexdigest()
+        digest = hashlib.sha256(bytes_N.data).hexdigest()
         if kind == "bytes":
             return cls(bytes_N, kind, "", name, digest)
         try:
