@@ -64,6 +64,7 @@ def declare_measuring(add: Callable[..., Any]) -> None:
     declare(add)
     declare_text(add)
     add("--attribution", action="store_true", help="attribute each step's time to causes; also times variants of it")
+    add("--checkpoint", action="store_true", help="also time saving and restoring each state, under TMPDIR")
     timeout = "seconds without progress; default: %(default)s"
     add("--case-timeout", type=seconds, metavar="S", default=CASE_TIMEOUT, help=timeout)
     add("--compile-only", action="store_true", help="compile and analyse each step, and run nothing")

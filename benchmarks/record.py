@@ -18,6 +18,8 @@ from benchmarks.failures import Status
 from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
 from benchmarks.row import Row, Scalar
 from benchmarks.timing.attribution import Attribution
+from benchmarks.timing.checkpoint import ROW_KEYS as CHECKPOINT_KEYS
+from benchmarks.timing.checkpoint import CheckpointTimes
 from benchmarks.timing.interleaved import BlockTimes, Interval
 from strategies.model.gpt import param_count
 
@@ -59,6 +61,7 @@ class Record:
         canary: time of the group's baseline over that of a duplicate of it, timed in the same rounds: 1 except for
             noise.
         attribution: seconds of the step by cause.
+        checkpoint: seconds to save and restore its state.
         compiler_options: options that XLA was given, once it is compiled.
         compile_only: whether the case is only compiled, and not timed.
         estimate: memory and least time on a chip that need not be present.
@@ -84,6 +87,7 @@ class Record:
     relative_to_twin: Interval | None = None
     canary: Interval | None = None
     attribution: Attribution | None = None
+    checkpoint: CheckpointTimes | None = None
     compiler_options: CompilerOptions = ()
     compile_only: bool = False
     estimate: ChipEstimate | None = None
@@ -170,6 +174,7 @@ class Record:
             "noisy": self.noisy,
             **{f"attribution.{part.name}": getattr(parts, part.name, None) for part in fields(Attribution)},
             "attribution.total_over_step": _quotient(parts and parts.total_seconds, self.step_seconds_median),
+            **(self.checkpoint.as_row() if self.checkpoint else dict.fromkeys(CHECKPOINT_KEYS)),
             "model_flops_per_step": self.model_flops_per_step,
             "model_flops_utilization": self.model_flops_utilization,
             "matmul_flops_per_second": self.matmul_flops_per_second,

@@ -16,6 +16,7 @@ import strategies.importing  # noqa: F401 (first: it handles Ctrl-C during the o
 from strategies.config import PRESETS, GPTConfig, Infeasible, TrainConfig
 
 if TYPE_CHECKING:
+    from strategies.checkpoints.info import CheckpointError
     from strategies.mesh import MeshSpec
     from strategies.registry import KNOWN_AS, STRATEGIES, register
     from strategies.sharding.layout import Layout
@@ -25,6 +26,7 @@ __all__ = [
     "KNOWN_AS",
     "PRESETS",
     "STRATEGIES",
+    "CheckpointError",
     "GPTConfig",
     "Implementation",
     "Infeasible",
@@ -41,6 +43,7 @@ _WITH_JAX = {
     "KNOWN_AS": "registry",
     "STRATEGIES": "registry",
     "register": "registry",
+    "CheckpointError": "checkpoints.info",
     "MeshSpec": "mesh",
     "Layout": "sharding.layout",
     "Implementation": "step",

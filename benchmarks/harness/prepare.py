@@ -21,9 +21,11 @@ from benchmarks.harness.corpus import Batch, Corpus
 from benchmarks.program.compiled import HLOError, Program, read_program
 from benchmarks.program.deadlock import require_no_deadlock
 from benchmarks.record import Record
+from benchmarks.timing.checkpoint import checkpoint_times
 from benchmarks.timing.equality import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.timing.measure import Training, bytes_accessed, compile_step
 from strategies import Step
+from strategies.checkpoints.info import CheckpointError
 from strategies.model.gpt import flops_per_token
 
 SEED = 0
@@ -57,8 +59,8 @@ class Preparation:
     The reference is prepared once per workload.
     """
 
-    def __init__(self, corpus_N: Corpus, clock: Clock) -> None:
-        self.corpus_N, self.clock = corpus_N, clock
+    def __init__(self, corpus_N: Corpus, clock: Clock, *, checkpoint: bool = False) -> None:
+        self.corpus_N, self.clock, self.checkpoint = corpus_N, clock, checkpoint
         self._inits: dict[Any, Callable[..., Any]] = {}
         self._references: dict[Case, Entry | str] = {}
         self._trajectories: dict[Case, Trajectory] = {}
@@ -118,10 +120,22 @@ class Preparation:
         yield {}
         with self.clock.phase("checked"):
             trajectory = training.trajectory(CHECKED_STEPS)
+        if self.checkpoint:
+            yield self._checkpoint(entry, training)
         del training  # free its memory
         yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
         trajectory.require_finite("in the first steps")
         yield from self._check(entry, trajectory)
+
+    def _checkpoint(self, entry: Entry, training: Training) -> dict[str, Any]:
+        """Times of a checkpoint of the state. A failure is only a warning, because the row is complete without."""
+        assert entry.step
+        try:
+            with self.clock.phase("checkpoint"):
+                return {"checkpoint": checkpoint_times(entry.step, training.state, entry.case.single.build)}
+        except CheckpointError as error:
+            warnings.warn(f"{entry.case}: its checkpoint could not be timed: {reason_of(error)}", stacklevel=2)
+            return {}
 
     def _read_program(self, entry: Entry) -> Program | None:
         """What the compiled program does; None, with a warning, if its text cannot be parsed."""

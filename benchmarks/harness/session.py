@@ -36,7 +36,10 @@ class Session:
         self.cases: Sequence[Case] = ()
         self.say: Callable[[str], None] = lambda text: None
         self._reported: set[str] = set()
-        self._lifecycle, self._preparation = Lifecycle(settings, journal), Preparation(settings.corpus_N, clock)
+        self._lifecycle, self._preparation = (
+            Lifecycle(settings, journal),
+            Preparation(settings.corpus_N, clock, checkpoint=settings.checkpoint),
+        )
 
     @property
     def rows(self) -> dict[str, Row]:

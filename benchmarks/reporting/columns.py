@@ -118,6 +118,19 @@ SPEED = (
     Column("attribution.optimizer_seconds", "s", "Time of the optimizer."),
     Column("attribution.dispatch_seconds", "s", "Time to dispatch the step to the devices."),
     Column("attribution.total_over_step", "", "Sum of the parts divided by the step time; it should be near 1."),
+    Column("checkpoint.total_bytes", "B", "Bytes of the arrays of a checkpoint: weights and optimizer state."),
+    Column(
+        "checkpoint.save_blocking_seconds", "s", "Time of a save until training may go on: the state is on the host."
+    ),
+    Column("checkpoint.save_seconds", "s", "Time of a save until the checkpoint is on disk."),
+    Column("checkpoint.save_bytes_per_second", "B/s", "Bytes of the checkpoint by that time."),
+    Column("checkpoint.restore_seconds", "s", "Time to restore it under the same strategy, from the page cache."),
+    Column("checkpoint.restore_bytes_per_second", "B/s", "Bytes of the checkpoint by that time."),
+    Column(
+        "checkpoint.restore_single_seconds",
+        "s",
+        "Time to restore it under `single`. None if one device cannot hold the state.",
+    ),
     Column(
         "model_flops_per_step",
         "FLOP",

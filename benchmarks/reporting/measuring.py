@@ -87,6 +87,7 @@ def begin_run(config: pytest.Config, selection: Selection, corpus_N: Corpus, clo
         option.trace_dir,
         option.case_timeout,
         option.attribution,
+        option.checkpoint,
         option.benchmark_json,
     )
     run = config.stash[SESSION] = Session(settings, clock, shared_journal(option, selection, settings))
@@ -143,6 +144,7 @@ def open_journal(option: argparse.Namespace, selection: Selection, settings: Run
         "selection": str(selection),
         "compile_only": settings.compile_only,
         "attribution": settings.attribution,
+        "checkpoint": settings.checkpoint,
         "corpus": hashlib.sha256(settings.corpus_N.data).hexdigest()[:16],
     }
     after = os.environ.get(RESUMED)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.commandline.tables import PLAIN_WIDTH
 from benchmarks.harness.session import Session
-from benchmarks.reporting.terminal import absent, noise, outcome, progress, table, where_time_goes
+from benchmarks.reporting.terminal import absent, checkpoints, noise, outcome, progress, table, where_time_goes
 from benchmarks.timing.equality import CHECKED_STEPS
 from benchmarks.timing.measure import BLOCK_SECONDS
 
@@ -55,10 +55,12 @@ class Reporter:
         absent_devices = self.config.option.topology
         for line in absent(rows, width) if absent_devices else [*table(rows, width), *noise(rows)]:
             terminalreporter.write_line(line)
-        if lines := where_time_goes(rows, width):
-            terminalreporter.section("where the time of a step goes")
-            for line in lines:
-                terminalreporter.write_line(line)
+        others = {"where the time of a step goes": where_time_goes, "checkpoints": checkpoints}
+        for title, lines_of in others.items():
+            if lines := lines_of(rows, width):
+                terminalreporter.section(title)
+                for line in lines:
+                    terminalreporter.write_line(line)
         if path := self.config.option.benchmark_json:
             terminalreporter.write_line(f"report: {path}")
         terminalreporter.write_line(f"time: {self.session.clock}")

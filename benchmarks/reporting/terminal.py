@@ -116,6 +116,27 @@ def shares(row: Row) -> tuple[str, ...]:
     return (info["strategy"], spread(info), str(info["global_batch_sequences"]), *percent)
 
 
+def checkpoints(rows: Iterable[Row], width: int | None = None) -> list[str]:
+    """Return a table of times of checkpoints; only cases where they were measured have a row."""
+    lines = [checkpoint_cells(row) for row in rows if row.extra_info["checkpoint.save_seconds"] is not None]
+    header = ("strategy", "mesh", "batch", "MiB", "blocks ms", "saved ms", "restored ms", "by single ms")
+    return aligned([header, *lines], ("<", "<", *">" * (len(header) - 2)), width=width) if lines else []
+
+
+def checkpoint_cells(row: Row) -> tuple[str, ...]:
+    """Return a case's cells in the table of checkpoints; unknown values are empty."""
+    info: dict[str, Any] = row.extra_info
+    seconds = (info[f"checkpoint.{part}_seconds"] for part in ("save_blocking", "save", "restore", "restore_single"))
+    times = (known(",.0f", each and 1e3 * each) for each in seconds)
+    return (
+        info["strategy"],
+        spread(info),
+        str(info["global_batch_sequences"]),
+        mib(info["checkpoint.total_bytes"]),
+        *times,
+    )
+
+
 def cells(row: Row, times: Iterable[str], several: bool) -> tuple[str, ...]:
     """Return a case's cells in the summary; unknown values are empty."""
     info: dict[str, Any] = row.extra_info

@@ -6,12 +6,13 @@ each gets an equal part of the sum of all: error feedback adds up over devices, 
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from strategies.checkpoints import zarr_arrays
-from strategies.checkpoints.canonical import Index, Leaf, full
+from strategies.checkpoints.canonical import Leaf, full
 
 SHARES = "errors/shares"
 """The errors of each device, one device after another."""
@@ -32,7 +33,7 @@ def read(folder: Path, leaf: Leaf, devices: int, devices_before: int) -> jax.Arr
     """
     store = zarr_arrays.open_array(folder, leaf.name)
 
-    def shard(index: Index) -> np.ndarray:
+    def shard(index: Any) -> np.ndarray:
         (part,) = full(index, leaf.stored.shape)
         values = np.zeros(part.stop - part.start, leaf.stored.dtype)
         if leaf.name == SHARES:

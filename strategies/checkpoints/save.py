@@ -9,7 +9,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -55,9 +55,9 @@ class Saving:
 class _Handler(AsyncCheckpointHandler):
     """Writes the shards of this process into the folder that Orbax gives it."""
 
-    async def async_save(self, directory: Any, args: "_Save") -> list[Future]:
-        """Copy the shards to the host; then write them on a thread."""
-        folder = Path(directory)
+    async def async_save(self, directory: Any, *_: Any, **named: Any) -> list[Any]:
+        """Copy the shards to the host; then write them on a thread, whose future is returned."""
+        folder, args = Path(directory), named["args"]
         copies = [(leaf, list(host_shards(array))) for leaf, array in args.arrays]
 
         def write() -> None:

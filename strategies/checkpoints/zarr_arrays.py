@@ -51,7 +51,7 @@ def read(folder: Path, leaf: Leaf) -> jax.Array:
         raise ValueError(f"{leaf.name} has shape {store.shape}, not {leaf.shape}")
     shards: dict[Any, np.ndarray] = {}
 
-    def shard(index: Index) -> np.ndarray:
+    def shard(index: Any) -> np.ndarray:
         index = full(index, leaf.stored.shape)
         key = tuple((part.start, part.stop) for part in index)
         if key not in shards:
@@ -72,9 +72,8 @@ def open_array(folder: Path, name: str) -> ts.TensorStore:
         ValueError: it is not there, or has not all of its chunks.
     """
     store = ts.open(_spec(folder / name), open=True).result()
-    expected = math.prod(
-        math.ceil(n / c) for n, c in zip(store.shape, store.chunk_layout.read_chunk.shape, strict=True)
-    )
+    chunk: Any = store.chunk_layout.read_chunk.shape
+    expected = math.prod(math.ceil(size / part) for size, part in zip(store.shape, chunk, strict=True))
     there = sum(path.is_file() for path in (folder / name / "c").rglob("*"))
     if there != expected:
         raise ValueError(f"{name} has {there} of {expected} chunks")

@@ -48,7 +48,10 @@ KEYS = """
     dispatch_seconds_median steps_timed canary_ratio canary_ratio_low canary_ratio_high noisy
     attribution.compute_seconds attribution.exposed_communication_seconds attribution.schedule_bubble_seconds
     attribution.lockstep_bubble_seconds attribution.recomputation_seconds attribution.optimizer_seconds
-    attribution.dispatch_seconds attribution.total_over_step model_flops_per_step model_flops_utilization
+    attribution.dispatch_seconds attribution.total_over_step
+    checkpoint.total_bytes checkpoint.save_blocking_seconds checkpoint.save_seconds checkpoint.save_bytes_per_second
+    checkpoint.restore_seconds checkpoint.restore_bytes_per_second checkpoint.restore_single_seconds
+    model_flops_per_step model_flops_utilization
     matmul_flops_per_second compile_seconds memory.argument_bytes memory.parameter_bytes memory.optimizer_bytes
     memory.temp_bytes memory.output_bytes memory.alias_bytes memory.total_bytes memory.device_peak_bytes
     memory.host_peak_rss_bytes loss_first loss_last matches_single

@@ -14,7 +14,7 @@ where, processes, index, *cases = sys.argv[1:]
 jax.distributed.initialize(where, int(processes), int(index), heartbeat_timeout_seconds=10)
 
 from strategies import STRATEGIES, MeshSpec  # noqa: E402
-from tests.strategies.test_equality import CONFIG, ROUNDING, TRAIN, assert_equal, single, train  # noqa: E402
+from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, single, train  # noqa: E402
 
 
 class Asked:

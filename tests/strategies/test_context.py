@@ -22,7 +22,7 @@ from tests.strategies.quick import compiled, jit
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 2, 16, 8, 4
 ROUNDING = 12 * math.sqrt(TOKENS) * 2**-24
-"""About twelve operations in sequence, each of which rounds sums of at most `TOKENS` terms (see test_equality.py)."""
+"""About twelve operations in sequence, each of which rounds sums of at most `TOKENS` terms (see equality.py)."""
 MODES = {"ring": (zigzag, ring_attention), "ulysses": (contiguous, ulysses_attention)}
 
 
@@ -135,7 +135,7 @@ def test_other_axes_split_what_this_one_leaves(mode):
     alone = SINGLE.build(CONFIG, MeshSpec.parse("data=1"), train, jax.devices()[:1])
     tokens = np.random.default_rng(0).integers(0, CONFIG.vocab, both.batch.shape)
     (loss, grads), (expected, expected_grads) = (first_gradients(step, tokens) for step in (both, alone))
-    depth = 2 * 12 * CONFIG.layers * math.sqrt(tokens.size) * 2**-24  # see test_equality.py
+    depth = 2 * 12 * CONFIG.layers * math.sqrt(tokens.size) * 2**-24  # see equality.py
     assert abs(loss - expected) < depth * expected
     for mine, theirs in zip(jax.tree.leaves(grads), jax.tree.leaves(expected_grads), strict=True):
         whole = max(np.linalg.norm(theirs), 2**-12)

@@ -1,53 +1,21 @@
-"""The first law: every strategy, on every legal mesh, computes what one device computes.
-
-Why the bounds are what they are. Spreading a step changes no operation, only the order in which sums are added up:
-over the batch (data, fsdp), over a contracted dim (tensor), over the keys of a sequence (context), over microbatches
-(pipeline), over the vocabulary.
-A sum of n float32 terms in another order differs by about sqrt(n) u, with u = 2^-24, relative to the norm of its
-terms (Higham & Mary 2019, theorem 2.4). Along the longest path, forward and back, some 12 such operations a layer each
-way follow each other, and their errors add up. `ROUNDING` is that, for the loss and for each gradient in its norm.
-Gradients are the first moments of AdamW after one step, divided by 1 - beta1: they are clipped as the step clips them.
-
-AdamW divides each gradient by its own size, so an element much smaller than its array's largest carries that much more
-relative error, up to a step of the other sign: each step may carry a parameter lr min(2, 2 error / size) apart. The
-bias of the keys has only such elements, its true gradient being zero: softmax does not see what all scores share.
-
-In bfloat16, u = 2^-9 and each operation rounds its result, whatever the order of its float32 sums. A rounding is
-uniform within u of the power of two below a number, so relative to numbers whose mantissas are log-uniform on [1, 2)
-(Knuth, "The Art of Computer Programming", section 4.2.4) its root mean square is u sqrt(1/3 x 3 / (8 ln 2)) = 0.425 u.
-Roundings are independent: over a path of d operations they add up to sqrt(d) times that, and two runs that round at
-different places stand apart by sqrt(2) times as much. Norms of arrays have that size and not more, for they are means
-over many elements; 0.53 of the bound is the most that was seen. It holds only if long sums are made in float32: the
-gradient of a bias, summed over 256 tokens in bfloat16, is off by 1.3 times the bound.
-
-What devices sum is no rounding of that kind: each computes the gradients of its sequences as one device does, and their
-sum is held to the bound of float32 (`test_bfloat16_gradients_of_devices_are_summed_in_float32`).
-"""
+"""The first law: every strategy, on every legal mesh, computes what one device computes (bounds: equality.py)."""
 
 import dataclasses
 import itertools
 import math
-from functools import cache, partial
+from functools import cache
 
 import jax
 import numpy as np
 import pytest
-from jax.experimental.multihost_utils import process_allgather
 
 from benchmarks.cases import distinct_meshes
-from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
+from strategies import STRATEGIES, MeshSpec, TrainConfig
 from strategies.mesh import AXES, first_devices
 from strategies.model import attention, mlp, part
+from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, single, train
 from tests.strategies.quick import compiled
 from tests.strategies.test_step import WIDEST
-
-STEPS = 3
-# 257 is prime, so every strategy that splits the vocabulary pads it.
-CONFIG = dataclasses.replace(PRESETS["nano"], embed=32, sequence=16, vocab=257)
-TRAIN = TrainConfig(batch_size=16)
-DEPTH = 2 * 12 * CONFIG.layers
-TERMS = max(TRAIN.batch_size * CONFIG.sequence, CONFIG.vocab, CONFIG.mlp_dim)
-ROUNDING = {"float32": DEPTH * math.sqrt(TERMS) * 2**-24, "bfloat16": math.sqrt(2 * DEPTH / (8 * math.log(2))) * 2**-9}
 
 MESHES = [
     (name, mesh)
@@ -76,81 +44,6 @@ COMBINATIONS = [
     ("pipeline=3,tensor=2", {}),
 ]
 """A sample of the other meshes of `three_d`: every pair of axes meets, and every way to split an axis occurs."""
-
-
-def build(name, mesh, tied=True, **options):
-    """The step of a small model."""
-    config, options = dataclasses.replace(CONFIG, tied=tied), dataclasses.replace(TRAIN, **options)
-    return STRATEGIES[name].build(config, mesh, options, first_devices(mesh.size))
-
-
-def initial(step):
-    """The state before the first step."""
-    key = jax.random.key(0)
-    return compiled(step.init.lower(key))(key)
-
-
-def train(name, mesh, steps=STEPS, **options):
-    """Train a few steps: losses, gradient norms, and the state after each step on the host, without padding."""
-    step = build(name, mesh, **options)
-    return trained(step, initial(step), range(steps))[0]
-
-
-def trained(step, state, seeds):
-    """What `train` returns, of these batches from this state on; and the last state."""
-    update = compiled(step.lower())
-    losses, norms, states = [], [], []
-    for seed in seeds:
-        tokens = np.random.default_rng(seed).integers(0, CONFIG.vocab, step.batch.shape).astype(np.int32)
-        state, metrics = update(state, step.place(tokens))
-        losses.append(float(metrics["loss"]))
-        norms.append(float(metrics["grad_norm"]))
-        states.append(jax.tree.map_with_path(partial(ordered, step.layer_slots), state))
-    return (np.array(losses), np.array(norms), states), state
-
-
-def ordered(places, path, x):
-    """An array on the host: tables without padding, which must be zero, and stacked blocks in the model's order."""
-    x = np.array(x if x.is_fully_addressable else process_allgather(x, tiled=True), np.float64)
-    if places and jax.tree_util.DictKey("blocks") in path:
-        assert all((layer == 0).all() for place, layer in zip(places, x, strict=True) if place < 0)
-        return x[[places.index(layer) for layer in range(CONFIG.layers)]]
-    if x.ndim == 2 and x.shape[0] > CONFIG.vocab:
-        assert (x[CONFIG.vocab :] == 0).all()
-        return x[: CONFIG.vocab]
-    return x
-
-
-@cache
-def single(**options):
-    """The reference: `single` on one device."""
-    return train("single", MeshSpec.parse("data=1"), **options)
-
-
-def assert_equal(mine, reference, rounding):
-    """Compare losses, norms, gradients and parameters, each with its own bound."""
-    for measured, expected in zip(mine[:2], reference[:2], strict=True):
-        np.testing.assert_allclose(measured, expected, rtol=rounding)
-    moments, expected_moments = mine[2][0].optimizer[0].mu, reference[2][0].optimizer[0].mu
-    whole = math.sqrt(sum(np.square(g).sum() for g in jax.tree.leaves(expected_moments)))
-    for gradient, expected in zip(jax.tree.leaves(moments), jax.tree.leaves(expected_moments), strict=True):
-        # A norm below the rounding of the whole gradient is itself rounding.
-        assert np.linalg.norm(gradient - expected) <= rounding * max(np.linalg.norm(expected), 2**-12 * whole)
-    params, expected_params = mine[2][-1].params, reference[2][-1].params
-    drifts = jax.tree.map(
-        lambda *second_moments: drift(rounding, second_moments), *(state.optimizer[0].nu for state in reference[2])
-    )
-    for param, expected, bound in zip(*map(jax.tree.leaves, (params, expected_params, drifts)), strict=True):
-        assert (np.abs(param - expected) <= bound + 2**-23 * np.abs(expected)).all()
-
-
-def drift(rounding, second_moments):
-    """How far AdamW may drive two runs apart, element by element, whose gradients agree to `rounding`."""
-    total = 0
-    for step, moment in enumerate(second_moments, start=1):
-        size = np.sqrt(moment / (1 - TRAIN.beta2**step))
-        total += TRAIN.learning_rate * np.minimum(2, 2 * rounding * size.max() / (size + TRAIN.epsilon))
-    return total
 
 
 def unless_hardest(name, mesh):

@@ -16,7 +16,7 @@ from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.config import Infeasible
 from strategies.costs.predict import predict
 from strategies.pipelining.schedules import SCHEDULES
-from tests.strategies.test_equality import ROUNDING, assert_equal, single, train
+from tests.strategies.equality import ROUNDING, assert_equal, single, train
 
 SMALL = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, vocab=256, sequence=16)
 

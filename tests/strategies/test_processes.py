@@ -7,7 +7,7 @@ import pytest
 from strategies.config import Infeasible
 from strategies.mesh import first_devices
 from tests.processes import run_together
-from tests.strategies.test_equality import TRAIN
+from tests.strategies.equality import TRAIN
 from tests.strategies.test_step import WIDEST
 
 # Between processes: all-reduce, all-gather with reduce-scatter, and permute.

@@ -11,7 +11,7 @@ from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.model.gpt import param_count
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies.costs.test_communication import inner
-from tests.strategies.test_equality import ROUNDING, assert_equal, single, train
+from tests.strategies.equality import ROUNDING, assert_equal, single, train
 
 CONFIG = GPTConfig(layers=1, embed=32, heads=2, vocab=128, sequence=16)
 WEIGHTS = param_count(CONFIG)

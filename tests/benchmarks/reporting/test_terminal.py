@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from benchmarks.explain.memory import StepMemory
-from benchmarks.reporting.terminal import MIB, noise, outcome, progress, table, where_time_goes
+from benchmarks.reporting.terminal import MIB, checkpoints, noise, outcome, progress, table, where_time_goes
+from benchmarks.timing.checkpoint import CheckpointTimes
 from benchmarks.timing.interleaved import Interval
 from tests.benchmarks.test_record import CASE, MEASURED, NOTHING_KNOWN
 
@@ -79,3 +80,12 @@ def test_parts_of_the_time_are_shown_in_percent() -> None:
     assert header.split("  ")[-1].strip() == "in all %"
     assert measured.split() == ["fsdp", "fsdp=8", "16", "60.0", "20.0", "0.0", "4.0", "0.0", "10.0", "1.0", "95.0"]
     assert where_time_goes([INFEASIBLE.as_row()]) == []
+
+
+def test_times_of_checkpoints_are_shown() -> None:
+    """Times stand in milliseconds, unknown ones empty; rows without a checkpoint are left out."""
+    timed = replace(MEASURED, checkpoint=CheckpointTimes(9 * MIB, 0.01, 0.5, 0.02, None))
+    header, line = checkpoints([INFEASIBLE.as_row(), timed.as_row()])
+    assert header.split()[-2:] == ["single", "ms"]
+    assert line.split() == ["fsdp", "fsdp=8", "16", "9.0", "10", "500", "20"]
+    assert checkpoints([MEASURED.as_row()]) == []

@@ -15,7 +15,7 @@ where, processes, index, action, folder, *cases = sys.argv[1:]
 jax.distributed.initialize(where, int(processes), int(index), heartbeat_timeout_seconds=10)
 
 from strategies import MeshSpec  # noqa: E402
-from tests.strategies.test_equality import ROUNDING, assert_equal, build, initial, single, trained  # noqa: E402
+from tests.strategies.equality import ROUNDING, assert_equal, build, initial, single, trained  # noqa: E402
 
 done = []
 for i, case in enumerate(cases):

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from strategies.checkpoints import canonical, zarr_arrays
 from strategies.checkpoints.info import read as read_info
 from tests.processes import run_together
 from tests.strategies.checkpoints.variants import VARIANTS, first_half, step_of
-from tests.strategies.test_equality import CONFIG, ROUNDING, assert_equal, build, initial, trained
+from tests.strategies.equality import CONFIG, ROUNDING, assert_equal, build, initial, trained
 
 HALF = 3
 """Steps before a save, and after it."""
@@ -168,7 +169,7 @@ def test_the_number_of_processes_may_change(writers, readers, tmp_path):
             assert output.splitlines()[-len(cases) :] == [f"{action} {case}" for case in cases]
 
 
-COMPRESSED = {"compression": "int8"}
+COMPRESSED: dict[str, Any] = {"compression": "int8"}
 
 
 def test_residuals_are_given_back(tmp_path):

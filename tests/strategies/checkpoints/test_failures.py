@@ -16,7 +16,7 @@ from strategies.checkpoints.info import CheckpointError, positions
 from strategies.checkpoints.info import read as read_info
 from tests.processes import LIMIT_SECONDS, environment
 from tests.strategies.checkpoints.variants import first_half, step_of
-from tests.strategies.test_equality import CONFIG, TRAIN, build
+from tests.strategies.equality import CONFIG, TRAIN, build
 
 CHUNK = "mu/blocks.mlp.up_DF/c/3/0/0"
 
@@ -133,7 +133,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 from strategies.checkpoints.info import CheckpointError
 from tests.strategies.checkpoints.variants import step_of
-from tests.strategies.test_equality import initial
+from tests.strategies.equality import initial
 step = step_of("fsdp")
 state = initial(step)
 step.save(state, sys.argv[1], position=1).wait()

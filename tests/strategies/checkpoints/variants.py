@@ -5,7 +5,7 @@ from functools import cache
 import jax
 
 from strategies import MeshSpec
-from tests.strategies.test_equality import build, initial, trained
+from tests.strategies.equality import build, initial, trained
 
 VARIANTS = {
     "single": ("single", "data=1", {}),

@@ -24,7 +24,7 @@ from strategies.model.attention_kernels import (
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, 12, 4
 SHAPE = (BATCH, HEADS, TOKENS, HEAD_DIM)
 ROUNDING = 12 * math.sqrt(TOKENS) * 2**-24
-"""A dozen operations one after another, each of which rounds sums of at most `TOKENS` terms (see test_equality.py)."""
+"""A dozen operations one after another, each of which rounds sums of at most `TOKENS` terms (see equality.py)."""
 
 
 def normal(seed, shape=SHAPE, size=1.0):

@@ -18,7 +18,7 @@ from tests.strategies.quick import compiled, jit
 
 TOKENS, EMBED, ROWS, VOCAB = 48, 16, 40, 37
 ROUNDING = 12 * math.sqrt(TOKENS) * 2**-24
-"""A dozen operations one after another, each of which rounds sums of at most `TOKENS` terms (see test_equality.py)."""
+"""A dozen operations one after another, each of which rounds sums of at most `TOKENS` terms (see equality.py)."""
 X_ND = jax.random.normal(jax.random.key(0), (TOKENS, EMBED))
 TABLE_VD = jax.random.normal(jax.random.key(1), (ROWS, EMBED)) / 2
 TARGETS_N = jnp.array(np.random.default_rng(0).integers(0, VOCAB, TOKENS))

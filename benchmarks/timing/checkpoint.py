@@ -1,0 +1,122 @@
+"""How long a step's state takes to save, and to restore: under the same strategy, and under `single`.
+
+What is restored was written a moment ago, so it comes from the page cache and not from the disk.
+"""
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from benchmarks.cluster import processes
+from strategies import Infeasible, State, Step
+from strategies.checkpoints import canonical
+
+REPEATS = 3
+"""Saves and restores of each case; a row has the medians."""
+
+
+@dataclass(frozen=True)
+class CheckpointTimes:
+    """Seconds of a checkpoint of one case, in the first process.
+
+    Attributes:
+        total_bytes: of the arrays on disk.
+        save_blocking_seconds: until training may go on: the state is on the host.
+        save_seconds: until the checkpoint is on disk.
+        restore_seconds: until the state is on the devices again.
+        restore_single_seconds: the same under `single`; None if one device cannot hold the state.
+    """
+
+    total_bytes: int
+    save_blocking_seconds: float
+    save_seconds: float
+    restore_seconds: float
+    restore_single_seconds: float | None
+
+    def as_row(self) -> Mapping[str, float | None]:
+        """Columns of a row. Rates are bytes of the whole checkpoint per second."""
+        return dict(
+            zip(
+                ROW_KEYS,
+                (
+                    self.total_bytes,
+                    self.save_blocking_seconds,
+                    self.save_seconds,
+                    self.total_bytes / self.save_seconds,
+                    self.restore_seconds,
+                    self.total_bytes / self.restore_seconds,
+                    self.restore_single_seconds,
+                ),
+                strict=True,
+            )
+        )
+
+
+ROW_KEYS = (
+    "checkpoint.total_bytes",
+    "checkpoint.save_blocking_seconds",
+    "checkpoint.save_seconds",
+    "checkpoint.save_bytes_per_second",
+    "checkpoint.restore_seconds",
+    "checkpoint.restore_bytes_per_second",
+    "checkpoint.restore_single_seconds",
+)
+
+
+def checkpoint_times(step: Step, state: State, single: Callable[[], Step]) -> CheckpointTimes:
+    """Save and restore a state, several times.
+
+    With several processes all of them call this. They write into the folder of temporary files of the first process,
+    which all must see.
+
+    Args:
+        step: the step.
+        state: of the step. It is not donated.
+        single: builds the step of one device with the same work.
+
+    Raises:
+        CheckpointError: a checkpoint cannot be written or read.
+    """
+    import strategies.checkpoints.save  # noqa: F401 (its first import takes seconds)
+
+    folder = Path(processes.broadcast_first(lambda: tempfile.mkdtemp(prefix="meshmark-checkpoint-")))
+    try:
+        saves = [_save(step, state, folder, position) for position in range(REPEATS)]
+        restores = [_restore(step, folder) for _ in range(REPEATS)]
+        on_one: list[float] = []
+        with suppress(Infeasible, MemoryError, jax.errors.JaxRuntimeError):
+            one_device = single()
+            on_one = [_restore(one_device, folder) for _ in range(REPEATS)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    blocking, whole = zip(*saves, strict=True)
+    return CheckpointTimes(
+        total_bytes=sum(leaf.disk_bytes for leaf in canonical.leaves(step)),
+        save_blocking_seconds=statistics.median(blocking),
+        save_seconds=statistics.median(whole),
+        restore_seconds=statistics.median(restores),
+        restore_single_seconds=statistics.median(on_one) if on_one else None,
+    )
+
+
+def _save(step: Step, state: State, folder: Path, position: int) -> tuple[float, float]:
+    """Seconds of the blocking part of a save, and of all of it."""
+    start = time.perf_counter()
+    saving = step.save(state, folder, position=position)
+    blocking = time.perf_counter() - start
+    saving.wait()
+    return blocking, time.perf_counter() - start
+
+
+def _restore(step: Step, folder: Path) -> float:
+    """Seconds until a restored state is on the devices."""
+    start = time.perf_counter()
+    jax.block_until_ready(step.restore(folder))
+    return time.perf_counter() - start
