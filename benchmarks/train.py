@@ -10,23 +10,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import jax
+
 from benchmarks.cluster import processes
 from benchmarks.commandline.ending import BROKEN_INPUT, INTERRUPTED
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import require_folder
+from benchmarks.commandline.outputs import Unwritable, require_folder
 from benchmarks.failures import CompileError, reason_of
 from benchmarks.parsers import train as train_parser
 from benchmarks.timing.machine import disable_compilation_cache, use_virtual_devices
 from benchmarks.timing.measure import compile_step
-from benchmarks.training.log import Log
-from benchmarks.training.loop import NotFinite, Run, first_state
+from benchmarks.training.log import SCHEMA_VERSION, Log
+from benchmarks.training.loop import NotFinite, Run
 from benchmarks.training.plan import CHECKPOINTS, LOG, Plan
 from benchmarks.training.progress import Progress
 from benchmarks.training.sampling import sampled
 from benchmarks.training.stopping import Stopping
-from strategies import STRATEGIES, State, Step
+from strategies import STRATEGIES, CheckpointError, State, Step
 from strategies.checkpoints import info
-from strategies.checkpoints.info import CheckpointError
 
 FAILED = 1
 PROMPT = "\n"
@@ -47,14 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         processes.join(option)
         plan = processes.run_in_all(partial(Plan.of, option))
-        step = processes.run_in_all(
-            lambda: STRATEGIES[plan.case.strategy].build(
-                plan.case.config, plan.case.mesh, plan.train, plan.case.devices
-            )
-        )
+        step = processes.run_in_all(plan.build)
         position = processes.broadcast_first(partial(first_position, option, plan))
     except (ValueError, processes.FailedElsewhere) as error:
         processes.end(in_order=True)
+        if isinstance(error, Unwritable):
+            parser.exit(BROKEN_INPUT, f"{error}\n")
         parser.error(str(error))
     try:
         code = run(option, plan, step, position)
@@ -95,13 +94,13 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
     disable_compilation_cache()
     first = processes.is_first()
     stopping, checkpoints = Stopping(), plan.out / CHECKPOINTS
-    state = step.restore(checkpoints, at=position) if position else first_state(step, plan.seed)
+    state = step.restore(checkpoints, at=position) if position else step.init(jax.random.key(plan.seed))
     compilation = compile_step(step, dict(plan.case.compiler_options))
     progress = Progress(plan.steps, position, silent=not first)
     progress.say(f"{plan.case}: {plan.case.preset}, compiled in {compilation.seconds:.1f} s, log: {plan.out / LOG}")
     log = Log(plan.out / LOG, after=position) if first else None
     if log:
-        log.write("run", schema_version=1, resumed_after=position, **plan.facts(step))
+        log.write("run", schema_version=SCHEMA_VERSION, resumed_after=position, **plan.facts(step))
     training = Run(plan, replace(step, update=compilation.program), log, progress, stopping, position, position or None)
     try:
         with stopping.listening():

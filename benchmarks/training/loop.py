@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
@@ -149,8 +148,3 @@ class Run:
     def _write(self, kind: str, **facts: Any) -> None:
         if self.log:
             self.log.write(kind, step=self.position, **facts)
-
-
-def first_state(step: Step, seed: int) -> State:
-    """The state before the first step."""
-    return step.init(jax.random.key(seed))

@@ -16,7 +16,7 @@ from benchmarks.commandline.outputs import safe_name
 from benchmarks.options import available_devices, model, require_options, values_of
 from benchmarks.timing.machine import PACKAGES
 from benchmarks.training.text import Text
-from strategies import GPTConfig, Step, TrainConfig
+from strategies import STRATEGIES, GPTConfig, Step, TrainConfig
 from strategies.model.gpt import param_count
 
 LEARNING = (
@@ -77,6 +77,15 @@ class Plan:
             **{name: getattr(option, name) for name in ("steps", "seed", "log_every", "evaluate_every", "keep")},
             **{name: getattr(option, name) for name in ("checkpoint_every", "evaluation_batches")},
         )
+
+    def build(self) -> Step:
+        """Build the step on the first devices of this machine.
+
+        Raises:
+            Infeasible: strategy, mesh, model and batch do not fit together.
+        """
+        case = self.case
+        return STRATEGIES[case.strategy].build(case.config, case.mesh, self.train, case.devices)
 
     @property
     def recipe(self) -> dict[str, Any]:

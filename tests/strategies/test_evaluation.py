@@ -11,8 +11,8 @@ from benchmarks.program.compiled import read_program
 from benchmarks.program.deadlock import require_no_deadlock
 from strategies import STRATEGIES, MeshSpec, TrainConfig
 from strategies.mesh import first_devices
+from tests.strategies.equality import CONFIG, ROUNDING
 from tests.strategies.quick import compiled
-from tests.strategies.test_equality import CONFIG, ROUNDING
 from tests.strategies.test_step import WIDEST
 
 TWO_LAYERS = dataclasses.replace(CONFIG, layers=2)

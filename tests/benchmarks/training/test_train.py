@@ -17,7 +17,7 @@ from benchmarks.train import main
 from benchmarks.training.plan import CHECKPOINTS, LOG
 from strategies.checkpoints.info import positions
 from tests.processes import LIMIT_SECONDS, ROOT, environment, finish_together, free_port, start_together
-from tests.strategies.test_equality import ROUNDING
+from tests.strategies.equality import ROUNDING
 
 FSDP = ("--strategy=fsdp", "--mesh=fsdp=2")
 SMALL = ("--layers=2", "--embed=32", "--heads=2", "--sequence=16", "--batch-size=8")
@@ -88,8 +88,8 @@ def test_resumed_under_another_strategy_it_is_the_same_run_to_rounding(whole: Pa
     others = ("--strategy=pipeline", "--mesh=pipeline=2", "--keep=2")
     assert main([*others, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume"]) == 0
     assert [*losses(half)] == [*losses(whole)]
-    # AdamW carries runs apart, by its learning rate where a gradient is rounding; eight steps of at most 1e-3.
-    np.testing.assert_allclose([*losses(half).values()], [*losses(whole).values()], rtol=10 * ROUNDING["float32"])
+
+    np.testing.assert_allclose([*losses(half).values()], [*losses(whole).values()], rtol=ROUNDING["float32"])
     assert positions(half / CHECKPOINTS) == [8, 12]
 
 
@@ -139,7 +139,7 @@ def test_two_processes_are_one_run(whole: Path, tmp_path: Path) -> None:
     assert "step" not in second.stdout
     assert [*losses(tmp_path / "run")] == [*losses(whole)]
     np.testing.assert_allclose(
-        [*losses(tmp_path / "run").values()], [*losses(whole).values()], rtol=10 * ROUNDING["float32"]
+        [*losses(tmp_path / "run").values()], [*losses(whole).values()], rtol=ROUNDING["float32"]
     )
 
 
@@ -194,6 +194,14 @@ def test_options_that_cannot_work_are_refused(
         main([*SMALL, *options.split(), f"--out={tmp_path / 'run'}"])
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "run" / LOG).exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An --out that is a file ends with 5 and a line that says so."""
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="5"):
+        main([*SMALL, f"--out={tmp_path / 'file'}"])
+    assert "file cannot be written to: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
