@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.arguments import (
+    CASE_TIMEOUT,
     LISTED,
     commas,
     count,
@@ -15,8 +16,11 @@ from benchmarks.arguments import (
     declare_measuring,
     declare_model,
     declare_processes,
+    declare_text,
+    dtype,
     mesh,
     option,
+    remat,
     seconds,
     strategy,
     topology,
@@ -85,6 +89,59 @@ def search() -> argparse.ArgumentParser:
         help="write every candidate to FILE, which `meshmark frontier` and `meshmark page` read",
     )
     return parser
+
+
+def train() -> argparse.ArgumentParser:
+    """Return the parser of `meshmark train`."""
+    about = "Train a GPT on text under one strategy, with checkpoints, and log the loss."
+    parser = argparse.ArgumentParser(program("python -m benchmarks.train"), description=about)
+    add = parser.add_argument
+    add("--strategy", type=strategy, default="single", metavar="NAME", help=f"default: %(default)s; {LISTED}")
+    add("--devices", type=count, metavar="N", help="number of devices; default: all, or 1 for single")
+    add("--mesh", type=mesh, metavar="MESH", help="such as data=2,tensor=4, instead of --devices")
+    add("--batch-size", type=count, default=16, metavar="N", help="sequences in a global batch; default: %(default)s")
+    add("--microbatches", type=count, metavar="N", help="per batch; default: 2 per pipeline stage, or 1")
+    declare_model(add)
+    add("--dtype", type=dtype, metavar="DTYPE", default="float32", help="of the computation; default: %(default)s")
+    add("--remat", type=remat, metavar="REMAT", default="dots", help="what is recomputed; default: %(default)s")
+    options = f"options of the strategy, such as schedule=zb-h1; {LISTED}; repeatable"
+    add("--option", type=commas(option), metavar="NAME=VALUE", action="append", default=[], help=options)
+    declare_compiler(add)
+    _declare_training(parser.add_argument_group("training; the defaults are nanoGPT's for CPUs").add_argument)
+    _declare_output(parser.add_argument_group("text, log and checkpoints").add_argument)
+    declare_processes(parser.add_argument_group("several processes; start each with the same options").add_argument)
+    parser.set_defaults(case_timeout=CASE_TIMEOUT)  # how long processes wait for each other
+    return parser
+
+
+def _declare_training(add: Callable[..., Any]) -> None:
+    """Declare the options of the optimizer."""
+    add("--steps", type=count, default=300, metavar="N", help="train until step N; default: %(default)s")
+    add("--seed", type=whole, default=0, metavar="N", help="of weights and batches; default: %(default)s")
+    add("--learning-rate", type=float, default=1e-3, metavar="X", help="the highest; default: %(default)s")
+    add("--warmup-steps", type=whole, metavar="N", help="of linear warmup; default: a twentieth of --steps")
+    add("--decay-steps", type=count, metavar="N", help="where the cosine decay ends; default: --steps")
+    add("--final-learning-rate", type=float, metavar="X", help="after the decay; default: a tenth of the highest")
+    add("--beta1", type=float, default=0.9, metavar="X", help="of AdamW; default: %(default)s")
+    add("--beta2", type=float, default=0.99, metavar="X", help="of AdamW; default: %(default)s")
+    add("--weight-decay", type=float, default=0.1, metavar="X", help="of AdamW; default: %(default)s")
+    add("--clip-norm", type=float, default=1.0, metavar="X", help="clip gradients to this norm; default: %(default)s")
+
+
+def _declare_output(add: Callable[..., Any]) -> None:
+    """Declare the options for the text, the log, evaluation and checkpoints."""
+    declare_text(add)
+    add("--tokens", choices=("bytes", "chars"), default="bytes", help="what a token is; default: %(default)s")
+    add("--out", type=Path, metavar="DIR", help="folder of log and checkpoints; default: runs/STRATEGY-MESH")
+    add("--log-every", type=count, default=10, metavar="N", help="log each N-th step; default: %(default)s")
+    evaluate = "evaluate on held-out text each N steps and at both ends; default: %(default)s"
+    add("--evaluate-every", type=count, default=250, metavar="N", help=evaluate)
+    add("--evaluation-batches", type=count, default=20, metavar="N", help="batches of it; default: %(default)s")
+    add("--checkpoint-every", type=count, metavar="N", help="save each N steps; default: at the end")
+    add("--keep", type=count, metavar="K", help="keep the K latest checkpoints; default: all")
+    add("--resume", action="store_true", help="continue the run in --out from its latest checkpoint")
+    add("--sample", type=count, metavar="N", help="write N tokens of text at the end")
+    add("--temperature", type=float, default=0.8, metavar="X", help="of the sample; 0 is greedy; default: %(default)s")
 
 
 def _declare_space(add: Callable[..., Any]) -> None:

@@ -6,13 +6,15 @@ from pathlib import Path
 from benchmarks.commandline.main import program
 from results.arguments import count
 
+FILES = "written by pytest benchmarks --benchmark-json; or log.jsonl, written by python -m benchmarks.train"
+
 
 def plot() -> argparse.ArgumentParser:
     """Return the parser of `meshmark plot`."""
-    about = "Draw the figures of benchmark runs."
+    about = "Draw the figures of benchmark runs, or the loss curves of training runs over one another."
     parser = argparse.ArgumentParser(program("python -m results.plot"), description=about)
     add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help="written by pytest benchmarks --benchmark-json")
+    add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
     add(
         "--out",
         type=Path,

@@ -1,11 +1,15 @@
-"""Draws the figures of benchmark runs: `python -m results.plot runs/NAME.json [--out DIR]`."""
+"""Draws the figures of runs: `python -m results.plot runs/NAME.json [--out DIR]`.
 
-from collections.abc import Sequence
+Logs of `python -m benchmarks.train`, whose names end with .jsonl, are drawn over one another as loss curves.
+"""
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
@@ -14,8 +18,10 @@ from results import parsers
 from results.figures.canvas import Look, look_of
 from results.figures.curves import counts, left_out, widest_batch, workloads
 from results.figures.drawing import FIGURES, OF_ALL_BATCHES, figures_of
+from results.figures.losses import loss_curves
 from results.figures.pictures import METADATA, REPRODUCIBLE, draw
 from results.records.rows import RecordError, load
+from results.records.training import SUFFIX, TrainingRun, read_training
 
 
 def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
@@ -63,10 +69,41 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
     paths = []
     for name in figures_of(at_batch):
         figure = FIGURES[name](rows if name in OF_ALL_BATCHES else at_batch, look)
-        for suffix in METADATA:
-            paths.append(folder / f"{name}.{suffix}")
-            draw(figure, paths[-1])
+        paths += draw_all(figure, folder / name)
     return paths
+
+
+def plot_training(runs: Sequence[TrainingRun], folder: Path) -> list[Path]:
+    """Write the loss curves of training runs, and return the paths written."""
+    with mpl.rc_context():
+        sns.set_theme(style="whitegrid", rc=REPRODUCIBLE)
+        return draw_all(loss_curves(runs), folder / loss_curves.__name__)
+
+
+def draw_all(figure: Figure, path: Path) -> list[Path]:
+    """Write a figure in all formats, and return the paths written."""
+    paths = [path.with_suffix(f".{suffix}") for suffix in METADATA]
+    for each in paths:
+        draw(figure, each)
+    return paths
+
+
+def plot_of(files: Sequence[Path], batch: int | None) -> Callable[[Path], list[Path]]:
+    """Read files, and return a function that draws them into a folder.
+
+    Raises:
+        RecordError: a file cannot be read, or the files are not all of one kind.
+    """
+    logs = [file for file in files if file.suffix == SUFFIX]
+    if not logs:
+        rows = load(files)
+        return lambda folder: plot(rows, folder, batch)
+    if others := [file for file in files if file.suffix != SUFFIX]:
+        raise RecordError(f"{logs[0]} is a log of training, and {others[0]} is not; plot them apart")
+    if batch:
+        raise RecordError("--batch-size chooses among measured cases, and the log of a training run has none")
+    runs = read_training(files)
+    return lambda folder: plot_training(runs, folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,9 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = options.out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
     paths: list[Path] = []
     try:
-        rows = load(options.files)
+        draw_into = plot_of(options.files, options.batch_size)
         require_folder(out)
-        save(out, lambda folder: paths.extend(plot(rows, folder, options.batch_size)))
+        save(out, lambda folder: paths.extend(draw_into(folder)))
     except (RecordError, Unwritable) as error:
         parser.exit(BROKEN_INPUT, f"{error}\n")
     print(*paths, sep="\n")

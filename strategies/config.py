@@ -135,6 +135,11 @@ class TrainConfig:
             softmax (Chowdhery et al. 2022, "PaLM", section 5).
         loss_scale: the loss scale of the first step, a power of two. It acts with float16 only.
         loss_scale_growth_steps: steps without overflow after which the loss scale is doubled.
+        learning_rate: the highest; it is constant unless there is a warmup or a decay.
+        warmup_steps: updates in which the learning rate rises linearly from near zero.
+        decay_steps: updates, with those of the warmup, after which it has fallen to `final_learning_rate`, by a cosine;
+            None: it does not fall.
+        final_learning_rate: the learning rate after `decay_steps`.
 
     Raises:
         Infeasible: a number is out of its range, `microbatches` does not divide `batch_size`, an option has an unknown
@@ -162,6 +167,9 @@ class TrainConfig:
     loss_scale: float = 2.0**15
     loss_scale_growth_steps: int = 2000
     learning_rate: float = 3e-4
+    warmup_steps: int = 0
+    decay_steps: int | None = None
+    final_learning_rate: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
@@ -188,6 +196,25 @@ class TrainConfig:
             if getattr(self, name) not in get_args(known):
                 raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
         _require_alone(self)
+        _require_optimizer(self)
+
+
+def _require_optimizer(train: TrainConfig) -> None:
+    """Refuse betas out of range, a learning rate that is not positive, and a decay that ends before the warmup."""
+    for name, beta in {"beta1": train.beta1, "beta2": train.beta2}.items():
+        if not 0 <= beta < 1:
+            raise Infeasible(f"{name}={beta}; it must be at least 0 and below 1")
+    if not train.weight_decay >= 0:
+        raise Infeasible(f"weight_decay={train.weight_decay}; it must be at least 0")
+    peak, final, warmup, decay = train.learning_rate, train.final_learning_rate, train.warmup_steps, train.decay_steps
+    if not 0 < peak < math.inf:
+        raise Infeasible(f"learning_rate={peak}; it must be above 0")
+    if not 0 <= final <= peak:
+        raise Infeasible(f"final_learning_rate={final}; it must be from 0 to learning_rate={peak}")
+    if warmup < 0:
+        raise Infeasible(f"warmup_steps={warmup}; it must be at least 0")
+    if decay is not None and decay <= warmup:
+        raise Infeasible(f"decay_steps={decay} ends before warmup_steps={warmup}; give more than {warmup} for both")
 
 
 def _require_alone(train: TrainConfig) -> None:

@@ -33,12 +33,13 @@ from strategies.mesh import Devices, MeshSpec, mark_varying
 from strategies.model.gpt import GPT
 from strategies.model.weights import Weights
 from strategies.pipelining.executor import Executor, Parts
+from strategies.pipelining.forward import run_forward
 from strategies.pipelining.layer_backward import Leaves
 from strategies.pipelining.schedules import SCHEDULES, Schedule
 from strategies.pipelining.stages import layer_slots
 from strategies.pipelining.timetable import Ticks
 from strategies.sharding.layout import Layout
-from strategies.step import Differentiate, Divisor, Implementation, Step, Strategy, Tokens
+from strategies.step import Differentiate, Divisor, Implementation, Losses, Step, Strategy, Tokens
 from strategies.training.gradients import cast
 from strategies.training.train_step import assemble
 
@@ -83,6 +84,22 @@ def scheduled(schedule: Schedule, slots: tuple[int, ...], train: TrainConfig) ->
     return differentiate
 
 
+def forward(chunks: int, microbatches: int) -> Losses:
+    """A forward pass through the stages, microbatch after microbatch. Each stage has so many chunks."""
+
+    def losses(build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens) -> Array:
+        def run(blocks: Weights, x_bTD: Array) -> Array:
+            return build({**weights, "blocks": blocks}).run(x_bTD)
+
+        model = build(weights)
+        x_BTD = model.embed(tokens_BS[:, :-1])
+        x_MbTD = x_BTD.reshape(microbatches, -1, *x_BTD.shape[1:])
+        y_MbTD = run_forward(run, weights["blocks"], x_MbTD, chunks)
+        return model.losses(y_MbTD.reshape(x_BTD.shape), tokens_BS[:, 1:])
+
+    return losses
+
+
 def implementation(config: GPTConfig, train: TrainConfig, stages: int) -> Implementation:
     """The implementation of a pipeline. One stage is no pipeline: plain autodiff, without a schedule.
 
@@ -96,6 +113,7 @@ def implementation(config: GPTConfig, train: TrainConfig, stages: int) -> Implem
         hooks=tensor.vocab_hooks(AXES),
         differentiate=scheduled(schedule, slots, train),
         schedules_microbatches=True,
+        losses=forward(schedule.chunks, train.microbatches),
         layer_slots=slots,
     )
 

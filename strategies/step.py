@@ -61,6 +61,10 @@ def autodiff(
     return jax.value_and_grad(lambda weights: forward(build(weights), tokens_BS).sum() / divisor)(weights)
 
 
+Losses = Callable[[Callable[[Weights], GPT], Weights, Tokens], Float[Array, " N"]]
+"""(function from weights to a model, weights, this device's sequences) -> the loss of each token, by a forward pass."""
+
+
 class Optimizer(NamedTuple):
     """How gradients change the weights.
 
@@ -89,6 +93,7 @@ class Implementation:
         differentiate: this device's shard of the batch, or of a microbatch -> its share of loss and gradients.
         schedules_microbatches: whether `differentiate` takes all microbatches and orders them itself, as a pipeline
             does. Otherwise gradients are accumulated, one microbatch after another.
+        losses: this device's shard of the batch -> the loss of each of its tokens, without gradients.
         layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
         prepare_params: weights as the state holds them -> weights with respect to which gradients are taken.
         reduce: this device's share of loss and gradients, after all microbatches -> their sums over the axes that split
@@ -104,6 +109,7 @@ class Implementation:
     hooks: Hooks = ONE_DEVICE
     differentiate: Differentiate = autodiff
     schedules_microbatches: bool = False
+    losses: Losses = lambda build, weights, tokens_BS: forward(build(weights), tokens_BS)
     layer_slots: tuple[int, ...] | None = None
     prepare_params: Callable[[Weights], Weights] = lambda weights: weights
     reduce: Callable[[Array, Weights], tuple[Array, Weights]] = lambda loss, grads: (loss, grads)
@@ -124,6 +130,7 @@ class Step:
         gradients: the first half of `update`, jitted: (state, batch) -> (loss, gradients before clipping).
         apply: the second half, jitted: (state, gradients) -> (state, the metrics but "loss"). Neither half donates
             anything.
+        evaluate: the mean loss of a batch by a forward pass, jitted: (params, batch) -> loss. It donates nothing.
         state: shapes, dtypes and shardings of the state. `grads` (between the halves) and `batch` are alike.
         layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
         inexact: why the step by design computes something else than one device; empty if it does not.
@@ -137,6 +144,7 @@ class Step:
     update: Any
     gradients: Any
     apply: Any
+    evaluate: Any
     state: State
     grads: Weights
     batch: jax.ShapeDtypeStruct
@@ -180,20 +188,18 @@ class Step:
     ) -> "Saving":
         """Save a state as `folder/POSITION`, in a form that any strategy restores (checkpoints/).
 
-        It returns when the state has been copied to the host, and may then be donated; `wait()` of the result waits
-        until it is on disk. A save is atomic: until it is whole, it has a temporary name. With several processes each
-        of them calls this, and writes its own shards.
+        It returns when the state is on the host, and may then be donated; `wait()` of the result waits until it is on
+        disk. Until a checkpoint is whole, it has a temporary name. All processes call this, and write their own shards.
 
         Args:
             state: of this step.
             folder: of all checkpoints of a training run, on a file system that all processes see.
             position: batches that were trained on; default: the steps that the optimizer has made.
             more: facts to save with it, as JSON.
-            keep: how many checkpoints to keep; the oldest are removed when this one is whole. Default: all.
+            keep: how many checkpoints to keep, the latest ones; default: all.
 
         Raises:
-            CheckpointError: it cannot be written, or there is one of this position already. Older ones are as they
-                were.
+            CheckpointError: it cannot be written, or there is one of this position already. Others stay.
         """
         from strategies.checkpoints.save import save  # loads Orbax, which takes seconds
 

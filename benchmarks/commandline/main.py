@@ -33,7 +33,10 @@ COMMANDS = {
         ("--pyargs", "benchmarks"),
         "benchmarks.parsers:measure",
     ),
-    "plot": Command("draw the figures of measured runs", "results.plot", parser="results.parsers:plot"),
+    "train": Command(
+        "train on text, with checkpoints, and log the loss", "benchmarks.train", parser="benchmarks.parsers:train"
+    ),
+    "plot": Command("draw the figures of runs", "results.plot", parser="results.parsers:plot"),
     "page": Command("write an HTML page about runs and searches", "results.page", parser="results.parsers:page"),
     "compare": Command("compare stored runs case by case", "results.compare"),
     "merge": Command("merge several launches into one run", "results.merge"),

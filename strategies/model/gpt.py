@@ -133,6 +133,13 @@ class GPT(nnx.Module):
         self.blocks = nnx.merge(blocks, stacked)
         self.head = Head(config, train, padded_vocab, rngs)
 
+    @classmethod
+    def of_weights(cls, config: GPTConfig, train: TrainConfig, weights: Weights) -> "GPT":
+        """The model with these weights, on one device."""
+        padded_vocab = weights["embedding"]["token_VD"].shape[0]
+        abstract = nnx.eval_shape(lambda: cls(config, train, nnx.Rngs(0), padded_vocab=padded_vocab))
+        return nnx.merge(nnx.split(abstract, nnx.Param)[0], weights)
+
     def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Embed the tokens. The residual stream is in the compute dtype."""
         return self._ready(nnx.split(self.embedding))(tokens_BT, self.hooks)
@@ -163,6 +170,12 @@ class GPT(nnx.Module):
         token_VD = head.token_VD[...] if hasattr(head, "token_VD") else self._gathered(self.embedding.token_VD)
         policy = HEAD_POLICY if self.train_config.logits_bytes is None else CHUNKED_HEAD_POLICY
         return jax.checkpoint(run, policy=policy)(nnx.split(head), token_VD, x_BTD)
+
+    def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Logits of the next token in float32, without padding, on one device: for sampling."""
+        head = self._ready(nnx.split(self.head))
+        token_VD = head.token_VD[...] if hasattr(head, "token_VD") else self._gathered(self.embedding.token_VD)
+        return (head.norm(x_BTD) @ token_VD.T)[..., : head.vocab].astype(jnp.float32)
 
     def _ready(self, split: Split) -> Any:
         """The module with gathered weights, in the dtype in which they are used."""

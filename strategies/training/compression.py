@@ -27,6 +27,7 @@ from jaxtyping import Array, Float
 from strategies.config import TrainConfig
 from strategies.model.weights import Weights
 from strategies.step import Optimizer
+from strategies.training.learning_rate import learning_rate_at
 
 BLOCK = 256
 """Block size: how many numbers share a scale."""
@@ -148,9 +149,11 @@ def _onebit_update(
         count = adam.count + 1
         scale1, scale2 = 1 - train.beta1**count, 1 - train.beta2**train.compression_warmup
 
+        learning_rate = learning_rate_at(train, adam.count)
+
         def change(m: Array, v: Array, weight: Array) -> Array:
             direction = m / scale1 / (jnp.sqrt(v / scale2) + train.epsilon)
-            return -train.learning_rate * (direction + train.weight_decay * weight)
+            return -learning_rate * (direction + train.weight_decay * weight)
 
         updates: Any = jax.tree.map(change, mu, adam.nu, weights)
         return updates, Kept((adam._replace(count=count, mu=mu), *others), errors), norm

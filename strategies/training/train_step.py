@@ -28,6 +28,7 @@ from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout, size_of
 from strategies.step import Divisor, Implementation, Metrics, Optimizer, State, Step, Tokens
 from strategies.training.gradients import accumulated, all_reduce, global_norm
+from strategies.training.learning_rate import learning_rate_at
 from strategies.training.loss_scaling import loss_scaled
 
 
@@ -139,11 +140,9 @@ class _Assembly:
         strategy, layout, sharded = self.implementation, self.layout, self.sharded_update
         microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
         differentiate = accumulated(partial(self.loss_and_grads, divisor), microbatches)
-        varying_axes = (*self.replicas, *layout.updates)
         # By default GPUs and TPUs multiply float32 in reduced precision (TF32, bfloat16 passes).
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
-            prepared = strategy.prepare_params(mark_varying(params, varying_axes) if varying_axes else params)
-            loss, grads = strategy.reduce(*differentiate(prepared, tokens_BS))
+            loss, grads = strategy.reduce(*differentiate(self.prepared(params), tokens_BS))
             if sharded:
                 loss = lax.psum(loss, layout.updates)
                 grads = grads if layout.scatters_each else sharded.scatter(grads)
@@ -151,6 +150,20 @@ class _Assembly:
                 return loss, grads
             default = partial(all_reduce, axes=self.replicas, dtype=self.train.reduce_dtype)
             return (strategy.sum_replicas or default)(loss, grads)
+
+    def prepared(self, params: Weights) -> Weights:
+        """The weights as the implementation takes them."""
+        axes = (*self.replicas, *self.layout.updates)
+        return self.implementation.prepare_params(mark_varying(params, axes) if axes else params)
+
+    def evaluate(self, params: Weights, tokens_BS: Tokens) -> Array:
+        """The mean loss of a batch by a forward pass, all microbatches at once."""
+        strategy, layout = self.implementation, self.layout
+        axes = () if strategy.compiler_partitioned else (*layout.batch, *layout.tokens)
+        with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
+            losses_N = strategy.losses(partial(nnx.merge, self.graph), self.prepared(params), tokens_BS)
+        loss = losses_N.sum() / (self.train.batch_size * self.config.sequence)
+        return lax.psum(loss, axes) if axes else loss
 
     def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
         """Update weights and optimizer state with summed gradients."""
@@ -184,6 +197,7 @@ class _Assembly:
             update=jitted(self.update, (state_specs, batch_spec), (state_specs, P()), donate_argnums=(0,)),
             gradients=jitted(self.gradients, (state_specs, batch_spec), (P(), grad_specs)),
             apply=jitted(self.apply, (state_specs, grad_specs), (state_specs, P())),
+            evaluate=jitted(self.evaluate, (self.specs, batch_spec), P()),
             state=jax.tree.map(self.placed, shapes, state_specs),
             grads=jax.tree.map(self.placed, grads, grad_specs),
             batch=self.placed(batch, batch_spec),
@@ -231,9 +245,12 @@ def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimiz
         specs: how gradients and moments are sharded.
         whole: whether `update` sees whole arrays, which the compiler partitions.
     """
-    adamw = optax.adamw(
-        train.learning_rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay
-    )
+
+    def at(updates: Any) -> optax.GradientTransformation:
+        rate = learning_rate_at(train, updates)
+        return optax.adamw(rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay)
+
+    adamw = at(0)  # its state does not depend on the learning rate
 
     def state_specs(state: Any) -> Any:
         return optax.tree_map_params(adamw, lambda _, spec: spec, state, specs, transform_non_params=lambda _: P())
@@ -242,7 +259,7 @@ def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimiz
         norm = global_norm(grads, jax.tree.map(lambda _: P(), specs) if whole else specs)
         clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
         updates: Any
-        updates, state = adamw.update(jax.tree.map(lambda g: g * clip, grads), state, weights)
+        updates, state = at(state[0].count).update(jax.tree.map(lambda g: g * clip, grads), state, weights)
         return updates, state, norm
 
     return Optimizer(lambda weights: (weights, specs), adamw.init, state_specs, update)

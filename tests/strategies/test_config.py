@@ -76,6 +76,12 @@ def test_a_model_that_cannot_be_is_refused(sizes, message):
             "bucket_bytes=4 does not go with compression=int8",
         ),
         ({"batch_size": 8, "bucket_bytes": 3}, "bucket_bytes=3; it must be at least 4"),
+        ({"batch_size": 8, "learning_rate": 0.0}, "learning_rate=0.0; it must be above 0"),
+        ({"batch_size": 8, "final_learning_rate": 1.0}, "final_learning_rate=1.0; it must be from 0 to .*=0.0003"),
+        ({"batch_size": 8, "warmup_steps": -1}, "warmup_steps=-1; it must be at least 0"),
+        ({"batch_size": 8, "warmup_steps": 5, "decay_steps": 5}, "decay_steps=5 ends before warmup_steps=5; give more"),
+        ({"batch_size": 8, "beta2": 1.0}, "beta2=1.0; it must be at least 0 and below 1"),
+        ({"batch_size": 8, "weight_decay": -0.1}, "weight_decay=-0.1; it must be at least 0"),
     ],
 )
 def test_a_step_that_cannot_be_is_refused(options, message):

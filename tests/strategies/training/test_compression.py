@@ -80,13 +80,15 @@ def test_what_is_lost_in_one_step_comes_in_the_next(codec):
     np.testing.assert_allclose(delivered + left[:SIZE], true, atol=1e-4)
 
 
-def test_momentum_in_bits_moves_weights_as_adamw_does():
+@pytest.mark.parametrize("schedule", [{}, {"warmup_steps": 3, "decay_steps": 6}], ids=str)
+def test_momentum_in_bits_moves_weights_as_adamw_does(schedule):
     """1-bit Adam equals AdamW before and after its warm-up where compression is lossless.
 
-    That is so where all gradients are equally large, and the same in each step: neither the signs nor the frozen
+    That is so with a constant and with a scheduled learning rate, where all gradients are equally large, and the same
+    in each step: neither the signs nor the frozen
     variance lose anything.
     """
-    train = TrainConfig(batch_size=4, compression="onebit", compression_warmup=2)
+    train = TrainConfig(batch_size=4, compression="onebit", compression_warmup=2, **schedule)
     shapes = {"up": (2 * DEVICES, BLOCK), "down": (BLOCK, DEVICES)}
     rng = np.random.default_rng(0)
     weights = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}

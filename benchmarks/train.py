@@ -1,0 +1,132 @@
+"""Train on text under one strategy, with checkpoints, and log the loss.
+
+python -m benchmarks.train --strategy fsdp --devices 8 --preset nano --steps 300 --out runs/fsdp --sample 200
+"""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import jax
+
+from benchmarks.cluster import processes
+from benchmarks.commandline.ending import BROKEN_INPUT, INTERRUPTED
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.outputs import Unwritable, require_folder
+from benchmarks.failures import CompileError, reason_of
+from benchmarks.parsers import train as train_parser
+from benchmarks.timing.machine import disable_compilation_cache, use_virtual_devices
+from benchmarks.timing.measure import compile_step
+from benchmarks.training.log import SCHEMA_VERSION, Log
+from benchmarks.training.loop import NotFinite, Run
+from benchmarks.training.plan import CHECKPOINTS, LOG, Plan
+from benchmarks.training.progress import Progress
+from benchmarks.training.sampling import sampled
+from benchmarks.training.stopping import Stopping
+from strategies import STRATEGIES, CheckpointError, State, Step
+from strategies.checkpoints import info
+
+FAILED = 1
+PROMPT = "\n"
+UNPRINTABLE = "\ufffd"
+"""Takes the place of what would control a terminal."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, and print what is logged.
+
+    Returns:
+        The exit status: 0, 1 if the loss is no number or the step cannot be compiled, 5 if something cannot be read or
+        written, 130 if the run was told to stop. It is 2 for invalid options.
+    """
+    parser = train_parser()
+    option = parser.parse_args(arguments)
+    use_virtual_devices()
+    try:
+        processes.join(option)
+        plan = processes.run_in_all(partial(Plan.of, option))
+        step = processes.run_in_all(plan.build)
+        position = processes.broadcast_first(partial(first_position, option, plan))
+    except (ValueError, processes.FailedElsewhere) as error:
+        processes.end(in_order=True)
+        if isinstance(error, Unwritable):
+            parser.exit(BROKEN_INPUT, f"{error}\n")
+        parser.error(str(error))
+    try:
+        code = run(option, plan, step, position)
+    except CheckpointError as error:
+        code, reason = BROKEN_INPUT, str(error)
+    except (CompileError, NotFinite) as error:
+        code, reason = FAILED, reason_of(error)
+    else:
+        reason = ""
+    processes.end(in_order=code in (0, INTERRUPTED), why=reason)
+    if reason:
+        print(reason, file=sys.stderr)
+    return code
+
+
+def first_position(option: argparse.Namespace, plan: Plan) -> int:
+    """The step after which the run begins; 0 unless it is resumed.
+
+    Raises:
+        ValueError: there is no run to resume, it was trained otherwise, or there is one that would be overwritten.
+    """
+    require_folder(plan.out)
+    checkpoints = plan.out / CHECKPOINTS
+    if not option.resume:
+        if (plan.out / LOG).exists() or checkpoints.exists():
+            raise ValueError(f"{plan.out} has a run already; continue it by --resume, or name another --out")
+        return 0
+    try:
+        checkpoint = info.read(checkpoints)
+    except CheckpointError as error:
+        raise ValueError(f"--resume: {error}") from error
+    plan.require_recipe(checkpoint.more.get("recipe", {}))
+    return checkpoint.position
+
+
+def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> int:
+    """Train from this position to the end, and write a sample."""
+    disable_compilation_cache()
+    first = processes.is_first()
+    stopping, checkpoints = Stopping(), plan.out / CHECKPOINTS
+    state = step.restore(checkpoints, at=position) if position else step.init(jax.random.key(plan.seed))
+    compilation = compile_step(step, dict(plan.case.compiler_options))
+    progress = Progress(plan.steps, position, silent=not first)
+    progress.say(f"{plan.case}: {plan.case.preset}, compiled in {compilation.seconds:.1f} s, log: {plan.out / LOG}")
+    log = Log(plan.out / LOG, after=position) if first else None
+    if log:
+        log.write("run", schema_version=SCHEMA_VERSION, resumed_after=position, **plan.facts(step))
+    training = Run(plan, replace(step, update=compilation.program), log, progress, stopping, position, position or None)
+    try:
+        with stopping.listening():
+            ended = training.train(state)
+    finally:
+        if log:
+            log.close()
+    if not ended:
+        progress.say(f"stopped after step {training.position}; continue with --resume")
+        return INTERRUPTED
+    if option.sample and first:
+        print(sample(plan, option.sample, option.temperature))
+    return 0
+
+
+def sample(plan: Plan, count: int, temperature: float) -> str:
+    """Text written by the model of the latest checkpoint, which one device holds in full for this."""
+    single = STRATEGIES["single"].build(plan.case.config, "data=1", replace(plan.train, microbatches=1))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the checkpoint's quantisation errors")  # a sample has no use for them
+        state: State = single.restore(plan.out / CHECKPOINTS)
+    prompt = plan.text.encode(PROMPT) or [int(plan.text.tokens_N[0])]
+    tokens = sampled(plan.case.config, single.train, state.params, prompt, count, temperature, plan.seed)
+    text = plan.text.decode(tokens)
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else UNPRINTABLE for letter in text)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,1 @@
+"""Training on text, to a curve: what `benchmarks.train` runs. Start at `loop.Run`."""

@@ -1,0 +1,150 @@
+"""The loop of a training run: steps, and every so often a line in the log, an evaluation and a checkpoint."""
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import optax
+
+from benchmarks.cluster import processes
+from benchmarks.training.log import Log
+from benchmarks.training.plan import CHECKPOINTS, Plan
+from benchmarks.training.progress import Progress
+from benchmarks.training.stopping import Stopping
+from benchmarks.training.text import drawn, spread_evenly
+from strategies import State, Step
+from strategies.checkpoints.save import Saving
+from strategies.training.learning_rate import learning_rate_at
+
+
+class NotFinite(Exception):
+    """The loss is no number any more. The message says at which step."""
+
+
+@dataclass
+class Stopwatch:
+    """Measures the throughput of training alone, without evaluations and checkpoints."""
+
+    tokens_per_step: int
+    step: int = 0
+    seconds: float = field(default_factory=time.perf_counter)
+
+    def restart(self, step: int) -> None:
+        """Begin again, after this step."""
+        self.step, self.seconds = step, time.perf_counter()
+
+    def tokens_per_second(self, step: int) -> float:
+        """Of the steps since the last call or restart."""
+        rate = (step - self.step) * self.tokens_per_step / (time.perf_counter() - self.seconds)
+        self.restart(step)
+        return rate
+
+
+@dataclass
+class Run:
+    """A training run on its way.
+
+    Attributes:
+        plan: what it does.
+        step: the compiled step.
+        log: None in all processes but the first.
+        progress: what it prints.
+        stopping: whether it was told to stop.
+        position: steps so far, which is also how many batches were used.
+        saved: the position of the latest checkpoint.
+        saving: the latest save, which may still be running.
+    """
+
+    plan: Plan
+    step: Step
+    log: Log | None
+    progress: Progress
+    stopping: Stopping
+    position: int
+    saved: int | None = None
+    saving: Saving | None = None
+
+    def train(self, state: State) -> bool:
+        """Train to the end, or until it is told to stop; save the state and wait until it is on disk.
+
+        Returns:
+            Whether it has reached the end.
+
+        Raises:
+            NotFinite: the loss is no number.
+            CheckpointError: a checkpoint cannot be written.
+        """
+        try:
+            self._save(self._train(state))
+        finally:
+            if self.saving:
+                self.saving.wait()
+        return self.position == self.plan.steps
+
+    def _train(self, state: State) -> State:
+        """Train, and return the last state."""
+        stopwatch = Stopwatch(self.step.tokens_per_step)
+        if self.position == 0:
+            self._evaluate(state)
+        stopwatch.restart(self.position)
+        while self.position < self.plan.steps and not self._told_to_stop():
+            state, metrics = self.step(state, self.step.place(self._batch(self.position)))
+            self.position += 1
+            evaluates, saves = self._due(self.plan.evaluate_every), self._due(self.plan.checkpoint_every)
+            if evaluates or saves or self.position % self.plan.log_every == 0:
+                self._log(state, metrics, stopwatch)
+            if evaluates:
+                self._evaluate(state)
+            if saves:
+                self._save(state)
+            if evaluates or saves:
+                stopwatch.restart(self.position)
+        return state
+
+    def _due(self, every: int | None) -> bool:
+        """Whether something that is done every so many steps, and at the end, is done now."""
+        return self.position == self.plan.steps or (every is not None and self.position % every == 0)
+
+    def _told_to_stop(self) -> bool:
+        """Whether to stop before the next step. Of several processes the first one decides, at logged steps."""
+        if processes.count() == 1:
+            return self.stopping.asked
+        return self._due(self.plan.log_every) and processes.broadcast_first(lambda: self.stopping.asked)
+
+    def _batch(self, index: int) -> Any:
+        plan = self.plan
+        return drawn(plan.text.training_N, plan.seed, index, plan.train.batch_size, plan.case.config.sequence)
+
+    def _log(self, state: State, metrics: Any, stopwatch: Stopwatch) -> None:
+        loss, grad_norm = float(metrics["loss"]), float(metrics["grad_norm"])  # waits for the step
+        rate = stopwatch.tokens_per_second(self.position)
+        updates = int(optax.tree_utils.tree_get(state.optimizer, "count")) - 1
+        learning_rate = float(learning_rate_at(self.plan.train, np.asarray(updates)))
+        self._write("step", loss=loss, grad_norm=grad_norm, learning_rate=learning_rate, tokens_per_second=rate)
+        self.progress.step(self.position, loss, rate)
+        if not math.isfinite(loss):
+            raise NotFinite(f"the loss is {loss} at step {self.position}; lower --learning-rate or --clip-norm")
+
+    def _evaluate(self, state: State) -> None:
+        """The mean loss on the text that is held out."""
+        plan = self.plan
+        sizes = plan.evaluation_batches, plan.train.batch_size, plan.case.config.sequence
+        batches = spread_evenly(plan.text.validation_N, *sizes)
+        # One after another: virtual devices must not have too many programs in flight (strategies/pace.py).
+        losses = [float(self.step.evaluate(state.params, self.step.place(batch))) for batch in batches]
+        loss = sum(losses) / len(losses)
+        self._write("evaluation", loss=loss)
+        self.progress.say(f"step {self.position}/{plan.steps}: validation loss {loss:.4f}")
+
+    def _save(self, state: State) -> None:
+        """Save the state, unless it is saved already, without waiting until it is on disk."""
+        if self.saved != self.position:
+            folder, more = self.plan.out / CHECKPOINTS, {"recipe": self.plan.recipe}
+            self.saving = self.step.save(state, folder, position=self.position, more=more, keep=self.plan.keep)
+            self.saved = self.position
+
+    def _write(self, kind: str, **facts: Any) -> None:
+        if self.log:
+            self.log.write(kind, step=self.position, **facts)

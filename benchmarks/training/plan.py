@@ -1,0 +1,183 @@
+"""What a training run does, from the options of the command."""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.cases import Case, Selection
+from benchmarks.commandline.outputs import safe_name
+from benchmarks.options import available_devices, model, require_options, values_of
+from benchmarks.timing.machine import PACKAGES
+from benchmarks.training.text import Text
+from strategies import STRATEGIES, GPTConfig, Step, TrainConfig
+from strategies.model.gpt import param_count
+
+LEARNING = (
+    *("batch_size", "learning_rate", "warmup_steps", "decay_steps", "final_learning_rate"),
+    *("beta1", "beta2", "epsilon", "weight_decay", "clip_norm", "z_loss"),
+)
+"""Fields of `TrainConfig` that change what is learnt, and not only how it is computed."""
+CHECKPOINTS = "checkpoints"
+LOG = "log.jsonl"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training run.
+
+    Attributes:
+        case: strategy, mesh, model and batch.
+        train: of the step.
+        text: to train on.
+        steps: where it ends.
+        seed: of weights, batches and sample.
+        out: the folder of its log and checkpoints.
+        log_every, evaluate_every, checkpoint_every: steps between two of them; a checkpoint at the end only if None.
+        evaluation_batches: in an evaluation.
+        keep: how many checkpoints are kept; None for all.
+    """
+
+    case: Case
+    train: TrainConfig
+    text: Text
+    steps: int
+    seed: int
+    out: Path
+    log_every: int
+    evaluate_every: int
+    checkpoint_every: int | None
+    evaluation_batches: int
+    keep: int | None
+
+    @classmethod
+    def of(cls, option: argparse.Namespace) -> "Plan":
+        """The plan that the options describe. Starts JAX's backend to count devices.
+
+        Raises:
+            ValueError: the options contradict each other, or the text cannot be used.
+        """
+        text = Text.read(option.corpus, option.tokens)
+        preset, config = _model_of(option, text)
+        text.require_sequences(config.sequence)
+        if not 0 <= option.temperature < math.inf:
+            raise ValueError(f"--temperature {option.temperature}; it must be at least 0")
+        case = _case_of(option, preset, config)
+        return cls(
+            case=case,
+            train=case.training(**_optimizer_of(option)),
+            text=text,
+            out=option.out or Path("runs", safe_name(f"{case.strategy}-{case.mesh}")),
+            **{name: getattr(option, name) for name in ("steps", "seed", "log_every", "evaluate_every", "keep")},
+            **{name: getattr(option, name) for name in ("checkpoint_every", "evaluation_batches")},
+        )
+
+    def build(self) -> Step:
+        """Build the step on the first devices of this machine.
+
+        Raises:
+            Infeasible: strategy, mesh, model and batch do not fit together.
+        """
+        case = self.case
+        return STRATEGIES[case.strategy].build(case.config, case.mesh, self.train, case.devices)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the losses, to rounding: a run is resumed only with the same recipe."""
+        learning = {name: getattr(self.train, name) for name in LEARNING}
+        text = {"tokens": self.text.kind, "corpus_sha256": self.text.sha256}
+        return {**dataclasses.asdict(self.case.config), **learning, **text, "seed": self.seed}
+
+    def require_recipe(self, before: Mapping[str, Any]) -> None:
+        """Check that this plan continues a run with this recipe.
+
+        Raises:
+            ValueError: it differs; the message names what does.
+        """
+        if differs := [
+            f"{name}={before.get(name)}, not {now}" for name, now in self.recipe.items() if before.get(name) != now
+        ]:
+            problem = f"the run in {self.out} has {'; '.join(differs)}"
+            raise ValueError(f"{problem}; resume it with its own options, or train into another --out")
+
+    def facts(self, step: Step) -> dict[str, Any]:
+        """The first line of the log."""
+        return {
+            "strategy": self.case.strategy,
+            "mesh": str(self.case.mesh),
+            "preset": self.case.preset,
+            "parameters": param_count(self.case.config),
+            "model": dataclasses.asdict(self.case.config),
+            "training": dataclasses.asdict(self.train),
+            "corpus": {"name": self.text.name, "sha256": self.text.sha256, "tokens": self.text.kind},
+            "training_tokens": len(self.text.training_N),
+            "validation_tokens": len(self.text.validation_N),
+            "evaluation_batches": self.evaluation_batches,
+            "seed": self.seed,
+            "platform": step.mesh.devices.flat[0].platform,
+            "device_kind": step.mesh.devices.flat[0].device_kind,
+            "devices": step.mesh.size,
+            "processes": jax.process_count(),
+            "versions": {package: version(package) for package in PACKAGES},
+        }
+
+
+def _model_of(option: argparse.Namespace, text: Text) -> tuple[str, GPTConfig]:
+    """The model, with the vocabulary of the text if tokens are its characters."""
+    if option.tokens == "chars":
+        if option.vocab not in (None, text.vocab):
+            problem = f"--vocab {option.vocab}, and the corpus {text.name} has {text.vocab} characters"
+            raise ValueError(f"{problem}; leave --vocab out, or use --tokens bytes")
+        option.vocab = text.vocab
+    preset, config = model(option)
+    if config.vocab < text.vocab:
+        raise ValueError(f"vocab={config.vocab} does not hold the {text.vocab} byte values of text; use 256 or more")
+    return preset, config
+
+
+def _case_of(option: argparse.Namespace, preset: str, config: GPTConfig) -> Case:
+    """The one case that the options select."""
+    if option.mesh and option.devices:
+        raise ValueError("--mesh says how many devices it takes; leave --devices out, or leave --mesh out")
+    available = available_devices()
+    selection = Selection(
+        strategies=(option.strategy,),
+        meshes=(option.mesh,) if option.mesh else (),
+        devices=(option.devices or (1 if option.strategy == "single" else available),),
+        batch_sizes=(option.batch_size,),
+        microbatches=(option.microbatches,) if option.microbatches else (),
+        preset=preset,
+        config=config,
+        dtype=option.dtype,
+        remat=option.remat,
+        options=values_of(value for given in option.option for each in given for value in each),
+        compiler_options=tuple(dict(option.compiler_option).items()),
+    )
+    cases = selection.cases()
+    require_options(selection.options, cases)
+    if len(cases) == 1:
+        return cases[0]
+    wanted = f"{option.strategy} on {selection.devices[0]} devices"
+    if meshes := sorted({str(case.mesh) for case in cases}):
+        if len(meshes) == 1:
+            raise ValueError(f"--option has several values, and a run trains with one of them: {selection.options}")
+        raise ValueError(f"{wanted} has {len(meshes)} meshes; choose one of them by --mesh: {', '.join(meshes)}")
+    raise ValueError(f"{wanted} has no mesh of its own; name one by --mesh, or another number by --devices")
+
+
+def _optimizer_of(option: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `TrainConfig` that the options name, with defaults that depend on the number of steps."""
+    names = "learning_rate", "warmup_steps", "decay_steps", "final_learning_rate", "beta1", "beta2"
+    given = {name: getattr(option, name) for name in (*names, "weight_decay", "clip_norm")}
+    defaults = {
+        "warmup_steps": option.steps // 20,
+        "decay_steps": option.steps,
+        "final_learning_rate": option.learning_rate / 10,
+    }
+    return {name: defaults[name] if value is None else value for name, value in given.items()}

@@ -1,0 +1,67 @@
+"""Text written by a trained model, one token after another, on one device.
+
+Dims: B batch, T tokens, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from strategies import GPTConfig, TrainConfig
+from strategies.model.gpt import GPT
+from strategies.model.weights import Weights
+
+
+def sampled(
+    config: GPTConfig,
+    train: TrainConfig,
+    weights: Weights,
+    prompt: Sequence[int],
+    count: int,
+    temperature: float,
+    seed: int,
+) -> list[int]:
+    """Continue a prompt by so many tokens, each drawn from the model's prediction.
+
+    Args:
+        config, train: of the model.
+        weights: of the model as `single` holds them.
+        prompt: tokens to begin with, at least one.
+        count: tokens to draw.
+        temperature: divides the logits; 0 takes the most likely token.
+        seed: of the random numbers.
+    """
+    next_token = jax.jit(partial(_next_token, config, train, temperature))
+    tokens = list(prompt)
+    for index in range(count):
+        # Always a whole sequence, so that one program suffices: no token sees the padding after it.
+        known = tokens[-config.sequence :]
+        window_1T = np.array([[*known, *[0] * (config.sequence - len(known))]], np.int32)
+        key = jax.random.fold_in(jax.random.key(seed), index)
+        tokens.append(int(next_token(weights, window_1T, len(known) - 1, key)))
+    return tokens[len(prompt) :]
+
+
+def _next_token(
+    config: GPTConfig,
+    train: TrainConfig,
+    temperature: float,
+    weights: Weights,
+    window_1T: Int[Array, "1 T"],
+    last: Int[Array, ""],
+    key: Array,
+) -> Int[Array, ""]:
+    logits_V = _logits(config, train, weights, window_1T)[0, last]
+    return jax.random.categorical(key, logits_V / temperature) if temperature else jnp.argmax(logits_V)
+
+
+def _logits(
+    config: GPTConfig, train: TrainConfig, weights: Weights, tokens_BT: Int[Array, "B T"]
+) -> Float[Array, "B T V"]:
+    """Logits of the token after each token."""
+    model = GPT.of_weights(config, train, weights)
+    return model.logits(model.run(model.embed(tokens_BT)))

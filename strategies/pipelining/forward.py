@@ -1,0 +1,54 @@
+"""Forward pass through the stages of a pipeline, without a backward pass: for evaluation.
+
+Every stage runs its layers in every tick. In tick t stage s has microbatch t - s; in the first and last ticks of a
+round some stages have none, and what they compute is not used. With several chunks on each stage, the microbatches go
+once around for each chunk.
+
+Dims: M microbatches, b sequences of one, T tokens, D embed.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from strategies.mesh import mark_varying
+from strategies.model.weights import Weights
+
+
+def run_forward(
+    run: Callable[[Weights, Array], Array], blocks: Weights, x_MbTD: Float[Array, "M b T D"], chunks: int
+) -> Float[Array, "M b T D"]:
+    """Run all layers of the model on all microbatches.
+
+    Args:
+        run: (weights of layers, x) -> y.
+        blocks: weights of this stage's layers, chunk after chunk.
+        x_MbTD: embedded microbatches, the same on all stages.
+        chunks: of each stage.
+
+    Returns:
+        The residual stream after the last layer, on all stages.
+    """
+    leaves, structure = jax.tree.flatten(blocks)
+    for chunk in zip(*(jnp.split(leaf, chunks) for leaf in leaves), strict=True):
+        x_MbTD = _around(partial(run, jax.tree.unflatten(structure, chunk)), x_MbTD)
+    return x_MbTD
+
+
+def _around(run: Callable[[Array], Array], x_MbTD: Array) -> Array:
+    """Once around: through one chunk of each stage."""
+    microbatches, stages, stage = len(x_MbTD), lax.axis_size("pipeline"), lax.axis_index("pipeline")
+    x_MbTD = mark_varying(x_MbTD, "pipeline")
+    onward = [(sender, sender + 1) for sender in range(stages - 1)]
+
+    def tick(arrived_bTD: Array, number: Array) -> tuple[Array, Array]:
+        entered_bTD = x_MbTD[jnp.minimum(number, microbatches - 1)]
+        y_bTD = run(jnp.where(stage == 0, entered_bTD, arrived_bTD))
+        return lax.ppermute(y_bTD, "pipeline", onward), y_bTD
+
+    _, y_tbTD = lax.scan(tick, jnp.zeros_like(x_MbTD[0]), jnp.arange(microbatches + stages - 1))
+    return lax.psum(jnp.where(stage == stages - 1, y_tbTD[stages - 1 :], 0), "pipeline")

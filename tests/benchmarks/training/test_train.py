@@ -1,0 +1,224 @@
+"""`meshmark train`: a run that is interrupted and resumed, also elsewhere, is the run that was not."""
+
+import json
+import math
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.train import main
+from benchmarks.training.plan import CHECKPOINTS, LOG
+from strategies.checkpoints.info import positions
+from tests.processes import LIMIT_SECONDS, ROOT, environment, finish_together, free_port, start_together
+from tests.strategies.equality import ROUNDING
+
+FSDP = ("--strategy=fsdp", "--mesh=fsdp=2")
+SMALL = ("--layers=2", "--embed=32", "--heads=2", "--sequence=16", "--batch-size=8")
+OFTEN = ("--log-every=1", "--evaluate-every=4", "--evaluation-batches=2", "--checkpoint-every=4")
+RECIPE = ("--warmup-steps=3", "--decay-steps=12")
+RUN = (*SMALL, *OFTEN, *RECIPE)
+STEPS = 12
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    """The lines of a run's log."""
+    return [json.loads(line) for line in (out / LOG).read_text().splitlines()]
+
+
+def losses(out: Path) -> dict[tuple[str, int], float]:
+    """Every logged loss by kind and step, in the order of the log; each is there once."""
+    found = [((line["kind"], line["step"]), line["loss"]) for line in lines(out) if line["kind"] != "run"]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={out}"]) == 0
+    return out
+
+
+@pytest.fixture
+def half(whole: Path, tmp_path: Path) -> Path:
+    """The same run as a machine that failed has left it: a checkpoint, and a log that is further on."""
+    out = tmp_path / "half"
+    shutil.copytree(whole, out)
+    for position in positions(out / CHECKPOINTS)[1:]:
+        shutil.rmtree(out / CHECKPOINTS / str(position))
+    with (out / LOG).open("a") as log:
+        log.write('{"kind": "step", "st')
+    return out
+
+
+def test_a_log_has_what_was_run_and_every_loss(whole: Path) -> None:
+    """The first line says what was run; losses fall from that of a uniform guess; the rate follows its schedule."""
+    first, *others = lines(whole)
+    assert (first["kind"], first["strategy"], first["mesh"], first["model"]["embed"]) == ("run", "fsdp", "fsdp=2", 32)
+    assert [key for key in losses(whole) if key[0] == "step"] == [("step", step) for step in range(1, STEPS + 1)]
+    assert [key for key in losses(whole) if key[0] == "evaluation"] == [("evaluation", at) for at in (0, 4, 8, 12)]
+    assert losses(whole)["evaluation", 0] == pytest.approx(math.log(256), rel=0.02)
+    assert losses(whole)["evaluation", 12] < losses(whole)["evaluation", 0] - 0.05
+    rates = [line["learning_rate"] for line in others if line["kind"] == "step"]
+    assert rates[:4] == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3])
+    assert rates[3:] == sorted(rates[3:], reverse=True)
+    assert all(line["tokens_per_second"] > 0 for line in others if line["kind"] == "step")
+    assert positions(whole / CHECKPOINTS) == [4, 8, 12]
+
+
+def test_resumed_under_the_same_strategy_it_is_the_same_run(whole: Path, half: Path) -> None:
+    """Every loss after the checkpoint equals that of the uninterrupted run bit for bit, and the log has each once."""
+    assert main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume"]) == 0
+    assert losses(half) == losses(whole)
+    assert main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume"]) == 0, "nothing is left to do"
+    assert losses(half) == losses(whole)
+    assert [line["resumed_after"] for line in lines(half) if line["kind"] == "run"] == [0, 4, 12]
+
+
+def test_resumed_under_another_strategy_it_is_the_same_run_to_rounding(whole: Path, half: Path) -> None:
+    """Every loss after the checkpoint equals that of the uninterrupted run to float32 rounding, on another mesh."""
+    others = ("--strategy=pipeline", "--mesh=pipeline=2", "--keep=2")
+    assert main([*others, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume"]) == 0
+    assert [*losses(half)] == [*losses(whole)]
+
+    np.testing.assert_allclose([*losses(half).values()], [*losses(whole).values()], rtol=ROUNDING["float32"])
+    assert positions(half / CHECKPOINTS) == [8, 12]
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_ctrl_c_saves_first(whole: Path, tmp_path: Path) -> None:
+    """Ctrl-C saves the state after the step that runs and ends with 130; resumed, the run ends as the whole one did."""
+    out = tmp_path / "stopped"
+    command = [sys.executable, "-m", "benchmarks.train", *FSDP, *RUN, f"--out={out}", "--checkpoint-every=1000"]
+    with subprocess.Popen(
+        [*command, "--steps=100000"], cwd=ROOT, env=environment(), stdout=-1, stderr=-1, text=True
+    ) as process:
+        assert process.stdout
+        while not process.stdout.readline().startswith("step 2/"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 130, errors
+    assert "saving a checkpoint first" in errors
+    assert "Traceback" not in errors
+    (stopped,) = positions(out / CHECKPOINTS)
+    assert said.endswith(f"stopped after step {stopped}; continue with --resume\n")
+    assert max(step for _, step in losses(out)) == stopped
+    for key in losses(out).keys() & losses(whole).keys():
+        assert losses(out)[key] == pytest.approx(losses(whole)[key], rel=ROUNDING["float32"])
+    assert main([*FSDP, *RUN, f"--steps={stopped + 1}", f"--out={out}", "--resume"]) == 0
+    assert max(step for _, step in losses(out)) == stopped + 1
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    """The first signal is noted, the second one ends the process with 130; before and after, Python's handler acts."""
+    code = "import os, signal; from benchmarks.training.stopping import Stopping; stopping = Stopping()\n"
+    code += "before = signal.getsignal(signal.SIGTERM)\n"
+    code += "with stopping.listening(): os.kill(os.getpid(), signal.SIGTERM); print(stopping.asked, flush=True)\n"
+    code += "assert signal.getsignal(signal.SIGTERM) == before\n"
+    code += "with stopping.listening(): os.kill(os.getpid(), signal.SIGINT); print('still here')\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "True\n")
+
+
+def test_two_processes_are_one_run(whole: Path, tmp_path: Path) -> None:
+    """Two processes with a device each have the losses of one process with two; the first one prints and logs."""
+    join = (f"--coordinator=127.0.0.1:{free_port()}", "--processes=2", "--process-id={}")
+    command = ("-m", "benchmarks.train", *FSDP, *RUN, *join, f"--steps={STEPS}", f"--out={tmp_path / 'run'}")
+    first, second = finish_together(start_together(2, 1, *command, "--sample=5"))
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert "step 12/12: validation loss" in first.stdout
+    assert "step" not in second.stdout
+    assert [*losses(tmp_path / "run")] == [*losses(whole)]
+    np.testing.assert_allclose(
+        [*losses(tmp_path / "run").values()], [*losses(whole).values()], rtol=ROUNDING["float32"]
+    )
+
+
+def test_characters_are_learnt_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a text that repeats, a greedy sample repeats it, from the characters of the corpus alone.
+
+    Trained with compressed gradients, whose quantisation errors one device has no use for.
+    """
+    corpus, out = tmp_path / "corpus.txt", tmp_path / "run"
+    corpus.write_text("abcdefg\n" * 500)
+    text = (f"--corpus={corpus}", "--tokens=chars", "--sample=24", "--temperature=0")
+    often = ("--log-every=60", "--evaluate-every=60", "--evaluation-batches=2")
+    compressed = ("--strategy=data", "--mesh=data=2", "--option=compression=int8")
+    assert main([*SMALL, *compressed, *often, *text, "--steps=60", "--learning-rate=1e-2", f"--out={out}"]) == 0
+    assert capsys.readouterr().out.endswith("abcdefg\nabcdefg\nabcdefg\n\n")
+    assert lines(out)[0]["model"]["vocab"] == 8
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run whose loss overflows ends with 1 and a line that names the step; nothing is saved after it."""
+    wild = ("--learning-rate=1e30", "--clip-norm=1e30", "--warmup-steps=0", "--steps=9")
+    assert main([*SMALL, *OFTEN, *wild, f"--out={tmp_path / 'run'}"]) == 1
+    assert re.search(r"the loss is nan at step \d; lower --learning-rate", capsys.readouterr().err)
+    assert lines(tmp_path / "run")[-1]["loss"] is None
+    assert positions(tmp_path / "run" / CHECKPOINTS) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "--strategy=three_d --devices=8",
+            r"three_d on 8 devices has 1 mesh|three_d on 8 devices has \d+ meshes; choose",
+        ),
+        ("--strategy=fsdp --devices=1", "fsdp on 1 devices has no mesh of its own; name one by --mesh"),
+        ("--strategy=fsdp --mesh=fsdp=3", "fsdp=3"),
+        ("--strategy=fsdp --devices=2 --mesh=fsdp=2", "--mesh says how many devices it takes"),
+        ("--strategy=fsdp --devices=2 --option=schedule=gpipe", "--option schedule changes none of the selected steps"),
+        ("--vocab=100", "vocab=100 does not hold the 256 byte values"),
+        ("--tokens=chars --vocab=7", r"--vocab 7, and the corpus pydoc_data.topics has \d+ characters"),
+        ("--decay-steps=5 --warmup-steps=9", "decay_steps=5 ends before warmup_steps=9"),
+        ("--temperature=-1", "--temperature -1.0; it must be at least 0"),
+        ("--resume", "--resume: no checkpoint: .* has none"),
+        ("--strategy=fsdp --devices=2 --coordinator=host:1", "go together; --processes, --process-id missing"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(
+    options: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Invalid usage ends with 2 and a line that names the way out, before anything is compiled or written."""
+    with pytest.raises(SystemExit, match="2"):
+        main([*SMALL, *options.split(), f"--out={tmp_path / 'run'}"])
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "run" / LOG).exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An --out that is a file ends with 5 and a line that says so."""
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="5"):
+        main([*SMALL, f"--out={tmp_path / 'file'}"])
+    assert "file cannot be written to: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--resume", "--seed=1"], "has seed=0, not 1; resume it with its own options, or train into another --out"),
+        (["--resume", "--learning-rate=1"], "has learning_rate=0.001, not 1.0"),
+        (["--resume", "--layers=3"], "has layers=2, not 3"),
+        ([], "has a run already; continue it by --resume, or name another --out"),
+    ],
+)
+def test_a_run_is_resumed_as_it_was_begun(
+    whole: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What decides the losses may not change; nor is a run overwritten. The log stays as it was."""
+    before = (whole / LOG).read_text()
+    with pytest.raises(SystemExit, match="2"):
+        main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={whole}", *options])
+    assert message in capsys.readouterr().err
+    assert (whole / LOG).read_text() == before

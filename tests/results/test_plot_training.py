@@ -1,0 +1,171 @@
+"""Loss curves of training runs over one another: every run is there, and only what compares is compared."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.training.log import SCHEMA_VERSION as WRITTEN
+from results.figures.losses import loss_curves, what_was_trained
+from results.plot import main
+from results.records.reading import RecordError
+from results.records.training import SCHEMA_VERSION, read_training
+from tests.processes import ROOT
+
+EXAMPLES = ROOT / "results" / "examples" / "training"
+STEPS = np.arange(10, 60, 10)
+
+
+def log(folder: Path, strategy: str = "single", mesh: str = "data=1", apart: float = 0.0, **facts: Any) -> Path:
+    """Write a log whose losses are apart from those of `single` at every second step."""
+    first = {
+        "kind": "run",
+        "schema_version": SCHEMA_VERSION,
+        "strategy": strategy,
+        "mesh": mesh,
+        "preset": "nano",
+        "parameters": 1_635_584,
+        "device_kind": "cpu",
+        "training": {"batch_size": 16, "learning_rate": 1e-3},
+        "corpus": {"name": "/somewhere/words.txt", "sha256": "abc", "tokens": "chars"},
+        **facts,
+    }
+    losses = 5 / np.sqrt(STEPS) + apart * (STEPS // 10 % 2)
+    lines = [
+        first,
+        *({"kind": "step", "step": int(step), "loss": loss} for step, loss in zip(STEPS, losses, strict=True)),
+    ]
+    lines.append({"kind": "evaluation", "step": 50, "loss": 1 + apart})
+    path = folder / f"{strategy}-{mesh}" / "log.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> list[Path]:
+    """Logs of three strategies, the reference last."""
+    return [log(tmp_path, "fsdp", "fsdp=8", 1e-3), log(tmp_path, "data", "data=8", 1e-4), log(tmp_path)]
+
+
+def test_readers_and_writers_agree_on_the_schema() -> None:
+    """`results` must not import what writes the logs, so the number stands in two places."""
+    assert SCHEMA_VERSION == WRITTEN
+
+
+def test_every_run_is_drawn_and_named(logs: list[Path]) -> None:
+    """Both losses of each run are drawn, and the legend names it by strategy and mesh, `single` first."""
+    figure = loss_curves(read_training(logs))
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["single data=1", "data data=8", "fsdp fsdp=8", "training loss", "validation loss"]
+    drawn = [np.asarray(line.get_xydata()) for line in figure.axes[0].get_lines()]
+    assert [len(points) for points in drawn] == [5, 1] * 3
+    np.testing.assert_allclose(drawn[4][:, 1], 5 / np.sqrt(STEPS) + 1e-3 * (STEPS // 10 % 2))
+
+
+def test_differences_are_the_largest_so_far(logs: list[Path]) -> None:
+    """Beside the losses, each run but `single` has its largest difference to it up to each step."""
+    figure = loss_curves(read_training(logs))
+    lines = [np.asarray(line.get_ydata(), float) for line in figure.axes[1].get_lines()]
+    assert len(lines) == 4
+    for line, expected in zip(lines, (1e-4, 1e-4, 1e-3, 1e-3), strict=True):
+        np.testing.assert_allclose(line, expected, rtol=1e-6)
+    assert len(loss_curves(read_training(logs[:2])).axes) == 1, "there is no difference without the reference"
+
+
+def test_the_title_says_what_the_runs_share(tmp_path: Path) -> None:
+    """What differs between the runs is not in the title, and the corpus is named without its folder."""
+    training = {"batch_size": 16, "learning_rate": 2e-3}
+    runs = read_training([log(tmp_path), log(tmp_path, "data", "data=8", training=training)])
+    (title,) = what_was_trained(runs)
+    assert title == "nano (1.6M parameters), 16 sequences a step, characters of words.txt, on cpu"
+
+
+def test_a_run_that_moved_is_named_by_all_its_strategies(tmp_path: Path) -> None:
+    """A run that was resumed under another strategy is named by both; two of the same name by their folders."""
+    path = log(tmp_path, "fsdp", "fsdp=8")
+    first = json.loads(path.read_text().splitlines()[0])
+    with path.open("a") as file:
+        file.write(json.dumps(first | {"strategy": "tensor", "mesh": "tensor=8"}) + "\n" + '{"kind": "ste')
+    figure = loss_curves(read_training([path]))
+    assert figure.legends[0].get_texts()[0].get_text() == "fsdp fsdp=8, then tensor tensor=8"
+    twins = read_training([log(tmp_path / "a"), log(tmp_path / "b").rename(tmp_path / "b" / "log.jsonl")])
+    names = [text.get_text() for text in loss_curves(twins).legends[0].get_texts()]
+    assert names[:2] == ["single data=1 (single-data=1)", "single data=1 (b)"]
+
+
+def test_the_command_draws_the_same_picture_each_time(logs: list[Path], tmp_path: Path) -> None:
+    """`results.plot` writes the curves as PNG and SVG; drawn twice they are equal files."""
+    for name in ("one", "two"):
+        main([*map(str, logs), "--out", str(tmp_path / name)])
+    for suffix in ("png", "svg"):
+        one, two = ((tmp_path / name / f"loss_curves.{suffix}").read_bytes() for name in ("one", "two"))
+        assert one == two
+        assert len(one) > 5000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "does not begin with what was run"),
+        ('{"kind": "step", "step": 1}\n', "does not begin with what was run"),
+        ("no json\n", "is not JSON Lines"),
+        ('{"kind": "run", "schema_version": 9}\n', "has schema 9, not 1; train again"),
+        ('{"kind": "run", "schema_version": 1}\n', "does not say on what was trained"),
+        (None, "does not exist; pass a log that"),
+    ],
+)
+def test_what_is_no_log_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    """A file that is no log raises an error that names it and what would be one."""
+    path = tmp_path / "log.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(RecordError, match=rf"log\.jsonl {message}"):
+        read_training([path])
+
+
+def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    """A value of another type raises an error that names it; null, as of a run that failed, is none."""
+    path = log(tmp_path)
+    path.write_text(path.read_text() + '{"kind": "step", "step": 60, "loss": null}\n')
+    assert len(read_training([path])[0].steps) == 6
+    path.write_text(path.read_text() + '{"kind": "step", "step": 70, "loss": "low"}\n')
+    with pytest.raises(RecordError, match=r"a line of kind step: loss is 'low', not a number"):
+        read_training([path])
+
+
+def test_runs_on_different_tokens_do_not_compare(tmp_path: Path) -> None:
+    """Losses on another corpus, or on other tokens of the same one, are refused."""
+    other = {"name": "words.txt", "sha256": "abc", "tokens": "bytes"}
+    paths = [log(tmp_path), log(tmp_path, "data", "data=8", corpus=other)]
+    with pytest.raises(RecordError, match=r"do not compare: tokens of the corpus is chars and bytes; plot them apart"):
+        read_training(paths)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run.json"], "is a log of training, and run.json is not; plot them apart"),
+        (["--batch-size", "8"], "the log of a training run has none"),
+    ],
+)
+def test_logs_are_drawn_by_themselves(
+    logs: list[Path], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Benchmark runs among logs, and options for them, are refused."""
+    with pytest.raises(SystemExit, match="5"):
+        main([str(logs[0]), *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_the_examples_train_alike() -> None:
+    """The committed logs have all strategies; each ends within 0.01 of `single` in training and validation loss."""
+    runs = {run.facts["strategy"]: run for run in read_training(sorted(EXAMPLES.glob("*/log.jsonl")))}
+    assert len(runs) == 11
+    for run in runs.values():
+        for losses, expected in ((run.steps, runs["single"].steps), (run.evaluations, runs["single"].evaluations)):
+            assert losses["step"].tolist() == expected["step"].tolist()
+            assert losses["step"].max() == 300
+            np.testing.assert_allclose(losses["loss"], expected["loss"], atol=0.01)

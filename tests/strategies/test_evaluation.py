@@ -1,0 +1,65 @@
+"""Evaluation: the mean loss of a batch by a forward pass, under every strategy."""
+
+import dataclasses
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.program.compiled import read_program
+from benchmarks.program.deadlock import require_no_deadlock
+from strategies import STRATEGIES, MeshSpec, TrainConfig
+from strategies.mesh import first_devices
+from tests.strategies.equality import CONFIG, ROUNDING
+from tests.strategies.quick import compiled
+from tests.strategies.test_step import WIDEST
+
+TWO_LAYERS = dataclasses.replace(CONFIG, layers=2)
+BATCH = 16
+
+
+@cache
+def evaluated(name, mesh, layers=2, **options):
+    """The loss that a step computes by a forward pass, and the loss of its gradients, at the initial weights."""
+    spec = MeshSpec.parse(mesh)
+    config, train = dataclasses.replace(CONFIG, layers=layers), TrainConfig(BATCH, **options)
+    step = STRATEGIES[name].build(config, spec, train, first_devices(spec.size))
+    params = compiled(step.init.lower(jax.random.key(0)))(jax.random.key(0)).params
+    batch = step.place(np.random.default_rng(0).integers(0, config.vocab, step.batch.shape))
+    program = compiled(step.evaluate.lower(step.state.params, step.batch))
+    require_no_deadlock(step.mesh, read_program(program.as_text() or "", step.mesh.shape).concurrent)
+    loss = program(params, batch)
+    assert loss.shape == ()
+    return float(loss)
+
+
+CASES = [
+    *((name, str(mesh), {"layers": 8}) for name, mesh in WIDEST.items() if name != "single"),
+    ("fsdp", "fsdp=4", {"gather": "step", "microbatches": 2}),
+    ("tensor", "tensor=4", {"sequence_parallel": False}),
+    ("context", "context=2", {"context_attention": "ulysses"}),
+    ("data", "data=2", {"compression": "int8"}),
+    ("pipeline", "pipeline=2", {"schedule": "interleaved", "microbatches": 4, "layers": 4}),
+    ("pipeline", "pipeline=2", {"schedule": "zb-h1", "microbatches": 4, "layers": 3}),
+    ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
+    ("three_d", "fsdp=2,pipeline=2,context=2", {"gather": "step", "microbatches": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "options"), CASES, ids=str)
+def test_every_strategy_evaluates_what_one_device_does(name, mesh, options):
+    """The loss by a forward pass equals that of one device to float32 rounding, however the step is spread."""
+    expected = evaluated("single", "data=1", layers=options.get("layers", 2))
+    np.testing.assert_allclose(evaluated(name, mesh, **options), expected, rtol=ROUNDING["float32"])
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("single", "data=1"), ("fsdp", "fsdp=2"), ("pipeline", "pipeline=2")])
+def test_it_is_the_loss_that_a_step_reports(name, mesh):
+    """At the same weights and batch, evaluation gives the loss that the training step reports before its update."""
+    spec = MeshSpec.parse(mesh)
+    step = STRATEGIES[name].build(TWO_LAYERS, spec, TrainConfig(BATCH, microbatches=2), first_devices(spec.size))
+    state = compiled(step.init.lower(jax.random.key(0)))(jax.random.key(0))
+    batch = step.place(np.random.default_rng(0).integers(0, CONFIG.vocab, step.batch.shape))
+    expected = float(compiled(step.lower())(state, batch)[1]["loss"])
+    assert evaluated(name, mesh, microbatches=2) == pytest.approx(expected, rel=ROUNDING["float32"])
