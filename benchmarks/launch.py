@@ -140,8 +140,9 @@ def free_port() -> int:
 
 def forward_stderr(errors: IO[str], index: int) -> None:
     """Print the stderr of a process with its number in front of each line."""
-    for line in errors:
-        print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
+    with errors:
+        for line in errors:
+            print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
 
 
 def wait(running: Sequence[subprocess.Popen[str]]) -> int:

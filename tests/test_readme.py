@@ -55,3 +55,13 @@ def test_a_page_shows_what_show_prints(page):
     assert examples
     for name, shown in examples:
         assert textwrap.dedent(shown).strip() == str(overview(name))
+
+
+def test_the_lines_of_arrays_are_those_that_show_prints():
+    """docs/strategies.md quotes some of them, below the commands that print them."""
+    quoted = re.findall(
+        r"^    (  \S.* [\d,]+|  array .*)$", (ROOT / "docs" / "strategies.md").read_text(), re.MULTILINE
+    )
+    printed = overview("three_d", "nano", "fsdp=4,tensor=2").array_table().splitlines()
+    assert len(quoted) == 4
+    assert {*quoted} <= {*printed}

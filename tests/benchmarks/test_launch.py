@@ -66,8 +66,8 @@ def test_pinned_processes_have_cores_of_their_own(
 ) -> None:
     """Equally many each, from their start, and no core twice; with too few cores the message names both numbers."""
     cores = sorted(os.sched_getaffinity(0))[:2]
-    code = f"import os, sys; open({str(tmp_path)!r} + '/' + sys.argv[-1], 'w').write(str(os.sched_getaffinity(0)))"
-    (tmp_path / "say.py").write_text(code)
+    code = "import os, pathlib, sys\nhere = pathlib.Path(__file__).parent\n"
+    (tmp_path / "say.py").write_text(f"{code}(here / sys.argv[-1]).write_text(str(os.sched_getaffinity(0)))")
     monkeypatch.setattr("benchmarks.launch.sys.executable", str(script(tmp_path / "say", tmp_path / "say.py")))
     options = argparse.Namespace(processes=len(cores), devices_per_process=1, pytest=[])
     assert launch(options, [], cores) == 0
