@@ -28,8 +28,8 @@ longer cancels: a layer rounds 27 times each way. The attention branch rounds th
 their sum with the bias, the scaled queries, the weights of softmax, what they mix, the projection, and its sums with
 the stream and with the bias: 9; the MLP branch the norm, the hidden features and their sum with the bias, 7 operations
 inside GELU and its result, the projection, and two sums: 14; and both branches the weights of two matmuls each: 4. Over
-2 x 27 L roundings that is sqrt(54 L) x 0.425 u. 0.64 of the bound is the most that was seen, in bfloat16, and 0.36 in
-float16. The same sum of a bias gradient in bfloat16 is off by 1.17 times the bound of bfloat16.
+2 x 27 L roundings that is sqrt(54 L) x 0.425 u. Of gradients 0.63 of the bound is the most that was seen, in bfloat16,
+and 0.35 in float16. The same sum of a bias gradient in bfloat16 is off by 1.17 times the bound of bfloat16.
 
 What devices sum is no rounding of that kind: each computes the gradients of its sequences as one device does, and their
 sum is held to the bound of float32 (`test_bfloat16_gradients_of_devices_are_summed_in_float32`).

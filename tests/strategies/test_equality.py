@@ -6,6 +6,7 @@ import math
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -190,8 +191,12 @@ def test_a_bfloat16_sum_of_gradients_is_caught(dtype, monkeypatch):
     The check against the same dtype does, and so does that against float32.
     """
     reference, exact = single(dtype=dtype), single()
+
+    def add_bias(x, bias):
+        return (x + jnp.broadcast_to(bias.astype("bfloat16"), x.shape)).astype(x.dtype)
+
     for module in (attention, mlp, part):
-        monkeypatch.setattr(module, "add_bias", lambda x, bias: (x + bias.astype("bfloat16")).astype(x.dtype))
+        monkeypatch.setattr(module, "add_bias", add_bias)
     planted = train("single", MeshSpec.parse("data=1"), dtype=dtype)
     for expected, rounding in ((reference, ROUNDING[dtype]), (exact, TO_FLOAT32[dtype])):
         with pytest.raises(AssertionError):
