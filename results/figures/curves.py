@@ -141,7 +141,8 @@ def utilization(rows: pd.DataFrame) -> pd.DataFrame:
     curve share.
     """
     rows = rows[counts(rows) & rows["mesh"].str.contains("pipeline=") & (rows["predicted.bubble"] > 0)]
-    rows = rows.assign(pipeline=rows["strategy"] + " " + rows["mesh"] + " " + rows["options"].fillna(""))
+    names = rows["strategy"] + " " + rows["mesh"] + " " + rows["options"].fillna("")
+    rows = rows.assign(pipeline=names.str.strip())
     rows = rows[rows.groupby("pipeline")["microbatches"].transform("nunique") > 1]
     bubbles = rows["attribution.schedule_bubble_seconds"] + rows["attribution.lockstep_bubble_seconds"]
     synchronized = rows["step_seconds_median"] - rows["attribution.exposed_communication_seconds"]

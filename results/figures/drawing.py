@@ -171,18 +171,18 @@ def where_time_goes(rows: pd.DataFrame, look: Look) -> Figure:
 def utilization_vs_microbatches(rows: pd.DataFrame, look: Look) -> Figure:
     """Draw how much of the time stages of a pipeline work, by formula and as measured, in a panel for each pipeline."""
     points = utilization(rows)
-    panels = dict([*points.groupby("pipeline", sort=False)])
+    panels = {name: points[points["pipeline"] == name] for name in points["pipeline"].unique()}
     needs = "stages and another number of microbatches to compare with"
     figure, grid = canvas(rows, points, "Utilization of pipeline stages against microbatches", len(panels), needs)
     for axes, (title, part) in zip(grid, panels.items(), strict=True):
         colour = look["palette"][part["strategy"].iloc[0]]
         doubling_axis(axes, points["microbatches"], "microbatches")
         axes.plot(part["microbatches"], part["formula"], color=GREY, label="by formula: 1 - bubble")
-        lockstep = {"color": GREY, "linestyle": "--", "label": "by formula, ticks in lockstep"}
+        lockstep: dict[str, Any] = {"color": GREY, "linestyle": "--", "label": "by formula, ticks in lockstep"}
         axes.plot(part["microbatches"], part["lockstep"], **lockstep)
         if part["measured"].notna().any():
             axes.plot(part["microbatches"], part["measured"], "o", color=colour, label="measured")
-        axes.set_title(title.strip(), fontsize="small")
+        axes.set_title(title, fontsize="small")
         axes.set(ylabel="utilization", ylim=(0, 1.05))
         axes.yaxis.set_major_formatter("{x:.0%}")
     labelled = {label: line for axes in grid for line, label in zip(*axes.get_legend_handles_labels()[:2], strict=True)}

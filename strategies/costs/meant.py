@@ -24,8 +24,8 @@ def strategy_for(name: str, mesh: MeshSpec) -> str:
     if axes <= {*strategy.axes}:
         return name
     taking = [each for each in strategies.STRATEGIES.values() if axes <= {*each.axes}]
-    extending = [each for each in taking if each.layout and {*strategy.axes} <= {*each.axes} and not each.twins]
-    same = [each for each in extending if each.layout.along(strategy.axes) == strategy.layout]
+    extending = [each for each in taking if {*strategy.axes} <= {*each.axes} and not each.twins]
+    same = [each for each in extending if each.layout and each.layout.along(strategy.axes) == strategy.layout]
     if not same:
         others = f"which is one of {', '.join(each.name for each in taking)}" if taking else "there is none yet"
         lacking = next(axis for axis in mesh.sizes if axis not in strategy.axes)

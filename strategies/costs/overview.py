@@ -163,11 +163,11 @@ def asked_overview(name: str, preset: str, mesh: str | None, topology: str | Non
         UnknownName: the strategy or the model does not exist.
     """
     devices = None if topology is None else devices_of(topology)
-    spec = (
-        MeshSpec.parse(mesh) if mesh else None if devices is None else usual_mesh(strategies.STRATEGIES[name], devices)
-    )
-    if spec and devices not in (None, spec.size):
-        raise Infeasible(f"mesh {spec} takes {spec.size} devices, and must take all {devices} of {topology}")
+    spec = MeshSpec.parse(mesh) if mesh else None
+    if devices is not None:
+        spec = spec or usual_mesh(strategies.STRATEGIES[name], devices)
+        if spec.size != devices:
+            raise Infeasible(f"mesh {spec} takes {spec.size} devices, and must take all {devices} of {topology}")
     batch_size = (devices or 16) if batch_size is None else batch_size
     return overview(strategy_for(name, spec) if spec else name, preset, spec, batch_size)
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -21,12 +22,12 @@ from strategies import __main__ as strategies
 from strategies.costs.overview import overview
 
 
-def read_one(name: str, **others: object) -> Overview:
+def read_one(name: str, **others: Any) -> Overview:
     """An overview as it is read."""
     return read(json.dumps([overview(name, "nano", **others).as_dict()]), MOST_DEVICES)[0]
 
 
-def cells(axes: Axes) -> dict[tuple[float, float], tuple[float, ...]]:
+def cells(axes: Axes) -> dict[tuple[float, float], Any]:
     """The cells of a panel, each with its colour."""
     return {patch.get_xy(): patch.get_facecolor() for patch in axes.patches if isinstance(patch, Rectangle)}
 
@@ -45,7 +46,7 @@ def test_devices_share_a_part_if_jax_gives_them_the_same_slice(mesh: str) -> Non
         slices: dict[str, list[int]] = {}
         for device, index in sharding.devices_indices_map(array.shape).items():
             slices.setdefault(str(index), []).append(number[device])
-        assert sorted(parts_of(shown, array).values()) == sorted(map(sorted, slices.values()))
+        assert sorted(map(list, parts_of(shown, array).values())) == sorted(map(sorted, slices.values()))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -4,6 +4,7 @@ import gc
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,13 +35,13 @@ MESHES = {
 }
 
 
-def built(name: str, **train: object) -> Step:
+def built(name: str, **train: Any) -> Step:
     """The step of a strategy on its mesh."""
     mesh = MeshSpec.parse(MESHES[name])
     return STRATEGIES[name].build(CONFIG, mesh, TrainConfig(16, **train), jax.devices()[: mesh.size])
 
 
-def formula(name: str, **train: object) -> dict[str, int]:
+def formula(name: str, **train: Any) -> dict[str, int]:
     """What the formulas say that a device holds between steps; of a compiler-partitioned step, those of its twin."""
     mesh = MeshSpec.parse(MESHES[name])
     by_hand = STRATEGIES[name].twins.get(tuple(mesh.sizes), name)

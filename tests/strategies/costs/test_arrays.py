@@ -19,6 +19,13 @@ from strategies.mesh import DEVICES_PER_CHIP, devices_of
 from tests.strategies.costs.steps import BATCH, CASES, ODD
 
 
+def layout_of(name):
+    """The layout of a strategy, which each of ours has."""
+    layout = STRATEGIES[name].layout
+    assert layout
+    return layout
+
+
 def facts_of(leaf):
     """Shape, axes that split each dim, and bytes on a device, of an array of a step."""
     sizes = dict(leaf.sharding.mesh.shape)
@@ -42,7 +49,7 @@ def test_each_array_is_split_as_the_step_splits_it(name, mesh, config, train):
     """Shape, axes and bytes of weights, moments, step count and batch are those of the step's own shardings."""
     spec, how = MeshSpec.parse(mesh), TrainConfig(BATCH, **train)
     step = STRATEGIES[name].build(config, spec, how, jax.devices()[: spec.size])
-    layout = STRATEGIES[name].layout.along(spec.split_axes(STRATEGIES[name].axes))
+    layout = layout_of(name).along(spec.split_axes(STRATEGIES[name].axes))
     arrays = [*held_arrays(config, spec, how, layout, len(step.layer_slots or range(config.layers)))]
     said = {(each.what, each.name): (each.shape, each.axes, each.held_bytes) for each in arrays}
     adam = next(each for each in step.state.optimizer if isinstance(each, optax.ScaleByAdamState))
@@ -60,7 +67,7 @@ def test_arrays_add_up_to_what_formulas_say(name, mesh, config, train):
     """Weights, moments with the count, batch, and accumulated gradients: to the byte, on one device."""
     spec, how = MeshSpec.parse(mesh), TrainConfig(BATCH, **train)
     cost, layout = predict(name, config, spec, how), known()[name].along(spec.split_axes(STRATEGIES[name].axes))
-    held = dict.fromkeys(("weight", "gradient", "m", "v", "step count", "batch"), 0)
+    held: dict[str, int] = dict.fromkeys(("weight", "gradient", "m", "v", "step count", "batch"), 0)
     for each in held_arrays(config, spec, how, layout, cost.plan.layer_slots):
         held[each.what] += each.held_bytes
     formula = cost.arguments
@@ -90,7 +97,7 @@ def test_a_mesh_with_more_axes_is_of_the_strategy_that_extends(axes):
         same = [
             other
             for other in taking
-            if STRATEGIES[other].layout.along(strategy.axes) == strategy.layout and not STRATEGIES[other].twins
+            if layout_of(other).along(strategy.axes) == strategy.layout and not STRATEGIES[other].twins
         ]
         if name in taking:
             assert strategy_for(name, mesh) == name
