@@ -26,7 +26,6 @@ from tests.strategies.test_equality import (
     HARDEST,
     ROUNDING,
     STEPS,
-    TO_FLOAT32,
     TRAIN,
     adam,
     assert_equal,
@@ -34,6 +33,7 @@ from tests.strategies.test_equality import (
     single,
 )
 from tests.strategies.test_equality import train as trained
+from tests.strategies.test_half_precision import TO_FLOAT32
 from tests.strategies.test_step import held
 
 ONE = MeshSpec.parse("data=1")
