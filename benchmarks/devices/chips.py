@@ -13,7 +13,7 @@ class Chip:
 
     Attributes:
         platform: JAX platform, "tpu" or "cuda".
-        flops_per_second: peak of dense bfloat16 matmuls.
+        flops_per_second: peak of dense bfloat16 matmuls; of GPUs also in float16.
         memory_bytes: HBM capacity.
         memory_bytes_per_second: HBM bandwidth.
         link_bytes_per_second: bandwidth of one link in one direction, to a neighbour in a torus or to the host's

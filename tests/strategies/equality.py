@@ -20,19 +20,7 @@ different places stand apart by sqrt(2) times as much. Norms of arrays have that
 over many elements; 0.53 of the bound is the most that was seen. It holds only if long sums are made in float32: the
 gradient of a bias, summed over 256 tokens in bfloat16, is off by 1.3 times the bound.
 
-float16 is the same with u = 2^-11. Its losses are scaled (training/loss_scaling.py), so that few gradients are so small
-that they round to less than u; test_loss_scaling.py holds its steps to these bounds.
-
-Against float32 of the same seed (`TO_FLOAT32`) only one of the two runs rounds, but what both runs rounded alike no
-longer cancels: a layer rounds 27 times each way. The attention branch rounds the norm, queries, keys and values and
-their sum with the bias, the scaled queries, the weights of softmax, what they mix, the projection, and its sums with
-the stream and with the bias: 9; the MLP branch the norm, the hidden features and their sum with the bias, 7 operations
-inside GELU and its result, the projection, and two sums: 14; and both branches the weights of two matmuls each: 4. Over
-2 x 27 L roundings that is sqrt(54 L) x 0.425 u. Of gradients 0.63 of the bound is the most that was seen, in bfloat16,
-and 0.35 in float16. The same sum of a bias gradient in bfloat16 is off by 1.17 times the bound of bfloat16.
-
-What devices sum is no rounding of that kind: each computes the gradients of its sequences as one device does, and their
-sum is held to the bound of float32 (`test_bfloat16_gradients_of_devices_are_summed_in_float32`).
+float16 is the same with u = 2^-11: losses are scaled, so that gradients are not so small that they round to less.
 """
 
 import dataclasses
@@ -58,7 +46,6 @@ ROUNDING = {
     "float32": DEPTH * math.sqrt(TERMS) * 2**-24,
     **{dtype: math.sqrt(2 * DEPTH / (8 * math.log(2))) * u for dtype, u in ROUNDOFF.items()},
 }
-TO_FLOAT32 = {dtype: math.sqrt(2 * 27 * CONFIG.layers / (8 * math.log(2))) * u for dtype, u in ROUNDOFF.items()}
 
 
 def build(name, mesh, tied=True, **options):

@@ -25,7 +25,6 @@ from tests.strategies.equality import (
     HARDEST,
     ROUNDING,
     STEPS,
-    TO_FLOAT32,
     TRAIN,
     adam,
     assert_equal,
@@ -34,6 +33,7 @@ from tests.strategies.equality import (
 )
 from tests.strategies.equality import train as trained
 from tests.strategies.quick import compiled
+from tests.strategies.test_half_precision import TO_FLOAT32
 from tests.strategies.test_step import held
 
 ONE = MeshSpec.parse("data=1")

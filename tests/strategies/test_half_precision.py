@@ -1,0 +1,122 @@
+"""Steps in bfloat16 and float16: what rounding explains, in the same dtype and against float32.
+
+That strategies equal one device in the same dtype, and AdamW's part, is derived in equality.py. float16 steps are
+held to both bounds in training/test_loss_scaling.py, where they begin with steps that overflow.
+
+Against float32 of the same seed, `TO_FLOAT32`, only one of the two runs rounds. But no rounding cancels any more that
+both runs make alike, and a layer rounds 27 times each way. The attention branch rounds the norm; queries, keys and
+values, and their sum with the bias; the scaled queries; the weights of softmax; what they mix; the projection; and its
+sums with the stream and with the bias: 9 in all. The MLP branch rounds the norm; the hidden features, and their sum
+with the bias; 7 operations inside GELU, and its result; the projection; and its two sums: 14. Both round the weights of
+two matmuls: 4. The 54 L roundings add up to sqrt(54 L) x 0.425 u. Of gradients 0.63 of that is the most that was seen
+in bfloat16, and 0.35 in float16. A bias gradient that is summed in bfloat16 is off by 1.17 times the bound of bfloat16.
+
+What devices sum is no rounding of that kind: each computes the gradients of its sequences as one device does, and their
+sum is held to the bound of float32 (`test_bfloat16_gradients_of_devices_are_summed_in_float32`).
+"""
+
+import dataclasses
+import math
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from strategies import STRATEGIES, MeshSpec, TrainConfig
+from strategies.mesh import first_devices
+from strategies.model import attention, mlp, part
+from tests.strategies.equality import CONFIG, ROUNDING, ROUNDOFF, TRAIN, assert_equal, single, train
+from tests.strategies.quick import compiled
+from tests.strategies.test_step import WIDEST
+
+TO_FLOAT32 = {dtype: math.sqrt(2 * 27 * CONFIG.layers / (8 * math.log(2))) * u for dtype, u in ROUNDOFF.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, {}) for name in STRATEGIES if name != "single"]
+    + [
+        ("pipeline", {"reduce_dtype": "bfloat16", "microbatches": 4}),
+        ("data", {"reduce_dtype": "bfloat16", "bucket_bytes": 10_000}),
+    ],
+    ids=str,
+)
+def test_bfloat16_equals_one_device_and_float32(name, options):
+    """Strategies compute in bfloat16 what one device computes in bfloat16, and what it computes in float32."""
+    mine = train(name, WIDEST[name], dtype="bfloat16", **options)
+    assert_equal(mine, single(dtype="bfloat16"), ROUNDING["bfloat16"])
+    assert_equal(mine, single(), TO_FLOAT32["bfloat16"])
+
+
+def gradients(name, mesh, tokens, **options):
+    """The loss and the gradients of a bfloat16 step at its initial weights."""
+    spec, options = MeshSpec.parse(mesh), TrainConfig(len(tokens), dtype="bfloat16", **options)
+    step = STRATEGIES[name].build(dataclasses.replace(CONFIG, layers=2), spec, options, first_devices(spec.size))
+    key, batch = jax.random.key(0), step.place(tokens)
+    state = compiled(step.init.lower(key))(key)
+    found = compiled(step.gradients.lower(state, batch))(state, batch)
+    return jax.tree.leaves(jax.tree.map(lambda x: np.asarray(x, np.float64), found))
+
+
+@cache
+def of_each_quarter():
+    """Tokens, and the mean of the losses and gradients that one device computes for each quarter of them."""
+    tokens = np.random.default_rng(0).integers(0, CONFIG.vocab, (TRAIN.batch_size, CONFIG.sequence + 1))
+    parts = [gradients("single", "data=1", quarter) for quarter in np.split(tokens, 4)]
+    return tokens, [np.mean(part, axis=0) for part in zip(*parts, strict=True)]
+
+
+def apart(mine, expected):
+    """The largest distance of two arrays, relative to the norm of the second, or of all if that is tiny."""
+    whole = math.sqrt(sum(np.square(y).sum() for y in expected))
+    return max(
+        np.linalg.norm(x - y) / max(np.linalg.norm(y), 2**-12 * whole) for x, y in zip(mine, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("single", "data=1"),
+        ("data", "data=4"),
+        ("zero1", "data=4"),
+        ("zero2", "data=4"),
+        ("fsdp", "fsdp=4"),
+        ("hsdp", "data=2,fsdp=2"),
+        ("three_d", "data=4"),
+    ],
+)
+def test_bfloat16_gradients_of_devices_are_summed_in_float32(name, mesh):
+    """In bfloat16 the gradients of devices, or of microbatches on one device, are summed in float32.
+
+    The same gradients summed in bfloat16 are caught.
+    """
+    tokens, expected = of_each_quarter()
+    if name == "single":  # each microbatch has every fourth sequence
+        turned = tokens.reshape(4, -1, tokens.shape[1]).swapaxes(0, 1).reshape(tokens.shape)
+        assert apart(gradients(name, mesh, turned, microbatches=4), expected) < ROUNDING["float32"]
+    else:
+        assert apart(gradients(name, mesh, tokens), expected) < ROUNDING["float32"]
+        planted = gradients(name, mesh, tokens, reduce_dtype="bfloat16")
+        assert apart(planted, expected) > 10 * ROUNDING["float32"]
+
+
+@pytest.mark.parametrize("dtype", ROUNDOFF)
+def test_a_bfloat16_sum_of_gradients_is_caught(dtype, monkeypatch):
+    """The checks fail if a bias gradient is summed over tokens in bfloat16, planted on one device.
+
+    The check against the same dtype does, and so does that against float32.
+    """
+    reference, exact = single(dtype=dtype), single()
+
+    def add_bias(x, bias):
+        return (x + jnp.broadcast_to(bias.astype("bfloat16"), x.shape)).astype(x.dtype)
+
+    for module in (attention, mlp, part):
+        monkeypatch.setattr(module, "add_bias", add_bias)
+    planted = train("single", MeshSpec.parse("data=1"), dtype=dtype)
+    for expected, rounding in ((reference, ROUNDING[dtype]), (exact, TO_FLOAT32[dtype])):
+        with pytest.raises(AssertionError):
+            assert_equal(planted, expected, rounding)
