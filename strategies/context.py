@@ -31,7 +31,7 @@ from jaxtyping import Array, Float
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
 from strategies.mesh import Devices, MeshSpec
-from strategies.model.attention_kernels import causal_attention
+from strategies.model.causal_attention import causal_attention
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.remat import KEPT
 from strategies.model.ring_attention import ring_attention, zigzag

@@ -14,6 +14,7 @@ from strategies.config import GPTConfig
 from strategies.model.attention_kernels import matmul
 from strategies.model.hooks import Hooks
 from strategies.model.part import Part, Share, add_bias, add_branch
+from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
 from strategies.model.weights import normal, param
 
@@ -26,7 +27,7 @@ class Attention(Part):
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
         """Draw normal weights with deviation 0.02; the output projection less, by sqrt(2 layers)."""
         embed = config.embed
-        self.head_dim = config.head_dim
+        self.head_dim, self.reach = config.head_dim, Reach.of(config)
         self.qkv_DCA = normal(rngs, (embed, 3, embed), "embed", "qkv", "head_features")
         # The backward pass takes queries, keys and values with their biases.
         self.qkv_bias_CA = param(jnp.zeros((3, embed)), "qkv", "head_features", backward="recomputation")
@@ -43,7 +44,7 @@ class Attention(Part):
             kind: of the kernel, as `causal_attention` takes it.
         """
         qkv_BTCA = add_bias(hooks.project(normed_BTD, self.qkv_DCA[...]), self.qkv_bias_CA)
-        mixed_BTA = hooks.attend(checkpoint_name(qkv_BTCA, KEPT), self.head_dim, kind)
+        mixed_BTA = hooks.attend(checkpoint_name(qkv_BTCA, KEPT), self.head_dim, kind, self.reach)
         return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), self.out_bias_D)
 
     @staticmethod

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.program.compiled import read_program
 from strategies import GPTConfig, Implementation, Infeasible, MeshSpec, TrainConfig, context, tensor
 from strategies.context import contiguous, ulysses_attention
-from strategies.model.attention_kernels import causal_attention
+from strategies.model.causal_attention import causal_attention
 from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.single import SINGLE
 from strategies.training.train_step import assemble
