@@ -54,8 +54,12 @@ class Attention(Part):
 
     @staticmethod
     def score_flops(config: GPTConfig) -> int:
-        """One of the two matmuls of scores, of one token with all tokens: 2 A T."""
-        return 2 * config.embed * config.sequence
+        """One of the two matmuls of scores, of one token with all tokens that it attends to: 2 A T, or 2 A W.
+
+        No token has fewer keys for being early in its sequence, as if attention were not causal (`Reach.most_keys`).
+        """
+        reach = Reach.of(config)
+        return 2 * config.embed * (reach.most_keys(config.sequence) if reach else config.sequence)
 
     @staticmethod
     def recomputed_flops(config: GPTConfig) -> int:
@@ -66,12 +70,13 @@ class Attention(Part):
     def kept_bytes(share: Share) -> int:
         """Keep queries, keys, values and the output of attention, n A each, and the sums of exponentials in float32.
 
-        Ulysses keeps the output once more, as it came from other devices.
+        Ulysses keeps the output once more, as it came from other devices. With a window a ring keeps the keys and values
+        that came from other devices.
         """
         if share.train.remat == "full":
             return 0
-        arrays = (5 if share.ulysses else 4) * share.itemsize * share.tokens * share.head_features
-        return arrays + 4 * share.tokens * share.config.heads // share.tensors
+        tokens = (5 if share.ulysses else 4) * share.tokens + 2 * share.earlier_tokens
+        return share.itemsize * tokens * share.head_features + 4 * share.tokens * share.config.heads // share.tensors
 
     @staticmethod
     def working_elements(share: Share) -> int:

@@ -77,21 +77,31 @@ class Reach:
         size = max(size for size in range(1, min(tokens, -(-self.window // 2)) + 1) if tokens % size == 0)
         return size, math.ceil((self.window - 1) / size)
 
-    def near_keys(self, tokens: int) -> int:
-        """Near keys that are computed for each query, masked ones included, if `tokens` are split into blocks."""
-        size, before = self.block(tokens)
-        return size * (before + 1)
+    def earlier(self, tokens: int, devices: int) -> int:
+        """Keys of other devices that a device needs, if devices split a sequence into contiguous parts.
 
-    def far_keys(self, tokens: int) -> int:
-        """Far keys that are computed for each query of a sequence, masked ones included."""
-        return 0 if self.stride is None else tokens // self.stride * max(1, self.summary)
+        >>> [Reach(window).earlier(64, devices=4) for window in (1, 8, 40, 60)]
+        [0, 7, 39, 48]
+        """
+        return min(self.window - 1, tokens - tokens // devices)
+
+    def computed_keys(self, tokens: int, devices: int = 1) -> int:
+        """Keys that are computed for each query of a sequence, masked ones included.
+
+        Args:
+            tokens: of the sequence.
+            devices: that split it into contiguous parts.
+        """
+        far = 0 if self.stride is None else tokens // self.stride * max(1, self.summary)
+        size, before = self.block(tokens // devices)
+        return size * (before + 1) + far
 
     def skips(self, tokens: int) -> bool:
         """Whether fewer keys are computed than by dense attention over a sequence, which computes 3/4 of them.
 
         If not, dense attention computes it, with a mask.
         """
-        return self.near_keys(tokens) + self.far_keys(tokens) < (tokens if tokens % 2 else tokens * 3 / 4)
+        return self.computed_keys(tokens) < (tokens if tokens % 2 else tokens * 3 / 4)
 
     def most_keys(self, tokens: int) -> int:
         """Keys that the last token of a sequence attends to. Model FLOPs count as many for each token.
@@ -104,3 +114,17 @@ class Reach:
         if self.summary:
             return self.window + self.summary * (tokens // self.stride - 1)
         return self.window + tokens // self.stride - math.ceil(self.window / self.stride)
+
+    def pairs(self, tokens: int) -> int:
+        """Pairs of a query and a key that it attends to, in a sequence.
+
+        >>> Reach(3).pairs(8), Reach(2, 2).pairs(8), Reach(4, 4, 1).pairs(8)
+        (21, 27, 24)
+        """
+        if self.summary:
+            blocks = tokens // self.window
+            earlier_blocks = blocks * (blocks - 1) // 2
+            return blocks * self.window * (self.window + 1) // 2 + earlier_blocks * self.window * self.summary
+        multiples = range(0 if self.stride is None else tokens)[:: self.stride]
+        far = sum(tokens - distance for distance in multiples if distance >= self.window)
+        return tokens * self.window - self.window * (self.window - 1) // 2 + far

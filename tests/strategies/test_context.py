@@ -126,7 +126,7 @@ def test_other_axes_split_what_this_one_leaves(mode):
     train = dataclasses.replace(TRAIN, context_attention=mode)
     layout = dataclasses.replace(context.LAYOUT, dims=tensor.LAYOUT.dims)
     how = Implementation(
-        hooks=context.hooks(train, 2, tensor.hooks(("tensor",), train.sequence_parallel)),
+        hooks=context.hooks(CONFIG, train, 2, tensor.hooks(("tensor",), train.sequence_parallel)),
         prepare_params=lambda weights: tensor.mark_replicated_varying(weights, CONFIG),
         reduce=lambda loss, grads: (loss, tensor.all_reduce(grads, CONFIG, "float32")),
     )
