@@ -32,6 +32,7 @@ _KNOWN = {
 class Infeasible(ValueError):
     """Model, mesh and batch do not fit together. The message names the numbers and the legal values."""
 
+
 _SIZES = ("layers", "embed", "heads", "vocab", "sequence", "mlp", "vocab_multiple")
 
 

@@ -137,8 +137,8 @@ class Cost:
         """FLOPs of one matmul of attention scores for a token, in all layers. There are two forward and five backward.
 
         On a ring of n devices a device computes 2n + 1 of its 4n pairs of chunks (ring_attention.py); on one device
-        three of four (attention_kernels.py). An odd number of tokens is not split: all pairs are computed. With a window
-        or a stride a query computes `Reach.computed_keys`.
+        three of four (attention_kernels.py). An odd number of tokens is not split: all pairs are computed. With a
+        window or a stride a query computes `Reach.computed_keys`.
         """
         config, ring, share = self.plan.config, self.ring, self.plan.share
         square = config.layers * 2 * config.embed * share.computed_keys
@@ -173,7 +173,7 @@ class Cost:
     @property
     def ring(self) -> int:
         """Devices of the ring around which keys and values travel; 1 without a ring."""
-        return 1 if self.plan.ulysses else self.plan.size(*self.plan.layout.tokens)
+        return self.plan.share.ring
 
     @property
     def hardware_flops(self) -> int:

@@ -70,8 +70,8 @@ class Attention(Part):
     def kept_bytes(share: Share) -> int:
         """Keep queries, keys, values and the output of attention, n A each, and the sums of exponentials in float32.
 
-        Ulysses keeps the output once more, as it came from other devices. With a window a ring keeps the keys and values
-        that came from other devices.
+        Ulysses keeps the output once more, as it came from other devices. With a window a ring keeps the keys and
+        values that came from other devices.
         """
         if share.train.remat == "full":
             return 0
@@ -82,7 +82,11 @@ class Attention(Part):
     def working_elements(share: Share) -> int:
         """Queries, keys, values, output and scores; queries once more in full; the projected output when recomputed."""
         arrays = 5 if share.train.remat == "full" else 4
-        scores = share.config.sequence * share.config.heads // share.tensors
+        scores = share.computed_keys * share.config.heads // share.tensors
+        if share.skipping:
+            # Keys and values once for each block that attends to them, and the results of near and of far keys apart.
+            _, before = share.skipping.block(share.config.sequence // share.ring)
+            arrays += 2 * (before + 1) + (2 if share.skipping.stride is None else 6)
         return share.tokens * (arrays * share.head_features + share.config.embed + scores)
 
     @staticmethod

@@ -48,19 +48,24 @@ class Share:
     @property
     def skipping(self) -> Reach | None:
         """The reach of attention whose blocks are skipped; None if it is computed like dense attention."""
-        reach, ring = Reach.of(self.config), 1 if self.ulysses else self.contexts
-        return reach if reach and (ring > 1 or reach.skips(self.config.sequence)) else None
+        reach = Reach.of(self.config)
+        return reach if reach and (self.ring > 1 or reach.skips(self.config.sequence)) else None
+
+    @property
+    def ring(self) -> int:
+        """Devices that attend to tokens of each other around a ring; 1 without a ring."""
+        return 1 if self.ulysses else self.contexts
 
     @property
     def computed_keys(self) -> int:
         """Keys that are computed for each query. Dense attention has scores for all."""
-        tokens, ring = self.config.sequence, 1 if self.ulysses else self.contexts
-        return self.skipping.computed_keys(tokens, ring) if self.skipping else tokens
+        tokens = self.config.sequence
+        return self.skipping.computed_keys(tokens, self.ring) if self.skipping else tokens
 
     @property
     def earlier_tokens(self) -> int:
         """Tokens of other devices whose keys and values a ring with a window brings."""
-        if self.ulysses or self.contexts == 1 or self.skipping is None:
+        if self.ring == 1 or self.skipping is None:
             return 0
         sequences = self.tokens * self.contexts // self.config.sequence
         return sequences * self.skipping.earlier(self.config.sequence, self.contexts)

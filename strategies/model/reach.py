@@ -49,7 +49,7 @@ class Reach:
         return None if window >= sequence or stride == 1 else cls(window, stride if stride < sequence else None)
 
     def near(self, query: Any, key: Any) -> Any:
-        """Whether keys at or before their queries are in the window, or in the same block. Takes arrays of positions."""
+        """Whether keys at or before their queries are in the window, or in the block. Takes arrays of positions."""
         return query // self.window == key // self.window if self.summary else query - key < self.window
 
     def far(self, query: Any, key: Any) -> Any:
@@ -67,14 +67,16 @@ class Reach:
     def block(self, tokens: int) -> tuple[int, int]:
         """Queries of a block of near keys, and the number of blocks of keys before it that its queries reach.
 
-        A window has blocks of about half its tokens, so a query computes 1.5 W keys. Blocks divide the tokens.
+        A window has blocks of about half its tokens, so a query computes 1.5 W keys. Blocks divide the tokens, into two
+        or more.
 
         >>> Reach(8).block(64), Reach(8).block(50), Reach(4, 4, 1).block(64)
         ((4, 2), (2, 4), (4, 0))
         """
         if self.summary:
             return self.window, 0
-        size = max(size for size in range(1, min(tokens, -(-self.window // 2)) + 1) if tokens % size == 0)
+        largest = max(1, min(tokens // 2, math.ceil(self.window / 2)))
+        size = max(size for size in range(1, largest + 1) if tokens % size == 0)
         return size, math.ceil((self.window - 1) / size)
 
     def earlier(self, tokens: int, devices: int) -> int:
