@@ -6,11 +6,13 @@ from pathlib import Path
 import matplotlib as mpl
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, apart, require_folder, safe_name, save
 from results import parsers
+from results.figures import windows
 from results.figures.canvas import Look, look_of
 from results.figures.curves import counts, left_out, widest_batch, workloads
 from results.figures.drawing import FIGURES, OF_ALL_BATCHES, figures_of
@@ -20,6 +22,8 @@ from results.records.rows import RecordError, load
 
 def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
     """Write the figures of the rows as PNG and SVG; if there are several workloads, each gets its own folder.
+
+    Workloads that differ only in the attention window also get a figure together.
 
     Args:
         rows: a table from `results.records.rows.load`.
@@ -44,6 +48,13 @@ def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
         sns.set_theme(style="whitegrid", rc=REPRODUCIBLE)
         for folder, part in zip(folders, drawable.values(), strict=True):
             paths += plot_workload(part, look, folder, batch or widest_batch(part))
+        found = dict(windows.sweeps(rows))
+        names = (
+            [f"{windows.NAME}-{label}" for label in apart(map(safe_name, found))] if len(found) > 1 else [windows.NAME]
+        )
+        for name, part in zip(names, found.values(), strict=False):
+            at_batch = part[part["global_batch_sequences"] == (batch or widest_batch(part))]
+            paths += write(windows.time_and_memory_vs_window(at_batch, look), out, name)
     return paths
 
 
@@ -62,10 +73,15 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name in figures_of(at_batch):
-        figure = FIGURES[name](rows if name in OF_ALL_BATCHES else at_batch, look)
-        for suffix in METADATA:
-            paths.append(folder / f"{name}.{suffix}")
-            draw(figure, paths[-1])
+        paths += write(FIGURES[name](rows if name in OF_ALL_BATCHES else at_batch, look), folder, name)
+    return paths
+
+
+def write(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure in each format, and return the paths."""
+    paths = [folder / f"{name}.{suffix}" for suffix in METADATA]
+    for path in paths:
+        draw(figure, path)
     return paths
 
 
