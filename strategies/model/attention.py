@@ -84,9 +84,9 @@ class Attention(Part):
         arrays = 5 if share.train.remat == "full" else 4
         scores = share.computed_keys * share.config.heads // share.tensors
         if share.skipping:
-            # Keys and values once for each block that attends to them, and the results of near and of far keys apart.
+            # Keys and values once for each block that attends to them, and their gradients.
             _, before = share.skipping.block(share.config.sequence // share.ring)
-            arrays += 2 * (before + 1) + (2 if share.skipping.stride is None else 6)
+            arrays += 2 * (before + 2)
         return share.tokens * (arrays * share.head_features + share.config.embed + scores)
 
     @staticmethod

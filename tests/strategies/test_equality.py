@@ -45,6 +45,8 @@ STEPS = 3
 # 257 is prime, so every strategy that splits the vocabulary pads it.
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=32, sequence=16, vocab=257)
 TRAIN = TrainConfig(batch_size=16)
+OF_MODEL = ("tied", "attention_window", "attention_stride", "attention_pattern")
+"""Options that change what one device computes, too."""
 DEPTH = 2 * 12 * CONFIG.layers
 TERMS = max(TRAIN.batch_size * CONFIG.sequence, CONFIG.vocab, CONFIG.mlp_dim)
 ROUNDING = {"float32": DEPTH * math.sqrt(TERMS) * 2**-24, "bfloat16": math.sqrt(2 * DEPTH / (8 * math.log(2))) * 2**-9}
@@ -78,9 +80,10 @@ COMBINATIONS = [
 """A sample of the other meshes of `three_d`: every pair of axes meets, and every way to split an axis occurs."""
 
 
-def train(name, mesh, tied=True, **options):
+def train(name, mesh, **options):
     """Train a few steps: losses, gradient norms, and the state after each step on the host, without padding."""
-    config, options = dataclasses.replace(CONFIG, tied=tied), dataclasses.replace(TRAIN, **options)
+    of_model = {key: options.pop(key) for key in [*options] if key in OF_MODEL}
+    config, options = dataclasses.replace(CONFIG, **of_model), dataclasses.replace(TRAIN, **options)
     step = STRATEGIES[name].build(config, mesh, options, first_devices(mesh.size))
     key = jax.random.key(0)
     state, update = compiled(step.init.lower(key))(key), compiled(step.lower())
@@ -212,8 +215,30 @@ def test_every_factorisation_equals_one_device(name, mesh):
 )
 def test_equals_one_device_with_every_option(name, options):
     """Strategies compute what one device computes in bfloat16, with remat and accumulation, untied, and unrolled."""
-    reference = single(**{key: options[key] for key in options if key in ("dtype", "tied", "z_loss")})
+    reference = single(**{key: options[key] for key in options if key in ("dtype", "z_loss", *OF_MODEL)})
     assert_equal(train(name, WIDEST[name], **options), reference, ROUNDING[options.get("dtype", "float32")])
+
+
+SPARSE = [
+    *((name, HARDEST[name], {"attention_window": 5}) for name in HARDEST),
+    # Windows of one hop, of several, of more tokens than there are before, and of none.
+    *(("context", MeshSpec.parse("context=4"), {"attention_window": window}) for window in (1, 4, 7, 15)),
+    ("context", MeshSpec.parse("context=4"), {"attention_window": 7, "remat": "full"}),
+    ("context", HARDEST["context"], {"attention_window": 5, "context_attention": "ulysses"}),
+    ("context", HARDEST["context"], {"attention_stride": 4}),
+    ("three_d", MeshSpec.parse("fsdp=2,context=2,tensor=2"), {"attention_window": 6}),
+    ("three_d", MeshSpec.parse("pipeline=2,context=2,tensor=2"), {"attention_window": 6, "schedule": "zb-h1"}),
+    ("auto", WIDEST["auto"], {"attention_stride": 4, "attention_pattern": "fixed"}),
+    ("pipeline", HARDEST["pipeline"], {"attention_stride": 4, "schedule": "zb-h1"}),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "options"), SPARSE, ids=str)
+def test_sparse_attention_equals_one_device(name, mesh, options):
+    """With a window or a stride, whether keys come from other devices or not, strategies compute what one computes."""
+    microbatches = 4 if "pipeline" in mesh.sizes else 1
+    reference = single(**{key: options[key] for key in options if key in OF_MODEL})
+    assert_equal(train(name, mesh, microbatches=microbatches, **options), reference, ROUNDING["float32"])
 
 
 def gradients(name, mesh, tokens, **options):

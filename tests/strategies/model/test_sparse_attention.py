@@ -121,7 +121,7 @@ def test_no_token_sees_what_it_does_not_reach(options):
 
 
 def test_skipped_blocks_take_no_time_and_no_memory():
-    """As compiled, a smaller window does fewer FLOPs and takes fewer temporaries, and dense attention the most."""
+    """As compiled, a smaller window does fewer FLOPs and takes fewer temporaries; dense attention takes the most."""
     shape = jax.ShapeDtypeStruct((2, 256, 3, 32), "float32")
 
     def costs(reach):
@@ -130,10 +130,11 @@ def test_skipped_blocks_take_no_time_and_no_memory():
         assert analysis
         return analysis["flops"], program.memory_analysis().temp_size_in_bytes
 
-    found = [costs(reach) for reach in (Reach(8), Reach(16, 16), Reach(32), Reach(64), None)]
-    assert found == sorted(found)
-    assert [memory for _, memory in found] == sorted(memory for _, memory in found)
-    assert 3 * found[0][0] < found[-1][0]
+    windows = [costs(reach) for reach in (Reach(8), Reach(32), None)]
+    for strided in (costs(Reach(16, 16)), costs(Reach(16, 16, 1))):
+        assert all(mine < dense for mine, dense in zip(strided, windows[-1], strict=True))
+    for sizes in zip(*windows, strict=True):
+        assert sizes[0] < sizes[1] < sizes[2]
 
 
 def test_a_wide_window_is_masked():
