@@ -61,6 +61,7 @@ def time_and_memory_vs_window(rows: pd.DataFrame, look: Look) -> Figure:
     ):
         strategy_lines(axes, points, "window", column, look)
         doubling_axis(axes, points["window"], "attention window (tokens)")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set(ylabel=label, ylim=(0, 1.1 * points[[column, f"{column}_high"]].max(axis=None)))
         name_dense(axes, points)
     legend(figure, points, look)

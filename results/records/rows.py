@@ -97,7 +97,7 @@ def with_attention(rows: pd.DataFrame) -> pd.DataFrame:
     """Add the columns of `ATTENTION` where a file lacks them, and `attention`, their text: empty if it is dense."""
     options = rows.reindex(columns=ATTENTION)
     texts = [
-        ",".join(f"{name}={value}" for name, value in facts.items() if value is not None)
+        ",".join(f"{name}={value if isinstance(value, str) else int(value)}" for name, value in facts.items() if value)
         for facts in options.astype(object).where(options.notna(), None).to_dict("records")
     ]
     return rows.drop(columns=ATTENTION, errors="ignore").join(options).assign(attention=texts)

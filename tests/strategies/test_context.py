@@ -150,6 +150,12 @@ def test_other_axes_split_what_this_one_leaves(mode):
         ({"sequence": 20}, {"context_attention": "ulysses"}, "context=8 does not divide sequence=20; context can be"),
         ({"heads": 4}, {"context_attention": "ulysses"}, "context=8 does not divide heads=4; context can be 1, 2 or 4"),
         ({}, {"attention": "cudnn"}, "attention=cudnn has no ring; use auto or xla, or context_attention=ulysses"),
+        (
+            {"attention_stride": 8},
+            {"context_attention": "ring"},
+            "attention_stride=8 reaches tokens of all context=8 devices, and has no ring; use context_attention=uly",
+        ),
+        ({"sequence": 60, "attention_window": 9}, {}, "context=8 does not divide sequence=60; context can be 1, 2, 3"),
         ({}, {"context_attention": "star"}, "context_attention='star'; it can be auto, ring, ulysses"),
     ],
 )
