@@ -9,7 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from strategies.config import PRESETS, Dtype, Remat
+from strategies.config import PRESETS, AttentionPattern, Dtype, Remat
 
 if TYPE_CHECKING:  # it takes longer to load than a help may
     import pytest
@@ -27,6 +27,8 @@ LISTED = "`meshmark strategies` lists them"
 STRATEGY_HELP = f"such as fsdp,tensor; default: all; {LISTED}"
 SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
 """Sizes of the model, which are options and fields of `GPTConfig`."""
+SPARSE = ("attention_stride", "attention_pattern", "attention_summary")
+"""Options of sparse attention besides the window, which are fields of `GPTConfig`, too."""
 
 T = TypeVar("T")
 
@@ -137,6 +139,14 @@ def declare_model(add: Callable[..., Any]) -> None:
     for size in SIZES:
         add(f"--{size}", type=count, metavar="N", help=f"{size} of the model; default: the preset's")
     add("--untied", action="store_true", help="give the head its own weights instead of the embedding's")
+    windows = "tokens that a token attends to, itself included, or `dense`; a list sweeps; default: dense"
+    add("--attention-window", type=commas(window), metavar="W,...", action="extend", default=[], help=windows)
+    strides = "sparse attention with this distance of far keys (strided) or these blocks (fixed)"
+    add("--attention-stride", type=count, metavar="L", help=strides)
+    patterns = f"with a stride: {', '.join(get_args(AttentionPattern))}; default: strided"
+    add("--attention-pattern", choices=get_args(AttentionPattern), metavar="PATTERN", help=patterns)
+    summaries = "with fixed: tokens at the end of a block that later blocks attend to; default: 1"
+    add("--attention-summary", type=count, metavar="C", help=summaries)
 
 
 def declare_compiler(add: Callable[..., Any]) -> None:
@@ -201,6 +211,11 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a count; give a whole number of at least 1")
     return int(text)
+
+
+def window(text: str) -> int | None:
+    """Parse the tokens of an attention window; None for dense attention."""
+    return None if text == "dense" else count(text)
 
 
 def whole(text: str) -> int:

@@ -54,10 +54,11 @@ class Case:
     def __str__(self) -> str:
         """The test id, such as `fsdp-fsdp=8-b16` or `pipeline-pipeline=8-b16-schedule=gpipe`.
 
-        It contains the number of microbatches only if that is not the default.
+        It contains the number of microbatches and the attention only if they are not the default.
         """
         default = default_microbatches(self.strategy, self.mesh, self.batch_size)
         parts = () if self.microbatches == default else (("microbatches", self.microbatches),)
+        parts += attention_given(self.config)
         return "-".join([self.strategy, str(self.mesh), f"b{self.batch_size}", *option_texts((*parts, *self.options))])
 
     def build(self, **training: Any) -> Step:
@@ -121,6 +122,7 @@ class Selection:
         options: values to vary of further `TrainConfig` fields, for the strategies that have them.
         topology: of devices that need not be present.
         compiler_options: of every case.
+        windows: attention windows of the model, None for dense attention; empty for that of `config`.
     """
 
     strategies: tuple[str, ...]
@@ -136,19 +138,25 @@ class Selection:
     options: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     topology: Topology | None = None
     compiler_options: CompilerOptions = ()
+    windows: tuple[int | None, ...] = ()
 
     def cases(self) -> list[Case]:
-        """All cases, ordered by batch size and then by strategy."""
+        """All cases, ordered by attention window, then by batch size and then by strategy."""
         strategy_meshes, common = list(self._strategy_meshes()), (self.topology, self.compiler_options)
         widest = dict(sorted(strategy_meshes, key=lambda each: (each[1].size, len(each[1].sizes))))
         return [
-            Case(name, mesh, self.preset, self.config, size, parts, self.dtype, self.remat, options, *common)
+            Case(name, mesh, self.preset, config, size, parts, self.dtype, self.remat, options, *common)
+            for config in self._configs()
             for size in self.batch_sizes
             for name, mesh in strategy_meshes
             if not self.sparse or size == max(self.batch_sizes) or mesh == widest[name]
             for parts in self.microbatches or [default_microbatches(name, mesh, size)]
             for options in self._variations(name)
         ]
+
+    def _configs(self) -> list[GPTConfig]:
+        """The model with each of the windows."""
+        return [replace(self.config, attention_window=window) for window in self.windows] or [self.config]
 
     def _strategy_meshes(self) -> Iterator[tuple[str, MeshSpec]]:
         """Pairs of strategies and meshes. If both were given, all pairs are returned, feasible or not; rows say why."""
@@ -177,6 +185,26 @@ class Selection:
         varied = [(name, values) for name, values in self.options if name in options_of(strategy)]
         for chosen in product(*(values for _, values in varied)):
             yield tuple((name, value) for (name, _), value in zip(varied, chosen, strict=True))
+
+
+def attention_of(config: GPTConfig) -> dict[str, int | str | None]:
+    """Options of a model's sparse attention, by their names in `GPTConfig`; None for what it does not have.
+
+    >>> attention_of(GPTConfig(layers=1, embed=1, heads=1, attention_stride=8))
+    {'attention_window': None, 'attention_stride': 8, 'attention_pattern': 'strided', 'attention_summary': None}
+    """
+    strided, fixed = config.attention_stride is not None, config.attention_pattern == "fixed"
+    return {
+        "attention_window": config.attention_window,
+        "attention_stride": config.attention_stride,
+        "attention_pattern": config.attention_pattern if strided else None,
+        "attention_summary": config.attention_summary if fixed else None,
+    }
+
+
+def attention_given(config: GPTConfig) -> Options:
+    """The options of a model's sparse attention that it has; empty if attention is dense."""
+    return tuple((name, value) for name, value in attention_of(config).items() if value is not None)
 
 
 def options_of(strategy: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import jax
 
-from benchmarks.arguments import BATCH_SIZES, DEVICES, SIZES, commas, count
+from benchmarks.arguments import BATCH_SIZES, DEVICES, SIZES, SPARSE, commas, count
 from benchmarks.cases import COMMON_OPTIONS, Case, Selection
 from benchmarks.cluster import processes
 from benchmarks.devices.placement import device_count
@@ -28,17 +28,22 @@ def model(option: argparse.Namespace) -> tuple[str, GPTConfig]:
     """The model that the options describe.
 
     Returns:
-        Its name, with the sizes that differ from the preset's, and its configuration.
+        Its name, with the sizes that differ from the preset's, and its configuration. Of several attention windows it
+        has the first.
 
     Raises:
-        ValueError: no model has these sizes.
+        ValueError: no model has these sizes, or this attention.
     """
     sizes: dict[str, Any] = {size: getattr(option, size) for size in SIZES if getattr(option, size) is not None}
     sizes |= {"tied": False} if option.untied else {}
+    sparse = {name: getattr(option, name) for name in SPARSE if getattr(option, name) is not None}
     try:
-        config = dataclasses.replace(PRESETS[option.preset], **sizes)
+        window, *others = option.attention_window or [None]
+        config = dataclasses.replace(PRESETS[option.preset], **sizes, **sparse, attention_window=window)
+        for other in others:
+            dataclasses.replace(config, attention_window=other)
     except Infeasible as error:
-        raise ValueError(f"--preset {option.preset} with {sizes}: {error}") from error
+        raise ValueError(f"--preset {option.preset} with {sizes | sparse}: {error}") from error
     return ",".join([option.preset, *(f"{name}={size}" for name, size in sizes.items())]), config
 
 
@@ -74,6 +79,7 @@ def selected(option: argparse.Namespace) -> Selection:
         options=values_of(option.option),
         topology=absent,
         compiler_options=tuple(dict(option.compiler_option).items()),
+        windows=unique(option.attention_window),
     )
     if not (cases := chosen.cases()):
         raise ValueError(_nothing_selected(chosen))

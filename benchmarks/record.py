@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 import jax
 
-from benchmarks.cases import Case, CompilerOptions, option_texts
+from benchmarks.cases import Case, CompilerOptions, attention_of, option_texts
 from benchmarks.cluster import processes
 from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.explain.estimate import ChipEstimate
@@ -156,6 +156,7 @@ class Record:
             "param_count": param_count(case.config),
             "global_batch_sequences": case.batch_size,
             "sequence_tokens": case.config.sequence,
+            **attention_of(case.config),
             "microbatches": case.microbatches,
             "dtype": case.dtype,
             "remat": case.remat,

@@ -15,6 +15,7 @@ from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, apart, require_folder, safe_name, save
 from results import parsers
+from results.figures import windows
 from results.figures.canvas import Look, look_of
 from results.figures.curves import counts, left_out, widest_batch, workloads
 from results.figures.drawing import FIGURES, OF_ALL_BATCHES, figures_of
@@ -26,6 +27,8 @@ from results.records.training import SUFFIX, TrainingRun, read_training
 
 def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
     """Write the figures of the rows as PNG and SVG; if there are several workloads, each gets its own folder.
+
+    Workloads that differ only in the attention window also get a figure together.
 
     Args:
         rows: a table from `results.records.rows.load`.
@@ -50,6 +53,13 @@ def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
         sns.set_theme(style="whitegrid", rc=REPRODUCIBLE)
         for folder, part in zip(folders, drawable.values(), strict=True):
             paths += plot_workload(part, look, folder, batch or widest_batch(part))
+        found = dict(windows.sweeps(rows))
+        names = (
+            [f"{windows.NAME}-{label}" for label in apart(map(safe_name, found))] if len(found) > 1 else [windows.NAME]
+        )
+        for name, part in zip(names, found.values(), strict=False):
+            at_batch = part[part["global_batch_sequences"] == (batch or widest_batch(part))]
+            paths += draw_all(windows.time_and_memory_vs_window(at_batch, look), out / name)
     return paths
 
 

@@ -48,8 +48,10 @@ from jaxtyping import Array
 from strategies import data, fsdp, tensor
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec
-from strategies.model.attention_kernels import causal_attention, project
+from strategies.model.attention_kernels import project
+from strategies.model.causal_attention import causal_attention
 from strategies.model.hooks import Hooks
+from strategies.model.reach import Reach
 from strategies.model.remat import GATHERED
 from strategies.sharding.layout import Layout, Spec, size_of
 from strategies.step import Implementation, Step, Strategy
@@ -84,9 +86,9 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
         # The head's backward pass follows its forward pass at once, and the compiler would not merge two gathers.
         return checkpoint_name(weight, GATHERED) if "vocab" in dims else weight
 
-    def attend(qkv_BTCA: Array, head_dim: int, kind: str) -> Array:
+    def attend(qkv_BTCA: Array, head_dim: int, kind: str, reach: Reach | None) -> Array:
         qkv_BTCA = lax.with_sharding_constraint(qkv_BTCA, split(BATCH, None, None, "tensor"))
-        return causal_attention(qkv_BTCA, head_dim, kind)
+        return causal_attention(qkv_BTCA, head_dim, kind, reach)
 
     def project_split(x_BTD: Array, qkv_DCA: Array) -> Array:
         """Like `project`, but A stays a dim of the matmul. Tensor splits A: merged with C it would be gathered."""

@@ -17,6 +17,7 @@ PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1"]
 Gather = Literal["layer", "step"]
 Compression = Literal["none", "int8", "onebit"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
+AttentionPattern = Literal["strided", "fixed"]
 _KNOWN = {
     "dtype": Dtype,
     "reduce_dtype": ReduceDtype,
@@ -35,14 +36,26 @@ class Infeasible(ValueError):
     """Model, mesh and batch do not fit together. The message names the numbers and the legal values."""
 
 
+_SIZES = ("layers", "embed", "heads", "vocab", "sequence", "mlp", "vocab_multiple")
+
+
 @dataclass(frozen=True)
 class GPTConfig:
     """The sizes of a GPT-2 (Radford et al. 2019, section 2.3). `mlp` is 4 x `embed` unless given.
 
     The vocabulary is padded to a multiple of `vocab_multiple`, also on one device (`vocab_rows`).
 
+    Attention is dense unless it has a window or a stride (model/reach.py).
+
+    Attributes:
+        attention_window: tokens that a token attends to, itself included; None for all before it.
+        attention_stride: distance of the tokens that it also attends to (strided), or tokens of a block (fixed).
+        attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
+        attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
+
     Raises:
-        Infeasible: a size is below one, or `heads` does not divide `embed`.
+        Infeasible: a size is below one, `heads` does not divide `embed`, or the options of attention exclude each
+            other.
     """
 
     layers: int
@@ -53,15 +66,20 @@ class GPTConfig:
     mlp: int | None = None
     tied: bool = True
     vocab_multiple: int = 128
+    attention_window: int | None = None
+    attention_stride: int | None = None
+    attention_pattern: AttentionPattern = "strided"
+    attention_summary: int = 1
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        for name in ("layers", "embed", "heads", "vocab", "sequence", "mlp", "vocab_multiple"):
+        for name in (*_SIZES, "attention_window", "attention_stride", "attention_summary"):
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise Infeasible(f"{name}={size}; it must be at least 1")
         if self.embed % self.heads:
             raise Infeasible(f"heads={self.heads} does not divide embed={self.embed}; {legal(self.embed, 'it')}")
+        _require_pattern(self)
 
     @property
     def head_dim(self) -> int:
@@ -215,6 +233,26 @@ def _require_optimizer(train: TrainConfig) -> None:
         raise Infeasible(f"warmup_steps={warmup}; it must be at least 0")
     if decay is not None and decay <= warmup:
         raise Infeasible(f"decay_steps={decay} ends before warmup_steps={warmup}; give more than {warmup} for both")
+
+
+def _require_pattern(config: GPTConfig) -> None:
+    """Refuse options of sparse attention that have no meaning together."""
+    pattern, stride, summary = config.attention_pattern, config.attention_stride, config.attention_summary
+    if pattern not in get_args(AttentionPattern):
+        raise Infeasible(f"attention_pattern={pattern!r}; it can be {', '.join(get_args(AttentionPattern))}")
+    if stride is not None and config.sequence % stride:
+        problem = f"attention_stride={stride} does not divide sequence={config.sequence}"
+        raise Infeasible(f"{problem}; {legal(config.sequence, 'it')}")
+    if pattern == "strided":
+        if summary != 1:
+            raise Infeasible(f"attention_summary={summary} is for attention_pattern=fixed; leave it out")
+    elif stride is None:
+        raise Infeasible("attention_pattern=fixed has blocks of attention_stride tokens; give attention_stride")
+    elif config.attention_window is not None:
+        problem = f"attention_window={config.attention_window} does not go with attention_pattern=fixed"
+        raise Infeasible(f"{problem}, whose blocks have attention_stride={stride} tokens; leave one of them out")
+    elif summary > stride:
+        raise Infeasible(f"attention_summary={summary} is more than the attention_stride={stride} tokens of a block")
 
 
 def _require_alone(train: TrainConfig) -> None:

@@ -20,21 +20,35 @@ compute dtype it sends (3n-2) 2 L B T D / n elements with a ring, or 8 L B T D (
 `remat="full"` the ring has n-2 more hops of k and v, and Ulysses sends half of the 8 L again. The ring computes
 (2n+1)/4n of the full square of attention scores, for it skips blocks that causality masks out. Ulysses computes as many
 scores as one device.
+
+With `attention_window=W` a ring sends only the keys and values that the window reaches. Shards are contiguous, so these
+are the last W-1 tokens before a device's own, or all tokens before them if they are fewer:
+
+    k, v[B,W-1,D] -permute(context)-> the next device: in one hop if W-1 <= T/n, otherwise in ceil((W-1) n/T) hops, each
+        of which passes on what the next device needs of the hop before; once a layer forward
+    dk, dv[B,W-1,D] -permute(context)-> the previous device, the transpose: once a layer backward
+
+A device then sends 4 L B (W-1) D elements a step instead of (3n-2) 2 L B T D / n; with `remat="full"` half of it again.
+Ulysses sends as much as without a window. A stride (`attention_stride`) reaches tokens of every device, which a ring
+would have to send: there is no ring for it, and "auto" is Ulysses.
 """
 
 import dataclasses
 from functools import partial
 
+import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
 from strategies.mesh import Devices, MeshSpec
-from strategies.model.attention_kernels import causal_attention
+from strategies.model.causal_attention import causal_attention
 from strategies.model.hooks import ONE_DEVICE, Hooks
+from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
-from strategies.model.ring_attention import ring_attention, zigzag
+from strategies.model.ring_attention import AXIS, ring_attention, zigzag
+from strategies.model.sparse_attention import attend_sparse
 from strategies.sharding.layout import Layout
 from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
@@ -49,7 +63,35 @@ def contiguous(x: Array, dim: int) -> Array:
     return lax.dynamic_slice_in_dim(x, lax.axis_index("context") * size, size, dim)
 
 
-def ulysses_attention(qkv_BTCA: Float[Array, "B t 3 A"], head_dim: int, kind: str) -> Float[Array, "B t A"]:
+def window_attention(
+    qkv_BTCA: Float[Array, "B t 3 A"], head_dim: int, kind: str, reach: Reach
+) -> Float[Array, "B t A"]:
+    """Attention with a window of this device's contiguous shard of the tokens. It needs at least two devices.
+
+    Arguments are those of `causal_attention`; t is T_context. `kind` is "xla", for there is no fused kernel.
+    """
+    return attend_sparse(qkv_BTCA, received_before(qkv_BTCA[:, :, 1:], reach), head_dim, reach, AXIS)
+
+
+def received_before(kv_BTCA: Array, reach: Reach) -> Array | None:
+    """Keys and values of the tokens before this device's that its window reaches; None if the window is one token.
+
+    They are kept for the backward pass: receiving them again would communicate again. The first devices of the axis
+    receive zeros in place of tokens before the first one.
+    """
+    devices, size = lax.axis_size(AXIS), kv_BTCA.shape[1]
+    left, arrived, parts = reach.earlier(devices * size, devices), kv_BTCA, []
+    while left:
+        to_next = [(device, device + 1) for device in range(devices - 1)]
+        arrived = checkpoint_name(lax.ppermute(arrived[:, -min(left, size) :], AXIS, to_next), KEPT)
+        parts.insert(0, arrived)
+        left -= arrived.shape[1]
+    return jnp.concatenate(parts, 1) if parts else None
+
+
+def ulysses_attention(
+    qkv_BTCA: Float[Array, "B t 3 A"], head_dim: int, kind: str, reach: Reach | None = None
+) -> Float[Array, "B t A"]:
     """Causal attention of this device's contiguous shard of the tokens to all tokens before them.
 
     Each device computes some of the heads for all tokens. The results of both all-to-alls are kept for the backward
@@ -57,28 +99,35 @@ def ulysses_attention(qkv_BTCA: Float[Array, "B t 3 A"], head_dim: int, kind: st
     """
     all_to_all = partial(lax.all_to_all, axis_name="context", tiled=True)
     qkv_BTCA = checkpoint_name(all_to_all(qkv_BTCA, split_axis=3, concat_axis=1), KEPT)
-    mixed_BTA = causal_attention(qkv_BTCA, head_dim, kind)
+    mixed_BTA = causal_attention(qkv_BTCA, head_dim, kind, reach)
     return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
 
 
-def resolve_context_attention(train: TrainConfig, stages: int) -> TrainConfig:
-    """Resolve `context_attention="auto"`: a ring, or Ulysses where there are pipeline stages.
+def resolve_context_attention(config: GPTConfig, train: TrainConfig, stages: int) -> TrainConfig:
+    """Resolve `context_attention="auto"`: a ring, or Ulysses where there are pipeline stages or attention has a stride.
 
     Raises:
         Infeasible: a ring with several pipeline stages. XLA's permutes wait for all devices of the mesh, but stages run
             their layers at different times.
     """
     if train.context_attention == "auto":
-        return dataclasses.replace(train, context_attention="ring" if stages == 1 else "ulysses")
+        ring = stages == 1 and not _strided(config)
+        return dataclasses.replace(train, context_attention="ring" if ring else "ulysses")
     if train.context_attention == "ring" and stages > 1:
         raise Infeasible(f"pipeline={stages} stages have no ring, which all must enter; use context_attention=ulysses")
     return train
 
 
-def hooks(train: TrainConfig, size: int, others: Hooks = ONE_DEVICE) -> Hooks:
+def _strided(config: GPTConfig) -> bool:
+    reach = Reach.of(config)
+    return reach is not None and reach.stride is not None
+
+
+def hooks(config: GPTConfig, train: TrainConfig, size: int, others: Hooks = ONE_DEVICE) -> Hooks:
     """Add the hooks of a context axis to those of other axes.
 
     Args:
+        config: the model.
         train: with `context_attention` resolved; "auto" is a ring.
         size: of the context axis. With size one the hooks are unchanged.
         others: hooks of other axes, which may split heads or tokens further, after the context axis.
@@ -87,6 +136,8 @@ def hooks(train: TrainConfig, size: int, others: Hooks = ONE_DEVICE) -> Hooks:
         return others
     if train.context_attention == "ulysses":
         return dataclasses.replace(others, own_context=contiguous, attend=ulysses_attention)
+    if Reach.of(config):
+        return dataclasses.replace(others, own_context=contiguous, attend=window_attention)
     return dataclasses.replace(others, own_context=zigzag, attend=ring_attention)
 
 
@@ -101,7 +152,7 @@ def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int =
 
     Raises:
         Infeasible: it does not divide them (the message names the numbers and the legal sizes), or the attention kernel
-            has no ring.
+            or the attention's stride has no ring.
     """
     if train.context_attention == "ulysses":
         heads = "heads" if tensors == 1 else "heads/tensor"
@@ -109,7 +160,12 @@ def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int =
     elif size > 1:
         if train.attention == "cudnn":
             raise Infeasible("attention=cudnn has no ring; use auto or xla, or context_attention=ulysses")
-        if config.sequence % (2 * size):
+        if _strided(config):
+            problem = f"attention_stride={config.attention_stride} reaches tokens of all context={size} devices"
+            raise Infeasible(f"{problem}, and has no ring; use context_attention=ulysses")
+        if Reach.of(config):
+            require_divides("context", size, sequence=config.sequence)
+        elif config.sequence % (2 * size):
             sizes = legal(config.sequence // 2 if config.sequence % 2 == 0 else 1, "context")
             raise Infeasible(f"2 x context={size} chunks do not divide sequence={config.sequence}; {sizes}")
 
@@ -117,8 +173,9 @@ def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int =
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """Build the step. Arguments and errors are those of `Strategy.build`."""
     device_mesh = mesh.over(AXES, devices)
-    require_fit(config, train, mesh.size)
-    return assemble(config, device_mesh, train, LAYOUT, Implementation(hooks=hooks(train, mesh.size)))
+    resolved = resolve_context_attention(config, train, stages=1)
+    require_fit(config, resolved, mesh.size)
+    return assemble(config, device_mesh, train, LAYOUT, Implementation(hooks=hooks(config, resolved, mesh.size)))
 
 
 OPTIONS = ("context_attention", "reduce_dtype")

@@ -67,7 +67,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     """Build the step. Arguments and errors are those of `Strategy.build`. An axis absent from the mesh has size one."""
     device_mesh, layout = mesh.over(AXES, devices), LAYOUT.along(mesh.split_axes(AXES))
     stages, contexts, tensors = (mesh.sizes.get(axis, 1) for axis in ("pipeline", "context", "tensor"))
-    resolved = context.resolve_context_attention(train, stages) if contexts > 1 else train
+    resolved = context.resolve_context_attention(config, train, stages) if contexts > 1 else train
     tensor.require_fit(config, train, tensors, contexts)
     context.require_fit(config, resolved, contexts, tensors)
     sharded = Implementation()
@@ -87,7 +87,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     hooks = replace(_hooks(layout, sequence_parallel), gather=sharded.hooks.gather, head=sharded.hooks.head)
     implementation = replace(
         pipeline.implementation(config, train, stages),
-        hooks=context.hooks(resolved, contexts, hooks),
+        hooks=context.hooks(config, resolved, contexts, hooks),
         prepare_params=prepare_params,
         reduce=reduce,
     )

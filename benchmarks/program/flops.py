@@ -5,21 +5,27 @@ import re
 
 from benchmarks.program.hlo import Computation, Instruction, dims, integers
 from strategies.costs.predict import Cost
+from strategies.model.reach import Reach
 
 
 def flops(instruction: Instruction, computation: Computation) -> int:
     """FLOPs of one execution of an instruction, without the computations that it calls.
 
-    Calls of cuBLAS and of cuDNN's attention count like the dots that they replace.
+    Calls of cuBLAS and of cuDNN's attention count like the dots that they replace, attention with a window like the
+    blocks of sparse_attention.py.
     """
     target, config = (instruction.attributes.get(each, "") for each in ("custom_call_target", "backend_config"))
     if instruction.opcode == "convolution":
         return _of_convolution(instruction, computation)
     if "__cudnn$fmha" in target:
         queries, keys = (dims(computation.operand(instruction, index).shape) for index in (0, 1))
-        square = (5 if "Backward" in target else 2) * 2 * math.prod(queries) * keys[1]
-        # Like attention.py, count no early queries to late keys.
-        return square if keys[1] % 2 else square * 3 // 4
+        matmuls, tokens = 5 if "Backward" in target else 2, keys[1]
+        row = matmuls * 2 * math.prod(queries)
+        window = re.search(r'"sliding_window_length":"?([1-9][0-9]*)', config)
+        if window and (reach := Reach(int(window[1]))).skips(tokens):
+            return row * reach.computed_keys(tokens)
+        # Like attention_kernels.py, count no early queries to late keys.
+        return row * tokens if tokens % 2 else row * tokens * 3 // 4
     if instruction.opcode == "dot":
         contracted = instruction["lhs_contracting_dims"]
     elif cublas := re.search(r'"dot_dimension_numbers":\{"lhs_contracting_dimensions":\[([^\]]*)\]', config):

@@ -53,6 +53,15 @@ CASE = (
     Column("param_count", "", "Parameters of the model, without padding."),
     Column("global_batch_sequences", "sequences", "Global batch size."),
     Column("sequence_tokens", "tokens", "Length of a sequence."),
+    Column(
+        "attention_window",
+        "tokens",
+        "Tokens that a token attends to, itself included. Null for all before it, or as many as the stride. Files of "
+        "older versions lack this column and the next three: their attention is dense.",
+    ),
+    Column("attention_stride", "tokens", "Stride of sparse attention. Null without one."),
+    Column("attention_pattern", "", "Pattern of the stride: `strided` or `fixed`. Null without one."),
+    Column("attention_summary", "tokens", "With `fixed`, tokens of each block that all later blocks attend to."),
     Column("microbatches", "", "Number of microbatches."),
     Column("dtype", "", "Dtype of the computation."),
     Column("remat", "", "What the backward pass recomputes."),
@@ -135,7 +144,7 @@ SPEED = (
         "model_flops_per_step",
         "FLOP",
         "FLOPs of the model for one step on all devices, without recomputation. Attention counts in full: the causal "
-        "mask is not deducted.",
+        "mask is not deducted. With a window or a stride each token counts as many keys as the last one attends to.",
     ),
     Column(
         "model_flops_utilization",

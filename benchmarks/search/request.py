@@ -3,6 +3,7 @@
 import argparse
 from typing import get_args
 
+from benchmarks.cases import attention_given, option_texts
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.placement import device_count
 from benchmarks.options import (
@@ -20,13 +21,17 @@ def search_space(asked: argparse.Namespace) -> SearchSpace:
     """The search space that the options ask for.
 
     Raises:
-        ValueError: sizes that no model has, a mesh of another number of devices, no candidate, or an unused option.
+        ValueError: several windows, sizes that no model has, a mesh of another number of devices, no candidate, or an
+            unused option.
     """
+    if len(asked.attention_window) > 1:
+        windows = " or ".join(str(window or "dense") for window in asked.attention_window)
+        raise ValueError(f"--attention-window {windows}: a search is for one model; give one window")
     name, config = model(asked)
     require_all_devices(asked.topology, asked.mesh)
     space = SearchSpace(
         asked.topology,
-        name,
+        ",".join([name, *option_texts(attention_given(config))]),
         config,
         asked.batch_size,
         asked.dtype,

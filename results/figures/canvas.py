@@ -38,7 +38,7 @@ def look_of(strategies: Iterable[str]) -> Look:
 
 
 def canvas(
-    rows: pd.DataFrame, points: pd.DataFrame, heading: str, panels: int = 1, needs: str = ""
+    rows: pd.DataFrame, points: pd.DataFrame, heading: str, panels: int = 1, needs: str = "", *, one_unit: bool = True
 ) -> tuple[Figure, list[Axes]]:
     """Open a figure with a title that says what was run and a caption that says how many rows are not drawn.
 
@@ -48,12 +48,13 @@ def canvas(
         heading: what the figure shows.
         panels: the number of axes. With 0 the figure says that no row has what it needs.
         needs: what rows that count may lack, for which they are not drawn.
+        one_unit: whether all panels have the same vertical axis.
     """
     lines = math.ceil(max(panels, 1) / 3)
     columns = math.ceil(max(panels, 1) / lines)
     width, height = max(7, 4 * columns), max(4.5, 2.8 * lines)
     figure = Figure(figsize=(width + 3, height + 0.5), layout="constrained")
-    grid = list(figure.subplots(lines, columns, sharey=True, squeeze=False).flat)
+    grid = list(figure.subplots(lines, columns, sharey=one_unit, squeeze=False).flat)
     for unused in grid[panels:]:
         unused.remove()
     if not panels:
@@ -79,9 +80,12 @@ def what_was_run(rows: pd.DataFrame) -> str:
     rows = rows[counts(rows)]
     facts = rows.iloc[0]
     batches = " or ".join(f"{batch:.0f}" for batch in sorted(rows["global_batch_sequences"].unique()))
+    attentions = rows["attention"].unique()
+    attention = f", {attentions[0]}" if len(attentions) == 1 and attentions[0] else ""
+    precision = f"{facts['dtype']}, remat {facts['remat']}{attention}"
     return (
         f"{facts['preset']} ({parameters(facts['param_count'])}), "
-        f"{batches} sequences of {facts['sequence_tokens']:.0f} tokens, {facts['dtype']}, remat {facts['remat']}\n"
+        f"{batches} sequences of {facts['sequence_tokens']:.0f} tokens, {precision}\n"
         f"{'virtual devices that share one machine' if facts['virtual_devices'] else facts['device_kind']}"
         f"{how_noisy(rows)}"
     )

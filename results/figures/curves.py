@@ -35,7 +35,7 @@ TIMES = {
 def workloads(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield a label and the rows of each workload. A figure shows a single workload."""
     for values, part in rows.groupby(WORKLOAD, sort=False, dropna=False):
-        yield "-".join(map(str, values)), part
+        yield "-".join(filter(None, map(str, values))), part
 
 
 NEEDED = ["strategy", "devices", "global_batch_sequences", "tokens_per_second"]

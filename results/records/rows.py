@@ -22,7 +22,9 @@ from results.records.reading import (
 # Rows are comparable only on the same machine: these columns must be equal in all rows.
 MACHINE = ["fingerprint", "platform", "device_kind", "virtual_devices"]
 # Rows are comparable only for the same workload: each combination of these columns gets its own figures.
-WORKLOAD = ["preset", "param_count", "sequence_tokens", "dtype", "remat"]
+WORKLOAD = ["preset", "param_count", "sequence_tokens", "dtype", "remat", "attention"]
+# Options of sparse attention. Records of older versions lack them: their attention is dense.
+ATTENTION = ["attention_window", "attention_stride", "attention_pattern", "attention_summary"]
 
 TEXTS = ["status", "reason", "strategy", "mesh", "platform", "device_kind", "preset", "dtype", "remat"]
 FLAGS = ["virtual_devices", "matches_single", "noisy"]
@@ -79,7 +81,8 @@ def load(paths: Iterable[str | Path]) -> pd.DataFrame:
 
     Returns:
         A table in which each key of `extra_info` is a column. `name` is the test, `file` the file, `fingerprint` the
-        machine, and `samples` the step times in seconds (an empty tuple if nothing was timed).
+        machine, `attention` the options of sparse attention as text, and `samples` the step times in seconds (an empty
+        tuple if nothing was timed).
 
     Raises:
         RecordError: a file is missing, is not a complete file of records, or is not comparable with the others.
@@ -88,9 +91,20 @@ def load(paths: Iterable[str | Path]) -> pd.DataFrame:
     rows = rows.reindex(columns=[*rows.columns, *(name for name in ["options", *OPTIONAL] if name not in rows)])
     rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
     rows[OPTIONAL] = rows[OPTIONAL].apply(pd.to_numeric, errors="coerce")
+    rows = with_attention(rows)
     refuse_several_machines(rows)
     refuse_repeated_rows(rows)
     return rows
+
+
+def with_attention(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns of `ATTENTION` where a file lacks them, and `attention`, their text: empty if it is dense."""
+    options = rows.reindex(columns=ATTENTION)
+    texts = [
+        ",".join(f"{name}={value if isinstance(value, str) else int(value)}" for name, value in facts.items() if value)
+        for facts in options.astype(object).where(options.notna(), None).to_dict("records")
+    ]
+    return rows.drop(columns=ATTENTION, errors="ignore").join(options).assign(attention=texts)
 
 
 def refuse_several_machines(rows: pd.DataFrame) -> None:

@@ -53,6 +53,7 @@ def workload(facts: pd.Series) -> str:
     return (
         f"{facts['preset']} ({parameters(facts['param_count'])}), {facts['sequence_tokens']:,.0f} tokens "
         f"per sequence, {facts['dtype']}, remat {facts['remat']}"
+        f"{', ' + facts['attention'] if facts['attention'] else ''}"
     )
 
 

@@ -139,7 +139,7 @@ def overview(
         workload=", ".join((preset, tokens, f"microbatches={train.microbatches}", train.dtype)),
         held=tuple(holdings(layout, mesh, train, cost)),
         sent=cost and tuple(exchanges(cost, layout, mesh, train, schedule)),
-        zigzag=cost is not None and cost.ring > 1,
+        zigzag=cost is not None and cost.ring > 1 and cost.plan.share.skipping is None,
         schedule=schedule,
         twin=strategy.twins.get(mesh.split_axes(strategy.axes)),
         arrays=tuple(

@@ -170,7 +170,7 @@ class Plan:
     def attending(self) -> TrainConfig:
         """The training configuration, with `context_attention="auto"` resolved where a context axis splits tokens."""
         split = self.size(*self.layout.tokens) > 1
-        return context.resolve_context_attention(self.train, self.stages) if split else self.train
+        return context.resolve_context_attention(self.config, self.train, self.stages) if split else self.train
 
     @property
     def ulysses(self) -> bool:
@@ -233,7 +233,8 @@ class Plan:
     @cached_property
     def share(self) -> Share:
         """What one device computes of a layer, for one microbatch."""
-        return Share(self.config, self.train, self.tokens // self.train.microbatches, self.tensors, self.ulysses)
+        tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.layout.tokens)
+        return Share(self.config, self.train, tokens, self.tensors, contexts, self.ulysses)
 
     @property
     def residual(self) -> int:

@@ -19,6 +19,7 @@ from strategies.mesh import MeshSpec
 from strategies.model.attention import Attention
 from strategies.model.gpt import Block, flops_per_token
 from strategies.model.head import Head
+from strategies.model.reach import Reach
 from strategies.pipelining.schedules import Costs
 from strategies.sharding.layout import Axes, Layout
 
@@ -89,11 +90,16 @@ class Cost:
     def model_flops(self, *, causal: bool = False) -> int:
         """Model FLOPs of a step on all devices, without recomputation (Chowdhery et al. 2022, "PaLM", appendix B).
 
-        With `causal=True` attention counts half: no token attends to later ones (Dao 2023, section 4.1).
+        Each token counts as many keys as the last one has: all tokens, or those of its window and stride. With
+        `causal=True` it counts those that it has: of dense attention half (Dao 2023, section 4.1).
         """
-        config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
-        masked = 3 * config.layers * Attention.score_flops(config) if causal else 0
-        return tokens * (flops_per_token(config) - masked)
+        config, batch_size = self.plan.config, self.plan.train.batch_size
+        flops = batch_size * config.sequence * flops_per_token(config)
+        if not causal:
+            return flops
+        counted, reach = config.sequence * Attention.score_flops(config), Reach.of(config)
+        reached = 2 * config.embed * reach.pairs(config.sequence) if reach else counted // 2
+        return flops - batch_size * 6 * config.layers * (counted - reached)
 
     @property
     def flops(self) -> Mapping[str, int]:
@@ -108,7 +114,8 @@ class Cost:
         padding: of the vocabulary.
         empty: empty slots of stages with fewer layers than the largest. They are not computed, but the FLOPs that are
             counted in a compiled program include them.
-        masked: below zero; the scores that causality masks out and that are skipped.
+        masked: below zero; the scores that causality masks out and that are skipped. With a window or a stride, above
+            zero: the scores in blocks that are not skipped, beyond those that the model counts.
         """
         plan, config = self.plan, self.plan.config
         tokens = plan.train.batch_size * config.sequence
@@ -130,10 +137,13 @@ class Cost:
         """FLOPs of one matmul of attention scores for a token, in all layers. There are two forward and five backward.
 
         On a ring of n devices a device computes 2n + 1 of its 4n pairs of chunks (ring_attention.py); on one device
-        three of four (attention_kernels.py). An odd number of tokens is not split: all pairs are computed.
+        three of four (attention_kernels.py). An odd number of tokens is not split: all pairs are computed. With a
+        window or a stride a query computes `Reach.computed_keys`.
         """
-        config, ring = self.plan.config, self.ring
-        square = config.layers * Attention.score_flops(config)
+        config, ring, share = self.plan.config, self.ring, self.plan.share
+        square = config.layers * 2 * config.embed * share.computed_keys
+        if share.skipping:
+            return square
         return square if config.sequence % 2 else square * (2 * ring + 1) // (4 * ring)
 
     @property
@@ -143,6 +153,8 @@ class Cost:
             return 0
         config = self.plan.config
         forward = config.layers * Block.recomputed_flops(config) + self._scores
+        if self.plan.share.skipping:
+            return forward
         # The compiler does not find the scores of keys that went through the ring's loop, and recomputes them.
         pairs = 2 * self.ring + 1
         arrived_pairs = pairs - 3 if self.ring > 2 else 0
@@ -161,7 +173,7 @@ class Cost:
     @property
     def ring(self) -> int:
         """Devices of the ring around which keys and values travel; 1 without a ring."""
-        return 1 if self.plan.ulysses else self.plan.size(*self.plan.layout.tokens)
+        return self.plan.share.ring
 
     @property
     def hardware_flops(self) -> int:

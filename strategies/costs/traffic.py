@@ -198,10 +198,15 @@ def stages(plan: Plan) -> Iterator[Traffic]:
 
 
 def attention(plan: Plan) -> Iterator[Traffic]:
-    """context.py: hops of keys, values and their gradients around a ring, or the all-to-alls of Ulysses."""
+    """context.py: hops of keys, values and their gradients along a ring, or the all-to-alls of Ulysses."""
     axes, keeps_output = plan.layout.tokens, plan.train.remat != "full"
     devices, features = plan.size(*axes), plan.layers * plan.residual // plan.tensors
-    if not plan.ulysses:
+    if plan.share.skipping and not plan.ulysses:
+        # Keys and values that the window reaches, and their gradients back; recomputation repeats the former.
+        earlier = plan.layers * plan.share.earlier_tokens * plan.train.microbatches * plan.config.embed // plan.tensors
+        sent = (2 if keeps_output else 3) * 2 * earlier
+        yield from traffic(plan, "keys and values", "permute", axes, sent, dtype=plan.train.dtype)
+    elif not plan.ulysses:
         # Recomputation repeats all hops but the first: the compiler merges that with the first of the backward pass.
         again = 0 if keeps_output else devices - 2
         hops = 2 * (devices - 1) + devices + again

@@ -14,6 +14,7 @@ from strategies.config import GPTConfig
 from strategies.model.attention_kernels import matmul
 from strategies.model.hooks import Hooks
 from strategies.model.part import Part, Share, add_bias, add_branch
+from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
 from strategies.model.weights import normal, param
 
@@ -26,7 +27,7 @@ class Attention(Part):
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
         """Draw normal weights with deviation 0.02; the output projection less, by sqrt(2 layers)."""
         embed = config.embed
-        self.head_dim = config.head_dim
+        self.head_dim, self.reach = config.head_dim, Reach.of(config)
         self.qkv_DCA = normal(rngs, (embed, 3, embed), "embed", "qkv", "head_features")
         # The backward pass takes queries, keys and values with their biases.
         self.qkv_bias_CA = param(jnp.zeros((3, embed)), "qkv", "head_features", backward="recomputation")
@@ -43,7 +44,7 @@ class Attention(Part):
             kind: of the kernel, as `causal_attention` takes it.
         """
         qkv_BTCA = add_bias(hooks.project(normed_BTD, self.qkv_DCA[...]), self.qkv_bias_CA)
-        mixed_BTA = hooks.attend(checkpoint_name(qkv_BTCA, KEPT), self.head_dim, kind)
+        mixed_BTA = hooks.attend(checkpoint_name(qkv_BTCA, KEPT), self.head_dim, kind, self.reach)
         return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), self.out_bias_D)
 
     @staticmethod
@@ -53,8 +54,12 @@ class Attention(Part):
 
     @staticmethod
     def score_flops(config: GPTConfig) -> int:
-        """One of the two matmuls of scores, of one token with all tokens: 2 A T."""
-        return 2 * config.embed * config.sequence
+        """One of the two matmuls of scores, of one token with all tokens that it attends to: 2 A T, or 2 A W.
+
+        No token has fewer keys for being early in its sequence, as if attention were not causal (`Reach.most_keys`).
+        """
+        reach = Reach.of(config)
+        return 2 * config.embed * (reach.most_keys(config.sequence) if reach else config.sequence)
 
     @staticmethod
     def recomputed_flops(config: GPTConfig) -> int:
@@ -65,18 +70,23 @@ class Attention(Part):
     def kept_bytes(share: Share) -> int:
         """Keep queries, keys, values and the output of attention, n A each, and the sums of exponentials in float32.
 
-        Ulysses keeps the output once more, as it came from other devices.
+        Ulysses keeps the output once more, as it came from other devices. With a window a ring keeps the keys and
+        values that came from other devices.
         """
         if share.train.remat == "full":
             return 0
-        arrays = (5 if share.ulysses else 4) * share.itemsize * share.tokens * share.head_features
-        return arrays + 4 * share.tokens * share.config.heads // share.tensors
+        tokens = (5 if share.ulysses else 4) * share.tokens + 2 * share.earlier_tokens
+        return share.itemsize * tokens * share.head_features + 4 * share.tokens * share.config.heads // share.tensors
 
     @staticmethod
     def working_elements(share: Share) -> int:
         """Queries, keys, values, output and scores; queries once more in full; the projected output when recomputed."""
         arrays = 5 if share.train.remat == "full" else 4
-        scores = share.config.sequence * share.config.heads // share.tensors
+        scores = share.computed_keys * share.config.heads // share.tensors
+        if share.skipping:
+            # Keys and values once for each block that attends to them, and their gradients.
+            _, before = share.skipping.block(share.config.sequence // share.ring)
+            arrays += 2 * (before + 2)
         return share.tokens * (arrays * share.head_features + share.config.embed + scores)
 
     @staticmethod

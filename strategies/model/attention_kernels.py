@@ -1,19 +1,21 @@
 """Causal self-attention that keeps no residuals of size [B,H,T,T]: over a whole sequence, and over one block.
 
 A block is a range of queries and a range of keys. With `causal=True` the last keys are those of the query tokens, and a
-query attends to no key after its own token. Otherwise each query attends to each key.
+query attends to no key after its own token. With a mask it attends to the keys where the mask is true. Otherwise each
+query attends to each key.
 
 Dims: B batch, T query tokens, S key tokens, D embed, H heads, K head dim, C = 3 (query, key, value), A = H x K.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
 
 
@@ -27,22 +29,13 @@ def project(x_BTD: Float[Array, "B T D"], qkv_DCA: Float[Array, "D 3 A"]) -> Flo
     return matmul(x_BTD, qkv_DCA.reshape(len(qkv_DCA), -1)).reshape(*x_BTD.shape[:-1], *qkv_DCA.shape[1:])
 
 
-def causal_attention(qkv_BTCA: Float[Array, "B T 3 A"], head_dim: int, kind: str) -> Float[Array, "B T A"]:
-    """Attention of each token to itself and to the tokens before it, in heads of `head_dim` features.
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def attend(qkv_BTCA: Float[Array, "B T 3 A"], head_dim: int, reach: Reach | None = None) -> Float[Array, "B T A"]:
+    """Causal softmax attention. The backward pass recomputes the scores (Dao et al. 2022, section 3.1).
 
-    `kind` is "cudnn" for the fused kernel (half precision on NVIDIA GPUs), otherwise "xla".
+    `reach` only masks what a token does not attend to; sparse_attention.py skips it.
     """
-    if kind != "cudnn":
-        return attend(qkv_BTCA, head_dim)
-    q_BTHK, k_BTHK, v_BTHK = (qkv_BTCA[:, :, c].reshape(*qkv_BTCA.shape[:2], -1, head_dim) for c in range(3))
-    mixed_BTHK = jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=True, implementation="cudnn")
-    return mixed_BTHK.reshape(*qkv_BTCA.shape[:2], -1)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def attend(qkv_BTCA: Array, head_dim: int) -> Array:
-    """Causal softmax attention, [B,T,A]. The backward pass recomputes the scores (Dao et al. 2022, section 3.1)."""
-    return _forward(qkv_BTCA, head_dim)[0]
+    return _forward(qkv_BTCA, head_dim, reach)[0]
 
 
 def blocks_of(tokens: int) -> list[tuple[slice, slice]]:
@@ -71,13 +64,13 @@ class Mix(NamedTuple):
     total_BHT1: Array
 
 
-def mix(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array, causal: bool = False) -> Mix:
-    """Attention of a block's queries to its keys, not normalised."""
-    scores_BHTS = _scores(q_BHTK, k_BHSK, causal)
+def mix(q_BHTK: Array, k_BHSK: Array, v_BHSK: Array, causal: bool = False, mask_TS: Array | None = None) -> Mix:
+    """Attention of a block's queries to its keys, not normalised. A dim of blocks may follow H, also in the mask."""
+    scores_BHTS = _scores(q_BHTK, k_BHSK, causal, mask_TS)
     largest_BHT1 = scores_BHTS.max(-1, keepdims=True)
     weights_BHTS = jnp.exp(scores_BHTS - largest_BHT1)
     total_BHT1 = weights_BHTS.sum(-1, keepdims=True)
-    mixed_BHTK = _einsum("bhts,bhsk->bhtk", weights_BHTS.astype(v_BHSK.dtype), v_BHSK)
+    mixed_BHTK = _einsum("...ts,...sk->...tk", weights_BHTS.astype(v_BHSK.dtype), v_BHSK)
     return Mix(mixed_BHTK, largest_BHT1, total_BHT1)
 
 
@@ -121,16 +114,18 @@ class Queries(NamedTuple):
     delta_BHT1: Array
 
 
-def gradients(queries: Queries, k_BHSK: Array, v_BHSK: Array, causal: bool = False) -> tuple[Array, Array, Array]:
+def gradients(
+    queries: Queries, k_BHSK: Array, v_BHSK: Array, causal: bool = False, mask_TS: Array | None = None
+) -> tuple[Array, Array, Array]:
     """A block's contributions to dQ, dK and dV, in float32 (Dao et al. 2022, appendix B.2)."""
     q_BHTK, dmixed_BHTK, log_total_BHT1, delta_BHT1 = queries
-    weights_BHTS = jnp.exp(_scores(q_BHTK, k_BHSK, causal) - log_total_BHT1)
-    dv_BHSK = _einsum("bhts,bhtk->bhsk", weights_BHTS.astype(v_BHSK.dtype), dmixed_BHTK)
-    dweights_BHTS = _einsum("bhtk,bhsk->bhts", dmixed_BHTK, v_BHSK)
+    weights_BHTS = jnp.exp(_scores(q_BHTK, k_BHSK, causal, mask_TS) - log_total_BHT1)
+    dv_BHSK = _einsum("...ts,...tk->...sk", weights_BHTS.astype(v_BHSK.dtype), dmixed_BHTK)
+    dweights_BHTS = _einsum("...tk,...sk->...ts", dmixed_BHTK, v_BHSK)
     dscores_BHTS = (weights_BHTS * (dweights_BHTS - delta_BHT1)).astype(q_BHTK.dtype)
     scale = q_BHTK.shape[-1] ** -0.5
-    dq_BHTK = _einsum("bhts,bhsk->bhtk", dscores_BHTS, k_BHSK) * scale
-    dk_BHSK = _einsum("bhts,bhtk->bhsk", dscores_BHTS, q_BHTK * scale)
+    dq_BHTK = _einsum("...ts,...sk->...tk", dscores_BHTS, k_BHSK) * scale
+    dk_BHSK = _einsum("...ts,...tk->...sk", dscores_BHTS, q_BHTK * scale)
     return dq_BHTK, dk_BHSK, dv_BHSK
 
 
@@ -138,24 +133,31 @@ def gradients(queries: Queries, k_BHSK: Array, v_BHSK: Array, causal: bool = Fal
 _einsum = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def _scores(q_BHTK: Array, k_BHSK: Array, causal: bool) -> Array:
-    scores_BHTS = _einsum("bhtk,bhsk->bhts", q_BHTK * q_BHTK.shape[-1] ** -0.5, k_BHSK)
-    if not causal:
-        return scores_BHTS
-    key_S = jnp.arange(k_BHSK.shape[2])
-    return jnp.where(key_S[-q_BHTK.shape[2] :, None] >= key_S, scores_BHTS, jnp.finfo(jnp.float32).min)
+def _scores(q_BHTK: Array, k_BHSK: Array, causal: bool, mask_TS: Array | None) -> Array:
+    scores_BHTS = _einsum("...tk,...sk->...ts", q_BHTK * q_BHTK.shape[-1] ** -0.5, k_BHSK)
+    if causal:
+        key_S = jnp.arange(k_BHSK.shape[2])
+        mask_TS = key_S[-q_BHTK.shape[2] :, None] >= key_S
+    return scores_BHTS if mask_TS is None else jnp.where(mask_TS, scores_BHTS, jnp.finfo(jnp.float32).min)
 
 
-def _heads(x_BTA: Array, head_dim: int) -> Array:
+def heads(x_BTA: Array, head_dim: int) -> Array:
     """Split the features into heads, [B,T,H,K]."""
     return x_BTA.reshape(*x_BTA.shape[:-1], -1, head_dim)
 
 
-def _forward(qkv_BTCA: Array, head_dim: int) -> tuple[Array, tuple[Array, ...]]:
-    q_BHTK, k_BHSK, v_BHSK = _heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
+def _mask(reach: Reach | None, tokens: int, queries: slice, keys: slice) -> dict[str, Any]:
+    """The mask of a block, as arguments of `mix` and `gradients`."""
+    position_T = jnp.arange(tokens)
+    return {"mask_TS": reach.mask(position_T[queries, None], position_T[keys])} if reach else {"causal": True}
+
+
+def _forward(qkv_BTCA: Array, head_dim: int, reach: Reach | None) -> tuple[Array, tuple[Array, ...]]:
+    q_BHTK, k_BHSK, v_BHSK = heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
+    size, dtype = q_BHTK.shape[2], qkv_BTCA.dtype
     blocks = [
-        normalised(mix(q_BHTK[:, :, t], k_BHSK[:, :, s], v_BHSK[:, :, s], causal=True), qkv_BTCA.dtype)
-        for t, s in blocks_of(q_BHTK.shape[2])
+        normalised(mix(q_BHTK[:, :, t], k_BHSK[:, :, s], v_BHSK[:, :, s], **_mask(reach, size, t, s)), dtype)
+        for t, s in blocks_of(size)
     ]
     mixed_BHTK, log_total_BHT1 = (jnp.concatenate(parts, 2) for parts in zip(*blocks, strict=True))
     mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(*qkv_BTCA.shape[:2], -1)
@@ -163,18 +165,19 @@ def _forward(qkv_BTCA: Array, head_dim: int) -> tuple[Array, tuple[Array, ...]]:
     return mixed_BTA, (qkv_BTCA, mixed_BTA, log_total_BHT1)
 
 
-def _backward(head_dim: int, residuals: tuple[Array, ...], dmixed_BTA: Array) -> tuple[Array]:
+def _backward(head_dim: int, reach: Reach | None, residuals: tuple[Array, ...], dmixed_BTA: Array) -> tuple[Array]:
     """Add up the gradients of all blocks in float32."""
     qkv_BTCA, mixed_BTA, log_total_BHT1 = residuals
-    q_BHTK, k_BHSK, v_BHSK = _heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
-    mixed_BTHK, dmixed_BTHK = _heads(mixed_BTA, head_dim), _heads(dmixed_BTA, head_dim)
+    q_BHTK, k_BHSK, v_BHSK = heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
+    mixed_BTHK, dmixed_BTHK = heads(mixed_BTA, head_dim), heads(dmixed_BTA, head_dim)
     delta_BHT1 = delta(mixed_BTHK, dmixed_BTHK).swapaxes(1, 2)
     queries = Queries(q_BHTK, dmixed_BTHK.swapaxes(1, 2), log_total_BHT1, delta_BHT1)
-    dqkv = jnp.float32(0)
-    for t, s in blocks_of(q_BHTK.shape[2]):
+    dqkv, size = jnp.float32(0), q_BHTK.shape[2]
+    for t, s in blocks_of(size):
         block_queries = Queries(*(x_BHTK[:, :, t] for x_BHTK in queries))
-        grads = zip(gradients(block_queries, k_BHSK[:, :, s], v_BHSK[:, :, s], causal=True), (t, s, s), strict=True)
-        dqkv += jnp.stack([_pad_tokens(grad.swapaxes(1, 2), tokens, q_BHTK.shape[2]) for grad, tokens in grads], 2)
+        grads = gradients(block_queries, k_BHSK[:, :, s], v_BHSK[:, :, s], **_mask(reach, size, t, s))
+        parts = zip(grads, (t, s, s), strict=True)
+        dqkv += jnp.stack([_pad_tokens(grad.swapaxes(1, 2), tokens, size) for grad, tokens in parts], 2)
     return (dqkv.reshape(qkv_BTCA.shape).astype(qkv_BTCA.dtype),)
 
 

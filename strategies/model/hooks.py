@@ -9,7 +9,9 @@ from typing import Any
 
 from jaxtyping import Array, Int
 
-from strategies.model.attention_kernels import causal_attention, project
+from strategies.model.attention_kernels import project
+from strategies.model.causal_attention import causal_attention
+from strategies.model.reach import Reach
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Hooks:
             sequence.
         head: (the residual stream before the head, the stored weights of the head's norm) -> both, unchanged.
         project: (features [B,T,D] of all tokens, weights [D,3,A]) -> queries, keys and values [B,T,3,A].
-        attend: (queries, keys and values of this device's shard of the sequences, head dim, kind) -> the result of
-            `causal_attention` over whole sequences, for this shard.
+        attend: (queries, keys and values of this device's shard of the sequences, head dim, kind, reach) -> the result
+            of `causal_attention` over whole sequences, for this shard.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
         vocab_start: number of rows of the vocabulary on this device -> index of the first.
         vocab_sum: a sum over this device's rows of the vocabulary -> the sum over all rows.
@@ -45,7 +47,7 @@ class Hooks:
     own_context: Callable[[Array, int], Array] = lambda x, dim: x
     head: Callable[[Array, Any], tuple[Array, Any]] = lambda x, weights: (x, weights)
     project: Callable[[Array, Array], Array] = project
-    attend: Callable[[Array, int, str], Array] = causal_attention
+    attend: Callable[[Array, int, str, Reach | None], Array] = causal_attention
     embed_sum: Callable[[Array], Array] = lambda x: x
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0
     vocab_sum: Callable[[Array], Array] = lambda x: x

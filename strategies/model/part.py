@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from strategies.config import GPTConfig, TrainConfig
+from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
 
 
@@ -23,6 +24,7 @@ class Share:
     Attributes:
         tokens: that attention and the MLP work on.
         tensors: devices that split the heads and the hidden features of the MLP.
+        contexts: devices that split the tokens of a sequence.
         ulysses: attention takes all tokens of some heads, which come from other devices.
     """
 
@@ -30,6 +32,7 @@ class Share:
     train: TrainConfig
     tokens: int
     tensors: int = 1
+    contexts: int = 1
     ulysses: bool = False
 
     @property
@@ -41,6 +44,31 @@ class Share:
     def residual_tokens(self) -> int:
         """Tokens whose residual stream this device holds."""
         return self.tokens // self.tensors if self.sequence_parallel else self.tokens
+
+    @property
+    def skipping(self) -> Reach | None:
+        """The reach of attention whose blocks are skipped; None if it is computed like dense attention."""
+        reach = Reach.of(self.config)
+        return reach if reach and (self.ring > 1 or reach.skips(self.config.sequence)) else None
+
+    @property
+    def ring(self) -> int:
+        """Devices that attend to tokens of each other around a ring; 1 without a ring."""
+        return 1 if self.ulysses else self.contexts
+
+    @property
+    def computed_keys(self) -> int:
+        """Keys that are computed for each query. Dense attention has scores for all."""
+        tokens = self.config.sequence
+        return self.skipping.computed_keys(tokens, self.ring) if self.skipping else tokens
+
+    @property
+    def earlier_tokens(self) -> int:
+        """Tokens of other devices whose keys and values a ring with a window brings."""
+        if self.ring == 1 or self.skipping is None:
+            return 0
+        sequences = self.tokens * self.contexts // self.config.sequence
+        return sequences * self.skipping.earlier(self.config.sequence, self.contexts)
 
     @property
     def head_features(self) -> int:

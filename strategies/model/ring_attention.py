@@ -46,12 +46,14 @@ def zigzag(x: Array, dim: int) -> Array:
     )
 
 
-def ring_attention(qkv_BTCA: Float[Array, "B 2*T 3 A"], head_dim: int, kind: str = "xla") -> Float[Array, "B 2*T A"]:
+def ring_attention(
+    qkv_BTCA: Float[Array, "B 2*T 3 A"], head_dim: int, kind: str = "xla", reach: None = None
+) -> Float[Array, "B 2*T A"]:
     """Causal attention of this device's tokens, as `zigzag` selects them, to all tokens before them on any device.
 
-    The arguments are those of `causal_attention`. `kind` is "xla", for there is no fused kernel. It needs at least two
-    devices. On CPUs a permutation waits for all devices of the mesh, also for those of other rings. Do not call this in
-    a branch that some devices do not take.
+    The arguments are those of `causal_attention`. `kind` is "xla", for there is no fused kernel, and attention is
+    dense. It needs at least two devices. On CPUs a permutation waits for all devices of the mesh, also for those of
+    other rings. Do not call this in a branch that some devices do not take.
     """
     batch, tokens, _, features = qkv_BTCA.shape
     qkv_BPTCHK = qkv_BTCA.reshape(batch, 2, tokens // 2, 3, -1, head_dim)

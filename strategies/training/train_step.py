@@ -110,7 +110,7 @@ class _Assembly:
             padded_vocab=self.padded_vocab,
             layer_slots=self.implementation.layer_slots,
             hooks=self.implementation.hooks,
-            attention=_attention(self.mesh, self.train),
+            attention=_attention(self.mesh, self.config, self.train),
         )
 
     def init(self, key: PRNGKeyArray) -> State:
@@ -281,9 +281,11 @@ def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:
     return jax.tree.map(spec, weight_dims(config), is_leaf=lambda leaf: isinstance(leaf, tuple))
 
 
-def _attention(mesh: Mesh, train: TrainConfig) -> str:
-    kind = mesh.devices.flat[0].device_kind
-    fused = "nvidia" in kind.lower() and train.dtype != "float32"
+def _attention(mesh: Mesh, config: GPTConfig, train: TrainConfig) -> str:
+    kind, stride = mesh.devices.flat[0].device_kind, config.attention_stride
+    fused = "nvidia" in kind.lower() and train.dtype != "float32" and stride is None
+    if train.attention == "cudnn" and stride is not None:
+        raise Infeasible(f"attention=cudnn has no kernel for attention_stride={stride}; use auto or xla")
     if train.attention == "cudnn" and not fused:
         takes = "attention=cudnn takes bfloat16 and float16 on NVIDIA GPUs"
         raise Infeasible(f"{takes}, not {train.dtype} on {kind}; use auto or xla")

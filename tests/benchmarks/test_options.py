@@ -136,3 +136,27 @@ def test_bad_values_are_refused(read: Callable[[str], Any], text: str, message: 
     """A value that cannot be parsed is refused with the values that can."""
     with pytest.raises(argparse.ArgumentTypeError, match=message):
         read(text)
+
+
+def test_attention_windows_are_swept_and_named(select: Select) -> None:
+    """Each window is a case with the window in its name, and is compared with `single` with the same window."""
+    cases = select(strategy=["fsdp"], devices=[8], batch_size=[8], attention_window=[16, None, 64]).cases()
+    assert [str(case) for case in cases] == [
+        "fsdp-fsdp=8-b8-attention_window=16",
+        "fsdp-fsdp=8-b8",
+        "fsdp-fsdp=8-b8-attention_window=64",
+    ]
+    assert [case.single.config.attention_window for case in cases] == [16, None, 64]
+
+
+def test_a_pattern_is_named(select: Select) -> None:
+    """A stride, its pattern and its summary are in the name of each case."""
+    pattern = {"attention_stride": 8, "attention_pattern": "fixed", "attention_summary": 2}
+    (case,) = select(strategy=["fsdp"], devices=[8], batch_size=[8], **pattern).cases()
+    assert str(case).endswith("b8-attention_stride=8-attention_pattern=fixed-attention_summary=2")
+
+
+def test_attention_that_no_model_has_is_refused(select: Select) -> None:
+    """Options that exclude each other are refused before anything is measured, whichever window of a list it is."""
+    with pytest.raises(ValueError, match="attention_window=16 does not go with attention_pattern=fixed"):
+        select(attention_window=[None, 16], attention_stride=8, attention_pattern="fixed")

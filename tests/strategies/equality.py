@@ -39,6 +39,8 @@ STEPS = 3
 # 257 is prime, so every strategy that splits the vocabulary pads it.
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=32, sequence=16, vocab=257)
 TRAIN = TrainConfig(batch_size=16)
+OF_MODEL = ("tied", "attention_window", "attention_stride", "attention_pattern")
+"""Options that change what one device computes, too."""
 DEPTH = 2 * 12 * CONFIG.layers
 TERMS = max(TRAIN.batch_size * CONFIG.sequence, CONFIG.vocab, CONFIG.mlp_dim)
 ROUNDOFF = {"bfloat16": 2**-9, "float16": 2**-11}
@@ -48,9 +50,10 @@ ROUNDING = {
 }
 
 
-def build(name, mesh, tied=True, **options):
+def build(name, mesh, **options):
     """The step of a small model."""
-    config, options = dataclasses.replace(CONFIG, tied=tied), dataclasses.replace(TRAIN, **options)
+    of_model = {key: options.pop(key) for key in [*options] if key in OF_MODEL}
+    config, options = dataclasses.replace(CONFIG, **of_model), dataclasses.replace(TRAIN, **options)
     return STRATEGIES[name].build(config, mesh, options, first_devices(mesh.size))
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.program.compiled import read_program
 from strategies import GPTConfig, Implementation, Infeasible, MeshSpec, TrainConfig, context, tensor
 from strategies.context import contiguous, ulysses_attention
-from strategies.model.attention_kernels import causal_attention
+from strategies.model.causal_attention import causal_attention
 from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.single import SINGLE
 from strategies.training.train_step import assemble
@@ -126,7 +126,7 @@ def test_other_axes_split_what_this_one_leaves(mode):
     train = dataclasses.replace(TRAIN, context_attention=mode)
     layout = dataclasses.replace(context.LAYOUT, dims=tensor.LAYOUT.dims)
     how = Implementation(
-        hooks=context.hooks(train, 2, tensor.hooks(("tensor",), train.sequence_parallel)),
+        hooks=context.hooks(CONFIG, train, 2, tensor.hooks(("tensor",), train.sequence_parallel)),
         prepare_params=lambda weights: tensor.mark_replicated_varying(weights, CONFIG),
         reduce=lambda loss, grads: (loss, tensor.all_reduce(grads, CONFIG, "float32")),
     )
@@ -150,6 +150,12 @@ def test_other_axes_split_what_this_one_leaves(mode):
         ({"sequence": 20}, {"context_attention": "ulysses"}, "context=8 does not divide sequence=20; context can be"),
         ({"heads": 4}, {"context_attention": "ulysses"}, "context=8 does not divide heads=4; context can be 1, 2 or 4"),
         ({}, {"attention": "cudnn"}, "attention=cudnn has no ring; use auto or xla, or context_attention=ulysses"),
+        (
+            {"attention_stride": 8},
+            {"context_attention": "ring"},
+            "attention_stride=8 reaches tokens of all context=8 devices, and has no ring; use context_attention=uly",
+        ),
+        ({"sequence": 60, "attention_window": 9}, {}, "context=8 does not divide sequence=60; context can be 1, 2, 3"),
         ({}, {"context_attention": "star"}, "context_attention='star'; it can be auto, ring, ulysses"),
     ],
 )

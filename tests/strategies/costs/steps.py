@@ -15,6 +15,11 @@ SMALL = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=16)
 ODD = GPTConfig(layers=6, embed=48, heads=4, vocab=257, sequence=24, mlp=80)
 UNTIED = dataclasses.replace(ODD, tied=False)
 EVEN = dataclasses.replace(ODD, layers=8)
+# A sequence long enough that blocks are skipped.
+LONG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=64, attention_window=8)
+WIDE = dataclasses.replace(LONG, attention_window=24)
+STRIDED = dataclasses.replace(LONG, attention_window=None, attention_stride=8)
+FIXED = dataclasses.replace(STRIDED, attention_pattern="fixed", attention_summary=2)
 BATCH = 16
 L, T, D, F, V = SMALL.layers, SMALL.sequence, SMALL.embed, SMALL.mlp_dim, SMALL.vocab
 PARAMS = param_count(SMALL)
@@ -52,6 +57,13 @@ CASES = [
     ("three_d", "data=4,context=2", ODD, {"remat": "none"}),
     ("three_d", "data=2,context=2,tensor=2", SMALL, {"context_attention": "ulysses", "sequence_parallel": False}),
     ("three_d", "data=2,pipeline=4", ODD, {"microbatches": 4, "schedule": "zb-h1", "remat": "full"}),
+    ("single", "data=1", LONG, {}),
+    ("single", "data=1", FIXED, {"remat": "full"}),
+    ("context", "context=4", LONG, {}),
+    ("context", "context=4", WIDE, {"remat": "full"}),
+    ("context", "context=4", STRIDED, {}),
+    ("three_d", "data=2,context=2,tensor=2", LONG, {"remat": "none", "microbatches": 2}),
+    ("three_d", "fsdp=2,pipeline=2,context=2", WIDE, {"microbatches": 4, "schedule": "zb-h1"}),
 ]
 
 

@@ -1,11 +1,26 @@
 """FLOPs are those of the matmuls of a step: the published formulas, and what is computed again."""
 
+import dataclasses
+
 import pytest
 
 from strategies import PRESETS, MeshSpec, TrainConfig
 from strategies.costs.predict import predict
 from strategies.model.gpt import flops_per_token
-from tests.strategies.costs.steps import BATCH, CASES, SCORES, SMALL, TOKENS, D, F, L, cost
+from tests.strategies.costs.steps import (
+    BATCH,
+    CASES,
+    FIXED,
+    LONG,
+    SCORES,
+    SMALL,
+    STRIDED,
+    TOKENS,
+    D,
+    F,
+    L,
+    cost,
+)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +58,20 @@ def test_model_flops_are_the_published_formula(preset):
     assert predicted.model_flops() == pytest.approx(72 * tokens * layers * embed**2 * terms, rel=1e-12)
     halved = predicted.model_flops() - predicted.model_flops(causal=True)
     assert halved == 6 * tokens * layers * embed * config.sequence
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "pairs"),
+    [(LONG, 8, 64 * 8 - 28), (STRIDED, 8 + 7, 64 * 8 - 28 + 8 * 28), (FIXED, 8 + 2 * 7, 8 * 36 + 28 * 8 * 2)],
+)
+def test_model_flops_of_sparse_attention_are_those_of_the_keys_it_reaches(config, keys, pairs):
+    """Each token counts as many keys as the last has; with `causal=True` as many as it has itself."""
+    per_pair = 12 * config.layers * config.embed
+    assert flops_per_token(dataclasses.replace(LONG, attention_window=None)) - flops_per_token(config) == per_pair * (
+        64 - keys
+    )
+    predicted = cost("single", "data=1", config)
+    assert predicted.model_flops() - predicted.model_flops(causal=True) == BATCH * per_pair * (64 * keys - pairs)
 
 
 @pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)

@@ -9,7 +9,10 @@ from strategies.costs.plan import BYTES
 from strategies.model.gpt import Block
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies.costs.steps import (
+    FIXED,
+    LONG,
     ODD,
+    WIDE,
     cost,
     step,
 )
@@ -29,26 +32,31 @@ def loops(program):
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 @pytest.mark.parametrize(
-    ("name", "mesh", "train"),
+    ("name", "mesh", "config", "train"),
     [
-        ("fsdp", "fsdp=4", {"microbatches": 2}),
-        ("tensor", "tensor=4", {}),
-        ("tensor", "tensor=2", {"sequence_parallel": False}),
-        ("context", "context=2", {}),
-        ("context", "context=4", {"context_attention": "ulysses"}),
-        ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
-        ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4}),
-        ("three_d", "fsdp=2,pipeline=2,context=2", {"microbatches": 4}),
+        ("fsdp", "fsdp=4", ODD, {"microbatches": 2}),
+        ("tensor", "tensor=4", ODD, {}),
+        ("tensor", "tensor=2", ODD, {"sequence_parallel": False}),
+        ("context", "context=2", ODD, {}),
+        ("context", "context=4", ODD, {"context_attention": "ulysses"}),
+        ("three_d", "data=2,pipeline=2,tensor=2", ODD, {"microbatches": 4}),
+        ("three_d", "fsdp=2,pipeline=2,tensor=2", ODD, {"microbatches": 4}),
+        ("three_d", "fsdp=2,pipeline=2,context=2", ODD, {"microbatches": 4}),
+        # With a window a ring keeps the keys and values of other devices, too.
+        ("context", "context=4", LONG, {}),
+        ("context", "context=4", WIDE, {}),
+        ("context", "context=4", LONG, {"context_attention": "ulysses"}),
+        ("context", "context=4", FIXED, {}),
     ],
     ids=str,
 )
-def test_layers_keep_what_the_formula_says(name, mesh, train, remat):
+def test_layers_keep_what_the_formula_says(name, mesh, config, train, remat):
     """What the loop over layers hands to that of the backward pass, to the byte, in bfloat16 and in float32.
 
     Of a pipeline, whose passes go layer by layer, what each layer hands on by itself.
     """
-    built = step(name, mesh, ODD, remat=remat, dtype="bfloat16", **train)
-    plan = cost(name, mesh, ODD, remat=remat, dtype="bfloat16", **train).plan
+    built = step(name, mesh, config, remat=remat, dtype="bfloat16", **train)
+    plan = cost(name, mesh, config, remat=remat, dtype="bfloat16", **train).plan
     jaxpr = jax.make_jaxpr(built.gradients)(built.state, built.batch).jaxpr
     layers = 1 if plan.staged else plan.layers
     forward, _ = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == layers]

@@ -25,6 +25,7 @@ from tests.strategies.costs.steps import (
     TOKENS,
     UNTIED,
     VECTORS,
+    WIDE,
     D,
     L,
     V,
@@ -139,6 +140,16 @@ def test_formulas_are_what_docstrings_say(name, mesh, train, elements):
         for (kind, axes), sent in by_axes(cost(name, mesh, **train)).items()
     }
     assert sent == {key: 4 * count for key, count in elements.items()}
+
+
+@pytest.mark.parametrize(("remat", "times"), [("dots", 4), ("full", 6)])
+def test_a_ring_sends_what_a_window_reaches(remat, times):
+    """Keys and values of W - 1 tokens of each sequence, and their gradients: 4 L B (W-1) D elements, or 6."""
+    sent = cost("context", "context=4", WIDE, remat=remat).sent["permute", ("context",)]
+    assert sent == {"keys and values": 4 * times * WIDE.layers * BATCH * 23 * WIDE.embed}
+    widest = dataclasses.replace(WIDE, attention_window=63)  # more than there are on the three other devices
+    sent = cost("context", "context=4", widest, remat=remat).sent["permute", ("context",)]
+    assert sent == {"keys and values": 4 * times * WIDE.layers * BATCH * 48 * WIDE.embed}
 
 
 def test_every_strategy_by_hand_has_formulas_and_is_held_to_them():

@@ -13,13 +13,13 @@ from strategies.model.attention_kernels import (
     Mix,
     Queries,
     blocks_of,
-    causal_attention,
     delta,
     gradients,
     merged,
     mix,
     normalised,
 )
+from strategies.model.causal_attention import causal_attention
 
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, 12, 4
 SHAPE = (BATCH, HEADS, TOKENS, HEAD_DIM)

@@ -22,7 +22,6 @@ from strategies.mesh import first_devices
 from tests.strategies.costs.steps import by_axes, sent
 from tests.strategies.equality import (
     CONFIG,
-    HARDEST,
     ROUNDING,
     STEPS,
     TRAIN,
@@ -33,6 +32,7 @@ from tests.strategies.equality import (
 )
 from tests.strategies.equality import train as trained
 from tests.strategies.quick import compiled
+from tests.strategies.test_equality import HARDEST
 from tests.strategies.test_half_precision import TO_FLOAT32
 from tests.strategies.test_step import held
 

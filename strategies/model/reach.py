@@ -1,0 +1,132 @@
+"""Sparse attention: which tokens a token attends to, and how many keys are computed for that.
+
+A token always attends to itself and never to a later token. Dense attention reaches all tokens before it. Otherwise,
+for a query at position i and a key at position j <= i:
+
+    window W             i - j < W: the token itself and the W - 1 tokens before it
+    strided, stride L    a window, and every L-th token before: (i - j) mod L = 0. The window has L tokens by default.
+    fixed, stride L      the tokens of i's own block of L tokens, and the last `summary` tokens of every earlier block
+
+Strided and fixed are the patterns of Child et al. 2019, "Generating Long Sequences with Sparse Transformers", equations
+of section 4.3. Each head attends to both of their index sets at once (the merged head of section 5.1). A window and
+strided attention with W = L are the paper's A(1) and A(1) with A(2); `summary` is its c.
+
+A `Reach` is computed as near keys, in blocks, and far keys, those of the stride (sparse_attention.py). Keys that no
+query of a block reaches are skipped. Those that only some of its queries reach are masked, so the result is exact.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from strategies.config import GPTConfig
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The tokens that a token attends to.
+
+    Attributes:
+        window: tokens of the window; with `summary`, of a block.
+        stride: distance of the far keys; None without.
+        summary: tokens at the end of each block that all later blocks attend to (fixed); 0 if strided.
+    """
+
+    window: int
+    stride: int | None = None
+    summary: int = 0
+
+    @classmethod
+    def of(cls, config: GPTConfig) -> "Reach | None":
+        """The reach of a model's attention; None if it is dense, also because the window or the stride reaches all."""
+        window, stride, sequence = config.attention_window, config.attention_stride, config.sequence
+        if stride is None:
+            return None if window is None or window >= sequence else cls(window)
+        if config.attention_pattern == "fixed":
+            dense = stride == sequence or config.attention_summary == stride
+            return None if dense else cls(stride, stride, config.attention_summary)
+        window = window or stride
+        return None if window >= sequence or stride == 1 else cls(window, stride if stride < sequence else None)
+
+    def near(self, query: Any, key: Any) -> Any:
+        """Whether keys at or before their queries are in the window, or in the block. Takes arrays of positions."""
+        return query // self.window == key // self.window if self.summary else query - key < self.window
+
+    def far(self, query: Any, key: Any) -> Any:
+        """Whether keys before their queries are reached by the stride, and are not near."""
+        assert self.stride
+        if self.summary:
+            return (key // self.window < query // self.window) & (key % self.stride >= self.stride - self.summary)
+        return (query - key >= self.window) & ((query - key) % self.stride == 0)
+
+    def mask(self, query: Any, key: Any) -> Any:
+        """Whether queries attend to keys. Takes arrays of positions."""
+        reached = self.near(query, key)
+        return (query >= key) & (reached if self.stride is None else reached | self.far(query, key))
+
+    def block(self, tokens: int) -> tuple[int, int]:
+        """Queries of a block of near keys, and the number of blocks of keys before it that its queries reach.
+
+        A window has blocks of about half its tokens, so a query computes 1.5 W keys. Blocks divide the tokens, into two
+        or more.
+
+        >>> Reach(8).block(64), Reach(8).block(50), Reach(4, 4, 1).block(64)
+        ((4, 2), (2, 4), (4, 0))
+        """
+        if self.summary:
+            return self.window, 0
+        largest = max(1, min(tokens // 2, math.ceil(self.window / 2)))
+        size = max(size for size in range(1, largest + 1) if tokens % size == 0)
+        return size, math.ceil((self.window - 1) / size)
+
+    def earlier(self, tokens: int, devices: int) -> int:
+        """Keys of other devices that a device needs, if devices split a sequence into contiguous parts.
+
+        >>> [Reach(window).earlier(64, devices=4) for window in (1, 8, 40, 60)]
+        [0, 7, 39, 48]
+        """
+        return min(self.window - 1, tokens - tokens // devices)
+
+    def computed_keys(self, tokens: int, devices: int = 1) -> int:
+        """Keys that are computed for each query of a sequence, masked ones included.
+
+        Args:
+            tokens: of the sequence.
+            devices: that split it into contiguous parts.
+        """
+        far = 0 if self.stride is None else tokens // self.stride * max(1, self.summary)
+        size, before = self.block(tokens // devices)
+        return size * (before + 1) + far
+
+    def skips(self, tokens: int) -> bool:
+        """Whether fewer keys are computed than by dense attention over a sequence, which computes 3/4 of them.
+
+        If not, dense attention computes it, with a mask.
+        """
+        return self.computed_keys(tokens) < (tokens if tokens % 2 else tokens * 3 / 4)
+
+    def most_keys(self, tokens: int) -> int:
+        """Keys that the last token of a sequence attends to. Model FLOPs count as many for each token.
+
+        >>> Reach(8).most_keys(64), Reach(8, 8).most_keys(64), Reach(8, 8, 2).most_keys(64)
+        (8, 15, 22)
+        """
+        if self.stride is None:
+            return self.window
+        if self.summary:
+            return self.window + self.summary * (tokens // self.stride - 1)
+        return self.window + tokens // self.stride - math.ceil(self.window / self.stride)
+
+    def pairs(self, tokens: int) -> int:
+        """Pairs of a query and a key that it attends to, in a sequence.
+
+        >>> Reach(3).pairs(8), Reach(2, 2).pairs(8), Reach(4, 4, 1).pairs(8)
+        (21, 27, 24)
+        """
+        if self.summary:
+            blocks = tokens // self.window
+            earlier_blocks = blocks * (blocks - 1) // 2
+            return blocks * self.window * (self.window + 1) // 2 + earlier_blocks * self.window * self.summary
+        multiples = range(0 if self.stride is None else tokens)[:: self.stride]
+        far = sum(tokens - distance for distance in multiples if distance >= self.window)
+        return tokens * self.window - self.window * (self.window - 1) // 2 + far

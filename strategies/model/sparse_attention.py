@@ -1,0 +1,174 @@
+"""Sparse attention: groups of queries attend to the keys that they reach (reach.py). Other keys are skipped.
+
+Near keys: queries are in N blocks of consecutive tokens. Block n attends to the keys of its own block and of the blocks
+before it that the window reaches. Far keys of strided attention: tokens whose positions have the same remainder attend
+to each other, so there is a group for each remainder. Far keys of fixed attention: all queries are one group, and the
+keys are the last tokens of each block. Attention to near and to far keys is merged as attention to blocks of keys is.
+
+Each group is a batched matmul, and keeps no scores for the backward pass (attention_kernels.py).
+
+Dims: B batch, H heads, N groups, T query tokens (t of a group), S key tokens (s of a group), K head dim,
+C = 3 (query, key, value) or 2 (key, value), A = H x K.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float
+
+from strategies.model.attention_kernels import Mix, Queries, delta, gradients, heads, merged, mix, normalised
+from strategies.model.reach import Reach
+from strategies.model.remat import KEPT
+
+
+class Groups(NamedTuple):
+    """How queries and keys are grouped. The functions act on the dims of tokens and features, the last two.
+
+    Attributes:
+        queries: [...,T,K] -> [...,N,t,K].
+        join: its inverse.
+        keys: [...,S,K] -> [...,N,s,K]; a key can be in several groups.
+        reached: (positions of queries, positions of keys) -> whether they attend.
+    """
+
+    queries: Callable[[Array], Array]
+    join: Callable[[Array], Array]
+    keys: Callable[[Array], Array]
+    reached: Callable[[Array, Array], Array]
+
+    def mask(self, query_T1: Array, key_S1: Array) -> Bool[Array, "N t s"]:
+        """The mask of scores. Positions of tokens are from 1; 0 and less is no token."""
+        query_Nt1, key_N1s = self.queries(query_T1) - 1, self.keys(key_S1).swapaxes(-1, -2) - 1
+        return self.reached(query_Nt1, key_N1s) & (query_Nt1 >= key_N1s) & (key_N1s >= 0)
+
+
+def groups_of(reach: Reach, tokens: int, earlier: int) -> Iterator[Groups]:
+    """The groups for `tokens` queries, whose keys come after `earlier` keys of tokens before them."""
+    size, before = reach.block(tokens)
+    yield Groups(
+        partial(_blocks, size=size),
+        _joined,
+        partial(_block_keys, size=size, before=before, earlier=earlier),
+        reach.near,
+    )
+    if reach.stride is None:
+        return
+    if reach.summary:
+        whole = partial(jnp.expand_dims, axis=-3)
+        last = partial(_last_of_blocks, size=reach.stride, count=reach.summary)
+        yield Groups(whole, partial(jnp.squeeze, axis=-3), last, reach.far)
+    else:
+        apart = partial(_apart, stride=reach.stride)
+        yield Groups(apart, lambda x: _joined(x.swapaxes(-2, -3)), apart, reach.far)
+
+
+def _blocks(x: Array, size: int) -> Array:
+    """Blocks of consecutive tokens."""
+    return x.reshape(*x.shape[:-2], -1, size, x.shape[-1])
+
+
+def _joined(x: Array) -> Array:
+    """The inverse of `_blocks`."""
+    return x.reshape(*x.shape[:-3], -1, x.shape[-1])
+
+
+def _apart(x: Array, stride: int) -> Array:
+    """Every `stride`-th token, from each of the first ones."""
+    return _blocks(x, stride).swapaxes(-2, -3)
+
+
+def _last_of_blocks(x: Array, size: int, count: int) -> Array:
+    """The last tokens of each block, as one group."""
+    return jnp.expand_dims(_joined(_blocks(x, size)[..., -count:, :]), -3)
+
+
+def _block_keys(x: Array, size: int, before: int, earlier: int) -> Array:
+    """For each block its own tokens, after those of the blocks before it. Zeros are before the first token."""
+    tokens = x.shape[-2] - earlier
+    padding = [(0, 0)] * (x.ndim - 2) + [(before * size - earlier, 0), (0, 0)]
+    padded = jnp.pad(x, padding)
+    shifted = (lax.slice_in_dim(padded, back * size, back * size + tokens, axis=-2) for back in range(before + 1))
+    return jnp.concatenate([_blocks(each, size) for each in shifted], -2)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def attend_sparse(
+    qkv_BTCA: Float[Array, "B T 3 A"],
+    earlier_BSCA: Float[Array, "B S 2 A"] | None,
+    head_dim: int,
+    reach: Reach,
+    axis: str | None = None,
+) -> Float[Array, "B T A"]:
+    """Sparse softmax attention of consecutive tokens.
+
+    Args:
+        qkv_BTCA: queries, keys and values of the tokens.
+        earlier_BSCA: keys and values of the tokens before them; None if there are none.
+        head_dim: features of a head.
+        reach: the tokens to which a token attends.
+        axis: the mesh axis that splits the tokens of a sequence; None if these are all.
+    """
+    return _forward(qkv_BTCA, earlier_BSCA, head_dim, reach, axis)[0]
+
+
+def _grouped(
+    qkv_BTCA: Array, earlier_BSCA: Array | None, head_dim: int, reach: Reach, axis: str | None
+) -> tuple[Array, Array, Array, list[tuple[Groups, Array]]]:
+    """Queries, all keys and all values [B,H,.,K], and the groups with their masks."""
+    tokens, earlier = qkv_BTCA.shape[1], 0 if earlier_BSCA is None else earlier_BSCA.shape[1]
+    q_BHTK, *kv = heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
+    if earlier_BSCA is not None:
+        before = heads(earlier_BSCA, head_dim).transpose(2, 0, 3, 1, 4)
+        kv = [jnp.concatenate(parts, 2) for parts in zip(before, kv, strict=True)]
+    first = 0 if axis is None else lax.axis_index(axis) * tokens
+    key_S1 = first + jnp.arange(1 - earlier, tokens + 1)[:, None]
+    groups = [(each, each.mask(key_S1[earlier:], key_S1)) for each in groups_of(reach, tokens, earlier)]
+    return q_BHTK, kv[0], kv[1], groups
+
+
+def _forward(
+    qkv_BTCA: Array, earlier_BSCA: Array | None, head_dim: int, reach: Reach, axis: str | None
+) -> tuple[Array, tuple[Array | None, ...]]:
+    q_BHTK, k_BHSK, v_BHSK, grouped = _grouped(qkv_BTCA, earlier_BSCA, head_dim, reach, axis)
+    mixes = [
+        Mix(*map(groups.join, mix(groups.queries(q_BHTK), groups.keys(k_BHSK), groups.keys(v_BHSK), mask_TS=mask)))
+        for groups, mask in grouped
+    ]
+    mixed_BHTK, log_total_BHT1 = normalised(reduce(merged, mixes), qkv_BTCA.dtype)
+    mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(*qkv_BTCA.shape[:2], -1)
+    mixed_BTA, log_total_BHT1 = checkpoint_name((mixed_BTA, log_total_BHT1), KEPT)
+    return mixed_BTA, (qkv_BTCA, earlier_BSCA, mixed_BTA, log_total_BHT1)
+
+
+def _backward(
+    head_dim: int, reach: Reach, axis: str | None, residuals: tuple[Array, ...], dmixed_BTA: Array
+) -> tuple[Array, Array | None]:
+    """Add up the gradients of all groups in float32."""
+    qkv_BTCA, earlier_BSCA, mixed_BTA, log_total_BHT1 = residuals
+    q_BHTK, k_BHSK, v_BHSK, grouped = _grouped(qkv_BTCA, earlier_BSCA, head_dim, reach, axis)
+    mixed_BTHK, dmixed_BTHK = heads(mixed_BTA, head_dim), heads(dmixed_BTA, head_dim)
+    delta_BHT1 = delta(mixed_BTHK, dmixed_BTHK).swapaxes(1, 2)
+    queries = Queries(q_BHTK, dmixed_BTHK.swapaxes(1, 2), log_total_BHT1, delta_BHT1)
+    dq_BHTK, dk_BHSK, dv_BHSK = (jnp.zeros_like(x, jnp.float32) for x in (q_BHTK, k_BHSK, v_BHSK))
+    for groups, mask in grouped:
+        of_group = Queries(*map(groups.queries, queries))
+        dq, dk, dv = gradients(of_group, groups.keys(k_BHSK), groups.keys(v_BHSK), mask_TS=mask)
+        _, add_keys = jax.vjp(groups.keys, dk_BHSK)  # linear: the gradient of a key is the sum over its groups
+        dq_BHTK += groups.join(dq)
+        dk_BHSK += add_keys(dk)[0]
+        dv_BHSK += add_keys(dv)[0]
+    earlier = k_BHSK.shape[2] - q_BHTK.shape[2]
+    dqkv = jnp.stack([dq_BHTK, dk_BHSK[:, :, earlier:], dv_BHSK[:, :, earlier:]], 3)
+    dqkv_BTCA = dqkv.transpose(0, 2, 3, 1, 4).reshape(qkv_BTCA.shape).astype(qkv_BTCA.dtype)
+    if earlier_BSCA is None:
+        return dqkv_BTCA, None
+    dkv = jnp.stack([dk_BHSK[:, :, :earlier], dv_BHSK[:, :, :earlier]], 3)
+    return dqkv_BTCA, dkv.transpose(0, 2, 3, 1, 4).reshape(earlier_BSCA.shape).astype(earlier_BSCA.dtype)
+
+
+attend_sparse.defvjp(_forward, _backward)

@@ -1,0 +1,63 @@
+"""The figure of a sweep over attention windows."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from results.figures.canvas import look_of, what_was_run
+from results.figures.curves import workloads
+from results.figures.windows import NAME, sweeps, time_and_memory_vs_window, window_points
+from results.plot import main
+from results.records.rows import load
+from tests.results.synthetic import row, write_run
+
+PLACES = (("single", "data=1"), ("fsdp", "fsdp=2"), ("fsdp", "fsdp=8"))
+
+
+def windowed(strategy: str, mesh: str, window: int | None, **changes: Any) -> dict[str, Any]:
+    """A row with an attention window."""
+    facts = {"attention_window": window, "attention_stride": None, "attention_pattern": None, "attention_summary": None}
+    made = row(strategy, mesh, **facts, **changes)
+    return made | {"name": f"{made['name'][:-1]}-attention_window={window}]"} if window else made
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with three windows, the last of them dense."""
+    rows = [windowed(*place, window) for window in (16, 64, None) for place in PLACES]
+    return write_run(tmp_path / "run.json", rows)
+
+
+def test_each_window_is_a_workload(run: Path) -> None:
+    """Rows with different windows are in different figures, and these name the window."""
+    parts = dict(workloads(load([run])))
+    assert [label.rpartition("-")[2] for label in parts] == ["attention_window=16", "attention_window=64", "none"]
+    assert [", attention_window=16" in what_was_run(part) for part in parts.values()] == [True, False, False]
+
+
+def test_a_sweep_has_each_window_on_most_devices(run: Path) -> None:
+    """The figure has each strategy on its most devices, at each window; dense attention is at the whole sequence."""
+    ((_, rows),) = sweeps(load([run]))
+    points = window_points(rows)
+    assert set(points["mesh"]) == {"data=1", "fsdp=8"}
+    assert sorted(points["window"].unique()) == [16, 64, 128]
+    time, memory = time_and_memory_vs_window(rows, look_of(rows["strategy"].unique())).axes
+    assert [label.get_text() for label in time.get_xticklabels()] == ["16", "64", "dense"]
+    assert (time.get_ylabel(), memory.get_ylabel()) == ("time of a step (ms)", "memory per device (MiB)")
+
+
+def test_plot_draws_the_sweep_beside_each_window(run: Path, tmp_path: Path) -> None:
+    """Each window has a folder of figures. The sweep is beside them."""
+    main([str(run), "--out", str(tmp_path / "out")])
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_file()} == {f"{NAME}.png", f"{NAME}.svg"}
+    assert len([path for path in (tmp_path / "out").iterdir() if path.is_dir()]) == 3
+
+
+def test_one_window_is_no_sweep(tmp_path: Path) -> None:
+    """Without a second window there is no such figure, and files of older versions are dense."""
+    rows = load([write_run(tmp_path / "old.json", [row(*place) for place in PLACES])])
+    assert not [*sweeps(rows)]
+    assert set(rows["attention"]) == {""}
+    assert isinstance(rows["attention_window"], pd.Series)
