@@ -9,7 +9,8 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from strategies.config import PRESETS, AttentionPattern, Dtype, Remat
+from strategies.config import AttentionPattern, Dtype, Remat
+from strategies.presets import PRESETS
 
 if TYPE_CHECKING:  # it takes longer to load than a help may
     import pytest

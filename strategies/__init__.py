@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import strategies.importing  # noqa: F401 (first: it handles Ctrl-C during the other imports)
 
 # isort: split
-from strategies.config import PRESETS, GPTConfig, Infeasible, TrainConfig
+from strategies.config import GPTConfig, Infeasible, TrainConfig
+from strategies.presets import PRESETS
 
 if TYPE_CHECKING:
     from strategies.checkpoints.info import CheckpointError

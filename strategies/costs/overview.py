@@ -12,13 +12,14 @@ from typing import Any
 
 import strategies
 from strategies import pipeline
-from strategies.config import PRESETS, Infeasible, TrainConfig
+from strategies.config import Infeasible, TrainConfig
 from strategies.costs.arrays import HeldArray, accumulated, held_arrays
 from strategies.costs.exchanges import Sent, exchanges, features
 from strategies.costs.meant import example_mesh, strategy_for, usual_mesh
 from strategies.costs.predict import Cost, predict
 from strategies.mesh import MeshSpec, devices_of
 from strategies.pipelining.schedules import Schedule
+from strategies.presets import PRESETS
 from strategies.sharding.layout import Axes, Layout, size_of
 
 

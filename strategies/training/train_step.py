@@ -27,8 +27,8 @@ from strategies.model.loss import tokens_at_once
 from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout, size_of
 from strategies.step import Divisor, Implementation, Metrics, Optimizer, State, Step, Tokens
-from strategies.training.gradients import accumulated, all_reduce, global_norm
-from strategies.training.learning_rate import learning_rate_at
+from strategies.training.adamw import adamw
+from strategies.training.gradients import accumulated, all_reduce
 from strategies.training.loss_scaling import loss_scaled
 
 
@@ -235,34 +235,6 @@ class ShardedUpdate(NamedTuple):
             partial(shards.gather, to="invarying"),
         )
         return cls(*(partial(shards.map_weights, function) for function in functions))
-
-
-def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimizer:
-    """AdamW with clipping by the global norm.
-
-    Args:
-        train: the hyperparameters.
-        specs: how gradients and moments are sharded.
-        whole: whether `update` sees whole arrays, which the compiler partitions.
-    """
-
-    def at(updates: Any) -> optax.GradientTransformation:
-        rate = learning_rate_at(train, updates)
-        return optax.adamw(rate, train.beta1, train.beta2, eps=train.epsilon, weight_decay=train.weight_decay)
-
-    adamw = at(0)  # its state does not depend on the learning rate
-
-    def state_specs(state: Any) -> Any:
-        return optax.tree_map_params(adamw, lambda _, spec: spec, state, specs, transform_non_params=lambda _: P())
-
-    def update(grads: Weights, state: Any, weights: Weights) -> tuple[Weights, Any, Array]:
-        norm = global_norm(grads, jax.tree.map(lambda _: P(), specs) if whole else specs)
-        clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
-        updates: Any
-        updates, state = at(state[0].count).update(jax.tree.map(lambda g: g * clip, grads), state, weights)
-        return updates, state, norm
-
-    return Optimizer(lambda weights: (weights, specs), adamw.init, state_specs, update)
 
 
 def _jitted(

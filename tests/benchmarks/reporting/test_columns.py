@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from benchmarks.reporting.columns import COLUMNS, Column, tables
+from benchmarks.reporting.column import Column
+from benchmarks.reporting.columns import COLUMNS, tables
 from tests.benchmarks.test_record import MEASURED
 from tests.processes import ROOT
 
