@@ -25,8 +25,11 @@ pytestmark = pytest.mark.usefixtures("_short_blocks")
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
     """The rows of single and data, two real strategies, measured in one session."""
-    journal = Journal(tmp_path_factory.mktemp("session") / "run.journal.jsonl", {}, resume=False)
-    session = Session(replace(PLAN, attribution=True, checkpoint=True), Clock(), journal)
+    folder = tmp_path_factory.mktemp("session")
+    journal = Journal(folder / "run.journal.jsonl", {}, resume=False)
+    session = Session(
+        replace(PLAN, attribution=True, checkpoint=True, memory_profile=folder / "memory"), Clock(), journal
+    )
     try:
         return measure(session, SINGLE, DATA)
     finally:
