@@ -33,8 +33,8 @@ class Scaled(NamedTuple):
     """
 
     optimizer: Any
-    loss_scale: Array
-    good_steps: Array
+    loss_scale: Any
+    good_steps: Any
 
 
 def loss_scaled(optimizer: Optimizer, train: TrainConfig) -> Optimizer:
