@@ -118,13 +118,14 @@ class Run:
         return drawn(plan.text.training_N, plan.seed, index, plan.train.batch_size, plan.case.config.sequence)
 
     def _log(self, state: State, metrics: Any, stopwatch: Stopwatch) -> None:
-        loss, grad_norm = float(metrics["loss"]), float(metrics["grad_norm"])  # waits for the step
+        known = {name: float(metric) for name, metric in metrics.items()}  # waits for the step
         rate = stopwatch.tokens_per_second(self.position)
-        updates = int(optax.tree_utils.tree_get(state.optimizer, "count")) - 1
-        learning_rate = float(learning_rate_at(self.plan.train, np.asarray(updates)))
-        self._write("step", loss=loss, grad_norm=grad_norm, learning_rate=learning_rate, tokens_per_second=rate)
-        self.progress.step(self.position, loss, rate)
-        if not math.isfinite(loss):
+        updates = int(optax.tree_utils.tree_get(state.optimizer, "count"))
+        learning_rate = float(learning_rate_at(self.plan.train, np.asarray(max(updates - 1, 0))))
+        self._write("step", **known, learning_rate=learning_rate, tokens_per_second=rate)
+        self.progress.step(self.position, loss := known["loss"], rate)
+        # With loss scaling, a step that overflows is skipped.
+        if not math.isfinite(loss) and "loss_scale" not in known:
             raise NotFinite(f"the loss is {loss} at step {self.position}; lower --learning-rate or --clip-norm")
 
     def _evaluate(self, state: State) -> None:

@@ -43,15 +43,18 @@ CASES = [
     ("pipeline", "pipeline=2", {"schedule": "interleaved", "microbatches": 4, "layers": 4}),
     ("pipeline", "pipeline=2", {"schedule": "zb-h1", "microbatches": 4, "layers": 3}),
     ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
+    ("fsdp", "fsdp=2", {"dtype": "float16"}),
+    ("pipeline", "pipeline=2", {"dtype": "bfloat16", "microbatches": 2}),
     ("three_d", "fsdp=2,pipeline=2,context=2", {"gather": "step", "microbatches": 2}),
 ]
 
 
 @pytest.mark.parametrize(("name", "mesh", "options"), CASES, ids=str)
 def test_every_strategy_evaluates_what_one_device_does(name, mesh, options):
-    """The loss by a forward pass equals that of one device to float32 rounding, however the step is spread."""
-    expected = evaluated("single", "data=1", layers=options.get("layers", 2))
-    np.testing.assert_allclose(evaluated(name, mesh, **options), expected, rtol=ROUNDING["float32"])
+    """The loss by a forward pass equals that of one device to the dtype's rounding, however the step is spread."""
+    dtype = options.get("dtype", "float32")
+    expected = evaluated("single", "data=1", layers=options.get("layers", 2), dtype=dtype)
+    np.testing.assert_allclose(evaluated(name, mesh, **options), expected, rtol=ROUNDING[dtype])
 
 
 @pytest.mark.parametrize(("name", "mesh"), [("single", "data=1"), ("fsdp", "fsdp=2"), ("pipeline", "pipeline=2")])
