@@ -148,8 +148,10 @@ def heads(x_BTA: Array, head_dim: int) -> Array:
 
 def _mask(reach: Reach | None, tokens: int, queries: slice, keys: slice) -> dict[str, Any]:
     """The mask of a block, as arguments of `mix` and `gradients`."""
+    if reach is None:
+        return {"causal": True}
     position_T = jnp.arange(tokens)
-    return {"mask_TS": reach.mask(position_T[queries, None], position_T[keys])} if reach else {"causal": True}
+    return {"mask_TS": reach.mask(position_T[queries, None], position_T[keys])}
 
 
 def _forward(qkv_BTCA: Array, head_dim: int, reach: Reach | None) -> tuple[Array, tuple[Array, ...]]:

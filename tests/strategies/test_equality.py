@@ -114,28 +114,6 @@ def test_equals_one_device_with_every_option(name, options):
     assert_equal(train(name, WIDEST[name], **options), reference, ROUNDING["float32"])
 
 
-SPARSE = [
-    *((name, HARDEST[name], {"attention_window": 5}) for name in HARDEST),
-    # Windows of one hop, of several, of more tokens than there are before, and of none.
-    *(("context", MeshSpec.parse("context=4"), {"attention_window": window}) for window in (1, 4, 7, 15)),
-    ("context", MeshSpec.parse("context=4"), {"attention_window": 7, "remat": "full"}),
-    ("context", HARDEST["context"], {"attention_window": 5, "context_attention": "ulysses"}),
-    ("context", HARDEST["context"], {"attention_stride": 4}),
-    ("three_d", MeshSpec.parse("fsdp=2,context=2,tensor=2"), {"attention_window": 6}),
-    ("three_d", MeshSpec.parse("pipeline=2,context=2,tensor=2"), {"attention_window": 6, "schedule": "zb-h1"}),
-    ("auto", WIDEST["auto"], {"attention_stride": 4, "attention_pattern": "fixed"}),
-    ("pipeline", HARDEST["pipeline"], {"attention_stride": 4, "schedule": "zb-h1"}),
-]
-
-
-@pytest.mark.parametrize(("name", "mesh", "options"), SPARSE, ids=str)
-def test_sparse_attention_equals_one_device(name, mesh, options):
-    """With a window or a stride, whether keys come from other devices or not, strategies compute what one computes."""
-    microbatches = 4 if "pipeline" in mesh.sizes else 1
-    reference = single(**{key: options[key] for key in options if key in OF_MODEL})
-    assert_equal(train(name, mesh, microbatches=microbatches, **options), reference, ROUNDING["float32"])
-
-
 def test_a_planted_error_is_caught():
     """The check fails if one weight in a thousand has a gradient that is 1% too large."""
     reference = single()
