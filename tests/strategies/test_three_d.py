@@ -35,9 +35,9 @@ def test_fsdp_cuts_every_weight_and_another_dim_where_there_is_one():
 @pytest.mark.parametrize(("stages", "way"), [(1, "ring"), (2, "ulysses")])
 def test_attention_goes_around_a_ring_but_with_stages_from_all_to_all(stages, way):
     """Context attention defaults to a ring, and with pipeline stages to Ulysses, unless it is given."""
-    assert context.resolve_context_attention(TrainConfig(16), stages).context_attention == way
+    assert context.resolve_context_attention(CONFIG, TrainConfig(16), stages).context_attention == way
     assert (
-        context.resolve_context_attention(TrainConfig(16, context_attention="ulysses"), stages).context_attention
+        context.resolve_context_attention(CONFIG, TrainConfig(16, context_attention="ulysses"), stages).context_attention
         == "ulysses"
     )
 
