@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,7 +29,7 @@ def sweeps(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield a label and the rows of each sweep: rows that count with several windows, otherwise of the same work."""
     for values, part in rows.groupby(SAME, sort=False, dropna=False):
         if part.loc[counts(part), "attention"].nunique() > 1:
-            yield "-".join(str(value) for value in values if pd.notna(value)), part
+            yield "-".join(text for text in map(str, values) if text not in ("nan", "None")), part
 
 
 def window_points(rows: pd.DataFrame) -> pd.DataFrame:
@@ -62,7 +63,7 @@ def time_and_memory_vs_window(rows: pd.DataFrame, look: Look) -> Figure:
         strategy_lines(axes, points, "window", column, look)
         doubling_axis(axes, points["window"], "attention window (tokens)")
         axes.yaxis.set_major_formatter("{x:,.0f}")
-        axes.set(ylabel=label, ylim=(0, 1.1 * points[[column, f"{column}_high"]].max(axis=None)))
+        axes.set(ylabel=label, ylim=(0, 1.1 * np.nanmax(points[[column, f"{column}_high"]])))
         name_dense(axes, points)
     legend(figure, points, look)
     meshes = points.drop_duplicates("strategy")

@@ -126,9 +126,10 @@ def test_skipped_blocks_take_no_time_and_no_memory():
 
     def costs(reach):
         program = jit(jax.grad(lambda x: (causal_attention(x, 8, "xla", reach) ** 2).sum())).lower(shape).compile()
-        analysis = program.cost_analysis()
+        analysis, memory = program.cost_analysis(), program.memory_analysis()
         assert analysis
-        return analysis["flops"], program.memory_analysis().temp_size_in_bytes
+        assert memory
+        return analysis["flops"], memory.temp_size_in_bytes
 
     windows = [costs(reach) for reach in (Reach(8), Reach(32), None)]
     for strided in (costs(Reach(16, 16)), costs(Reach(16, 16, 1))):
