@@ -13,7 +13,7 @@ import jax
 
 from benchmarks.cases import Case, Selection
 from benchmarks.commandline.outputs import safe_name
-from benchmarks.options import available_devices, model, require_options, values_of
+from benchmarks.options import available_devices, model, require_options, unique, values_of
 from benchmarks.timing.machine import PACKAGES
 from benchmarks.training.text import Text
 from strategies import STRATEGIES, GPTConfig, Step, TrainConfig
@@ -156,6 +156,7 @@ def _case_of(option: argparse.Namespace, preset: str, config: GPTConfig) -> Case
         config=config,
         dtype=option.dtype,
         remat=option.remat,
+        windows=unique(option.attention_window),
         options=values_of(value for given in option.option for each in given for value in each),
         compiler_options=tuple(dict(option.compiler_option).items()),
     )
@@ -166,7 +167,8 @@ def _case_of(option: argparse.Namespace, preset: str, config: GPTConfig) -> Case
     wanted = f"{option.strategy} on {selection.devices[0]} devices"
     if meshes := sorted({str(case.mesh) for case in cases}):
         if len(meshes) == 1:
-            raise ValueError(f"--option has several values, and a run trains with one of them: {selection.options}")
+            varied = f"--option {selection.options} or --attention-window {selection.windows}"
+            raise ValueError(f"{varied} has several values, and a run trains with one; leave the others out")
         raise ValueError(f"{wanted} has {len(meshes)} meshes; choose one of them by --mesh: {', '.join(meshes)}")
     raise ValueError(f"{wanted} has no mesh of its own; name one by --mesh, or another number by --devices")
 

@@ -37,7 +37,9 @@ def test_attention_goes_around_a_ring_but_with_stages_from_all_to_all(stages, wa
     """Context attention defaults to a ring, and with pipeline stages to Ulysses, unless it is given."""
     assert context.resolve_context_attention(CONFIG, TrainConfig(16), stages).context_attention == way
     assert (
-        context.resolve_context_attention(CONFIG, TrainConfig(16, context_attention="ulysses"), stages).context_attention
+        context.resolve_context_attention(
+            CONFIG, TrainConfig(16, context_attention="ulysses"), stages
+        ).context_attention
         == "ulysses"
     )
 

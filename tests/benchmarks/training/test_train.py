@@ -178,6 +178,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, capsys: pytest.Ca
         ("--strategy=fsdp --mesh=fsdp=3", "fsdp=3"),
         ("--strategy=fsdp --devices=2 --mesh=fsdp=2", "--mesh says how many devices it takes"),
         ("--strategy=fsdp --devices=2 --option=schedule=gpipe", "--option schedule changes none of the selected steps"),
+        ("--attention-window=4,8", r"--attention-window \(4, 8\) has several values, and a run trains with one"),
         ("--vocab=100", "vocab=100 does not hold the 256 byte values"),
         ("--tokens=chars --vocab=7", r"--vocab 7, and the corpus pydoc_data.topics has \d+ characters"),
         ("--decay-steps=5 --warmup-steps=9", "decay_steps=5 ends before warmup_steps=9"),
