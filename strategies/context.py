@@ -163,8 +163,11 @@ def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int =
         if _strided(config):
             problem = f"attention_stride={config.attention_stride} reaches tokens of all context={size} devices"
             raise Infeasible(f"{problem}, and has no ring; use context_attention=ulysses")
-        if Reach.of(config):
+        if reach := Reach.of(config):
             require_divides("context", size, sequence=config.sequence)
+            if not reach.has_blocks(tokens := config.sequence // size):
+                problem = f"no blocks of useful size for attention_window={reach.window} divide the {tokens} tokens"
+                raise Infeasible(f"{problem} of a device; take a sequence with more divisors, or a smaller window")
         elif config.sequence % (2 * size):
             sizes = legal(config.sequence // 2 if config.sequence % 2 == 0 else 1, "context")
             raise Infeasible(f"2 x context={size} chunks do not divide sequence={config.sequence}; {sizes}")

@@ -35,7 +35,7 @@ class RunSettings:
         trace: folder for a profiler trace of each case, which is recorded apart from the timed blocks.
         case_timeout: seconds without progress after which a case ends with a timeout.
         attribution: whether to attribute each step's time to its causes.
-        checkpoint: whether to time saving and restoring each state.
+        checkpoints: folder in which saving and restoring each state is timed; None to time neither.
         memory_profile: folder for profiles of device memory of each case.
         report: file of the rows; reasons that are too long for a row are written beside it.
     """
@@ -46,7 +46,7 @@ class RunSettings:
     trace: Path | None = None
     case_timeout: float = 600.0
     attribution: bool = False
-    checkpoint: bool = False
+    checkpoints: Path | None = None
     report: Path | None = None
     memory_profile: Path | None = None
 

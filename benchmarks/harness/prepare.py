@@ -1,5 +1,6 @@
 """Prepares a case: compiles its step, checks it against one device, and starts its training."""
 
+import shutil
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -27,7 +28,6 @@ from benchmarks.timing.equality import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.timing.live import profile_memory
 from benchmarks.timing.measure import Training, bytes_accessed, compile_step
 from strategies import Step
-from strategies.checkpoints.info import CheckpointError
 from strategies.model.gpt import flops_per_token
 
 SEED = 0
@@ -63,9 +63,9 @@ class Preparation:
     """
 
     def __init__(
-        self, corpus_N: Corpus, clock: Clock, memory_profile: Path | None = None, *, checkpoint: bool = False
+        self, corpus_N: Corpus, clock: Clock, memory_profile: Path | None = None, *, checkpoints: Path | None = None
     ) -> None:
-        self.corpus_N, self.clock, self.memory_profile, self.checkpoint = corpus_N, clock, memory_profile, checkpoint
+        self.corpus_N, self.clock, self.memory_profile, self.checkpoints = corpus_N, clock, memory_profile, checkpoints
         self._inits: dict[Any, Callable[..., Any]] = {}
         self._references: dict[Case, Entry | str] = {}
         self._trajectories: dict[Case, Trajectory] = {}
@@ -127,20 +127,22 @@ class Preparation:
         yield {}
         with self.clock.phase("checked"):
             trajectory = training.trajectory(CHECKED_STEPS)
-        if self.checkpoint:
-            yield self._checkpoint(entry, training)
+        if self.checkpoints:
+            folder = self.checkpoints / str(entry.case)
+            yield self._checkpoint(entry, training, folder)
+            shutil.rmtree(folder, ignore_errors=True)  # all processes have ended the stage, and restored from it
         del training  # free its memory
         yield {"loss_first": trajectory.losses[0], "loss_last": trajectory.losses[-1]}
         trajectory.require_finite("in the first steps")
         yield from self._check(entry, trajectory)
 
-    def _checkpoint(self, entry: Entry, training: Training) -> dict[str, Any]:
+    def _checkpoint(self, entry: Entry, training: Training, folder: Path) -> dict[str, Any]:
         """Times of a checkpoint of the state. A failure is only a warning, because the row is complete without."""
         assert entry.step
         try:
             with self.clock.phase("checkpoint"):
-                return {"checkpoint": checkpoint_times(entry.step, training.state, entry.case.single.build)}
-        except CheckpointError as error:
+                return {"checkpoint": checkpoint_times(entry.step, training.state, entry.case.single.build, folder)}
+        except Exception as error:
             warnings.warn(f"{entry.case}: its checkpoint could not be timed: {reason_of(error)}", stacklevel=2)
             return {}
 

@@ -38,7 +38,7 @@ class Session:
         self._reported: set[str] = set()
         self._lifecycle = Lifecycle(settings, journal)
         self._preparation = Preparation(
-            settings.corpus_N, clock, settings.memory_profile, checkpoint=settings.checkpoint
+            settings.corpus_N, clock, settings.memory_profile, checkpoints=settings.checkpoints
         )
 
     @property

@@ -109,13 +109,13 @@ SPEED = (
         "checkpoint.save_blocking_seconds", "s", "Time of a save until training may go on: the state is on the host."
     ),
     Column("checkpoint.save_seconds", "s", "Time of a save until the checkpoint is on disk."),
-    Column("checkpoint.save_bytes_per_second", "B/s", "Bytes of the checkpoint by that time."),
+    Column("checkpoint.save_bytes_per_second", "B/s", "`checkpoint.total_bytes` divided by that time."),
     Column("checkpoint.restore_seconds", "s", "Time to restore it under the same strategy, from the page cache."),
-    Column("checkpoint.restore_bytes_per_second", "B/s", "Bytes of the checkpoint by that time."),
+    Column("checkpoint.restore_bytes_per_second", "B/s", "`checkpoint.total_bytes` divided by that time."),
     Column(
         "checkpoint.restore_single_seconds",
         "s",
-        "Time to restore it under `single`. None if one device cannot hold the state.",
+        "Time to restore it under `single`. Null if one device cannot hold the state.",
     ),
     Column(
         "model_flops_per_step",

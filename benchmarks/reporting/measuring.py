@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import os
 import platform
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -90,7 +91,7 @@ def begin_run(config: pytest.Config, selection: Selection, corpus_N: Corpus, clo
         option.trace_dir,
         option.case_timeout,
         option.attribution,
-        option.checkpoint,
+        checkpoint_folder(option),
         option.benchmark_json,
         option.memory_profile,
     )
@@ -112,6 +113,13 @@ def require_profiles(option: argparse.Namespace) -> None:
         problem = "--memory-profile says what steps hold that run, and --compile-only and --topology run none"
         raise ValueError(f"{problem}; `meshmark show` says it without running")
     require_folder(option.memory_profile)
+
+
+def checkpoint_folder(option: argparse.Namespace) -> Path | None:
+    """The folder for checkpoints, the same in all processes; None without `--checkpoint`."""
+    if not option.checkpoint:
+        return None
+    return Path(processes.broadcast_first(lambda: tempfile.mkdtemp(prefix="meshmark-checkpoints-")))
 
 
 def read_selection(option: argparse.Namespace) -> tuple[Selection, Corpus]:
@@ -160,7 +168,7 @@ def open_journal(option: argparse.Namespace, selection: Selection, settings: Run
         "selection": str(selection),
         "compile_only": settings.compile_only,
         "attribution": settings.attribution,
-        "checkpoint": settings.checkpoint,
+        "checkpoint": settings.checkpoints is not None,
         "memory_profile": settings.memory_profile is not None,
         "corpus": hashlib.sha256(settings.corpus_N.data).hexdigest()[:16],
     }

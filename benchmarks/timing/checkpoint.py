@@ -5,17 +5,16 @@ What is restored was written a moment ago, so it comes from the page cache and n
 
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
 from benchmarks.cluster import processes
-from strategies import Infeasible, State, Step
+from benchmarks.failures import status_of
+from strategies import State, Step
 from strategies.checkpoints import canonical
 
 REPEATS = 3
@@ -70,49 +69,53 @@ ROW_KEYS = (
 )
 
 
-def checkpoint_times(step: Step, state: State, single: Callable[[], Step]) -> CheckpointTimes:
-    """Save and restore a state, several times.
-
-    With several processes all of them call this. They write into the folder of temporary files of the first process,
-    which all must see.
+def checkpoint_times(step: Step, state: State, single: Callable[[], Step], folder: Path) -> CheckpointTimes:
+    """Save and restore a state, several times. The last checkpoint is left in the folder.
 
     Args:
         step: the step.
         state: of the step. It is not donated.
         single: builds the step of one device with the same work.
+        folder: for the checkpoints. With several processes all of them call this, and all see the folder.
 
     Raises:
         CheckpointError: a checkpoint cannot be written or read.
     """
     import strategies.checkpoints.save  # noqa: F401 (its first import takes seconds)
 
-    folder = Path(processes.broadcast_first(lambda: tempfile.mkdtemp(prefix="meshmark-checkpoint-")))
-    try:
-        saves = [_save(step, state, folder, position) for position in range(REPEATS)]
-        restores = [_restore(step, folder) for _ in range(REPEATS)]
-        on_one: list[float] = []
-        with suppress(Infeasible, MemoryError, jax.errors.JaxRuntimeError):
-            one_device = single()
-            on_one = [_restore(one_device, folder) for _ in range(REPEATS)]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    saves = [_save(step, state, folder, position) for position in range(REPEATS)]
+    restores = [_restore(step, folder) for _ in range(REPEATS)]
     blocking, whole = zip(*saves, strict=True)
     return CheckpointTimes(
         total_bytes=sum(leaf.disk_bytes for leaf in canonical.leaves(step)),
         save_blocking_seconds=statistics.median(blocking),
         save_seconds=statistics.median(whole),
         restore_seconds=statistics.median(restores),
-        restore_single_seconds=statistics.median(on_one) if on_one else None,
+        restore_single_seconds=_restore_single(single, folder),
     )
 
 
 def _save(step: Step, state: State, folder: Path, position: int) -> tuple[float, float]:
-    """Seconds of the blocking part of a save, and of all of it."""
+    """Seconds of the blocking part of a save, and of all of it. The checkpoint before is removed afterwards."""
     start = time.perf_counter()
     saving = step.save(state, folder, position=position)
     blocking = time.perf_counter() - start
     saving.wait()
-    return blocking, time.perf_counter() - start
+    whole = time.perf_counter() - start
+    if processes.is_first():
+        shutil.rmtree(folder / str(position - 1), ignore_errors=True)
+    return blocking, whole
+
+
+def _restore_single(single: Callable[[], Step], folder: Path) -> float | None:
+    """Seconds to restore under `single`; None if the state does not fit on one device."""
+    try:
+        step = single()
+        return statistics.median(_restore(step, folder) for _ in range(REPEATS))
+    except Exception as error:
+        if status_of(error) in ("oom", "infeasible"):
+            return None
+        raise
 
 
 def _restore(step: Step, folder: Path) -> float:

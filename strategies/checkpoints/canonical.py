@@ -1,8 +1,8 @@
 """The arrays of a training state in a layout that no strategy knows: that of a checkpoint.
 
 A strategy pads the vocabulary, puts layers into slots of pipeline stages, and shards every array. A checkpoint has one
-array for each weight of the model and each of its moments, without padding, layers in order. `Leaf.pieces` maps the
-shards of the one to ranges of the other, so a process reads and writes its own shards and nothing else.
+array for each weight of the model and each of its moments, without padding, layers in order. `Leaf.pieces` maps a shard
+of the state to ranges of the array on disk, so a process reads and writes its own shards and nothing else.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What stands beside the arrays of a checkpoint, and which checkpoints a folder has. It needs neither JAX nor Orbax."""
+"""The metadata of a checkpoint (JSON), and which checkpoints a folder has. It needs neither JAX nor Orbax."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What stands beside the arrays of a checkpoint.
+    """The metadata of a checkpoint.
 
     Attributes:
         config: the model.
@@ -48,6 +48,17 @@ def write(folder: Path, info: CheckpointInfo) -> None:
     (folder / INFO).write_text(json.dumps(facts) + "\n")
 
 
+def local(folder: str | Path) -> Path:
+    """The absolute path of a folder.
+
+    Raises:
+        CheckpointError: it is a URL.
+    """
+    if "://" in str(folder) or ":/" in str(folder):
+        raise CheckpointError(f"{folder} is a URL; checkpoints need a file system: mount it, and name the folder")
+    return Path(folder).absolute()
+
+
 def positions(folder: str | Path) -> list[int]:
     """The positions of the checkpoints in a folder that are whole, in order."""
     there = Path(folder).iterdir() if Path(folder).is_dir() else ()
@@ -60,7 +71,7 @@ def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
     Raises:
         CheckpointError: there is none, it is of a newer format, or it cannot be read.
     """
-    found = positions(folder)
+    found = positions(local(folder))
     if not found or at not in (None, *found):
         there = f"has those of {', '.join(map(str, found))}" if found else "has none"
         raise CheckpointError(f"no checkpoint{'' if at is None else f' of {at}'}: {folder} {there}")

@@ -13,16 +13,28 @@ import numpy as np
 
 from strategies.checkpoints import zarr_arrays
 from strategies.checkpoints.canonical import Leaf, full
+from strategies.checkpoints.info import CheckpointInfo
+from strategies.step import Step
 
 SHARES = "errors/shares"
 """The errors of each device, one device after another."""
 
 
-def warn_if_dropped(saved: str, now: str) -> None:
-    """Warn if a checkpoint of a step with one compression has residuals that a step with another has no use for."""
-    if saved not in ("none", now):
-        problem = f"the checkpoint's quantisation errors of compression={saved} are dropped"
-        warnings.warn(f"{problem}: this step has compression={now}", RuntimeWarning, stacklevel=4)
+def kept(info: CheckpointInfo, step: Step) -> bool:
+    """Whether a step takes over the residuals of a checkpoint: if its compression and its padding are the same.
+
+    Warns if the checkpoint has residuals that are dropped. They are of padded weights, one after another.
+    """
+    saved, now = (
+        {"compression": train, "vocab_multiple": config.vocab_multiple}
+        for train, config in ((info.compression, info.config), (step.train.compression, step.config))
+    )
+    if differs := [f"{name}={now[name]}" for name in now if saved[name] != now[name]]:
+        if info.compression != "none":
+            problem = f"the checkpoint's quantisation errors of compression={info.compression} are dropped"
+            warnings.warn(f"{problem}: this step has {' and '.join(differs)}", RuntimeWarning, stacklevel=4)
+        return False
+    return True
 
 
 def read(folder: Path, leaf: Leaf, devices: int, devices_before: int) -> jax.Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from strategies.checkpoints import residuals, zarr_arrays
 from strategies.checkpoints.canonical import Leaf, leaves
-from strategies.checkpoints.info import INFO, CheckpointError, damaged
+from strategies.checkpoints.info import INFO, CheckpointError, damaged, local
 from strategies.checkpoints.info import read as read_info
 from strategies.checkpoints.save import wait_for_last
 from strategies.config import GPTConfig
@@ -20,10 +20,9 @@ def restore(step: Step, folder: str | Path, at: int | None = None) -> State:
     """The state of a checkpoint, sharded as the step shards it. See `Step.restore`."""
     wait_for_last()
     info = read_info(folder, at)
-    path = Path(folder).absolute() / str(info.position)
+    path = local(folder) / str(info.position)
     _require_same_model(path, info.config, step.config)
-    residuals.warn_if_dropped(info.compression, step.train.compression)
-    keeps_residuals = info.compression == step.train.compression
+    keeps_residuals = residuals.kept(info, step)
     found = leaves(step)
     lacking = [
         leaf

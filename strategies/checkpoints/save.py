@@ -44,12 +44,18 @@ class Saving:
         Raises:
             CheckpointError: it could not be written. Older checkpoints are as they were.
         """
-        finish, self.finish = self.finish, lambda: None
         try:
-            finish()
+            self.finish()
         except (OSError, RuntimeError, ValueError) as error:
             shutil.rmtree(self.path.with_name(self.path.name + UNFINISHED), ignore_errors=True)
-            raise CheckpointError(f"the checkpoint {self.path} cannot be written: {error}") from error
+            problem = CheckpointError(f"the checkpoint {self.path} cannot be written: {error}")
+            self.finish = partial(_fail, problem)
+            raise problem from error
+        self.finish = lambda: None
+
+
+def _fail(error: CheckpointError) -> None:
+    raise error
 
 
 class _Handler(AsyncCheckpointHandler):
@@ -119,6 +125,8 @@ def save(
     keep: int | None = None,
 ) -> Saving:
     """Save a state as `folder/POSITION`. See `Step.save`."""
+    if keep is not None and keep < 1:
+        raise CheckpointError(f"keep={keep}; it must be at least 1")
     wait_for_last()
     pairs = list(zip(leaves(step), jax.tree.leaves(state), strict=True))
     scalars = {leaf.name: _host(array).item() for leaf, array in pairs if leaf.is_scalar}
@@ -133,7 +141,7 @@ def save(
         arrays={leaf.name: leaf.shape for leaf, _ in arrays},
         more=more or {},
     )
-    folder = Path(folder).absolute()
+    folder = info.local(folder)
     path = folder / str(facts.position)
     if path.exists():
         raise CheckpointError(f"there is a checkpoint {path} already; remove it, or save to another folder")
@@ -154,8 +162,9 @@ def _finish(folder: Path, keep: int | None) -> None:
     _checkpointer().wait_until_finished()
     if keep is not None and jax.process_index() == 0:
         for position in info.positions(folder)[:-keep]:
-            (folder / str(position) / info.INFO).unlink()  # first: without it, what is half removed is no checkpoint
-            shutil.rmtree(folder / str(position))
+            # First: without it, what is half removed is no checkpoint.
+            (folder / str(position) / info.INFO).unlink(missing_ok=True)
+            shutil.rmtree(folder / str(position), ignore_errors=True)
 
 
 def _remove_unfinished(folder: Path) -> None:

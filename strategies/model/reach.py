@@ -21,6 +21,9 @@ from typing import Any
 
 from strategies.config import GPTConfig
 
+MOST_BLOCKS_BEFORE = 8
+"""The most blocks of keys before the block of a query. Blocks of W/2 tokens have two, blocks of W/4 have four."""
+
 
 @dataclass(frozen=True)
 class Reach:
@@ -101,9 +104,17 @@ class Reach:
     def skips(self, tokens: int) -> bool:
         """Whether fewer keys are computed than by dense attention over a sequence, which computes 3/4 of them.
 
-        If not, dense attention computes it, with a mask.
+        If not, dense attention computes it, with a mask. It does also where only small blocks divide the tokens.
         """
-        return self.computed_keys(tokens) < (tokens if tokens % 2 else tokens * 3 / 4)
+        return self.has_blocks(tokens) and self.computed_keys(tokens) < (tokens if tokens % 2 else tokens * 3 / 4)
+
+    def has_blocks(self, tokens: int) -> bool:
+        """Whether blocks of a useful size divide the tokens. There is a copy of the keys for each block before one.
+
+        >>> Reach(128).has_blocks(512), Reach(128).has_blocks(521)
+        (True, False)
+        """
+        return self.block(tokens)[1] <= MOST_BLOCKS_BEFORE
 
     def most_keys(self, tokens: int) -> int:
         """Keys that the last token of a sequence attends to. Model FLOPs count as many for each token.

@@ -156,6 +156,11 @@ def test_other_axes_split_what_this_one_leaves(mode):
             "attention_stride=8 reaches tokens of all context=8 devices, and has no ring; use context_attention=uly",
         ),
         ({"sequence": 60, "attention_window": 9}, {}, "context=8 does not divide sequence=60; context can be 1, 2, 3"),
+        (
+            {"sequence": 8 * 37, "attention_window": 36},
+            {},
+            "no blocks of useful size for attention_window=36 divide the 37 tokens of a device; take a sequence with",
+        ),
         ({}, {"context_attention": "star"}, "context_attention='star'; it can be auto, ring, ulysses"),
     ],
 )

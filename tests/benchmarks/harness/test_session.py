@@ -27,9 +27,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
     """The rows of single and data, two real strategies, measured in one session."""
     folder = tmp_path_factory.mktemp("session")
     journal = Journal(folder / "run.journal.jsonl", {}, resume=False)
-    session = Session(
-        replace(PLAN, attribution=True, checkpoint=True, memory_profile=folder / "memory"), Clock(), journal
-    )
+    folders = {"checkpoints": folder / "checkpoints", "memory_profile": folder / "memory"}
+    session = Session(replace(PLAN, attribution=True, **folders), Clock(), journal)
     try:
         return measure(session, SINGLE, DATA)
     finally:

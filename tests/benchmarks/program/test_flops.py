@@ -77,3 +77,15 @@ def test_matmuls_of_libraries_count() -> None:
         '%b = (bf16[2,8,128,32]) custom-call(%q, %q, %q, %f), custom_call_target="__cudnn$fmhaSoftmaxBackward"',
     )
     assert read_program(entry(*lines), MESH).flops == MATMUL + (2 + 5) * 2 * 8 * (2 * 128 * 128 * 32) * 3 / 4
+
+
+@pytest.mark.parametrize(("window", "keys"), [(16, 24), (128, 96), (0, 96)])
+def test_a_window_of_cudnn_counts_its_blocks(window: int, keys: int) -> None:
+    """A window counts the keys of blocks that sparse attention computes; a window of all tokens, or none, is dense."""
+    config = f'{{"cudnn_fmha_backend_config":{{"sliding_window_length":{window}}}}}'
+    lines = (
+        "%q = bf16[2,128,8,32]{3,1,2,0} parameter(1)",
+        '%f = (bf16[2,8,128,32], f32[2,8,128]) custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", '
+        f"backend_config={config}",
+    )
+    assert read_program(entry(*lines), MESH).flops == 2 * 2 * 8 * (2 * 128 * keys * 32)

@@ -146,6 +146,28 @@ def test_a_wide_window_is_masked():
     np.testing.assert_array_equal(causal_attention(qkv_BTCA, HEAD_DIM, "xla", reach), attend(qkv_BTCA, HEAD_DIM, reach))
 
 
+def test_a_window_that_no_blocks_fit_is_masked():
+    """Where only small blocks divide the tokens, dense attention computes a window, with a mask."""
+    reach = Reach(12)
+    assert not reach.skips(37)
+    qkv_BTCA = jax.random.normal(jax.random.key(0), (2, 37, 3, 8))
+    np.testing.assert_array_equal(causal_attention(qkv_BTCA, HEAD_DIM, "xla", reach), attend(qkv_BTCA, HEAD_DIM, reach))
+
+
+@pytest.mark.parametrize(("reach", "before"), [(Reach(5), (4, 0)), (Reach(1), (0, 0)), (None, None)])
+def test_the_fused_kernel_gets_the_window(reach, before, monkeypatch):
+    """cuDNN's window is the tokens before the query, without it: W - 1; dense attention has none."""
+    asked = []
+
+    def fused(q_BTHK, k_BTHK, v_BTHK, **options):
+        asked.append(options)
+        return v_BTHK
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", fused)
+    causal_attention(jnp.zeros((2, 16, 3, 8)), HEAD_DIM, "cudnn", reach)
+    assert asked == [{"is_causal": True, "local_window_size": before, "implementation": "cudnn"}]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
