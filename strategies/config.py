@@ -221,8 +221,8 @@ def _require_optimizer(train: TrainConfig) -> None:
     if not train.weight_decay >= 0:
         raise Infeasible(f"weight_decay={train.weight_decay}; it must be at least 0")
     peak, final, warmup, decay = train.learning_rate, train.final_learning_rate, train.warmup_steps, train.decay_steps
-    if not 0 < peak < math.inf:
-        raise Infeasible(f"learning_rate={peak}; it must be above 0")
+    if not 0 <= peak < math.inf or (decay is not None and not peak):
+        raise Infeasible(f"learning_rate={peak}; it must be at least 0, and above 0 with decay_steps")
     if not 0 <= final <= peak:
         raise Infeasible(f"final_learning_rate={final}; it must be from 0 to learning_rate={peak}")
     if warmup < 0:

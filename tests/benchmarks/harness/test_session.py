@@ -37,7 +37,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Info]:
 
 
 def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
-    """A row that is ok has every value, except those of other backends, topologies and strategies.
+    """A row that is ok has every value, except those of other backends, topologies, strategies and sparse attention.
 
     The ratio of sent to predicted bytes is null where nothing is sent, twins exist for auto only, and estimates for
     devices with a chip's figures only.
@@ -49,6 +49,10 @@ def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
             "memory.device_peak_bytes",
             "topology",
             "overlap.exposed_seconds",
+            "attention_window",
+            "attention_stride",
+            "attention_pattern",
+            "attention_summary",
             *ESTIMATE_KEYS,
             *TWIN,
         } | ({"sent_over_predicted"} if not row["predicted.sent_bytes"] else set())
