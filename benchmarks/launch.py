@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if gpus and len(gpus) < needed:
         wanted = f"{options.processes} processes of {options.devices_per_process} GPUs"
         parser.error(f"{wanted} need {needed}, and there are {len(gpus)}")
+    if options.pin and not hasattr(os, "sched_getaffinity"):
+        parser.error("--pin needs Linux: this system does not give processes cores of their own; leave it out")
     cores = sorted(os.sched_getaffinity(0)) if options.pin else []
     if options.pin and len(cores) < options.processes:
         parser.error(f"--pin gives {options.processes} processes a core each, and there are {len(cores)}; start fewer")

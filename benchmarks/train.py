@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train, and print what is logged.
 
     Returns:
-        The exit status: 0, 1 if the loss is no number or the step cannot be compiled, 5 if something cannot be read or
+        The exit status: 0, 1 if the loss is not finite or the step cannot be compiled, 5 if something cannot be read or
         written, 130 if the run was told to stop. It is 2 for invalid options.
     """
     parser = train_parser()
@@ -77,15 +77,19 @@ def first_position(option: argparse.Namespace, plan: Plan) -> int:
     """
     require_folder(plan.out)
     checkpoints = plan.out / CHECKPOINTS
-    if not option.resume:
-        if (plan.out / LOG).exists() or checkpoints.exists():
+    if (plan.out / LOG).exists() or checkpoints.exists():
+        if not info.positions(checkpoints):
+            problem = f"{plan.out} has a run that cannot be resumed, because it has no checkpoint"
+            raise ValueError(f"{problem}; remove {plan.out}, or name another --out")
+        if not option.resume:
             raise ValueError(f"{plan.out} has a run already; continue it by --resume, or name another --out")
+    if not option.resume:
         return 0
     try:
         checkpoint = info.read(checkpoints)
     except CheckpointError as error:
         raise ValueError(f"--resume: {error}") from error
-    plan.require_recipe(checkpoint.more.get("recipe", {}))
+    plan.require_continues(checkpoint)
     return checkpoint.position
 
 
@@ -94,14 +98,15 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
     disable_compilation_cache()
     first = processes.is_first()
     stopping, checkpoints = Stopping(), plan.out / CHECKPOINTS
-    state = step.restore(checkpoints, at=position) if position else step.init(jax.random.key(plan.seed))
+    state = step.restore(checkpoints, at=position) if option.resume else step.init(jax.random.key(plan.seed))
     compilation = compile_step(step, dict(plan.case.compiler_options))
     progress = Progress(plan.steps, position, silent=not first)
     progress.say(f"{plan.case}: {plan.case.preset}, compiled in {compilation.seconds:.1f} s, log: {plan.out / LOG}")
     log = Log(plan.out / LOG, after=position) if first else None
     if log:
         log.write("run", schema_version=SCHEMA_VERSION, resumed_after=position, **plan.facts(step))
-    training = Run(plan, replace(step, update=compilation.program), log, progress, stopping, position, position or None)
+    saved = position if option.resume else None
+    training = Run(plan, replace(step, update=compilation.program), log, progress, stopping, position, saved)
     try:
         with stopping.listening():
             ended = training.train(state)
@@ -123,9 +128,10 @@ def sample(plan: Plan, count: int, temperature: float) -> str:
         warnings.filterwarnings("ignore", "the checkpoint's quantisation errors")  # a sample has no use for them
         state: State = single.restore(plan.out / CHECKPOINTS)
     prompt = plan.text.encode(PROMPT) or [int(plan.text.tokens_N[0])]
-    tokens = sampled(plan.case.config, single.train, state.params, prompt, count, temperature, plan.seed)
+    how = temperature, plan.seed, plan.text.vocab
+    tokens = sampled(plan.case.config, single.train, state.params, prompt, count, *how)
     text = plan.text.decode(tokens)
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else UNPRINTABLE for letter in text)
+    return "".join(each if each.isprintable() or each in "\n\t" else UNPRINTABLE for each in text)
 
 
 if __name__ == "__main__":

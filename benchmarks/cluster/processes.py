@@ -3,7 +3,8 @@
 After `join`, every process executes the same calls in the same order. `run_in_all` runs a function in every process and
 waits for all of them. If it fails in one process it fails in all, so no process enters a collective that another one
 never reaches. `broadcast_first` does the same and returns the first process's result everywhere; it is used for
-everything that depends on a clock, a file or available memory. In a single-process run both just call the function.
+everything that depends on a clock, a file or available memory. `any_of` returns everywhere whether the result is true
+anywhere. In a single-process run each just calls the function.
 
 A failure in the middle of a step cannot be shared: the other processes wait in the step's collectives for the process
 that has left, until `--case-timeout` ends the run.
@@ -68,15 +69,15 @@ class _Group:
     timeout_seconds: float
     barriers: int = 0
 
-    def exchange(self, failure: tuple[str, str] | None, value: Any) -> tuple[dict[int, tuple[Status, str]], Any]:
+    def exchange(self, failure: tuple[str, str] | None, value: Any) -> dict[int, tuple[Any, Any]]:
         """Wait for all processes and exchange results.
 
         Args:
             failure: status and reason, if the function failed in this process.
-            value: JSON-serialisable value to share; only the first process's counts.
+            value: JSON-serialisable value to share, or None.
 
         Returns:
-            Failures by process number, and the first process's value.
+            Failure and value of the first process, and of each other one that has either, by process number.
 
         Raises:
             ProcessLost: not all processes arrived in time.
@@ -84,21 +85,18 @@ class _Group:
         self.barriers += 1
         barrier = f"meshmark/{self.barriers}"
         try:
-            if failure:
-                self.client.key_value_set(f"{barrier}/failed/{self.index}", json.dumps(failure))
-            if self.index == 0:
-                self.client.key_value_set(f"{barrier}/value", json.dumps(value))
+            if self.index == 0 or failure or value is not None:
+                self.client.key_value_set(f"{barrier}/{self.index}", json.dumps([failure, value]))
             self.client.wait_at_barrier(barrier, round(1000 * self.timeout_seconds))
-            entries = {
-                key.removeprefix(f"{barrier}/"): json.loads(text)
+            said = {
+                int(key.removeprefix(f"{barrier}/")): tuple(json.loads(text))
                 for key, text in self.client.key_value_dir_get(barrier)
             }
             if self.index == 0:
                 self.client.key_value_delete(f"meshmark/{self.barriers - 1}")  # everybody has read it by now
         except jax.errors.JaxRuntimeError as error:
             raise ProcessLost(_missing(str(error), self.timeout_seconds)) from error
-        failures = {int(key.partition("/")[2]): text for key, text in entries.items() if key != "value"}
-        return failures, entries["value"]
+        return said
 
 
 _group: _Group | None = None
@@ -207,11 +205,20 @@ def run_in_all(function: Callable[[], T]) -> T:
 
 def broadcast_first(function: Callable[[], T]) -> T:
     """Like `run_in_all`, but return the first process's result, which must be JSON-serialisable."""
-    return function() if _group is None else _agree(_group, function, lambda value: value)[1]
+    if _group is None:
+        return function()
+    return _agree(_group, function, lambda value: value if is_first() else None)[1][0]
 
 
-def _agree(group: _Group, function: Callable[[], T], shared: Callable[[T], Any]) -> tuple[T, Any]:
-    """Return this process's result, and the value that the first process shared of its result."""
+def any_of(function: Callable[[], bool]) -> bool:
+    """Like `run_in_all`, but return whether the result is true in any process."""
+    if _group is None:
+        return function()
+    return any(_agree(_group, function, lambda value: value or None)[1].values())
+
+
+def _agree(group: _Group, function: Callable[[], T], shared: Callable[[T], Any]) -> tuple[T, dict[int, Any]]:
+    """Return this process's result, and what each has shared of its own, by process number; None may be left out."""
     try:
         value = function()
     except Exception as error:
@@ -220,11 +227,11 @@ def _agree(group: _Group, function: Callable[[], T], shared: Callable[[T], Any])
         except ProcessLost as lost:  # the others may hang in a collective that this one has left
             raise ProcessLost(f"process {group.index} of {group.count}: {reason_of(error)}; {lost}") from error
         raise
-    failures, first_value = group.exchange(None, shared(value))
-    if failures:
+    said = group.exchange(None, shared(value))
+    if failures := {index: failure for index, (failure, _) in said.items() if failure}:
         index, (status, reason) = min(failures.items())
         raise FailedElsewhere(status, f"process {index} of {group.count}: {reason}")
-    return value, first_value
+    return value, {index: shared_value for index, (_, shared_value) in said.items()}
 
 
 def _missing(message: str, seconds: float) -> str:

@@ -58,8 +58,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def as_line(facts: Mapping[str, Any]) -> str:
     """A line of JSON. Numbers that are not finite, which JSON does not have, are null.
 
-    >>> as_line({"step": 3, "loss": math.nan})
-    '{"step": 3, "loss": null}\\n'
+    >>> as_line({"step": 3, "loss": math.nan, "training": {"clip_norm": math.inf}})
+    '{"step": 3, "loss": null, "training": {"clip_norm": null}}\\n'
     """
-    finite = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in facts.items()}
-    return json.dumps(finite) + "\n"
+    return json.dumps(_finite(facts), allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from strategies.training.learning_rate import learning_rate_at
 
 
 class NotFinite(Exception):
-    """The loss is no number any more. The message says at which step."""
+    """A loss or a gradient norm is not finite. The message says at which step."""
 
 
 @dataclass
@@ -40,6 +41,22 @@ class Stopwatch:
         rate = (step - self.step) * self.tokens_per_step / (time.perf_counter() - self.seconds)
         self.restart(step)
         return rate
+
+
+def require_finite(metrics: Mapping[str, float], step: int) -> None:
+    """Check a step's loss and gradient norm.
+
+    A float16 step whose gradients overflow was skipped and halved the loss scale. It passes if its loss is finite and
+    the scale could still be halved.
+
+    Raises:
+        NotFinite: the step has spoilt the weights, or no later one can change them.
+    """
+    loss, grad_norm = metrics["loss"], metrics["grad_norm"]
+    skipped = math.isfinite(loss) and metrics.get("loss_scale", 1) > 1
+    if not math.isfinite(loss) or not (math.isfinite(grad_norm) or skipped):
+        way_out = "train into another --out with a lower --learning-rate or --clip-norm"
+        raise NotFinite(f"the loss is {loss} and the gradient norm {grad_norm} at step {step}; {way_out}")
 
 
 @dataclass
@@ -73,7 +90,7 @@ class Run:
             Whether it has reached the end.
 
         Raises:
-            NotFinite: the loss is no number.
+            NotFinite: a loss or a gradient norm is not finite; what it would spoil is not saved.
             CheckpointError: a checkpoint cannot be written.
         """
         try:
@@ -89,18 +106,22 @@ class Run:
         if self.position == 0:
             self._evaluate(state)
         stopwatch.restart(self.position)
+        logged, metrics = self.position, {}
         while self.position < self.plan.steps and not self._told_to_stop():
             state, metrics = self.step(state, self.step.place(self._batch(self.position)))
             self.position += 1
             evaluates, saves = self._due(self.plan.evaluate_every), self._due(self.plan.checkpoint_every)
             if evaluates or saves or self.position % self.plan.log_every == 0:
                 self._log(state, metrics, stopwatch)
+                logged = self.position
             if evaluates:
                 self._evaluate(state)
             if saves:
                 self._save(state)
             if evaluates or saves:
                 stopwatch.restart(self.position)
+        if logged != self.position:  # told to stop: what is saved is checked and logged
+            self._log(state, metrics, stopwatch)
         return state
 
     def _due(self, every: int | None) -> bool:
@@ -108,10 +129,10 @@ class Run:
         return self.position == self.plan.steps or (every is not None and self.position % every == 0)
 
     def _told_to_stop(self) -> bool:
-        """Whether to stop before the next step. Of several processes the first one decides, at logged steps."""
+        """Whether to stop before the next step. Several processes agree on it at logged steps."""
         if processes.count() == 1:
             return self.stopping.asked
-        return self._due(self.plan.log_every) and processes.broadcast_first(lambda: self.stopping.asked)
+        return self._due(self.plan.log_every) and processes.any_of(lambda: self.stopping.asked)
 
     def _batch(self, index: int) -> Any:
         plan = self.plan
@@ -123,10 +144,8 @@ class Run:
         updates = int(optax.tree_utils.tree_get(state.optimizer, "count"))
         learning_rate = float(learning_rate_at(self.plan.train, np.asarray(max(updates - 1, 0))))
         self._write("step", **known, learning_rate=learning_rate, tokens_per_second=rate)
-        self.progress.step(self.position, loss := known["loss"], rate)
-        # With loss scaling, a step that overflows is skipped.
-        if not math.isfinite(loss) and "loss_scale" not in known:
-            raise NotFinite(f"the loss is {loss} at step {self.position}; lower --learning-rate or --clip-norm")
+        self.progress.step(self.position, known["loss"], rate)
+        require_finite(known, self.position)
 
     def _evaluate(self, state: State) -> None:
         """The mean loss on the text that is held out."""

@@ -17,6 +17,7 @@ from benchmarks.options import available_devices, model, require_options, unique
 from benchmarks.timing.machine import PACKAGES
 from benchmarks.training.text import Text
 from strategies import STRATEGIES, GPTConfig, Step, TrainConfig
+from strategies.checkpoints.info import CheckpointInfo
 from strategies.model.gpt import param_count
 
 LEARNING = (
@@ -92,14 +93,19 @@ class Plan:
         """What decides the losses, to rounding: a run is resumed only with the same recipe."""
         learning = {name: getattr(self.train, name) for name in LEARNING}
         text = {"tokens": self.text.kind, "corpus_sha256": self.text.sha256}
-        return {**dataclasses.asdict(self.case.config), **learning, **text, "seed": self.seed}
+        return as_json({**dataclasses.asdict(self.case.config), **learning, **text, "seed": self.seed})
 
-    def require_recipe(self, before: Mapping[str, Any]) -> None:
-        """Check that this plan continues a run with this recipe.
+    def require_continues(self, checkpoint: CheckpointInfo) -> None:
+        """Check that this plan continues the run that wrote a checkpoint.
 
         Raises:
-            ValueError: it differs; the message names what does.
+            ValueError: it ends before, or its recipe differs; the message names what does.
         """
+        if checkpoint.position > self.steps:
+            position = checkpoint.position
+            raise ValueError(f"the run in {self.out} is at step {position}; --steps must be at least {position}")
+        # Of the model, the checkpoint's own: fields that did not exist when it was written have their defaults there.
+        before = as_json({**checkpoint.more.get("recipe", {}), **dataclasses.asdict(checkpoint.config)})
         if differs := [
             f"{name}={before.get(name)}, not {now}" for name, now in self.recipe.items() if before.get(name) != now
         ]:
@@ -126,6 +132,15 @@ class Plan:
             "processes": jax.process_count(),
             "versions": {package: version(package) for package in PACKAGES},
         }
+
+
+def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts with the names of numbers that are not finite, which JSON does not have.
+
+    >>> as_json({"seed": 0, "clip_norm": math.inf})
+    {'seed': 0, 'clip_norm': 'inf'}
+    """
+    return {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in facts.items()}
 
 
 def _model_of(option: argparse.Namespace, text: Text) -> tuple[str, GPTConfig]:

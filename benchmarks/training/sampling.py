@@ -24,6 +24,7 @@ def sampled(
     count: int,
     temperature: float,
     seed: int,
+    vocab: int,
 ) -> list[int]:
     """Continue a prompt by so many tokens, each drawn from the model's prediction.
 
@@ -34,8 +35,9 @@ def sampled(
         count: tokens to draw.
         temperature: divides the logits; 0 takes the most likely token.
         seed: of the random numbers.
+        vocab: tokens that a text can have; the model may know more, whose logits are left out.
     """
-    next_token = jax.jit(partial(_next_token, config, train, temperature))
+    next_token = jax.jit(partial(_next_token, config, train, temperature, vocab))
     tokens = list(prompt)
     for index in range(count):
         # Always a whole sequence, so that one program suffices: no token sees the padding after it.
@@ -50,12 +52,13 @@ def _next_token(
     config: GPTConfig,
     train: TrainConfig,
     temperature: float,
+    vocab: int,
     weights: Weights,
     window_1T: Int[Array, "1 T"],
     last: Int[Array, ""],
     key: Array,
 ) -> Int[Array, ""]:
-    logits_V = _logits(config, train, weights, window_1T)[0, last]
+    logits_V = _logits(config, train, weights, window_1T)[0, last, :vocab]
     return jax.random.categorical(key, logits_V / temperature) if temperature else jnp.argmax(logits_V)
 
 

@@ -29,14 +29,14 @@ class Text:
     Attributes:
         tokens_N: the whole text.
         kind: what a token is: a byte or a character.
-        letters: the characters by token; empty for bytes.
+        characters: by token; empty for bytes.
         name: of the file, for messages.
         sha256: of the text's bytes, which identifies it.
     """
 
     tokens_N: Int[np.ndarray, " N"]
     kind: Tokens
-    letters: str
+    characters: str
     name: str
     sha256: str
 
@@ -68,7 +68,7 @@ class Text:
     @property
     def vocab(self) -> int:
         """How many different tokens there can be."""
-        return len(self.letters) or BYTE_VALUES
+        return len(self.characters) or BYTE_VALUES
 
     @property
     def training_N(self) -> Int[np.ndarray, " n"]:
@@ -94,13 +94,13 @@ class Text:
         """The tokens of a text. Characters that the corpus does not have are left out."""
         if self.kind == "bytes":
             return list(text.encode())
-        return [self.letters.index(letter) for letter in text if letter in self.letters]
+        return [self.characters.index(each) for each in text if each in self.characters]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens. Bytes that are not UTF-8 become replacement characters."""
         if self.kind == "bytes":
             return bytes(tokens).decode(errors="replace")
-        return "".join(self.letters[token] for token in tokens)
+        return "".join(self.characters[token] for token in tokens)
 
 
 @dataclass(frozen=True)

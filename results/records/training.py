@@ -41,7 +41,7 @@ def read_training(paths: Iterable[Path]) -> list[TrainingRun]:
     """Read logs whose losses can be compared.
 
     Raises:
-        RecordError: a file is no log, or two runs have trained on different tokens.
+        RecordError: a file is not a log, or two runs have trained on different tokens.
     """
     runs = [_run_of(path, _lines(path)) for path in paths]
     for run in runs[1:]:

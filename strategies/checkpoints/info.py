@@ -45,7 +45,7 @@ class CheckpointInfo:
 def write(folder: Path, info: CheckpointInfo) -> None:
     """Write what a checkpoint says of itself into its folder."""
     facts = {"format": FORMAT, **dataclasses.asdict(info)}
-    (folder / INFO).write_text(json.dumps(facts) + "\n")
+    (folder / INFO).write_text(json.dumps(facts, allow_nan=False) + "\n")
 
 
 def local(folder: str | Path) -> Path:

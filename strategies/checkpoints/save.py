@@ -146,7 +146,7 @@ def save(
     if path.exists():
         raise CheckpointError(f"there is a checkpoint {path} already; remove it, or save to another folder")
     try:
-        json.dumps(facts.more)
+        json.dumps(facts.more, allow_nan=False)
         if jax.process_index() == 0:
             _remove_unfinished(folder)
         _checkpointer().save(path, args=_Save(facts, arrays))

@@ -78,6 +78,16 @@ def test_pinned_processes_have_cores_of_their_own(
     assert "--pin gives 5000 processes a core each, and there are" in capsys.readouterr().err
 
 
+def test_cores_are_not_promised_where_there_is_no_affinity(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a system that cannot pin processes, such as macOS, --pin is refused with a line that says so."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    with pytest.raises(SystemExit, match="2"):
+        main(["--processes=1", "--pin"])
+    assert "--pin needs Linux" in capsys.readouterr().err
+
+
 def script(path: Path, program: Path) -> Path:
     """Write an executable that runs a Python program whatever it is asked for."""
     path.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')

@@ -118,7 +118,7 @@ def test_the_command_draws_the_same_picture_each_time(logs: list[Path], tmp_path
     ],
 )
 def test_what_is_no_log_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    """A file that is no log raises an error that names it and what would be one."""
+    """A file that is not a log raises an error that names it and what would be one."""
     path = tmp_path / "log.jsonl"
     if content is not None:
         path.write_text(content)

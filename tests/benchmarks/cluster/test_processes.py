@@ -42,7 +42,7 @@ class Service:
 
 
 def agree(*functions: Callable[[], Any]) -> list[Any]:
-    """Run one function in each process, a thread each; return what each takes for the first one's value, or its
+    """Run one function in each process, a thread each; return the value of each with what all have shared, or its
     exception.
     """
     service, ends = Service(len(functions)), list[Any](functions)
@@ -69,9 +69,11 @@ def fail() -> None:
     raise MemoryError("17 GiB")
 
 
-def test_all_processes_take_the_first_ones_value() -> None:
-    """Every process gets its own value and, to the last bit, that of the first process."""
-    assert agree(lambda: 0.1, lambda: 2, lambda: None) == [(0.1, 0.1), (2, 0.1), (None, 0.1)]
+def test_all_processes_take_the_same_values() -> None:
+    """Every process gets its own value and, to the last bit, those that were shared; the first one's always."""
+    shared = {0: 0.1, 1: 2}
+    assert agree(lambda: 0.1, lambda: 2, lambda: None) == [(0.1, shared), (2, shared), (None, shared)]
+    assert agree(lambda: None, lambda: None) == [(None, {0: None})] * 2
 
 
 def test_a_failure_in_one_process_is_raised_in_all() -> None:

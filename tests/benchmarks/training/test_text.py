@@ -23,7 +23,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_characters_are_numbered_in_their_order(path: Path) -> None:
     """Tokens are indices into the sorted characters of the whole corpus, and decode to the text."""
     text = Text.read(path, "chars")
-    assert list(text.letters) == sorted(set(TEXT))
+    assert list(text.characters) == sorted(set(TEXT))
     assert text.vocab == len(set(TEXT))
     assert text.decode(text.tokens_N.tolist()) == TEXT
     assert text.encode(TEXT) == text.tokens_N.tolist()

@@ -1,0 +1,114 @@
+"""How a training run ends before its last step: it is told to stop, or what it computes is not finite."""
+
+import math
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.train import main
+from benchmarks.training.loop import NotFinite, require_finite
+from benchmarks.training.plan import CHECKPOINTS
+from benchmarks.training.stopping import Stopping
+from strategies.checkpoints.info import positions
+from tests.benchmarks.training.small_run import FSDP, OFTEN, RUN, SMALL, lines, losses
+from tests.processes import ROOT, environment, finish_together, free_port, start_together
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    """The first signal is noted, the second one ends the process with 130; before and after, Python's handler acts."""
+    code = "import os, signal; from benchmarks.training.stopping import Stopping; stopping = Stopping()\n"
+    code += "before = signal.getsignal(signal.SIGTERM)\n"
+    code += "with stopping.listening(): os.kill(os.getpid(), signal.SIGTERM); print(stopping.asked, flush=True)\n"
+    code += "assert signal.getsignal(signal.SIGTERM) == before\n"
+    code += "with stopping.listening(): os.kill(os.getpid(), signal.SIGINT); print('still here')\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "True\n")
+
+
+def test_a_signal_to_any_process_stops_all(tmp_path: Path) -> None:
+    """SIGTERM to the second of two processes ends both with 130, after a checkpoint of the same step."""
+    join = (f"--coordinator=127.0.0.1:{free_port()}", "--processes=2", "--process-id={}")
+    command = ("-m", "benchmarks.train", *FSDP, *RUN, *join, f"--out={tmp_path / 'run'}", "--checkpoint-every=100000")
+    started = start_together(2, 1, *command, "--steps=100000")
+    assert started[0].stdout
+    while not (line := started[0].stdout.readline()).startswith("step 2/"):
+        assert line, finish_together(started)[0].stderr
+    started[1].send_signal(signal.SIGTERM)
+    first, second = finish_together(started)
+    assert (first.returncode, second.returncode) == (130, 130), first.stderr + second.stderr
+    (stopped,) = positions(tmp_path / "run" / CHECKPOINTS)
+    assert first.stdout.endswith(f"stopped after step {stopped}; continue with --resume\n")
+
+
+class StopsAfter(Stopping):
+    """Is told to stop after so many steps."""
+
+    steps = 0
+
+    @property
+    def asked(self) -> bool:
+        """Counts the questions, of which there is one before each step."""
+        self.steps -= 1
+        return self.steps < 0
+
+    @asked.setter
+    def asked(self, value: bool) -> None:
+        """Nothing else tells it to stop."""
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_the_last_step_before_a_stop_is_logged(steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped between two lines of the log, or before the first step, the state is saved; it can be resumed there."""
+    monkeypatch.setattr("benchmarks.train.Stopping", type("_", (StopsAfter,), {"steps": steps}))
+    for resume in ([], ["--resume"]):
+        assert main([*SMALL, f"--out={tmp_path / 'run'}", *resume]) == 130
+    assert positions(tmp_path / "run" / CHECKPOINTS) == sorted({steps, 2 * steps})
+    assert [step for kind, step in losses(tmp_path / "run") if kind == "step"] == ([3, 6] if steps else [])
+
+
+def test_what_is_saved_at_a_stop_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is stopped after its loss was lost, before a line of the log said so, is not saved."""
+    monkeypatch.setattr("benchmarks.train.Stopping", type("_", (StopsAfter,), {"steps": 4}))
+    wild = ("--learning-rate=1e30", "--clip-norm=inf", "--warmup-steps=0", "--log-every=100")
+    assert main([*SMALL, *wild, f"--out={tmp_path / 'run'}"]) == 1
+    assert positions(tmp_path / "run" / CHECKPOINTS) == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "grad_norm", "loss_scale", "goes_on"),
+    [
+        (3.0, 1.0, None, True),
+        (3.0, math.nan, None, False),
+        (math.nan, 1.0, None, False),
+        (3.0, math.inf, 2.0, True),
+        (3.0, math.inf, 1.0, False),
+        (math.nan, math.nan, 2.0, False),
+    ],
+)
+def test_only_a_skipped_step_may_overflow(
+    loss: float, grad_norm: float, loss_scale: float | None, goes_on: bool
+) -> None:
+    """A gradient norm that is not finite passes in float16 alone, if the loss is and the scale can be halved."""
+    metrics = {"loss": loss, "grad_norm": grad_norm} | ({"loss_scale": loss_scale} if loss_scale else {})
+    if goes_on:
+        require_finite(metrics, 7)
+    else:
+        with pytest.raises(NotFinite, match="at step 7; train into another --out with a lower --learning-rate"):
+            require_finite(metrics, 7)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run whose loss overflows ends with 1 and a line that names the step; there is nothing to resume."""
+    wild = ("--learning-rate=1e30", "--clip-norm=1e30", "--warmup-steps=0", "--steps=9")
+    assert main([*SMALL, *OFTEN, *wild, f"--out={tmp_path / 'run'}"]) == 1
+    assert re.search(r"the loss is nan and .* at step \d; train into another --out", capsys.readouterr().err)
+    assert lines(tmp_path / "run")[-1]["loss"] is None
+    assert positions(tmp_path / "run" / CHECKPOINTS) == []
+    for resume in ([], ["--resume"]):
+        with pytest.raises(SystemExit, match="2"):
+            main([*SMALL, f"--out={tmp_path / 'run'}", *resume])
+        assert "it has no checkpoint; remove" in capsys.readouterr().err
