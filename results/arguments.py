@@ -9,7 +9,8 @@ from typing import Any
 # Options of `pytest benchmarks` that select cases, apart from `--untied`. The workers interpret them.
 SELECTING = (
     "strategy devices mesh batch-size microbatches option "
-    "preset layers embed heads mlp vocab sequence dtype remat compiler-option corpus"
+    "preset layers embed heads mlp vocab sequence dtype remat compiler-option corpus "
+    "attention-window attention-stride attention-pattern attention-summary"
 )
 
 
