@@ -8,9 +8,9 @@ from tests.strategies.test_equality import HARDEST
 from tests.strategies.test_step import WIDEST
 
 SPARSE = [
-    *((name, HARDEST[name], {"attention_window": 5}) for name in HARDEST),
+    *((name, HARDEST[name], {"attention_window": 5}) for name in ("fsdp", "tensor", "context", "pipeline", "three_d")),
     # Windows of one hop, of several, of more tokens than there are before, and of none.
-    *(("context", MeshSpec.parse("context=4"), {"attention_window": window}) for window in (1, 4, 7, 15)),
+    *(("context", MeshSpec.parse("context=4"), {"attention_window": window}) for window in (1, 7, 15)),
     ("context", MeshSpec.parse("context=4"), {"attention_window": 7, "remat": "full"}),
     ("context", HARDEST["context"], {"attention_window": 5, "context_attention": "ulysses"}),
     ("context", HARDEST["context"], {"attention_stride": 4}),
@@ -19,9 +19,23 @@ SPARSE = [
     ("auto", WIDEST["auto"], {"attention_stride": 4, "attention_pattern": "fixed"}),
     ("pipeline", HARDEST["pipeline"], {"attention_stride": 4, "schedule": "zb-h1"}),
 ]
+WHOLE = [
+    (name, HARDEST[name], options)
+    for name in HARDEST
+    for options in (
+        {"attention_window": 4},
+        {"attention_stride": 4},
+        {"attention_stride": 8, "attention_pattern": "fixed", "attention_summary": 2},
+    )
+]
+"""Every strategy with every pattern."""
 
 
-@pytest.mark.parametrize(("name", "mesh", "options"), SPARSE, ids=str)
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    SPARSE + [pytest.param(*case, marks=pytest.mark.factorisations) for case in WHOLE],
+    ids=str,
+)
 def test_sparse_attention_equals_one_device(name, mesh, options):
     """With a window or a stride, whether keys come from other devices or not, strategies compute what one computes."""
     microbatches = 4 if "pipeline" in mesh.sizes else 1
