@@ -183,7 +183,7 @@ class Step:
         folder: str | Path,
         *,
         position: int | None = None,
-        more: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
         keep: int | None = None,
     ) -> "Saving":
         """Save a state as `folder/POSITION`, in a form that any strategy restores (checkpoints/).
@@ -195,7 +195,7 @@ class Step:
             state: of this step.
             folder: of all checkpoints of a training run, on a file system that all processes see.
             position: batches that were trained on; default: the steps that the optimizer has made.
-            more: facts to save with it, as JSON.
+            metadata: facts to save with it, as JSON.
             keep: how many checkpoints to keep, the latest ones; default: all.
 
         Raises:
@@ -203,7 +203,7 @@ class Step:
         """
         from strategies.checkpoints.save import save  # loads Orbax, which takes seconds
 
-        return save(self, state, folder, position, more, keep)
+        return save(self, state, folder, position, metadata, keep)
 
     def restore(self, folder: str | Path, *, at: int | None = None) -> State:
         """Restore a state that any strategy saved, sharded as this step shards it.

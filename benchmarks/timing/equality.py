@@ -84,7 +84,7 @@ def rounding_bound(case: Case) -> float:
     A reordered sum of n float32 terms changes by about sqrt(n) roundoffs, because the errors of its terms are
     independent (Higham & Mary 2019, "A New Approach to Probabilistic Rounding Error Analysis"). The longest sums run
     over the tokens, the hidden features or the vocabulary. A layer has four such sums in sequence, the head two, and
-    the backward pass as many again; their errors are independent too. In bfloat16 and float16 programs
+    the backward pass as many again; their errors are independent too. In bfloat16 and float16, programs
     accumulate in float32 and round only what they store, which gives the same bound without the sqrt(n).
     """
     config = case.config

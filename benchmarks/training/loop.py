@@ -161,8 +161,8 @@ class Run:
     def _save(self, state: State) -> None:
         """Save the state, unless it is saved already, without waiting until it is on disk."""
         if self.saved != self.position:
-            folder, more = self.plan.out / CHECKPOINTS, {"recipe": self.plan.recipe}
-            self.saving = self.step.save(state, folder, position=self.position, more=more, keep=self.plan.keep)
+            folder, metadata = self.plan.out / CHECKPOINTS, {"recipe": self.plan.recipe}
+            self.saving = self.step.save(state, folder, position=self.position, metadata=metadata, keep=self.plan.keep)
             self.saved = self.position
 
     def _write(self, kind: str, **facts: Any) -> None:

@@ -105,7 +105,7 @@ class Plan:
             position = checkpoint.position
             raise ValueError(f"the run in {self.out} is at step {position}; --steps must be at least {position}")
         # Of the model, the checkpoint's own: fields that did not exist when it was written have their defaults there.
-        before = as_json({**checkpoint.more.get("recipe", {}), **dataclasses.asdict(checkpoint.config)})
+        before = as_json({**checkpoint.metadata.get("recipe", {}), **dataclasses.asdict(checkpoint.config)})
         if differs := [
             f"{name}={before.get(name)}, not {now}" for name, now in self.recipe.items() if before.get(name) != now
         ]:

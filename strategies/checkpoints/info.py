@@ -29,7 +29,7 @@ class CheckpointInfo:
         compression: of gradients, when it was written.
         scalars: numbers of the optimizer's state, by name.
         arrays: the shape of each array, by name.
-        more: facts of the caller.
+        metadata: facts of the caller.
     """
 
     config: GPTConfig
@@ -39,7 +39,7 @@ class CheckpointInfo:
     compression: str
     scalars: Mapping[str, float]
     arrays: Mapping[str, Sequence[int]]
-    more: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write(folder: Path, info: CheckpointInfo) -> None:

@@ -121,7 +121,7 @@ def save(
     state: State,
     folder: str | Path,
     position: int | None = None,
-    more: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
     keep: int | None = None,
 ) -> Saving:
     """Save a state as `folder/POSITION`. See `Step.save`."""
@@ -139,14 +139,14 @@ def save(
         compression=step.train.compression,
         scalars=scalars,
         arrays={leaf.name: leaf.shape for leaf, _ in arrays},
-        more=more or {},
+        metadata=metadata or {},
     )
     folder = info.local(folder)
     path = folder / str(facts.position)
     if path.exists():
         raise CheckpointError(f"there is a checkpoint {path} already; remove it, or save to another folder")
     try:
-        json.dumps(facts.more, allow_nan=False)
+        json.dumps(facts.metadata, allow_nan=False)
         if jax.process_index() == 0:
             _remove_unfinished(folder)
         _checkpointer().save(path, args=_Save(facts, arrays))

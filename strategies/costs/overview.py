@@ -14,8 +14,8 @@ import strategies
 from strategies import pipeline
 from strategies.config import Infeasible, TrainConfig
 from strategies.costs.arrays import HeldArray, accumulated, held_arrays
+from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.exchanges import Sent, exchanges, features
-from strategies.costs.meant import example_mesh, strategy_for, usual_mesh
 from strategies.costs.predict import Cost, predict
 from strategies.mesh import MeshSpec, devices_of
 from strategies.pipelining.schedules import Schedule
@@ -212,7 +212,7 @@ def _bytes(count: int | None) -> str:
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], numbers: int = 1) -> list[str]:
-    """Lines of a table. The last columns, so many as are numbers, are aligned to the right."""
+    """Lines of a table. The last `numbers` columns are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     texts = len(header) - numbers
     cells = (

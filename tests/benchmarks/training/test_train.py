@@ -130,14 +130,14 @@ def test_what_is_not_finite_is_still_json(tmp_path: Path) -> None:
     assert main([*unclipped, "--steps=2", f"--out={out}", "--resume"]) == 0
     for line in (out / LOG).read_text().splitlines():
         strict(line)
-    assert strict((out / CHECKPOINTS / "2" / INFO).read_text())["more"]["recipe"]["clip_norm"] == "inf"
+    assert strict((out / CHECKPOINTS / "2" / INFO).read_text())["metadata"]["recipe"]["clip_norm"] == "inf"
 
 
 def test_a_field_younger_than_the_checkpoint_has_its_default(half: Path) -> None:
     """A checkpoint that was written before the model had an option is resumed without it, and refused with it."""
     path = half / CHECKPOINTS / "4" / INFO
     facts = json.loads(path.read_text())
-    del facts["config"]["attention_window"], facts["more"]["recipe"]["attention_window"]
+    del facts["config"]["attention_window"], facts["metadata"]["recipe"]["attention_window"]
     path.write_text(json.dumps(facts))
     with pytest.raises(SystemExit, match="2"):
         main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume", "--attention-window=8"])

@@ -141,10 +141,10 @@ def test_a_state_may_be_donated_while_it_is_written(tmp_path):
 def test_what_stands_beside_the_arrays(tmp_path):
     """The model, the optimizer's count, the position in the data and the caller's facts are JSON."""
     step, (_, state) = step_of("tensor"), first_half("tensor", HALF)
-    step.save(state, tmp_path, position=17, more={"corpus": "abc"}).wait()
+    step.save(state, tmp_path, position=17, metadata={"corpus": "abc"}).wait()
     facts = json.loads((tmp_path / "17" / "checkpoint.json").read_text())
     assert facts["config"] == dataclasses.asdict(CONFIG)
-    assert (facts["format"], facts["step"], facts["position"], facts["more"]) == (1, HALF, 17, {"corpus": "abc"})
+    assert (facts["format"], facts["step"], facts["position"], facts["metadata"]) == (1, HALF, 17, {"corpus": "abc"})
 
 
 def test_the_oldest_are_removed(tmp_path):

@@ -123,9 +123,9 @@ def test_facts_that_are_no_json_are_refused(two):
     """The caller's facts are checked before anything is written."""
     _, state = first_half("fsdp", 3)
     with pytest.raises(CheckpointError, match=r"4 cannot be written: Object of type set is not JSON serializable"):
-        step_of("fsdp").save(state, two, position=4, more={"seen": {1}})
+        step_of("fsdp").save(state, two, position=4, metadata={"seen": {1}})
     with pytest.raises(CheckpointError, match=r"4 cannot be written: Out of range float values are not JSON compliant"):
-        step_of("fsdp").save(state, two, position=4, more={"loss": float("nan")})
+        step_of("fsdp").save(state, two, position=4, metadata={"loss": float("nan")})
     assert positions(two) == [1, 2]
 
 

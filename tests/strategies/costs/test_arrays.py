@@ -12,7 +12,7 @@ from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.costs.arrays import held_arrays
-from strategies.costs.meant import example_mesh, strategy_for, usual_mesh
+from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.overview import asked_overview, overview
 from strategies.costs.predict import known, predict
 from strategies.mesh import DEVICES_PER_CHIP, devices_of

@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
+from strategies.costs.defaults import example_mesh
 from strategies.costs.exchanges import WHEN, exchanges
-from strategies.costs.meant import example_mesh
 from strategies.costs.overview import overview, schedule_of
 from strategies.costs.predict import known, predict
 from strategies.model.gpt import param_count

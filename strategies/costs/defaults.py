@@ -1,4 +1,4 @@
-"""Which mesh is meant where none is given, and which strategy where the mesh has axes that the named one lacks."""
+"""Default meshes, and the strategy for a mesh with axes that the named one lacks."""
 
 import strategies
 from strategies.config import Infeasible
