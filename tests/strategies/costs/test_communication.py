@@ -64,7 +64,7 @@ def communication(name, mesh, config=CONFIG, part="gradients", unit="elements", 
     """Of the gradients of a strategy, or of its whole update."""
     mesh, train = MeshSpec.parse(mesh), dataclasses.replace(TRAIN, **options)
     step = STRATEGIES[name].build(config, mesh, train, jax.devices()[: mesh.size])
-    program = jax.make_jaxpr(getattr(step, part))(step.state.params if part == "gradients" else step.state, step.batch)
+    program = jax.make_jaxpr(getattr(step, part))(step.state, step.batch)
     return sent(program.jaxpr, unit=unit)
 
 
