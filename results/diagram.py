@@ -8,13 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
-from benchmarks.commandline.outputs import Unwritable, require_folder, safe_name, save_text
+from benchmarks.commandline.outputs import require_folder, safe_name, save_text
 from results.figures.communication import communication
 from results.records.overviews import WRITTEN_BY, read
-from results.records.reading import RecordError
+from results.refusing import refusing
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,17 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the pictures, STRATEGY.svg")
     out = parser.parse_args(arguments).out
-    try:
+    with refusing(parser, WRITTEN_BY):
         overviews = read(sys.stdin.read())
         require_folder(out)
         for overview in overviews:
             path = out / f"{safe_name(overview.strategy)}.svg"
             save_text(path, communication(overview))
             print(path)
-    except UnicodeDecodeError as error:
-        parser.exit(BROKEN_INPUT, f"stdin is not text ({error}); {WRITTEN_BY}\n")
-    except (RecordError, Unwritable) as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -6,31 +6,27 @@ python -m strategies show three_d --mesh fsdp=4,tensor=2 --json | python -m resu
 import sys
 from collections.abc import Sequence
 
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_picture, save
+from benchmarks.commandline.outputs import require_picture, save
 from results import parsers
 from results.figures.pictures import FORMATS, draw
 from results.figures.shards import MOST_DEVICES, figure_of
 from results.records.overviews import WRITTEN_BY, read
 from results.records.reading import RecordError
+from results.refusing import refusing
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = parsers.shards()
     out = parser.parse_args(arguments).out
-    try:
+    with refusing(parser, WRITTEN_BY):
         require_picture(out, FORMATS)
         overviews = read(sys.stdin.read(), MOST_DEVICES)
         if len(overviews) != 1:
             raise RecordError(f"stdin has {len(overviews)} overviews, and a picture is of one; {WRITTEN_BY}")
         figure = figure_of(overviews[0])
         save(out, lambda path: draw(figure, path))
-    except UnicodeDecodeError as error:
-        parser.exit(BROKEN_INPUT, f"stdin is not text ({error}); {WRITTEN_BY}\n")
-    except (RecordError, Unwritable) as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
 
 
 if __name__ == "__main__":

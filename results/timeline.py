@@ -10,14 +10,13 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_picture, save
+from benchmarks.commandline.outputs import require_picture, save
 from results import parsers
 from results.figures.palette import PASS_COLOURS
 from results.figures.pictures import FORMATS, draw
-from results.records.reading import RecordError
 from results.records.schedules import KINDS, WRITTEN_BY, read
+from results.refusing import refusing
 
 
 def timeline(schedule: dict[str, Any]) -> Figure:
@@ -51,14 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = parsers.timeline()
     out = parser.parse_args(arguments).out
-    try:
+    with refusing(parser, WRITTEN_BY):
         require_picture(out, FORMATS)
         figure = timeline(read(sys.stdin.read()))
         save(out, lambda path: draw(figure, path, dpi=144))
-    except UnicodeDecodeError as error:
-        parser.exit(BROKEN_INPUT, f"stdin is not text ({error}); {WRITTEN_BY}\n")
-    except (RecordError, Unwritable) as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
 
 
 if __name__ == "__main__":
