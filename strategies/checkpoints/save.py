@@ -31,7 +31,7 @@ TIMEOUT_SECONDS = 600
 """How long processes wait for each other at the end of a save."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Saving:
     """A save that may still be running. `path` is the folder that is there when it has finished."""
 
@@ -44,6 +44,8 @@ class Saving:
         Raises:
             CheckpointError: it could not be written. Older checkpoints are as they were.
         """
+        if self in _last:
+            _last.remove(self)  # so a failure is not reported once more by the next save
         try:
             self.finish()
         except (OSError, RuntimeError, ValueError) as error:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from strategies import STRATEGIES, MeshSpec
+from strategies.checkpoints import zarr_arrays
 from strategies.checkpoints.info import CheckpointError, positions
 from strategies.checkpoints.info import read as read_info
 from tests.processes import LIMIT_SECONDS, environment
@@ -127,6 +128,23 @@ def test_facts_that_are_no_json_are_refused(two):
     with pytest.raises(CheckpointError, match=r"4 cannot be written: Out of range float values are not JSON compliant"):
         step_of("fsdp").save(state, two, position=4, metadata={"loss": float("nan")})
     assert positions(two) == [1, 2]
+
+
+def test_a_save_that_failed_does_not_fail_the_next_one(tmp_path, monkeypatch):
+    """Each wait for a failed save says so. The next save is not told of it again, and works."""
+
+    def refuse(*_):
+        raise OSError("the disk is full")
+
+    _, state = first_half("fsdp", 3)
+    with monkeypatch.context() as full:
+        full.setattr(zarr_arrays, "write", refuse)
+        saving = step_of("fsdp").save(state, tmp_path, position=1)
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match="1 cannot be written: the disk is full"):
+                saving.wait()
+    step_of("fsdp").save(state, tmp_path, position=2).wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
 WRITER = """
