@@ -5,11 +5,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+import jax
+
 from benchmarks.devices.topology import Topology
+from benchmarks.devices.xla_options import xla_options
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Remat
-from strategies.mesh import Devices, first_devices
+from strategies.mesh import Devices, first_devices, platform_of
 from strategies.step import Step
+from strategies.training.layer_reduction import resolve_reduce
 
 ONE_DEVICE = MeshSpec.parse("data=1")
 COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss", "loss_scale", "loss_scale_growth_steps")
@@ -77,13 +81,29 @@ class Case:
         """The first devices of this machine, or those of the topology."""
         return self.topology.devices() if self.topology else first_devices(self.mesh.size)
 
+    @property
+    def xla_options(self) -> dict[str, Any]:
+        """The XLA options that it is compiled with: those given, and the defaults for the others."""
+        device = self.topology.devices()[0] if self.topology else jax.local_devices()[0]
+        return xla_options(device, self.strategy, self.training(), dict(self.compiler_options))
+
+    @property
+    def platform(self) -> str:
+        """The platform of the devices, as `platform_of` names it."""
+        return self.topology.platform if self.topology else platform_of(jax.devices()[0])
+
     def training(self, **others: Any) -> TrainConfig:
-        """Its training configuration, with the fields in `others` overridden."""
-        return TrainConfig(
+        """Its training configuration, with the fields in `others` overridden, and `reduce` resolved for its devices."""
+        train = TrainConfig(
             self.batch_size,
             self.microbatches,
             **{"dtype": self.dtype, "remat": self.remat, **dict(self.options), **others},
         )
+        strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
+        if strategy is None or strategy.layout is None or "reduce" not in strategy.options:
+            return train
+        layout = strategy.layout.along(self.mesh.split_axes(strategy.axes))
+        return resolve_reduce(layout, train, self.platform)
 
     @property
     def single(self) -> "Case":

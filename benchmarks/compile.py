@@ -3,13 +3,17 @@
 python -m benchmarks.compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --remat full
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import Case
+from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.outputs import Unwritable, require_file, save_text
 from benchmarks.devices.chips import GIB
 from benchmarks.explain.memory import host_peak_rss_bytes
 from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
@@ -22,16 +26,26 @@ from benchmarks.parsers import compile_cases
 from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.record import Record
 from benchmarks.reporting.terminal import MIB
+from benchmarks.reporting.trace import trace
 from benchmarks.row import Row
 from strategies.mesh import AXES
 
 Size = Callable[[float | None], str]
 MEMORY_PARTS = ("parameter", "optimizer", "argument", "temp", "total")
 """Parts of memory that compilers report."""
+REPLAYED = {"compute": "compute", "memory": "memory", "exposed": "exposed network", "idle": "pipeline bubble"}
+BOUNDS = {"compute": "compute", "memory": "memory", "network": "network"}
+"""Parts of the time of a step in the columns, with their names on the page."""
+RATES = "tokens_per_second_per_device", "model_flops_utilization"
 
 
 def compile_case(case: Case) -> Row:
     """Compile a case without running it. Failures are recorded in the row."""
+    return compile_record(case).as_row()
+
+
+def compile_record(case: Case) -> Record:
+    """The record of a case that is compiled and not run."""
     entry = Entry(case, Record.begin(case, compile_only=True))
     try:
         for facts in Preparation(EMPTY_CORPUS, Clock()).stages(entry, compile_only=True):
@@ -40,7 +54,7 @@ def compile_case(case: Case) -> Row:
         entry.record = replace(entry.record, status="ok", memory=memory)
     except Exception as error:
         entry.record = replace(entry.record, status=status_of(error), reason=reason_of(error))
-    return entry.record.as_row()
+    return entry.record
 
 
 def report(row: Row) -> Iterator[str]:
@@ -60,14 +74,22 @@ def report(row: Row) -> Iterator[str]:
         unit = "GiB" if (info["memory.total_bytes"] or 0) >= GIB else "MiB"
         size = partial(in_unit, {"GiB": GIB, "MiB": MIB}[unit])
         yield from (line.format(unit=unit) for line in (*_memory(info, size), *_communication(info, size)))
-    if (seconds := info["roofline.step_seconds"]) is not None:
-        yield f"a step takes at least {1e3 * seconds:.1f} ms, by the chip's published figures"
-        for part in ("compute", "memory", "network"):
-            yield f"  {part:18}{1e3 * info[f'roofline.{part}_seconds']:12.1f} ms"
-        if (exposed := info["overlap.exposed_seconds"]) is not None:
-            yield f"  {'exposed network':18}{1e3 * exposed:12.1f} ms"
-        rate, used = info["roofline.tokens_per_second_per_device"], info["roofline.model_flops_utilization"]
-        yield f"  at most {rate:,.0f} tokens/s a device, {used:.0%} of its peak on the model's FLOPs"
+    yield from _times(info)
+
+
+def _times(info: dict[str, Any]) -> Iterator[str]:
+    """Lines on the time of a step: as replayed, and at least."""
+    blocks = (
+        ("replay", "a step takes {:.1f} ms as replayed, by the chip's published figures", REPLAYED, ""),
+        ("roofline", "it takes at least {:.1f} ms, if all of it overlaps", BOUNDS, "at most "),
+    )
+    for source, title, parts, most in blocks:
+        if (seconds := info[f"{source}.step_seconds"]) is not None:
+            yield title.format(1e3 * seconds)
+            for part, text in parts.items():
+                yield f"  {text:18}{1e3 * info[f'{source}.{part}_seconds']:12.1f} ms"
+            rate, used = (info[f"{source}.{name}"] for name in RATES)
+            yield f"  {most}{rate:,.0f} tokens/s a device, {used:.0%} of its peak on the model's FLOPs"
 
 
 def _memory(info: dict[str, Any], size: Size) -> Iterator[str]:
@@ -113,19 +135,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the report of each case.
 
     Returns:
-        The exit status: 1 if any case fails to compile. It is 2 for invalid options.
+        The exit status: 1 if any case fails to compile. It is 2 for invalid options, and 5 for a trace that cannot be
+        written.
     """
     parser = compile_cases()
     option = parser.parse_args(arguments)
     try:
         cases = selected(option).cases()
+        if option.trace:
+            require_replay(cases)
+            require_file(option.trace)
+    except Unwritable as error:
+        parser.exit(BROKEN_INPUT, f"{error}\n")
     except ValueError as error:
         parser.error(str(error))
-    rows = []
+    statuses = []
     for case in cases:
-        rows.append(compile_case(case))
-        print("\n".join(report(rows[-1])), end="\n\n", flush=True)
-    return int(any(row.extra_info["status"] not in ("ok", "oom", "infeasible") for row in rows))
+        record = compile_record(case)
+        print("\n".join(report(record.as_row())), end="\n\n", flush=True)
+        statuses.append(record.status)
+        if option.trace:
+            try:
+                write_trace(option.trace, record)
+            except Unwritable as error:
+                parser.exit(BROKEN_INPUT, f"{error}\n")
+    return int(any(status not in ("ok", "oom", "infeasible") for status in statuses))
+
+
+def require_replay(cases: Sequence[Case]) -> None:
+    """Check that --trace can be written.
+
+    Raises:
+        ValueError: there are several cases, or their devices have no published figures.
+    """
+    if len(cases) > 1:
+        raise ValueError(f"--trace is of one step, and {len(cases)} are selected; give one --strategy and one --mesh")
+    for case in cases:
+        if case.topology and not case.topology.chip:
+            raise ValueError(f"--trace: {case.topology} has no published figures to replay a step by; try v5e:4x4")
+
+
+def write_trace(path: Path, record: Record) -> None:
+    """Write the trace of a replayed step, or say that there is none.
+
+    Raises:
+        Unwritable: it cannot be written.
+    """
+    replayed = record.estimate and record.estimate.replay
+    if not replayed:
+        print(f"no trace: {record.reason or 'the program was not replayed'}")
+        return
+    where = f"{record.case.mesh.size} x {record.device_kind}, {record.case.topology}"
+    save_text(path, json.dumps(trace(str(record.case), where, replayed)))
+    print(f"{path}: open it at ui.perfetto.dev, or draw it: python -m results.lanes {path}")
 
 
 if __name__ == "__main__":

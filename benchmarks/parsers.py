@@ -52,6 +52,8 @@ def compile_cases() -> argparse.ArgumentParser:
     about = "Compile steps for devices that need not be present, and report their FLOPs, sent bytes and memory."
     parser = argparse.ArgumentParser(program("python -m benchmarks.compile"), description=about)
     parser.add_argument("--topology", type=topology, required=True, help="such as v5p:4x4x4, h100:2x8 or cpu:64")
+    traced = "write the replayed step to this file, in Chrome's trace format, for ui.perfetto.dev and results.lanes"
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=traced)
     declare(parser.add_argument)
     return parser
 

@@ -32,6 +32,24 @@ def add_selection(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--untied", dest="selection", action=PassOn, default=[], nargs=0)
 
 
+def interval(text: str) -> tuple[float, float]:
+    """Parse two numbers, of which the second is larger.
+
+    >>> interval("0.5,2")
+    (0.5, 2.0)
+
+    Raises:
+        argparse.ArgumentTypeError: they are no such numbers.
+    """
+    try:
+        begin, end = map(float, text.split(","))
+    except ValueError:
+        begin = end = math.nan
+    if not -math.inf < begin < end < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no interval; give its begin and its end, such as 100,120.5")
+    return begin, end
+
+
 def program(text: str) -> str:
     """Parse the name of a program into its absolute path.
 

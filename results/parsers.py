@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.commandline.main import program
-from results.arguments import count
+from results.arguments import count, interval
 
 FILES = "written by pytest benchmarks --benchmark-json; or log.jsonl, written by python -m benchmarks.train"
 
@@ -56,6 +56,18 @@ def timeline() -> argparse.ArgumentParser:
     about = "Draw a pipeline schedule, which `python -m strategies schedule NAME --json` writes to stdin."
     parser = argparse.ArgumentParser(program("python -m results.timeline"), description=about)
     parser.add_argument("out", type=Path, metavar="FILE", help="picture to write; its suffix selects the format")
+    return parser
+
+
+def lanes() -> argparse.ArgumentParser:
+    """Return the parser of `meshmark lanes`."""
+    about = "Draw a replayed step as lanes: compute, memory traffic and waits of a device, and what its links send."
+    parser = argparse.ArgumentParser(program("python -m results.lanes"), description=about)
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="written by python -m benchmarks.compile --trace")
+    add("--between", type=interval, metavar="MS,MS", help="draw this part of the step; default: all of it")
+    picture = "picture to write; its suffix selects the format; default: FILE with the suffix .png"
+    add("--out", type=Path, metavar="PICTURE", help=picture)
     return parser
 
 

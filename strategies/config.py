@@ -8,9 +8,10 @@ from typing import Literal, get_args
 Dtype = Literal["float32", "bfloat16", "float16"]
 ReduceDtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
-Attention = Literal["auto", "xla", "cudnn"]
+Attention = Literal["auto", "xla", "cudnn", "splash"]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1"]
 Gather = Literal["layer", "step"]
+Reduce = Literal["auto", "layer", "step"]
 Compression = Literal["none", "int8", "onebit"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
 AttentionPattern = Literal["strided", "fixed"]
@@ -22,6 +23,7 @@ _KNOWN = {
     "schedule": PipelineSchedule,
     "context_attention": ContextAttention,
     "gather": Gather,
+    "reduce": Reduce,
     "compression": Compression,
 }
 LOSS_SCALES = 1.0, 2.0**64
@@ -127,9 +129,12 @@ class TrainConfig:
             dynamic loss scaling (training/loss_scaling.py).
         reduce_dtype: of gradients while they are summed over devices. Sums over microbatches are float32. It cannot be
             float16, in which sums of scaled gradients would overflow.
+        reduce: whether gradients are summed over replicas layer by layer in the backward loop over layers ("layer"), or
+            all after it ("step"). "auto" is "layer" on GPUs if that sends no more, otherwise "step".
         remat: what the backward pass recomputes: nothing ("none"), all but the outputs of matmuls ("dots"), or whole
             blocks ("full").
-        attention: the kernel: "cudnn" (GPUs, not in float32), "xla", or "auto", which is "cudnn" where possible.
+        attention: the kernel: "cudnn" (GPUs, not in float32), "splash" (TPUs, not in float16), "xla", or "auto", which
+            is one of the first two where possible.
         unroll: layers in one iteration of the loop over layers.
         schedule: the pipeline schedule.
         chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
@@ -137,7 +142,8 @@ class TrainConfig:
         gather: whether fsdp gathers the weights of each layer when it runs ("layer"), or all weights once a step
             ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
-        bucket_bytes: the data strategy sums gradients in buckets of this many bytes; None sums each weight's by itself.
+        bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each
+            layer; None sums each weight's by itself.
         compression: the data strategy sums gradients in 8 bits ("int8"), or after the warm-up momentum in 1 bit
             ("onebit"), with error feedback.
         compression_warmup: steps before "onebit" sums momentum in 1 bit.
@@ -174,6 +180,7 @@ class TrainConfig:
     bucket_bytes: int | None = None
     compression: Compression = "none"
     compression_warmup: int = 20
+    reduce: Reduce = "auto"
     reduce_dtype: ReduceDtype = "float32"
     context_attention: ContextAttention = "auto"
     logits_bytes: int | None = None

@@ -1,6 +1,7 @@
 """Context parallel: each device holds all weights, and a shard of the tokens of every sequence.
 
-    dW[D,F] -all_reduce(context)-> dW[D,F], each weight, once a step, in `reduce_dtype`
+    dW[D,F] -all_reduce(context)-> dW[D,F], each weight, once a step, in `reduce_dtype`: after all
+        microbatches, or with `reduce="layer"` each layer's in the backward loop (training/layer_reduction.py)
 
 Only attention needs the tokens of other devices. With `context_attention="ring"`, the default, keys and values travel
 around a ring of devices, and in the backward pass their gradients travel with them (model/ring_attention.py):
@@ -158,8 +159,9 @@ def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int =
         heads = "heads" if tensors == 1 else "heads/tensor"
         require_divides("context", size, **{"sequence": config.sequence, heads: config.heads // tensors})
     elif size > 1:
-        if train.attention == "cudnn":
-            raise Infeasible("attention=cudnn has no ring; use auto or xla, or context_attention=ulysses")
+        if train.attention in ("cudnn", "splash"):
+            problem = f"attention={train.attention} has no ring"
+            raise Infeasible(f"{problem}; use auto or xla, or context_attention=ulysses")
         if _strided(config):
             problem = f"attention_stride={config.attention_stride} reaches tokens of all context={size} devices"
             raise Infeasible(f"{problem}, and has no ring; use context_attention=ulysses")
@@ -181,5 +183,5 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     return assemble(config, device_mesh, train, LAYOUT, Implementation(hooks=hooks(config, resolved, mesh.size)))
 
 
-OPTIONS = ("context_attention", "reduce_dtype")
+OPTIONS = ("context_attention", "reduce", "reduce_dtype")
 CONTEXT = Strategy("context", AXES, build, OPTIONS, LAYOUT)

@@ -1,13 +1,14 @@
 """Data parallel: each device holds a replica of all weights and a shard of the batch (Li et al. 2020, "PyTorch
 Distributed").
 
-    dW[D,F] -all_reduce(data)-> dW[D,F], each weight, once a step, after all microbatches, in `reduce_dtype`
+    dW[D,F] -all_reduce(data)-> dW[D,F], each weight, once a step, in `reduce_dtype`: after all microbatches, or with
+        `reduce="layer"` each layer's in the backward loop (training/layer_reduction.py)
 
 For P parameters on n devices a device sends 2 P (n-1)/n elements a step, and the loss. By default there is one
 all-reduce for each weight. With `bucket_bytes` the gradients are concatenated, in the order in which the backward pass
-computes them, and there is one all-reduce for each `bucket_bytes` of them (section 3.2.3 there). A device sends the
-same number of elements. With `compression` gradients are not sent in float32, and their sum is not exact
-(training/compression.py).
+computes them, and there is one all-reduce for each `bucket_bytes` of them (section 3.2.3 there); with `reduce="layer"`
+each layer has buckets of its own. A device sends the same number of elements. With `compression` gradients are not sent
+in float32, and their sum is not exact (training/compression.py).
 """
 
 from collections.abc import Sequence
@@ -67,9 +68,21 @@ def all_reduce_buckets(loss: Array, grads: Weights, bucket_bytes: int, dtype: st
     Returns:
         The sums, in float32.
     """
-    packs_loss = loss.dtype == dtype
-    ready = loss if packs_loss else None, [cast(grads[part], dtype) for part in BACKWARD]
+    packs_loss, parts = loss.dtype == dtype, [part for part in BACKWARD if part in grads]
+    ready = loss if packs_loss else None, [cast(grads[part], dtype) for part in parts]
     arrays, structure = jax.tree.flatten(ready)
+    packed_loss, sums = jax.tree.unflatten(structure, sum_in_buckets(arrays, bucket_bytes))
+    grads = cast(dict(zip(parts, sums, strict=True)), "float32")
+    return packed_loss if packs_loss else lax.psum(loss, AXES), grads
+
+
+def all_reduce_layer(grads: list[Array], bucket_bytes: int, dtype: str) -> list[Array]:
+    """Sum the gradients of one layer over devices in buckets, in `dtype`. The results are float32."""
+    return cast(sum_in_buckets(cast(grads, dtype), bucket_bytes), "float32")
+
+
+def sum_in_buckets(arrays: list[Array], bucket_bytes: int) -> list[Array]:
+    """Sum arrays of one dtype over devices with one all-reduce for each bucket, one after another."""
     filled = buckets([array.size for array in arrays], bucket_bytes // arrays[0].dtype.itemsize)
     sums: list[Array] = []
     for bucket in filled:
@@ -83,10 +96,7 @@ def all_reduce_buckets(loss: Array, grads: Weights, bucket_bytes: int, dtype: st
         ends = np.cumsum([part.stop - part.start for _, part in bucket])
         for (i, _), piece in zip(bucket, jnp.split(packed, ends[:-1]), strict=True):
             pieces[i].append(piece)
-    summed = [jnp.concatenate(piece).reshape(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
-    packed_loss, parts = jax.tree.unflatten(structure, summed)
-    grads = cast(dict(zip(BACKWARD, parts, strict=True)), "float32")
-    return packed_loss if packs_loss else lax.psum(loss, AXES), grads
+    return [jnp.concatenate(piece).reshape(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 
 
 def stack(loss: Array, grads: Weights) -> tuple[Array, Weights]:
@@ -104,9 +114,11 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         )
     elif train.bucket_bytes:
         buckets_of = {"bucket_bytes": train.bucket_bytes, "dtype": train.reduce_dtype}
-        implementation = Implementation(sum_replicas=partial(all_reduce_buckets, **buckets_of))
+        implementation = Implementation(
+            sum_replicas=partial(all_reduce_buckets, **buckets_of), sum_layer=partial(all_reduce_layer, **buckets_of)
+        )
     return assemble(config, mesh.over(AXES, devices), train, LAYOUT, implementation)
 
 
-OPTIONS = "bucket_bytes", "compression", "compression_warmup", "reduce_dtype"
+OPTIONS = "bucket_bytes", "compression", "compression_warmup", "reduce", "reduce_dtype"
 DATA = Strategy("data", AXES, build, OPTIONS, LAYOUT)

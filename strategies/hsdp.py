@@ -4,7 +4,8 @@
 Each group of devices along the fsdp axis holds one sharded copy of the weights and a shard of the batch. Within a
 group the communication is that of fsdp.py, for the group's shard of the batch. Between groups it is
 
-    dW[D_fsdp,F] -all_reduce(data)-> dW[D_fsdp,F], each weight, once a step, in `reduce_dtype`
+    dW[D_fsdp,F] -all_reduce(data)-> dW[D_fsdp,F], each weight, once a step, in `reduce_dtype`: after all
+        microbatches, or with `reduce="layer"` each layer's in the backward loop (training/layer_reduction.py)
 
 For P parameters and d groups of f devices, a device sends what fsdp sends over f devices within its group, and
 2 P/f (d-1)/d elements a step to the other groups, over the slower links.
@@ -25,4 +26,5 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     return fsdp.build_over(AXES, LAYOUT, config, mesh, train, devices)
 
 
-HSDP = Strategy("hsdp", AXES, build, fsdp.OPTIONS, LAYOUT)
+OPTIONS = (*fsdp.OPTIONS, "reduce")
+HSDP = Strategy("hsdp", AXES, build, OPTIONS, LAYOUT)

@@ -190,6 +190,11 @@ def are_virtual(devices: Collection[Any]) -> bool:
     return len(devices) > 1 and next(iter(devices)).platform == "cpu"
 
 
+def platform_of(device: Any) -> str:
+    """The platform of a device: "cuda" for NVIDIA's GPUs, otherwise JAX's name."""
+    return "cuda" if "nvidia" in device.device_kind.lower() else device.platform
+
+
 def mark_varying(tree: Any, axes: str | tuple[str, ...]) -> Any:
     """Mark arrays as varying over mesh axes, inside `jax.shard_map`. The values do not change.
 

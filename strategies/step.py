@@ -98,12 +98,11 @@ class Implementation:
         prepare_params: weights as the state holds them -> weights with respect to which gradients are taken.
         reduce: this device's share of loss and gradients, after all microbatches -> their sums over the axes that split
             weights.
-        sum_replicas: such sums -> sums over `Layout.replicas`; None is an all-reduce in `reduce_dtype`. It is not
-            called if there are no replicas.
+        sum_replicas: such sums -> sums over `Layout.replicas`; None is an all-reduce in `reduce_dtype`.
+        sum_layer: the same for gradients of one layer (layer_reduction.py).
         optimizer: AdamW with clipping -> the optimizer that replaces it.
         inexact: why the step by design computes something else than one device; empty if it does not.
-        compiler_partitioned: whether the compiler partitions the step. Then the functions see whole arrays, without
-            `jax.shard_map`.
+        compiler_partitioned: whether the compiler partitions the step, and functions see whole arrays.
     """
 
     hooks: Hooks = ONE_DEVICE
@@ -114,6 +113,7 @@ class Implementation:
     prepare_params: Callable[[Weights], Weights] = lambda weights: weights
     reduce: Callable[[Array, Weights], tuple[Array, Weights]] = lambda loss, grads: (loss, grads)
     sum_replicas: Callable[[Array, Weights], tuple[Array, Weights]] | None = None
+    sum_layer: Callable[[list[Array]], list[Array]] | None = None
     optimizer: Callable[[Optimizer], Optimizer] = lambda optimizer: optimizer
     inexact: str = ""
     compiler_partitioned: bool = False

@@ -37,6 +37,7 @@ from strategies.mesh import Devices, MeshSpec, mark_varying
 from strategies.model.gpt import weight_dims
 from strategies.model.hooks import Hooks
 from strategies.model.weights import Weights
+from strategies.sharding.collectives import all_gather, reduce_scatter
 from strategies.sharding.layout import Layout
 from strategies.step import Implementation, Step, Strategy
 from strategies.training.train_step import assemble
@@ -66,14 +67,14 @@ def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
         count = x_TD.shape[0] // lax.axis_size("tensor")
         return lax.dynamic_slice_in_dim(x_TD, lax.axis_index("tensor") * count, count)
 
-    reduce_scatter = partial(lax.psum_scatter, axis_name="tensor", scatter_dimension=1, tiled=True)
+    scatter = partial(reduce_scatter, axes="tensor", dim=1)
     other_axes = tuple(axis for axis in vocab_axes if axis != "tensor")
     return dataclasses.replace(
         vocab,
-        sum=reduce_scatter,
-        all_tokens=partial(lax.all_gather, axis_name="tensor", axis=1, tiled=True),
+        sum=scatter,
+        all_tokens=partial(all_gather, axes="tensor", dim=1),
         own_tokens=own_tokens,
-        embed_sum=lambda x_BTD: lax.psum(reduce_scatter(x_BTD), other_axes),
+        embed_sum=lambda x_BTD: lax.psum(scatter(x_BTD), other_axes),
     )
 
 

@@ -4,13 +4,15 @@ Each device holds all weights, a shard of the batch, and a shard of AdamW's mome
 updates its shard of the weights, and then all devices gather the updated weights:
 
     dW[D,F] -reduce_scatter(data)-> dW[D_data,F], each weight, in `reduce_dtype`: zero1 once a step, zero2 once a
-        microbatch
+        microbatch; after the backward pass, or with `reduce="layer"` each layer's in the backward loop
+        (training/layer_reduction.py)
     W[D_data,F] -all_gather(data)-> W[D,F], each weight once a step, in float32, after the update
 
 For P parameters on n devices a device of zero1 sends 2 P (n-1)/n elements a step, as much as with data, and the loss
 and the gradients' norm. A device of zero2 with M microbatches sends (M + 1) P (n-1)/n elements. In return it
 accumulates only its shard of the gradients: full gradients exist for one microbatch at a time. With one microbatch
 zero1 and zero2 are the same.
+With `reduce="layer"` a device has full gradients of one layer at a time, of the embedding and of the head.
 """
 
 from functools import partial
@@ -38,6 +40,6 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     return assemble(config, mesh.over(AXES, devices), train, LAYOUTS[stage], Implementation())
 
 
-OPTIONS = ("reduce_dtype",)
+OPTIONS = "reduce", "reduce_dtype"
 ZERO1 = Strategy("zero1", AXES, partial(build, stage=1), OPTIONS, LAYOUTS[1])
 ZERO2 = Strategy("zero2", AXES, partial(build, stage=2), OPTIONS, LAYOUTS[2], microbatches=2)

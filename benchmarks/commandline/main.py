@@ -54,6 +54,7 @@ COMMANDS = {
         parser="benchmarks.parsers:search",
     ),
     "frontier": Command("draw the result of a search", "results.frontier", parser="results.parsers:frontier"),
+    "lanes": Command("draw a replayed step as lanes", "results.lanes", parser="results.parsers:lanes"),
     "strategies": Command("list the strategies, with their mesh axes and options", "strategies.__main__", ("list",)),
     "schedule": Command("print a pipeline schedule, tick by tick", "strategies.__main__", ("schedule",)),
     "timeline": Command("draw a pipeline schedule", "results.timeline", parser="results.parsers:timeline"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.devices.chips import GIB, Chip
 from benchmarks.explain.memory import StepMemory
+from benchmarks.explain.replay import PARTS, Replay, replay
 from benchmarks.explain.roofline import Roofline, roofline
 from benchmarks.failures import HBM, CaseFailure, Status, exhausted_memory
 from benchmarks.program.compiled import Program
@@ -29,12 +30,14 @@ class ChipEstimate:
         capacity_bytes: memory of the device.
         roofline: least time of the step; None if the compiler gave up.
         flops_per_second: peak of the device.
+        replay: the step as replayed; None if there is no compiled program in schedule order.
     """
 
     needed_bytes: int
     capacity_bytes: int
     roofline: Roofline | None = None
     flops_per_second: float | None = None
+    replay: Replay | None = None
 
     @property
     def fits(self) -> bool:
@@ -60,7 +63,7 @@ class ChipEstimate:
         """
         least = self.roofline or Roofline(0, 0, 0)
         seconds = least.step_seconds or None
-        rate = seconds and flops / seconds
+        replayed = self.replay
         return {
             "chip.needed_bytes": self.needed_bytes,
             "chip.capacity_bytes": self.capacity_bytes,
@@ -68,10 +71,19 @@ class ChipEstimate:
             "roofline.compute_seconds": seconds and least.compute_seconds,
             "roofline.memory_seconds": seconds and least.memory_seconds,
             "roofline.network_seconds": seconds and least.network_seconds,
-            "roofline.step_seconds": seconds,
             "roofline.bound": seconds and least.bound,
-            "roofline.tokens_per_second_per_device": seconds and tokens / seconds,
-            "roofline.model_flops_utilization": rate and self.flops_per_second and rate / self.flops_per_second,
+            **self._rates("roofline", seconds, flops, tokens),
+            **{f"replay.{part}_seconds": getattr(replayed, f"{part}_seconds", None) for part in PARTS},
+            **self._rates("replay", replayed and replayed.step_seconds, flops, tokens),
+        }
+
+    def _rates(self, source: str, seconds: float | None, flops: float, tokens: float) -> Mapping[str, float | None]:
+        """Columns of a step that takes so many seconds."""
+        rate = flops / seconds if seconds else None
+        return {
+            f"{source}.step_seconds": seconds,
+            f"{source}.tokens_per_second_per_device": tokens / seconds if seconds else None,
+            f"{source}.model_flops_utilization": rate and self.flops_per_second and rate / self.flops_per_second,
         }
 
 
@@ -79,11 +91,24 @@ ROW_KEYS = tuple(ChipEstimate(0, 0).as_row(0, 0))
 """Columns of `ChipEstimate.as_row`, for records without an estimate."""
 
 
-def estimate(chip: Chip, step: Step, program: Program, memory: StepMemory) -> ChipEstimate:
-    """Estimate for a compiled step: its planned memory, and the roofline of its program."""
+def estimate(chip: Chip, step: Step, program: Program, memory: StepMemory, bubble: float) -> ChipEstimate:
+    """Estimate for a compiled step: its planned memory, and the roofline and the replay of its program.
+
+    Args:
+        chip: specifications of the devices.
+        step: the step.
+        program: the compiled step.
+        memory: its planned memory.
+        bubble: fraction of the time for which a pipeline stage is idle.
+    """
     sent = [(each.kind, each.axes, each.times * each.sent_bytes) for each in program.collectives]
-    least = roofline(chip, step.mesh, program.flops, program.memory_bytes, sent)
-    return ChipEstimate(memory.total_bytes or 0, chip.memory_bytes, least, chip.flops_per_second)
+    return ChipEstimate(
+        memory.total_bytes or 0,
+        chip.memory_bytes,
+        roofline(chip, step.mesh, program.flops, program.memory_bytes, sent),
+        chip.flops_per_second,
+        replay(program, step.mesh, chip, bubble),
+    )
 
 
 def estimate_from_error(error: Exception) -> ChipEstimate | None:

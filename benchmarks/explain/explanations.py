@@ -27,7 +27,7 @@ def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str
     `rewrites.text` names the causes. `rewrites.advice` says how to avoid the costly ones, where that is known.
     """
     chip = case.topology and case.topology.chip
-    row: dict[str, Any] = {**dict.fromkeys(KEYS), **overlap(program, mesh, chip)}
+    row: dict[str, Any] = {**dict.fromkeys(KEYS), **overlap(program)}
     cost = None if case.twin else cost_of(case)
     if cost is None:
         return row

@@ -1,33 +1,28 @@
 """Overlap of communication and computation, from the schedule of the compiled program.
 
-Two collectives in flight at once each count all work between their own start and end, so exposed communication is a
-lower bound.
+Two collectives in flight at once each count all work between their own start and end. replay.py says how much of their
+time is exposed.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jax.sharding import Mesh
-
-from benchmarks.devices.chips import Chip
-from benchmarks.explain.roofline import collective_bandwidth
 from benchmarks.program.collectives import Collective, OverlappedWork
 from benchmarks.program.compiled import Program
 from benchmarks.units import amount
 
 OVERLAP_KINDS = ("beside_matmuls", "beside_memory", "beside_nothing", "waited_for")
 SENT = tuple(f"overlap.sent_bytes.{overlap_kind}" for overlap_kind in OVERLAP_KINDS)
-COLUMNS = (*SENT, "overlap.exposed_seconds", "overlap.text")
+COLUMNS = (*SENT, "overlap.text")
 
 
-def overlap(program: Program, mesh: Mesh, chip: Chip | None = None) -> Mapping[str, int | float | str | None]:
+def overlap(program: Program) -> Mapping[str, int | str | None]:
     """The columns on overlap per device and step, always `COLUMNS`; all None if the program's text is not in schedule
     order.
 
     `overlap.sent_bytes.*` are the bytes sent while matmuls run (`beside_matmuls`); while the device only reads or
     writes memory (`beside_memory`); while it does neither (`beside_nothing`); and by collectives that it waits for at
     once (`waited_for`). `overlap.text` lists them by kind and axes, with the overlapped FLOPs and bytes of memory.
-    `overlap.exposed_seconds` is the exposed communication, by the chip's specifications; None without a chip.
     """
     if not program.scheduled:
         return dict.fromkeys(COLUMNS)
@@ -39,8 +34,7 @@ def overlap(program: Program, mesh: Mesh, chip: Chip | None = None) -> Mapping[s
     text = "; ".join(
         f"{kind} over {','.join(axes)}: {group.describe(name)}" for (kind, axes, name), group in most_first
     )
-    exposed = sum(each.times * exposed_seconds(each, mesh, chip) for each in program.collectives) if chip else None
-    return dict(zip(COLUMNS, (*sent.values(), exposed, text), strict=True))
+    return dict(zip(COLUMNS, (*sent.values(), text), strict=True))
 
 
 def overlap_kind(collective: Collective) -> str:
@@ -50,17 +44,6 @@ def overlap_kind(collective: Collective) -> str:
     if collective.overlapped.flops:
         return "beside_matmuls"
     return "beside_memory" if collective.overlapped.memory_bytes else "beside_nothing"
-
-
-def exposed_seconds(collective: Collective, mesh: Mesh, chip: Chip) -> float:
-    """Seconds by which one execution of a collective exceeds the work that it overlaps with."""
-    overlapped = collective.overlapped or OverlappedWork()
-    overlapped_seconds = max(
-        overlapped.flops / chip.flops_per_second,
-        overlapped.memory_bytes / chip.memory_bytes_per_second,
-    )
-    communication_seconds = collective.sent_bytes / collective_bandwidth(chip, mesh, collective.kind, collective.axes)
-    return max(0.0, communication_seconds - overlapped_seconds)
 
 
 @dataclass

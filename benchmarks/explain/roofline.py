@@ -16,6 +16,10 @@ Sent = tuple[str, tuple[str, ...], float]
 """Communication of a device per step: kind of collective, mesh axes, bytes sent."""
 
 
+TORUS_DIMS = "torus x", "torus y", "torus z"
+"""Names of the links along each dim of a torus."""
+
+
 @dataclass(frozen=True)
 class Roofline:
     """Seconds that one device needs for each resource on its own.
@@ -68,6 +72,19 @@ def collective_bandwidth(chip: Chip, mesh: Mesh, kind: str, axes: tuple[str, ...
     # A group that does not span a whole dim forms a line in it.
     rings = [ring and extent == full for ring, extent, full in zip(chip.rings(whole), part, whole, strict=True)]
     return torus_bandwidth(chip, kind, [(extent, ring) for extent, ring in zip(part, rings, strict=True) if extent > 1])
+
+
+def links(chip: Chip, mesh: Mesh, axes: Sequence[str]) -> tuple[str, ...]:
+    """Names of the kinds of links that a collective along some axes of a mesh uses.
+
+    GPUs have links to the switch of their host, and to other hosts. Chips of a torus have links along each of its dims.
+    """
+    group = group_along(mesh, axes)
+    if chip.torus_dims:
+        dims = zip(TORUS_DIMS, extents(group), strict=False)
+        return tuple(name for name, extent in dims if extent > 1) or ("between cores",)
+    hosts = len({device.process_index for device in group})
+    return ("inside a host",) * (len(group) > hosts) + ("between hosts",) * (hosts > 1)
 
 
 def group_along(mesh: Mesh, axes: Sequence[str]) -> list[Any]:

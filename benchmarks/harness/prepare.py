@@ -17,6 +17,7 @@ from benchmarks.cluster.processes import crossing_axes
 from benchmarks.explain.estimate import DoesNotFit, estimate, estimate_from_error
 from benchmarks.explain.explanations import explanation_columns
 from benchmarks.explain.memory import planned_memory
+from benchmarks.explain.predicted import cost_of
 from benchmarks.failures import CompileError, reason_of, status_of
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import Batch, Corpus
@@ -81,7 +82,8 @@ class Preparation:
             Infeasible, CaseFailure: the case cannot be built, compiled, fitted into memory or trained correctly.
         """
         step = entry.step = entry.case.build()
-        yield {"model_flops_per_step": flops_per_token(step.config) * step.tokens_per_step}
+        flops = flops_per_token(step.config) * step.tokens_per_step
+        yield {"model_flops_per_step": flops, "reduce": None if step.train.reduce == "auto" else step.train.reduce}
         read_only = READ_ONLY.get(entry.case.devices[0].platform, {}) if compile_only else {}
         yield from self._compile(entry, step, read_only)
         if not compile_only:
@@ -94,7 +96,7 @@ class Preparation:
         topology = entry.case.topology
         try:
             with self.clock.phase("compile"):
-                compilation = compile_step(step, {**read_only, **dict(entry.case.compiler_options)})
+                compilation = compile_step(step, {**read_only, **entry.case.xla_options})
         except CompileError as error:
             if topology and (chip_estimate := estimate_from_error(error)):
                 yield {"estimate": chip_estimate}
@@ -115,7 +117,8 @@ class Preparation:
         if program:
             require_no_deadlock(step.mesh, program.concurrent)
         if topology and topology.chip and program:
-            chip_estimate = estimate(topology.chip, step, program, memory)
+            cost = cost_of(entry.case)
+            chip_estimate = estimate(topology.chip, step, program, memory, cost.bubble if cost else 0.0)
             yield {"estimate": chip_estimate}
             if not chip_estimate.fits:
                 raise DoesNotFit(str(chip_estimate))
@@ -232,7 +235,7 @@ class Preparation:
         """
         entry.step = entry.case.build()
         with self.clock.phase("compile"):
-            entry.program = compile_step(entry.step, dict(entry.case.compiler_options)).program
+            entry.program = compile_step(entry.step, entry.case.xla_options).program
         return first_steps(self.start(entry))
 
 

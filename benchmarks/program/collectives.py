@@ -66,6 +66,7 @@ class Collective:
             devices are zeros, or a reduce-scatter, if only a part of the result is used. "" if it replaces none.
         padding_bytes: the part of the operands that only pads them to equal parts.
         chain: id of the chain of fusions that a TPU program splits this collective over; "" if it is not split.
+        direction: 1 for a permute by which most devices send to a later one, -1 to an earlier one; 0 for other kinds.
     """
 
     kind: str
@@ -80,6 +81,7 @@ class Collective:
     decomposed: str = field(default="", compare=False)
     padding_bytes: int = field(default=0, compare=False)
     chain: str = field(default="", compare=False)
+    direction: int = field(default=0, compare=False)
 
     @property
     def axis(self) -> str:
@@ -151,6 +153,7 @@ def collective(
             if each.opcode == "pad"
         ),
         chain[1] if chain else "",
+        (1 if sum(target > source for source, target in groups) * 2 >= len(groups) else -1) if kind == "permute" else 0,
     )
 
 

@@ -3,15 +3,15 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from benchmarks.program.collectives import KINDS, SEVERAL, as_reduce_scatter, collective, kind_of
 from benchmarks.program.deadlock import concurrent_collectives
 from benchmarks.program.flops import flops
 from benchmarks.program.hbm import MemoryTraffic
 from benchmarks.program.hlo import Computation, HLOError, Instruction, Module, integers, parse
-from benchmarks.program.schedule import with_overlap
-from benchmarks.program.work import Work, conditional
+from benchmarks.program.schedule import Event, Part, scheduled
+from benchmarks.program.work import Work, conditional, heaviest
 from strategies.mesh import AXES
 
 FLOATS = re.compile(r"\b(bf16|f[0-9]+(?:e[0-9a-z]+)?)\[")
@@ -30,6 +30,7 @@ class Program(Work):
         dtypes: floating-point dtypes anywhere in the text, such as "bf16,f32".
         scheduled: whether the order of instructions in the text is the order of execution.
         concurrent: pairs of instructions whose collectives may be in flight at the same time (deadlock.py).
+        events: what the program does, in the order of its text.
     """
 
     instructions: int = 0
@@ -37,6 +38,7 @@ class Program(Work):
     dtypes: str = ""
     scheduled: bool = False
     concurrent: tuple[tuple[str, str], ...] = ()
+    events: tuple[Event, ...] = field(default=(), repr=False)
 
     def as_row(self) -> dict[str, int | str]:
         """The columns of a record, always `ROW_KEYS`. Bytes and executions are per step and device."""
@@ -112,57 +114,94 @@ def read_program(text: str, axes: Mapping[str, int]) -> Program:
         dtypes=",".join(sorted(set(FLOATS.findall(module.text)))),
         scheduled=module.scheduled,
         concurrent=tuple(concurrent_collectives(module)),
+        events=reader.events[module.entry.name],
     )
 
 
 class _Reader:
-    """Adds up the work of computations. Each is read after those that it calls."""
+    """Reads computations: their events in order, and the work of all of them. Callees are read before their callers."""
 
     def __init__(self, module: Module, axes: Mapping[str, int]) -> None:
         self.module, self.axes, self.memory = module, axes, MemoryTraffic(module)
         self.works: dict[str, Work] = {}
+        self.events: dict[str, tuple[Event, ...]] = {}
 
     def read(self, computation: Computation) -> None:
-        """Add up a computation and store the result in `works`."""
-        works = []
+        """Read a computation, and store the result in `works` and `events`."""
+        events = []
         for instruction in computation.instructions.values():
             try:
-                works.append(self._work(instruction, computation))
+                events.append(self._event(instruction, computation))
             except HLOError:
                 raise
             except (ArithmeticError, LookupError, ValueError) as error:
                 raise HLOError(f"%{instruction.name}: {instruction.opcode} cannot be read: {error!r}") from error
-        self.works[computation.name] = sum(with_overlap(computation, works), start=Work())
+        events = scheduled(computation, events)
+        self.works[computation.name] = sum((event.work for event in events), start=Work())
+        self.events[computation.name] = tuple(
+            each
+            for instruction, event in zip(computation.instructions.values(), events, strict=True)
+            for each in self._inlined(instruction, event)
+            if not each.is_empty
+        )
+
+    def _inlined(self, instruction: Instruction, event: Event) -> Sequence[Event]:
+        """The event of an instruction; of a call, the events of the computation that it calls."""
+        if instruction.opcode != "call":
+            return (event,)
+        return [each for name in self._called(instruction, "to_apply") for each in self.events[name]]
+
+    def _event(self, instruction: Instruction, computation: Computation) -> Event:
+        if instruction.opcode == "while":
+            return self._loop(instruction, computation)
+        if instruction.opcode == "conditional":
+            names = self._called(instruction, "branch_computations", "true_computation", "false_computation")
+            branches = [(self.works[name].outside_loops(), self.events[name]) for name in names]
+            return _conditional(instruction, branches)
+        return Event(instruction.name, self._work(instruction, computation))
+
+    def _loop(self, loop: Instruction, computation: Computation) -> Event:
+        body, condition = (loop.computation(each) for each in ("body", "condition"))
+        if "taken" in loop.attributes:  # it runs zero or one times
+            once = self.works[body].outside_loops(), self.events[body]
+            return _conditional(loop, [(Work(), ()), once])
+        trips = _trips(loop, computation, self.module)
+        work = self.works[body].iterated(trips) + self.works[condition].iterated(trips + 1)
+        asks = self.events[condition]
+        return Event(loop.name, work, (Part((*asks, *self.events[body]), trips), Part(asks)))
 
     def _work(self, instruction: Instruction, computation: Computation) -> Work:
+        """Work of an instruction that is neither a loop nor a conditional, with the computations that it calls."""
         if instruction.opcode.endswith(("-done", "-update")):  # counted at its start
             return Work()
+        memory_bytes = self.memory.bytes_moved(instruction, computation)
         if kind := kind_of(instruction):
             found = collective(kind, instruction, computation, self.axes)
-            return Work((found,) if found else (), memory_bytes=self.memory.bytes_moved(instruction, computation))
-        taken = integers(instruction.attributes.get("taken", ""))
-        if instruction.opcode == "while" and taken:  # a loop that runs zero or one times
-            return conditional([Work(), self.works[instruction.computation("body")].outside_loops()], taken)
-        if instruction.opcode == "while":
-            trips = _trips(instruction, computation, self.module)
-            body, condition = (self.works[instruction.computation(each)] for each in ("body", "condition"))
-            return body.iterated(trips) + condition.iterated(trips + 1)
-        if instruction.opcode == "conditional":
-            branches = self._called(instruction, "branch_computations", "true_computation", "false_computation")
-            return conditional([branch.outside_loops() for branch in branches], taken)
+            return Work((found,) if found else (), memory_bytes=memory_bytes)
         # In other instructions, `to_apply` is a scalar reduction.
         calls = "to_apply" if instruction.opcode.removesuffix("-start") == "call" else "calls"
-        called = sum(self._called(instruction, calls, "called_computations"), start=Work())
+        names = self._called(instruction, calls, "called_computations")
+        called = sum((self.works[name] for name in names), start=Work())
         if instruction.opcode == "fusion":  # intermediate values of a fusion do not go to memory
             inside = self.module.computations[instruction.computation("calls")]
             collectives = tuple(as_reduce_scatter(instruction, inside, each) for each in called.collectives)
             called = replace(called, collectives=collectives, memory_bytes=0)
-        return called + Work(
-            flops=flops(instruction, computation), memory_bytes=self.memory.bytes_moved(instruction, computation)
-        )
+        return called + Work(flops=flops(instruction, computation), memory_bytes=memory_bytes)
 
-    def _called(self, instruction: Instruction, *attributes: str) -> list[Work]:
-        return [self.works[name] for each in attributes for name in instruction.computations(each)]
+    def _called(self, instruction: Instruction, *attributes: str) -> list[str]:
+        return [name for each in attributes for name in instruction.computations(each)]
+
+
+def _conditional(instruction: Instruction, branches: Sequence[tuple[Work, tuple[Event, ...]]]) -> Event:
+    """The event of a conditional, by the work and the events of each branch."""
+    works = [work for work, _ in branches]
+    taken = integers(instruction.attributes.get("taken", ""))
+    most = works.index(heaviest(works))
+    parts = [
+        Part(events, times=int(index == most), taken=(times, sum(taken)))
+        for index, ((_, events), times) in enumerate(zip(branches, taken or [0] * len(works), strict=True))
+    ]
+    return Event(instruction.name, conditional(works, taken), tuple(parts))
 
 
 def _trips(loop: Instruction, where: Computation, module: Module) -> int:

@@ -6,17 +6,23 @@ import re
 from benchmarks.program.hlo import Computation, Instruction, dims, integers
 from strategies.costs.predict import Cost
 from strategies.model.reach import Reach
+from strategies.model.splash_attention import MATMULS
 
 
 def flops(instruction: Instruction, computation: Computation) -> int:
     """FLOPs of one execution of an instruction, without the computations that it calls.
 
     Calls of cuBLAS and of cuDNN's attention count like the dots that they replace, attention with a window like the
-    blocks of sparse_attention.py.
+    blocks of sparse_attention.py. A Pallas kernel of a TPU counts what its own cost estimate says. The kernels of
+    splash attention have none: for each query they count N keys, where a scope `keys_N` is around them, or else all.
     """
     target, config = (instruction.attributes.get(each, "") for each in ("custom_call_target", "backend_config"))
     if instruction.opcode == "convolution":
         return _of_convolution(instruction, computation)
+    if estimated := re.search(r'"cost_estimate":\{"flops":"([0-9]+)"', config):
+        return int(estimated[1])
+    if target == '"tpu_custom_call"':
+        return _of_splash(instruction, computation)
     if "__cudnn$fmha" in target:
         queries, keys = (dims(computation.operand(instruction, index).shape) for index in (0, 1))
         matmuls, tokens = 5 if "Backward" in target else 2, keys[1]
@@ -34,6 +40,19 @@ def flops(instruction: Instruction, computation: Computation) -> int:
         return 0
     lhs = dims(computation.operand(instruction, 0).shape)
     return 2 * math.prod(dims(instruction.shape)) * math.prod(lhs[dim] for dim in integers(contracted))
+
+
+def _of_splash(kernel: Instruction, computation: Computation) -> int:
+    """FLOPs of a kernel of splash attention; 0 for other kernels."""
+    source, operands = kernel.attributes.get("op_name", ""), computation.operands(kernel)
+    name = re.search("splash_m[hq]a_(fwd|dq|dkv)", source)
+    if not name:
+        return 0
+    fused = r"use_fused_bwd_kernel\": true" in kernel.attributes.get("frontend_attributes", "")
+    matmuls = MATMULS[name[1]] + (name[1] == "dkv" and fused)  # which has the matmul for dq, too
+    queries, keys = [dims(each.shape) for each in operands if re.match("bf16|f", each.shape)][:2]
+    counted = re.search(r"\bkeys_([0-9]+)\b", source)
+    return matmuls * 2 * math.prod(queries) * (int(counted[1]) if counted else keys[-2])
 
 
 def _of_convolution(convolution: Instruction, computation: Computation) -> int:

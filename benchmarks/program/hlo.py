@@ -118,6 +118,8 @@ _NOISE = re.compile(  # metadata and annotations that do not affect what is comp
     r'|,"outer_dimension_partitions":\[[^\]]*\]'
     r'|fingerprint_before_lhs="[0-9a-f]*"'
 )
+_KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n((?:.*\n)*?)\}")
+"""Metadata of a Pallas kernel, which is printed on lines of its own."""
 _TAKEN = re.compile(r'/taken_([0-9_]+)/(?:cond|while)"')
 _OP_NAME = re.compile(r', (op_name="(?:[^"\\]|\\.)*")')
 _COMPUTATION = re.compile(r"(ENTRY )?%([^\s(]+) \(.*\{")
@@ -133,6 +135,7 @@ def parse(text: str) -> Module:
     Raises:
         HLOError: a line is not an instruction, a computation does not end, or there is no entry.
     """
+    text = _KERNEL_METADATA.sub(lambda metadata: metadata[0].replace("\n", ""), text)
     header, *lines = _NOISE.sub(_kept_metadata, text).split("\n")
     normalised, computations, entry = [header.partition(",")[2]], {}, ""
     rest = iter(lines)

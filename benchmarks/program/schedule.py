@@ -1,4 +1,4 @@
-"""Overlap in the schedule: the work between the start of each collective and its end.
+"""The schedule of a compiled program: its events in order, and the work between the start of a collective and its end.
 
 GPU programs have separate start and done instructions. So do TPU programs for collectives on the sparse cores.
 Other collectives of a TPU are split over a chain of fusions: the first starts the collective, the last waits for it,
@@ -6,38 +6,89 @@ and those in between also compute.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from benchmarks.program.collectives import Collective, OverlappedWork, kind_of
 from benchmarks.program.hlo import Computation, Instruction
 from benchmarks.program.work import Work
 
 
-def with_overlap(computation: Computation, works: Sequence[Work]) -> list[Work]:
-    """Work of each instruction of a computation, in order, with the overlapped work of its collectives filled in.
+@dataclass(frozen=True)
+class Part:
+    """Events that another event executes, several times over: the body of a loop, or a branch.
+
+    Attributes:
+        events: the events in order.
+        times: number of executions.
+        taken: for a branch, how often it is taken in how many iterations of the loop around it, as annotated: (0, 0)
+            without annotation. Where that loop has another number of iterations, `times` applies. None for a loop.
+    """
+
+    events: tuple["Event", ...]
+    times: int = 1
+    taken: tuple[int, int] | None = None
+
+    def mean_times(self, trips: int) -> float:
+        """Mean number of executions, in a loop of so many trips; 0 trips mean that no loop is around it."""
+        taken, iterations = self.taken or (0, 0)
+        return taken / iterations if trips and iterations == trips else self.times
+
+
+@dataclass(frozen=True)
+class Event:
+    """An instruction in its place in the schedule.
+
+    Attributes:
+        name: name of the instruction.
+        work: its work with all that it executes; a collective counts where it starts.
+        parts: for a loop and a conditional, what it executes, one after another.
+        begins: names under which later events wait for its collectives; empty if the program waits for them at once.
+        waits_for: names of the collectives that end here.
+    """
+
+    name: str
+    work: Work
+    parts: tuple[Part, ...] = ()
+    begins: tuple[str, ...] = ()
+    waits_for: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it takes no time."""
+        return self.work == Work() and not self.parts and not self.waits_for
+
+
+def scheduled(computation: Computation, events: Sequence[Event]) -> list[Event]:
+    """The events of a computation with starts and ends of collectives, and their overlapped work, filled in.
 
     A collective that is split over a chain of fusions counts once.
 
     Args:
         computation: a computation of a scheduled program.
-        works: work of each of its instructions.
+        events: the event of each of its instructions.
     """
     instructions = list(computation.instructions.values())
+    works = [event.work for event in events]
     ends = _ends(instructions, works)
-    counted, chains = [], set()
-    for position, (instruction, work) in enumerate(zip(instructions, works, strict=True)):
-        collectives = []
-        for each in work.collectives:
+    found, chains, in_flight = [], set(), dict[str, int]()
+    for position, (instruction, event) in enumerate(zip(instructions, events, strict=True)):
+        waits_for = tuple(name for name, end in in_flight.items() if end == position)
+        collectives, begun = [], tuple[str, ...]()
+        for each in event.work.collectives:
             chain = each.chain if instruction.opcode == "fusion" else ""
             if chain in chains:
                 continue
             if chain or instruction.opcode.endswith("-start"):
-                until = ends.get(chain or instruction.name, len(works))
+                name = chain or instruction.name
+                until = ends.get(name, len(works))
                 each = _overlapping(each, works[position + 1 : until], wrapped=not kind_of(instruction))
+                if each.overlapped and until > position:
+                    begun, in_flight[name] = (*begun, name), until
             chains |= {chain} - {""}
             collectives.append(replace(each, chain="") if chain else each)
-        counted.append(replace(work, collectives=tuple(collectives)))
-    return counted
+        work = replace(event.work, collectives=tuple(collectives))
+        found.append(replace(event, work=work, begins=begun, waits_for=waits_for))
+    return found
 
 
 def _ends(instructions: Sequence[Instruction], works: Sequence[Work]) -> dict[str, int]:

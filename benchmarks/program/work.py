@@ -65,7 +65,7 @@ def conditional(branches: Sequence[Work], taken: Sequence[int]) -> Work:
         taken: annotated number of times that each branch is taken; empty if there is no annotation, in which case the
             branch with the most bytes sent and then the most FLOPs counts.
     """
-    most = max(branches, key=lambda branch: (branch.sent_bytes, branch.flops))
+    most = heaviest(branches)
     if not taken:
         return most
     in_all = Work()
@@ -74,3 +74,8 @@ def conditional(branches: Sequence[Work], taken: Sequence[int]) -> Work:
         sent = tuple(each for each in collectives if each.times)
         in_all += Work(sent, times * branch.flops, memory_bytes=times * branch.memory_bytes)
     return Work(annotated=((sum(taken), in_all, most),))
+
+
+def heaviest(branches: Sequence[Work]) -> Work:
+    """The branch that sends the most bytes and, among equals, has the most FLOPs."""
+    return max(branches, key=lambda branch: (branch.sent_bytes, branch.flops))

@@ -42,6 +42,12 @@ CASE = (
     Column("microbatches", "", "Number of microbatches."),
     Column("dtype", "", "Dtype of the computation."),
     Column("remat", "", "What the backward pass recomputes."),
+    Column(
+        "reduce",
+        "",
+        "Whether gradients are summed over replicas in the backward loop over layers (`layer`) or after it (`step`). "
+        "Null for strategies without the option, and in files of older versions, which sum after it.",
+    ),
     Column("options", "", "Strategy options that `--option` set for this case."),
     Column("compiler_options", "", "XLA compiler options for this step."),
 )

@@ -66,12 +66,6 @@ PROGRAM = (
         "overlap.sent_bytes.beside_nothing", "bytes", "Bytes of asynchronous collectives that overlap with nothing."
     ),
     Column("overlap.sent_bytes.waited_for", "bytes", "Bytes of synchronous collectives."),
-    Column(
-        "overlap.exposed_seconds",
-        "s",
-        "Exposed communication: the least time by which collectives outlast the work that they overlap with, from the "
-        "published figures of the chip.",
-    ),
     Column("overlap.text", "", "The overlap of each collective, in words."),
 )
 CHIP = (
@@ -98,5 +92,21 @@ CHIP = (
         "roofline.model_flops_utilization",
         "",
         "Model FLOPs per second at `roofline.step_seconds`, divided by the published peak of the chip.",
+    ),
+    Column(
+        "replay.step_seconds",
+        "s",
+        "Time of a step, replayed in the order of the compiled schedule by the published figures of the chip: the sum "
+        "of the four parts below. Null where no chip is known, or the program is not in schedule order.",
+    ),
+    Column("replay.compute_seconds", "s", "Time in instructions that are bound by compute."),
+    Column("replay.memory_seconds", "s", "Time in instructions that are bound by memory traffic."),
+    Column("replay.exposed_seconds", "s", "Exposed communication: time for which the device waits for collectives."),
+    Column("replay.idle_seconds", "s", "Pipeline bubble, by `predicted.bubble`."),
+    Column("replay.tokens_per_second_per_device", "tokens/s", "Throughput at `replay.step_seconds`."),
+    Column(
+        "replay.model_flops_utilization",
+        "",
+        "Model FLOPs per second at `replay.step_seconds`, divided by the published peak of the chip.",
     ),
 )

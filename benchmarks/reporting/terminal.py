@@ -1,5 +1,6 @@
 """Progress lines of a run, and the tables of its summary."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -87,7 +88,7 @@ def absent_cells(row: Row) -> tuple[str, ...]:
     held, seconds = info["predicted.argument_bytes"], info["roofline.step_seconds"]
     return (
         info["strategy"],
-        spread(info),
+        spread(row),
         str(info["global_batch_sequences"]),
         gib(info["chip.needed_bytes"] or info["memory.total_bytes"]),
         gib(held and held + info["predicted.temp_bytes"]),
@@ -113,7 +114,7 @@ def shares(row: Row) -> tuple[str, ...]:
     info: dict[str, Any] = row.extra_info
     parts = [info[f"attribution.{part}_seconds"] / info["step_seconds_median"] for part in PARTS.values()]
     percent = [f"{100 * part:.1f}" for part in (*parts, info["attribution.total_over_step"])]
-    return (info["strategy"], spread(info), str(info["global_batch_sequences"]), *percent)
+    return (info["strategy"], spread(row), str(info["global_batch_sequences"]), *percent)
 
 
 def checkpoints(rows: Iterable[Row], width: int | None = None) -> list[str]:
@@ -130,7 +131,7 @@ def checkpoint_cells(row: Row) -> tuple[str, ...]:
     times = (known(",.0f", each and 1e3 * each) for each in seconds)
     return (
         info["strategy"],
-        spread(info),
+        spread(row),
         str(info["global_batch_sequences"]),
         mib(info["checkpoint.total_bytes"]),
         *times,
@@ -143,7 +144,7 @@ def cells(row: Row, times: Iterable[str], several: bool) -> tuple[str, ...]:
     held = info["predicted.argument_bytes"], info["predicted.temp_bytes"]
     return (
         info["strategy"],
-        spread(info),
+        spread(row),
         str(info["global_batch_sequences"]),
         known(",.0f", info["tokens_per_second"]),
         *(cell for time in times for cell in interval(info, TIMES[time])),
@@ -168,9 +169,10 @@ def interval(info: dict[str, Any], name: str) -> tuple[str, str]:
     return known(".2f", info[name]), "" if low is None else f"{low:.2f} {high:.2f}"
 
 
-def spread(info: dict[str, Any]) -> str:
-    """Return the mesh and the strategy options of a case."""
-    return " ".join(filter(None, (info["mesh"], info["options"])))
+def spread(row: Row) -> str:
+    """Return the mesh of a case, what its id says of microbatches and attention, and its strategy options."""
+    work = re.findall(r"-((?:microbatches|attention_[a-z]+)=[^-]+)", row.case)
+    return " ".join(filter(None, (str(row.extra_info["mesh"]), *work, str(row.extra_info["options"]))))
 
 
 def known(spec: str, number: float | None) -> str:

@@ -9,6 +9,8 @@ from benchmarks.cases import option_texts
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import Chip
 from benchmarks.explain.estimate import ChipEstimate
+from benchmarks.explain.replay import PARTS as REPLAYED
+from benchmarks.explain.replay import Replay
 from benchmarks.explain.roofline import Roofline
 from benchmarks.reporting.terminal import gib, known
 from benchmarks.search.bounds import Candidate, best_per_layout
@@ -16,6 +18,8 @@ from strategies import Infeasible
 
 PARTS = ("compute", "memory", "network")
 SPEED = "tokens_per_second_per_device"
+RATES = "step_seconds", SPEED, "model_flops_utilization"
+"""Columns of a compiled candidate that are as replayed, where its schedule is known."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Finding:
 
     @property
     def compiled_estimate(self) -> ChipEstimate | None:
-        """Memory and least time of the compiled program.
+        """Memory, least time and replayed time of the compiled program.
 
         If the compiler gave up, only the memory, if it was reported. None if nothing is known.
         """
@@ -57,8 +61,10 @@ class Finding:
         least = None if None in parts else Roofline(*parts)
         if least:
             least = replace(least, compute_seconds=least.compute_seconds / (1 - self.candidate.cost.bubble))
+        replayed: list[Any] = [columns.get(f"replay.{part}_seconds") for part in REPLAYED]
+        replay = None if None in replayed else Replay(*replayed)
         capacity = columns.get("chip.capacity_bytes") or self.chip.memory_bytes
-        return ChipEstimate(needed, capacity, least, self.chip.flops_per_second)
+        return ChipEstimate(needed, capacity, least, self.chip.flops_per_second, replay)
 
     def as_row(self) -> dict[str, Any]:
         """The row of a candidate: always the same keys, None for unknown values.
@@ -84,6 +90,7 @@ class Finding:
             "formula.flops": known_cost and sum(known_cost.flops.values()) // case.mesh.size,
             "formula.bubble": known_cost and known_cost.bubble,
             **self._estimate_columns("compiled", estimate),
+            "compiled.exposed_seconds": columns.get("replay.exposed_seconds"),
             "compiled.status": columns.get("status"),
             "compiled.reason": columns.get("reason")
             or self.reason
@@ -100,7 +107,9 @@ class Finding:
         flops = 0 if isinstance(cost, Infeasible) else cost.model_flops() / case.mesh.size
         tokens = case.batch_size * case.config.sequence / case.mesh.size
         row = (estimate or ChipEstimate(0, 0)).as_row(flops, tokens)
-        return {f"{source}.{name.partition('.')[2]}": value if estimate else None for name, value in row.items()}
+        bounds = {name.partition(".")[2]: value for name, value in row.items() if not name.startswith("replay.")}
+        replayed = {name: row[f"replay.{name}"] for name in RATES} if estimate and estimate.replay else {}
+        return {f"{source}.{name}": value if estimate else None for name, value in (bounds | replayed).items()}
 
 
 def table(findings: Iterable[Finding]) -> list[str]:
@@ -130,7 +139,8 @@ def _cells(finding: Finding) -> tuple[str, ...]:
 def compiled_table(findings: Iterable[Finding]) -> list[str]:
     """Table of the compiled candidates with the relative error of the formulas; empty if none were to be compiled.
 
-    The fastest compiled candidate comes first. Those that do not fit follow, and last those with unknown time.
+    Their times are as replayed, where the schedule is known. The fastest compiled candidate comes first. Those that do
+    not fit follow, and last those with unknown time.
     """
     header = (
         *("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB needed", "formula", "GiB sent"),

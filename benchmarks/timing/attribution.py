@@ -28,7 +28,7 @@ from benchmarks.cluster import processes
 from benchmarks.program.deadlock import concurrent_collectives, require_no_deadlock
 from benchmarks.program.hlo import parse
 from benchmarks.timing.interleaved import BlockTimes, time_interleaved
-from benchmarks.timing.measure import Training, steps_per_block, xla_options
+from benchmarks.timing.measure import Training, steps_per_block
 from benchmarks.timing.variants import WithoutCommunication
 from strategies import State, Step
 
@@ -108,7 +108,7 @@ def attribute(
         Exception: whatever went wrong.
     """
     programs: dict[str, Any] = {"step": training.program}
-    options = xla_options(step, dict(case.compiler_options))
+    options = case.xla_options
     for name, update in variants(case).items():
         begin()
         lowered = partial(jax.jit(update, donate_argnums=0).lower, step.state, step.batch)

@@ -22,20 +22,6 @@ BLOCK_SECONDS = 0.1
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-DEFAULTS: Mapping[str, Mapping[str, str]] = {"tpu": {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}}
-"""XLA options for every step by platform, unless the user sets them.
-
-On TPUs, do not move gradient reductions out of the loop over microbatches. Moved out, gradients would be held
-unsharded, which contradicts zero2 and fsdp. Compiling them would need as much host memory as chip memory: libtpu
-0.0.42.1 was killed at 24 GB for gpt3-6.7b with zero2. For three_d over fsdp and tensor it fails an internal check
-(`while_loop_all_reduce_code_motion.cc`)."""
-
-
-def xla_options(step: Step, options: Mapping[str, Any]) -> dict[str, Any]:
-    """XLA options of a step and of its variants: those given, and `DEFAULTS` for the others."""
-    return {**DEFAULTS.get(step.mesh.devices.flat[0].platform, {}), **options}
-
-
 class Compilation(NamedTuple):
     """A compiled step.
 
@@ -57,17 +43,17 @@ def compile_step(step: Step, options: Mapping[str, Any] | None = None) -> Compil
 
     Args:
         step: the step.
-        options: XLA options by name; they take precedence over `DEFAULTS`.
+        options: XLA options by name; for those of a case see `Case.xla_options`.
 
     Raises:
         CompileError: with the compiler's error.
     """
-    all_options = xla_options(step, options or {})
+    options = options or {}
     start = time.perf_counter()
     try:
         with compilations() as compiled:
-            program = step.lower().compile(all_options)
-        return Compilation(program, time.perf_counter() - start, len(compiled), all_options)
+            program = step.lower().compile(dict(options))
+        return Compilation(program, time.perf_counter() - start, len(compiled), options)
     except Exception as error:
         raise CompileError(f"{type(error).__name__}: {error}") from error
 

@@ -39,6 +39,15 @@ TIME_COLOURS = dict(zip(TIMES, (INDIGO, SKY, TEAL, RED, SAND, BROWN, BLACK), str
 PASS_COLOURS = {"F": SKY, "B": RED, "W": SAND}
 """The passes of a pipeline schedule: forward, backward, and the gradients of weights. Black text on them is legible."""
 
+LANE_COLOURS = {
+    "compute": INDIGO,
+    "memory": SAND,
+    "exposed communication": RED,
+    "pipeline bubble": BLACK,
+    "hidden communication": TEAL,
+}
+"""What happens in the lanes of a replayed step."""
+
 
 class StrategyLook(NamedTuple):
     """How a strategy is drawn: a colour as #rrggbb, and a marker of matplotlib."""

@@ -107,6 +107,7 @@ def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
     return [
         *sentences,
         f"{many(len(asked), 'candidate')} were compiled; {over} of them did not fit.",
-        "Throughputs are upper bounds from the chip's published figures. "
-        "They assume that compute, memory traffic and communication overlap fully; only pipeline bubbles add time.",
+        "Throughputs by formula are upper bounds from the chip's published figures. "
+        "They assume that compute, memory traffic and communication overlap fully; only pipeline bubbles add time. "
+        "Those of compiled candidates are of the step as replayed in the order of its schedule.",
     ]

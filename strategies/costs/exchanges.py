@@ -101,7 +101,7 @@ def when(each: Traffic, layout: Layout, train: TrainConfig) -> str:
         return "update"
     if array == "gradients" and each.kind == "reduce_scatter":
         return when_scattered(layout, train)
-    return "after backward"
+    return "backward" if train.reduce == "layer" else "after backward"
 
 
 def when_gathered(each: Traffic, layout: Layout, train: TrainConfig) -> str:
@@ -115,9 +115,9 @@ def when_gathered(each: Traffic, layout: Layout, train: TrainConfig) -> str:
 
 def when_scattered(layout: Layout, train: TrainConfig) -> str:
     """The part of the step in which gradients are reduce-scattered."""
-    if layout.scatters_each:
-        return "after each microbatch"
-    return "backward" if layout.shards and train.gather == "layer" else "after backward"
+    if (train.gather if layout.shards else train.reduce) == "layer":
+        return "backward"
+    return "after each microbatch" if layout.scatters_each else "after backward"
 
 
 def split(array: str, layout: Layout, train: TrainConfig) -> Axes:

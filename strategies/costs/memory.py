@@ -47,8 +47,10 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     keeps_gathered = shards > 1 and (train.gather == "step" or not train.regather)
     gathered_bytes = shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights)
     gradients = plan.elements * plan.gathered
+    if train.reduce == "layer":  # a sharded update has whole gradients of the embedding and the head alone
+        gradients -= block_elements(plan) - block_elements(plan) // plan.updates
     if train.microbatches > 1 and not plan.staged:
-        gradients += gradients // (plan.updates if plan.layout.scatters_each else 1)
+        gradients += plan.elements * plan.gathered // (plan.updates if plan.layout.scatters_each else 1)
     return {
         "weights": gathered_bytes if keeps_gathered else 0,
         "gradients": 4 * gradients,

@@ -13,6 +13,7 @@ import jax
 from strategies import context, pipeline, tensor, three_d
 from strategies.config import Dtype, GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
 from strategies.mesh import MeshSpec
+from strategies.model.causal_attention import kernel_for
 from strategies.model.gpt import Block, named_weights
 from strategies.model.loss import tokens_at_once
 from strategies.model.part import Share
@@ -84,7 +85,7 @@ def order_of(layers: int, stages: int, microbatches: int, schedule: PipelineSche
 
 @dataclass(frozen=True)
 class Plan:
-    """A model, a mesh and a batch, under a layout.
+    """A model, a mesh and a batch, under a layout, on devices of a platform that `kernel_for` knows.
 
     Raises:
         Infeasible: an axis splits nothing, or does not divide what it splits.
@@ -94,6 +95,7 @@ class Plan:
     mesh: MeshSpec
     train: TrainConfig
     layout: Layout
+    platform: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what does not fit, as `build` does."""
@@ -234,7 +236,8 @@ class Plan:
     def share(self) -> Share:
         """What one device computes of a layer, for one microbatch."""
         tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.layout.tokens)
-        return Share(self.config, self.train, tokens, self.tensors, contexts, self.ulysses)
+        kernel = kernel_for(self.platform, self.config, self.train)
+        return Share(self.config, self.train, tokens, self.tensors, contexts, self.ulysses, kernel)
 
     @property
     def residual(self) -> int:

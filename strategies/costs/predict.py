@@ -20,11 +20,14 @@ from strategies.model.attention import Attention
 from strategies.model.gpt import Block, flops_per_token
 from strategies.model.head import Head
 from strategies.model.reach import Reach
+from strategies.model.splash_attention import BACKWARD_MATMULS
 from strategies.pipelining.schedules import Costs
 from strategies.sharding.layout import Axes, Layout
 
 
-def predict(strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig) -> "Cost":
+def predict(
+    strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig, platform: str | None = None
+) -> "Cost":
     """Predict the cost of a step of a strategy.
 
     Args:
@@ -32,6 +35,7 @@ def predict(strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: Train
         config: the model.
         mesh: a `MeshSpec`, or its text.
         train: batch, dtypes and options.
+        platform: "tpu", "cuda", "cpu" or another. It decides what `attention="auto"` is; by default that is "xla".
 
     Raises:
         Infeasible: the strategy has no formulas (auto, or a strategy without a layout), or model, mesh and batch do not
@@ -40,7 +44,7 @@ def predict(strategy: str, config: GPTConfig, mesh: MeshSpec | str, train: Train
     layouts = known()
     if strategy not in layouts:
         raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(layouts)}")
-    plan = Plan(config, MeshSpec.of(mesh), train, layouts[strategy])
+    plan = Plan(config, MeshSpec.of(mesh), train, layouts[strategy], platform)
     terms = (*TERMS, *strategies.STRATEGIES[strategy].traffic)
     return Cost(plan, tuple(each for term in terms for each in term(plan)))
 
@@ -106,11 +110,12 @@ class Cost:
         """FLOPs of the matmuls of a step on all devices, by purpose.
 
         model: what the model needs.
-        attention again: the backward pass recomputes attention scores (Dao et al. 2022, section 3.1).
+        attention again: the backward pass recomputes attention scores (Dao et al. 2022, section 3.1). Splash attention
+            does so twice, and once more their gradients (splash_attention.py).
         recomputed: with `remat="full"` the backward pass of a block begins with its forward pass, except its last
-            matmul and the scores, which exist then (Korthikanti et al. 2022, section 4); and logits that are computed
-            in chunks are recomputed. If `unroll` is the number of layers there is no loop over layers, and the compiler
-            may merge all recomputation with the forward pass.
+            matmul and the scores, which exist then (Korthikanti et al. 2022, section 4), but not in splash attention;
+            and logits that are computed in chunks are recomputed. If `unroll` is the number of layers there is no loop
+            over layers, and the compiler may merge all recomputation with the forward pass.
         padding: of the vocabulary.
         empty: empty slots of stages with fewer layers than the largest. They are not computed, but the FLOPs that are
             counted in a compiled program include them.
@@ -122,10 +127,10 @@ class Cost:
         scores, recomputed = self._scores, self._recomputed
         logits = Head.matmul_flops(config, plan.padded_vocab)
         masked = 6 * (config.layers * Attention.score_flops(config) - scores)
-        layers = 3 * config.layers * Block.matmul_flops(config) + 7 * scores + recomputed
+        layers = 3 * config.layers * Block.matmul_flops(config) + (2 + self._score_matmuls) * scores + recomputed
         return {
             "model": self.model_flops(),
-            "attention again": tokens * scores,
+            "attention again": tokens * (self._score_matmuls - 4) * scores,
             "recomputed": tokens * (recomputed + (logits if plan.logits_again else 0)),
             "padding": tokens * 3 * (logits - Head.matmul_flops(config)),
             "empty": tokens * layers // config.layers * (plan.layer_slots - config.layers),
@@ -134,17 +139,22 @@ class Cost:
 
     @property
     def _scores(self) -> int:
-        """FLOPs of one matmul of attention scores for a token, in all layers. There are two forward and five backward.
+        """FLOPs of one matmul of attention scores for a token, in all layers. There are two forward.
 
         On a ring of n devices a device computes 2n + 1 of its 4n pairs of chunks (ring_attention.py); on one device
         three of four (attention_kernels.py). An odd number of tokens is not split: all pairs are computed. With a
-        window or a stride a query computes `Reach.computed_keys`.
+        window or a stride a query computes `Reach.computed_keys`, and with splash attention the blocks that have any.
         """
         config, ring, share = self.plan.config, self.ring, self.plan.share
         square = config.layers * 2 * config.embed * share.computed_keys
-        if share.skipping:
+        if share.skipping or share.splash:
             return square
         return square if config.sequence % 2 else square * (2 * ring + 1) // (4 * ring)
+
+    @property
+    def _score_matmuls(self) -> int:
+        """Matmuls of scores in the backward pass: four for gradients, and those that compute scores again."""
+        return BACKWARD_MATMULS if self.plan.share.splash else 5
 
     @property
     def _recomputed(self) -> int:
@@ -153,6 +163,8 @@ class Cost:
             return 0
         config = self.plan.config
         forward = config.layers * Block.recomputed_flops(config) + self._scores
+        if self.plan.share.splash:
+            return forward + self._scores  # the whole kernel
         if self.plan.share.skipping:
             return forward
         # The compiler does not find the scores of keys that went through the ring's loop, and recomputes them.
@@ -168,7 +180,7 @@ class Cost:
         recomputation of attention scores, and with `remat="full"` that of the layers.
         """
         scores, matmuls = self._scores, self.plan.config.layers * Block.matmul_flops(self.plan.config)
-        return Costs(matmuls + 2 * scores, matmuls + 5 * scores + self._recomputed, matmuls)
+        return Costs(matmuls + 2 * scores, matmuls + self._score_matmuls * scores + self._recomputed, matmuls)
 
     @property
     def ring(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from strategies.costs.plan import BYTES, Plan, Weight
 from strategies.model.gpt import Block
 from strategies.model.weights import is_matrix
+from strategies.sharding.collectives import communicates_by_gloo
 from strategies.sharding.layout import Axes
 from strategies.training.compression import BLOCK, padded
 
@@ -56,9 +57,12 @@ def traffic(
 ) -> Iterator[Traffic]:
     """Yield the traffic of collectives over `axes` whose operands have `elements` elements in all; none on one device.
 
-    `what`, `kind` and `dtype` are those of `Traffic`.
+    `what`, `kind` and `dtype` are those of `Traffic`. Where devices communicate by gloo, a reduce-scatter is an
+    all-to-all (sharding/collectives.py).
     """
     over = plan.over(axes)
+    if kind == "reduce_scatter" and communicates_by_gloo():
+        kind = "all_to_all"
     if over and elements:
         operand = BYTES[dtype] * elements
         yield Traffic(what, kind, over, operand, SENT[kind](operand, plan.size(*over)), dtype)

@@ -16,6 +16,7 @@ from strategies.model.hooks import Hooks
 from strategies.model.part import Part, Share, add_bias, add_branch
 from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
+from strategies.model.splash_attention import LANES
 from strategies.model.weights import normal, param
 
 
@@ -80,9 +81,15 @@ class Attention(Part):
 
     @staticmethod
     def working_elements(share: Share) -> int:
-        """Queries, keys, values, output and scores; queries once more in full; the projected output when recomputed."""
+        """Queries, keys, values, output and scores; queries once more in full; the projected output when recomputed.
+
+        Splash attention has no scores. Its kernels take and give arrays of their own: queries, keys, values, output,
+        and the gradients of all four; and the log-sum-exp of the scores, in all lanes.
+        """
         arrays = 5 if share.train.remat == "full" else 4
         scores = share.computed_keys * share.config.heads // share.tensors
+        if share.splash:
+            arrays, scores = arrays + 8, LANES * share.config.heads // share.tensors
         if share.skipping:
             # Keys and values once for each block that attends to them, and their gradients.
             _, before = share.skipping.block(share.config.sequence // share.ring)

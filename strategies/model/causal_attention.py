@@ -6,9 +6,11 @@ Dims: B batch, T tokens, C = 3 (query, key, value), H heads, K head dim, A = H x
 import jax
 from jaxtyping import Array, Float
 
+from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.model.attention_kernels import attend
 from strategies.model.reach import Reach
 from strategies.model.sparse_attention import attend_sparse
+from strategies.model.splash_attention import BLOCKS, attend_splash, block_tokens
 
 
 def causal_attention(
@@ -19,14 +21,47 @@ def causal_attention(
     Args:
         qkv_BTCA: queries, keys and values of whole sequences.
         head_dim: features of a head.
-        kind: "cudnn" for the fused kernel (half precision on NVIDIA GPUs, dense or with a window), otherwise "xla".
+        kind: "cudnn" or "splash" for a fused kernel (dense or with a window, see `kernel_for`), otherwise "xla".
         reach: the tokens before it to which a token attends; None for all.
     """
     if kind == "cudnn":
         return _fused(qkv_BTCA, head_dim, reach)
+    if kind == "splash":
+        return attend_splash(qkv_BTCA, head_dim, reach)
     if reach is None or not reach.skips(qkv_BTCA.shape[1]):
         return attend(qkv_BTCA, head_dim, reach)
     return attend_sparse(qkv_BTCA, None, head_dim, reach)
+
+
+def kernel_for(platform: str | None, config: GPTConfig, train: TrainConfig, *, partitioned: bool = False) -> str:
+    """The kind of kernel that `TrainConfig.attention` means: "auto" is a fused kernel where there is one.
+
+    Args:
+        platform: "cuda", "tpu", "cpu" or another; None for formulas without devices, where "auto" is "xla".
+        config: the model.
+        train: the options of the step.
+        partitioned: whether the compiler partitions the step. It partitions cuDNN's kernels, but not those of Pallas.
+
+    Raises:
+        Infeasible: the kernel that was asked for does not run this model on these devices.
+    """
+    stride, reach = config.attention_stride, Reach.of(config)
+    platforms = {"cudnn": ("cuda", "NVIDIA GPUs", "float16"), "splash": ("tpu", "TPUs", "float32")}
+    problems: dict[str, str] = {}
+    for kind, (wanted, name, other) in platforms.items():
+        if stride is not None:
+            problems[kind] = f"has no kernel for attention_stride={stride}"
+        elif platform not in (None, wanted) or train.dtype not in ("bfloat16", other):
+            problems[kind] = f"takes bfloat16 and {other} on {name}, not {train.dtype} on {platform or name}"
+    if block_tokens(config.sequence, reach) is None:
+        problems.setdefault("splash", f"takes multiples of {BLOCKS[-1]} tokens, not sequence={config.sequence}")
+    if partitioned:
+        problems.setdefault("splash", "has no kernel that the compiler partitions")
+    if train.attention == "auto":
+        return next((kind for kind in platforms if platform and kind not in problems), "xla")
+    if train.attention in problems:
+        raise Infeasible(f"attention={train.attention} {problems[train.attention]}; use auto or xla")
+    return train.attention
 
 
 def _fused(qkv_BTCA: Array, head_dim: int, reach: Reach | None) -> Array:

@@ -149,7 +149,7 @@ class GPT(nnx.Module):
         graph, stacked = nnx.split(self.blocks)
 
         def layer(x_BTD: Array, weights: nnx.State) -> tuple[Array, None]:
-            return self._ready((graph, weights))(x_BTD, self.hooks, self.attention), None
+            return self._ready((graph, self.hooks.layer(weights)))(x_BTD, self.hooks, self.attention), None
 
         # XLA merges no common subexpressions across loops, so recomputation in a loop needs no barrier
         # (`prevent_cse`). A loop of one iteration is not a loop when XLA has compiled it, and needs the barrier.

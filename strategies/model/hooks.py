@@ -22,6 +22,7 @@ class Hooks:
     each sequence, as `own_context` selects it.
 
     Attributes:
+        layer: stored weights of one layer, as the loop over layers reads them -> as `gather` takes them.
         gather: (a stored weight, of the blocks one layer's; names of its dims; dtype) -> the weight as it is used, in
             that dtype.
         sum: partial sums [B,T,D] of this device -> sums over devices, for its own tokens.
@@ -40,6 +41,7 @@ class Hooks:
         parts: into how many parts the compiler splits tokens and vocabulary, where the model sees them whole.
     """
 
+    layer: Callable[[Any], Any] = lambda weights: weights
     gather: Callable[[Array, Sequence[str], str], Array] = lambda weight, dims, dtype: weight.astype(dtype)
     sum: Callable[[Array], Array] = lambda x: x
     all_tokens: Callable[[Array], Array] = lambda x: x

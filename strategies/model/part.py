@@ -15,6 +15,7 @@ from jaxtyping import Array
 from strategies.config import GPTConfig, TrainConfig
 from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
+from strategies.model.splash_attention import computed_keys
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Share:
         tensors: devices that split the heads and the hidden features of the MLP.
         contexts: devices that split the tokens of a sequence.
         ulysses: attention takes all tokens of some heads, which come from other devices.
+        kernel: the kind of attention kernel, as `causal_attention` takes it. A ring has no fused kernel.
     """
 
     config: GPTConfig
@@ -34,6 +36,7 @@ class Share:
     tensors: int = 1
     contexts: int = 1
     ulysses: bool = False
+    kernel: str = "xla"
 
     @property
     def sequence_parallel(self) -> bool:
@@ -48,8 +51,13 @@ class Share:
     @property
     def skipping(self) -> Reach | None:
         """The reach of attention whose blocks are skipped; None if it is computed like dense attention."""
-        reach = Reach.of(self.config)
+        reach = None if self.splash else Reach.of(self.config)
         return reach if reach and (self.ring > 1 or reach.skips(self.config.sequence)) else None
+
+    @property
+    def splash(self) -> bool:
+        """Whether attention is splash_attention.py's. It has no scores in memory."""
+        return self.kernel == "splash" and self.ring == 1
 
     @property
     def ring(self) -> int:
@@ -58,8 +66,10 @@ class Share:
 
     @property
     def computed_keys(self) -> int:
-        """Keys that are computed for each query. Dense attention has scores for all."""
+        """Keys that are computed for each query. Dense attention of XLA has scores for all."""
         tokens = self.config.sequence
+        if self.splash:
+            return computed_keys(tokens, Reach.of(self.config))
         return self.skipping.computed_keys(tokens, self.ring) if self.skipping else tokens
 
     @property

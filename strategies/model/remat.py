@@ -27,11 +27,17 @@ def _is_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name in {"all_gather", "sharding_constraint"}
 
 
+def _is_fused_attention(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Keep the output of cuDNN's forward kernel, and the log-sum-exp of its scores, to which JAX gives no names."""
+    return primitive.name == "dot_product_attention_fwd_wrapper"
+
+
 _POLICIES = jax.checkpoint_policies
 LAYER_POLICIES = {
     "none": _all_but_gathered,
     "dots": _POLICIES.save_from_both_policies(
-        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(KEPT, GATHERED, TOTALS)
+        _POLICIES.save_from_both_policies(_POLICIES.dots_with_no_batch_dims_saveable, _is_fused_attention),
+        _POLICIES.save_only_these_names(KEPT, GATHERED, TOTALS),
     ),
     "full": _POLICIES.save_only_these_names(GATHERED, TOTALS),
 }

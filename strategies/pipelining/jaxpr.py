@@ -10,7 +10,7 @@ Values = list[Any]
 
 def bind(equation: core.JaxprEqn, inputs: Values) -> Values:
     """Evaluate an equation unchanged: the outputs of its primitive for these inputs."""
-    outputs = equation.primitive.bind(*inputs, **equation.params)
+    outputs = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(equation.params))
     return list(outputs) if equation.primitive.multiple_results else [outputs]
 
 

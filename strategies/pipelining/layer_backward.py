@@ -43,15 +43,16 @@ class Passes:
     used_L: Bool[Array, " L"] | None = None
     unroll: int = 1
 
-    def slots(self, x_BTD: Array, depths: Depths) -> tuple[Any, Any]:
+    def slots(self, x_BTD: Array, depths: Depths) -> tuple[Any, ...]:
         """Zero-initialised buffers for residuals, and for what split backward passes defer."""
         weights, deferred = self._layer(0), []
         kept = jax.eval_shape(lambda *inputs: forward(self.run, *inputs)[1], weights, x_BTD)
         if depths.deferred:
             deferred = jax.eval_shape(lambda *inputs: self._split(*inputs).first(*inputs)[1], (weights, kept), x_BTD)
-        return zeros_buffer(kept, depths.kept, self.layers_per_chunk), zeros_buffer(
-            deferred, depths.deferred, self.layers_per_chunk
-        )
+        counted = (kept, depths.kept), (deferred, depths.deferred)
+        buffers = (zeros_buffer(shapes, count, self.layers_per_chunk) for shapes, count in counted)
+        # Tables of a kernel vary over no axis, until they are written to the slot of a microbatch.
+        return jax.tree.map(lambda x: jnp.zeros_like(x_BTD, x.dtype, x.shape) if _is_table(x) else x, tuple(buffers))
 
     def forward(self, turn: Turn, x_BTD: Array, kept: Any) -> tuple[Array, Any]:
         """Run the layers forward. Returns the output and the buffer of residuals."""
@@ -156,6 +157,10 @@ def backward(run: Run, known: tuple[Leaves, Any], dy_BTD: Array) -> tuple[Leaves
     weights, (x_BTD, residuals) = known
     pull: Any = jax.eval_shape(lambda *inputs: jax.vjp(run, *inputs)[1], weights, dy_BTD)
     return dataclasses.replace(pull, args_res=[weights, x_BTD], opaque_residuals=residuals)(dy_BTD)
+
+
+def _is_table(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.integer)
 
 
 def add(total: Leaves, more: Leaves, layer: Array, _: Array) -> Leaves:

@@ -93,7 +93,7 @@ def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
     if equation.primitive.name == "scan":
         return _unrolled(equation, inputs) if params["length"] else bind(equation, inputs)
     called = params.get("call_jaxpr", params.get("jaxpr"))
-    if called is None:
+    if called is None or equation.primitive.name == "shard_map":  # which holds a kernel, without types
         return bind(equation, inputs)
     # A jaxpr is closed, with its constants, or has none.
     return run(getattr(called, "jaxpr", called), getattr(called, "consts", ()), inputs, _outputs)

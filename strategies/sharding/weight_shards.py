@@ -21,6 +21,7 @@ from jaxtyping import Array
 from strategies.config import GPTConfig, require_divides
 from strategies.model.gpt import weight_dims
 from strategies.model.weights import Weights
+from strategies.sharding.collectives import all_gather, reduce_scatter
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,13 @@ class Shards:
 
     def gather(self, part: Array, dims: Sequence[str], to: Literal["varying", "invarying"] = "varying") -> Array:
         """W[D_axis,F] -> W[D,F]. `to` is the type of the result in `jax.shard_map`: varying over the axes, or not."""
+        if to == "varying":
+            return all_gather(part, self.axes, self.dim(dims))
         return lax.all_gather(part, self.axes, axis=self.dim(dims), tiled=True, to=to)
 
     def scatter(self, grad: Array, dims: Sequence[str], dtype: str) -> Array:
         """dW[D,F] of each device -> this device's shard dW[D_axis,F] of their sum, in float32; summed in `dtype`."""
-        part = lax.psum_scatter(grad.astype(dtype), self.axes, scatter_dimension=self.dim(dims), tiled=True)
-        return part.astype("float32")
+        return reduce_scatter(grad.astype(dtype), self.axes, self.dim(dims)).astype("float32")
 
     def local_part(self, weight: Array, dims: Sequence[str]) -> Array:
         """W[D,F] -> W[D_axis,F], the shard of this device."""
@@ -84,5 +86,6 @@ class Shards:
         return self.cut.get(dim, 1)
 
     def map_weights(self, function: Callable[[Array, Sequence[str]], Array], weights: Weights) -> Weights:
-        """Apply a function of an array and its dims, such as `gather`, to all weights of a model."""
-        return jax.tree.map(function, weights, weight_dims(self.config))
+        """Apply a function of an array and its dims, such as `gather`, to weights of a model, or of parts of it."""
+        dims = weight_dims(self.config)
+        return jax.tree.map(function, weights, {part: dims[part] for part in weights})

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from strategies.model.weights import Weights
 from strategies.step import Tokens
 
+Arrays = TypeVar("Arrays", Weights, list[Array])
 LossAndGrads = Callable[[Weights, Tokens], tuple[Array, Weights]]
 
 
@@ -21,7 +22,7 @@ def all_reduce(loss: Array, grads: Weights, axes: tuple[str, ...], dtype: str) -
     return loss, cast(sums, "float32")
 
 
-def cast(arrays: Weights, dtype: str) -> Weights:
+def cast(arrays: Arrays, dtype: str) -> Arrays:
     """Cast all arrays to a dtype."""
     return jax.tree.map(lambda x: x.astype(dtype), arrays)
 

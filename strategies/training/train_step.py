@@ -21,7 +21,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.mesh import mark_varying
+from strategies.mesh import mark_varying, platform_of
+from strategies.model.causal_attention import kernel_for
 from strategies.model.gpt import GPT, weight_dims
 from strategies.model.loss import tokens_at_once
 from strategies.model.weights import Weights
@@ -29,6 +30,7 @@ from strategies.sharding.layout import Layout, size_of
 from strategies.step import Divisor, Implementation, Metrics, Optimizer, State, Step, Tokens
 from strategies.training.adamw import adamw
 from strategies.training.gradients import accumulated, all_reduce
+from strategies.training.layer_reduction import LayerReduction
 from strategies.training.loss_scaling import loss_scaled
 
 
@@ -97,9 +99,20 @@ class _Assembly:
         return ShardedUpdate.of(self.layout, self.config, self.mesh, self.train)
 
     @cached_property
+    def layer_reduction(self) -> LayerReduction | None:
+        """How gradients are summed in the backward loop; None if all are summed after it."""
+        return LayerReduction.of(self.layout, self.config, self.mesh, self.train, self.implementation)
+
+    @cached_property
     def graph(self) -> Any:
         """The structure of the model, without weights."""
         return nnx.split(nnx.eval_shape(lambda: self.create(0)), nnx.Param)[0]
+
+    @property
+    def attention(self) -> str:
+        """The kind of attention kernel."""
+        platform, partitioned = platform_of(self.mesh.devices.flat[0]), self.implementation.compiler_partitioned
+        return kernel_for(platform, self.config, self.train, partitioned=partitioned)
 
     def create(self, key: PRNGKeyArray | int) -> GPT:
         """The model with new weights."""
@@ -109,8 +122,8 @@ class _Assembly:
             nnx.Rngs(key),
             padded_vocab=self.padded_vocab,
             layer_slots=self.implementation.layer_slots,
-            hooks=self.implementation.hooks,
-            attention=_attention(self.mesh, self.config, self.train),
+            hooks=self.layer_reduction.hooks if self.layer_reduction else self.implementation.hooks,
+            attention=self.attention,
         )
 
     def init(self, key: PRNGKeyArray) -> State:
@@ -120,11 +133,19 @@ class _Assembly:
 
     def loss_and_grads(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
         """This device's share of the loss and gradients of a microbatch, or of the batch."""
-        build = partial(nnx.merge, self.graph)
-        loss, grads = self.implementation.differentiate(build, params, tokens_BS, divisor)
+        build, differentiate = partial(nnx.merge, self.graph), self.implementation.differentiate
+        if self.layer_reduction:
+            differentiate = self.layer_reduction.differentiate(differentiate)
+        loss, grads = differentiate(build, params, tokens_BS, divisor)
         if self.sharded_update and self.layout.scatters_each:
-            grads = self.sharded_update.scatter(grads)
+            rest, reduced = self.unreduced(grads)
+            grads = {**self.sharded_update.scatter(rest), **reduced}
         return loss, grads
+
+    def unreduced(self, grads: Weights) -> tuple[Weights, Weights]:
+        """The gradients that the backward loop did not sum, and those that it did."""
+        reduced = {"blocks": grads["blocks"]} if self.layer_reduction else {}
+        return {part: grads[part] for part in grads if part not in reduced}, reduced
 
     def gradients(self, state: State, tokens_BS: Tokens) -> tuple[Array, Weights]:
         """Loss and gradients, summed over microbatches and devices."""
@@ -143,18 +164,20 @@ class _Assembly:
         # By default GPUs and TPUs multiply float32 in reduced precision (TF32, bfloat16 passes).
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
             loss, grads = strategy.reduce(*differentiate(self.prepared(params), tokens_BS))
+            grads, reduced = self.unreduced(grads)
             if sharded:
                 loss = lax.psum(loss, layout.updates)
                 grads = grads if layout.scatters_each else sharded.scatter(grads)
-            if not self.replicas:
-                return loss, grads
-            default = partial(all_reduce, axes=self.replicas, dtype=self.train.reduce_dtype)
-            return (strategy.sum_replicas or default)(loss, grads)
+            if self.replicas:
+                default = partial(all_reduce, axes=self.replicas, dtype=self.train.reduce_dtype)
+                loss, grads = (strategy.sum_replicas or default)(loss, grads)
+            return loss, {**grads, **reduced}
 
     def prepared(self, params: Weights) -> Weights:
         """The weights as the implementation takes them."""
         axes = (*self.replicas, *self.layout.updates)
-        return self.implementation.prepare_params(mark_varying(params, axes) if axes else params)
+        rest, reduced = self.unreduced(params)
+        return self.implementation.prepare_params({**(mark_varying(rest, axes) if axes else rest), **reduced})
 
     def evaluate(self, params: Weights, tokens_BS: Tokens) -> Array:
         """The mean loss of a batch by a forward pass, all microbatches at once."""
@@ -251,17 +274,6 @@ def _jitted(
 def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:
     """The `PartitionSpec` of every weight, in the tree of the model."""
     return jax.tree.map(spec, weight_dims(config), is_leaf=lambda leaf: isinstance(leaf, tuple))
-
-
-def _attention(mesh: Mesh, config: GPTConfig, train: TrainConfig) -> str:
-    kind, stride = mesh.devices.flat[0].device_kind, config.attention_stride
-    fused = "nvidia" in kind.lower() and train.dtype != "float32" and stride is None
-    if train.attention == "cudnn" and stride is not None:
-        raise Infeasible(f"attention=cudnn has no kernel for attention_stride={stride}; use auto or xla")
-    if train.attention == "cudnn" and not fused:
-        takes = "attention=cudnn takes bfloat16 and float16 on NVIDIA GPUs"
-        raise Infeasible(f"{takes}, not {train.dtype} on {kind}; use auto or xla")
-    return ("cudnn" if fused else "xla") if train.attention == "auto" else train.attention
 
 
 def _require_fit(mesh: Mesh, train: TrainConfig, layout: Layout, padded_vocab: int) -> None:

@@ -1,7 +1,9 @@
 """`benchmarks.compile` compiles steps for devices that are absent, and reports whatever the compiler answers."""
 
 import dataclasses
+import json
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,7 +11,7 @@ import pytest
 
 from benchmarks import compile as page
 from benchmarks.cases import Case
-from benchmarks.compile import compile_case, main, report
+from benchmarks.compile import compile_case, compile_record, main, report
 from benchmarks.devices import topology
 from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.devices.topology import GPUS, Topology
@@ -78,7 +80,11 @@ def test_a_step_that_fits_has_a_roofline_time(pretended: Any) -> None:
     )
     text = "\n".join(report(row))
     assert "it fits" in text
-    assert "a step takes at least" in text
+    assert "ms as replayed, by the chip's published figures" in text
+    assert "it takes at least" in text
+    parts = [info[f"replay.{part}_seconds"] for part in ("compute", "memory", "exposed", "idle")]
+    assert info["replay.step_seconds"] == pytest.approx(sum(parts))
+    assert info["replay.step_seconds"] >= info["roofline.step_seconds"]
 
 
 def test_a_step_that_does_not_fit_says_how_much_it_needs(pretended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,13 +166,46 @@ def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "fsdp-fsdp=4-b4" in capsys.readouterr().out
     rows = {"oom": 0, "infeasible": 0, "compile_error": 1, "error": 1}
     for status, code in rows.items():
-        row = compile_case(case(strategy="tensor", mesh="tensor=4"))
-        row.extra_info["status"] = status
-        monkeypatch.setattr(page, "compile_case", lambda case, row=row: row)
+        record = dataclasses.replace(compile_record(case(strategy="tensor", mesh="tensor=4")), status=status)
+        monkeypatch.setattr(page, "compile_record", lambda case, record=record: record)
         assert main(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == code
     for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"], TEXT):
         with pytest.raises(SystemExit, match="2"):
             main(wrong)
+
+
+def test_the_replayed_step_is_written_as_a_trace(
+    pretended: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--trace` writes each lane of the replayed step: what the device does, its waits, and what each link sends."""
+    pretended(80 * GIB)
+    monkeypatch.setattr(Topology, "prepare", lambda self: None)  # JAX has started
+    monkeypatch.setattr(Topology, "require_compiler", lambda self: None)
+    path = tmp_path / "new" / "trace.json"
+    assert main(["--topology=h100:1x4", "--strategy=fsdp", *TINY, f"--trace={path}"]) == 0
+    assert f"python -m results.lanes {path}" in capsys.readouterr().out
+    events = json.loads(path.read_text())["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert [*lanes.values()] == ["compute", "memory", "exposed", "idle", "inside a host"]
+    spent = dict.fromkeys(lanes.values(), 0.0)
+    for event in events:
+        spent[lanes[event["tid"]]] += event.get("dur", 0)
+    assert spent["inside a host"] == pytest.approx(spent["exposed"])  # XLA's CPU backend waits for each collective
+    assert max(event.get("ts", 0) + event.get("dur", 0) for event in events) == pytest.approx(
+        spent["compute"] + spent["memory"] + spent["exposed"]
+    )
+
+
+def test_a_trace_is_of_one_step_on_a_known_chip(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Several cases, or devices without published figures, are refused before anything is compiled."""
+    monkeypatch.setattr(Topology, "prepare", lambda self: None)
+    traced = f"--trace={tmp_path / 'trace.json'}"
+    for strategies, problem in (("fsdp,data", "2 are selected"), ("fsdp", "cpu:4 has no published figures")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["--topology=cpu:4", f"--strategy={strategies}", *TINY[:-1], traced])
+        assert problem in capsys.readouterr().err
 
 
 @TAKES_LIBTPU

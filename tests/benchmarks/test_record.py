@@ -40,7 +40,7 @@ MEASURED = Record(
 )
 KEYS = """
     schema_version kind status reason strategy mesh devices processes platform device_kind virtual_devices preset
-    param_count global_batch_sequences sequence_tokens microbatches dtype remat options compiler_options
+    param_count global_batch_sequences sequence_tokens microbatches dtype remat reduce options compiler_options
     attention_window attention_stride attention_pattern attention_summary
     step_seconds_median step_seconds_low step_seconds_high tokens_per_second tokens_per_second_per_device
     relative_to_single relative_to_single_low relative_to_single_high
@@ -62,6 +62,8 @@ KEYS = """
     sent_over_predicted sent_as_predicted topology chip.needed_bytes chip.capacity_bytes chip.fits
     roofline.compute_seconds roofline.memory_seconds roofline.network_seconds roofline.step_seconds roofline.bound
     roofline.tokens_per_second_per_device roofline.model_flops_utilization
+    replay.step_seconds replay.compute_seconds replay.memory_seconds replay.exposed_seconds replay.idle_seconds
+    replay.tokens_per_second_per_device replay.model_flops_utilization
 """
 
 

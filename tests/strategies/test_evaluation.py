@@ -13,7 +13,7 @@ from strategies import STRATEGIES, MeshSpec, TrainConfig
 from strategies.mesh import first_devices
 from tests.strategies.equality import CONFIG, ROUNDING
 from tests.strategies.quick import compiled
-from tests.strategies.test_step import WIDEST
+from tests.strategies.test_step import WIDEST, unless_sampled
 
 TWO_LAYERS = dataclasses.replace(CONFIG, layers=2)
 BATCH = 16
@@ -35,7 +35,7 @@ def evaluated(name, mesh, layers=2, **options):
 
 
 CASES = [
-    *((name, str(mesh), {"layers": 8}) for name, mesh in WIDEST.items() if name != "single"),
+    *(unless_sampled(name, str(mesh), {"layers": 8}) for name, mesh in WIDEST.items() if name != "single"),
     ("fsdp", "fsdp=4", {"gather": "step", "microbatches": 2}),
     ("tensor", "tensor=4", {"sequence_parallel": False}),
     ("context", "context=2", {"context_attention": "ulysses"}),

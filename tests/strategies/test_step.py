@@ -19,6 +19,14 @@ WIDEST = {
 """Each strategy's mesh over most axes, on eight devices where possible; for three_d, over the axes
 that split weights.
 """
+SAMPLE = "single", "zero1", "fsdp", "pipeline", "three_d", "auto"
+"""A strategy for each kind of step: one device, replicas with a sharded update, gathered weights, stages, several axes
+(replicas, stages and split dims), and the compiler's."""
+
+
+def unless_sampled(name, *rest):
+    """A case of a law that a sample of strategies is held to; the others run with the factorisations only."""
+    return pytest.param(name, *rest, marks=[pytest.mark.factorisations] * (name not in SAMPLE))
 
 
 def build(name, config=CONFIG, **options):

@@ -157,7 +157,7 @@ function candidateColumns(data) {
     { name: "options", label: "Options" },
     speed("formula", "Tokens/s/device, at most"),
     bytes("formula.needed_bytes", "Memory"),
-    speed("compiled", "Compiled: tokens/s/device, at most"),
+    speed("compiled", "Compiled: tokens/s/device"),
     bytes("compiled.needed_bytes", "Compiled: memory"),
     bytes("formula.sent_bytes", "Sent"),
     { name: "formula.bound", label: "Bound by" },

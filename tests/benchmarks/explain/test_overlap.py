@@ -1,42 +1,19 @@
 """What runs while a collective is in flight: fragments of GPU and TPU programs, with smaller arrays."""
 
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
-import numpy as np
 import pytest
 
-from benchmarks.devices.chips import CHIPS
 from benchmarks.explain.overlap import SENT, overlap
 from benchmarks.program.collectives import OverlappedWork
-from benchmarks.program.compiled import Program, read_program
-
-MESH = {"data": 2, "fsdp": 4}
-GROUPS = "replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true"
-DOT = "%m = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
-H100S: Any = SimpleNamespace(
-    axis_names=("data", "fsdp"), devices=np.array([SimpleNamespace(process_index=0)] * 8).reshape(2, 4)
-)
-"""A mesh over the GPUs of one host."""
-MATMUL = OverlappedWork(2 * 8 * 8 * 16, 512 + 512 + 256)
-
-
-def program(*lines: str, before: str = "", header: str = ", is_scheduled=true") -> Program:
-    """A program over `%p`, 512 bytes of float32, whose last line is the root."""
-    *others, root = ("%p = f32[8,16]{1,0} parameter(0)", *lines)
-    main = "\n".join([*(f"  {line}" for line in others), f"  ROOT {root}"])
-    return read_program(f"HloModule m{header}\n\n{before}ENTRY %main (p: f32[8,16]) -> f32[] {{\n{main}\n}}\n", MESH)
+from benchmarks.program.compiled import Program
+from tests.benchmarks.explain.fragments import DONE, DOT, GATHER, GROUPS, LOOP, LOOPING, MATMUL, program
 
 
 def row(program: Program) -> tuple[int | None, ...]:
     """Bytes sent beside matmuls, beside memory traffic, beside nothing, and waited for."""
-    found = overlap(program, H100S)
+    found = overlap(program)
     return tuple(cast(int | None, found[column]) for column in SENT)
-
-
-GATHER = f"%s = (f32[8,16], f32[32,16]) all-gather-start(%p), dimensions={{0}}, {GROUPS}"
-DONE = "%d = f32[32,16] all-gather-done(%s)"
 
 
 @pytest.mark.parametrize(
@@ -133,63 +110,23 @@ def test_chain_is_behind_the_fusions_that_it_is_woven_into() -> None:
     assert row(found) == (1536, 0, 1536, 0)
 
 
-LOOP = f"""%body (s: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {{
-  %t = (s32[], f32[8,16]) parameter(0)
-  %i = s32[] get-tuple-element(%t), index=0
-  %p = f32[8,16] get-tuple-element(%t), index=1
-  {GATHER}
-  {DOT}
-  {DONE}
-  ROOT %u = (s32[], f32[8,16]) tuple(%i, %p)
-}}
-
-%condition (s: (s32[], f32[8,16])) -> pred[] {{
-  %t = (s32[], f32[8,16]) parameter(0)
-  ROOT %less = pred[] constant(true)
-}}
-
-"""
-
-
 def test_loops_multiply_bytes_and_not_what_is_meanwhile() -> None:
     """A collective in a loop counts its bytes at each trip; work after the loop does not overlap it."""
-    loop = "%w = (s32[], f32[8,16]) while(%t), condition=%condition, body=%body"
-    loop += ', backend_config={"known_trip_count":{"n":"7"}}'
-    found = program("%i = s32[] constant(0)", "%t = (s32[], f32[8,16]) tuple(%i, %p)", loop, DOT, before=LOOP)
+    found = program(*LOOPING, DOT, before=LOOP)
     assert [(each.times, each.overlapped) for each in found.collectives] == [(7, MATMUL)]
     assert row(found) == (7 * 1536, 0, 0, 0)
 
 
 def test_an_unscheduled_program_has_no_overlap() -> None:
     """A program that is not scheduled has no overlap: the order of its text means nothing."""
-    assert set(overlap(program(GATHER, DOT, DONE, header=""), H100S, CHIPS["h100"]).values()) == {None}
+    assert set(overlap(program(GATHER, DOT, DONE, header="")).values()) == {None}
 
 
 def test_text_lists_what_each_collective_overlaps() -> None:
     """The text lists each collective with what it overlaps, most bytes first."""
     other = (GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2"))
     reduce = f"%r = f32[8,8] all-reduce(%m), {GROUPS}, to_apply=%sum"
-    assert overlap(program(GATHER, DOT, DONE, *other, reduce), H100S)["overlap.text"] == (
+    assert overlap(program(GATHER, DOT, DONE, *other, reduce))["overlap.text"] == (
         "all_gather over fsdp: 1.54 kB beside matmuls (2.05 kFLOP, 1.28 kB of memory); "
         "all_gather over fsdp: 1.54 kB beside nothing; all_reduce over fsdp: 384 B waited for"
     )
-
-
-def test_exposed_time_is_what_overlapped_work_does_not_hide() -> None:
-    """Exposed time is the network time minus that of the overlapped FLOPs or memory bytes, by the chip's figures."""
-    seconds = 1536 / CHIPS["h100"].link_bytes_per_second
-
-    def exposed(**figures: float) -> Any:
-        chip = replace(CHIPS["h100"], **cast(Any, figures))
-        return overlap(program(GATHER, DOT, DONE), H100S, chip)["overlap.exposed_seconds"]
-
-    endless = 1e30
-    assert exposed(flops_per_second=endless, memory_bytes_per_second=endless) == pytest.approx(seconds)
-    half = MATMUL.flops / (seconds / 2)
-    assert exposed(flops_per_second=half, memory_bytes_per_second=endless) == pytest.approx(seconds / 2)
-    third = MATMUL.memory_bytes / (seconds / 3)
-    assert exposed(flops_per_second=endless, memory_bytes_per_second=third) == pytest.approx(2 * seconds / 3)
-    assert exposed(flops_per_second=half / 4, memory_bytes_per_second=endless) == 0
-    waits = program(GATHER.replace("-start", "").replace("(f32[8,16], f32[32,16])", "f32[32,16]"), DOT)
-    assert overlap(waits, H100S, CHIPS["h100"])["overlap.exposed_seconds"] == pytest.approx(seconds)
-    assert overlap(waits, H100S)["overlap.exposed_seconds"] is None

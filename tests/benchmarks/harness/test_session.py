@@ -48,14 +48,13 @@ def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
             "reason",
             "memory.device_peak_bytes",
             "topology",
-            "overlap.exposed_seconds",
             "attention_window",
             "attention_stride",
             "attention_pattern",
             "attention_summary",
             *ESTIMATE_KEYS,
             *TWIN,
-        } | ({"sent_over_predicted"} if not row["predicted.sent_bytes"] else set())
+        } | ({"sent_over_predicted", "reduce"} if row["strategy"] == "single" else set())
         assert {key for key, value in row.items() if value is None} == missing
 
 

@@ -1,12 +1,16 @@
 """How often the loops and branches of a compiled program run."""
 
 import re
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.devices.topology import Topology
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import read_program
 from benchmarks.program.hlo import HLOError, parse
@@ -153,3 +157,31 @@ def test_loops_without_constant_steps_are_refused(old: str, new: str) -> None:
     assert text.count(old) == 1
     with pytest.raises(HLOError, match=r"%while.1: a loop of unknown length: no known_trip_count, and %"):
         read_program(text.replace(old, new), MESH)
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
+def test_loop_of_a_windowed_einsum_is_counted() -> None:
+    """The TPU compiler partitions a matmul into a loop over parts, which go around the ring of devices both ways.
+
+    By hand: a device multiplies all tokens with its share of the weights. It needs the parts of seven others, and sends
+    nine: one before the loop, and two in each of four passes, which are two trips of a loop unrolled twice. The last
+    two are not used.
+    """
+    topology = Topology.parse("v5e:2x4")
+    topology.prepare()
+    mesh = Mesh(np.array(topology.devices()), ("tensor",))
+
+    def array(spec: PartitionSpec, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+
+    x_BTD = array(PartitionSpec(None, "tensor"), 8, 2048, 4096)
+    w_DF = array(PartitionSpec(None, "tensor"), 4096, 16384)
+    out = NamedSharding(mesh, PartitionSpec(None, None, "tensor"))
+    text = jax.jit(lambda x, w: x @ w, out_shardings=out).lower(x_BTD, w_DF).compile().as_text() or ""
+    program = read_program(text, {"tensor": 8})
+    assert "windowed_dot_general_body" in text
+    assert program.flops == 2 * 8 * 2048 * 4096 * 16384 // 8
+    assert {each.kind for each in program.collectives} == {"permute"}
+    assert program.sent_bytes == 9 * (2 * 8 * 2048 * 4096 // 8)
+    ways = [each.direction for each in program.collectives if each.in_loop]
+    assert sorted(ways) == [-1, -1, 1, 1]

@@ -28,13 +28,13 @@ def test_table_has_a_line_for_each_case() -> None:
     """Numbers stand under their heading, what was predicted behind what is, and a case without any says why."""
     measured = replace(MEASURED, memory=StepMemory(9 * MIB, 2 * MIB, 6 * MIB, 3 * MIB, 9 * MIB, 9 * MIB))
     measured = replace(measured, compiled={"compiled.sent_bytes": 33 * MIB})
-    header, measured, infeasible = table([measured.as_row(), INFEASIBLE.as_row()])
+    header, measured, infeasible = table([measured.as_row(), INFEASIBLE.as_row()], width=200)
     assert header.split("  ")[:2] == ["strategy", "mesh"]
     assert measured.split() == [
-        *("fsdp", "fsdp=8", "16", "2,048", "2.00", "1.80", "2.10"),
+        *("fsdp", "fsdp=8", "microbatches=2", "16", "2,048", "2.00", "1.80", "2.10"),
         *("12.0", "8.0", "33.0", "32.4", "equal"),
     ]
-    assert infeasible.split(maxsplit=3)[3] == "infeasible: fsdp=8 does not divide embed=12"
+    assert infeasible.split(maxsplit=4)[4] == "infeasible: fsdp=8 does not divide embed=12"
     assert header.index("loss check") == measured.index("equal") == infeasible.index("infeasible")
 
 
@@ -43,7 +43,7 @@ def test_table_has_twins_where_there_are_any() -> None:
     auto = replace(MEASURED, case=replace(CASE, strategy="auto"), relative_to_twin=Interval(1.3, 1.2, 1.4))
     header, by_hand, compared = table([MEASURED.as_row(), auto.as_row()])
     assert "time/twin" not in table([MEASURED.as_row()])[0]
-    assert compared.split()[4:10] == ["2.00", "1.80", "2.10", "1.30", "1.20", "1.40"]
+    assert compared.split()[5:11] == ["2.00", "1.80", "2.10", "1.30", "1.20", "1.40"]
     assert set(by_hand[header.index("time/twin") : header.index("  MiB/device")]) == {" "}
 
 
@@ -78,7 +78,20 @@ def test_parts_of_the_time_are_shown_in_percent() -> None:
     """What was measured of a step's time stands in columns; rows of which nothing is known are left out."""
     header, measured = where_time_goes([INFEASIBLE.as_row(), MEASURED.as_row()])
     assert header.split("  ")[-1].strip() == "in all %"
-    assert measured.split() == ["fsdp", "fsdp=8", "16", "60.0", "20.0", "0.0", "4.0", "0.0", "10.0", "1.0", "95.0"]
+    assert measured.split() == [
+        "fsdp",
+        "fsdp=8",
+        "microbatches=2",
+        "16",
+        "60.0",
+        "20.0",
+        "0.0",
+        "4.0",
+        "0.0",
+        "10.0",
+        "1.0",
+        "95.0",
+    ]
     assert where_time_goes([INFEASIBLE.as_row()]) == []
 
 
@@ -87,5 +100,5 @@ def test_times_of_checkpoints_are_shown() -> None:
     timed = replace(MEASURED, checkpoint=CheckpointTimes(9 * MIB, 0.01, 0.5, 0.02, None))
     header, line = checkpoints([INFEASIBLE.as_row(), timed.as_row()])
     assert header.split()[-2:] == ["single", "ms"]
-    assert line.split() == ["fsdp", "fsdp=8", "16", "9.0", "10", "500", "20"]
+    assert line.split() == ["fsdp", "fsdp=8", "microbatches=2", "16", "9.0", "10", "500", "20"]
     assert checkpoints([MEASURED.as_row()]) == []

@@ -65,7 +65,7 @@ def test_formulas_are_those_of_predict() -> None:
 def predicted(case: Case) -> Cost | Infeasible:
     """The prediction for a case, or the error it raises."""
     try:
-        return predict(case.strategy, case.config, case.mesh, case.training())
+        return predict(case.strategy, case.config, case.mesh, case.training(), case.platform)
     except Infeasible as error:
         return error
 

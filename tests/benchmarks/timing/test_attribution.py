@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from benchmarks.cases import Case, Options
+from benchmarks.devices import xla_options
 from benchmarks.harness.corpus import read_corpus
 from benchmarks.harness.prepare import begin_training
 from benchmarks.program.compiled import read_program
-from benchmarks.timing import measure
 from benchmarks.timing.attribution import Attribution, attribute, variants
 from benchmarks.timing.interleaved import MIN_ROUNDS
 from benchmarks.timing.measure import compile_step
@@ -80,7 +80,9 @@ def test_variants_have_the_compiler_options_of_the_step(monkeypatch: pytest.Monk
     training = begin_training(step, compile_step(step).program, step.init, read_corpus(None, CONFIG))
     unknown = {"xla_no_such": "1"}
     case = SINGLE if given == "default" else replace(SINGLE, compiler_options=tuple(unknown.items()))
-    monkeypatch.setattr(measure, "DEFAULTS", {"cpu": unknown} if given == "default" else {})
+    if given == "default":
+        monkeypatch.setattr(xla_options, "DEFAULTS", (xla_options.Default("cpu", unknown, "a test"),))
+        monkeypatch.setattr(xla_options, "has_option", lambda *_: True)
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
         attribute(case, step, training, 1.0, MIN_ROUNDS, lambda: None)
 

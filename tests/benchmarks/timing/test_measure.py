@@ -54,25 +54,6 @@ def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
     assert steps == 1 or (steps - 1) * seconds < 2 * BLOCK_SECONDS
 
 
-@pytest.mark.parametrize(
-    ("platform", "asked", "expected"),
-    [
-        ("tpu", {"xla_a": "1"}, {"xla_a": "1", "xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}),
-        ("tpu", {"xla_disable_hlo_passes": ""}, {"xla_disable_hlo_passes": ""}),
-        ("gpu", {"xla_a": "1"}, {"xla_a": "1"}),
-    ],
-)
-def test_xla_is_told_what_was_asked_and_what_its_platform_needs(
-    platform: str, asked: dict[str, str], expected: dict[str, str]
-) -> None:
-    """Compiler options are those asked for, then the platform's defaults, and the program records them."""
-    lowered = SimpleNamespace(compile=lambda options: dict(options))
-    devices = np.array([SimpleNamespace(platform=platform)])
-    step = SimpleNamespace(mesh=SimpleNamespace(devices=devices), lower=lambda: lowered)
-    made = compile_step(cast(Step, step), asked)
-    assert made.program == made.options == expected
-
-
 def test_what_a_compiler_says_is_its_error() -> None:
     """Any error of the compiler is raised as CompileError."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from results.figures.palette import (
+    LANE_COLOURS,
     MARKERS,
     PART_COLOURS,
     PASS_COLOURS,
@@ -53,8 +54,8 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("eye", EYES)
 @pytest.mark.parametrize(
     "colours",
-    [STRATEGY_COLOURS, PART_COLOURS, TIME_COLOURS, PASS_COLOURS],
-    ids=["strategies", "parts of memory", "parts of time", "passes"],
+    [STRATEGY_COLOURS, PART_COLOURS, TIME_COLOURS, PASS_COLOURS, LANE_COLOURS],
+    ids=["strategies", "parts of memory", "parts of time", "passes", "lanes"],
 )
 def test_colours_are_told_apart(colours: dict[str, str], eye: str) -> None:
     """Any two colours of a table differ by at least 0.08 in OKLab, as seen with each colour vision."""

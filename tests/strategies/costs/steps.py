@@ -32,7 +32,12 @@ BTD = TOKENS * D
 CASES = [
     ("single", "data=1", ODD, {"remat": "full", "logits_bytes": 2**16}),
     ("data", "data=8", UNTIED, {"microbatches": 2}),
+    ("data", "data=8", UNTIED, {"reduce": "layer", "bucket_bytes": 20_000}),
     ("zero1", "data=2", SMALL, {"remat": "none"}),
+    ("zero1", "data=8", UNTIED, {"reduce": "layer"}),
+    ("zero2", "data=4", ODD, {"reduce": "layer", "microbatches": 2}),
+    ("hsdp", "data=2,fsdp=4", ODD, {"reduce": "layer", "remat": "full"}),
+    ("three_d", "data=2,context=2,tensor=2", ODD, {"reduce": "layer"}),
     ("zero2", "data=4", ODD, {"microbatches": 2}),
     ("fsdp", "fsdp=8", ODD, {"remat": "none"}),
     ("fsdp", "fsdp=8", SMALL, {}),

@@ -1,7 +1,7 @@
 """Attention is softmax attention to nothing behind, and blocks of it add up to the whole."""
 
 import math
-from functools import reduce
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from strategies.model.attention_kernels import (
     normalised,
 )
 from strategies.model.causal_attention import causal_attention
+from strategies.model.remat import LAYER_POLICIES
 
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, 12, 4
 SHAPE = (BATCH, HEADS, TOKENS, HEAD_DIM)
@@ -148,3 +149,17 @@ def test_gradients_of_blocks_add_up():
     whole = jax.vjp(attended, q, k, v)[1](dmixed)
     for parts, expected in zip(blocks, whole, strict=True):
         assert distance(jnp.concatenate(parts, 2), expected) < ROUNDING
+
+
+@pytest.mark.parametrize(("remat", "forwards"), [("none", 1), ("dots", 1), ("full", 2)])
+def test_the_forward_kernel_of_cudnn_runs_once(remat, forwards, monkeypatch):
+    """Its output and its sums are kept for the backward pass, unless nothing is. Traced where there is no cuDNN."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91_000)
+
+    @partial(jax.checkpoint, policy=LAYER_POLICIES[remat])
+    def layer(qkv_BTCA):
+        return jnp.sin(causal_attention(qkv_BTCA, 64, "cudnn"))
+
+    qkv_BTCA = jnp.zeros((1, 128, 3, 64), jnp.bfloat16)
+    program = jax.make_jaxpr(jax.grad(lambda x: layer(x).astype(jnp.float32).sum()))(qkv_BTCA)
+    assert str(program).count(" dot_product_attention_fwd_wrapper[") == forwards

@@ -1,0 +1,174 @@
+"""Causal self-attention on TPUs by JAX's splash attention, a fused kernel: scores stay on the chip.
+
+The kernel works on blocks of queries and keys, and skips the blocks that causality or a window masks out. Its forward
+pass gives the output and the log-sum-exp of the scores. Its backward pass is two kernels, one for the gradients of keys
+and values and one for those of queries. Each computes the scores and their gradients anew, so there are seven matmuls
+of scores instead of five.
+
+Dims: B batch, T tokens, H heads, K head dim, C = 3 (query, key, value), A = H x K.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from strategies.model.attention_kernels import heads
+from strategies.model.reach import Reach
+from strategies.model.remat import KEPT
+
+LANES = 128
+"""Lanes of a vector. The log-sum-exp of a query's scores fills as many."""
+BLOCKS = 512, 256, LANES
+"""Tokens of a block: 512 as in MaxText, or fewer where it does not divide the sequence."""
+BLOCK_SIZES = *("block_q", "block_kv"), *("block_q_dkv", "block_kv_dkv"), *("block_q_dq", "block_kv_dq")
+"""Of the forward pass, of the gradients of keys and values, and of those of queries."""
+MATMULS = {"fwd": 2, "dq": 3, "dkv": 4}
+"""Matmuls of scores in each kernel, by its name: forward, gradients of queries, gradients of keys and values."""
+BACKWARD_MATMULS = MATMULS["dq"] + MATMULS["dkv"]
+
+
+def block_tokens(tokens: int, reach: Reach | None) -> int | None:
+    """Tokens of a block of queries, and of keys; None if no block size divides the sequence.
+
+    Blocks are no larger than the window, so that most of it is not masked.
+
+    >>> block_tokens(2048, None), block_tokens(384, None), block_tokens(2048, Reach(200)), block_tokens(1000, None)
+    (512, 128, 128, None)
+    """
+    most = BLOCKS[0] if reach is None else max(reach.window, BLOCKS[-1])
+    return next((size for size in BLOCKS if tokens % size == 0 and size <= most), None)
+
+
+def computed_keys(tokens: int, reach: Reach | None) -> int:
+    """Keys that are computed for a query, on average over the queries of a sequence, rounded down.
+
+    >>> computed_keys(2048, None), computed_keys(2048, Reach(512))
+    (1280, 896)
+    """
+    size = block_tokens(tokens, reach)
+    assert size
+    count = tokens // size
+    before = count if reach is None else math.ceil((reach.window - 1) / size)
+    return size * sum(1 + min(block, before) for block in range(count)) // count
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def attend_splash(
+    qkv_BTCA: Float[Array, "B T 3 A"], head_dim: int, reach: Reach | None = None
+) -> Float[Array, "B T A"]:
+    """Causal softmax attention, dense or with a window, of whole sequences."""
+    return _forward(qkv_BTCA, head_dim, reach)[0]
+
+
+def _forward(qkv_BTCA: Array, head_dim: int, reach: Reach | None) -> tuple[Array, tuple[Array, ...]]:
+    q_BHTK, k_BHTK, v_BHTK = heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
+    mixed_BHTK, log_total_BHT = attended(q_BHTK, k_BHTK, v_BHTK, reach)
+    mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(*qkv_BTCA.shape[:2], -1)
+    mixed_BTA, log_total_BHT = checkpoint_name((mixed_BTA, log_total_BHT), KEPT)
+    return mixed_BTA, (qkv_BTCA, mixed_BTA, log_total_BHT)
+
+
+def _backward(head_dim: int, reach: Reach | None, residuals: tuple[Array, ...], dmixed_BTA: Array) -> tuple[Array]:
+    qkv_BTCA, mixed_BTA, log_total_BHT = residuals
+    q_BHTK, k_BHTK, v_BHTK = heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
+    mixed_BHTK, dmixed_BHTK = (heads(x_BTA, head_dim).swapaxes(1, 2) for x_BTA in (mixed_BTA, dmixed_BTA))
+    dqkv_CBHTK = jnp.stack(gradients(q_BHTK, k_BHTK, v_BHTK, mixed_BHTK, log_total_BHT, dmixed_BHTK, reach))
+    return (dqkv_CBHTK.transpose(1, 3, 0, 2, 4).reshape(qkv_BTCA.shape),)
+
+
+attend_splash.defvjp(_forward, _backward)
+
+
+def attended(q_BHTK: Array, k_BHTK: Array, v_BHTK: Array, reach: Reach | None) -> tuple[Array, Array]:
+    """Normalised attention [B,H,T,K], and the log-sum-exp of the scores [B,H,T] in float32."""
+
+    def run(q_HTK: Array, k_HTK: Array, v_HTK: Array) -> tuple[Array, Array]:
+        mixed_HTK, (log_total_HT,) = _kernel(q_HTK, reach)(_scaled(q_HTK), k_HTK, v_HTK)
+        return mixed_HTK, log_total_HT
+
+    with _counted(q_BHTK, reach):
+        return _untyped(jax.vmap(run), q_BHTK, k_BHTK, v_BHTK)
+
+
+def gradients(
+    q_BHTK: Array,
+    k_BHTK: Array,
+    v_BHTK: Array,
+    mixed_BHTK: Array,
+    log_total_BHT: Array,
+    dmixed_BHTK: Array,
+    reach: Reach | None,
+) -> tuple[Array, Array, Array]:
+    """Gradients of queries, keys and values. JAX has no public way to run the backward kernels by themselves."""
+    from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import _splash_attention_bwd
+
+    def run(q_HTK: Array, k_HTK: Array, v_HTK: Array, mixed_HTK: Array, log_total_HT: Array, dmixed_HTK: Array) -> Any:
+        kernel = _kernel(q_HTK, reach)
+        known = _scaled(q_HTK), k_HTK, v_HTK, None, None, mixed_HTK, log_total_HT
+        grads = _splash_attention_bwd(
+            res=(*known, kernel.dq_mask_info, kernel.dkv_mask_info), do=dmixed_HTK, **kernel.kwargs
+        )
+        _, _, _, dq_HTK, dk_HTK, dv_HTK, _, _ = grads
+        return _scaled(dq_HTK), dk_HTK, dv_HTK
+
+    with _counted(q_BHTK, reach):
+        return _untyped(jax.vmap(run), q_BHTK, k_BHTK, v_BHTK, mixed_BHTK, log_total_BHT, dmixed_BHTK)
+
+
+def _counted(q_BHTK: Array, reach: Reach | None) -> AbstractContextManager[Any]:
+    """A scope that says how many keys the kernels compute for a query, for those who read the compiled program.
+
+    The kernels carry no cost estimate (benchmarks/program/flops.py).
+    """
+    return jax.named_scope(f"keys_{computed_keys(q_BHTK.shape[2], reach)}")
+
+
+def _scaled(q_HTK: Array) -> Array:
+    """Queries, or their gradients, times the scale of the scores. The kernel has none."""
+    return q_HTK * q_HTK.shape[-1] ** -0.5
+
+
+def _kernel(q_HTK: Array, reach: Reach | None) -> Any:
+    """The kernel: scaled q, k, v, [H,T,K] each -> attention [H,T,K], (log-sum-exp [H,T],)."""
+    from jax.experimental.pallas.ops.tpu import splash_attention  # 0.2 s, for TPUs alone
+
+    count, tokens, _ = q_HTK.shape
+    shape = tokens, tokens
+    sizes: Any = dict.fromkeys(BLOCK_SIZES, block_tokens(tokens, reach))
+    window = None if reach is None else (reach.window - 1, 0)
+    mask = splash_attention.LocalMask(shape, window, 0) if window else splash_attention.CausalMask(shape)
+    return splash_attention.make_splash_mha_single_device(
+        splash_attention.MultiHeadMask([mask] * count),
+        block_sizes=splash_attention.BlockSizes(**sizes),
+        save_residuals=True,
+    )
+
+
+def _untyped(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function without types that say over which mesh axes its arrays vary. The results vary as the arguments.
+
+    `jax.shard_map` wants such types of the outputs of a Pallas kernel, and splash attention gives none. Autodiff must
+    not see the types change, because it would sum gradients over the axes: both parts of a custom derivative call this.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return function(*arguments)
+    axes = frozenset().union(*map(_varying, jax.tree.leaves(arguments)))
+
+    def run(*arguments: Any) -> Any:
+        # Reshaped arrays have no type there, and XLA removes these reshapes.
+        return function(*jax.tree.map(lambda x: jnp.squeeze(x[None], 0), arguments))
+
+    results = jax.shard_map(run, in_specs=P(), out_specs=P(), check_vma=False)(*arguments)
+    return jax.tree.map(lambda x: jax.lax.pcast(x, tuple(axes - _varying(x)), to="varying"), results)
+
+
+def _varying(x: Array) -> frozenset[str]:
+    return jax.typeof(x).manual_axis_type.varying

@@ -1,0 +1,54 @@
+"""Gather and reduce-scatter along mesh axes, each the transpose of the other.
+
+Several CPU processes communicate by gloo, whose reduce-scatter is wrong: the first device of a group sometimes finds
+numbers at the end of its part that are no sums (jax-ml/jax#40830; JAX 0.10.2 and 0.12). There a reduce-scatter is an
+all-to-all, and each device sums its parts. It sends as many bytes.
+"""
+
+import jax
+from jax import lax
+from jaxtyping import Array
+
+Axes = str | tuple[str, ...]
+
+
+def communicates_by_gloo() -> bool:
+    """Whether the devices of this process are CPUs that communicate by gloo."""
+    return jax.distributed.is_initialized() and jax.default_backend() == "cpu"
+
+
+def all_gather(part: Array, axes: Axes, dim: int) -> Array:
+    """The parts of all devices along `axes`, joined along a dim; varying over the axes."""
+    if communicates_by_gloo():
+        return _gather(part, axes, dim)
+    return lax.all_gather(part, axes, axis=dim, tiled=True)
+
+
+def reduce_scatter(x: Array, axes: Axes, dim: int) -> Array:
+    """This device's part, along a dim, of the sum of an array over the devices along `axes`."""
+    if communicates_by_gloo():
+        return _scatter(x, axes, dim)
+    return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
+
+
+def _gathered(part: Array, axes: Axes, dim: int) -> Array:
+    return lax.all_gather(part, axes, axis=dim, tiled=True)
+
+
+def _scattered(x: Array, axes: Axes, dim: int) -> Array:
+    parts = lax.all_to_all(x, axes, dim, dim, tiled=True)  # of each device, one after another
+    count = lax.axis_size(axes)
+    return parts.reshape(*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :]).sum(dim)
+
+
+# The forward passes call no custom derivative: policies of rematerialisation know a gather by its primitive.
+_gather = jax.custom_vjp(_gathered, nondiff_argnums=(1, 2))
+_gather.defvjp(
+    lambda part, axes, dim: (_gathered(part, axes, dim), None),
+    lambda axes, dim, _, grad: (_scattered(grad, axes, dim),),
+)
+_scatter = jax.custom_vjp(_scattered, nondiff_argnums=(1, 2))
+_scatter.defvjp(
+    lambda x, axes, dim: (_scattered(x, axes, dim), None),
+    lambda axes, dim, _, grad: (_gathered(grad, axes, dim),),
+)

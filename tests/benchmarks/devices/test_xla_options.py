@@ -1,0 +1,98 @@
+"""Which XLA options a step is compiled with."""
+
+import re
+from dataclasses import fields, replace
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from benchmarks.devices import xla_options as module
+from benchmarks.devices.topology import Topology
+from benchmarks.devices.xla_options import DEFAULTS, Default, has_option, xla_options
+from strategies import STRATEGIES, TrainConfig
+from tests.benchmarks.test_compile import case
+
+TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
+TAKES_CUDA = pytest.mark.skipif(
+    Topology.parse("h100:1x4").compiler_version is None, reason="takes the gpu extra: pip install -e '.[gpu]'"
+)
+TRAIN = TrainConfig(batch_size=1)
+TABLE = (
+    Default("tpu", {"xla_a": "1"}, "all strategies"),
+    Default("tpu", {"xla_b": "2"}, "one of them", frozenset({"fsdp"})),
+    Default("gpu", {"xla_c": "3"}, "another platform"),
+    Default("gpu", {"xla_f": "6"}, "some options", training={"reduce": "layer"}),
+)
+
+
+@pytest.mark.parametrize(
+    ("platform", "strategy", "given", "expected"),
+    [
+        ("tpu", "data", {}, {"xla_a": "1"}),
+        ("tpu", "fsdp", {"xla_d": "4"}, {"xla_a": "1", "xla_b": "2", "xla_d": "4"}),
+        ("tpu", "fsdp", {"xla_a": "", "xla_d": "true"}, {"xla_a": "", "xla_b": "2", "xla_d": "true"}),
+        ("gpu", "fsdp", {"xla_d": "true", "xla_e": "False"}, {"xla_c": "3", "xla_d": True, "xla_e": False}),
+        ("cpu", "fsdp", {"xla_d": "TRUE"}, {"xla_d": True}),
+    ],
+)
+def test_given_options_go_before_those_of_the_table(
+    monkeypatch: pytest.MonkeyPatch, platform: str, strategy: str, given: dict[str, str], expected: dict[str, Any]
+) -> None:
+    """A step has the options of its platform and strategy, unless the user gives others. Only libtpu reads `true`."""
+    monkeypatch.setattr(module, "DEFAULTS", TABLE)
+    monkeypatch.setattr(module, "has_option", lambda *_: True)
+    assert xla_options(SimpleNamespace(platform=platform), strategy, TRAIN, given) == expected
+
+
+def test_options_of_the_table_may_need_options_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option that helps only some steps of a strategy is given to these alone."""
+    monkeypatch.setattr(module, "DEFAULTS", TABLE)
+    monkeypatch.setattr(module, "has_option", lambda *_: True)
+    found = xla_options(SimpleNamespace(platform="gpu"), "hsdp", replace(TRAIN, reduce="layer"))
+    assert found == {"xla_c": "3", "xla_f": "6"}
+
+
+def test_a_default_that_xla_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another version of XLA a step is compiled without the option, and a warning names it."""
+    known = {"xla_cpu_enable_fast_math": "False"}
+    table = Default("cpu", {"xla_no_such": "1"}, "gone"), Default("cpu", known, "still there")
+    monkeypatch.setattr(module, "DEFAULTS", table)
+    with pytest.warns(UserWarning, match="no option xla_no_such; data is compiled without it"):
+        assert xla_options(jax.devices()[0], "data", TRAIN) == {"xla_cpu_enable_fast_math": False}
+
+
+def test_a_value_that_xla_refuses_is_an_error() -> None:
+    """A wrong value of an option that exists is no reason to leave it out."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid bool"):
+        has_option(jax.devices()[0], "xla_cpu_enable_fast_math", "perhaps")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("v5e:4x4", marks=TAKES_LIBTPU), pytest.param("h100:1x4", marks=TAKES_CUDA)]
+)
+def test_the_installed_compiler_has_all_options_of_the_table(kind: str) -> None:
+    """No name or value in the table is misspelt, for the versions that are installed."""
+    device = Topology.parse(kind).devices()[0]
+    ours = [each for each in DEFAULTS if each.platform == device.platform]
+    assert ours
+    assert all(has_option(device, name, value) for each in ours for name, value in each.options.items())
+
+
+def test_the_table_names_strategies_and_reasons() -> None:
+    """Each default is for strategies and options that exist, and says why."""
+    assert {name for each in DEFAULTS for name in each.strategies} <= set(STRATEGIES)
+    assert {name for each in DEFAULTS for name in each.training} <= {field.name for field in fields(TrainConfig)}
+    assert all(re.fullmatch(r"[A-Z].{40,}\.", each.reason) for each in DEFAULTS)
+
+
+def test_a_case_has_the_options_of_its_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strategy, devices and given options of a case say which options it is compiled with."""
+    table = Default("cpu", {"xla_cpu_enable_fast_math": "False"}, "a test", frozenset({"fsdp"}))
+    monkeypatch.setattr(module, "DEFAULTS", (table,))
+    assert case(strategy="data", mesh="data=4").xla_options == {}
+    assert case().xla_options == {"xla_cpu_enable_fast_math": False}
+    given = replace(case(), compiler_options=(("xla_cpu_enable_fast_math", "true"),))
+    assert given.xla_options == {"xla_cpu_enable_fast_math": True}

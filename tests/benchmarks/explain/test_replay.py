@@ -1,0 +1,155 @@
+"""The replay of a schedule, by hand: a matmul takes two seconds, and a gather three."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.devices.chips import CHIPS
+from benchmarks.explain.replay import Replay, replay
+from benchmarks.explain.roofline import links
+from benchmarks.program.compiled import read_program
+from benchmarks.program.schedule import Event
+from benchmarks.program.work import Work
+from strategies import STRATEGIES, GPTConfig, TrainConfig
+from tests.benchmarks.explain.fragments import DONE, DOT, GATHER, H100S, LOOP, LOOPING, MATMUL, program
+from tests.strategies.quick import compiled
+
+ENDLESS = 1e30
+CHIP = replace(
+    CHIPS["h100"],
+    flops_per_second=MATMUL.flops / 2,
+    memory_bytes_per_second=ENDLESS,
+    link_bytes_per_second=1536 / 3,
+    network_bytes_per_second=1536 / 3,
+)
+OTHER = GATHER.replace("%s", "%s.2"), DONE.replace("%d", "%d.2").replace("%s", "%s.2")
+"""A second gather."""
+SYNCHRONOUS = GATHER.replace("-start", "").replace("(f32[8,16], f32[32,16])", "f32[32,16]")
+
+
+def times(found: Replay | None) -> tuple[float, ...]:
+    """Seconds of compute, of memory traffic and exposed."""
+    assert found
+    assert found.step_seconds == pytest.approx(max(each.begin_seconds + each.seconds for each in found.all_spans()))
+    return tuple(round(each, 9) for each in (found.compute_seconds, found.memory_seconds, found.exposed_seconds))
+
+
+@pytest.mark.parametrize(
+    ("lines", "exposed"),
+    [
+        ((GATHER, DOT, DONE), 1),
+        ((DOT, GATHER, DONE), 3),
+        ((SYNCHRONOUS, DOT), 3),
+        ((GATHER, DOT, DOT.replace("%m", "%n"), DONE), 0),
+        ((GATHER, OTHER[0], DOT, DONE, OTHER[1]), 4),  # the second begins after 3 s, and ends after 6
+        ((GATHER, DOT, OTHER[0], DONE, DOT.replace("%m", "%n"), OTHER[1]), 2),  # each hides behind one matmul
+        ((GATHER, DOT), 1),  # the step ends when all has been sent
+    ],
+)
+def test_what_is_exposed_by_hand(lines: tuple[str, ...], exposed: float) -> None:
+    """Collectives go one after another, and the device waits where they are needed: compute hides each second once."""
+    matmuls = sum("dot" in line for line in lines)
+    assert times(replay(program(*lines), H100S, CHIP)) == (2 * matmuls, 0, exposed)
+
+
+def test_an_instruction_that_computes_and_sends_accesses_memory_while_it_computes() -> None:
+    """The start of a collective that also multiplies takes the device's time as a matmul does, and then sends."""
+    slow = replace(CHIP, memory_bytes_per_second=MATMUL.memory_bytes / 5)
+    sends = program(GATHER, DONE).events[0].work
+    both = Event("both", Work(sends.collectives, MATMUL.flops, memory_bytes=MATMUL.memory_bytes), begins=("a", "b"))
+    ends = Event("ends", Work(), waits_for=("a", "b"))
+    for chip, expected in ((CHIP, (2, 0, 3)), (slow, (0, 5, 3))):
+        assert times(replay(replace(program(DOT), events=(both, ends)), H100S, chip)) == expected
+
+
+def test_a_collective_accesses_memory_while_it_sends() -> None:
+    """Memory bounds an instruction that moves bytes for longer than it computes; a collective's own bytes delay it."""
+    slow = replace(CHIP, memory_bytes_per_second=MATMUL.memory_bytes / 5)
+    assert times(replay(program(DOT), H100S, slow)) == (0, 5, 0)
+    assert times(replay(program(SYNCHRONOUS, DOT), H100S, slow)) == (0, 5, (512 + 2048) / MATMUL.memory_bytes * 5)
+
+
+def test_iterations_of_a_loop_are_replayed() -> None:
+    """Seven iterations take two seconds each and wait for one. Their spans are all there, in order."""
+    found = replay(program(*LOOPING, before=LOOP), H100S, CHIP)
+    assert times(found) == (14, 0, 7)
+    assert found
+    begins = [each.begin_seconds for each in found.all_spans() if each.lane == "compute"]
+    assert begins == pytest.approx([3 * index for index in range(7)])
+
+
+def test_what_is_in_flight_delays_the_first_iterations_of_a_loop() -> None:
+    """A gather from before the loop delays that of the first iteration, and that one the next: 3, 4 and then 1 each."""
+    found = replay(program(OTHER[0], *LOOPING, OTHER[1], before=LOOP), H100S, CHIP)
+    assert times(found) == (14, 0, 3 + 1 + 6)
+
+
+def test_links_work_side_by_side() -> None:
+    """Collectives on different kinds of links overlap, and those on one kind wait for each other."""
+    devices = np.array([SimpleNamespace(process_index=index // 4) for index in range(8)]).reshape(2, 4)
+    hosts: Any = SimpleNamespace(axis_names=("data", "fsdp"), devices=devices)
+    between = OTHER[0].replace("{{0,1,2,3},{4,5,6,7}}", "{{0,4},{1,5},{2,6},{3,7}}").replace("f32[32,16]", "f32[16,16]")
+    lines = GATHER, between, DONE, OTHER[1]
+    assert times(replay(program(*lines), hosts, CHIP)) == (0, 0, 3)
+    assert times(replay(program(*lines), H100S, CHIP)) == (0, 0, 4)
+    assert links(CHIP, hosts, ("data", "fsdp")) == ("inside a host", "between hosts")
+
+
+def test_a_torus_has_a_queue_for_each_dim() -> None:
+    """A collective uses the dims of the torus that its group spans; the cores of one chip need none."""
+    places = np.array([SimpleNamespace(coords=tuple(place)) for place in np.ndindex(4, 4, 4)], dtype=object)
+    cube: Any = SimpleNamespace(axis_names=("data", "fsdp"), devices=places.reshape(16, 4))
+    assert links(CHIPS["v5p"], cube, ("data",)) == ("torus x", "torus y")
+    assert links(CHIPS["v5p"], cube, ("fsdp",)) == ("torus z",)
+    cores: Any = SimpleNamespace(axis_names=("data",), devices=np.array([SimpleNamespace(coords=(0, 0, 0))] * 2))
+    assert links(CHIPS["tpu7x"], cores, ("data",)) == ("between cores",)
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("v5p", {True: 3, False: 6}), ("h100", {True: 6, False: 6})])
+def test_permutes_in_opposite_directions_go_side_by_side(kind: str, seconds: dict[bool, float]) -> None:
+    """A link of a torus has two directions, and a GPU sends to all from one port. Collectives use both directions."""
+    places = [SimpleNamespace(coords=(0, 0, index), process_index=0) for index in range(8)]
+    line: Any = SimpleNamespace(axis_names=("data", "fsdp"), devices=np.array(places, dtype=object).reshape(2, 4))
+    chip = replace(CHIPS[kind], memory_bytes_per_second=ENDLESS, link_bytes_per_second=512 / 3)
+    up = "{{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}"
+    down = "{{1,0},{2,1},{3,2},{0,3},{5,4},{6,5},{7,6},{4,7}}"
+    for second in (up, down):
+        sends = [
+            f"%{name} = (f32[8,16], f32[8,16]) collective-permute-start(%p), source_target_pairs={pairs}"
+            for name, pairs in (("s", up), ("s.2", second))
+        ]
+        dones = [f"%d{name} = f32[8,16] collective-permute-done(%s{name})" for name in ("", ".2")]
+        assert times(replay(program(*sends, *dones), line, chip)) == (0, 0, seconds[second == down])
+
+
+def test_a_pipeline_stage_is_idle_in_its_bubble() -> None:
+    """A bubble of a third adds half of the time in which the device computes."""
+    found = replay(program(SYNCHRONOUS, DOT), H100S, CHIP, bubble=1 / 3)
+    assert found
+    assert (found.exposed_seconds, found.idle_seconds, found.step_seconds) == pytest.approx((3, 1, 6))
+
+
+def test_an_unscheduled_program_is_not_replayed() -> None:
+    """The order of an unscheduled program means nothing."""
+    assert replay(program(GATHER, DOT, DONE, header=""), H100S, CHIP) is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "options"),
+    [("fsdp", "fsdp=2", {}), ("pipeline", "pipeline=2", {"microbatches": 4, "schedule": "zb-h1"})],
+)
+def test_all_work_of_a_step_is_replayed(strategy: str, mesh: str, options: dict[str, Any]) -> None:
+    """Loops, and branches as often as they are taken: compute adds up to the step's FLOPs, and synchronous collectives
+    to the bytes that it sends.
+    """
+    config = GPTConfig(layers=2, embed=32, heads=2, vocab=64, sequence=16)
+    step = STRATEGIES[strategy].build(config, mesh, TrainConfig(batch_size=8, **options))
+    found = read_program(compiled(step.lower()).as_text() or "", step.mesh.shape)
+    chip = replace(CHIP, link_bytes_per_second=1.0)
+    replayed = replay(found, step.mesh, chip)
+    assert replayed
+    assert replayed.compute_seconds == pytest.approx(found.flops / chip.flops_per_second)
+    assert replayed.exposed_seconds == pytest.approx(found.sent_bytes)

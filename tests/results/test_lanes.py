@@ -1,0 +1,113 @@
+"""The picture of a replayed step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from results.figures.palette import LANE_COLOURS
+from results.lanes import lanes, main
+from results.records.traces import read
+
+SPANS = [
+    ("compute", 0, 4),
+    ("exposed", 4, 2),
+    ("memory", 6, 1),
+    ("exposed", 7, 1),
+    ("between hosts", 1, 5),
+    ("inside a host", 5, 3),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A trace of a step of eight milliseconds."""
+    names = ["compute", "memory", "exposed", "idle", "between hosts", "inside a host"]
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "thread_name", "args": {"name": name}} for name in names]
+    events += [{"ph": "X", "name": "x", "cat": cat, "ts": 1e3 * ts, "dur": 1e3 * dur} for cat, ts, dur in SPANS]
+    facts = {"kind": "replay", "case": "fsdp-fsdp=4-b4", "devices": "4 x H100"}
+    (tmp_path / "step.json").write_text(json.dumps({"otherData": facts, "traceEvents": events}))
+    return tmp_path / "step.json"
+
+
+def test_what_a_link_sends_is_hidden_or_exposed(path: Path) -> None:
+    """What a link sends while the device waits is exposed, and the rest hidden. Lanes without spans have no row."""
+    figure = lanes(read(path))
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        *("compute", "memory", "exposed", "between hosts", "inside a host")
+    ]
+    colours = {colour: what for what, colour in LANE_COLOURS.items()}
+    drawn = [
+        (int(box.y0), colours[to_hex(np.asarray(collection.get_facecolor())[0])], float(box.x0), float(box.x1))
+        for collection in axes.collections
+        for box in (each.get_extents() for each in collection.get_paths())
+    ]
+    assert [each[1:] for each in drawn if each[0] == 3] == [
+        ("hidden communication", 1, 6),
+        ("exposed communication", 4, 6),
+    ]
+    assert [each[1:] for each in drawn if each[0] == 4] == [
+        ("hidden communication", 5, 8),
+        ("exposed communication", 5, 6),
+        ("exposed communication", 7, 8),
+    ]
+    assert axes.get_xlim() == (0, 8)
+    assert "exposed communication: 3.0 ms" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "a step of 8.0 ms" in figure.get_suptitle()
+    assert lanes(read(path), (2, 3)).axes[0].get_xlim() == (2, 3)
+
+
+def test_the_command_writes_a_picture(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The picture lies beside the trace, unless another file is named."""
+    main([str(path), "--between=1,4"])
+    assert capsys.readouterr().out.strip() == str(path.with_suffix(".png"))
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+LANE = {"ph": "M", "name": "thread_name", "args": {"name": "compute"}}
+SPAN = {"ph": "X", "name": "dot", "cat": "compute", "ts": 0, "dur": 1}
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        (None, "is no trace of a replayed step; write one with `python -m benchmarks.compile"),
+        ([], "is the trace of a step in which nothing happens"),
+        ([SPAN], "has an event that is no span of a lane (KeyError('compute'))"),
+        ([LANE, SPAN | {"dur": -1}], "has an event that is no span of a lane (ValueError('-1 microseconds'))"),
+        ([LANE, SPAN | {"dur": "long"}], "has an event that is no span of a lane (TypeError"),
+        ([LANE, "span"], "has an event that is no span of a lane (TypeError"),
+    ],
+)
+def test_what_is_no_trace_is_not_drawn(
+    events: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is no trace ends the command with 5 and a line that says so, before anything is drawn."""
+    path = tmp_path / "step.json"
+    path.write_text(json.dumps([] if events is None else {"otherData": {"kind": "replay"}, "traceEvents": events}))
+    with pytest.raises(SystemExit, match="5"):
+        main([str(path)])
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ("--out=x.xyz", 5, "x.xyz has no suffix of a picture format"),
+        ("--out={path}", 5, "would overwrite the input"),
+        ("--between=3,2", 2, "'3,2' is no interval; give its begin and its end"),
+        ("--between=now", 2, "'now' is no interval"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    options: str, code: int, words: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options are checked before anything is drawn."""
+    with pytest.raises(SystemExit, match=str(code)):
+        main([str(path), options.format(path=path)])
+    assert words in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""Steps with splash attention: equal to one device, and with the FLOPs and residuals that the formulas state."""
+
+import dataclasses
+import math
+from functools import partial
+from importlib.util import find_spec
+
+import jax
+import pytest
+from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+
+from benchmarks.devices.topology import Topology
+from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.costs.plan import BYTES
+from strategies.costs.predict import predict
+from strategies.mesh import first_devices
+from strategies.model.gpt import Block
+from strategies.pipelining.jaxpr import Loop
+from strategies.training import train_step
+from tests.strategies import equality
+from tests.strategies.costs.test_kept import loops
+
+CONFIG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=128)
+PIPELINE = {"microbatches": 2}
+SPLASH = {"attention": "splash"}
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """Splash attention on CPUs: traced, but not lowered."""
+    monkeypatch.setattr(train_step, "kernel_for", lambda *_, **__: "splash")
+
+
+@pytest.fixture
+def interpreted(chosen, monkeypatch):
+    """Splash attention interpreted on CPUs."""
+    interpreted = partial(kernels.make_splash_mha_single_device, interpret=True)
+    monkeypatch.setattr(kernels, "make_splash_mha_single_device", interpreted)
+    monkeypatch.setattr(equality, "CONFIG", CONFIG)
+    monkeypatch.setattr(equality, "TRAIN", TrainConfig(batch_size=4))
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Two steps of one device with XLA's attention."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(equality, "CONFIG", CONFIG)
+        patch.setattr(equality, "TRAIN", TrainConfig(batch_size=4))
+        return equality.train("single", MeshSpec.parse("data=1"), steps=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [
+        ("fsdp", "fsdp=2", {}),
+        ("tensor", "tensor=2", {"remat": "full"}),
+        ("context", "context=2", {"context_attention": "ulysses", "remat": "none"}),
+        ("three_d", "data=2,pipeline=2", PIPELINE | {"schedule": "zb-h1", "remat": "full"}),
+    ],
+    ids=str,
+)
+def test_a_step_equals_one_device(name, mesh, options, interpreted, reference):
+    """Steps with interpreted splash attention compute what XLA's attention computes on one device."""
+    mine = equality.train(name, MeshSpec.parse(mesh), steps=2, **options)
+    equality.assert_equal(mine, reference, equality.ROUNDING["float32"])
+
+
+def built(name, mesh, **train):
+    """A step, and its cost by formula."""
+    spec, options = MeshSpec.parse(mesh), TrainConfig(4, dtype="bfloat16", **train)
+    step = STRATEGIES[name].build(CONFIG, spec, options, first_devices(spec.size))
+    return step, predict(name, CONFIG, spec, dataclasses.replace(options, **SPLASH))
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize(
+    ("name", "mesh", "train"),
+    [
+        ("fsdp", "fsdp=2", {}),
+        ("tensor", "tensor=2", {}),
+        ("context", "context=2", {"context_attention": "ulysses"}),
+        ("three_d", "data=2,pipeline=2", PIPELINE),
+    ],
+    ids=str,
+)
+def test_layers_keep_what_the_formula_says(name, mesh, train, remat, chosen):
+    """What the loop over layers hands to that of the backward pass, to the byte (costs/test_kept.py)."""
+    step, cost = built(name, mesh, remat=remat, **train)
+    jaxpr = jax.make_jaxpr(step.gradients)(step.state, step.batch).jaxpr
+    layers = 1 if cost.plan.staged else cost.plan.layers
+    found = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == layers]
+    forward, _ = [loop for loop in found if len(loop.outvars[0].aval.shape) == 3]  # not those of the kernels
+    kept = sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in forward.outvars[1:])
+    assert kept == layers * Block.kept_bytes(cost.plan.share)
+
+
+@pytest.mark.parametrize(("remat", "forwards"), [("none", 1), ("dots", 1), ("full", 2)])
+def test_the_backward_pass_runs_no_second_forward_kernel(remat, forwards, chosen):
+    """Unless nothing is kept. The formula counts two matmuls for each forward kernel, and seven for the backward."""
+    step, cost = built("fsdp", "fsdp=2", remat=remat)
+    text = str(jax.make_jaxpr(step.gradients)(step.state, step.batch))
+    assert text.count("name=splash_mha_fwd_residuals") == forwards
+    without = predict("fsdp", CONFIG, "fsdp=2", TrainConfig(4, remat=remat, attention="xla"))
+    # All scores of 128 tokens are in one block; XLA's attention skips a quarter of them.
+    whole = 4 * 128 * 2 * 2 * 32 * 128
+    xla = (8 if remat == "full" else 7) * whole * 3 // 4
+    assert sum(cost.flops.values()) - sum(without.flops.values()) == (2 * forwards + 7) * whole - xla
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
+def test_it_is_compiled_for_tpus():
+    """A step for TPUs has the three kernels, each once a layer, and no array of scores."""
+    mesh, config = MeshSpec.parse("fsdp=4"), dataclasses.replace(CONFIG, sequence=256)
+    train = TrainConfig(4, dtype="bfloat16")
+    step = STRATEGIES["fsdp"].build(config, mesh, train, Topology.parse("v5e:2x2").devices())
+    text = step.lower().compile().as_text()
+    assert text
+    for kernel in ("fwd_residuals", "dkv_no_residuals", "dq_no_residuals"):
+        calls = [line for line in text.splitlines() if f"%splash_mha_{kernel}" in line and "custom-call(" in line]
+        assert len(calls) == 1
+    assert "[1,4,256,256]" not in text

@@ -1,0 +1,116 @@
+"""Gradients that are summed in the backward loop over layers: the same numbers and bytes, in another place."""
+
+import dataclasses
+import math
+
+import jax
+import pytest
+
+from strategies import STRATEGIES, Infeasible, MeshSpec, TrainConfig
+from strategies.sharding.layout import Layout
+from strategies.training.layer_reduction import resolve_reduce
+from tests.strategies.costs.steps import SMALL, cost
+from tests.strategies.costs.test_communication import communication, inner
+from tests.strategies.equality import ROUNDING, assert_equal, single, train
+
+TRAIN = TrainConfig(batch_size=16)
+CASES = [
+    ("data", "data=8", {}),
+    ("data", "data=8", {"bucket_bytes": 10_000, "unroll": 2}),
+    ("data", "data=8", {"reduce_dtype": "bfloat16", "dtype": "bfloat16"}),
+    ("zero1", "data=8", {"tied": False}),
+    ("zero2", "data=4", {"microbatches": 2}),
+    ("hsdp", "data=2,fsdp=4", {"remat": "full"}),
+    ("context", "context=4", {}),
+    ("three_d", "data=2,context=2,tensor=2", {}),
+    ("three_d", "data=2,fsdp=2,tensor=2", {"sequence_parallel": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "options"), CASES, ids=str)
+def test_sums_in_the_backward_loop_equal_one_device(name, mesh, options):
+    """Every strategy with replicas or a sharded update, summing layer by layer, computes what one device computes."""
+    reference = single(**{key: options[key] for key in options if key in ("dtype", "tied")})
+    mine = train(name, MeshSpec.parse(mesh), reduce="layer", **options)
+    assert_equal(mine, reference, ROUNDING[options.get("dtype", "float32")])
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [(name, mesh, {key: options[key] for key in options if key != "tied"}) for name, mesh, options in CASES],
+    ids=str,
+)
+def test_layer_by_layer_as_many_elements_are_summed(name, mesh, options):
+    """Each gradient is summed once, whether in the backward loop or after it; by formula, too."""
+    layer, step = ({**options, "reduce": reduce} for reduce in ("layer", "step"))
+    assert communication(name, mesh, **layer) == communication(name, mesh, **step)
+    assert cost(name, mesh, **layer).sent == cost(name, mesh, **step).sent
+
+
+def in_loops(program, depth=0):
+    """Elements that are summed or scattered over `data` inside loops, once for each loop."""
+    total = 0
+    for equation in program.eqns:
+        axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+        if depth and "data" in axes and equation.primitive.name.startswith(("psum", "reduce_scatter")):
+            total += sum(x.aval.size for x in equation.invars)
+        looped = equation.primitive.name == "scan"
+        total += sum(in_loops(part, depth + looped) for part, _ in inner(equation))
+    return total
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("data", "data=8"), ("zero1", "data=8"), ("hsdp", "data=2,fsdp=4")])
+@pytest.mark.parametrize("reduce", ["layer", "step", "auto"])
+def test_the_backward_loop_sums_one_layer(name, mesh, reduce):
+    """With reduce=layer an iteration of the backward loop sums the gradients of one layer. Otherwise, and by default on
+    CPUs, it sums none.
+    """
+    train = dataclasses.replace(TRAIN, reduce=reduce)
+    built = STRATEGIES[name].build(SMALL, mesh, train, jax.devices()[:8])
+    held = [math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(built.state.params["blocks"])]
+    layer = sum(held) // SMALL.layers
+    program = jax.make_jaxpr(built.gradients)(built.state, built.batch)
+    assert in_loops(program.jaxpr) == (layer if reduce == "layer" else 0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "reduce"),
+    [
+        (Layout(batch=("data",)), {}, "layer"),
+        (Layout(batch=("data",)), {"microbatches": 2}, "step"),
+        (Layout(batch=("data",)), {"compression": "int8"}, "step"),
+        (Layout(batch=("data",), updates=("data",)), {"microbatches": 2}, "step"),
+        (Layout(batch=("data",), updates=("data",), scatters_each=True), {"microbatches": 2}, "layer"),
+        (Layout(batch=("fsdp",), shards=("fsdp",)), {}, "step"),
+        (Layout(batch=("data", "fsdp"), shards=("fsdp",)), {"gather": "step"}, "step"),
+        (Layout(batch=("data",), dims={"layers": ("pipeline",)}), {}, "step"),
+    ],
+    ids=str,
+)
+def test_by_default_gpus_sum_by_layer_where_that_sends_no_more(layout, options, reduce):
+    """On GPUs "auto" is "layer" where a layer's gradients are summed as often as all; elsewhere it is "step"."""
+    train = dataclasses.replace(TRAIN, **options)
+    assert resolve_reduce(layout, train, "gpu").reduce == resolve_reduce(layout, train, "cuda").reduce == reduce
+    assert resolve_reduce(layout, train, "cpu").reduce == resolve_reduce(layout, train, "tpu").reduce == "step"
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options", "message"),
+    [
+        ("data", "data=2", {"microbatches": 4}, "reduce=layer would send gradients for each of microbatches=4"),
+        ("data", "data=2", {"compression": "int8"}, "reduce=layer does not go with compression=int8"),
+        ("hsdp", "data=2,fsdp=2", {"gather": "step"}, "does not go with gather=step.* use gather=layer or reduce=step"),
+        ("three_d", "data=2,pipeline=2", {"microbatches": 4}, "no backward loop in a pipeline.* use reduce=step"),
+    ],
+)
+def test_sums_by_layer_are_refused_where_they_would_send_more(name, mesh, options, message):
+    """reduce=layer is refused, with a way out, where a layer's gradients are not final in one backward loop."""
+    with pytest.raises(Infeasible, match=message):
+        STRATEGIES[name].build(SMALL, mesh, dataclasses.replace(TRAIN, reduce="layer", **options))
+
+
+def test_a_sharded_update_by_layer_holds_no_whole_gradients():
+    """With reduce=layer, zero1 holds gradients of the blocks in shards: by formula 7/8 of them less on 8 devices."""
+    step, layer = (cost("zero1", "data=8", reduce=reduce).temporaries["gradients"] for reduce in ("step", "layer"))
+    blocks = sum(weight.elements for weight in cost("zero1", "data=8").plan.weights if weight.of_blocks)
+    assert step - layer == 4 * blocks * 7 // 8
