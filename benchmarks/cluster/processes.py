@@ -35,6 +35,8 @@ from benchmarks.failures import CaseFailure, Status, reason_of, status_of
 
 T = TypeVar("T")
 
+EXIT_SECONDS = 60
+"""Longest time from the loss of a process to the end of the others, on a busy machine too: they still write a report."""
 BARRIER_FRACTION = 0.9
 """Barrier timeout as a fraction of `--case-timeout`. It expires first, so that the missing process is named."""
 
@@ -120,7 +122,7 @@ def join(option: Namespace) -> None:
                 option.process_id,
                 # JAX's own timeouts end the process without a readable reason, so they are longer than ours.
                 initialization_timeout=math.ceil(option.join_timeout) + 30,
-                heartbeat_timeout_seconds=math.ceil(3 * option.lost_after),
+                heartbeat_timeout_seconds=math.ceil(option.lost_after) + EXIT_SECONDS,
                 shutdown_timeout_seconds=math.ceil(option.lost_after),
             )
     except ValueError as error:
