@@ -13,7 +13,7 @@ from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Remat
 from strategies.mesh import Devices, first_devices, platform_of
 from strategies.step import Step
-from strategies.training.layer_reduction import resolve_reduce
+from strategies.training.overlap import resolve_overlap
 
 ONE_DEVICE = MeshSpec.parse("data=1")
 COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss", "loss_scale", "loss_scale_growth_steps")
@@ -93,17 +93,17 @@ class Case:
         return self.topology.platform if self.topology else platform_of(jax.devices()[0])
 
     def training(self, **others: Any) -> TrainConfig:
-        """Its training configuration, with the fields in `others` overridden, and `reduce` resolved for its devices."""
+        """Its training configuration, with the fields in `others` overridden, and overlap resolved for its devices."""
         train = TrainConfig(
             self.batch_size,
             self.microbatches,
             **{"dtype": self.dtype, "remat": self.remat, **dict(self.options), **others},
         )
         strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
-        if strategy is None or strategy.layout is None or "reduce" not in strategy.options:
+        if strategy is None or strategy.layout is None or strategy.twins:
             return train
         layout = strategy.layout.along(self.mesh.split_axes(strategy.axes))
-        return resolve_reduce(layout, train, self.platform)
+        return resolve_overlap(layout, self.config, train, self.platform)
 
     @property
     def single(self) -> "Case":

@@ -44,7 +44,7 @@ class Record:
         virtual_devices: whether the devices share one CPU. Ideal scaling is then constant work, not linear speed-up.
         status: how the case ended; "interrupted" until then.
         reason: why, in one line.
-        reduce: `TrainConfig.reduce`, resolved; None for a strategy without it.
+        reduce, prefetch: those of `TrainConfig`, resolved; None for a strategy without the option.
         model_flops_per_step: model FLOPs of all devices, without recomputation.
         matmul_flops_per_second: throughput of one device on a matmul alone, in this run and dtype; for virtual devices,
             of all of them together.
@@ -75,6 +75,7 @@ class Record:
     status: Status = "interrupted"
     reason: str | None = None
     reduce: str | None = None
+    prefetch: str | None = None
     model_flops_per_step: int | None = None
     matmul_flops_per_second: float | None = None
     compile_seconds: float | None = None
@@ -163,6 +164,7 @@ class Record:
             "dtype": case.dtype,
             "remat": case.remat,
             "reduce": self.reduce,
+            "prefetch": self.prefetch,
             "options": ",".join(option_texts(case.options)),
             "compiler_options": " ".join(option_texts(self.compiler_options or case.compiler_options)),
             "step_seconds_median": self.step_seconds_median,

@@ -12,6 +12,7 @@ Attention = Literal["auto", "xla", "cudnn", "splash"]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1"]
 Gather = Literal["layer", "step"]
 Reduce = Literal["auto", "layer", "step"]
+Prefetch = Literal["auto", "on", "off"]
 Compression = Literal["none", "int8", "onebit"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
 AttentionPattern = Literal["strided", "fixed"]
@@ -24,6 +25,7 @@ _KNOWN = {
     "context_attention": ContextAttention,
     "gather": Gather,
     "reduce": Reduce,
+    "prefetch": Prefetch,
     "compression": Compression,
 }
 LOSS_SCALES = 1.0, 2.0**64
@@ -142,6 +144,8 @@ class TrainConfig:
         gather: whether fsdp gathers the weights of each layer when it runs ("layer"), or all weights once a step
             ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
+        prefetch: with gather="layer", whether fsdp gathers weights one layer ahead ("on"; model/prefetch.py). "auto" is
+            "on" on GPUs where it is possible, otherwise "off".
         bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each
             layer; None sums each weight's by itself.
         compression: the data strategy sums gradients in 8 bits ("int8"), or after the warm-up momentum in 1 bit
@@ -177,6 +181,7 @@ class TrainConfig:
     sequence_parallel: bool = True
     gather: Gather = "layer"
     regather: bool = True
+    prefetch: Prefetch = "auto"
     bucket_bytes: int | None = None
     compression: Compression = "none"
     compression_warmup: int = 20

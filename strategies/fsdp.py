@@ -15,6 +15,9 @@ scattered, once more. Vectors that the backward pass does not need are not gathe
 gathered weights are kept for the backward pass. No weight is gathered again, and a device sends 2 P (n-1)/n elements
 for each microbatch.
 
+With `prefetch="on"` a layer's weights are gathered while the layer before it runs, and backward the gradients of the
+layer behind it are scattered meanwhile (model/prefetch.py). The last layer's weights are not gathered again.
+
 With `gather="step"` all weights are gathered before the first microbatch and kept until the last:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], each weight, in the compute dtype, once a step
@@ -37,6 +40,7 @@ from jaxtyping import Array
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec, are_virtual
 from strategies.model.hooks import ONE_DEVICE, Hooks
+from strategies.model.order import after
 from strategies.model.remat import GATHERED
 from strategies.model.weights import Weights, used_dtype
 from strategies.sharding.layout import Axes, Layout
@@ -103,9 +107,7 @@ def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
 
 def _head_first_backward(_: None, grads: tuple[Array, Any]) -> tuple[Array, Any]:
     dx_BTD, dweights = grads
-    # XLA cannot remove a product with 0, which may be NaN. So the dependency lasts until the schedule is fixed.
-    dependency: Any = sum(grad.reshape(-1)[0] for grad in jax.tree.leaves(dweights))
-    return dx_BTD + (0 * dependency).astype(dx_BTD.dtype), dweights
+    return after(sum(grad.reshape(-1)[:1] for grad in jax.tree.leaves(dweights)), dx_BTD), dweights
 
 
 head_first.defvjp(lambda x_BTD, weights: ((x_BTD, weights), None), _head_first_backward)
@@ -134,5 +136,5 @@ def build_over(
     return assemble(config, device_mesh, train, layout, implementation(shards, train, device_mesh))
 
 
-OPTIONS = "gather", "regather", "reduce_dtype"
+OPTIONS = "gather", "regather", "prefetch", "reduce_dtype"
 FSDP = Strategy("fsdp", AXES, build, OPTIONS, LAYOUT)

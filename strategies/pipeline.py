@@ -31,10 +31,10 @@ from strategies import tensor
 from strategies.config import GPTConfig, PipelineSchedule, TrainConfig
 from strategies.mesh import Devices, MeshSpec, mark_varying
 from strategies.model.gpt import GPT
+from strategies.model.layer_passes import Leaves
 from strategies.model.weights import Weights
 from strategies.pipelining.executor import Executor, Parts
 from strategies.pipelining.forward import run_forward
-from strategies.pipelining.layer_backward import Leaves
 from strategies.pipelining.schedules import SCHEDULES, Schedule
 from strategies.pipelining.stages import layer_slots
 from strategies.pipelining.timetable import Ticks

@@ -36,7 +36,7 @@ from benchmarks.failures import CaseFailure, Status, reason_of, status_of
 T = TypeVar("T")
 
 EXIT_SECONDS = 60
-"""Longest time from the loss of a process to the end of the others, on a busy machine too: they still write a report."""
+"""Longest time from the loss of a process to the end of the others, which still write a report on a busy machine."""
 BARRIER_FRACTION = 0.9
 """Barrier timeout as a fraction of `--case-timeout`. It expires first, so that the missing process is named."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.cases import Case
+from benchmarks.cases import Case, options_of
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import crossing_axes
 from benchmarks.explain.estimate import DoesNotFit, estimate, estimate_from_error
@@ -32,6 +32,8 @@ from strategies import Step
 from strategies.model.gpt import flops_per_token
 
 SEED = 0
+OVERLAP = "reduce", "prefetch"
+"""Options that `resolve_overlap` resolves."""
 READ_ONLY = {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_autotune_level": 0}}
 """Compiler options for programs that are only analysed. Optimisation of machine code can be skipped, because it changes
 neither the HLO nor the planned memory. GPU kernels cannot be autotuned without a GPU."""
@@ -83,7 +85,8 @@ class Preparation:
         """
         step = entry.step = entry.case.build()
         flops = flops_per_token(step.config) * step.tokens_per_step
-        yield {"model_flops_per_step": flops, "reduce": None if step.train.reduce == "auto" else step.train.reduce}
+        overlap = {name: getattr(step.train, name) for name in OVERLAP if name in options_of(entry.case.strategy)}
+        yield {"model_flops_per_step": flops, **overlap}
         read_only = READ_ONLY.get(entry.case.devices[0].platform, {}) if compile_only else {}
         yield from self._compile(entry, step, read_only)
         if not compile_only:

@@ -48,6 +48,12 @@ CASE = (
         "Whether gradients are summed over replicas in the backward loop over layers (`layer`) or after it (`step`). "
         "Null for strategies without the option, and in files of older versions, which sum after it.",
     ),
+    Column(
+        "prefetch",
+        "",
+        "Whether weights are gathered one layer ahead: `on` or `off`. Null for strategies without the option, and in "
+        "files of older versions, which do not.",
+    ),
     Column("options", "", "Strategy options that `--option` set for this case."),
     Column("compiler_options", "", "XLA compiler options for this step."),
 )

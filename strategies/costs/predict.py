@@ -23,6 +23,7 @@ from strategies.model.reach import Reach
 from strategies.model.splash_attention import BACKWARD_MATMULS
 from strategies.pipelining.schedules import Costs
 from strategies.sharding.layout import Axes, Layout
+from strategies.training.overlap import resolve_overlap
 
 
 def predict(
@@ -35,7 +36,8 @@ def predict(
         config: the model.
         mesh: a `MeshSpec`, or its text.
         train: batch, dtypes and options.
-        platform: "tpu", "cuda", "cpu" or another. It decides what `attention="auto"` is; by default that is "xla".
+        platform: "tpu", "cuda", "cpu" or another. It decides what "auto" is for `attention`, `reduce` and
+            `prefetch`. By default these are as on CPUs.
 
     Raises:
         Infeasible: the strategy has no formulas (auto, or a strategy without a layout), or model, mesh and batch do not
@@ -44,7 +46,9 @@ def predict(
     layouts = known()
     if strategy not in layouts:
         raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(layouts)}")
-    plan = Plan(config, MeshSpec.of(mesh), train, layouts[strategy], platform)
+    spec, layout = MeshSpec.of(mesh), layouts[strategy]
+    train = resolve_overlap(layout.along([axis for axis, size in spec.axes if size > 1]), config, train, platform)
+    plan = Plan(config, spec, train, layout, platform)
     terms = (*TERMS, *strategies.STRATEGIES[strategy].traffic)
     return Cost(plan, tuple(each for term in terms for each in term(plan)))
 

@@ -109,28 +109,30 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
     by_layer = plan.train.gather == "layer"
     for weight in (weight for weight in plan.weights if {*axes} & {*weight.axes}):
         whole = weight.elements * plan.shards
-        once, again = 1, 0
+        once, again = weight.elements, 0
         if by_layer and weight.of_blocks:
             once, again = of_blocks(plan, weight)
         elif by_layer:
-            once = of_ends(plan, weight)
+            once = of_ends(plan, weight) * weight.elements
         scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
         dtype, reduce_dtype = plan.dtype(weight), plan.train.reduce_dtype
-        yield from traffic(plan, "weights", "all_gather", axes, once * weight.elements, dtype=dtype)
-        yield from traffic(plan, "weights again", "all_gather", axes, again * weight.elements, dtype=dtype)
+        yield from traffic(plan, "weights", "all_gather", axes, once, dtype=dtype)
+        yield from traffic(plan, "weights again", "all_gather", axes, again, dtype=dtype)
         yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=reduce_dtype)
 
 
 def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
-    """How often a layer's weight is gathered in a step: for the forward pass, and again for the backward pass.
+    """Elements of a weight of the layers that are gathered in a step: for the forward pass, and again for the backward.
 
     Both count microbatches. A weight is gathered again if the backward pass needs it (`Backward`). With `remat="none"`
-    the backward pass needs no vectors.
+    the backward pass needs no vectors. With prefetch the last layer's weights are kept until the backward pass.
     """
     train = plan.train
     needs = {"needed": True, "recomputation": train.remat == "full", "unused": False}
     needed = needs[weight.backward] and (train.remat != "none" or is_matrix(weight.dims))
-    return train.microbatches, train.microbatches if train.regather and needed else 0
+    forward = train.microbatches * weight.elements
+    kept = forward // plan.layers if train.prefetch == "on" else 0
+    return forward, forward - kept if train.regather and needed else 0
 
 
 def of_ends(plan: Plan, weight: Weight) -> int:

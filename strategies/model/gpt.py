@@ -25,6 +25,7 @@ from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.mlp import MLP
 from strategies.model.norm import LayerNorm
 from strategies.model.part import Part, Share
+from strategies.model.prefetch import run_prefetched
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
 from strategies.model.weights import Backward, Weights, used_dtype
 
@@ -147,15 +148,24 @@ class GPT(nnx.Module):
     def run(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Run all blocks of this device in order. `TrainConfig.remat` says what the backward pass recomputes."""
         graph, stacked = nnx.split(self.blocks)
+        policy, unroll = LAYER_POLICIES[self.train_config.remat], self.train_config.unroll
 
-        def layer(x_BTD: Array, weights: nnx.State) -> tuple[Array, None]:
-            return self._ready((graph, self.hooks.layer(weights)))(x_BTD, self.hooks, self.attention), None
+        def gather(stored: nnx.State) -> nnx.State:
+            return nnx.split(self._ready((graph, self.hooks.layer(stored))))[1]
+
+        def run(weights: nnx.State, x_BTD: Array) -> Array:
+            return nnx.merge(graph, weights)(x_BTD, self.hooks, self.attention)
+
+        if self.train_config.prefetch == "on":
+            return run_prefetched(gather, jax.checkpoint(run, policy=policy), stacked, x_BTD, unroll)
+
+        def layer(x_BTD: Array, stored: nnx.State) -> tuple[Array, None]:
+            return run(gather(stored), x_BTD), None
 
         # XLA merges no common subexpressions across loops, so recomputation in a loop needs no barrier
         # (`prevent_cse`). A loop of one iteration is not a loop when XLA has compiled it, and needs the barrier.
-        loops = jax.tree.leaves(stacked)[0].shape[0] > self.train_config.unroll
-        layer = jax.checkpoint(layer, policy=LAYER_POLICIES[self.train_config.remat], prevent_cse=not loops)
-        return lax.scan(layer, x_BTD, stacked, unroll=self.train_config.unroll)[0]
+        loops = jax.tree.leaves(stacked)[0].shape[0] > unroll
+        return lax.scan(jax.checkpoint(layer, policy=policy, prevent_cse=not loops), x_BTD, stacked, unroll=unroll)[0]
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
         """Loss of each token, from the residual stream after the last block."""

@@ -17,8 +17,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from strategies.mesh import mark_varying
+from strategies.model.layer_passes import Leaves, Run, write_slot, zeros_buffer
 from strategies.model.weights import Weights
-from strategies.pipelining.layer_backward import Leaves, Passes, Run, write_slot, zeros_buffer
+from strategies.pipelining.layer_backward import Passes
 from strategies.pipelining.schedules import Schedule
 from strategies.pipelining.timetable import KINDS, Edges, Ends, Shared, Ticks, Turn
 

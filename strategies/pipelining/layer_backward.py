@@ -16,13 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool
 
+from strategies.model.layer_passes import Leaves, Run, backward, forward, read_slot, write_slot, zeros_buffer
 from strategies.pipelining.split_backward import SplitBackward
 from strategies.pipelining.timetable import Depths, Turn
-
-Leaves = list[Array]
-"""Weights of layers, as `jax.tree.leaves` lists them, stacked."""
-Run = Callable[[Leaves, Array], Array]
-"""(weights, x) -> y."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,23 +138,6 @@ class Passes:
         return lax.scan(step, (state, buffers), positions, reverse=reverse, unroll=self.unroll)[0]
 
 
-def forward(run: Run, weights: Leaves, x_BTD: Array) -> tuple[Array, Any]:
-    """Run one layer. Returns the output and its residuals, without the weights.
-
-    JAX has no public way to take apart what `jax.vjp` returns: this function and `backward` use two of its fields.
-    """
-    pull: Any
-    y_BTD, pull = jax.vjp(run, weights, x_BTD)
-    return y_BTD, (pull.args_res[1], pull.opaque_residuals)  # residuals: the argument x, and what `run` computed
-
-
-def backward(run: Run, known: tuple[Leaves, Any], dy_BTD: Array) -> tuple[Leaves, Array]:
-    """(weights and residuals), gradient of the output -> gradients of the weights and of the input."""
-    weights, (x_BTD, residuals) = known
-    pull: Any = jax.eval_shape(lambda *inputs: jax.vjp(run, *inputs)[1], weights, dy_BTD)
-    return dataclasses.replace(pull, args_res=[weights, x_BTD], opaque_residuals=residuals)(dy_BTD)
-
-
 def _is_table(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.integer)
 
@@ -166,23 +145,3 @@ def _is_table(x: Array) -> bool:
 def add(total: Leaves, more: Leaves, layer: Array, _: Array) -> Leaves:
     """Add the gradients [1,...] of one layer to those of all layers [L,...], in place."""
     return write_slot(total, [read_slot(row, layer) + new[0] for row, new in zip(total, more, strict=True)], layer)
-
-
-def zeros_buffer(shapes: Any, *counts: int) -> Any:
-    """Zeros [*counts, *shape] for each array, varying over the same mesh axes as the array."""
-    return jax.tree.map(lambda like: jnp.zeros_like(like, shape=(*counts, *like.shape)), shapes)
-
-
-def write_slot(buffers: Any, values: Any, *at: Any) -> Any:
-    """Write values to an index of the buffers, in place."""
-
-    def replaced(buffer: Array, value: Array) -> Array:
-        start = [*at, *[0] * value.ndim]
-        return lax.dynamic_update_slice(buffer, value[(None,) * len(at)], start)
-
-    return jax.tree.map(replaced, buffers, values)
-
-
-def read_slot(buffers: Any, *at: Any) -> Any:
-    """Read an index of the buffers."""
-    return jax.tree.map(lambda buffer: buffer[at], buffers)

@@ -10,7 +10,6 @@ and its gradients, summed, become those of the targets.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import jax
 from flax import nnx
@@ -18,10 +17,11 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from strategies.config import GPTConfig, Infeasible, TrainConfig
+from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import are_virtual, mark_varying
 from strategies.model.gpt import GPT
 from strategies.model.hooks import Hooks
+from strategies.model.order import after
 from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout
 from strategies.sharding.weight_shards import Shards
@@ -29,9 +29,6 @@ from strategies.step import Differentiate, Divisor, Implementation, Tokens
 from strategies.training.gradients import cast
 
 Dims = Sequence[str]
-GPUS = "gpu", "cuda"
-"""Platforms of GPUs, present and absent. For these XLA hides sums in the backward loop. For v5e it hides 2 of 9.6 ms,
-for 6 ms more of memory traffic; on CPUs it hides nothing."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weight", "target"], meta_fields=[])
@@ -63,21 +60,12 @@ class LayerReduction:
     def of(
         cls, layout: Layout, config: GPTConfig, mesh: Mesh, train: TrainConfig, implementation: Implementation
     ) -> "LayerReduction | None":
-        """The sums in the backward loop of a step; None if it sums all gradients after the loop.
-
-        Raises:
-            Infeasible: `reduce="layer"`, and the layout, the options or the microbatches do not allow it.
-        """
-        present, devices = layout.along([axis for axis, size in mesh.shape.items() if size > 1]), mesh.devices.ravel()
-        layered = resolve_reduce(present, train, devices[0].platform).reduce == "layer"
-        if implementation.compiler_partitioned or not layered or not (present.replicas or present.updates):
-            return None
-        if implementation.sum_replicas and not implementation.sum_layer:
-            if train.reduce == "layer":
-                raise Infeasible("reduce=layer needs `sum_layer` beside `sum_replicas`; give it, or use reduce=step")
+        """The sums in the backward loop of a step; None if it sums all gradients after the loop."""
+        sums = any(mesh.shape[axis] > 1 for axis in (*layout.replicas, *layout.updates) if axis in mesh.shape)
+        if train.reduce != "layer" or not sums or implementation.compiler_partitioned:
             return None
         shards = layout.shards_of(layout.updates, config, mesh.shape) if layout.updates else None
-        return cls(layout, train, implementation, shards, are_virtual(devices))
+        return cls(layout, train, implementation, shards, are_virtual(mesh.devices.ravel()))
 
     @property
     def hooks(self) -> Hooks:
@@ -137,40 +125,5 @@ def _after_blocks(loss: Array, grads: Weights) -> tuple[Array, Weights]:
     Otherwise XLA's CPU backend may sum them concurrently with the backward loop, and virtual devices may deadlock
     (benchmarks/program/deadlock.py). The gradients of the embedding depend on the loop anyway.
     """
-    # XLA cannot remove a product with 0, which may be NaN. So the dependency lasts until the schedule is fixed. A norm
-    # of the blocks varies over the mesh axes over which the last norm does.
-    dependency: Any = 0 * grads["blocks"]["norm1"]["scale_D"][0, 0]
-    return loss, {**grads, "head": jax.tree.map(lambda grad: grad + dependency, grads["head"])}
-
-
-def resolve_reduce(layout: Layout, train: TrainConfig, platform: str) -> TrainConfig:
-    """Resolve `reduce="auto"`: "layer" on GPUs, where it sends no more; otherwise "step".
-
-    Args:
-        layout: restricted to axes with more than one device.
-        train: with any `reduce`.
-        platform: of the devices.
-
-    Raises:
-        Infeasible: `reduce="layer"`, and the layout, the options or the microbatches do not allow it.
-    """
-    problem = _problem(layout, train)
-    if train.reduce == "layer" and problem:
-        raise Infeasible(f"reduce=layer {problem}")
-    if train.reduce != "auto":
-        return train
-    sums = layout.replicas or layout.updates
-    return replace(train, reduce="layer" if sums and not problem and platform in GPUS else "step")
-
-
-def _problem(layout: Layout, train: TrainConfig) -> str:
-    """Why gradients cannot be summed layer by layer; empty if they can."""
-    if "layers" in layout.dims:
-        return "has no backward loop in a pipeline, whose stages accumulate gradients of microbatches; use reduce=step"
-    if layout.shards and train.gather == "step":
-        return "does not go with gather=step, which sums gradients once a step; use gather=layer or reduce=step"
-    if train.compression != "none":
-        return f"does not go with compression={train.compression}, which sums all gradients at once; use reduce=step"
-    if train.microbatches > 1 and (layout.replicas or (layout.updates and not layout.scatters_each)):
-        return f"would send gradients for each of microbatches={train.microbatches}; use reduce=step or microbatches=1"
-    return ""
+    # A norm of the blocks varies over the mesh axes over which the last norm does.
+    return loss, {**grads, "head": after(grads["blocks"]["norm1"]["scale_D"], grads["head"])}

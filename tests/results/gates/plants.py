@@ -116,7 +116,7 @@ EXACT = (
             "nnx.split(self.blocks)\n"
             "        stacked = jax.vmap(lambda weights: nnx.split(self._ready((graph, weights)))[1])(stacked)\n",
         ),
-        ("self._ready((graph, self.hooks.layer(weights)))(x_BTD", "nnx.merge(graph, self.hooks.layer(weights))(x_BTD"),
+        ("nnx.split(self._ready((graph, self.hooks.layer(stored))))[1]", "self.hooks.layer(stored)"),
         cases=(FSDP,),
         evidence="worse compiled.collectives.all_gather.outside_loops",
     ),

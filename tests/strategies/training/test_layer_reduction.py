@@ -6,9 +6,7 @@ import math
 import jax
 import pytest
 
-from strategies import STRATEGIES, Infeasible, MeshSpec, TrainConfig
-from strategies.sharding.layout import Layout
-from strategies.training.layer_reduction import resolve_reduce
+from strategies import STRATEGIES, MeshSpec, TrainConfig
 from tests.strategies.costs.steps import SMALL, cost
 from tests.strategies.costs.test_communication import communication, inner
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
@@ -71,42 +69,6 @@ def test_the_backward_loop_sums_one_layer(name, mesh, reduce):
     layer = sum(held) // SMALL.layers
     program = jax.make_jaxpr(built.gradients)(built.state, built.batch)
     assert in_loops(program.jaxpr) == (layer if reduce == "layer" else 0)
-
-
-@pytest.mark.parametrize(
-    ("layout", "options", "reduce"),
-    [
-        (Layout(batch=("data",)), {}, "layer"),
-        (Layout(batch=("data",)), {"microbatches": 2}, "step"),
-        (Layout(batch=("data",)), {"compression": "int8"}, "step"),
-        (Layout(batch=("data",), updates=("data",)), {"microbatches": 2}, "step"),
-        (Layout(batch=("data",), updates=("data",), scatters_each=True), {"microbatches": 2}, "layer"),
-        (Layout(batch=("fsdp",), shards=("fsdp",)), {}, "step"),
-        (Layout(batch=("data", "fsdp"), shards=("fsdp",)), {"gather": "step"}, "step"),
-        (Layout(batch=("data",), dims={"layers": ("pipeline",)}), {}, "step"),
-    ],
-    ids=str,
-)
-def test_by_default_gpus_sum_by_layer_where_that_sends_no_more(layout, options, reduce):
-    """On GPUs "auto" is "layer" where a layer's gradients are summed as often as all; elsewhere it is "step"."""
-    train = dataclasses.replace(TRAIN, **options)
-    assert resolve_reduce(layout, train, "gpu").reduce == resolve_reduce(layout, train, "cuda").reduce == reduce
-    assert resolve_reduce(layout, train, "cpu").reduce == resolve_reduce(layout, train, "tpu").reduce == "step"
-
-
-@pytest.mark.parametrize(
-    ("name", "mesh", "options", "message"),
-    [
-        ("data", "data=2", {"microbatches": 4}, "reduce=layer would send gradients for each of microbatches=4"),
-        ("data", "data=2", {"compression": "int8"}, "reduce=layer does not go with compression=int8"),
-        ("hsdp", "data=2,fsdp=2", {"gather": "step"}, "does not go with gather=step.* use gather=layer or reduce=step"),
-        ("three_d", "data=2,pipeline=2", {"microbatches": 4}, "no backward loop in a pipeline.* use reduce=step"),
-    ],
-)
-def test_sums_by_layer_are_refused_where_they_would_send_more(name, mesh, options, message):
-    """reduce=layer is refused, with a way out, where a layer's gradients are not final in one backward loop."""
-    with pytest.raises(Infeasible, match=message):
-        STRATEGIES[name].build(SMALL, mesh, dataclasses.replace(TRAIN, reduce="layer", **options))
 
 
 def test_a_sharded_update_by_layer_holds_no_whole_gradients():

@@ -1,0 +1,84 @@
+"""Options for overlap: what "auto" is, and what is refused."""
+
+import dataclasses
+
+import pytest
+
+from strategies import STRATEGIES, Infeasible, TrainConfig
+from strategies.sharding.layout import Layout
+from strategies.training.overlap import resolve_overlap
+from tests.strategies.costs.steps import SMALL
+
+TRAIN = TrainConfig(batch_size=16)
+GPUS, OTHERS = ("gpu", "cuda"), ("cpu", "tpu", None)
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "reduce", "prefetch"),
+    [
+        (Layout(batch=("data",)), {}, "layer", "off"),
+        (Layout(batch=("data",)), {"microbatches": 2}, "step", "off"),
+        (Layout(batch=("data",)), {"compression": "int8"}, "step", "off"),
+        (Layout(batch=("data",)), {"prefetch": "on"}, "layer", "off"),
+        (Layout(batch=("data",), updates=("data",)), {"microbatches": 2}, "step", "off"),
+        (Layout(batch=("data",), updates=("data",), scatters_each=True), {"microbatches": 2}, "layer", "off"),
+        (Layout(batch=("fsdp",), shards=("fsdp",)), {"reduce": "layer"}, "step", "on"),
+        (Layout(batch=("fsdp",), shards=("fsdp",)), {"microbatches": 2}, "step", "on"),
+        (Layout(batch=("fsdp",), shards=("fsdp",)), {"regather": False}, "step", "off"),
+        (Layout(batch=("data", "fsdp"), shards=("fsdp",)), {"gather": "step"}, "step", "off"),
+        (Layout(batch=("data",), dims={"layers": ("pipeline",)}), {}, "step", "off"),
+    ],
+    ids=str,
+)
+def test_by_default_gpus_overlap_where_that_sends_no_more(layout, options, reduce, prefetch):
+    """On GPUs "auto" is "layer" where a layer's gradients are summed as often as all, and "on" where a loop over layers
+    gathers weights. Elsewhere both are off. An option that has no effect in a layout is off, too.
+    """
+    train = dataclasses.replace(TRAIN, **options)
+    for platform in GPUS:
+        found = resolve_overlap(layout, SMALL, train, platform)
+        assert (found.reduce, found.prefetch) == (reduce, prefetch)
+    for platform in OTHERS:
+        found = resolve_overlap(layout, SMALL, train, platform)
+        assert (found.reduce, found.prefetch) == ("step", "off")
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options", "message"),
+    [
+        ("data", "data=2", {"reduce": "layer", "microbatches": 4}, "would send gradients for each of microbatches=4"),
+        ("data", "data=2", {"reduce": "layer", "compression": "int8"}, "does not go with compression=int8"),
+        (
+            "hsdp",
+            "data=2,fsdp=2",
+            {"reduce": "layer", "gather": "step"},
+            "does not go with gather=step.* use gather=layer or reduce=step",
+        ),
+        (
+            "three_d",
+            "data=2,pipeline=2",
+            {"reduce": "layer", "microbatches": 4},
+            "no backward loop in a pipeline.* use reduce=step",
+        ),
+        ("fsdp", "fsdp=2", {"prefetch": "on", "gather": "step"}, "does not go with gather=step.* prefetch=off"),
+        ("fsdp", "fsdp=2", {"prefetch": "on", "regather": False}, "use regather=True or prefetch=off"),
+        (
+            "three_d",
+            "fsdp=2,pipeline=2",
+            {"prefetch": "on", "microbatches": 4},
+            "no loop over all layers in a pipeline",
+        ),
+    ],
+)
+def test_overlap_is_refused_where_it_is_impossible(name, mesh, options, message):
+    """An option that was asked for and is impossible is refused, with a way out."""
+    with pytest.raises(Infeasible, match=message):
+        STRATEGIES[name].build(SMALL, mesh, dataclasses.replace(TRAIN, **options))
+
+
+def test_one_layer_is_not_gathered_ahead():
+    """prefetch=on is refused for a model of one layer, and is off by default."""
+    layout, one = Layout(batch=("fsdp",), shards=("fsdp",)), dataclasses.replace(SMALL, layers=1)
+    with pytest.raises(Infeasible, match=r"needs a second layer to gather, and layers=1; use prefetch=off"):
+        resolve_overlap(layout, one, dataclasses.replace(TRAIN, prefetch="on"), "cuda")
+    assert resolve_overlap(layout, one, TRAIN, "cuda").prefetch == "off"
