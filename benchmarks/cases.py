@@ -103,7 +103,8 @@ class Case:
         if strategy is None or strategy.layout is None or strategy.twins:
             return train
         layout = strategy.layout.along(self.mesh.split_axes(strategy.axes))
-        return resolve_overlap(layout, self.config, train, self.platform)
+        kind = self.topology.device_kind if self.topology else jax.devices()[0].device_kind
+        return resolve_overlap(layout, self.config, train, self.platform, kind)
 
     @property
     def single(self) -> "Case":

@@ -43,7 +43,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
-from strategies.mesh import Devices, MeshSpec
+from strategies.mesh import GPUS, Devices, MeshSpec, platform_of
 from strategies.model.causal_attention import causal_attention
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.reach import Reach
@@ -104,15 +104,31 @@ def ulysses_attention(
     return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
 
 
-def resolve_context_attention(config: GPTConfig, train: TrainConfig, stages: int) -> TrainConfig:
-    """Resolve `context_attention="auto"`: a ring, or Ulysses where there are pipeline stages or attention has a stride.
+def resolve_context_attention(
+    config: GPTConfig, train: TrainConfig, size: int, *, tensors: int = 1, stages: int = 1, platform: str | None = None
+) -> TrainConfig:
+    """Resolve `context_attention="auto"`: a ring, or Ulysses.
+
+    Ulysses is taken where there are pipeline stages or attention has a stride, and on GPUs if there are enough heads:
+    it has cuDNN's attention, and a ring has no fused kernel.
+
+    Args:
+        config: the model.
+        train: with any `context_attention`; it stays as it is where the context axis has size one.
+        size: of the context axis.
+        tensors: size of the tensor axis, which splits the heads first.
+        stages: of the pipeline.
+        platform: of the devices, as `platform_of` names it.
 
     Raises:
         Infeasible: a ring with several pipeline stages. XLA's permutes wait for all devices of the mesh, but stages run
             their layers at different times.
     """
+    if size == 1:
+        return train
     if train.context_attention == "auto":
-        ring = stages == 1 and not _strided(config)
+        fused = platform in GPUS and config.heads // tensors % size == 0
+        ring = stages == 1 and not _strided(config) and not fused
         return dataclasses.replace(train, context_attention="ring" if ring else "ulysses")
     if train.context_attention == "ring" and stages > 1:
         raise Infeasible(f"pipeline={stages} stages have no ring, which all must enter; use context_attention=ulysses")
@@ -178,9 +194,10 @@ def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int =
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """Build the step. Arguments and errors are those of `Strategy.build`."""
     device_mesh = mesh.over(AXES, devices)
-    resolved = resolve_context_attention(config, train, stages=1)
+    platform = platform_of(device_mesh.devices.flat[0])
+    resolved = resolve_context_attention(config, train, mesh.size, platform=platform)
     require_fit(config, resolved, mesh.size)
-    return assemble(config, device_mesh, train, LAYOUT, Implementation(hooks=hooks(config, resolved, mesh.size)))
+    return assemble(config, device_mesh, resolved, LAYOUT, Implementation(hooks=hooks(config, resolved, mesh.size)))
 
 
 OPTIONS = ("context_attention", "reduce", "reduce_dtype")

@@ -107,7 +107,8 @@ def head_first(x_BTD: Array, weights: Any) -> tuple[Array, Any]:
 
 def _head_first_backward(_: None, grads: tuple[Array, Any]) -> tuple[Array, Any]:
     dx_BTD, dweights = grads
-    return after(sum(grad.reshape(-1)[:1] for grad in jax.tree.leaves(dweights)), dx_BTD), dweights
+    first: Any = sum(grad.reshape(-1)[0] for grad in jax.tree.leaves(dweights))
+    return after(first, dx_BTD), dweights
 
 
 head_first.defvjp(lambda x_BTD, weights: ((x_BTD, weights), None), _head_first_backward)

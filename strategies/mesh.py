@@ -190,6 +190,10 @@ def are_virtual(devices: Collection[Any]) -> bool:
     return len(devices) > 1 and next(iter(devices)).platform == "cpu"
 
 
+GPUS = "cuda", "gpu"
+"""Platforms of GPUs, as `platform_of` names them."""
+
+
 def platform_of(device: Any) -> str:
     """The platform of a device: "cuda" for NVIDIA's GPUs, otherwise JAX's name."""
     return "cuda" if "nvidia" in device.device_kind.lower() else device.platform

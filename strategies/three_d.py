@@ -42,7 +42,7 @@ from jaxtyping import Array
 
 from strategies import context, data, fsdp, pipeline, tensor
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import Devices, MeshSpec
+from strategies.mesh import Devices, MeshSpec, platform_of
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout
@@ -67,9 +67,11 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     """Build the step. Arguments and errors are those of `Strategy.build`. An axis absent from the mesh has size one."""
     device_mesh, layout = mesh.over(AXES, devices), LAYOUT.along(mesh.split_axes(AXES))
     stages, contexts, tensors = (mesh.sizes.get(axis, 1) for axis in ("pipeline", "context", "tensor"))
-    resolved = context.resolve_context_attention(config, train, stages) if contexts > 1 else train
+    train = context.resolve_context_attention(
+        config, train, contexts, tensors=tensors, stages=stages, platform=platform_of(device_mesh.devices.flat[0])
+    )
     tensor.require_fit(config, train, tensors, contexts)
-    context.require_fit(config, resolved, contexts, tensors)
+    context.require_fit(config, train, contexts, tensors)
     sharded = Implementation()
     if layout.shards:
         require_regather(train, stages)
@@ -87,7 +89,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     hooks = replace(_hooks(layout, sequence_parallel), gather=sharded.hooks.gather, head=sharded.hooks.head)
     implementation = replace(
         pipeline.implementation(config, train, stages),
-        hooks=context.hooks(config, resolved, contexts, hooks),
+        hooks=context.hooks(config, train, contexts, hooks),
         prepare_params=prepare_params,
         reduce=reduce,
     )

@@ -21,6 +21,8 @@ COMPILERS = {"tpu": ("tpu", "libtpu"), "cuda": ("gpu", "jax-cuda13-plugin")}
 
 REQUIRED = {"tpu": "jax[tpu]", "gpu": "jax[cuda13]"}
 """What each of these extras installs."""
+DEVICE_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
+"""Our names of kinds -> JAX's, where the defaults of a step may depend on it."""
 CLOUD_NAMES = {"v5litepod": "v5e", "v5lite": "v5e"}
 """Cloud TPU's names of kinds that are called differently here."""
 CORES_COUNTED = {"v4": 2, "v5p": 2}
@@ -154,6 +156,11 @@ class Topology:
     def platform(self) -> str:
         """Platform whose compiler is used: "tpu", "cuda" or "cpu"."""
         return self.chip.platform if self.chip else CPU
+
+    @property
+    def device_kind(self) -> str:
+        """JAX's name of the kind where it is known without a compiler, otherwise ours."""
+        return DEVICE_KINDS.get(self.kind, self.kind)
 
     def devices(self) -> Devices:
         """Devices to compile for, in the topology's order. Virtual devices exist only after `prepare`.

@@ -23,7 +23,7 @@ from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import Batch, Corpus
 from benchmarks.program.compiled import HLOError, Program, read_program
 from benchmarks.program.deadlock import require_no_deadlock
-from benchmarks.record import Record
+from benchmarks.record import RESOLVED, Record
 from benchmarks.timing.checkpoint import checkpoint_times
 from benchmarks.timing.equality import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.timing.live import profile_memory
@@ -32,8 +32,6 @@ from strategies import Step
 from strategies.model.gpt import flops_per_token
 
 SEED = 0
-OVERLAP = "reduce", "prefetch"
-"""Options that `resolve_overlap` resolves."""
 READ_ONLY = {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_autotune_level": 0}}
 """Compiler options for programs that are only analysed. Optimisation of machine code can be skipped, because it changes
 neither the HLO nor the planned memory. GPU kernels cannot be autotuned without a GPU."""
@@ -85,8 +83,8 @@ class Preparation:
         """
         step = entry.step = entry.case.build()
         flops = flops_per_token(step.config) * step.tokens_per_step
-        overlap = {name: getattr(step.train, name) for name in OVERLAP if name in options_of(entry.case.strategy)}
-        yield {"model_flops_per_step": flops, **overlap}
+        resolved = {name: getattr(step.train, name) for name in RESOLVED if name in options_of(entry.case.strategy)}
+        yield {"model_flops_per_step": flops, **{name: each for name, each in resolved.items() if each != "auto"}}
         read_only = READ_ONLY.get(entry.case.devices[0].platform, {}) if compile_only else {}
         yield from self._compile(entry, step, read_only)
         if not compile_only:

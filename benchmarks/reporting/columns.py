@@ -54,6 +54,12 @@ CASE = (
         "Whether weights are gathered one layer ahead: `on` or `off`. Null for strategies without the option, and in "
         "files of older versions, which do not.",
     ),
+    Column(
+        "context_attention",
+        "",
+        "How tokens attend to tokens on other devices: `ring` or `ulysses`. Null without a context axis, and in files "
+        "of older versions.",
+    ),
     Column("options", "", "Strategy options that `--option` set for this case."),
     Column("compiler_options", "", "XLA compiler options for this step."),
 )

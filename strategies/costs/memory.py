@@ -73,10 +73,14 @@ def stage_bytes(plan: Plan) -> int:
 
 
 def layer_work_bytes(plan: Plan) -> int:
-    """Bytes to run the backward pass of one layer, in float32: its weights in full, and its working arrays."""
+    """Bytes to run the backward pass of one layer, in float32: its weights in full, and its working arrays.
+
+    With prefetch there are also the weights of the layer before it, and the gradients of the layer behind it.
+    """
     # A loop over one layer is removed, and copies no weights out of the stack of layers.
     weights = block_elements(plan) * plan.shards // plan.layers if plan.layers > 1 else 0
-    return 4 * (weights + Block.working_elements(plan.share))
+    wholes = 3 if plan.train.prefetch == "on" else 1
+    return 4 * (wholes * weights + Block.working_elements(plan.share))
 
 
 def head_work_bytes(plan: Plan) -> int:

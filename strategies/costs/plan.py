@@ -171,8 +171,9 @@ class Plan:
     @cached_property
     def attending(self) -> TrainConfig:
         """The training configuration, with `context_attention="auto"` resolved where a context axis splits tokens."""
-        split = self.size(*self.layout.tokens) > 1
-        return context.resolve_context_attention(self.config, self.train, self.stages) if split else self.train
+        sizes = {"tensors": self.tensors, "stages": self.stages}
+        contexts = self.size(*self.layout.tokens)
+        return context.resolve_context_attention(self.config, self.train, contexts, **sizes, platform=self.platform)
 
     @property
     def ulysses(self) -> bool:

@@ -7,7 +7,7 @@ updated in shards. All other communication comes with the `Implementation`. If t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from strategies.training.adamw import adamw
 from strategies.training.gradients import accumulated, all_reduce
 from strategies.training.layer_reduction import LayerReduction
 from strategies.training.loss_scaling import loss_scaled
-from strategies.training.overlap import resolve_overlap
+from strategies.training.overlap import resolve_for_step
 
 
 def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, implementation: Implementation) -> Step:
@@ -49,7 +49,7 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, 
         Infeasible: batch axes and microbatches do not divide the batch, `logits_bytes` are too few for one token,
             `reduce` or `prefetch` is impossible here, or the attention kernel does not run on these devices.
     """
-    resolved = _resolve_overlap(config, mesh, train, layout, implementation)
+    resolved = resolve_for_step(config, mesh, train, layout, implementation)
     return _Assembly(config, mesh, resolved, layout, implementation).step()
 
 
@@ -260,21 +260,6 @@ class ShardedUpdate(NamedTuple):
             partial(shards.gather, to="invarying"),
         )
         return cls(*(partial(shards.map_weights, function) for function in functions))
-
-
-def _resolve_overlap(
-    config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, implementation: Implementation
-) -> TrainConfig:
-    """The options with `reduce` and `prefetch` resolved for this mesh and for what the strategy implements."""
-    if implementation.compiler_partitioned:
-        return replace(train, reduce="step", prefetch="off")
-    present = layout.along([axis for axis, size in mesh.shape.items() if size > 1])
-    resolved = resolve_overlap(present, config, train, platform_of(mesh.devices.flat[0]))
-    if resolved.reduce == "layer" and implementation.sum_replicas and not implementation.sum_layer:
-        if train.reduce == "layer":
-            raise Infeasible("reduce=layer needs `sum_layer` beside `sum_replicas`; give it, or use reduce=step")
-        return replace(resolved, reduce="step")
-    return resolved
 
 
 def _jitted(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 
 import jax
 import pytest
@@ -35,13 +36,26 @@ def test_fsdp_cuts_every_weight_and_another_dim_where_there_is_one():
 @pytest.mark.parametrize(("stages", "way"), [(1, "ring"), (2, "ulysses")])
 def test_attention_goes_around_a_ring_but_with_stages_from_all_to_all(stages, way):
     """Context attention defaults to a ring, and with pipeline stages to Ulysses, unless it is given."""
-    assert context.resolve_context_attention(CONFIG, TrainConfig(16), stages).context_attention == way
-    assert (
-        context.resolve_context_attention(
-            CONFIG, TrainConfig(16, context_attention="ulysses"), stages
-        ).context_attention
-        == "ulysses"
-    )
+    resolve = partial(context.resolve_context_attention, CONFIG, size=2, stages=stages)
+    assert resolve(TrainConfig(16)).context_attention == way
+    assert resolve(TrainConfig(16, context_attention="ulysses")).context_attention == "ulysses"
+
+
+@pytest.mark.parametrize(
+    ("platform", "size", "tensors", "way"),
+    [
+        ("cuda", 2, 2, "ulysses"),
+        ("cuda", 4, 2, "ring"),
+        ("tpu", 2, 2, "ring"),
+        (None, 2, 1, "ring"),
+        ("cuda", 1, 1, "auto"),
+    ],
+)
+def test_gpus_attend_by_all_to_all_where_heads_allow_it(platform, size, tensors, way):
+    """On GPUs Ulysses is the default if the tensor and context axes divide the heads; other devices have a ring."""
+    found = context.resolve_context_attention(CONFIG, TrainConfig(16), size, tensors=tensors, platform=platform)
+    assert CONFIG.heads == 4
+    assert found.context_attention == way
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from strategies.training.overlap import resolve_overlap
 from tests.strategies.costs.steps import SMALL
 
 TRAIN = TrainConfig(batch_size=16)
-GPUS, OTHERS = ("gpu", "cuda"), ("cpu", "tpu", None)
+GPUS, OTHERS = ("gpu", "cuda"), ("cpu", None)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,17 @@ def test_by_default_gpus_overlap_where_that_sends_no_more(layout, options, reduc
         found = resolve_overlap(layout, SMALL, train, platform)
         assert (found.reduce, found.prefetch) == (reduce, prefetch)
     for platform in OTHERS:
-        found = resolve_overlap(layout, SMALL, train, platform)
+        found = resolve_overlap(layout, SMALL, dataclasses.replace(train, reduce="auto", prefetch="auto"), platform)
         assert (found.reduce, found.prefetch) == ("step", "off")
+
+
+@pytest.mark.parametrize(("kind", "prefetch"), [("TPU v5", "on"), ("TPU v6 lite", "on"), ("TPU v5 lite", "off")])
+def test_tpus_gather_ahead_except_v5e(kind, prefetch):
+    """By default TPUs gather weights one layer ahead, except v5e; they sum gradients after the loop."""
+    found = resolve_overlap(Layout(batch=("data", "fsdp"), shards=("fsdp",)), SMALL, TRAIN, "tpu", kind)
+    assert (found.reduce, found.prefetch) == ("step", prefetch)
+    asked = dataclasses.replace(TRAIN, prefetch="on")
+    assert resolve_overlap(Layout(batch=("fsdp",), shards=("fsdp",)), SMALL, asked, "tpu", kind).prefetch == "on"
 
 
 @pytest.mark.parametrize(
