@@ -116,8 +116,7 @@ def xla_options(
         warnings.warn(
             f"this version of XLA has no option {', '.join(unknown)}; {strategy} is compiled without it", stacklevel=2
         )
-    options = {**known, **given}
-    return options if device.platform == "tpu" else {name: _boolean(value) for name, value in options.items()}
+    return {name: _as_read(device.platform, value) for name, value in {**known, **given}.items()}
 
 
 @functools.cache
@@ -130,7 +129,9 @@ def has_option(device: Any, name: str, value: str) -> bool:
     anywhere = NamedSharding(Mesh(np.array([device]), "x"), P())
     empty = jax.jit(lambda x: x, out_shardings=anywhere)
     try:
-        empty.lower(jax.ShapeDtypeStruct((), "int32", sharding=anywhere)).compile({name: value})
+        empty.lower(jax.ShapeDtypeStruct((), "int32", sharding=anywhere)).compile(
+            {name: _as_read(device.platform, value)}
+        )
     except jax.errors.JaxRuntimeError as error:
         if UNKNOWN in str(error):
             return False
@@ -138,10 +139,10 @@ def has_option(device: Any, name: str, value: str) -> bool:
     return True
 
 
-def _boolean(value: Any) -> Any:
-    """A text that means a Boolean as one; all other values unchanged.
+def _as_read(platform: str, value: Any) -> Any:
+    """A value as the compiler for a platform reads it: all but libtpu take a Boolean for a text that means one.
 
-    >>> _boolean("true"), _boolean("8")
-    (True, '8')
+    >>> _as_read("gpu", "true"), _as_read("gpu", "8"), _as_read("tpu", "true")
+    (True, '8', 'true')
     """
-    return BOOLEANS.get(str(value).lower(), value)
+    return value if platform == "tpu" else BOOLEANS.get(str(value).lower(), value)

@@ -17,8 +17,8 @@ NOT_PREFETCHED = ("TPU v5 lite",)
 """Kinds of TPUs, by JAX's names, for which weights are not gathered ahead by default.
 
 For gpt3-6.7b, as replayed, fsdp over v5e:16x16 takes 778 ms with prefetch and 707 ms without: a reduce-scatter over all
-chips of v5e becomes an all-reduce, which is then hidden less. hsdp takes 821 ms instead of 840, and three_d 1,333 instead
-of 1,354. On v6e:16x16 fsdp takes 233 ms instead of 266, on v5p:8x16x16 294 instead of 309."""
+chips of v5e becomes an all-reduce, which is then hidden less. hsdp takes 821 ms instead of 840, and three_d 1,333 ms
+instead of 1,354. On v6e:16x16 fsdp takes 233 ms instead of 266, on v5p:8x16x16 294 ms instead of 309."""
 
 
 def resolve_overlap(
