@@ -78,18 +78,29 @@ def layer_work_bytes(plan: Plan) -> int:
     With prefetch there are also the weights of the layer before it, and the gradients of the layer behind it.
     """
     # A loop over one layer is removed, and copies no weights out of the stack of layers.
-    weights = block_elements(plan) * plan.shards // plan.layers if plan.layers > 1 else 0
+    weights = whole_layer(plan) if plan.layers > 1 else 0
     wholes = 3 if plan.train.prefetch == "on" else 1
     return 4 * (wholes * weights + Block.working_elements(plan.share))
 
 
 def head_work_bytes(plan: Plan) -> int:
-    """Bytes to run the backward pass of the head, in float32: its working arrays; a gathered table and its gradient."""
+    """Bytes to run the backward pass of the head, in float32: its working arrays; a gathered table and its gradient.
+
+    With prefetch there are also the weights of the last layer. Unless gradients accumulate, compilers gather those of
+    the layer before it beside the head, too.
+    """
     tokens = plan.tokens // plan.train.microbatches
     local_vocab = plan.padded_vocab // plan.size(*plan.vocab_axes)
     gathered = plan.shards > 1 and plan.train.gather == "layer"
     table = 2 * plan.padded_vocab * plan.config.embed if gathered else 0
-    return 4 * (table + Head.working_elements(plan.config, tokens, plan.logits_tokens, local_vocab))
+    layers = (2 if plan.train.microbatches == 1 else 1) if plan.train.prefetch == "on" else 0
+    working = Head.working_elements(plan.config, tokens, plan.logits_tokens, local_vocab)
+    return 4 * (layers * whole_layer(plan) + table + working)
+
+
+def whole_layer(plan: Plan) -> int:
+    """Parameters of one layer that a device works with, gathered over the axes of `Layout.shards`."""
+    return block_elements(plan) * plan.shards // plan.layers
 
 
 def block_elements(plan: Plan) -> int:

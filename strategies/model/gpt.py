@@ -25,7 +25,7 @@ from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.mlp import MLP
 from strategies.model.norm import LayerNorm
 from strategies.model.part import Part, Share
-from strategies.model.prefetch import run_prefetched
+from strategies.model.prefetch import PrefetchedLayers
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
 from strategies.model.weights import Backward, Weights, used_dtype
 
@@ -157,7 +157,8 @@ class GPT(nnx.Module):
             return nnx.merge(graph, weights)(x_BTD, self.hooks, self.attention)
 
         if self.train_config.prefetch == "on":
-            return run_prefetched(gather, jax.checkpoint(run, policy=policy), stacked, x_BTD, unroll)
+            accumulates = self.train_config.microbatches > 1
+            return PrefetchedLayers(gather, jax.checkpoint(run, policy=policy), unroll, accumulates)(stacked, x_BTD)
 
         def layer(x_BTD: Array, stored: nnx.State) -> tuple[Array, None]:
             return run(gather(stored), x_BTD), None

@@ -14,7 +14,7 @@ Autodiff would keep the gathered weights of all layers, because the loop carries
 """
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -31,67 +31,78 @@ Gather = Callable[[Weights], Weights]
 """Stored weights of one layer -> its weights as it uses them."""
 
 
-def run_prefetched(gather: Gather, run: Run, stored: Weights, x_BTD: Array, unroll: int) -> Array:
-    """Run all layers in order.
+@dataclass(frozen=True)
+class PrefetchedLayers:
+    """Runs all layers in order: (weights of all layers, stacked [L,...], with L > 1; input of the first) -> output.
 
-    Args:
+    Attributes:
         gather: collective; its transpose sums gradients over devices.
         run: one layer with gathered weights. What it recomputes is up to its `jax.checkpoint`.
-        stored: weights of all layers, stacked [L,...]; at least two layers.
-        x_BTD: input of the first layer.
         unroll: layers in one iteration of a loop.
+        accumulates: whether a loop over microbatches runs it.
     """
-    loops = partial(_forward, gather, run, unroll)
-    function = jax.custom_vjp(lambda stored, x_BTD: loops(stored, x_BTD)[0])
-    function.defvjp(loops, partial(_backward, gather, run, unroll))
-    return function(stored, x_BTD)
 
+    gather: Gather
+    run: Run
+    unroll: int
+    accumulates: bool
 
-def _forward(gather: Gather, run: Run, unroll: int, stored: Weights, x_BTD: Array) -> tuple[Array, Any]:
-    """Output of the last layer, and what the backward loop takes."""
+    def __call__(self, stored: Weights, x_BTD: Array) -> Array:
+        """Output of the last layer [B,T,D]."""
+        function = jax.custom_vjp(lambda stored, x_BTD: self._forward(stored, x_BTD)[0])
+        function.defvjp(self._forward, self._backward)
+        return function(stored, x_BTD)
 
-    def step(carried: tuple[Array, Weights], layer: Array) -> tuple[tuple[Array, Weights], Any]:
-        x_BTD, weights = carried
-        following = gather(read_slot(stored, layer + 1))
-        y_BTD, kept = forward(run, weights, x_BTD)
-        return (y_BTD, following), kept
+    def _forward(self, stored: Weights, x_BTD: Array) -> tuple[Array, Any]:
+        """Output of the last layer, and what the backward loop takes."""
 
-    # Without an order, a compiler would move this gather, and the first of the backward pass, out of a loop over
-    # microbatches, and keep two layers' weights for all of them.
-    first = gather(after(x_BTD, read_slot(stored, 0)))
-    (x_BTD, last), kept = lax.scan(step, (x_BTD, first), jnp.arange(_count(stored) - 1), unroll=unroll)
-    y_BTD, kept_last = forward(run, last, x_BTD)
-    return y_BTD, (stored, kept, last, kept_last)
+        def step(carried: tuple[Array, Weights], layer: Array) -> tuple[tuple[Array, Weights], Any]:
+            x_BTD, weights = carried
+            following = self.gather(read_slot(stored, layer + 1))
+            y_BTD, kept = forward(self.run, weights, x_BTD)
+            return (y_BTD, following), kept
 
+        first = self._gather_after(x_BTD, read_slot(stored, 0))
+        (x_BTD, last), kept = lax.scan(step, (x_BTD, first), jnp.arange(_count(stored) - 1), unroll=self.unroll)
+        y_BTD, kept_last = forward(self.run, last, x_BTD)
+        return y_BTD, (stored, kept, last, kept_last)
 
-def _backward(gather: Gather, run: Run, unroll: int, known: Any, dy_BTD: Array) -> tuple[Weights, Array]:
-    """Gradients of the stored weights, and of the input."""
-    stored, kept, last, kept_last = known
-    final = _count(stored) - 1
+    def _backward(self, known: Any, dy_BTD: Array) -> tuple[Weights, Array]:
+        """Gradients of the stored weights, and of the input."""
+        stored, kept, last, kept_last = known
+        final = _count(stored) - 1
 
-    def summed(grads: Weights, dweights: Weights, layer: Any) -> Weights:
-        """Sum the gradients of one layer over devices, and store them."""
-        transpose = jax.vjp(gather, read_slot(stored, layer))[1]
-        return write_slot(grads, transpose(dweights)[0], layer)
+        def summed(grads: Weights, dweights: Weights, layer: Any) -> Weights:
+            """Sum the gradients of one layer over devices, and store them."""
+            transpose = jax.vjp(self.gather, read_slot(stored, layer))[1]
+            return write_slot(grads, transpose(dweights)[0], layer)
 
-    def step(carried: tuple[Array, Weights, Weights, Weights], layer: Array) -> tuple[Any, None]:
+        def step(carried: tuple[Array, Weights, Weights, Weights], layer: Array) -> tuple[Any, None]:
+            dx_BTD, weights, later, grads = carried
+            preceding = self.gather(read_slot(stored, layer - 1))
+            grads = summed(grads, later, layer + 1)
+            dweights, dx_BTD = backward(self.run, (weights, read_slot(kept, layer)), dx_BTD)
+            return (dx_BTD, preceding, dweights, grads), None
+
+        # Outside of a loop a compiler could merge the recomputation of the last layer with its forward pass, and keep
+        # all that is to be recomputed.
+        kept_last = after(dy_BTD, kept_last)
+        preceding = self._gather_after(dy_BTD, read_slot(stored, final - 1))
+        dweights, dx_BTD = backward(self.run, (last, kept_last), dy_BTD)
+        carried = dx_BTD, preceding, dweights, jax.tree.map(jnp.zeros_like, stored)
+        carried, _ = lax.scan(step, carried, jnp.arange(1, final), reverse=True, unroll=self.unroll)
         dx_BTD, weights, later, grads = carried
-        preceding = gather(read_slot(stored, layer - 1))
-        grads = summed(grads, later, layer + 1)
-        dweights, dx_BTD = backward(run, (weights, read_slot(kept, layer)), dx_BTD)
-        return (dx_BTD, preceding, dweights, grads), None
+        grads = summed(grads, later, 1)
+        dweights, dx_BTD = backward(self.run, (weights, read_slot(kept, 0)), dx_BTD)
+        return summed(grads, dweights, 0), dx_BTD
 
-    # Outside of a loop a compiler could merge the recomputation of the last layer with its forward pass, and keep all
-    # that is to be recomputed.
-    kept_last = after(dy_BTD, kept_last)
-    preceding = gather(after(dy_BTD, read_slot(stored, final - 1)))
-    dweights, dx_BTD = backward(run, (last, kept_last), dy_BTD)
-    carried = dx_BTD, preceding, dweights, jax.tree.map(jnp.zeros_like, stored)
-    carried, _ = lax.scan(step, carried, jnp.arange(1, final), reverse=True, unroll=unroll)
-    dx_BTD, weights, later, grads = carried
-    grads = summed(grads, later, 1)
-    dweights, dx_BTD = backward(run, (weights, read_slot(kept, 0)), dx_BTD)
-    return summed(grads, dweights, 0), dx_BTD
+    def _gather_after(self, earlier: Array, stored: Weights) -> Weights:
+        """Gather a layer outside of both loops.
+
+        These gathers depend on no microbatch. Without an order, a compiler would move them out of a loop over
+        microbatches, and keep two layers' weights for all of them.
+        """
+        return self.gather(after(earlier, stored) if self.accumulates else stored)
 
 
 def _count(stored: Weights) -> int:
