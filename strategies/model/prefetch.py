@@ -84,8 +84,8 @@ class PrefetchedLayers:
             dweights, dx_BTD = backward(self.run, (weights, read_slot(kept, layer)), dx_BTD)
             return (dx_BTD, preceding, dweights, grads), None
 
-        # Outside of a loop a compiler could merge the recomputation of the last layer with its forward pass, and keep
-        # all that is to be recomputed.
+        # Outside of a loop a compiler could recompute a layer long before its gradient arrives: merged with the forward
+        # pass of the last layer, and beside the loop that the first layer comes after.
         kept_last = after(dy_BTD, kept_last)
         preceding = self._gather_after(dy_BTD, read_slot(stored, final - 1))
         dweights, dx_BTD = backward(self.run, (last, kept_last), dy_BTD)
@@ -93,7 +93,7 @@ class PrefetchedLayers:
         carried, _ = lax.scan(step, carried, jnp.arange(1, final), reverse=True, unroll=self.unroll)
         dx_BTD, weights, later, grads = carried
         grads = summed(grads, later, 1)
-        dweights, dx_BTD = backward(self.run, (weights, read_slot(kept, 0)), dx_BTD)
+        dweights, dx_BTD = backward(self.run, (weights, after(dx_BTD, read_slot(kept, 0))), dx_BTD)
         return summed(grads, dweights, 0), dx_BTD
 
     def _gather_after(self, earlier: Array, stored: Weights) -> Weights:
