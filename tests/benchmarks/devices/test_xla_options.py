@@ -88,6 +88,26 @@ def test_the_table_names_strategies_and_reasons() -> None:
     assert all(re.fullmatch(r"[A-Z].{40,}\.", each.reason) for each in DEFAULTS)
 
 
+@pytest.mark.parametrize(
+    ("platform", "strategy", "prefetch", "expected"),
+    [
+        ("gpu", "hsdp", "on", {"xla_gpu_enable_while_loop_double_buffering": True}),
+        ("gpu", "hsdp", "off", {}),
+        ("tpu", "hsdp", "on", {"xla_enable_async_all_gather": "true"}),
+        ("tpu", "data", "off", {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}),
+    ],
+)
+def test_weights_that_are_gathered_ahead_have_options_that_hide_it(
+    monkeypatch: pytest.MonkeyPatch, platform: str, strategy: str, prefetch: Any, expected: dict[str, Any]
+) -> None:
+    """Of the committed table, GPUs have options for steps with prefetch alone, and TPUs for strategies that gather."""
+    monkeypatch.setattr(module, "has_option", lambda *_: True)
+    found = xla_options(SimpleNamespace(platform=platform), strategy, replace(TRAIN, prefetch=prefetch))
+    assert found.items() >= expected.items()
+    assert bool(found) == bool(expected)
+    assert ("xla_enable_async_all_gather" in found) == (platform == "tpu" and strategy != "data")
+
+
 def test_a_case_has_the_options_of_its_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strategy, devices and given options of a case say which options it is compiled with."""
     table = Default("cpu", {"xla_cpu_enable_fast_math": "False"}, "a test", frozenset({"fsdp"}))
