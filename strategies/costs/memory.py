@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from strategies.costs.plan import BYTES, Plan
 from strategies.model.gpt import Block
 from strategies.model.head import Head
+from strategies.model.prefetch import is_ordered
 from strategies.training.compression import padded
 
 
@@ -86,14 +87,14 @@ def layer_work_bytes(plan: Plan) -> int:
 def head_work_bytes(plan: Plan) -> int:
     """Bytes to run the backward pass of the head, in float32: its working arrays; a gathered table and its gradient.
 
-    With prefetch there are also the weights of the last layer. Unless gradients accumulate, compilers gather those of
-    the layer before it beside the head, too.
+    With prefetch there are also the weights of the last layer. Unless their gather has to wait, those of the
+    layer before it are gathered beside the head, too.
     """
     tokens = plan.tokens // plan.train.microbatches
     local_vocab = plan.padded_vocab // plan.size(*plan.vocab_axes)
     gathered = plan.shards > 1 and plan.train.gather == "layer"
     table = 2 * plan.padded_vocab * plan.config.embed if gathered else 0
-    layers = (2 if plan.train.microbatches == 1 else 1) if plan.train.prefetch == "on" else 0
+    layers = (1 if is_ordered(plan.train, plan.layers) else 2) if plan.train.prefetch == "on" else 0
     working = Head.working_elements(plan.config, tokens, plan.logits_tokens, local_vocab)
     return 4 * (layers * whole_layer(plan) + table + working)
 

@@ -25,7 +25,7 @@ from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.mlp import MLP
 from strategies.model.norm import LayerNorm
 from strategies.model.part import Part, Share
-from strategies.model.prefetch import PrefetchedLayers
+from strategies.model.prefetch import PrefetchedLayers, is_ordered
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
 from strategies.model.weights import Backward, Weights, used_dtype
 
@@ -148,6 +148,7 @@ class GPT(nnx.Module):
     def run(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Run all blocks of this device in order. `TrainConfig.remat` says what the backward pass recomputes."""
         graph, stacked = nnx.split(self.blocks)
+        layers = jax.tree.leaves(stacked)[0].shape[0]
         policy, unroll = LAYER_POLICIES[self.train_config.remat], self.train_config.unroll
 
         def gather(stored: nnx.State) -> nnx.State:
@@ -157,16 +158,16 @@ class GPT(nnx.Module):
             return nnx.merge(graph, weights)(x_BTD, self.hooks, self.attention)
 
         if self.train_config.prefetch == "on":
-            accumulates = self.train_config.microbatches > 1
-            return PrefetchedLayers(gather, jax.checkpoint(run, policy=policy), unroll, accumulates)(stacked, x_BTD)
+            ordered = is_ordered(self.train_config, layers)
+            return PrefetchedLayers(gather, jax.checkpoint(run, policy=policy), unroll, ordered)(stacked, x_BTD)
 
         def layer(x_BTD: Array, stored: nnx.State) -> tuple[Array, None]:
             return run(gather(stored), x_BTD), None
 
         # XLA merges no common subexpressions across loops, so recomputation in a loop needs no barrier
         # (`prevent_cse`). A loop of one iteration is not a loop when XLA has compiled it, and needs the barrier.
-        loops = jax.tree.leaves(stacked)[0].shape[0] > unroll
-        return lax.scan(jax.checkpoint(layer, policy=policy, prevent_cse=not loops), x_BTD, stacked, unroll=unroll)[0]
+        layer = jax.checkpoint(layer, policy=policy, prevent_cse=layers <= unroll)
+        return lax.scan(layer, x_BTD, stacked, unroll=unroll)[0]
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
         """Loss of each token, from the residual stream after the last block."""

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from strategies.config import TrainConfig
 from strategies.model.layer_passes import Run, backward, forward, read_slot, write_slot
 from strategies.model.order import after
 
@@ -29,6 +30,15 @@ Weights = Any
 """Weights of one layer, or of all layers stacked, as a tree of arrays."""
 Gather = Callable[[Weights], Weights]
 """Stored weights of one layer -> its weights as it uses them."""
+
+
+def is_ordered(train: TrainConfig, layers: int) -> bool:
+    """Whether the gathers outside of the two loops wait for the result that comes before them.
+
+    Otherwise they depend on nothing. A compiler would move them out of a loop over microbatches. And of three layers or
+    fewer it would merge those of the two loops, which it unrolls. Either way it would keep two layers' weights.
+    """
+    return train.microbatches > 1 or layers <= 3
 
 
 @dataclass(frozen=True)
@@ -39,13 +49,13 @@ class PrefetchedLayers:
         gather: collective; its transpose sums gradients over devices.
         run: one layer with gathered weights. What it recomputes is up to its `jax.checkpoint`.
         unroll: layers in one iteration of a loop.
-        accumulates: whether a loop over microbatches runs it.
+        ordered: as `is_ordered` says.
     """
 
     gather: Gather
     run: Run
     unroll: int
-    accumulates: bool
+    ordered: bool
 
     def __call__(self, stored: Weights, x_BTD: Array) -> Array:
         """Output of the last layer [B,T,D]."""
@@ -97,12 +107,7 @@ class PrefetchedLayers:
         return summed(grads, dweights, 0), dx_BTD
 
     def _gather_after(self, earlier: Array, stored: Weights) -> Weights:
-        """Gather a layer outside of both loops.
-
-        These gathers depend on no microbatch. Without an order, a compiler would move them out of a loop over
-        microbatches, and keep two layers' weights for all of them.
-        """
-        return self.gather(after(earlier, stored) if self.accumulates else stored)
+        return self.gather(after(earlier, stored) if self.ordered else stored)
 
 
 def _count(stored: Weights) -> int:

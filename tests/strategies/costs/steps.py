@@ -44,6 +44,7 @@ CASES = [
     ("fsdp", "fsdp=2", UNTIED, {"remat": "full", "microbatches": 2}),
     ("fsdp", "fsdp=4", SMALL, {"regather": False}),
     ("fsdp", "fsdp=4", UNTIED, {"prefetch": "on"}),
+    ("fsdp", "fsdp=8", SMALL, {"prefetch": "on"}),
     ("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
     ("hsdp", "data=2,fsdp=4", ODD, {"prefetch": "on", "remat": "full", "reduce": "layer"}),
     ("three_d", "fsdp=2,context=2,tensor=2", ODD, {"prefetch": "on"}),
