@@ -85,7 +85,7 @@ class Case:
     def xla_options(self) -> dict[str, Any]:
         """The XLA options that it is compiled with: those given, and the defaults for the others."""
         device = self.topology.devices()[0] if self.topology else jax.local_devices()[0]
-        return xla_options(device, self.strategy, self.training(), dict(self.compiler_options))
+        return xla_options(device, self.strategy, self.resolved, dict(self.compiler_options))
 
     @property
     def platform(self) -> str:
@@ -93,18 +93,19 @@ class Case:
         return self.topology.platform if self.topology else platform_of(jax.devices()[0])
 
     def training(self, **others: Any) -> TrainConfig:
-        """Its training configuration, with the fields in `others` overridden, and overlap resolved for its devices."""
-        train = TrainConfig(
-            self.batch_size,
-            self.microbatches,
-            **{"dtype": self.dtype, "remat": self.remat, **dict(self.options), **others},
-        )
+        """Its training configuration as it was asked for, with the fields in `others` overridden."""
+        given = {"dtype": self.dtype, "remat": self.remat, **dict(self.options), **others}
+        return TrainConfig(self.batch_size, self.microbatches, **given)
+
+    @property
+    def resolved(self) -> TrainConfig:
+        """Its training configuration, with `reduce` and `prefetch` resolved for its devices."""
         strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
         if strategy is None or strategy.layout is None or strategy.twins:
-            return train
-        layout = strategy.layout.along(self.mesh.split_axes(strategy.axes))
+            return self.training()
         kind = self.topology.device_kind if self.topology else jax.devices()[0].device_kind
-        return resolve_overlap(layout, self.config, train, self.platform, kind)
+        layout = strategy.layout.along(self.mesh.split_axes(strategy.axes))
+        return resolve_overlap(layout, self.config, self.training(), self.platform, kind)
 
     @property
     def single(self) -> "Case":

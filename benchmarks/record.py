@@ -45,8 +45,8 @@ class Record:
         virtual_devices: whether the devices share one CPU. Ideal scaling is then constant work, not linear speed-up.
         status: how the case ended; "interrupted" until then.
         reason: why, in one line.
-        reduce, prefetch, context_attention: those of `TrainConfig`, resolved; None for a strategy without the option,
-            or where it has no effect.
+        reduce, prefetch, context_attention: those of `TrainConfig`, as the step has them; None for a strategy without
+            the option.
         model_flops_per_step: model FLOPs of all devices, without recomputation.
         matmul_flops_per_second: throughput of one device on a matmul alone, in this run and dtype; for virtual devices,
             of all of them together.

@@ -145,14 +145,15 @@ class TrainConfig:
             ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
         prefetch: with gather="layer", whether fsdp gathers weights one layer ahead ("on"; model/prefetch.py). "auto" is
-            "on" where it is possible on GPUs and on TPUs other than v5e, otherwise "off".
+            "on" where it is possible on GPUs and on TPUs other than v5e, otherwise "off". On GPUs it takes the XLA
+            options of benchmarks/devices/xla_options.py.
         bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each
             layer; None sums each weight's by itself.
         compression: the data strategy sums gradients in 8 bits ("int8"), or after the warm-up momentum in 1 bit
             ("onebit"), with error feedback.
         compression_warmup: steps before "onebit" sums momentum in 1 bit.
         context_attention: how tokens attend to tokens on other devices of a context axis: "ring", "ulysses", or "auto":
-            "ulysses" with pipeline stages or strides, and on GPUs if there are enough heads; otherwise "ring".
+            "ulysses" with pipeline stages or strides, and where GPUs have cuDNN's attention; otherwise "ring".
         logits_bytes: the most bytes that float32 logits may take on a device. They are computed for a chunk of tokens
             at a time, and recomputed in the backward pass. None: for all tokens at once.
         z_loss: factor of (log Z)^2, which is added to the cross entropy of each token; Z is the denominator of the

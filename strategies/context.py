@@ -3,7 +3,7 @@
     dW[D,F] -all_reduce(context)-> dW[D,F], each weight, once a step, in `reduce_dtype`: after all
         microbatches, or with `reduce="layer"` each layer's in the backward loop (training/layer_reduction.py)
 
-Only attention needs the tokens of other devices. With `context_attention="ring"`, the default, keys and values travel
+Only attention needs the tokens of other devices. With `context_attention="ring"` keys and values travel
 around a ring of devices, and in the backward pass their gradients travel with them (model/ring_attention.py):
 
     k, v[B,T_context,D] -permute(context)-> the next device, n-1 times a layer forward, and n-1 times again backward
@@ -44,7 +44,7 @@ from jaxtyping import Array, Float
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
 from strategies.mesh import GPUS, Devices, MeshSpec, platform_of
-from strategies.model.causal_attention import causal_attention
+from strategies.model.causal_attention import causal_attention, kernel_for
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
@@ -109,8 +109,8 @@ def resolve_context_attention(
 ) -> TrainConfig:
     """Resolve `context_attention="auto"`: a ring, or Ulysses.
 
-    Ulysses is taken where there are pipeline stages or attention has a stride, and on GPUs if there are enough heads:
-    it has cuDNN's attention, and a ring has no fused kernel.
+    Ulysses is taken where there are pipeline stages or attention has a stride, and on GPUs where cuDNN's attention can
+    be, if the devices divide the heads: a ring has no fused kernel. With a window a ring sends little, and stays.
 
     Args:
         config: the model.
@@ -127,8 +127,8 @@ def resolve_context_attention(
     if size == 1:
         return train
     if train.context_attention == "auto":
-        fused = platform in GPUS and config.heads // tensors % size == 0
-        ring = stages == 1 and not _strided(config) and not fused
+        fused = platform in GPUS and not Reach.of(config) and kernel_for(platform, config, train) == "cudnn"
+        ring = stages == 1 and not _strided(config) and not (fused and config.heads // tensors % size == 0)
         return dataclasses.replace(train, context_attention="ring" if ring else "ulysses")
     if train.context_attention == "ring" and stages > 1:
         raise Infeasible(f"pipeline={stages} stages have no ring, which all must enter; use context_attention=ulysses")

@@ -1,7 +1,7 @@
 """Fully sharded data parallel: ZeRO stage 3 (Rajbhandari et al. 2020, section 5.3).
 
 Weights, gradients, optimizer state and the batch are sharded over the devices (sharding/weight_shards.py). With
-`gather="layer"` a layer's full weights exist only while the layer runs:
+`gather="layer"` a layer's full weights exist only while the layer runs, or with `prefetch` the layer before it:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
     dW[D,F] -reduce_scatter(fsdp)-> dW[D_fsdp,F], in `reduce_dtype`

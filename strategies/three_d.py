@@ -32,7 +32,7 @@ Without pipeline stages there is no schedule: gradients are accumulated over mic
 
 With `gather="layer"` fsdp gathers weights for every microbatch, and a pipeline has many of them. With `gather="step"`
 it gathers all weights before the first microbatch, and scatters the accumulated gradients after the last. With pipeline
-stages `context_attention` is "ulysses" by default: XLA's permutes wait for all devices of the mesh, but stages run
+stages `context_attention` has no "ring": XLA's permutes wait for all devices of the mesh, but stages run
 their layers at different times.
 """
 

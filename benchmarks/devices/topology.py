@@ -21,8 +21,8 @@ COMPILERS = {"tpu": ("tpu", "libtpu"), "cuda": ("gpu", "jax-cuda13-plugin")}
 
 REQUIRED = {"tpu": "jax[tpu]", "gpu": "jax[cuda13]"}
 """What each of these extras installs."""
-DEVICE_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
-"""Our names of kinds -> JAX's, where the defaults of a step may depend on it."""
+DEVICE_KINDS = {"v5e": "TPU v5 lite"}
+"""Our names of kinds -> JAX's, where the defaults of a step depend on it (strategies/training/overlap.py)."""
 CLOUD_NAMES = {"v5litepod": "v5e", "v5lite": "v5e"}
 """Cloud TPU's names of kinds that are called differently here."""
 CORES_COUNTED = {"v4": 2, "v5p": 2}

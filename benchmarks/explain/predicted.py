@@ -44,6 +44,6 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
 def cost_of(case: Case) -> Cost | None:
     """Cost of a case by formulas; None if its strategy has no formulas or the case is infeasible."""
     try:
-        return predict(case.strategy, case.config, case.mesh, case.training(), case.platform)
+        return predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
     except Infeasible:
         return None

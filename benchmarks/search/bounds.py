@@ -74,7 +74,7 @@ def best_per_layout(candidates: Iterable[Candidate]) -> list[Candidate]:
 def evaluated(case: Case, chip: Chip) -> Candidate:
     """Evaluate a case by formulas, on chips with these specifications."""
     try:
-        cost = predict(case.strategy, case.config, case.mesh, case.training(), case.platform)
+        cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
     except Infeasible as error:
         return Candidate(case, error)
     needed = sum(cost.arguments.values()) + sum(cost.temporaries.values())

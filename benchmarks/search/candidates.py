@@ -21,6 +21,7 @@ AXIS = {
     "chunks": "pipeline",
     "gather": "fsdp",
     "regather": "fsdp",
+    "prefetch": "fsdp",
     "sequence_parallel": "tensor",
     "context_attention": "context",
 }

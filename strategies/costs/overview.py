@@ -139,7 +139,7 @@ def overview(
         mesh=mesh.axes,
         workload=", ".join((preset, tokens, f"microbatches={train.microbatches}", train.dtype)),
         held=tuple(holdings(layout, mesh, train, cost)),
-        sent=cost and tuple(exchanges(cost, layout, mesh, train, schedule)),
+        sent=cost and tuple(exchanges(cost, layout, mesh, cost.plan.train, schedule)),
         zigzag=cost is not None and cost.ring > 1 and cost.plan.share.skipping is None,
         schedule=schedule,
         twin=strategy.twins.get(mesh.split_axes(strategy.axes)),

@@ -36,8 +36,8 @@ def predict(
         config: the model.
         mesh: a `MeshSpec`, or its text.
         train: batch, dtypes and options.
-        platform: "tpu", "cuda", "cpu" or another. It decides what "auto" is for `attention`, `reduce` and
-            `prefetch`. By default these are as on CPUs.
+        platform: "tpu", "cuda", "cpu" or another. It decides what "auto" is for `attention`, `reduce`,
+            `prefetch` (as on TPUs other than v5e) and `context_attention`. By default these are as on CPUs.
 
     Raises:
         Infeasible: the strategy has no formulas (auto, or a strategy without a layout), or model, mesh and batch do not

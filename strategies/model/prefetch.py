@@ -26,19 +26,20 @@ from strategies.config import TrainConfig
 from strategies.model.layer_passes import Run, backward, forward, read_slot, write_slot
 from strategies.model.order import after
 
-Weights = Any
+Tree = Any
 """Weights of one layer, or of all layers stacked, as a tree of arrays."""
-Gather = Callable[[Weights], Weights]
+Gather = Callable[[Tree], Tree]
 """Stored weights of one layer -> its weights as it uses them."""
 
 
 def is_ordered(train: TrainConfig, layers: int) -> bool:
     """Whether the gathers outside of the two loops wait for the result that comes before them.
 
-    Otherwise they depend on nothing. A compiler would move them out of a loop over microbatches. And of three layers or
-    fewer it would merge those of the two loops, which it unrolls. Either way it would keep two layers' weights.
+    Without an order they run beside the embedding and the head. But a compiler would move them out of a loop over
+    microbatches. And of few layers, whose loops it unrolls, it would merge the gathers of both loops. Either way it
+    would keep two layers' weights.
     """
-    return train.microbatches > 1 or layers <= 3
+    return train.microbatches > 1 or layers <= train.unroll + 2
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,16 @@ class PrefetchedLayers:
     unroll: int
     ordered: bool
 
-    def __call__(self, stored: Weights, x_BTD: Array) -> Array:
+    def __call__(self, stored: Tree, x_BTD: Array) -> Array:
         """Output of the last layer [B,T,D]."""
         function = jax.custom_vjp(lambda stored, x_BTD: self._forward(stored, x_BTD)[0])
         function.defvjp(self._forward, self._backward)
         return function(stored, x_BTD)
 
-    def _forward(self, stored: Weights, x_BTD: Array) -> tuple[Array, Any]:
+    def _forward(self, stored: Tree, x_BTD: Array) -> tuple[Array, Any]:
         """Output of the last layer, and what the backward loop takes."""
 
-        def step(carried: tuple[Array, Weights], layer: Array) -> tuple[tuple[Array, Weights], Any]:
+        def step(carried: tuple[Array, Tree], layer: Array) -> tuple[tuple[Array, Tree], Any]:
             x_BTD, weights = carried
             following = self.gather(read_slot(stored, layer + 1))
             y_BTD, kept = forward(self.run, weights, x_BTD)
@@ -77,17 +78,17 @@ class PrefetchedLayers:
         y_BTD, kept_last = forward(self.run, last, x_BTD)
         return y_BTD, (stored, kept, last, kept_last)
 
-    def _backward(self, known: Any, dy_BTD: Array) -> tuple[Weights, Array]:
+    def _backward(self, known: Any, dy_BTD: Array) -> tuple[Tree, Array]:
         """Gradients of the stored weights, and of the input."""
         stored, kept, last, kept_last = known
         final = _count(stored) - 1
 
-        def summed(grads: Weights, dweights: Weights, layer: Any) -> Weights:
+        def summed(grads: Tree, dweights: Tree, layer: Any) -> Tree:
             """Sum the gradients of one layer over devices, and store them."""
             transpose = jax.vjp(self.gather, read_slot(stored, layer))[1]
             return write_slot(grads, transpose(dweights)[0], layer)
 
-        def step(carried: tuple[Array, Weights, Weights, Weights], layer: Array) -> tuple[Any, None]:
+        def step(carried: tuple[Array, Tree, Tree, Tree], layer: Array) -> tuple[Any, None]:
             dx_BTD, weights, later, grads = carried
             preceding = self.gather(read_slot(stored, layer - 1))
             grads = summed(grads, later, layer + 1)
@@ -106,9 +107,9 @@ class PrefetchedLayers:
         dweights, dx_BTD = backward(self.run, (weights, after(dx_BTD, read_slot(kept, 0))), dx_BTD)
         return summed(grads, dweights, 0), dx_BTD
 
-    def _gather_after(self, earlier: Array, stored: Weights) -> Weights:
+    def _gather_after(self, earlier: Array, stored: Tree) -> Tree:
         return self.gather(after(earlier, stored) if self.ordered else stored)
 
 
-def _count(stored: Weights) -> int:
+def _count(stored: Tree) -> int:
     return jax.tree.leaves(stored)[0].shape[0]

@@ -5,6 +5,7 @@ one layer ahead (model/prefetch.py). Both have the default "auto", which depends
 """
 
 from dataclasses import replace
+from typing import Literal
 
 from jax.sharding import Mesh
 
@@ -13,12 +14,12 @@ from strategies.mesh import GPUS, platform_of
 from strategies.sharding.layout import Layout
 from strategies.step import Implementation
 
-NOT_PREFETCHED = ("TPU v5 lite",)
-"""Kinds of TPUs, by JAX's names, for which weights are not gathered ahead by default.
+NOT_PREFETCHED = "TPU v5 lite", "TPU v5e"
+"""JAX's names of v5e, for which weights are not gathered ahead by default.
 
-For gpt3-6.7b, as replayed, fsdp over v5e:16x16 takes 778 ms with prefetch and 707 ms without: a reduce-scatter over all
-chips of v5e becomes an all-reduce, which is then hidden less. hsdp takes 821 ms instead of 840, and three_d 1,333 ms
-instead of 1,354. On v6e:16x16 fsdp takes 233 ms instead of 266, on v5p:8x16x16 294 ms instead of 309."""
+Over all chips of v5e:16x16 a reduce-scatter becomes an all-reduce, of which less is hidden with prefetch: a step of
+fsdp with gpt3-6.7b takes 778 ms as replayed, and 707 ms without. hsdp and three_d gain 2%. Other kinds gain more: fsdp
+takes 233 ms instead of 266 on v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16."""
 
 
 def resolve_overlap(
@@ -42,18 +43,29 @@ def resolve_overlap(
     Raises:
         Infeasible: `reduce="layer"` or `prefetch="on"`, and the model, the layout or other options do not allow it.
     """
-    sums, gathers = bool(layout.replicas or layout.updates), bool(layout.shards)
-    reduce, prefetch, ahead = train.reduce, train.prefetch, (*GPUS, "tpu")
-    if reduce == "auto":
-        reduce = "layer" if platform in GPUS and not _reduce_problem(layout, train) else "step"
-    if prefetch == "auto":
-        possible = not _prefetch_problem(layout, config, train)
-        prefetch = "on" if platform in ahead and kind not in NOT_PREFETCHED and possible else "off"
-    if reduce == "layer" and sums and (problem := _reduce_problem(layout, train)):
+    prefetch = _prefetch(layout, config, train, platform, kind)
+    return replace(train, reduce=_reduce(layout, train, platform), prefetch=prefetch)
+
+
+def _reduce(layout: Layout, train: TrainConfig, platform: str | None) -> Literal["layer", "step"]:
+    if not (layout.replicas or layout.updates) or train.reduce == "step":
+        return "step"
+    problem = _reduce_problem(layout, train)
+    if problem and train.reduce == "layer":
         raise Infeasible(f"reduce=layer {problem}")
-    if prefetch == "on" and gathers and (problem := _prefetch_problem(layout, config, train)):
+    return "layer" if train.reduce == "layer" or (platform in GPUS and not problem) else "step"
+
+
+def _prefetch(
+    layout: Layout, config: GPTConfig, train: TrainConfig, platform: str | None, kind: str
+) -> Literal["on", "off"]:
+    if not layout.shards or train.prefetch == "off":
+        return "off"
+    problem = _prefetch_problem(layout, config, train)
+    if problem and train.prefetch == "on":
         raise Infeasible(f"prefetch=on {problem}")
-    return replace(train, reduce=reduce if sums else "step", prefetch=prefetch if gathers else "off")
+    default = platform in (*GPUS, "tpu") and kind not in NOT_PREFETCHED and not problem
+    return "on" if train.prefetch == "on" or default else "off"
 
 
 def resolve_for_step(

@@ -42,20 +42,26 @@ def test_attention_goes_around_a_ring_but_with_stages_from_all_to_all(stages, wa
 
 
 @pytest.mark.parametrize(
-    ("platform", "size", "tensors", "way"),
+    ("platform", "size", "tensors", "options", "way"),
     [
-        ("cuda", 2, 2, "ulysses"),
-        ("cuda", 4, 2, "ring"),
-        ("tpu", 2, 2, "ring"),
-        (None, 2, 1, "ring"),
-        ("cuda", 1, 1, "auto"),
+        ("cuda", 2, 2, {}, "ulysses"),
+        ("cuda", 4, 2, {}, "ring"),
+        ("cuda", 2, 2, {"dtype": "float32"}, "ring"),
+        ("cuda", 2, 2, {"attention": "xla"}, "ring"),
+        ("tpu", 2, 2, {}, "ring"),
+        (None, 2, 1, {}, "ring"),
+        ("cuda", 1, 1, {}, "auto"),
     ],
 )
-def test_gpus_attend_by_all_to_all_where_heads_allow_it(platform, size, tensors, way):
-    """On GPUs Ulysses is the default if the tensor and context axes divide the heads; other devices have a ring."""
-    found = context.resolve_context_attention(CONFIG, TrainConfig(16), size, tensors=tensors, platform=platform)
-    assert CONFIG.heads == 4
-    assert found.context_attention == way
+def test_gpus_attend_by_all_to_all_where_heads_allow_it(platform, size, tensors, options, way):
+    """On GPUs Ulysses is the default if cuDNN has the kernel and the tensor and context axes divide the 4 heads. Other
+    devices have a ring, and so has a window.
+    """
+    train = TrainConfig(16, **{"dtype": "bfloat16", **options})
+    resolve = partial(context.resolve_context_attention, train=train, size=size, tensors=tensors, platform=platform)
+    assert resolve(CONFIG).context_attention == way
+    window = dataclasses.replace(CONFIG, attention_window=4)
+    assert resolve(window).context_attention == ("auto" if size == 1 else "ring")
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import jax
 import pytest
 
 from benchmarks.devices import xla_options as module
-from benchmarks.devices.topology import Topology
+from benchmarks.devices.topology import DEVICE_KINDS, Topology
 from benchmarks.devices.xla_options import DEFAULTS, Default, has_option, xla_options
 from strategies import STRATEGIES, TrainConfig
+from strategies.training.overlap import NOT_PREFETCHED
 from tests.benchmarks.test_compile import case
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
@@ -79,6 +80,13 @@ def test_the_installed_compiler_has_all_options_of_the_table(kind: str) -> None:
     ours = [each for each in DEFAULTS if each.platform == device.platform]
     assert ours
     assert all(has_option(device, name, value) for each in ours for name, value in each.options.items())
+
+
+@TAKES_LIBTPU
+def test_kinds_of_chips_have_the_names_that_jax_gives_them() -> None:
+    """A case knows JAX's name of its devices without a compiler, where defaults depend on it."""
+    assert {*DEVICE_KINDS.values()} <= {*NOT_PREFETCHED}
+    assert all(Topology.parse(f"{name}:4x4").devices()[0].device_kind == kind for name, kind in DEVICE_KINDS.items())
 
 
 def test_the_table_names_strategies_and_reasons() -> None:

@@ -1,12 +1,16 @@
 """Weights that are gathered one layer ahead: the same numbers, gathered in the iteration before."""
 
+import dataclasses
+
 import jax
+import numpy as np
 import pytest
 from jax.extend.core import Var
 
 from strategies import STRATEGIES, MeshSpec, TrainConfig
 from tests.strategies.costs.steps import ODD, SMALL, cost
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
+from tests.strategies.quick import compiled
 
 CASES = [
     ("fsdp", "fsdp=8", {}),
@@ -16,6 +20,11 @@ CASES = [
     ("hsdp", "data=2,fsdp=4", {"remat": "full", "reduce": "layer"}),
     ("three_d", "data=2,fsdp=2,tensor=2", {"reduce": "layer"}),
     ("three_d", "fsdp=2,context=2,tensor=2", {"remat": "full"}),
+    (
+        "three_d",
+        "fsdp=2,context=2,tensor=2",
+        {"context_attention": "ulysses", "sequence_parallel": False, "microbatches": 2},
+    ),
 ]
 
 
@@ -36,43 +45,69 @@ def bodies(program):
                 yield from [part] if equation.primitive.name == "scan" else bodies(part)
 
 
-def follow(program, gathered):
-    """Follow gathered weights through a program, also into the functions that it calls.
+def follow(program, tainted, source, sink):
+    """Follow results through a program, also into the functions that it calls.
 
     Args:
         program: without loops.
-        gathered: for each input, whether it is one.
+        tainted: for each input, whether it is followed.
+        source: name of a primitive whose results are followed.
+        sink: name of a primitive.
 
     Returns:
-        For each output, whether it depends on one; and how many gathers and how many matmuls of them there are.
+        For each output, whether it depends on what is followed; how many sources there are; and how many sinks that
+        take what is followed.
     """
-    known, gathers, matmuls = dict(zip(program.invars, gathered, strict=True)), 0, 0
+    known, sources, sinks = dict(zip(program.invars, tainted, strict=True)), 0, 0
     for equation in program.eqns:
         name, inputs = equation.primitive.name, [isinstance(x, Var) and known.get(x, False) for x in equation.invars]
         part = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-        outputs = [any(inputs) or name == "all_gather"] * len(equation.outvars)
+        outputs = [any(inputs) or name == source] * len(equation.outvars)
         if part is not None:
-            outputs, more, deeper = follow(getattr(part, "jaxpr", part), inputs)
-            gathers, matmuls = gathers + more, matmuls + deeper
-        gathers += name == "all_gather"
-        matmuls += name == "dot_general" and any(inputs)
+            outputs, more, deeper = follow(getattr(part, "jaxpr", part), inputs, source, sink)
+            sources, sinks = sources + more, sinks + deeper
+        sources += name == source
+        sinks += name == sink and any(inputs)
         known.update(zip(equation.outvars, outputs, strict=True))
-    return [isinstance(x, Var) and known.get(x, False) for x in program.outvars], gathers, matmuls
+    return [isinstance(x, Var) and known.get(x, False) for x in program.outvars], sources, sinks
 
 
 @pytest.mark.parametrize("prefetch", ["on", "off"])
-def test_an_iteration_multiplies_by_what_the_iteration_before_gathered(prefetch):
-    """With prefetch=on no matmul of a loop takes what the same iteration gathers. Otherwise some do.
+def test_an_iteration_communicates_for_its_neighbours(prefetch):
+    """With prefetch=on no matmul of a loop takes what the same iteration gathers, and no reduce-scatter what it
+    multiplies. Otherwise some do.
 
     Both loops gather: the forward and the backward one, whose recomputation needs the weights again.
     """
-    built = STRATEGIES["fsdp"].build(SMALL, "fsdp=8", TrainConfig(16, remat="full", prefetch=prefetch))
+    built = STRATEGIES["fsdp"].build(ODD, "fsdp=8", TrainConfig(16, remat="full", prefetch=prefetch))
     program = jax.make_jaxpr(built.gradients)(built.state, built.batch)
-    found = [follow(body, [False] * len(body.invars))[1:] for body in bodies(program.jaxpr)]
-    assert len(found) == 2
-    for gathers, matmuls in found:
-        assert gathers > 0
-        assert (matmuls == 0) == (prefetch == "on")
+    loops = [body for body in bodies(program.jaxpr) if body.eqns]
+
+    def counted(source, sink):
+        return [follow(body, [False] * len(body.invars), source, sink)[1:] for body in loops]
+
+    gathers, products = counted("all_gather", "dot_general"), counted("dot_general", "reduce_scatter")
+    assert len(loops) == 2
+    assert all(count > 0 for count, _ in (*gathers, *products))
+    assert [late == 0 for _, late in gathers] == [prefetch == "on"] * 2
+    assert (sum(late for _, late in products) == 0) == (prefetch == "on")
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_few_layers_are_gathered_ahead_too(layers):
+    """With loops of no or one iteration, and sums over replicas in them, gradients are those without prefetch."""
+    config = dataclasses.replace(SMALL, layers=layers)
+    found = []
+    for prefetch in ("on", "off"):
+        options = TrainConfig(16, remat="full", reduce="layer", prefetch=prefetch)
+        built = STRATEGIES["hsdp"].build(config, "data=2,fsdp=4", options)
+        tokens = np.random.default_rng(0).integers(0, config.vocab, built.batch.shape).astype(np.int32)
+        state = compiled(built.init.lower(jax.random.key(0)))(jax.random.key(0))
+        lowered = built.gradients.lower(built.state, built.batch)
+        found.append(compiled(lowered)(state, built.place(tokens)))
+    for mine, expected in zip(*map(jax.tree.leaves, found), strict=True):
+        assert np.linalg.norm(expected) > 0
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])

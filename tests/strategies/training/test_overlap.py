@@ -2,10 +2,15 @@
 
 import dataclasses
 
+import jax
 import pytest
 
-from strategies import STRATEGIES, Infeasible, TrainConfig
+from benchmarks.cases import Case
+from benchmarks.devices.topology import Topology
+from strategies import STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.sharding.layout import Layout
+from strategies.step import Implementation
+from strategies.training import overlap
 from strategies.training.overlap import resolve_overlap
 from tests.strategies.costs.steps import SMALL
 
@@ -91,3 +96,38 @@ def test_one_layer_is_not_gathered_ahead():
     with pytest.raises(Infeasible, match=r"needs a second layer to gather, and layers=1; use prefetch=off"):
         resolve_overlap(layout, one, dataclasses.replace(TRAIN, prefetch="on"), "cuda")
     assert resolve_overlap(layout, one, TRAIN, "cuda").prefetch == "off"
+
+
+@pytest.mark.parametrize(
+    ("implementation", "reduce", "prefetch"),
+    [
+        (Implementation(), "layer", "on"),
+        (Implementation(sum_replicas=lambda loss, grads: (loss, grads)), "step", "on"),
+        (Implementation(compiler_partitioned=True), "step", "off"),
+    ],
+    ids=["default", "sums once a step", "compiler partitioned"],
+)
+def test_a_step_has_what_its_strategy_implements(monkeypatch, implementation, reduce, prefetch):
+    """On GPUs a strategy that sums gradients by itself, once a step, still does, unless it is asked for more. The
+    compiler takes neither option.
+    """
+    monkeypatch.setattr(overlap, "platform_of", lambda device: "cuda")
+    mesh = MeshSpec.parse("data=2,fsdp=2").over(("data", "fsdp"), jax.devices()[:4])
+    layout = Layout(batch=("data", "fsdp"), shards=("fsdp",))
+    found = overlap.resolve_for_step(SMALL, mesh, TRAIN, layout, implementation)
+    assert (found.reduce, found.prefetch) == (reduce, prefetch)
+    if implementation.sum_replicas:
+        with pytest.raises(Infeasible, match=r"reduce=layer needs `sum_layer` beside `sum_replicas`"):
+            overlap.resolve_for_step(SMALL, mesh, dataclasses.replace(TRAIN, reduce="layer"), layout, implementation)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reduce", "prefetch"),
+    [("h100:2x4", "layer", "on"), ("v5p:2x2x2", "step", "on"), ("v5e:4x2", "step", "off"), ("cpu:8", "step", "off")],
+)
+def test_a_case_is_resolved_for_its_topology(kind, reduce, prefetch):
+    """Without any compiler, a case knows what its step does on the devices of a topology."""
+    spec, topology = MeshSpec.parse("data=2,fsdp=4"), Topology.parse(kind)
+    case = Case("hsdp", spec, "small", SMALL, 16, 1, "bfloat16", "full", topology=topology)
+    assert (case.resolved.reduce, case.resolved.prefetch) == (reduce, prefetch)
+    assert (case.training().reduce, case.training().prefetch) == ("auto", "auto")
