@@ -118,3 +118,16 @@ def test_the_last_layer_is_gathered_once(remat):
     less = off.sent[again]["weights again"] - on.sent[again]["weights again"]
     assert less * ODD.layers == off.sent[again]["weights again"] > 0
     assert on.sent[again]["weights"] == off.sent[again]["weights"]
+
+
+def test_evaluation_keeps_no_residuals():
+    """A forward pass alone holds the weights of one layer more than without prefetch, and no residuals of layers."""
+    config = dataclasses.replace(SMALL, layers=8, sequence=128)
+    held = []
+    for prefetch in ("on", "off"):
+        built = STRATEGIES["fsdp"].build(config, "fsdp=8", TrainConfig(8, remat="none", prefetch=prefetch))
+        memory = compiled(built.evaluate.lower(built.state.params, built.batch)).memory_analysis()
+        assert memory
+        held.append(memory.temp_size_in_bytes)
+    layer = sum(x.dtype.itemsize * x.size // config.layers for x in jax.tree.leaves(built.state.params["blocks"]))
+    assert held[0] - held[1] < 1.5 * layer < config.layers * 4 * config.sequence * config.embed
