@@ -13,12 +13,10 @@ import matplotlib as mpl
 import pandas as pd
 import seaborn as sns
 
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_apart, require_picture, save
 from results import parsers
 from results.figures.feasibility import BYTES, SPEED, figure_of
-from results.figures.pictures import FORMATS, REPRODUCIBLE, draw
+from results.figures.pictures import REPRODUCIBLE, draw, draw_file
 from results.records.reading import RecordError, check_kinds, is_amount, is_text, read_json
 
 SCHEMA_VERSION = 1
@@ -68,20 +66,14 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = parsers.frontier()
-    options = parser.parse_args(arguments)
-    out = options.out or options.file.with_suffix(".png")
-    try:
-        require_apart({"--out" if options.out else "the picture": out}, [options.file])
-        facts, rows = read(options.file)
-        require_picture(out, FORMATS)
+
+    def draw_found(found: tuple[dict[str, Any], pd.DataFrame], path: Path) -> None:
         with mpl.rc_context():
             sns.set_theme(style="whitegrid", rc=REPRODUCIBLE)
-            figure = figure_of(facts, rows)
-            save(out, lambda path: draw(figure, path))
-    except (RecordError, Unwritable) as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
-    print(out)
+            draw(figure_of(*found), path)
+
+    parser = parsers.frontier()
+    draw_file(parser, parser.parse_args(arguments), read, draw_found)
 
 
 if __name__ == "__main__":

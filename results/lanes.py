@@ -9,13 +9,10 @@ from collections.abc import Iterator, Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_apart, require_picture, save
 from results import parsers
 from results.figures.palette import LANE_COLOURS
-from results.figures.pictures import FORMATS, draw
-from results.records.reading import RecordError
+from results.figures.pictures import draw, draw_file
 from results.records.traces import Span, Trace, read
 
 DEVICE = {"compute": "compute", "memory": "memory", "exposed": "exposed communication", "idle": "pipeline bubble"}
@@ -69,16 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = parsers.lanes()
     options = parser.parse_args(arguments)
-    out = options.out or options.file.with_suffix(".png")
-    try:
-        require_apart({"--out" if options.out else "the picture": out}, [options.file])
-        trace = read(options.file)
-        require_picture(out, FORMATS)
-        figure = lanes(trace, options.between)
-        save(out, lambda path: draw(figure, path))
-    except (RecordError, Unwritable) as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
-    print(out)
+    draw_file(parser, options, read, lambda trace, path: draw(lanes(trace, options.between), path))
 
 
 if __name__ == "__main__":

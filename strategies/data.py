@@ -22,6 +22,7 @@ from jaxtyping import Array
 
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec
+from strategies.model.order import after
 from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout
 from strategies.step import Implementation, Step, Strategy
@@ -89,7 +90,7 @@ def sum_in_buckets(arrays: list[Array], bucket_bytes: int) -> list[Array]:
         packed = jnp.concatenate([arrays[i].reshape(-1)[part] for i, part in bucket])
         # Each all-reduce depends on the one before. The compiler would merge independent ones, even across barriers.
         if sums:
-            packed += 0 * lax.pcast(sums[-1][0], AXES, to="varying")
+            packed = after(lax.pcast(sums[-1][0], AXES, to="varying"), packed)
         sums.append(lax.psum(packed, AXES))
     pieces: list[list[Array]] = [[] for _ in arrays]
     for bucket, packed in zip(filled, sums, strict=True):

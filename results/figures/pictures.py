@@ -1,9 +1,18 @@
 """Figures as files: the supported formats, and settings that make the files reproducible."""
 
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
+
+from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.outputs import Unwritable, require_apart, require_picture, save
+from results.records.reading import RecordError
+
+Content = TypeVar("Content")
 
 FORMATS = frozenset(FigureCanvasBase.get_supported_filetypes())
 """Supported file formats, as endings of file names without the dot."""
@@ -16,3 +25,28 @@ METADATA = {"png": {}, "svg": {"Date": None}}
 def draw(figure: Figure, path: Path, dpi: int = 150) -> None:
     """Write a figure to a file whose ending is the format. `dpi` is the resolution in dots per inch."""
     figure.savefig(path, dpi=dpi, metadata=METADATA.get(path.suffix.removeprefix("."), {}))
+
+
+def draw_file(
+    parser: ArgumentParser,
+    options: Namespace,
+    read: Callable[[Path], Content],
+    draw_content: Callable[[Content, Path], None],
+) -> None:
+    """Run a command that draws one file, and print the name of the picture. Broken input ends the command.
+
+    Args:
+        parser: of the command.
+        options: `file`, and `out`, by default the file with the suffix ".png".
+        read: reads the file; may raise `RecordError`.
+        draw_content: draws what was read to a path.
+    """
+    out = options.out or options.file.with_suffix(".png")
+    try:
+        require_apart({"--out" if options.out else "the picture": out}, [options.file])
+        content = read(options.file)
+        require_picture(out, FORMATS)
+        save(out, lambda path: draw_content(content, path))
+    except (RecordError, Unwritable) as error:
+        parser.exit(BROKEN_INPUT, f"{error}\n")
+    print(out)

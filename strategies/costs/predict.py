@@ -47,7 +47,7 @@ def predict(
     if strategy not in layouts:
         raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(layouts)}")
     spec, layout = MeshSpec.of(mesh), layouts[strategy]
-    train = resolve_overlap(layout.along([axis for axis, size in spec.axes if size > 1]), config, train, platform)
+    train = resolve_overlap(layout.along(spec.split_axes(tuple(layout.axes))), config, train, platform)
     plan = Plan(config, spec, train, layout, platform)
     terms = (*TERMS, *strategies.STRATEGIES[strategy].traffic)
     return Cost(plan, tuple(each for term in terms for each in term(plan)))

@@ -60,9 +60,8 @@ class LayerReduction:
     def of(
         cls, layout: Layout, config: GPTConfig, mesh: Mesh, train: TrainConfig, implementation: Implementation
     ) -> "LayerReduction | None":
-        """The sums in the backward loop of a step; None if it sums all gradients after the loop."""
-        sums = any(mesh.shape[axis] > 1 for axis in (*layout.replicas, *layout.updates) if axis in mesh.shape)
-        if train.reduce != "layer" or not sums or implementation.compiler_partitioned:
+        """The sums in the backward loop of a step; None if `reduce`, as resolved (overlap.py), is not "layer"."""
+        if train.reduce != "layer":
             return None
         shards = layout.shards_of(layout.updates, config, mesh.shape) if layout.updates else None
         return cls(layout, train, implementation, shards, are_virtual(mesh.devices.ravel()))
