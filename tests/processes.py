@@ -21,19 +21,18 @@ Ended = subprocess.CompletedProcess[str]
 
 
 def environment(**variables: Any) -> dict[str, str]:
-    """The environment of a process that a test starts: fast compilation, and no trace of the pytest around it."""
+    """The environment of a process that a test starts: CPUs, fast compilation, and no trace of the pytest around it."""
     from tests.strategies.quick import OPTIONS  # with JAX, which conftest.py sets up before
 
     flags = " ".join([QUICK, *(f"--{name}={str(value).lower()}" for name, value in OPTIONS.items())])
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    ours = {"PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
+    ours = {"PYTHONPATH": str(ROOT), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     return inherited | ours | {name: str(value) for name, value in variables.items()}
 
 
 def peer_environment(devices_each: int, **variables: Any) -> dict[str, str]:
     """The environment of one of several processes, with so many virtual devices."""
     ours = {
-        "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": devices_each,
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
     }

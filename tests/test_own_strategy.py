@@ -51,7 +51,7 @@ GROUPED = register(Strategy("grouped", AXES, build, layout=LAYOUT, traffic=(larg
 
 It also sends a number that does not follow from its layout, and states so by a term of its own.
 """
-TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4,8", "--rounds=6")
+TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--rounds=6")
 
 
 MESHES = {"toy": ("toy=2", "toy=4"), "shard": ("shard=4",), "grouped": ("data=2,group=2",)}
@@ -84,12 +84,9 @@ def rows(folder: Path) -> dict[str, dict]:
 
 
 def test_they_get_cases_that_equal_one_device(folder: Path) -> None:
-    """Each of them is measured on each mesh and batch, and equals `single`."""
+    """Each of them is measured on each mesh, and equals `single`."""
     assert {name: (row["status"], row["matches_single"]) for name, row in rows(folder).items()} == {
-        f"test_step[{name}-{mesh}-b{batch}]": ("ok", True)
-        for name, meshes in MESHES.items()
-        for mesh in meshes
-        for batch in (4, 8)
+        f"test_step[{name}-{mesh}-b4]": ("ok", True) for name, meshes in MESHES.items() for mesh in meshes
     }
 
 

@@ -94,16 +94,19 @@ class Interval:
     def of(cls, values: Sequence[float]) -> "Interval | None":
         """Interval of a sample; None for fewer than `MIN_ROUNDS` values.
 
-        It is the interval of scipy's quantile test: it lies between two order statistics and assumes no distribution
-        (Conover 1999, "Practical Nonparametric Statistics", section 3.2). With fewer values there is none. It covers
-        noise within this process only. Another launch may differ by more; `results.regress paired` compares launches.
+        It lies between two order statistics and assumes no distribution: a value lies on either side of the median
+        with equal probability (Conover 1999, "Practical Nonparametric Statistics", section 3.2). With fewer values
+        there is none. It covers noise within this process only. Another launch may differ by more; `results.regress
+        paired` compares launches.
         """
         if len(values) < MIN_ROUNDS:
             return None
-        from scipy.stats import quantile_test  # imported late, because it takes longer to load than JAX
+        from scipy.special import bdtr  # `scipy.stats` takes longer to load than JAX
 
-        interval = quantile_test(values, p=0.5).confidence_interval(confidence_level=0.95)
-        return cls(statistics.median(values), float(interval.low), float(interval.high))
+        ordered, count = sorted(values), len(values)
+        # The least number of values below the median whose probability, with those of fewer, is 2.5%.
+        below = next(number for number in range(count) if bdtr(number, count, 0.5) >= 0.025)
+        return cls(statistics.median(values), float(ordered[below - 1]), float(ordered[count - below]))
 
     @classmethod
     def of_ratios(cls, numerators: Sequence[float], denominators: Sequence[float]) -> "Interval | None":

@@ -65,9 +65,9 @@ class Change:
     @classmethod
     def around(cls, mean: float, error: float, freedom: float, confidence: float) -> "Change":
         """Return a mean with Student's bounds, given its standard error and its degrees of freedom."""
-        from scipy.stats import t as student  # importing it takes seconds, which would delay --help
+        from scipy.special import stdtrit  # imported late, because it would delay --help
 
-        margin = float(student.ppf(confidence, freedom)) * error
+        margin = float(stdtrit(freedom, confidence)) * error
         return cls(mean, mean - margin, mean + margin)
 
     def word(self, effect: float) -> Word:

@@ -10,6 +10,7 @@ from benchmarks.cases import distinct_meshes
 from strategies import STRATEGIES, MeshSpec
 from strategies.mesh import AXES
 from tests.strategies.equality import OF_MODEL, ROUNDING, assert_equal, single, train
+from tests.strategies.sampling import nightly
 from tests.strategies.test_step import WIDEST
 
 MESHES = [
@@ -34,11 +35,20 @@ COMBINATIONS = [
     ("data=2,context=2,tensor=2", {"context_attention": "ulysses", "sequence_parallel": False}),
     ("fsdp=2,context=2,tensor=2", {}),
     ("pipeline=2,context=2,tensor=2", {}),
-    ("fsdp=2,pipeline=2,tensor=2", {"gather": "step"}),
-    ("fsdp=2,pipeline=2,context=2", {"schedule": "zb-h1", "remat": "full"}),
     ("pipeline=3,tensor=2", {}),
 ]
-"""A sample of the other meshes of `three_d`: every pair of axes meets, and every way to split an axis occurs."""
+"""A sample of the other meshes of `three_d`: every pair of axes meets."""
+MORE_COMBINATIONS = [
+    ("fsdp=2,pipeline=2,tensor=2", {"gather": "step"}),
+    ("fsdp=2,pipeline=2,context=2", {"schedule": "zb-h1", "remat": "full"}),
+]
+OPTIONS = (
+    {"remat": "full", "microbatches": 2, "tied": False},
+    {"remat": "none", "unroll": 2, "logits_bytes": 2**14, "z_loss": 1e-2},
+)
+SEVERAL = [name for name in STRATEGIES if name != "single"]
+WITH_OPTIONS = [(name, OPTIONS[i % 2]) for i, name in enumerate(SEVERAL)]
+"""Each strategy with one set of options; the other one is for the night."""
 
 
 def unless_hardest(name, mesh):
@@ -68,7 +78,7 @@ def test_each_strategy_has_a_hardest_mesh():
         assert (HARDEST[name].size, len(HARDEST[name].axes)) >= (mesh.size, len(mesh.axes))
 
 
-@pytest.mark.parametrize(("mesh", "options"), COMBINATIONS, ids=str)
+@pytest.mark.parametrize(("mesh", "options"), [*COMBINATIONS, *nightly(*MORE_COMBINATIONS)], ids=str)
 def test_combinations_equal_one_device(mesh, options):
     """three_d on a sample of other meshes, however each axis is split, computes what one device computes."""
     mesh = MeshSpec.parse(mesh)
@@ -95,16 +105,10 @@ def test_every_factorisation_equals_one_device(name, mesh):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        (name, options)
-        for options in (
-            {"remat": "full", "microbatches": 2, "tied": False},
-            {"remat": "none", "unroll": 2, "logits_bytes": 2**14, "z_loss": 1e-2},
-        )
-        for name in STRATEGIES
-        if name != "single"
-    ]
-    + [
-        (name, {"sequence_parallel": False}) for name, each in STRATEGIES.items() if "sequence_parallel" in each.options
+        *WITH_OPTIONS,
+        ("tensor", {"sequence_parallel": False}),
+        *nightly(*((name, OPTIONS[1 - i % 2]) for i, name in enumerate(SEVERAL))),
+        *nightly(*((name, {"sequence_parallel": False}) for name in ("three_d", "auto"))),
     ],
     ids=str,
 )

@@ -29,7 +29,8 @@ from strategies.mesh import first_devices
 from strategies.model import attention, mlp, part
 from tests.strategies.equality import CONFIG, ROUNDING, ROUNDOFF, TRAIN, assert_equal, single, train
 from tests.strategies.quick import compiled
-from tests.strategies.test_step import WIDEST, unless_sampled
+from tests.strategies.sampling import nightly
+from tests.strategies.test_step import WIDEST
 
 TO_FLOAT32 = {dtype: math.sqrt(2 * 27 * CONFIG.layers / (8 * math.log(2))) * u for dtype, u in ROUNDOFF.items()}
 
@@ -37,9 +38,11 @@ TO_FLOAT32 = {dtype: math.sqrt(2 * 27 * CONFIG.layers / (8 * math.log(2))) * u f
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *(unless_sampled(name, {}) for name in STRATEGIES if name != "single"),
+        ("fsdp", {}),
+        ("three_d", {}),
         ("pipeline", {"reduce_dtype": "bfloat16", "microbatches": 4}),
         ("data", {"reduce_dtype": "bfloat16", "bucket_bytes": 10_000}),
+        *nightly(*((name, {}) for name in STRATEGIES if name not in ("single", "fsdp", "three_d"))),
     ],
     ids=str,
 )
@@ -79,13 +82,10 @@ def apart(mine, expected):
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
-        unless_sampled("single", "data=1"),
-        unless_sampled("data", "data=4"),
-        unless_sampled("zero1", "data=4"),
-        unless_sampled("zero2", "data=4"),
-        unless_sampled("fsdp", "fsdp=4"),
-        unless_sampled("hsdp", "data=2,fsdp=2"),
-        unless_sampled("three_d", "data=4"),
+        ("single", "data=1"),
+        ("fsdp", "fsdp=4"),
+        *nightly(("data", "data=4"), ("zero1", "data=4"), ("zero2", "data=4"), ("three_d", "data=4")),
+        *nightly(("hsdp", "data=2,fsdp=2")),
     ],
 )
 def test_bfloat16_gradients_of_devices_are_summed_in_float32(name, mesh):

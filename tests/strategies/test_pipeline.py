@@ -6,7 +6,6 @@ counts how often they do.
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import pytest
@@ -17,6 +16,8 @@ from strategies.config import Infeasible
 from strategies.costs.predict import predict
 from strategies.pipelining.schedules import SCHEDULES
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
+from tests.strategies.quick import compiled as quickly
+from tests.strategies.sampling import nightly
 
 SMALL = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, vocab=256, sequence=16)
 
@@ -26,16 +27,18 @@ SMALL = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, vocab=256, sequ
     [
         ("pipeline", "pipeline=4", {"schedule": "gpipe", "microbatches": 5, "batch_size": 15}),
         ("pipeline", "pipeline=4", {"schedule": "zb-h1", "microbatches": 3, "batch_size": 15}),
-        ("pipeline", "pipeline=4", {"schedule": "zb-h1", "remat": "none"}),
         ("pipeline", "pipeline=4", {"schedule": "interleaved", "chunks": 2}),
         ("pipeline", "pipeline=3", {"schedule": "1f1b", "microbatches": 5, "batch_size": 15}),
-        ("pipeline", "pipeline=3", {"schedule": "zb-h1"}),
         ("pipeline", "pipeline=3", {"schedule": "zb-h1", "dtype": "bfloat16"}),
         ("pipeline", "pipeline=2", {"schedule": "interleaved", "chunks": 3}),
-        ("pipeline", "pipeline=2", {"schedule": "interleaved", "chunks": 3, "dtype": "bfloat16"}),
         ("three_d", "data=2,pipeline=2,tensor=2", {"schedule": "zb-h1"}),
-        ("three_d", "pipeline=4,tensor=2", {"schedule": "interleaved", "chunks": 2}),
-        ("three_d", "fsdp=2,context=2,tensor=2", {"schedule": "zb-h1", "microbatches": 2}),
+        *nightly(
+            ("pipeline", "pipeline=4", {"schedule": "zb-h1", "remat": "none"}),
+            ("pipeline", "pipeline=3", {"schedule": "zb-h1"}),
+            ("pipeline", "pipeline=2", {"schedule": "interleaved", "chunks": 3, "dtype": "bfloat16"}),
+            ("three_d", "pipeline=4,tensor=2", {"schedule": "interleaved", "chunks": 2}),
+            ("three_d", "fsdp=2,context=2,tensor=2", {"schedule": "zb-h1", "microbatches": 2}),
+        ),
     ],
     ids=str,
 )
@@ -51,11 +54,10 @@ def test_equals_one_device_in_every_order(name, mesh, options):
 
 @functools.cache
 def compiled(schedule, microbatches, stages=4):
-    """A step of a pipeline, compiled with default optimisation."""
+    """A compiled step of a pipeline."""
     train = TrainConfig(microbatches, microbatches, schedule=schedule, chunks=4 // stages)
     mesh = MeshSpec.parse(f"pipeline={stages}")
-    program: Any = STRATEGIES["pipeline"].build(SMALL, mesh, train, jax.devices()[:stages]).lower().compile()
-    return program
+    return quickly(STRATEGIES["pipeline"].build(SMALL, mesh, train, jax.devices()[:stages]).lower())
 
 
 @pytest.mark.parametrize(("schedule", "stages"), [("gpipe", 4), ("1f1b", 4), ("zb-h1", 4), ("interleaved", 2)])

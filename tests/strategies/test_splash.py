@@ -19,6 +19,7 @@ from strategies.pipelining.jaxpr import Loop
 from strategies.training import train_step
 from tests.strategies import equality
 from tests.strategies.costs.test_kept import loops
+from tests.strategies.sampling import nightly
 
 CONFIG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=128)
 PIPELINE = {"microbatches": 2}
@@ -52,10 +53,12 @@ def reference():
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
-        ("fsdp", "fsdp=2", {}),
         ("tensor", "tensor=2", {"remat": "full"}),
         ("context", "context=2", {"context_attention": "ulysses", "remat": "none"}),
-        ("three_d", "data=2,pipeline=2", PIPELINE | {"schedule": "zb-h1", "remat": "full"}),
+        *nightly(
+            ("fsdp", "fsdp=2", {}),
+            ("three_d", "data=2,pipeline=2", PIPELINE | {"schedule": "zb-h1", "remat": "full"}),
+        ),
     ],
     ids=str,
 )

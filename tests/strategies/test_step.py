@@ -10,6 +10,7 @@ import pytest
 
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from tests.strategies.quick import compiled, programs
+from tests.strategies.sampling import unless_sampled
 
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32)
 WIDEST = {
@@ -19,14 +20,6 @@ WIDEST = {
 """Each strategy's mesh over most axes, on eight devices where possible; for three_d, over the axes
 that split weights.
 """
-SAMPLE = "single", "zero1", "fsdp", "pipeline", "three_d", "auto"
-"""A strategy for each kind of step: one device, replicas with a sharded update, gathered weights, stages, several axes
-(replicas, stages and split dims), and the compiler's."""
-
-
-def unless_sampled(name, *rest):
-    """A case of a law that a sample of strategies is held to; the others run with the factorisations only."""
-    return pytest.param(name, *rest, marks=[pytest.mark.factorisations] * (name not in SAMPLE))
 
 
 def build(name, config=CONFIG, **options):
@@ -52,7 +45,7 @@ def held(tree):
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", map(unless_sampled, STRATEGIES))
 def test_it_is_traced_once_and_donates_its_state(name):
     """Repeated steps trace nothing again and delete the old state."""
     step = shared(name)
@@ -65,7 +58,7 @@ def test_it_is_traced_once_and_donates_its_state(name):
     assert {(x.shape, str(x.dtype)) for x in metrics.values()} == {((), "float32")}
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", map(unless_sampled, STRATEGIES))
 def test_lowering_allocates_nothing_and_promises_the_state(name):
     """Lowering allocates nothing, and state and batch have the promised shapes, dtypes and shardings."""
     step, before = build(name), len(jax.live_arrays())

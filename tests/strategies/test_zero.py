@@ -12,6 +12,7 @@ from strategies.model.gpt import param_count
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies.costs.test_communication import inner
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
+from tests.strategies.sampling import nightly
 
 CONFIG = GPTConfig(layers=1, embed=32, heads=2, vocab=128, sequence=16)
 WEIGHTS = param_count(CONFIG)
@@ -83,10 +84,12 @@ def test_a_schedule_adds_up_gradients_of_gathered_weights_in_float32():
     [
         ("data", "data=8", {"bucket_bytes": 10_000}),
         ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2}),
-        ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2, "dtype": "bfloat16"}),
         ("fsdp", "fsdp=8", {"regather": False}),
-        ("hsdp", "data=2,fsdp=4", {"gather": "step"}),
         ("three_d", "fsdp=2,pipeline=2", {"gather": "step", "microbatches": 4, "dtype": "bfloat16"}),
+        *nightly(
+            ("fsdp", "fsdp=8", {"gather": "step", "microbatches": 2, "dtype": "bfloat16"}),
+            ("hsdp", "data=2,fsdp=4", {"gather": "step"}),
+        ),
     ],
     ids=str,
 )
@@ -107,11 +110,16 @@ def test_each_bucket_is_one_all_reduce_of_the_compiled_program():
     assert {each.kind for each in program.collectives} == {"all_reduce"}
 
 
-@pytest.mark.parametrize("layers", [4, 8])
 @pytest.mark.parametrize(
-    ("options", "keeps_all"), [({}, False), ({"remat": "full"}, False), ({"regather": False}, True)]
+    ("options", "keeps_all", "layers"),
+    [
+        ({}, False, 4),
+        ({}, False, 8),
+        ({"regather": False}, True, 8),
+        *nightly(({"remat": "full"}, False, 4), ({"remat": "full"}, False, 8), ({"regather": False}, True, 4)),
+    ],
 )
-def test_fsdp_has_the_weights_of_two_layers_at_once(layers, options, keeps_all):
+def test_fsdp_has_the_weights_of_two_layers_at_once(options, keeps_all, layers):
     """fsdp's temporaries hold the gathered weights of at most two layers, however many there are.
 
     With regather=False it keeps all gathered weights, which the test sees.

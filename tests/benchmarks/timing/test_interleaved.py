@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import quantile_test
 
 from benchmarks.timing.interleaved import MIN_ROUNDS, BlockTimes, Interval, time_interleaved
 from benchmarks.timing.measure import Training
@@ -114,6 +115,17 @@ def test_interval_encloses_the_median_as_often_as_it_says() -> None:
             assert ratio is not None
             hits += ratio.low <= 1 <= ratio.high
         assert hits >= 935  # two standard deviations below 95%
+
+
+@pytest.mark.parametrize("pairs", range(6, 100))
+def test_interval_is_that_of_the_quantile_test(pairs: int) -> None:
+    """Both ends are those of scipy's quantile test for the median."""
+    draw = random.Random(pairs)
+    values = [draw.random() for _ in range(pairs)]
+    expected = quantile_test(values, p=0.5).confidence_interval(confidence_level=0.95)
+    found = Interval.of(values)
+    assert found is not None
+    assert (found.low, found.high) == (expected.low, expected.high)
 
 
 def test_too_few_pairs_give_no_interval() -> None:

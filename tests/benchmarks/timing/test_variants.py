@@ -16,6 +16,7 @@ from benchmarks.program.compiled import read_program
 from benchmarks.timing.variants import WithoutCommunication
 from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
 from tests.strategies import quick
+from tests.strategies.sampling import nightly
 
 CONFIG = GPTConfig(layers=4, embed=16, heads=4, vocab=256, sequence=16)
 SPREADS = {
@@ -50,7 +51,7 @@ def compiled(strategy: str, silence: WithoutCommunication | None = None) -> tupl
     return program, dict(read_program(program.as_text() or "", step.mesh.shape).as_row())
 
 
-@pytest.mark.parametrize("strategy", SPREADS)
+@pytest.mark.parametrize("strategy", ["fsdp", "context", "three_d", *nightly("data", "tensor", "pipeline")])
 def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
     """Without communication a step sends nothing, with waits alone under 2%, and both do all of its FLOPs.
 

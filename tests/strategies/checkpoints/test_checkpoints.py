@@ -158,15 +158,24 @@ def test_the_oldest_are_removed(tmp_path):
     assert read_info(tmp_path, at=2).position == 2
 
 
-@pytest.mark.parametrize(("writers", "readers"), [(2, 1), (1, 2)])
-def test_the_number_of_processes_may_change(writers, readers, tmp_path):
+FSDP, THREE_D = "fsdp:fsdp=4", "three_d:pipeline=2,tensor=2"
+
+
+@pytest.mark.parametrize(
+    ("writers", "saved_under", "readers", "restored_under"),
+    [
+        (2, FSDP, 1, THREE_D),
+        (1, THREE_D, 2, FSDP),
+        pytest.param(2, THREE_D, 1, FSDP, marks=pytest.mark.processes),
+        pytest.param(1, FSDP, 2, THREE_D, marks=pytest.mark.processes),
+    ],
+)
+def test_the_number_of_processes_may_change(writers, saved_under, readers, restored_under, tmp_path):
     """Several processes save what one restores, and the other way round, and training goes on as on one device."""
-    cases = ["fsdp:fsdp=4", "three_d:pipeline=2,tensor=2"]
-    for processes, action in ((writers, "save"), (readers, "restore")):
-        for output in run_together(
-            processes, 4 // processes, "tests.strategies.checkpoints.peer", [action, str(tmp_path), *cases]
-        ):
-            assert output.splitlines()[-len(cases) :] == [f"{action} {case}" for case in cases]
+    for processes, action, case in ((writers, "save", saved_under), (readers, "restore", restored_under)):
+        arguments = [action, str(tmp_path), case]
+        for output in run_together(processes, 4 // processes, "tests.strategies.checkpoints.peer", arguments):
+            assert output.splitlines()[-1] == f"{action} {case}"
 
 
 COMPRESSED: dict[str, Any] = {"compression": "int8"}

@@ -16,6 +16,7 @@ from tests.strategies.costs.steps import (
     cost,
     step,
 )
+from tests.strategies.sampling import nightly
 
 
 def loops(program):
@@ -30,23 +31,30 @@ def loops(program):
                     yield from loops(inner)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+REMATS = "none", "dots", "full"
+CASES = [
+    ("fsdp", "fsdp=4", ODD, {"microbatches": 2}),
+    ("tensor", "tensor=4", ODD, {}),
+    ("tensor", "tensor=2", ODD, {"sequence_parallel": False}),
+    ("context", "context=2", ODD, {}),
+    ("context", "context=4", ODD, {"context_attention": "ulysses"}),
+    ("three_d", "data=2,pipeline=2,tensor=2", ODD, {"microbatches": 4}),
+    ("three_d", "fsdp=2,pipeline=2,tensor=2", ODD, {"microbatches": 4}),
+    ("three_d", "fsdp=2,pipeline=2,context=2", ODD, {"microbatches": 4}),
+    # With a window a ring keeps the keys and values of other devices, too.
+    ("context", "context=4", LONG, {}),
+    ("context", "context=4", WIDE, {}),
+    ("context", "context=4", LONG, {"context_attention": "ulysses"}),
+    ("context", "context=4", FIXED, {}),
+]
+EVERY_DAY = [(*case, REMATS[i % 3]) for i, case in enumerate(CASES)]
+
+
 @pytest.mark.parametrize(
-    ("name", "mesh", "config", "train"),
+    ("name", "mesh", "config", "train", "remat"),
     [
-        ("fsdp", "fsdp=4", ODD, {"microbatches": 2}),
-        ("tensor", "tensor=4", ODD, {}),
-        ("tensor", "tensor=2", ODD, {"sequence_parallel": False}),
-        ("context", "context=2", ODD, {}),
-        ("context", "context=4", ODD, {"context_attention": "ulysses"}),
-        ("three_d", "data=2,pipeline=2,tensor=2", ODD, {"microbatches": 4}),
-        ("three_d", "fsdp=2,pipeline=2,tensor=2", ODD, {"microbatches": 4}),
-        ("three_d", "fsdp=2,pipeline=2,context=2", ODD, {"microbatches": 4}),
-        # With a window a ring keeps the keys and values of other devices, too.
-        ("context", "context=4", LONG, {}),
-        ("context", "context=4", WIDE, {}),
-        ("context", "context=4", LONG, {"context_attention": "ulysses"}),
-        ("context", "context=4", FIXED, {}),
+        *EVERY_DAY,
+        *nightly(*((*case, remat) for case in CASES for remat in REMATS if (*case, remat) not in EVERY_DAY)),
     ],
     ids=str,
 )

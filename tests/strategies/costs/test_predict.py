@@ -16,10 +16,12 @@ from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.costs.predict import known, predict
 from strategies.model.gpt import param_count
 from tests.strategies.costs.steps import (
+    AT_NIGHT,
     BATCH,
     BLOCKS,
     BTD,
     CASES,
+    EVERY_DAY,
     PARAMS,
     SMALL,
     TOKENS,
@@ -34,12 +36,13 @@ from tests.strategies.costs.steps import (
     cost,
     sent,
 )
+from tests.strategies.sampling import nightly
 
 
 @pytest.mark.parametrize(
     "fast", [True, pytest.param(False, marks=pytest.mark.factorisations)], ids=["quick", "as used"]
 )
-@pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "mesh", "config", "train"), [*EVERY_DAY, *nightly(*AT_NIGHT)], ids=str)
 def test_compiled_program_is_what_formulas_say(name, mesh, config, train, fast):
     """Each kind of collective over each axis sends as many bytes, matmuls do as many FLOPs, arguments are as large.
 

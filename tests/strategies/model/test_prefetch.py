@@ -11,19 +11,22 @@ from strategies import STRATEGIES, MeshSpec, TrainConfig
 from tests.strategies.costs.steps import ODD, SMALL, cost
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
 from tests.strategies.quick import compiled
+from tests.strategies.sampling import nightly
 
 CASES = [
-    ("fsdp", "fsdp=8", {}),
     ("fsdp", "fsdp=4", {"remat": "full", "unroll": 2, "tied": False}),
     ("fsdp", "fsdp=2", {"remat": "none", "microbatches": 2}),
-    ("fsdp", "fsdp=4", {"dtype": "bfloat16"}),
     ("hsdp", "data=2,fsdp=4", {"remat": "full", "reduce": "layer"}),
-    ("three_d", "data=2,fsdp=2,tensor=2", {"reduce": "layer"}),
-    ("three_d", "fsdp=2,context=2,tensor=2", {"remat": "full"}),
     (
         "three_d",
         "fsdp=2,context=2,tensor=2",
         {"context_attention": "ulysses", "sequence_parallel": False, "microbatches": 2},
+    ),
+    *nightly(
+        ("fsdp", "fsdp=8", {}),
+        ("fsdp", "fsdp=4", {"dtype": "bfloat16"}),
+        ("three_d", "data=2,fsdp=2,tensor=2", {"reduce": "layer"}),
+        ("three_d", "fsdp=2,context=2,tensor=2", {"remat": "full"}),
     ),
 ]
 

@@ -10,22 +10,25 @@ from strategies import STRATEGIES, MeshSpec, TrainConfig
 from tests.strategies.costs.steps import SMALL, cost
 from tests.strategies.costs.test_communication import communication, inner
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
+from tests.strategies.sampling import nightly
 
 TRAIN = TrainConfig(batch_size=16)
 CASES = [
-    ("data", "data=8", {}),
     ("data", "data=8", {"bucket_bytes": 10_000, "unroll": 2}),
-    ("data", "data=8", {"reduce_dtype": "bfloat16", "dtype": "bfloat16"}),
     ("zero1", "data=8", {"tied": False}),
     ("zero2", "data=4", {"microbatches": 2}),
     ("hsdp", "data=2,fsdp=4", {"remat": "full"}),
-    ("context", "context=4", {}),
     ("three_d", "data=2,context=2,tensor=2", {}),
+]
+MORE_CASES = [
+    ("data", "data=8", {}),
+    ("data", "data=8", {"reduce_dtype": "bfloat16", "dtype": "bfloat16"}),
+    ("context", "context=4", {}),
     ("three_d", "data=2,fsdp=2,tensor=2", {"sequence_parallel": False}),
 ]
 
 
-@pytest.mark.parametrize(("name", "mesh", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "mesh", "options"), [*CASES, *nightly(*MORE_CASES)], ids=str)
 def test_sums_in_the_backward_loop_equal_one_device(name, mesh, options):
     """Every strategy with replicas or a sharded update, summing layer by layer, computes what one device computes."""
     reference = single(**{key: options[key] for key in options if key in ("dtype", "tied")})
@@ -35,7 +38,10 @@ def test_sums_in_the_backward_loop_equal_one_device(name, mesh, options):
 
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
-    [(name, mesh, {key: options[key] for key in options if key != "tied"}) for name, mesh, options in CASES],
+    [
+        (name, mesh, {key: options[key] for key in options if key != "tied"})
+        for name, mesh, options in CASES + MORE_CASES
+    ],
     ids=str,
 )
 def test_layer_by_layer_as_many_elements_are_summed(name, mesh, options):

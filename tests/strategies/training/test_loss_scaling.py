@@ -32,12 +32,14 @@ from tests.strategies.equality import (
 )
 from tests.strategies.equality import train as trained
 from tests.strategies.quick import compiled
+from tests.strategies.sampling import nightly
 from tests.strategies.test_equality import HARDEST
 from tests.strategies.test_half_precision import TO_FLOAT32
-from tests.strategies.test_step import held, unless_sampled
+from tests.strategies.test_step import held
 
 ONE = MeshSpec.parse("data=1")
 MESHES = {"single": ONE, **HARDEST}
+EVERY_DAY = "fsdp", "pipeline", "three_d"
 OVERFLOWS = 2.0**40
 """A loss scale with which the gradients of logits overflow: without it they are up to 1 / 256 tokens."""
 FITS = 2.0**15
@@ -68,7 +70,7 @@ class Run(NamedTuple):
         return self.update(state, self.step.place(tokens))
 
 
-@pytest.fixture(scope="module", params=[unless_sampled(name) for name in MESHES])
+@pytest.fixture(scope="module", params=[*EVERY_DAY, *nightly(*(name for name in MESHES if name not in EVERY_DAY))])
 def run(request):
     """The step of each strategy on its hardest mesh. Tests of one strategy follow each other: it is compiled once."""
     name, mesh = request.param, MESHES[request.param]
