@@ -99,13 +99,12 @@ class Case:
 
     @property
     def resolved(self) -> TrainConfig:
-        """Its training configuration, with `reduce` and `prefetch` resolved for its devices."""
+        """Its training configuration, with `reduce`, `prefetch` and `halves` resolved for its devices."""
         strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
         if strategy is None or strategy.layout is None or strategy.twins:
             return self.training()
         kind = self.topology.device_kind if self.topology else jax.devices()[0].device_kind
-        layout = strategy.layout.along(self.mesh.split_axes(strategy.axes))
-        return resolve_overlap(layout, self.config, self.training(), self.platform, kind)
+        return resolve_overlap(strategy.layout, self.mesh.sizes, self.config, self.training(), self.platform, kind)
 
     @property
     def single(self) -> "Case":

@@ -128,5 +128,5 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     return assemble(config, device_mesh, train, LAYOUT, implementation)
 
 
-OPTIONS = ("sequence_parallel", "reduce_dtype")
+OPTIONS = ("sequence_parallel", "halves", "reduce_dtype")
 TENSOR = Strategy("tensor", AXES, build, OPTIONS, LAYOUT)

@@ -96,6 +96,13 @@ DEFAULTS: tuple[Default, ...] = (
     Default(
         "gpu",
         {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
+        "Let the collectives of both halves of a batch be in flight at once. For gpt3-6.7b on 8 H100s, tensor=8 in "
+        "bfloat16 with halves, a step takes 219 ms instead of 224 as replayed.",
+        training={"halves": "on"},
+    ),
+    Default(
+        "gpu",
+        {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
         "Let sums between hosts and gathers inside a host be in flight at once. For gpt3-6.7b on 128 H100s, hsdp over "
         "data=16,fsdp=8 without prefetch, a step takes 178.6 ms instead of 217.8 as replayed. With reduce=step or "
         "float32 the option makes that step slower, by 12 to 17%.",
@@ -116,7 +123,7 @@ def xla_options(
     Args:
         device: one of the step's devices, present or of a topology.
         strategy: name of the strategy.
-        train: its options, with `prefetch` resolved.
+        train: its options, with those for overlap resolved.
         given: the user's options.
     """
     matching = [each for each in DEFAULTS if each.applies(device.platform, strategy, train)]

@@ -55,6 +55,12 @@ CASE = (
         "files of older versions, which do not.",
     ),
     Column(
+        "halves",
+        "",
+        "Whether layers run on two halves of a device's sequences, so that one communicates while the other computes: "
+        "`on` or `off`. Null for strategies without the option, and in files of older versions, which do not.",
+    ),
+    Column(
         "context_attention",
         "",
         "How tokens attend to tokens on other devices: `ring` or `ulysses`. Null without a context axis, and in files "

@@ -23,6 +23,7 @@ AXIS = {
     "regather": "fsdp",
     "prefetch": "fsdp",
     "sequence_parallel": "tensor",
+    "halves": "tensor",
     "context_attention": "context",
 }
 """The mesh axis that an option requires to have an effect."""

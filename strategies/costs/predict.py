@@ -37,7 +37,7 @@ def predict(
         mesh: a `MeshSpec`, or its text.
         train: batch, dtypes and options.
         platform: "tpu", "cuda", "cpu" or another. It decides what "auto" is for `attention`, `reduce`,
-            `prefetch` (as on TPUs other than v5e) and `context_attention`. By default these are as on CPUs.
+            `prefetch` (as on TPUs other than v5e), `halves` and `context_attention`. By default these are as on CPUs.
 
     Raises:
         Infeasible: the strategy has no formulas (auto, or a strategy without a layout), or model, mesh and batch do not
@@ -47,7 +47,7 @@ def predict(
     if strategy not in layouts:
         raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(layouts)}")
     spec, layout = MeshSpec.of(mesh), layouts[strategy]
-    train = resolve_overlap(layout.along(spec.split_axes(tuple(layout.axes))), config, train, platform)
+    train = resolve_overlap(layout, spec.sizes, config, train, platform)
     plan = Plan(config, spec, train, layout, platform)
     terms = (*TERMS, *strategies.STRATEGIES[strategy].traffic)
     return Cost(plan, tuple(each for term in terms for each in term(plan)))

@@ -8,7 +8,7 @@ which are the arrays kept for the backward pass.
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 from strategies.config import GPTConfig, TrainConfig
 from strategies.model.attention import Attention
 from strategies.model.embedding import Embedding
+from strategies.model.halves import by_halves
 from strategies.model.head import Head
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.mlp import MLP
@@ -155,7 +156,8 @@ class GPT(nnx.Module):
             return nnx.split(self._ready((graph, self.hooks.layer(stored))))[1]
 
         def run(weights: nnx.State, x_BTD: Array) -> Array:
-            return nnx.merge(graph, weights)(x_BTD, self.hooks, self.attention)
+            block = partial(nnx.merge(graph, weights), hooks=self.hooks, kind=self.attention)
+            return by_halves(block, x_BTD) if self.train_config.halves == "on" else block(x_BTD)
 
         if self.train_config.prefetch == "on":
             ordered = is_ordered(self.train_config, layers)

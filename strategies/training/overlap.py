@@ -1,9 +1,11 @@
 """The options of a step that let communication overlap with computation: their defaults, and what forbids them.
 
 `reduce="layer"` sums gradients in the backward loop over layers (layer_reduction.py), `prefetch="on"` gathers weights
-one layer ahead (model/prefetch.py). Both have the default "auto", which depends on the devices.
+one layer ahead (model/prefetch.py), and `halves="on"` runs layers on two halves of the batch (model/halves.py). The
+default of all is "auto", which depends on the devices.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -11,7 +13,7 @@ from jax.sharding import Mesh
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import GPUS, platform_of
-from strategies.sharding.layout import Layout
+from strategies.sharding.layout import Layout, size_of
 from strategies.step import Implementation
 
 NOT_PREFETCHED = "TPU v5 lite", "TPU v5e"
@@ -23,28 +25,40 @@ takes 233 ms instead of 266 on v6e:16x16, and 294 ms instead of 309 on v5p:8x16x
 
 
 def resolve_overlap(
-    layout: Layout, config: GPTConfig, train: TrainConfig, platform: str | None, kind: str = ""
+    layout: Layout,
+    sizes: Mapping[str, int],
+    config: GPTConfig,
+    train: TrainConfig,
+    platform: str | None,
+    kind: str = "",
 ) -> TrainConfig:
-    """Resolve `reduce="auto"` and `prefetch="auto"`.
+    """Resolve `reduce="auto"`, `prefetch="auto"` and `halves="auto"`.
 
     Gradients are summed by layer on GPUs alone: on v5e that hides 2 of 9.6 ms, for 6 ms more of memory traffic. CPUs
     hide nothing.
 
     Args:
-        layout: restricted to axes with more than one device.
+        layout: of the strategy.
+        sizes: of the mesh axes.
         config: the model.
-        train: with any `reduce` and `prefetch`. An option without effect in this layout is not refused.
+        train: with any `reduce`, `prefetch` and `halves`. An option without effect in this layout is not refused.
         platform: of the devices, as `platform_of` names it; None for formulas without devices.
         kind: of the devices, as JAX names it.
 
     Returns:
-        `train` with `reduce` "layer" or "step", and `prefetch` "on" or "off".
+        `train` with `reduce` "layer" or "step", and `prefetch` and `halves` "on" or "off".
 
     Raises:
-        Infeasible: `reduce="layer"` or `prefetch="on"`, and the model, the layout or other options do not allow it.
+        Infeasible: `reduce="layer"`, `prefetch="on"` or `halves="on"`, and the model, the mesh or other options do not
+            allow it.
     """
-    prefetch = _prefetch(layout, config, train, platform, kind)
-    return replace(train, reduce=_reduce(layout, train, platform), prefetch=prefetch)
+    layout = layout.along([axis for axis, size in sizes.items() if size > 1])
+    return replace(
+        train,
+        reduce=_reduce(layout, train, platform),
+        prefetch=_prefetch(layout, config, train, platform, kind),
+        halves=_halves(layout, sizes, train, platform),
+    )
 
 
 def _reduce(layout: Layout, train: TrainConfig, platform: str | None) -> Literal["layer", "step"]:
@@ -68,18 +82,30 @@ def _prefetch(
     return "on" if train.prefetch == "on" or default else "off"
 
 
+def _halves(layout: Layout, sizes: Mapping[str, int], train: TrainConfig, platform: str | None) -> Literal["on", "off"]:
+    if "head_features" not in layout.dims or train.halves == "off":
+        return "off"
+    sequences = train.batch_size // size_of(layout.batch, sizes) // train.microbatches
+    if sequences % 2 and train.halves == "on":
+        raise Infeasible(
+            f"halves=on splits the sequences of a device, and a microbatch has {sequences}; "
+            "take an even number or halves=off"
+        )
+    return "on" if train.halves == "on" or (platform in (*GPUS, "tpu") and sequences % 2 == 0) else "off"
+
+
 def resolve_for_step(
     config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, implementation: Implementation
 ) -> TrainConfig:
-    """Resolve `reduce` and `prefetch` for the devices of a mesh, and for what a strategy implements.
+    """Resolve the options for the devices of a mesh, and for what a strategy implements.
 
     Raises:
         Infeasible: as `resolve_overlap`; or the strategy sums gradients by itself, and only once a step.
     """
     if implementation.compiler_partitioned:
-        return replace(train, reduce="step", prefetch="off")
-    present, device = layout.along([axis for axis, size in mesh.shape.items() if size > 1]), mesh.devices.flat[0]
-    resolved = resolve_overlap(present, config, train, platform_of(device), device.device_kind)
+        return replace(train, reduce="step", prefetch="off", halves="off")
+    device = mesh.devices.flat[0]
+    resolved = resolve_overlap(layout, mesh.shape, config, train, platform_of(device), device.device_kind)
     if resolved.reduce == "layer" and implementation.sum_replicas and not implementation.sum_layer:
         if train.reduce == "layer":
             raise Infeasible("reduce=layer needs `sum_layer` beside `sum_replicas`; give it, or use reduce=step")

@@ -13,7 +13,6 @@ SPARSE = [
     ("context", MeshSpec.parse("context=4"), {"attention_window": 7}),
     ("context", HARDEST["context"], {"attention_window": 5, "context_attention": "ulysses"}),
     ("context", HARDEST["context"], {"attention_stride": 4}),
-    ("three_d", MeshSpec.parse("pipeline=2,context=2,tensor=2"), {"attention_window": 6, "schedule": "zb-h1"}),
     ("auto", WIDEST["auto"], {"attention_stride": 4, "attention_pattern": "fixed"}),
     ("pipeline", HARDEST["pipeline"], {"attention_stride": 4, "schedule": "zb-h1"}),
 ]
@@ -22,6 +21,7 @@ WHOLE = [
     *(("context", MeshSpec.parse("context=4"), {"attention_window": window}) for window in (1, 15)),
     ("context", MeshSpec.parse("context=4"), {"attention_window": 7, "remat": "full"}),
     ("three_d", MeshSpec.parse("fsdp=2,context=2,tensor=2"), {"attention_window": 6}),
+    ("three_d", MeshSpec.parse("pipeline=2,context=2,tensor=2"), {"attention_window": 6, "schedule": "zb-h1"}),
     *((name, HARDEST[name], {"attention_window": 5}) for name in ("tensor", "pipeline")),
 ] + [
     (name, HARDEST[name], options)

@@ -45,7 +45,7 @@ def held(tree):
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("name", map(unless_sampled, STRATEGIES))
+@pytest.mark.parametrize("name", [unless_sampled(name) for name in STRATEGIES])
 def test_it_is_traced_once_and_donates_its_state(name):
     """Repeated steps trace nothing again and delete the old state."""
     step = shared(name)
@@ -58,7 +58,7 @@ def test_it_is_traced_once_and_donates_its_state(name):
     assert {(x.shape, str(x.dtype)) for x in metrics.values()} == {((), "float32")}
 
 
-@pytest.mark.parametrize("name", map(unless_sampled, STRATEGIES))
+@pytest.mark.parametrize("name", [unless_sampled(name) for name in STRATEGIES])
 def test_lowering_allocates_nothing_and_promises_the_state(name):
     """Lowering allocates nothing, and state and batch have the promised shapes, dtypes and shardings."""
     step, before = build(name), len(jax.live_arrays())

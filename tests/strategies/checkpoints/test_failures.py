@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,13 +23,20 @@ from tests.strategies.equality import CONFIG, TRAIN, build
 CHUNK = "mu/blocks.mlp.up_DF/c/3/0/0"
 
 
-@pytest.fixture
-def two(tmp_path):
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
     """A folder with the same state at positions 1 and 2, saved under fsdp."""
+    folder = tmp_path_factory.mktemp("two") / "saved"
     _, state = first_half("fsdp", 3)
     for position in (1, 2):
-        step_of("fsdp").save(state, tmp_path, position=position).wait()
-    return tmp_path
+        step_of("fsdp").save(state, folder, position=position).wait()
+    return folder
+
+
+@pytest.fixture
+def two(saved, tmp_path):
+    """A copy of `saved`, which a test may harm."""
+    return shutil.copytree(saved, tmp_path / "two")
 
 
 def truncate(path):

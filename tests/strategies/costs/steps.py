@@ -43,6 +43,7 @@ EVERY_DAY = [
     ("hsdp", "data=2,fsdp=4", SMALL, {"gather": "step", "microbatches": 2}),
     ("tensor", "tensor=4", ODD, {"remat": "full"}),
     ("tensor", "tensor=2", UNTIED, {"remat": "none", "microbatches": 2}),
+    ("three_d", "fsdp=2,tensor=2", ODD, {"halves": "on", "prefetch": "on"}),
     ("tensor", "tensor=4", SMALL, {"remat": "full", "sequence_parallel": False}),
     ("context", "context=4", ODD, {"remat": "full"}),
     ("context", "context=4", SMALL, {"context_attention": "ulysses"}),
@@ -57,6 +58,8 @@ EVERY_DAY = [
     ("three_d", "data=2,context=2,tensor=2", LONG, {"remat": "none", "microbatches": 2}),
 ]
 AT_NIGHT = [
+    ("tensor", "tensor=4", ODD, {"halves": "on", "remat": "full", "sequence_parallel": False}),
+    ("three_d", "data=2,pipeline=2,tensor=2", ODD, {"halves": "on", "microbatches": 2, "remat": "none"}),
     ("zero1", "data=8", UNTIED, {"reduce": "layer"}),
     ("hsdp", "data=2,fsdp=4", ODD, {"reduce": "layer", "remat": "full"}),
     ("three_d", "data=2,context=2,tensor=2", ODD, {"reduce": "layer"}),

@@ -15,7 +15,6 @@ from tests.strategies.sampling import nightly
 
 CASES = [
     ("fsdp", "fsdp=4", {"remat": "full", "unroll": 2, "tied": False}),
-    ("fsdp", "fsdp=2", {"remat": "none", "microbatches": 2}),
     ("hsdp", "data=2,fsdp=4", {"remat": "full", "reduce": "layer"}),
     (
         "three_d",
@@ -23,6 +22,7 @@ CASES = [
         {"context_attention": "ulysses", "sequence_parallel": False, "microbatches": 2},
     ),
     *nightly(
+        ("fsdp", "fsdp=2", {"remat": "none", "microbatches": 2}),
         ("fsdp", "fsdp=8", {}),
         ("fsdp", "fsdp=4", {"dtype": "bfloat16"}),
         ("three_d", "data=2,fsdp=2,tensor=2", {"reduce": "layer"}),

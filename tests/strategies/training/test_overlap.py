@@ -16,6 +16,7 @@ from tests.strategies.costs.steps import SMALL
 
 TRAIN = TrainConfig(batch_size=16)
 GPUS, OTHERS = ("gpu", "cuda"), ("cpu", None)
+SIZES = {"data": 2, "fsdp": 2, "pipeline": 2, "tensor": 2}
 
 
 @pytest.mark.parametrize(
@@ -41,20 +42,46 @@ def test_by_default_gpus_overlap_where_that_sends_no_more(layout, options, reduc
     """
     train = dataclasses.replace(TRAIN, **options)
     for platform in GPUS:
-        found = resolve_overlap(layout, SMALL, train, platform)
+        found = resolve_overlap(layout, SIZES, SMALL, train, platform)
         assert (found.reduce, found.prefetch) == (reduce, prefetch)
     for platform in OTHERS:
-        found = resolve_overlap(layout, SMALL, dataclasses.replace(train, reduce="auto", prefetch="auto"), platform)
+        found = resolve_overlap(
+            layout, SIZES, SMALL, dataclasses.replace(train, reduce="auto", prefetch="auto"), platform
+        )
         assert (found.reduce, found.prefetch) == ("step", "off")
 
 
 @pytest.mark.parametrize(("kind", "prefetch"), [("TPU v5", "on"), ("TPU v6 lite", "on"), ("TPU v5 lite", "off")])
 def test_tpus_gather_ahead_except_v5e(kind, prefetch):
     """By default TPUs gather weights one layer ahead, except v5e; they sum gradients after the loop."""
-    found = resolve_overlap(Layout(batch=("data", "fsdp"), shards=("fsdp",)), SMALL, TRAIN, "tpu", kind)
+    found = resolve_overlap(Layout(batch=("data", "fsdp"), shards=("fsdp",)), SIZES, SMALL, TRAIN, "tpu", kind)
     assert (found.reduce, found.prefetch) == ("step", prefetch)
     asked = dataclasses.replace(TRAIN, prefetch="on")
-    assert resolve_overlap(Layout(batch=("fsdp",), shards=("fsdp",)), SMALL, asked, "tpu", kind).prefetch == "on"
+    assert resolve_overlap(Layout(batch=("fsdp",), shards=("fsdp",)), SIZES, SMALL, asked, "tpu", kind).prefetch == "on"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "accelerators"),
+    [
+        ({"data": 2, "tensor": 2}, {}, "on"),
+        ({"data": 2, "tensor": 2}, {"microbatches": 4}, "on"),
+        ({"data": 2, "tensor": 2}, {"microbatches": 8}, "off"),  # one sequence
+        ({"data": 16, "tensor": 2}, {}, "off"),
+        ({"data": 2}, {"halves": "on"}, "off"),
+        ({"data": 2, "tensor": 2}, {"halves": "off"}, "off"),
+    ],
+    ids=str,
+)
+def test_accelerators_halve_an_even_number_of_sequences(sizes, options, accelerators):
+    """By default GPUs and TPUs run layers that are split over a tensor axis on two halves of a device's sequences, if
+    these are an even number. CPUs do not. Without such an axis there are no halves.
+    """
+    layout = Layout(batch=("data",), dims={"head_features": ("tensor",), "mlp": ("tensor",)})
+    train = dataclasses.replace(TRAIN, **options)
+    for platform in (*GPUS, "tpu"):
+        assert resolve_overlap(layout, sizes, SMALL, train, platform).halves == accelerators
+    if not options.get("halves"):
+        assert {resolve_overlap(layout, sizes, SMALL, train, platform).halves for platform in OTHERS} == {"off"}
 
 
 @pytest.mark.parametrize(
@@ -73,6 +100,12 @@ def test_tpus_gather_ahead_except_v5e(kind, prefetch):
             "data=2,pipeline=2",
             {"reduce": "layer", "microbatches": 4},
             "no backward loop in a pipeline.* use reduce=step",
+        ),
+        (
+            "tensor",
+            "tensor=2",
+            {"halves": "on", "microbatches": 16},
+            "a microbatch has 1; take an even number or halves=off",
         ),
         ("fsdp", "fsdp=2", {"prefetch": "on", "gather": "step"}, "does not go with gather=step.* prefetch=off"),
         ("fsdp", "fsdp=2", {"prefetch": "on", "regather": False}, "use regather=True or prefetch=off"),
@@ -94,8 +127,8 @@ def test_one_layer_is_not_gathered_ahead():
     """prefetch=on is refused for a model of one layer, and is off by default."""
     layout, one = Layout(batch=("fsdp",), shards=("fsdp",)), dataclasses.replace(SMALL, layers=1)
     with pytest.raises(Infeasible, match=r"needs a second layer to gather, and layers=1; use prefetch=off"):
-        resolve_overlap(layout, one, dataclasses.replace(TRAIN, prefetch="on"), "cuda")
-    assert resolve_overlap(layout, one, TRAIN, "cuda").prefetch == "off"
+        resolve_overlap(layout, SIZES, one, dataclasses.replace(TRAIN, prefetch="on"), "cuda")
+    assert resolve_overlap(layout, SIZES, one, TRAIN, "cuda").prefetch == "off"
 
 
 @pytest.mark.parametrize(
