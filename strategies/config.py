@@ -12,8 +12,7 @@ Attention = Literal["auto", "xla", "cudnn", "splash"]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1"]
 Gather = Literal["layer", "step"]
 Reduce = Literal["auto", "layer", "step"]
-Prefetch = Literal["auto", "on", "off"]
-Halves = Literal["auto", "on", "off"]
+Switch = Literal["auto", "on", "off"]
 Compression = Literal["none", "int8", "onebit"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
 AttentionPattern = Literal["strided", "fixed"]
@@ -26,8 +25,8 @@ _KNOWN = {
     "context_attention": ContextAttention,
     "gather": Gather,
     "reduce": Reduce,
-    "prefetch": Prefetch,
-    "halves": Halves,
+    "prefetch": Switch,
+    "halves": Switch,
     "compression": Compression,
 }
 LOSS_SCALES = 1.0, 2.0**64
@@ -146,12 +145,10 @@ class TrainConfig:
         gather: whether fsdp gathers the weights of each layer when it runs ("layer"), or all weights once a step
             ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
-        prefetch: with gather="layer", whether fsdp gathers weights one layer ahead ("on"; model/prefetch.py). "auto" is
-            "on" where it is possible on GPUs and on TPUs other than v5e, otherwise "off". On GPUs it takes the XLA
-            options of benchmarks/devices/xla_options.py.
-        halves: whether a layer that is split over a tensor axis runs on two halves of a device's sequences, so that one
-            half communicates while the other computes ("on"; model/halves.py). "auto" is "on" on GPUs and TPUs if a
-            microbatch has an even number of sequences on a device, otherwise "off".
+        prefetch: with gather="layer", whether fsdp gathers weights one layer ahead (model/prefetch.py). "auto" is "on"
+            where possible on GPUs, with the options of benchmarks/devices/xla_options.py, and on TPUs other than v5e.
+        halves: whether a layer that a tensor axis splits runs on two halves of a device's sequences (model/halves.py).
+            "auto" is "on" on GPUs and TPUs if a microbatch has an even number of sequences on a device.
         bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each
             layer; None sums each weight's by itself.
         compression: the data strategy sums gradients in 8 bits ("int8"), or after the warm-up momentum in 1 bit
@@ -187,8 +184,8 @@ class TrainConfig:
     sequence_parallel: bool = True
     gather: Gather = "layer"
     regather: bool = True
-    prefetch: Prefetch = "auto"
-    halves: Halves = "auto"
+    prefetch: Switch = "auto"
+    halves: Switch = "auto"
     bucket_bytes: int | None = None
     compression: Compression = "none"
     compression_warmup: int = 20

@@ -106,9 +106,10 @@ class _Assembly:
         return LayerReduction.of(self.layout, self.config, self.mesh, self.train, self.implementation)
 
     @cached_property
-    def graph(self) -> Any:
-        """The structure of the model, without weights."""
-        return nnx.split(nnx.eval_shape(lambda: self.create(0)), nnx.Param)[0]
+    def abstract(self) -> tuple[Any, Weights]:
+        """The structure of the model without weights, and the shapes and dtypes of its weights."""
+        graph, params = nnx.split(nnx.eval_shape(lambda: self.create(0)), nnx.Param)
+        return graph, nnx.to_pure_dict(params)
 
     @property
     def attention(self) -> str:
@@ -130,12 +131,15 @@ class _Assembly:
 
     def init(self, key: PRNGKeyArray) -> State:
         """Weights and optimizer state before the first step."""
-        params = nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param))
+        return self.begin(nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param)))
+
+    def begin(self, params: Weights) -> State:
+        """The state with these weights before the first step."""
         return State(params, self.optimizer.init(params))
 
     def loss_and_grads(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
         """This device's share of the loss and gradients of a microbatch, or of the batch."""
-        build, differentiate = partial(nnx.merge, self.graph), self.implementation.differentiate
+        build, differentiate = partial(nnx.merge, self.abstract[0]), self.implementation.differentiate
         if self.layer_reduction:
             differentiate = self.layer_reduction.differentiate(differentiate)
         loss, grads = differentiate(build, params, tokens_BS, divisor)
@@ -186,7 +190,7 @@ class _Assembly:
         strategy, layout = self.implementation, self.layout
         axes = () if strategy.compiler_partitioned else (*layout.batch, *layout.tokens)
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
-            losses_N = strategy.losses(partial(nnx.merge, self.graph), self.prepared(params), tokens_BS)
+            losses_N = strategy.losses(partial(nnx.merge, self.abstract[0]), self.prepared(params), tokens_BS)
         loss = losses_N.sum() / (self.train.batch_size * self.config.sequence)
         return lax.psum(loss, axes) if axes else loss
 
@@ -208,7 +212,7 @@ class _Assembly:
 
     def step(self) -> Step:
         """The `Step`: these functions, jitted over the mesh, with the shapes and shardings of their arguments."""
-        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        shapes = jax.eval_shape(self.begin, self.abstract[1])
         grads, grad_specs = self.optimizer.takes(shapes.params)
         state_specs = State(self.specs, self.optimizer.specs(shapes.optimizer))
         batch_spec = P(self.layout.batch or None)

@@ -23,7 +23,19 @@ def test_presets_have_the_published_number_of_parameters(preset, count):
     assert param_count(PRESETS[preset]) == count
 
 
-@pytest.mark.parametrize(("preset", "billions"), [("gpt3-6.7b", 6.7), ("gpt3-13b", 13.0), ("gpt3-175b", 175.0)])
+@pytest.mark.parametrize(
+    ("preset", "billions"),
+    [
+        ("gpt3-125m", 0.125),
+        ("gpt3-350m", 0.35),
+        ("gpt3-760m", 0.76),
+        ("gpt3-1.3b", 1.3),
+        ("gpt3-2.7b", 2.7),
+        ("gpt3-6.7b", 6.7),
+        ("gpt3-13b", 13.0),
+        ("gpt3-175b", 175.0),
+    ],
+)
 def test_large_presets_have_the_size_in_their_name(preset, billions):
     """The GPT-3 presets are within 2% of the rounded sizes in Brown et al. 2020, table 2.1."""
     assert param_count(PRESETS[preset]) / 1e9 == pytest.approx(billions, rel=0.02)

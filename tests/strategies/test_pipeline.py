@@ -6,6 +6,7 @@ counts how often they do.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import pytest
