@@ -147,8 +147,8 @@ class TrainConfig:
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
         prefetch: with gather="layer", whether fsdp gathers weights one layer ahead (model/prefetch.py). "auto" is "on"
             where possible on GPUs, with the options of benchmarks/devices/xla_options.py, and on TPUs other than v5e.
-        halves: whether a layer that a tensor axis splits runs on two halves of a device's sequences (model/halves.py).
-            "auto" is "on" on GPUs and TPUs if a microbatch has an even number of sequences on a device.
+        halves: whether a layer that a tensor axis splits runs on two halves of the batch (model/halves.py). "auto" is
+            "on" where possible on GPUs and v5e.
         bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each
             layer; None sums each weight's by itself.
         compression: the data strategy sums gradients in 8 bits ("int8"), or after the warm-up momentum in 1 bit

@@ -20,6 +20,8 @@ With `sequence_parallel=False` the residual stream is replicated:
     dx[B,T,D] partial sums -all_reduce(tensor)-> dx[B,T,D], two a layer backward, where x enters the split matmuls
     once more for the embedding forward, and once more for the head backward
 
+With `halves="on"` (model/halves.py) each of these, in the layers, is two collectives of half the sequences.
+
 For L layers on n devices a device sends (10 L + 4) B T D (n-1)/n elements a step in the compute dtype, or without
 sequence parallelism (4 L + 2) 2 B T D (n-1)/n. With `remat="full"` the backward pass repeats the sums of attention.
 """

@@ -57,7 +57,7 @@ CASE = (
     Column(
         "halves",
         "",
-        "Whether layers run on two halves of a device's sequences, so that one communicates while the other computes: "
+        "Whether layers run on two halves of the batch, so that one communicates while the other computes: "
         "`on` or `off`. Null for strategies without the option, and in files of older versions, which do not.",
     ),
     Column(

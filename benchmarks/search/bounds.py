@@ -102,14 +102,14 @@ def memory_traffic_bytes(plan: Plan) -> int:
     """Least bytes that a device reads and writes in memory per step, if caches keep nothing from layer to layer.
 
     - weights: in the compute dtype, read for each microbatch in the forward and backward pass, and once more with
-      `remat="full"`
+      `remat="full"`; each time for both halves of the batch with `halves="on"`
     - gradients: in float32, written and read for each microbatch
     - state: parameters and optimizer moments that the device updates, read and written once
     - activations: what layers keep for the backward pass, written and read
     """
     train, itemsize = plan.train, BYTES[plan.train.dtype]
     used = [each for each in plan.weights if is_tied(plan, each) or not each.name.startswith("embedding.")]
-    passes = 3 if train.remat == "full" else 2
+    passes = (3 if train.remat == "full" else 2) * (2 if train.halves == "on" else 1)
     weights = passes * itemsize * sum(each.elements for each in used) * plan.shards
     activations = 2 * Block.kept_bytes(plan.share) * plan.layers
     state = 2 * 3 * 4 * plan.elements // plan.updates

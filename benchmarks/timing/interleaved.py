@@ -104,8 +104,8 @@ class Interval:
         from scipy.special import bdtr  # `scipy.stats` takes longer to load than JAX
 
         ordered, count = sorted(values), len(values)
-        # The least number of values below the median whose probability, with those of fewer, is 2.5%.
-        below = next(number for number in range(count) if bdtr(number, count, 0.5) >= 0.025)
+        # The smallest k for which P(at most k values are below the median) is at least 2.5%; above 0 by `MIN_ROUNDS`.
+        below = next(k for k in range(count) if bdtr(k, count, 0.5) >= 0.025)
         return cls(statistics.median(values), float(ordered[below - 1]), float(ordered[count - below]))
 
     @classmethod

@@ -16,12 +16,15 @@ from strategies.mesh import GPUS, platform_of
 from strategies.sharding.layout import Layout, size_of
 from strategies.step import Implementation
 
-NOT_PREFETCHED = "TPU v5 lite", "TPU v5e"
-"""JAX's names of v5e, for which weights are not gathered ahead by default.
+V5E = "TPU v5 lite", "TPU v5e"
+"""JAX's names of v5e, whose defaults differ from those of other TPUs.
 
-Over all chips of v5e:16x16 a reduce-scatter becomes an all-reduce, of which less is hidden with prefetch: a step of
-fsdp with gpt3-6.7b takes 778 ms as replayed, and 707 ms without. hsdp and three_d gain 2%. Other kinds gain more: fsdp
-takes 233 ms instead of 266 on v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16."""
+Weights are not gathered ahead. Over all chips of v5e:16x16 a reduce-scatter becomes an all-reduce, of which less is
+hidden with prefetch: a step of fsdp with gpt3-6.7b takes 778 ms as replayed, and 707 ms without. hsdp and three_d gain
+2%. Other kinds gain more: fsdp takes 233 ms instead of 266 on v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16.
+
+Layers run on halves of the batch: a step of three_d over fsdp=32,tensor=8 takes 1,277 ms instead of 1,354. On other
+TPUs halves were not measured, and are off."""
 
 
 def resolve_overlap(
@@ -57,7 +60,7 @@ def resolve_overlap(
         train,
         reduce=_reduce(layout, train, platform),
         prefetch=_prefetch(layout, config, train, platform, kind),
-        halves=_halves(layout, sizes, train, platform),
+        halves=_halves(layout, sizes, train, platform, kind),
     )
 
 
@@ -78,20 +81,20 @@ def _prefetch(
     problem = _prefetch_problem(layout, config, train)
     if problem and train.prefetch == "on":
         raise Infeasible(f"prefetch=on {problem}")
-    default = platform in (*GPUS, "tpu") and kind not in NOT_PREFETCHED and not problem
+    default = platform in (*GPUS, "tpu") and kind not in V5E and not problem
     return "on" if train.prefetch == "on" or default else "off"
 
 
-def _halves(layout: Layout, sizes: Mapping[str, int], train: TrainConfig, platform: str | None) -> Literal["on", "off"]:
+def _halves(
+    layout: Layout, sizes: Mapping[str, int], train: TrainConfig, platform: str | None, kind: str
+) -> Literal["on", "off"]:
     if "head_features" not in layout.dims or train.halves == "off":
         return "off"
-    sequences = train.batch_size // size_of(layout.batch, sizes) // train.microbatches
-    if sequences % 2 and train.halves == "on":
-        raise Infeasible(
-            f"halves=on splits the sequences of a device, and a microbatch has {sequences}; "
-            "take an even number or halves=off"
-        )
-    return "on" if train.halves == "on" or (platform in (*GPUS, "tpu") and sequences % 2 == 0) else "off"
+    problem = _halves_problem(layout, sizes, train)
+    if problem and train.halves == "on":
+        raise Infeasible(f"halves=on {problem}")
+    default = (platform in GPUS or kind in V5E) and not problem
+    return "on" if train.halves == "on" or default else "off"
 
 
 def resolve_for_step(
@@ -136,4 +139,16 @@ def _prefetch_problem(layout: Layout, config: GPTConfig, train: TrainConfig) -> 
         return "gathers weights again for the backward pass; use regather=True or prefetch=off"
     if config.layers == 1:
         return "needs a second layer to gather, and layers=1; use prefetch=off"
+    return ""
+
+
+def _halves_problem(layout: Layout, sizes: Mapping[str, int], train: TrainConfig) -> str:
+    """Why layers cannot run on two halves of the batch; empty if they can."""
+    if layout.tokens:
+        return "does not go with a context axis: its halves would send around two rings in any order; use halves=off"
+    parts = size_of(layout.batch, sizes) * train.microbatches
+    if train.batch_size % (2 * parts):
+        each = f"batch_size={train.batch_size} / {parts} = {train.batch_size / parts:g}"
+        needs = f"needs an even number of sequences in each microbatch on a device, and has {each}"
+        return f"{needs}; use fewer microbatches, a larger batch or halves=off"
     return ""

@@ -47,7 +47,7 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, 
 
     Raises:
         Infeasible: batch axes and microbatches do not divide the batch, `logits_bytes` are too few for one token,
-            `reduce` or `prefetch` is impossible here, or the attention kernel does not run on these devices.
+            `reduce`, `prefetch` or `halves` is impossible here, or the attention kernel does not run on these devices.
     """
     resolved = resolve_for_step(config, mesh, train, layout, implementation)
     return _Assembly(config, mesh, resolved, layout, implementation).step()

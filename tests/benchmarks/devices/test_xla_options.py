@@ -13,7 +13,7 @@ from benchmarks.devices import xla_options as module
 from benchmarks.devices.topology import DEVICE_KINDS, Topology
 from benchmarks.devices.xla_options import DEFAULTS, Default, has_option, xla_options
 from strategies import STRATEGIES, TrainConfig
-from strategies.training.overlap import NOT_PREFETCHED
+from strategies.training.overlap import V5E
 from tests.benchmarks.test_compile import case
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
@@ -85,7 +85,7 @@ def test_the_installed_compiler_has_all_options_of_the_table(kind: str) -> None:
 @TAKES_LIBTPU
 def test_kinds_of_chips_have_the_names_that_jax_gives_them() -> None:
     """A case knows JAX's name of its devices without a compiler, where defaults depend on it."""
-    assert {*DEVICE_KINDS.values()} <= {*NOT_PREFETCHED}
+    assert {*DEVICE_KINDS.values()} <= {*V5E}
     assert all(Topology.parse(f"{name}:4x4").devices()[0].device_kind == kind for name, kind in DEVICE_KINDS.items())
 
 
@@ -97,20 +97,25 @@ def test_the_table_names_strategies_and_reasons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("platform", "strategy", "prefetch", "expected"),
+    ("platform", "strategy", "options", "expected"),
     [
-        ("gpu", "hsdp", "on", {"xla_gpu_enable_while_loop_double_buffering": True}),
-        ("gpu", "hsdp", "off", {}),
-        ("tpu", "hsdp", "on", {"xla_enable_async_all_gather": "true"}),
-        ("tpu", "data", "off", {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}),
+        ("gpu", "hsdp", {"prefetch": "on"}, {"xla_gpu_enable_while_loop_double_buffering": True}),
+        ("gpu", "hsdp", {"prefetch": "off"}, {}),
+        ("gpu", "tensor", {"halves": "on"}, {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"}),
+        ("gpu", "tensor", {"halves": "off"}, {}),
+        ("gpu", "three_d", {"prefetch": "off", "halves": "on"}, {}),
+        ("tpu", "hsdp", {"prefetch": "on"}, {"xla_enable_async_all_gather": "true"}),
+        ("tpu", "data", {"prefetch": "off"}, {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}),
     ],
 )
-def test_weights_that_are_gathered_ahead_have_options_that_hide_it(
-    monkeypatch: pytest.MonkeyPatch, platform: str, strategy: str, prefetch: Any, expected: dict[str, Any]
+def test_what_overlaps_has_options_that_hide_it(
+    monkeypatch: pytest.MonkeyPatch, platform: str, strategy: str, options: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    """Of the committed table, GPUs have options for steps with prefetch alone, and TPUs for strategies that gather."""
+    """Of the committed table, GPUs have options for steps with prefetch, and for tensor with halves; TPUs for
+    strategies that gather.
+    """
     monkeypatch.setattr(module, "has_option", lambda *_: True)
-    found = xla_options(SimpleNamespace(platform=platform), strategy, replace(TRAIN, prefetch=prefetch))
+    found = xla_options(SimpleNamespace(platform=platform), strategy, replace(TRAIN, **options))
     assert found.items() >= expected.items()
     assert bool(found) == bool(expected)
     assert ("xla_enable_async_all_gather" in found) == (platform == "tpu" and strategy != "data")

@@ -17,7 +17,7 @@ from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
 from strategies.costs.predict import predict
 from tests.benchmarks.running import rows, run
 from tests.strategies import quick
-from tests.strategies.sampling import unless_sampled
+from tests.strategies.sampling import nightly, unless_sampled
 
 CONFIG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=16)
 HELD = {"parameters": "parameter", "optimizer": "optimizer", "batch": "batch"}
@@ -52,7 +52,11 @@ def formula(name: str, **train: Any) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("name", "train"),
-    [*(unless_sampled(name, {}) for name in STRATEGIES), ("data", {"compression": "int8"})],
+    [
+        *(unless_sampled(name, {}) for name in STRATEGIES),
+        ("data", {"compression": "int8"}),
+        *nightly(("three_d", {"microbatches": 4})),
+    ],
     ids=str,
 )
 def test_live_bytes_are_those_of_the_formulas(name: str, train: dict) -> None:

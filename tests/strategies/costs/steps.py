@@ -59,7 +59,7 @@ EVERY_DAY = [
 ]
 AT_NIGHT = [
     ("tensor", "tensor=4", ODD, {"halves": "on", "remat": "full", "sequence_parallel": False}),
-    ("three_d", "data=2,pipeline=2,tensor=2", ODD, {"halves": "on", "microbatches": 2, "remat": "none"}),
+    ("three_d", "data=2,pipeline=2,tensor=2", ODD, {"halves": "on", "microbatches": 4, "schedule": "zb-h1"}),
     ("zero1", "data=8", UNTIED, {"reduce": "layer"}),
     ("hsdp", "data=2,fsdp=4", ODD, {"reduce": "layer", "remat": "full"}),
     ("three_d", "data=2,context=2,tensor=2", ODD, {"reduce": "layer"}),

@@ -60,28 +60,33 @@ def test_tpus_gather_ahead_except_v5e(kind, prefetch):
     assert resolve_overlap(Layout(batch=("fsdp",), shards=("fsdp",)), SIZES, SMALL, asked, "tpu", kind).prefetch == "on"
 
 
+TENSOR = Layout(batch=("data",), dims={"head_features": ("tensor",), "mlp": ("tensor",)})
+
+
 @pytest.mark.parametrize(
-    ("sizes", "options", "accelerators"),
+    ("layout", "sizes", "options", "default"),
     [
-        ({"data": 2, "tensor": 2}, {}, "on"),
-        ({"data": 2, "tensor": 2}, {"microbatches": 4}, "on"),
-        ({"data": 2, "tensor": 2}, {"microbatches": 8}, "off"),  # one sequence
-        ({"data": 16, "tensor": 2}, {}, "off"),
-        ({"data": 2}, {"halves": "on"}, "off"),
-        ({"data": 2, "tensor": 2}, {"halves": "off"}, "off"),
+        (TENSOR, {"data": 2, "tensor": 2}, {}, "on"),
+        (TENSOR, {"data": 2, "tensor": 2}, {"microbatches": 4}, "on"),
+        (TENSOR, {"data": 2, "tensor": 2}, {"microbatches": 8}, "off"),  # one sequence
+        (TENSOR, {"data": 2, "tensor": 2}, {"batch_size": 6}, "off"),  # three
+        (TENSOR, {"data": 16, "tensor": 2}, {}, "off"),
+        (TENSOR, {"data": 2, "tensor": 2}, {"halves": "off"}, "off"),
+        (TENSOR, {"data": 2}, {"halves": "on"}, "off"),  # nothing to hide
+        (dataclasses.replace(TENSOR, tokens=("context",)), {"context": 2, "tensor": 2}, {}, "off"),
+        (dataclasses.replace(TENSOR, tokens=("context",)), {"context": 1, "tensor": 2}, {}, "on"),
     ],
     ids=str,
 )
-def test_accelerators_halve_an_even_number_of_sequences(sizes, options, accelerators):
-    """By default GPUs and TPUs run layers that are split over a tensor axis on two halves of a device's sequences, if
-    these are an even number. CPUs do not. Without such an axis there are no halves.
+def test_an_even_number_of_sequences_is_halved(layout, sizes, options, default):
+    """By default GPUs and v5e run layers that a tensor axis splits on two halves of an even number of sequences, unless
+    a context axis splits these. Other devices do not.
     """
-    layout = Layout(batch=("data",), dims={"head_features": ("tensor",), "mlp": ("tensor",)})
     train = dataclasses.replace(TRAIN, **options)
-    for platform in (*GPUS, "tpu"):
-        assert resolve_overlap(layout, sizes, SMALL, train, platform).halves == accelerators
-    if not options.get("halves"):
-        assert {resolve_overlap(layout, sizes, SMALL, train, platform).halves for platform in OTHERS} == {"off"}
+    for platform, kind in (("gpu", ""), ("cuda", ""), ("tpu", "TPU v5 lite")):
+        assert resolve_overlap(layout, sizes, SMALL, train, platform, kind).halves == default
+    for platform, kind in (("cpu", ""), (None, ""), ("tpu", "TPU v5")):
+        assert resolve_overlap(layout, sizes, SMALL, train, platform, kind).halves == "off"
 
 
 @pytest.mark.parametrize(
@@ -105,8 +110,9 @@ def test_accelerators_halve_an_even_number_of_sequences(sizes, options, accelera
             "tensor",
             "tensor=2",
             {"halves": "on", "microbatches": 16},
-            "a microbatch has 1; take an even number or halves=off",
+            r"batch_size=16 / 16 = 1; use fewer microbatches, a larger batch or halves=off",
         ),
+        ("three_d", "context=2,tensor=2", {"halves": "on"}, "does not go with a context axis.* use halves=off"),
         ("fsdp", "fsdp=2", {"prefetch": "on", "gather": "step"}, "does not go with gather=step.* prefetch=off"),
         ("fsdp", "fsdp=2", {"prefetch": "on", "regather": False}, "use regather=True or prefetch=off"),
         (
@@ -132,35 +138,40 @@ def test_one_layer_is_not_gathered_ahead():
 
 
 @pytest.mark.parametrize(
-    ("implementation", "reduce", "prefetch"),
+    ("implementation", "reduce", "prefetch", "halves"),
     [
-        (Implementation(), "layer", "on"),
-        (Implementation(sum_replicas=lambda loss, grads: (loss, grads)), "step", "on"),
-        (Implementation(compiler_partitioned=True), "step", "off"),
+        (Implementation(), "layer", "on", "on"),
+        (Implementation(sum_replicas=lambda loss, grads: (loss, grads)), "step", "on", "on"),
+        (Implementation(compiler_partitioned=True), "step", "off", "off"),
     ],
     ids=["default", "sums once a step", "compiler partitioned"],
 )
-def test_a_step_has_what_its_strategy_implements(monkeypatch, implementation, reduce, prefetch):
+def test_a_step_has_what_its_strategy_implements(monkeypatch, implementation, reduce, prefetch, halves):
     """On GPUs a strategy that sums gradients by itself, once a step, still does, unless it is asked for more. The
-    compiler takes neither option.
+    compiler takes none of the options.
     """
     monkeypatch.setattr(overlap, "platform_of", lambda device: "cuda")
-    mesh = MeshSpec.parse("data=2,fsdp=2").over(("data", "fsdp"), jax.devices()[:4])
-    layout = Layout(batch=("data", "fsdp"), shards=("fsdp",))
+    mesh = MeshSpec.parse("data=2,fsdp=2,tensor=2").over(("data", "fsdp", "tensor"), jax.devices())
+    layout = Layout(batch=("data", "fsdp"), shards=("fsdp",), dims=TENSOR.dims)
     found = overlap.resolve_for_step(SMALL, mesh, TRAIN, layout, implementation)
-    assert (found.reduce, found.prefetch) == (reduce, prefetch)
+    assert (found.reduce, found.prefetch, found.halves) == (reduce, prefetch, halves)
     if implementation.sum_replicas:
         with pytest.raises(Infeasible, match=r"reduce=layer needs `sum_layer` beside `sum_replicas`"):
             overlap.resolve_for_step(SMALL, mesh, dataclasses.replace(TRAIN, reduce="layer"), layout, implementation)
 
 
 @pytest.mark.parametrize(
-    ("kind", "reduce", "prefetch"),
-    [("h100:2x4", "layer", "on"), ("v5p:2x2x2", "step", "on"), ("v5e:4x2", "step", "off"), ("cpu:8", "step", "off")],
+    ("kind", "reduce", "prefetch", "halves"),
+    [
+        ("h100:2x4", "layer", "on", "on"),
+        ("v5p:2x2x2", "step", "on", "off"),
+        ("v5e:4x2", "step", "off", "on"),
+        ("cpu:8", "step", "off", "off"),
+    ],
 )
-def test_a_case_is_resolved_for_its_topology(kind, reduce, prefetch):
+def test_a_case_is_resolved_for_its_topology(kind, reduce, prefetch, halves):
     """Without any compiler, a case knows what its step does on the devices of a topology."""
-    spec, topology = MeshSpec.parse("data=2,fsdp=4"), Topology.parse(kind)
-    case = Case("hsdp", spec, "small", SMALL, 16, 1, "bfloat16", "full", topology=topology)
-    assert (case.resolved.reduce, case.resolved.prefetch) == (reduce, prefetch)
-    assert (case.training().reduce, case.training().prefetch) == ("auto", "auto")
+    spec, topology = MeshSpec.parse("data=2,fsdp=2,tensor=2"), Topology.parse(kind)
+    case = Case("three_d", spec, "small", SMALL, 16, 1, "bfloat16", "full", topology=topology)
+    assert (case.resolved.reduce, case.resolved.prefetch, case.resolved.halves) == (reduce, prefetch, halves)
+    assert {case.training().reduce, case.training().prefetch, case.training().halves} == {"auto"}
