@@ -131,9 +131,9 @@ class _Assembly:
 
     def init(self, key: PRNGKeyArray) -> State:
         """Weights and optimizer state before the first step."""
-        return self.begin(nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param)))
+        return self.initial_state(nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param)))
 
-    def begin(self, params: Weights) -> State:
+    def initial_state(self, params: Weights) -> State:
         """The state with these weights before the first step."""
         return State(params, self.optimizer.init(params))
 
@@ -212,7 +212,7 @@ class _Assembly:
 
     def step(self) -> Step:
         """The `Step`: these functions, jitted over the mesh, with the shapes and shardings of their arguments."""
-        shapes = jax.eval_shape(self.begin, self.abstract[1])
+        shapes = jax.eval_shape(self.initial_state, self.abstract[1])
         grads, grad_specs = self.optimizer.takes(shapes.params)
         state_specs = State(self.specs, self.optimizer.specs(shapes.optimizer))
         batch_spec = P(self.layout.batch or None)
