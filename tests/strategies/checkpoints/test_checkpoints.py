@@ -16,6 +16,7 @@ from strategies.checkpoints.info import read as read_info
 from tests.processes import run_together
 from tests.strategies.checkpoints.variants import VARIANTS, first_half, step_of
 from tests.strategies.equality import CONFIG, ROUNDING, assert_equal, build, initial, trained
+from tests.strategies.sampling import nightly
 
 HALF = 3
 """Steps before a save, and after it."""
@@ -24,10 +25,7 @@ PAIRS = [(name, NAMES[(i + shift) % len(NAMES)]) for shift in (1, 5) for i, name
 """Saved under the first, restored under the second: every variant twice on both sides."""
 
 
-def pairs():
-    """All pairs; those that are not in `PAIRS` run with the factorisations only."""
-    marked = [pytest.mark.factorisations]
-    return [pytest.param(*pair, marks=[] if pair in PAIRS else marked) for pair in itertools.product(NAMES, NAMES)]
+OTHER_PAIRS = [pair for pair in itertools.product(NAMES, NAMES) if pair not in PAIRS]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +50,7 @@ def test_the_pairs_have_every_strategy_on_both_sides():
         assert {VARIANTS[variant][0] for variant in side} == {*STRATEGIES}
 
 
-@pytest.mark.parametrize(("before", "after"), pairs())
+@pytest.mark.parametrize(("before", "after"), [*PAIRS, *nightly(*OTHER_PAIRS)])
 def test_training_goes_on_under_another_strategy(before, after, saved):
     """Three steps, save, restore elsewhere, and three steps compute what six steps on one device compute."""
     first, _ = first_half(before, HALF)

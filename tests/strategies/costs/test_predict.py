@@ -39,9 +39,7 @@ from tests.strategies.costs.steps import (
 from tests.strategies.sampling import nightly
 
 
-@pytest.mark.parametrize(
-    "fast", [True, pytest.param(False, marks=pytest.mark.factorisations)], ids=["quick", "as used"]
-)
+@pytest.mark.parametrize("fast", [True, *nightly(False)], ids=["quick", "as used"])
 @pytest.mark.parametrize(("name", "mesh", "config", "train"), [*EVERY_DAY, *nightly(*AT_NIGHT)], ids=str)
 def test_compiled_program_is_what_formulas_say(name, mesh, config, train, fast):
     """Each kind of collective over each axis sends as many bytes, matmuls do as many FLOPs, arguments are as large.
