@@ -121,6 +121,58 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             network_bytes_per_second=100 * GB / 8 / 2,
             source="docs.cloud.google.com/tpu/docs/tpu7x",
         ),
+        # NVLink 2: 300 GB/s, both ways together. A DGX-1 has four ports of 100 Gbit/s for eight GPUs.
+        "v100": Chip(
+            platform="cuda",
+            flops_per_second=125 * TFLOP,
+            memory_bytes=16_935_682_048,
+            memory_bytes_per_second=900 * GB,
+            link_bytes_per_second=150 * GB,
+            torus_dims=0,
+            ring_multiple=0,
+            slice_chips=0,
+            network_bytes_per_second=400 * GB / 8 / 8,
+            source="NVIDIA V100 datasheet; DGX-1 user guide; memory: XLA's v100.txtpb",
+        ),
+        # NVLink 3: 600 GB/s, both ways together. AWS's p4d has 400 Gbit/s for eight GPUs.
+        "a100_40gb": Chip(
+            platform="cuda",
+            flops_per_second=312 * TFLOP,
+            memory_bytes=42_331_013_120,
+            memory_bytes_per_second=1555 * GB,
+            link_bytes_per_second=300 * GB,
+            torus_dims=0,
+            ring_multiple=0,
+            slice_chips=0,
+            network_bytes_per_second=400 * GB / 8 / 8,
+            source="NVIDIA A100 datasheet; Amazon EC2 P4 instances; memory: XLA's a100_sxm_40.txtpb",
+        ),
+        # A DGX has one port of 200 Gbit/s per GPU.
+        "a100_80gb": Chip(
+            platform="cuda",
+            flops_per_second=312 * TFLOP,
+            memory_bytes=85_100_068_864,
+            memory_bytes_per_second=2039 * GB,
+            link_bytes_per_second=300 * GB,
+            torus_dims=0,
+            ring_multiple=0,
+            slice_chips=0,
+            network_bytes_per_second=200 * GB / 8,
+            source="NVIDIA A100 datasheet; DGX A100 user guide; memory: XLA's a100_sxm_80.txtpb",
+        ),
+        # PCIe 5: 128 GB/s, both ways together. Bridges that join pairs of cards by NVLink are left out.
+        "h100_pcie": Chip(
+            platform="cuda",
+            flops_per_second=756 * TFLOP,
+            memory_bytes=84_942_979_072,
+            memory_bytes_per_second=2000 * GB,
+            link_bytes_per_second=64 * GB,
+            torus_dims=0,
+            ring_multiple=0,
+            slice_chips=0,
+            network_bytes_per_second=400 * GB / 8 / 8,
+            source="NVIDIA H100 PCIe datasheet; network: as AWS's p4d; memory: XLA's h100_pcie.txtpb",
+        ),
         # NVLink 4: 900 GB/s, both ways together. A DGX has one port of 400 Gbit/s per GPU.
         "h100": Chip(
             platform="cuda",

@@ -4,7 +4,6 @@ import functools
 import math
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,6 +12,7 @@ import jax
 from jax.experimental import topologies
 
 from benchmarks.devices.chips import CHIPS, Chip
+from benchmarks.devices.gpus import GPU_TARGET, GPUS
 from strategies.mesh import Devices
 
 CPU = "cpu"
@@ -23,8 +23,8 @@ REQUIRED = {"tpu": "jax[tpu]", "gpu": "jax[cuda13]"}
 """What each of these extras installs."""
 DEVICE_KINDS = {"v5e": "TPU v5 lite"}
 """Our names of kinds -> JAX's, where the defaults of a step depend on it (strategies/training/overlap.py)."""
-CLOUD_NAMES = {"v5litepod": "v5e", "v5lite": "v5e"}
-"""Cloud TPU's names of kinds that are called differently here."""
+CLOUD_NAMES = {"v5litepod": "v5e", "v5lite": "v5e", "a100": "a100_80gb"}
+"""Other names of kinds: Cloud TPU's, and the A100 with the larger memory."""
 CORES_COUNTED = {"v4": 2, "v5p": 2}
 """Cloud TPU's accelerator types count cores for these kinds, two per chip, and chips for the others (Cloud TPU,
 "Versions")."""
@@ -40,63 +40,6 @@ NO_TPU_HOST = {
 }
 """Environment of a TPU host. Without it, libtpu looks for TPUs on this machine and reports that there are none. The
 last entry lets several processes compile at once: by default libtpu takes a lock, as if each process used the TPUs."""
-
-GPUS: Mapping[str, Mapping[str, Any]] = {
-    "h100": {
-        "name": "NVIDIA H100 80GB HBM3",
-        "memory_bandwidth": 3_352_320_000_000,
-        "core_count": 132,
-        "l2_cache_size": 50 * 2**20,
-        "clock_rate_ghz": 1.98,
-        "compute_capability": 9,
-    },
-    "h200": {
-        "name": "NVIDIA H200",
-        "memory_bandwidth": 4_800_000_000_000,
-        "core_count": 132,
-        "l2_cache_size": 50 * 2**20,
-        "clock_rate_ghz": 1.98,
-        "compute_capability": 9,
-    },
-    "b200": {
-        "name": "NVIDIA B200",
-        "memory_bandwidth": 7_672_320_000_000,
-        "core_count": 148,
-        "l2_cache_size": 132_644_864,
-        "clock_rate_ghz": 1.965,
-        "compute_capability": 10,
-    },
-}
-"""Further properties that XLA needs of a GPU, as in its own descriptions (xla/backends/gpu/target_config/specs)."""
-
-GPU_TARGET = """
-gpu_device_info {{
-  name: "{name}"
-  cuda_compute_capability {{ major: {compute_capability} feature_extension: ACCELERATED_FEATURES }}
-  core_count: {core_count}
-  clock_rate_ghz: {clock_rate_ghz}
-  l2_cache_size: {l2_cache_size}
-  device_memory_size: {memory_bytes}
-  memory_bandwidth: {memory_bandwidth}
-  fpus_per_core: 128
-  threads_per_warp: 32
-  threads_per_block_limit: 1024
-  threads_per_core_limit: 2048
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-  shared_memory_per_core: 233472
-  shared_memory_per_block: 49152
-  shared_memory_per_block_optin: 232448
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 10 }}
-device_description_str: "{name}"
-"""
-"""A GpuTargetConfigProto (XLA, stream_executor/device_description.proto). The values that are not filled in are the
-same for compute capabilities 9 and 10 (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +82,7 @@ class Topology:
         >>> str(Topology.parse("v5p:4x4x4")), Topology.parse("h100:16x8").platform
         ('v5p:4x4x4', 'cuda')
         """
-        if not (parts := re.fullmatch(r"([a-z0-9]+):([0-9]{1,6}(?:x[0-9]{1,6})*)", text.lower())):
+        if not (parts := re.fullmatch(r"([a-z0-9_]+):([0-9]{1,6}(?:x[0-9]{1,6})*)", text.lower())):
             raise ValueError(f"topology {text!r} cannot be read; write one as {suggested(text)}")
         return cls(CLOUD_NAMES.get(parts[1], parts[1]), tuple(map(int, parts[2].split("x"))))
 

@@ -14,7 +14,8 @@ from benchmarks.cases import Case
 from benchmarks.compile import compile_case, compile_record, main, report
 from benchmarks.devices import topology
 from benchmarks.devices.chips import CHIPS, GIB
-from benchmarks.devices.topology import GPUS, Topology
+from benchmarks.devices.gpus import GPUS
+from benchmarks.devices.topology import Topology
 from benchmarks.failures import CompileError
 from benchmarks.feasibility import compile_one
 from benchmarks.harness import prepare

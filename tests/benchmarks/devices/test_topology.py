@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.devices import topology as module
 from benchmarks.devices.chips import CHIPS
-from benchmarks.devices.topology import GPUS, Topology
+from benchmarks.devices.gpus import GPUS
+from benchmarks.devices.topology import Topology
 
 HERE = [
     "v4:16x16x16",
@@ -94,7 +95,7 @@ def test_every_kind_is_described():
     assert {chip.platform for chip in CHIPS.values()} == set(module.COMPILERS)
 
 
-@pytest.mark.parametrize(("kind", "gigabytes"), [("h100", 80), ("h200", 141), ("b200", 180)])
+@pytest.mark.parametrize(("kind", "gigabytes"), [("a100_40gb", 40), ("h100", 80), ("h200", 141), ("b200", 180)])
 def test_a_gpu_holds_more_than_decimal_gigabytes(kind, gigabytes):
     """A GPU's memory, as XLA describes it, is over 5% above its decimal gigabytes, and at most as many binary ones."""
     assert 1.05 * gigabytes * 1e9 < CHIPS[kind].memory_bytes <= gigabytes * 2**30
