@@ -116,6 +116,31 @@ def train() -> argparse.ArgumentParser:
     return parser
 
 
+def predict_runs() -> argparse.ArgumentParser:
+    """Return the parser of `meshmark predict`."""
+    about = "Predict the seconds of published training runs, and say how far the predictions are off."
+    parser = argparse.ArgumentParser(program("python -m benchmarks.predict"), description=about)
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", metavar="RUNS.csv", help="tables with the columns of results/published")
+    add("--out", type=Path, metavar="FILE", help="write the rows with their predictions to this CSV file")
+    machine = "machine file for all rows, by name or path; default: by the columns device and stack of each row"
+    add("--machine", metavar="NAME", help=machine)
+    return parser
+
+
+def fit_runs() -> argparse.ArgumentParser:
+    """Return the parser of `meshmark fit`."""
+    about = "Fit the constants of a machine to measured training runs, with cross-validation by model and by size."
+    parser = argparse.ArgumentParser(program("python -m benchmarks.fit"), description=about)
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", metavar="RUNS.csv", help="tables with the columns of results/published")
+    add("--machine", required=True, metavar="NAME", help="machine file to start from, by name or path")
+    only = "fit these constants and keep the machine's others; default: all on which the runs depend"
+    add("--only", type=lambda text: tuple(text.split(",")), default=(), metavar="NAME,...", help=only)
+    add("--out", type=Path, metavar="FILE", help="write the machine file with the fitted constants")
+    return parser
+
+
 def _declare_training(add: Callable[..., Any]) -> None:
     """Declare the options of the optimizer."""
     add("--steps", type=count, default=300, metavar="N", help="train until step N; default: %(default)s")

@@ -53,6 +53,12 @@ COMMANDS = {
         "benchmarks.feasibility",
         parser="benchmarks.parsers:search",
     ),
+    "predict": Command(
+        "predict the seconds of published training runs", "benchmarks.predict", parser="benchmarks.parsers:predict_runs"
+    ),
+    "fit": Command(
+        "fit the constants of a machine to measured runs", "benchmarks.fit", parser="benchmarks.parsers:fit_runs"
+    ),
     "frontier": Command("draw the result of a search", "results.frontier", parser="results.parsers:frontier"),
     "lanes": Command("draw a replayed step as lanes", "results.lanes", parser="results.parsers:lanes"),
     "strategies": Command("list the strategies, with their mesh axes and options", "strategies.__main__", ("list",)),

@@ -64,8 +64,11 @@ class Schedule:
             return stage, Op("F", m, chunk)
         return (stage, op) if part < 0 else (part % self.stages, Op(kind, m, part // self.stages))
 
-    def starts(self, duration: Callable[[Op], float]) -> dict[tuple[int, Op], float]:
+    def starts(self, duration: Callable[[int, Op], float]) -> dict[tuple[int, Op], float]:
         """The start time of each operation, if a stage waits only for the results that it needs.
+
+        Args:
+            duration: of an operation on a stage, in any unit.
 
         Raises:
             ValueError: operations wait for each other.
@@ -84,7 +87,7 @@ class Schedule:
                     waiting[need] = stage
                     break
                 starts[key] = max(free_at[stage], ends.get(need, 0.0))
-                free_at[stage] = ends[key] = starts[key] + duration(ops.pop())
+                free_at[stage] = ends[key] = starts[key] + duration(stage, ops.pop())
                 if key in waiting:
                     ready.append(waiting.pop(key))
         if stuck := [ops[-1] for ops in remaining if ops]:
@@ -94,7 +97,7 @@ class Schedule:
     @cached_property
     def table(self) -> tuple[tuple[Op | None, ...], ...]:
         """The operation of each stage at each tick [stages][ticks]; None if it is idle."""
-        ticks = {key: int(start) for key, start in self.starts(lambda op: 1).items()}
+        ticks = {key: int(start) for key, start in self.starts(lambda stage, op: 1).items()}
         rows: list[list[Op | None]] = [[None] * (1 + max(ticks.values())) for _ in range(self.stages)]
         for (stage, op), tick in ticks.items():
             rows[stage][tick] = op
@@ -117,7 +120,7 @@ class Schedule:
 
     def makespan(self, costs: Costs = EQUAL) -> float:
         """Time from the first start to the last end, if a stage waits only for the results that it needs."""
-        starts = self.starts(lambda op: self.duration(op, costs))
+        starts = self.starts(lambda stage, op: self.duration(op, costs))
         return max(start + self.duration(op, costs) for (_, op), start in starts.items())
 
     def bubble(self, costs: Costs = EQUAL) -> float:

@@ -33,7 +33,7 @@ def test_parse_and_print_are_inverse(text):
     [
         ("v5p", "cannot be read; write one as v5p:4x4x4, h100:16x8 or cpu:1024"),
         ("v5p:4xx4", "cannot be read"),
-        ("v9:4x4", "'v9' is not known; known kinds are v4, v5e, v5p, v6e, tpu7x, h100, h200, b200, cpu"),
+        ("v9:4x4", f"'v9' is not known; known kinds are {', '.join(CHIPS)}, cpu"),
         ("v5e:16", "the shape of v5e has 2 dims of at least 1; write one as v5e:4x4"),
         ("v5e:4x4x4", "the shape of v5e has 2 dims of at least 1; write one as v5e:4x4"),
         ("v5p:4x4", "the shape of v5p has 3 dims of at least 1; write one as v5p:4x4x4"),

@@ -1,0 +1,161 @@
+"""The kernels of a layer, of the head and of the optimizer on one device, and their seconds.
+
+Legend of dims: N tokens of a microbatch on the device, D embed, F hidden features of the MLP, V vocabulary; the last
+three as the tensor axis splits them.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from benchmarks.seconds.machine import Machine
+from benchmarks.seconds.stack import Stack
+from strategies.costs.plan import BYTES, Plan
+
+Kind = Literal["matmul", "attention", "memory"]
+
+
+TILES = ((256, 128, 1.0), (128, 128, 0.9), (128, 64, 0.75), (64, 64, 0.55))
+"""Tiles of the output that a core of a GPU computes at a time, and the rate with each, relative to the largest."""
+
+
+@cache
+def tiles_filled(m: float, n: float, batch: float, cores: int) -> float:
+    """The share of a GPU's peak that a matmul's tiles allow, with the best tile.
+
+    The cores compute tiles in waves. The last wave has fewer tiles than cores, and tiles at the edge are not full
+    (NVIDIA, "Matrix Multiplication Background User's Guide", sections 3.1 and 3.2).
+
+    >>> tiles_filled(4096, 4096, 1, 108) > tiles_filled(2048, 2048, 1, 108)
+    True
+    """
+    best = 0.0
+    for rows, columns, rate in TILES:
+        for height, width in ((rows, columns), (columns, rows)):
+            tiles = math.ceil(m / height) * math.ceil(n / width) * batch
+            waves = math.ceil(tiles / cores)
+            best = max(best, rate * m * n * batch / (waves * cores * height * width))
+    return best
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel, or several that are alike.
+
+    Attributes:
+        kind: a matmul, fused attention, or a pass over memory.
+        flops: of its matmuls.
+        moved_bytes: that it reads and writes in memory.
+        dims: m, n, k of a matmul [m,k] x [k,n], and how many there are in the batch.
+    """
+
+    kind: Kind
+    flops: float
+    moved_bytes: float
+    dims: tuple[float, float, float, float] = (0, 0, 0, 0)
+
+    def seconds(self, machine: Machine) -> float:
+        """Seconds on a machine: of its FLOPs or of its bytes, whichever take longer."""
+        constants = machine.constants
+        streaming = self.moved_bytes / (machine.chip.memory_bytes_per_second * constants.memory_efficiency)
+        if self.kind == "memory":
+            return streaming
+        if self.kind == "attention":
+            rate = machine.matmul_flops_per_second * constants.attention_efficiency
+            return max(self.flops / rate, streaming)
+        m, n, k, batch = self.dims
+        rate = machine.matmul_flops_per_second * constants.matmul_efficiency
+        filled = tiles_filled(m, n, batch, machine.cores) if machine.cores else 1.0
+        return max(self.flops / rate / filled * (1 + constants.matmul_dim / k), streaming)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The kernels of a layer for one microbatch. `backward` begins with what is recomputed."""
+
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+
+
+def matmul(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Kernel:
+    """A batch of matmuls [m,k] x [k,n]."""
+    moved = batch * itemsize * (m * k + k * n + m * n)
+    return Kernel("matmul", 2 * batch * m * n * k, moved, (m, n, k, batch))
+
+
+def gradients_of(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Iterator[Kernel]:
+    """The two matmuls of the gradients of `matmul`."""
+    yield matmul(m, k, n, itemsize, batch)
+    yield matmul(k, n, m, itemsize, batch)
+
+
+def layer(plan: Plan, stack: Stack) -> Layer:
+    """The kernels of a layer on one device, for one microbatch."""
+    share, config = plan.share, plan.config
+    itemsize = BYTES[plan.train.dtype]
+    scale = itemsize / 2  # stacks state the bytes of two-byte dtypes
+    tokens, embed = share.tokens, config.embed
+    weights = [
+        (tokens, 3 * share.head_features, embed),
+        (tokens, embed, share.head_features),
+        (tokens, share.mlp, embed),
+        (tokens, embed, share.mlp),
+    ]
+    forward = [matmul(*dims, itemsize) for dims in weights]
+    backward = [kernel for dims in weights for kernel in gradients_of(*dims, itemsize)]
+    ahead, back = attention(plan, stack)
+    forward += ahead
+    backward += back
+    residual, hidden = share.residual_tokens * embed * scale, tokens * share.mlp * scale
+    forward.append(Kernel("memory", 0, stack.residual_bytes.forward * residual + stack.mlp_bytes.forward * hidden))
+    backward.append(Kernel("memory", 0, stack.residual_bytes.backward * residual + stack.mlp_bytes.backward * hidden))
+    some = forward[-1:] if stack.fused_attention else ahead
+    last = len(weights) - 1
+    full = forward if stack.repeats == "all" else forward[:last] + forward[last + 1 :]
+    again = {"full": full, "dots": some, "none": []}[plan.train.remat]
+    return Layer(tuple(forward), (*again, *backward))
+
+
+def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
+    """The kernels of attention, forward and backward.
+
+    A fused kernel skips what causality masks, half of the scores, and computes the scores again in the backward pass:
+    5 matmuls for the 2 of the forward pass (Dao et al. 2022, "FlashAttention", section 3.1).
+    """
+    share, config = plan.share, plan.config
+    itemsize, keys, head = BYTES[plan.train.dtype], share.computed_keys, config.head_dim
+    heads = share.head_features / head
+    if stack.fused_attention:
+        # Dense attention on XLA's own kernels counts all keys; a fused one half of them.
+        flops = 2 * 2 * share.tokens * (keys / 2) * share.head_features
+        moved = 4 * itemsize * share.tokens * share.head_features
+        return [Kernel("attention", flops, moved)], [Kernel("attention", 2.5 * flops, 2 * moved)]
+    sequences = share.tokens * share.contexts / config.sequence
+    queries, batch = config.sequence / share.contexts, sequences * heads
+    scores, values = (queries, keys, head), (queries, head, keys)
+    forward = [matmul(*scores, itemsize, batch), matmul(*values, itemsize, batch)]
+    backward = [kernel for dims in (scores, values) for kernel in gradients_of(*dims, itemsize, batch)]
+    area = batch * queries * keys * itemsize / 2
+    forward.append(Kernel("memory", 0, stack.score_bytes.forward * area))
+    backward.append(Kernel("memory", 0, stack.score_bytes.backward * area))
+    return forward, backward
+
+
+def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """The kernels of logits and loss for one microbatch, forward and backward, where `parts` devices split them."""
+    tokens, rows, itemsize = plan.share.tokens, plan.padded_vocab / parts, BYTES[plan.train.dtype]
+    dims = (tokens, rows, plan.config.embed)
+    moved = stack.logit_bytes * tokens * rows / 2
+    again = (matmul(*dims, itemsize),) if plan.logits_again else ()
+    forward = (matmul(*dims, itemsize), Kernel("memory", 0, moved))
+    return forward, (*again, *gradients_of(*dims, itemsize), Kernel("memory", 0, moved))
+
+
+def seconds_by_kind(kernels: Iterable[Kernel], machine: Machine) -> dict[str, float]:
+    """Seconds of kernels one after another, by kind."""
+    result: dict[str, float] = {}
+    for kernel in kernels:
+        result[kernel.kind] = result.get(kernel.kind, 0.0) + kernel.seconds(machine)
+    return result

@@ -1,0 +1,99 @@
+"""A machine: the specifications of its devices, and what one software stack reaches of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from benchmarks.devices.chips import Chip
+from benchmarks.seconds.stack import Stack
+
+
+class Range(NamedTuple):
+    """Plausible values of a constant, and where a fit starts."""
+
+    low: float
+    high: float
+    start: float
+
+
+RANGES: Mapping[str, Range] = {
+    "matmul_efficiency": Range(0.5, 1.0, 0.9),
+    "matmul_dim": Range(0.0, 800.0, 100.0),
+    "attention_efficiency": Range(0.1, 1.0, 0.5),
+    "memory_efficiency": Range(0.3, 1.0, 0.8),
+    "kernel_seconds": Range(1e-6, 5e-5, 8e-6),
+    "link_efficiency": Range(0.3, 1.0, 0.7),
+    "link_seconds": Range(1e-6, 1e-4, 1e-5),
+    "network_efficiency": Range(0.2, 1.0, 0.7),
+    "network_seconds": Range(1e-6, 5e-4, 2e-5),
+    "step_seconds": Range(0.0, 0.02, 0.005),
+}
+"""Plausible ranges of `Constants`. A fit that ends at the edge of a range says so."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What a stack reaches on a kind of device. All are fitted to measured steps (fit.py) or calibrated.
+
+    Attributes:
+        matmul_efficiency: of the device's best matmul rate, for a matmul of large dims.
+        matmul_dim: a matmul [m,k] x [k,n] takes 1 + matmul_dim / k times as long: each tile of the output starts and
+            ends with memory accesses that no multiplication hides.
+        attention_efficiency: of the device's best matmul rate, in a fused attention kernel.
+        memory_efficiency: of the memory bandwidth, in kernels that stream through memory.
+        kernel_seconds: that the host needs to launch a kernel. Devices wait if their kernels are shorter.
+        link_efficiency: of the bandwidth of links inside a host, or of a torus.
+        link_seconds: latency of each step of a collective inside a host or a torus.
+        network_efficiency: of the network bandwidth between hosts.
+        network_seconds: latency of a collective between hosts, for each doubling of their number.
+        step_seconds: of a step that depend on nothing: data loading, logging, synchronisation.
+    """
+
+    matmul_efficiency: float
+    matmul_dim: float
+    attention_efficiency: float
+    memory_efficiency: float
+    kernel_seconds: float
+    link_efficiency: float
+    link_seconds: float
+    network_efficiency: float
+    network_seconds: float
+    step_seconds: float
+
+
+START = Constants(**{name: each.start for name, each in RANGES.items()})
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A kind of device under one software stack.
+
+    Attributes:
+        name: of the kind of device.
+        chip: specifications.
+        matmul_flops_per_second: the best rate that was measured for any bfloat16 matmul.
+        cores: of a GPU, its streaming multiprocessors; 0 where matmuls have no waves.
+        stack: what the software does.
+        constants: what it reaches.
+        source: who measured the rate, and what the constants were fitted to.
+    """
+
+    name: str
+    chip: Chip
+    matmul_flops_per_second: float
+    cores: int
+    stack: Stack
+    constants: Constants
+    source: str = ""
+
+    @cached_property
+    def reached(self) -> Chip:
+        """The specifications with the bandwidths that the stack reaches."""
+        chip, constants = self.chip, self.constants
+        return replace(
+            chip,
+            link_bytes_per_second=chip.link_bytes_per_second * constants.link_efficiency,
+            network_bytes_per_second=chip.network_bytes_per_second * constants.network_efficiency,
+            memory_bytes_per_second=chip.memory_bytes_per_second * constants.memory_efficiency,
+        )

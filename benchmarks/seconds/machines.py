@@ -1,0 +1,90 @@
+"""Machine files: the constants of kinds of devices under software stacks, each with where its figures come from."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.devices.chips import CHIPS
+from benchmarks.devices.gpus import GPUS
+from benchmarks.seconds.machine import RANGES, Constants, Machine
+from benchmarks.seconds.stack import STACKS
+
+FOLDER = Path(__file__).parent.parent / "devices" / "machines"
+
+ACHIEVED: Mapping[str, float] = {
+    # stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS comparison table": the best of many
+    # shapes in bfloat16, SXM versions.
+    "a100_40gb": 267.9e12,
+    "a100_80gb": 267.9e12,
+    "h100": 792.1e12,
+    "h200": 794.5e12,
+    "b200": 1745e12,
+}
+"""Kind of device -> the best rate that was measured for any matmul. Of others it is the peak."""
+
+
+class UnknownMachine(ValueError):
+    """There is no such machine file, or it cannot be read; the message names those that exist."""
+
+
+def machine_names() -> tuple[str, ...]:
+    """Names of all machine files."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+
+
+@cache
+def machine(name: str) -> Machine:
+    """The machine of a name, or of the path of a machine file.
+
+    Raises:
+        UnknownMachine: there is none, or a constant is missing or unknown.
+    """
+    path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
+    if not path.exists():
+        raise UnknownMachine(f"machine {name!r} is not known; known are {', '.join(machine_names())}, or a path")
+    return parsed(path.stem, json.loads(path.read_text()))
+
+
+def parsed(name: str, told: Mapping[str, Any]) -> Machine:
+    """The machine that a file describes.
+
+    Raises:
+        UnknownMachine: its chip or stack is not known, or its constants are not those of `Constants`.
+    """
+    if wrong := {*told.get("constants", ())} ^ {*RANGES}:
+        raise UnknownMachine(f"machine {name}: constants {', '.join(sorted(wrong))} are missing, or not known")
+    for key, known in (("chip", CHIPS), ("stack", STACKS)):
+        if told.get(key) not in known:
+            raise UnknownMachine(f"machine {name}: {key} {told.get(key)!r} is not known; known are {', '.join(known)}")
+    chip = dataclasses.replace(CHIPS[told["chip"]], **told.get("specifications", {}))
+    cores = GPUS[told["chip"]]["core_count"] if told["chip"] in GPUS else 0
+    achieved = ACHIEVED.get(told["chip"], chip.flops_per_second)
+    return Machine(name, chip, achieved, cores, STACKS[told["stack"]], Constants(**told["constants"]), told["source"])
+
+
+def machine_for(kind: str, stack: str, hosts: int) -> Machine:
+    """The machine of a published run.
+
+    Args:
+        kind: of device, as the run's source names it.
+        stack: name of a `Stack`.
+        hosts: that the run took. Some clusters and some single hosts of the same devices are different machines.
+
+    Raises:
+        UnknownMachine: no file describes such devices under this stack.
+    """
+    for name in machine_names():
+        told = json.loads((FOLDER / f"{name}.json").read_text())
+        few, most = told.get("hosts", [1, 10**6])
+        if told["stack"] == stack and kind in told["devices"] and few <= hosts <= most:
+            return machine(name)
+    raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(machine_names())}")
+
+
+def as_file(told: Mapping[str, Any], constants: Constants, source: str) -> str:
+    """The text of a machine file with other constants."""
+    described = {**told, "constants": dataclasses.asdict(constants), "source": source}
+    return json.dumps(described, indent=2) + "\n"

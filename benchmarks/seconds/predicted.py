@@ -1,0 +1,157 @@
+"""Predicted seconds of a step, by a small simulation over what the formulas list.
+
+its = machine("a100_megatron_cluster")
+timeline = predict_seconds(predict("tensor", config, "tensor=8", train), its, Topology.parse("a100_80gb:1x8"))
+timeline.step_seconds, timeline.parts
+"""
+
+from benchmarks.devices.chips import Chip
+from benchmarks.devices.topology import Topology
+from benchmarks.seconds.kernels import Kernel, head, layer, seconds_by_kind
+from benchmarks.seconds.machine import Machine
+from benchmarks.seconds.network import Network, bandwidth, group
+from benchmarks.seconds.pipelined import pipelined
+from benchmarks.seconds.stack import FIRST_AND_LAST, Passes
+from benchmarks.seconds.timeline import Parts, Timeline, added, scaled
+from strategies.costs.plan import BYTES
+from strategies.costs.predict import Cost
+from strategies.costs.traffic import Traffic
+from strategies.model.gpt import Block
+
+OF_LAYERS = "layers", "keys and values", "tokens and heads"
+"""What layers send for each microbatch, as traffic.py names it. The device waits for it."""
+OF_ENDS = "embedding", "head"
+"""What the embedding and the head send for each microbatch."""
+OF_UPDATES = "gradients", "weights", "gradients held alike"
+"""What is sent once a step, unless it is sent layer by layer because weights are sharded."""
+
+
+def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timeline:
+    """Predict the time of a step on its slowest device.
+
+    Args:
+        cost: the step by formulas.
+        machine: the devices and the software.
+        topology: the devices that the mesh takes, all of them.
+    """
+    step = _Step(cost, machine, topology)
+    layers = step.layer("forward"), step.layer("backward")
+    ends = step.ends()
+    if cost.plan.staged:
+        parts, spans = pipelined(cost.plan, machine.stack, layers, ends, step.send_seconds())
+    else:
+        times = cost.plan.train.microbatches
+        parts, spans = scaled(added(*(scaled(each, cost.plan.layers) for each in layers), *ends), times), ()
+        parts = added(parts, {"gathers": times * step.first_gather_seconds()})
+    backward_seconds = cost.plan.layers * sum(layers[1].values())
+    after = {
+        "gradients": step.gradients_seconds(backward_seconds),
+        "optimizer": step.optimizer_seconds(),
+        "fixed": machine.constants.step_seconds,
+    }
+    return Timeline({name: seconds for name, seconds in added(parts, after).items() if seconds}, spans)
+
+
+def bound_seconds(cost: Cost, chip: Chip, topology: Topology) -> float:
+    """The least time of a step: its matmuls at the chip's peak with the pipeline's bubble, or its network traffic."""
+    devices = cost.plan.mesh.size
+    compute = sum(cost.flops.values()) / devices / (1 - cost.bubble) / chip.flops_per_second
+    sent = sum(
+        sum(parts.values()) / bandwidth(chip, kind, group(topology, cost.plan.mesh, axes))
+        for (kind, axes), parts in cost.sent.items()
+    )
+    return max(compute, sent)
+
+
+class _Step:
+    """A step on a machine. Seconds are those of one device."""
+
+    def __init__(self, cost: Cost, machine: Machine, topology: Topology) -> None:
+        self.plan, self.traffic, self.machine = cost.plan, cost.traffic, machine
+        self.network = Network(machine, topology, cost.plan.mesh)
+        self.kernels = layer(cost.plan, machine.stack)
+        self.microbatches = cost.plan.train.microbatches
+        self.shards = cost.plan.over(cost.plan.layout.shards)
+
+    def layer(self, way: str) -> Parts:
+        """Seconds of a layer for one microbatch, "forward" or "backward", the latter with what it recomputes.
+
+        The device waits for launches if they take longer than kernels and sums, and for weights that take longer to
+        gather than what they are gathered beside.
+        """
+        stack, constants = self.machine.stack, self.machine.constants
+        launches = getattr(stack.kernels, way)
+        if way == "backward" and self.plan.train.remat == "full":
+            launches += stack.kernels.forward
+        parts = seconds_by_kind(getattr(self.kernels, way), self.machine)
+        parts = added(parts, {"sums of layers": self.sums_seconds(way)})
+        waits = max(0.0, launches * constants.kernel_seconds - sum(parts.values()))
+        parts = added(parts, {"launches": waits})
+        hidden = sum(parts.values()) if "gathers" in stack.hides else 0.0
+        return added(parts, {"gathers": max(0.0, self.gathers_seconds(way) - hidden)})
+
+    def sums_seconds(self, way: str) -> float:
+        """Seconds of what a layer sends for one microbatch and waits for, "forward" or "backward"."""
+        branches, full = len(Block.branches()), self.plan.train.remat == "full"
+        counted = 2 * branches + (branches - 1 if full else 0)  # as traffic.py counts them
+        done = 3 * branches if full and self.machine.stack.repeats == "all" else counted
+        calls = Passes(branches, done - branches)
+        gathers = Passes(1 / 3, 2 / 3)  # inputs of branches are gathered forward, backward, and again for weights
+        total = 0.0
+        for each in self.traffic:
+            if each.what in OF_LAYERS:
+                share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / counted
+                sent = each.sent_bytes * share / self.microbatches / self.plan.layers
+                total += self.network.seconds(each.kind, each.axes, sent, getattr(calls, way))
+        return total
+
+    def gathers_seconds(self, way: str) -> float:
+        """Seconds to gather a layer's weights for one microbatch, and "backward" to scatter its gradients."""
+        wanted = {"forward": ("weights",), "backward": ("weights again", "gradients")}[way]
+        sent: dict[str, float] = {}
+        for each in self.traffic:
+            if self.sharded(each) and each.what in wanted:
+                sent[each.kind] = sent.get(each.kind, 0) + each.sent_bytes / self.microbatches / self.plan.layers
+        return sum(self.network.seconds(kind, self.shards, count) for kind, count in sent.items())
+
+    def first_gather_seconds(self) -> float:
+        """Seconds of a microbatch's first gather and last scatter, which have nothing to hide behind."""
+        if "gathers" not in self.machine.stack.hides:
+            return 0.0
+        return self.gathers_seconds("forward") + self.gathers_seconds("backward") / 2
+
+    def sharded(self, each: Traffic) -> bool:
+        """Whether this is traffic of weights that are sharded between steps."""
+        return bool(self.shards) and each.axes == self.shards
+
+    def ends(self) -> tuple[Parts, Parts]:
+        """Seconds of the embedding, the head and the loss for one microbatch, forward and backward."""
+        plan, stack = self.plan, self.machine.stack
+        alone = plan.staged and stack.ends == FIRST_AND_LAST
+        kernels = head(plan, stack, plan.tensors if alone else plan.size(*plan.vocab_axes))
+        sent = sum(
+            self.network.seconds(each.kind, each.axes, each.sent_bytes / self.microbatches, calls=2)
+            for each in self.traffic
+            if each.what in OF_ENDS
+        )
+        forward, backward = (sum(seconds_by_kind(each, self.machine).values()) for each in kernels)
+        return {"head": forward, "sums of ends": sent / 2}, {"head": backward, "sums of ends": sent / 2}
+
+    def send_seconds(self) -> float:
+        """Seconds to send a microbatch's residual stream to the next stage."""
+        plan, stack = self.plan, self.machine.stack
+        # Each device of Megatron-LM's tensor axis sends a part (Narayanan et al. 2021, section 4.1).
+        elements = plan.residual / plan.tensors if stack.ends == FIRST_AND_LAST else plan.own_residual
+        sent = elements / self.microbatches * BYTES[plan.train.dtype]
+        return self.network.seconds("permute", plan.over(plan.axes_of("layers")), sent)
+
+    def gradients_seconds(self, backward_seconds: float) -> float:
+        """Seconds of sums of gradients and gathers of updated weights that the last backward pass does not hide."""
+        once = [each for each in self.traffic if each.what in OF_UPDATES and not self.sharded(each)]
+        total = sum(self.network.seconds(each.kind, each.axes, each.sent_bytes) for each in once)
+        return max(0.0, total - (backward_seconds if "gradients" in self.machine.stack.hides else 0.0))
+
+    def optimizer_seconds(self) -> float:
+        """Seconds to update the parameters that the device updates."""
+        moved = self.machine.stack.optimizer_bytes * self.plan.elements / self.plan.updates
+        return Kernel("memory", 0, moved).seconds(self.machine)

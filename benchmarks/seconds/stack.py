@@ -1,0 +1,108 @@
+"""Software stacks: which kernels a layer is made of, and what runs beside what. Facts from their code, not fitted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from strategies.config import ReduceDtype
+
+FIRST_AND_LAST = "first and last"
+"""Only the first stage embeds, and only the last computes the loss."""
+
+
+class Passes(NamedTuple):
+    """A number for the forward pass and one for the backward pass."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a training program does besides matmuls and collectives. Bytes are for a compute dtype of two bytes.
+
+    Attributes:
+        name: as published tables name it.
+        fused_attention: whether scores stay on the chip.
+        score_bytes: read and written by softmax and dropout, for each score, if attention is not fused.
+        residual_bytes: read and written by norms, dropout and residual sums, for each element of the residual stream.
+        mlp_bytes: read and written by the activation function, for each hidden element of the MLP.
+        logit_bytes: read and written by the loss, forward and backward, for each logit.
+        optimizer_bytes: read and written by the optimizer, gradient clipping and casts, for each parameter.
+        kernels: launched for a layer.
+        repeats: what full recomputation repeats of a layer: all of it, or all but its last matmul and the sum after it,
+            whose results the backward pass does not need.
+        reduce_dtype: of gradients while they are summed over devices.
+        hides: what runs beside compute: "gathers" of weights and scatters of their gradients, "gradients".
+        ends: who embeds and computes the loss in a pipeline: the "first and last" stage, or "all" stages.
+        outermost: mesh axes that lie outside of all others when devices are numbered host by host, outermost first.
+        lockstep: whether all stages of a pipeline exchange arrays at the end of each tick.
+    """
+
+    name: str
+    fused_attention: bool
+    score_bytes: Passes
+    residual_bytes: Passes
+    mlp_bytes: Passes
+    logit_bytes: float
+    optimizer_bytes: float
+    kernels: Passes
+    repeats: Literal["all", "all but the last"]
+    reduce_dtype: ReduceDtype
+    hides: frozenset[str]
+    ends: Literal["first and last", "all"]
+    lockstep: bool
+    outermost: tuple[str, ...] = ()
+
+
+MEGATRON = Stack(
+    name="Megatron-LM",
+    # As of 2021 and 2022: megatron/model/{transformer,fused_softmax,fused_bias_gelu,fused_layer_norm}.py. Bytes of fp16
+    # arrays, and one byte for each dropout mask.
+    fused_attention=False,
+    score_bytes=Passes(4 + 5, 5 + 6),  # softmax, dropout; their gradients
+    residual_bytes=Passes(2 * 4 + 2 * 7, 2 * 10 + 2 * 7 + 2 * 6),  # norms, bias and dropout and sum; gradients, sums
+    mlp_bytes=Passes(4, 8),
+    logit_bytes=40,  # cast to float32, maximum, exponentials, sum, gradient, cast back
+    optimizer_bytes=62,  # casts, unscaling, norm, clipping and Adam, each a pass over float32 arrays
+    kernels=Passes(25, 45),
+    repeats="all",
+    reduce_dtype="bfloat16",
+    hides=frozenset(),
+    ends="first and last",
+    lockstep=False,
+    outermost=("pipeline",),  # megatron/mpu/initialize.py
+)
+MPT = Stack(
+    name="PyTorch FSDP",
+    # llm-foundry's MPT: low-precision LayerNorm, no biases, no dropout, unfused GELU, Triton's FlashAttention.
+    fused_attention=True,
+    score_bytes=Passes(0, 0),
+    residual_bytes=Passes(2 * 4 + 2 * 6, 2 * 10 + 2 * 6),
+    mlp_bytes=Passes(4, 6),
+    logit_bytes=34,
+    optimizer_bytes=62,
+    kernels=Passes(25, 50),
+    repeats="all but the last",
+    reduce_dtype="bfloat16",
+    hides=frozenset({"gathers", "gradients"}),
+    ends="all",
+    lockstep=False,
+)
+MESHMARK = Stack(
+    name="meshmark",
+    # XLA fuses what lies between matmuls into single passes.
+    fused_attention=True,
+    score_bytes=Passes(10, 16),
+    residual_bytes=Passes(2 * 4 + 2 * 6, 2 * 8 + 2 * 6),
+    mlp_bytes=Passes(4, 6),
+    logit_bytes=24,
+    optimizer_bytes=32,  # read and write parameters and two moments, read gradients, in float32; and their norm
+    kernels=Passes(12, 25),
+    repeats="all but the last",
+    reduce_dtype="float32",
+    hides=frozenset({"gathers", "gradients"}),
+    ends="all",
+    lockstep=True,
+)
+STACKS: Mapping[str, Stack] = {stack.name: stack for stack in (MEGATRON, MPT, MESHMARK)}

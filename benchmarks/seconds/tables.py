@@ -1,0 +1,145 @@
+"""Tables of measured runs: read, predicted, judged and written."""
+
+import csv
+import io
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.commandline.tables import aligned
+from benchmarks.seconds.judging import Errors, errors_of
+from benchmarks.seconds.machine import Machine
+from benchmarks.seconds.machines import UnknownMachine, machine_for
+from benchmarks.seconds.predicted import bound_seconds, predict_seconds
+from benchmarks.seconds.published import COLUMNS, Run, device_of, run_of
+from benchmarks.seconds.timeline import Timeline
+from strategies.config import Infeasible
+
+Row = Mapping[str, str]
+PARTS = "matmul", "attention", "memory", "launches", "sums of layers", "gathers", "head", "sums of ends"
+AFTER = "sends", "bubble", "gradients", "optimizer", "fixed"
+"""Parts of a step that a table has columns for, in the order of the step."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A row and its prediction.
+
+    Attributes:
+        row: as it was read.
+        run: the step; None if it cannot be expressed.
+        timeline: predicted; None if it cannot be.
+        bound_seconds: the least time, if all overlaps; None likewise.
+        problem: why it cannot be predicted; empty if it can.
+    """
+
+    row: Row
+    run: Run | None = None
+    timeline: Timeline | None = None
+    bound_seconds: float | None = None
+    problem: str = ""
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Predicted seconds."""
+        return self.timeline and self.timeline.step_seconds
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a CSV file.
+
+    Raises:
+        ValueError: it has no rows, or lacks columns.
+    """
+    with path.open(newline="", encoding="utf-8") as file:
+        rows: list[Row] = list(csv.DictReader(file))
+    if not rows:
+        raise ValueError(f"{path} has no rows")
+    if missing := [name for name in COLUMNS if name not in rows[0]]:
+        raise ValueError(f"{path} lacks the columns {', '.join(missing)}; it needs {', '.join(COLUMNS)}")
+    return rows
+
+
+def predicted_rows(rows: Iterable[Row], machine: Machine | None = None) -> list[Predicted]:
+    """Predictions of all rows, by the machine given or by the one that devices, stack and hosts of each row name."""
+    return [_predicted(row, machine) for row in rows]
+
+
+def _predicted(row: Row, machine: Machine | None) -> Predicted:
+    try:
+        run = run_of(row)
+        its = machine or machine_for(device_of(row), run.stack.name, run.topology.shape[0])
+    except (Infeasible, UnknownMachine, ValueError) as error:
+        return Predicted(row, problem=str(error))
+    return Predicted(
+        row, run, predict_seconds(run.cost, its, run.topology), bound_seconds(run.cost, its.chip, run.topology)
+    )
+
+
+def as_csv(predictions: Sequence[Predicted]) -> str:
+    """The rows with predicted and least seconds, the parts of the step, and why a row has none."""
+    names = [*predictions[0].row, "predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER)), "problem"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for each in predictions:
+        parts = each.timeline.parts if each.timeline else {}
+        figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in (*PARTS, *AFTER) if each.timeline}
+        seconds = {"predicted_seconds": each.step_seconds, "bound_seconds": each.bound_seconds}
+        told = {name: f"{value:.6g}" for name, value in seconds.items() if value is not None}
+        writer.writerow({**each.row, **told, **figures, "problem": each.problem})
+    return text.getvalue()
+
+
+def _column(part: str) -> str:
+    return f"predicted.{part.replace(' ', '_')}_seconds"
+
+
+def model_of(row: Row) -> str:
+    """Name of a row's model by its sizes."""
+    return f"{row['layers']} x {row['embed']}"
+
+
+def work_of(row: Row) -> str:
+    """Name of the work of a row's step: runs of the same work differ in how it is spread."""
+    return f"{model_of(row)}, {row['batch_size']} x {row['sequence']} tokens, {cluster_of(row)}"
+
+
+def cluster_of(row: Row) -> str:
+    """Name of a row's cluster by its devices."""
+    return f"{row['devices']} x {row['device']}"
+
+
+def report(predictions: Sequence[Predicted]) -> list[str]:
+    """Lines of the errors by source, by model and by cluster, and of the rows that could not be predicted."""
+    judged = [each for each in predictions if each.step_seconds and each.run and each.run.step_seconds]
+    lines: list[str] = []
+    for title, key in (
+        ("source", lambda row: row["source"]),
+        ("cluster", cluster_of),
+        ("model", model_of),
+        ("work", work_of),
+    ):
+        groups: dict[str, list[Predicted]] = defaultdict(list)
+        for each in judged:
+            groups[key(each.row)].append(each)
+        table = [(title, "runs", "mean error", "median", "bias", "rank", "regret")]
+        table += [(name, *_cells(errors(each))) for name, each in sorted(groups.items())]
+        lines += [*aligned(table, "<>>>>>>"), ""]
+    problems = Counter(each.problem for each in predictions if each.problem)
+    lines += [f"{count} rows cannot be predicted: {problem}" for problem, count in problems.most_common()]
+    return [*lines, f"{len(judged)} of {len(predictions)} rows are predicted and measured"]
+
+
+def errors(predictions: Sequence[Predicted]) -> Errors:
+    """Errors of predictions of measured rows."""
+    pairs = [(each.step_seconds, each.run.step_seconds) for each in predictions if each.run and each.timeline]
+    guesses, truths = zip(*pairs, strict=True)
+    return errors_of(guesses, truths)
+
+
+def _cells(found: Errors) -> tuple[str, ...]:
+    rank = "" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
+    shares = (f"{found.mean:.1%}", f"{found.median:.1%}", f"{found.bias:+.1%}", rank, f"{found.regret:.1%}")
+    return str(found.runs), *shares

@@ -1,0 +1,50 @@
+"""A predicted step: its seconds by what they are spent on, and what each pipeline stage does when."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Parts = Mapping[str, float]
+"""Seconds by what they are spent on."""
+
+
+def added(*several: Parts) -> dict[str, float]:
+    """The sums of parts of the same name.
+
+    >>> added({"head": 1.0}, {"head": 2.0, "fixed": 3.0})
+    {'head': 3.0, 'fixed': 3.0}
+    """
+    names = dict.fromkeys(name for parts in several for name in parts)
+    return {name: sum(parts.get(name, 0.0) for parts in several) for name in names}
+
+
+def scaled(parts: Parts, times: float) -> dict[str, float]:
+    """Parts that are repeated."""
+    return {name: seconds * times for name, seconds in parts.items()}
+
+
+class Span(NamedTuple):
+    """Something that happens in the step: a lane such as a pipeline stage, a name, and when."""
+
+    lane: str
+    name: str
+    begin_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A predicted step of the slowest device.
+
+    Attributes:
+        parts: seconds by what they are spent on. They add up to the step.
+        spans: what happens when.
+    """
+
+    parts: Parts
+    spans: tuple[Span, ...] = field(default=(), repr=False)
+
+    @property
+    def step_seconds(self) -> float:
+        """Time of the step."""
+        return sum(self.parts.values())
