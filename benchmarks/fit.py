@@ -6,7 +6,7 @@ python -m benchmarks.fit results/published/megatron_a100_clusters.csv --machine 
 import argparse
 import dataclasses
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.commandline.ending import BROKEN_INPUT, run
@@ -15,7 +15,7 @@ from benchmarks.commandline.outputs import Unwritable, require_file, save_text
 from benchmarks.commandline.tables import aligned
 from benchmarks.parsers import fit_runs
 from benchmarks.seconds.fitting import Fit, fit, left_out, predicted
-from benchmarks.seconds.judging import errors_of
+from benchmarks.seconds.judging import Errors, errors_of
 from benchmarks.seconds.machine import RANGES, Machine
 from benchmarks.seconds.machines import FOLDER, UnknownMachine, as_file, machine
 from benchmarks.seconds.published import Run, run_of
@@ -41,12 +41,13 @@ def main(arguments: list[str] | None = None) -> None:
         parser.exit(WRONG_USAGE, f"{parser.prog}: {error}\n")
     except (OSError, ValueError) as error:
         parser.exit(BROKEN_INPUT, f"{parser.prog}: {error}\n")
-    print("\n".join([*constants_table(found), "", *errors_table(rows, runs, start, found, asked.only)]))
+    errors = errors_by_group(rows, runs, start, found, asked.only)
+    print("\n".join([*constants_table(found), "", *errors_table(errors)]))
     if asked.out:
         path = FOLDER / f"{start.name}.json"
         told = json.loads((path if path.exists() else Path(asked.machine)).read_text())
         source = f"fitted to {len(runs)} runs of {', '.join(path.name for path in asked.runs)}"
-        save_text(asked.out, as_file(told, found.constants, source))
+        save_text(asked.out, as_file(told, found.constants, [*errors.values()][-1].mean, source))
         print(f"\nwrote {asked.out}")
 
 
@@ -75,18 +76,22 @@ def constants_table(found: Fit) -> list[str]:
     return aligned(rows, "<>>><")
 
 
-def errors_table(
+def errors_by_group(
     rows: Sequence[Row], runs: Sequence[Run], start: Machine, found: Fit, only: Collection[str]
-) -> list[str]:
-    """Lines: errors of the runs that were fitted, and of runs whose model or cluster was left out of the fit."""
-    measured = [run.step_seconds or 0.0 for run in runs]
-    lines = [("predictions of", "runs", "mean error", "median", "bias", "rank")]
-    kinds = {"the runs that were fitted": predicted(runs, start, found.constants)}
+) -> dict[str, Errors]:
+    """Errors of the runs that were fitted, and, last, of runs whose model or cluster was left out of the fit."""
+    guesses = {"the runs that were fitted": predicted(runs, start, found.constants)}
     for name, key in (("models", model_of), ("clusters", cluster_of)):
         if len({*(groups := [key(row) for row in rows])}) > 1:
-            kinds[f"{name} that were left out"] = left_out(runs, groups, start, only)
-    for name, guesses in kinds.items():
-        told = errors_of(guesses, measured)
+            guesses[f"{name} that were left out"] = left_out(runs, groups, start, only)
+    measured = [run.step_seconds or 0.0 for run in runs]
+    return {name: errors_of(each.tolist(), measured) for name, each in guesses.items()}
+
+
+def errors_table(errors: Mapping[str, Errors]) -> list[str]:
+    """Lines of the errors."""
+    lines = [("predictions of", "runs", "mean error", "median", "bias", "rank")]
+    for name, told in errors.items():
         rank = "" if told.rank_correlation is None else f"{told.rank_correlation:.2f}"
         lines.append((name, str(told.runs), f"{told.mean:.1%}", f"{told.median:.1%}", f"{told.bias:+.1%}", rank))
     return aligned(lines, "<>>>>>")

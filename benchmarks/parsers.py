@@ -93,6 +93,37 @@ def search() -> argparse.ArgumentParser:
     return parser
 
 
+def advise() -> argparse.ArgumentParser:
+    """Return the parser of `meshmark advise`."""
+    about = "Advise how to spread a model: rank the search space by predicted seconds, and say what limits the best."
+    parser = argparse.ArgumentParser(program("python -m benchmarks.advise"), description=about)
+    add = parser.add_argument
+    add("--topology", type=topology, required=True, metavar="TOPOLOGY", help="such as h100:1x8, a100:8x8 or v5p:4x4x4")
+    declare_model(add)
+    _declare_space(add)
+    declare_compiler(add)
+    add("--machine", metavar="NAME", help="machine file, by name or path; default: meshmark's for these devices")
+    changes = "another specification, such as inter_host_bandwidth=2x or hbm=141GiB; repeatable"
+    add("--set", type=assignment, metavar="NAME=VALUE", action="append", default=[], help=changes)
+    add("--tokens", type=float, metavar="N", help="also print days and device-hours to train on N tokens")
+    add("--price", type=float, metavar="X", help="of a device-hour; with --tokens, also print the money")
+    add("--all", action="store_true", help="print every candidate that fits")
+    add("--json", type=Path, metavar="FILE", help="write every candidate that fits to this file")
+    return parser
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """Read NAME=VALUE.
+
+    >>> assignment("hbm=141GiB")
+    ('hbm', '141GiB')
+    """
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
 def train() -> argparse.ArgumentParser:
     """Return the parser of `meshmark train`."""
     about = "Train a GPT on text under one strategy, with checkpoints, and log the loss."

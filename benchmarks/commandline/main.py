@@ -53,6 +53,9 @@ COMMANDS = {
         "benchmarks.feasibility",
         parser="benchmarks.parsers:search",
     ),
+    "advise": Command(
+        "rank ways to spread a model by predicted seconds", "benchmarks.advise", parser="benchmarks.parsers:advise"
+    ),
     "predict": Command(
         "predict the seconds of published training runs", "benchmarks.predict", parser="benchmarks.parsers:predict_runs"
     ),

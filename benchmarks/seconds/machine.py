@@ -1,5 +1,6 @@
 """A machine: the specifications of its devices, and what one software stack reaches of them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -76,7 +77,8 @@ class Machine:
         cores: of a GPU, its streaming multiprocessors; 0 where matmuls have no waves.
         stack: what the software does.
         constants: what it reaches.
-        source: who measured the rate, and what the constants were fitted to.
+        error: mean error of predictions of runs that the constants were not fitted to, as a fraction.
+        source: what the constants were fitted to.
     """
 
     name: str
@@ -85,7 +87,8 @@ class Machine:
     cores: int
     stack: Stack
     constants: Constants
-    source: str = ""
+    error: float
+    source: str
 
     @cached_property
     def reached(self) -> Chip:
@@ -97,3 +100,46 @@ class Machine:
             network_bytes_per_second=chip.network_bytes_per_second * constants.network_efficiency,
             memory_bytes_per_second=chip.memory_bytes_per_second * constants.memory_efficiency,
         )
+
+    def with_changes(self, changes: Mapping[str, str]) -> "Machine":
+        """The machine with other specifications, such as {"inter_host_bandwidth": "2x", "hbm": "141GiB"}.
+
+        Raises:
+            ValueError: there is no such specification, or its value cannot be read.
+        """
+        machine = self
+        for name, text in changes.items():
+            if name not in SPECIFICATIONS:
+                raise ValueError(f"{name} cannot be set; what can be is {', '.join(SPECIFICATIONS)}")
+            field, unit = SPECIFICATIONS[name]
+            old = getattr(machine.chip, field)
+            new = changed(old, text, unit)
+            rate = machine.matmul_flops_per_second * (new / old if name == "flops" else 1)
+            machine = replace(machine, chip=replace(machine.chip, **{field: new}), matmul_flops_per_second=rate)
+        return machine
+
+
+SPECIFICATIONS: Mapping[str, tuple[str, str]] = {
+    "flops": ("flops_per_second", "FLOP/s"),
+    "hbm": ("memory_bytes", "B"),
+    "hbm_bandwidth": ("memory_bytes_per_second", "B/s"),
+    "link_bandwidth": ("link_bytes_per_second", "B/s"),
+    "inter_host_bandwidth": ("network_bytes_per_second", "B/s"),
+}
+"""Names of what can be set -> field of `Chip`, and its unit."""
+PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def changed(old: float, text: str, unit: str) -> float:
+    """Another value: a multiple such as 2x, or a number with a prefix and the unit.
+
+    Raises:
+        ValueError: it is neither, or not above zero.
+
+    >>> changed(50e9, "2x", "B/s"), changed(80e9, "141GiB", "B"), changed(50e9, "100GB/s", "B/s")
+    (100000000000.0, 151397597184.0, 100000000000.0)
+    """
+    parts = re.fullmatch(rf"([0-9]+(?:\.[0-9]*)?)(?:(x)|({'|'.join(PREFIXES)}){unit})", text.strip())
+    if not parts or not float(parts[1]) > 0:
+        raise ValueError(f"{text!r} cannot be read; write a multiple such as 2x, or an amount such as 100G{unit}")
+    return float(parts[1]) * (old if parts[2] else PREFIXES[parts[3]])

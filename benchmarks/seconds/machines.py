@@ -36,8 +36,12 @@ def machine_names() -> tuple[str, ...]:
 
 
 @cache
-def machine(name: str) -> Machine:
+def machine(name: str, kind: str | None = None) -> Machine:
     """The machine of a name, or of the path of a machine file.
+
+    Args:
+        name: of a file in `FOLDER` without its suffix, or the path of another.
+        kind: of its devices, if the file is for several kinds; by default the first of them.
 
     Raises:
         UnknownMachine: there is none, or a constant is missing or unknown.
@@ -45,24 +49,25 @@ def machine(name: str) -> Machine:
     path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
     if not path.exists():
         raise UnknownMachine(f"machine {name!r} is not known; known are {', '.join(machine_names())}, or a path")
-    return parsed(path.stem, json.loads(path.read_text()))
+    return parsed(path.stem, json.loads(path.read_text()), kind)
 
 
-def parsed(name: str, told: Mapping[str, Any]) -> Machine:
-    """The machine that a file describes.
+def parsed(name: str, told: Mapping[str, Any], kind: str | None = None) -> Machine:
+    """The machine that a file describes. Arguments are as for `machine`.
 
     Raises:
         UnknownMachine: its chip or stack is not known, or its constants are not those of `Constants`.
     """
     if wrong := {*told.get("constants", ())} ^ {*RANGES}:
         raise UnknownMachine(f"machine {name}: constants {', '.join(sorted(wrong))} are missing, or not known")
-    for key, known in (("chip", CHIPS), ("stack", STACKS)):
-        if told.get(key) not in known:
-            raise UnknownMachine(f"machine {name}: {key} {told.get(key)!r} is not known; known are {', '.join(known)}")
-    chip = dataclasses.replace(CHIPS[told["chip"]], **told.get("specifications", {}))
-    cores = GPUS[told["chip"]]["core_count"] if told["chip"] in GPUS else 0
-    achieved = ACHIEVED.get(told["chip"], chip.flops_per_second)
-    return Machine(name, chip, achieved, cores, STACKS[told["stack"]], Constants(**told["constants"]), told["source"])
+    chosen = told.get("chip") or kind or told["devices"][0]
+    for what, value, known in (("chip", chosen, CHIPS), ("stack", told.get("stack"), STACKS)):
+        if value not in known:
+            raise UnknownMachine(f"machine {name}: {what} {value!r} is not known; known are {', '.join(known)}")
+    chip = dataclasses.replace(CHIPS[chosen], **told.get("specifications", {}))
+    cores = GPUS[chosen]["core_count"] if chosen in GPUS else 0
+    constants, achieved = Constants(**told["constants"]), ACHIEVED.get(chosen, chip.flops_per_second)
+    return Machine(name, chip, achieved, cores, STACKS[told["stack"]], constants, told["error"], told["source"])
 
 
 def machine_for(kind: str, stack: str, hosts: int) -> Machine:
@@ -80,11 +85,11 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
         told = json.loads((FOLDER / f"{name}.json").read_text())
         few, most = told.get("hosts", [1, 10**6])
         if told["stack"] == stack and kind in told["devices"] and few <= hosts <= most:
-            return machine(name)
+            return machine(name, kind)
     raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(machine_names())}")
 
 
-def as_file(told: Mapping[str, Any], constants: Constants, source: str) -> str:
+def as_file(told: Mapping[str, Any], constants: Constants, error: float, source: str) -> str:
     """The text of a machine file with other constants."""
-    described = {**told, "constants": dataclasses.asdict(constants), "source": source}
+    described = {**told, "constants": dataclasses.asdict(constants), "error": round(error, 4), "source": source}
     return json.dumps(described, indent=2) + "\n"

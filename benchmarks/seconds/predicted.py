@@ -10,12 +10,12 @@ from benchmarks.devices.topology import Topology
 from benchmarks.seconds.kernels import Kernel, head, layer, seconds_by_kind
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.network import Network, bandwidth, group
-from benchmarks.seconds.pipelined import pipelined
+from benchmarks.seconds.pipelined import passes, pipelined
 from benchmarks.seconds.stack import FIRST_AND_LAST, Passes
-from benchmarks.seconds.timeline import Parts, Timeline, added, scaled
+from benchmarks.seconds.timeline import Parts, Span, Timeline, added, scaled
 from strategies.costs.plan import BYTES
 from strategies.costs.predict import Cost
-from strategies.costs.traffic import Traffic
+from strategies.costs.traffic import SENT, Traffic
 from strategies.model.gpt import Block
 
 OF_LAYERS = "layers", "keys and values", "tokens and heads"
@@ -38,10 +38,10 @@ def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timelin
     layers = step.layer("forward"), step.layer("backward")
     ends = step.ends()
     if cost.plan.staged:
-        parts, spans = pipelined(cost.plan, machine.stack, layers, ends, step.send_seconds())
+        parts = pipelined(cost.plan, machine.stack, layers, ends, step.send_seconds())
     else:
         times = cost.plan.train.microbatches
-        parts, spans = scaled(added(*(scaled(each, cost.plan.layers) for each in layers), *ends), times), ()
+        parts = scaled(added(*(scaled(each, cost.plan.layers) for each in layers), *ends), times)
         parts = added(parts, {"gathers": times * step.first_gather_seconds()})
     backward_seconds = cost.plan.layers * sum(layers[1].values())
     after = {
@@ -49,7 +49,16 @@ def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timelin
         "optimizer": step.optimizer_seconds(),
         "fixed": machine.constants.step_seconds,
     }
-    return Timeline({name: seconds for name, seconds in added(parts, after).items() if seconds}, spans)
+    return Timeline({name: seconds for name, seconds in added(parts, after).items() if seconds})
+
+
+def stage_passes(cost: Cost, machine: Machine, topology: Topology) -> tuple[Span, ...]:
+    """When each stage of a pipeline runs which pass, by the same prediction; empty without pipeline stages."""
+    if not cost.plan.staged:
+        return ()
+    step = _Step(cost, machine, topology)
+    layers = step.layer("forward"), step.layer("backward")
+    return passes(cost.plan, machine.stack, layers, step.ends(), step.send_seconds())
 
 
 def bound_seconds(cost: Cost, chip: Chip, topology: Topology) -> float:
@@ -87,7 +96,7 @@ class _Step:
         parts = added(parts, {"sums of layers": self.sums_seconds(way)})
         waits = max(0.0, launches * constants.kernel_seconds - sum(parts.values()))
         parts = added(parts, {"launches": waits})
-        hidden = sum(parts.values()) if "gathers" in stack.hides else 0.0
+        hidden = sum(parts.values()) if stack.prefetches else 0.0
         return added(parts, {"gathers": max(0.0, self.gathers_seconds(way) - hidden)})
 
     def sums_seconds(self, way: str) -> float:
@@ -116,7 +125,7 @@ class _Step:
 
     def first_gather_seconds(self) -> float:
         """Seconds of a microbatch's first gather and last scatter, which have nothing to hide behind."""
-        if "gathers" not in self.machine.stack.hides:
+        if not self.machine.stack.prefetches:
             return 0.0
         return self.gathers_seconds("forward") + self.gathers_seconds("backward") / 2
 
@@ -129,11 +138,12 @@ class _Step:
         plan, stack = self.plan, self.machine.stack
         alone = plan.staged and stack.ends == FIRST_AND_LAST
         kernels = head(plan, stack, plan.tensors if alone else plan.size(*plan.vocab_axes))
-        sent = sum(
-            self.network.seconds(each.kind, each.axes, each.sent_bytes / self.microbatches, calls=2)
-            for each in self.traffic
-            if each.what in OF_ENDS
-        )
+        sent = 0.0
+        for each in (each for each in self.traffic if each.what in OF_ENDS):
+            axes = plan.over(plan.axes_of("head_features")) if alone else each.axes
+            if axes:
+                part = SENT[each.kind](each.operand_bytes, plan.size(*axes)) / self.microbatches
+                sent += self.network.seconds(each.kind, axes, part, calls=2)
         forward, backward = (sum(seconds_by_kind(each, self.machine).values()) for each in kernels)
         return {"head": forward, "sums of ends": sent / 2}, {"head": backward, "sums of ends": sent / 2}
 
@@ -149,7 +159,7 @@ class _Step:
         """Seconds of sums of gradients and gathers of updated weights that the last backward pass does not hide."""
         once = [each for each in self.traffic if each.what in OF_UPDATES and not self.sharded(each)]
         total = sum(self.network.seconds(each.kind, each.axes, each.sent_bytes) for each in once)
-        return max(0.0, total - (backward_seconds if "gradients" in self.machine.stack.hides else 0.0))
+        return max(0.0, total - (backward_seconds if self.plan.train.reduce == "layer" else 0.0))
 
     def optimizer_seconds(self) -> float:
         """Seconds to update the parameters that the device updates."""

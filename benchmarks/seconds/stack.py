@@ -33,7 +33,7 @@ class Stack:
         repeats: what full recomputation repeats of a layer: all of it, or all but its last matmul and the sum after it,
             whose results the backward pass does not need.
         reduce_dtype: of gradients while they are summed over devices.
-        hides: what runs beside compute: "gathers" of weights and scatters of their gradients, "gradients".
+        prefetches: whether weights are gathered, and their gradients scattered, beside the compute of other layers.
         ends: who embeds and computes the loss in a pipeline: the "first and last" stage, or "all" stages.
         outermost: mesh axes that lie outside of all others when devices are numbered host by host, outermost first.
         lockstep: whether all stages of a pipeline exchange arrays at the end of each tick.
@@ -49,7 +49,7 @@ class Stack:
     kernels: Passes
     repeats: Literal["all", "all but the last"]
     reduce_dtype: ReduceDtype
-    hides: frozenset[str]
+    prefetches: bool
     ends: Literal["first and last", "all"]
     lockstep: bool
     outermost: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ MEGATRON = Stack(
     kernels=Passes(25, 45),
     repeats="all",
     reduce_dtype="bfloat16",
-    hides=frozenset(),
+    prefetches=False,
     ends="first and last",
     lockstep=False,
     outermost=("pipeline",),  # megatron/mpu/initialize.py
@@ -85,7 +85,7 @@ MPT = Stack(
     kernels=Passes(25, 50),
     repeats="all but the last",
     reduce_dtype="bfloat16",
-    hides=frozenset({"gathers", "gradients"}),
+    prefetches=True,
     ends="all",
     lockstep=False,
 )
@@ -101,7 +101,7 @@ MESHMARK = Stack(
     kernels=Passes(12, 25),
     repeats="all but the last",
     reduce_dtype="float32",
-    hides=frozenset({"gathers", "gradients"}),
+    prefetches=True,
     ends="all",
     lockstep=True,
 )

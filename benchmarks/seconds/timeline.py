@@ -1,7 +1,7 @@
-"""A predicted step: its seconds by what they are spent on, and what each pipeline stage does when."""
+"""A predicted step: its seconds by what they are spent on, and when each pipeline stage runs which pass."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 Parts = Mapping[str, float]
@@ -24,7 +24,7 @@ def scaled(parts: Parts, times: float) -> dict[str, float]:
 
 
 class Span(NamedTuple):
-    """Something that happens in the step: a lane such as a pipeline stage, a name, and when."""
+    """A pass of a pipeline stage: the stage, the pass such as F0, and when it runs."""
 
     lane: str
     name: str
@@ -38,11 +38,9 @@ class Timeline:
 
     Attributes:
         parts: seconds by what they are spent on. They add up to the step.
-        spans: what happens when.
     """
 
     parts: Parts
-    spans: tuple[Span, ...] = field(default=(), repr=False)
 
     @property
     def step_seconds(self) -> float:

@@ -9,11 +9,12 @@ parts of the model, and a microbatch passes through all stages once for each chu
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from strategies.config import Infeasible
 
@@ -109,6 +110,16 @@ class Schedule:
         return len(self.table[0])
 
     @cached_property
+    def kinds_at_once(self) -> Mapping[frozenset[Kind], int]:
+        """Kinds of operations that stages run in the same tick -> number of such ticks."""
+        return Counter(frozenset(op.kind for op in column if op) for column in zip(*self.table, strict=True))
+
+    def lockstep(self, costs: Costs = EQUAL) -> float:
+        """Time from the first start to the last end, if each tick lasts as long as its longest operation."""
+        seconds: Mapping[Kind, float] = {kind: self.duration(Op(kind, 0), costs) for kind in get_args(Kind)}
+        return sum(ticks * max(seconds[kind] for kind in kinds) for kinds, ticks in self.kinds_at_once.items())
+
+    @cached_property
     def splits_backward(self) -> bool:
         """Whether the gradients of weights are an operation of their own."""
         return any(op.kind == "W" for op in self.orders[0])
@@ -129,9 +140,7 @@ class Schedule:
 
     def lockstep_bubble(self, costs: Costs = EQUAL) -> float:
         """The fraction of the time that is lost if each tick lasts as long as its longest operation."""
-        columns = zip(*self.table, strict=True)
-        lockstep = sum(max(self.duration(op, costs) for op in column if op) for column in columns)
-        return 1 - self.makespan(costs) / lockstep
+        return 1 - self.makespan(costs) / self.lockstep(costs)
 
     def in_flight(self, stage: int) -> int:
         """Maximum number of microbatches in flight on a stage: forward pass done, backward pass not complete.

@@ -1,0 +1,166 @@
+"""Advises how to spread a model: the search space ranked by predicted seconds, with what limits the best.
+
+python -m benchmarks.advise --preset gpt2-xl --topology h100:1x8 --batch-size 64
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks import parsers
+from benchmarks.cases import option_texts
+from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.ending import run as run_command
+from benchmarks.commandline.outputs import Unwritable, require_file, save_text
+from benchmarks.commandline.tables import aligned
+from benchmarks.devices.chips import GIB
+from benchmarks.devices.placement import device_count
+from benchmarks.search.advised import Choice, Choices, advised, limits
+from benchmarks.search.candidates import SearchSpace
+from benchmarks.search.request import search_space
+from benchmarks.seconds.machine import Machine
+from benchmarks.seconds.machines import machine, machine_for
+from benchmarks.seconds.stack import MESHMARK
+
+DAY_SECONDS = 86_400
+SHOWN_LIMITS = 3
+LEAST_LIMIT = 0.02
+"""A resource that saves a smaller share of the step is not named."""
+
+
+def report(space: SearchSpace, choices: Choices, its: Machine, asked: argparse.Namespace) -> list[str]:
+    """The lines of the report."""
+    devices = device_count(space.topology)
+    work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
+    counts = f"{len(choices.best)} candidates fit, {choices.too_large} are too large, {choices.infeasible} infeasible"
+    lines = [f"{work}, on {devices} devices of {space.topology}", counts, f"machine {its.name}: {its.source}", ""]
+    if not choices.best:
+        return [*lines, "no candidate fits; take more devices, a smaller batch, or --remat full"]
+    shown = list(choices.best) if asked.all else choices.of_each_layout()
+    lines += table(shown, choices, its)
+    tied = choices.tied(its.error)
+    best = choices.best[0]
+    lines += ["", f"predictions are off by {its.error:.0%} on average: the first {tied} of all candidates are tied"]
+    lines += ["", *limit_lines(best, its, space)]
+    if asked.tokens:
+        lines += ["", *cost_lines(best, devices, asked.tokens, asked.price)]
+    return lines
+
+
+def table(shown: Sequence[Choice], choices: Choices, its: Machine) -> list[str]:
+    """The lines of the table of choices."""
+    ranks = {id(each): rank for rank, each in enumerate(choices.best, start=1)}
+    tied = choices.tied(its.error)
+    rows = [
+        ("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB", "ms", "least ms", "tokens/s", "MFU")
+    ]
+    for each in shown:
+        rank = ranks[id(each)]
+        case = each.case
+        rows.append(
+            (
+                f"{rank}{'=' if rank <= tied > 1 else ''}",
+                case.strategy,
+                str(case.mesh),
+                str(case.microbatches),
+                case.remat,
+                " ".join(option_texts(case.options)),
+                f"{each.needed_bytes / GIB:.1f}",
+                f"{1e3 * each.step_seconds:,.0f}",
+                f"{1e3 * each.bound_seconds:,.0f}",
+                f"{each.tokens_per_second:,.0f}",
+                f"{each.utilization(its):.0%}",
+            )
+        )
+    return aligned(rows, "<<<><<>>>>>")
+
+
+def limit_lines(best: Choice, its: Machine, space: SearchSpace) -> list[str]:
+    """What limits the best choice, and where its time goes."""
+    saved = list(limits(best, its, space.topology).items())[:SHOWN_LIMITS]
+    lines = [
+        f"without waiting for {name} the best would save {share:.0%}" for name, share in saved if share > LEAST_LIMIT
+    ]
+    spent = sorted(best.timeline.parts.items(), key=lambda each: -each[1])
+    return [*lines, "of its step: " + ", ".join(f"{name} {seconds / best.step_seconds:.0%}" for name, seconds in spent)]
+
+
+def cost_lines(best: Choice, devices: int, tokens: float, price: float | None) -> list[str]:
+    """Days, device-hours and money to train the best choice on so many tokens."""
+    seconds = tokens / best.tokens_per_second
+    hours = seconds * devices / 3600
+    money = "" if price is None else f", {hours * price:,.0f} at {price:g} an hour"
+    return [f"{tokens:.3g} tokens take {seconds / DAY_SECONDS:,.1f} days and {hours:,.0f} device-hours{money}"]
+
+
+def document(space: SearchSpace, choices: Choices, its: Machine) -> dict[str, Any]:
+    """All choices as JSON values."""
+    return {
+        "kind": "advice",
+        "schema_version": 1,
+        "topology": str(space.topology),
+        "preset": space.preset,
+        "batch_size": space.batch_size,
+        "dtype": space.dtype,
+        "machine": its.name,
+        "error": its.error,
+        "tied": choices.tied(its.error),
+        "too_large": choices.too_large,
+        "infeasible": choices.infeasible,
+        "choices": [row(rank, each, its) for rank, each in enumerate(choices.best, start=1)],
+    }
+
+
+def row(rank: int, choice: Choice, its: Machine) -> Mapping[str, Any]:
+    """One choice as JSON values."""
+    case = choice.case
+    return {
+        "rank": rank,
+        "strategy": case.strategy,
+        "mesh": str(case.mesh),
+        "microbatches": case.microbatches,
+        "remat": case.remat,
+        "options": dict(case.options),
+        "needed_bytes": choice.needed_bytes,
+        "predicted_seconds": choice.step_seconds,
+        "bound_seconds": choice.bound_seconds,
+        "tokens_per_second": choice.tokens_per_second,
+        "model_flops_utilization": choice.utilization(its),
+        "parts": dict(choice.timeline.parts),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rank the search space by predicted seconds and print the advice.
+
+    Returns:
+        The exit status: 1 if nothing fits. It is 2 for invalid options, and 5 for files that cannot be written.
+    """
+    command = parsers.advise()
+    asked = command.parse_args(arguments)
+    try:
+        kind, hosts = asked.topology.kind, asked.topology.shape[0]
+        its = machine(asked.machine, kind) if asked.machine else machine_for(kind, MESHMARK.name, hosts)
+        its = its.with_changes(dict(asked.set))
+        space = search_space(asked)
+        if asked.json:
+            require_file(asked.json)
+    except Unwritable as error:
+        command.exit(BROKEN_INPUT, f"{error}\n")
+    except ValueError as error:
+        command.error(str(error))
+    begin = time.monotonic()
+    choices = advised(space.cases(), its, space.topology)
+    candidates = len(choices.best) + choices.too_large + choices.infeasible
+    print(f"{candidates} candidates in {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    if asked.json:
+        save_text(asked.json, json.dumps(document(space, choices, its), indent=1))
+    print("\n".join(report(space, choices, its, asked)))
+    return 0 if choices.best else 1
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,122 @@
+"""The search space ranked by predicted seconds, and what limits the best."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from benchmarks.cases import Case
+from benchmarks.devices.topology import Topology
+from benchmarks.seconds.machine import Constants, Machine
+from benchmarks.seconds.predicted import bound_seconds, predict_seconds
+from benchmarks.seconds.timeline import Timeline
+from strategies import Infeasible
+from strategies.costs.predict import Cost, predict
+
+ENDLESS = 1e6
+"""Factor of a resource that no longer limits anything."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate that fits, with its prediction.
+
+    Attributes:
+        case: the candidate.
+        cost: by formulas.
+        timeline: predicted.
+        bound_seconds: the least time of the step.
+        needed_bytes: memory of a device, by formulas.
+    """
+
+    case: Case
+    cost: Cost
+    timeline: Timeline
+    bound_seconds: float
+    needed_bytes: int
+
+    @property
+    def step_seconds(self) -> float:
+        """Predicted seconds of a step."""
+        return self.timeline.step_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Predicted tokens per second of all devices."""
+        return self.case.batch_size * self.case.config.sequence / self.step_seconds
+
+    def utilization(self, machine: Machine) -> float:
+        """Predicted model FLOPs utilization."""
+        return self.cost.model_flops() / self.step_seconds / self.case.mesh.size / machine.chip.flops_per_second
+
+
+@dataclass(frozen=True)
+class Choices:
+    """All candidates: those that fit, fastest first, and how many do not fit or are infeasible."""
+
+    best: tuple[Choice, ...]
+    too_large: int
+    infeasible: int
+
+    def tied(self, error: float) -> int:
+        """How many predictions, from the first, differ by less than their errors. They may be in any order."""
+        if not self.best:
+            return 0
+        limit = self.best[0].step_seconds * (1 + error) / (1 - error)
+        return sum(each.step_seconds <= limit for each in self.best)
+
+    def of_each_layout(self) -> list[Choice]:
+        """The fastest of each strategy and set of mesh axes, fastest first."""
+        first: dict[tuple[str, ...], Choice] = {}
+        for each in self.best:
+            first.setdefault((each.case.strategy, *each.case.mesh.sizes), each)
+        return list(first.values())
+
+
+def advised(cases: Iterable[Case], machine: Machine, topology: Topology) -> Choices:
+    """Predict all candidates on the devices of a topology."""
+    best: list[Choice] = []
+    too_large = infeasible = 0
+    for case in cases:
+        try:
+            cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
+        except Infeasible:
+            infeasible += 1
+            continue
+        needed = sum(cost.arguments.values()) + sum(cost.temporaries.values())
+        if needed > machine.chip.memory_bytes:
+            too_large += 1
+            continue
+        timeline = predict_seconds(cost, machine, topology)
+        best.append(Choice(case, cost, timeline, bound_seconds(cost, machine.chip, topology), needed))
+    best.sort(key=lambda each: (each.step_seconds, each.needed_bytes))
+    return Choices(tuple(best), too_large, infeasible)
+
+
+def limits(choice: Choice, machine: Machine, topology: Topology) -> dict[str, float]:
+    """What the step waits for: the share of its time that each resource would save if it were endless.
+
+    Shares of several resources may overlap, or leave time that none of them saves alone.
+    """
+    chip = machine.chip
+    without = {
+        "matmuls": replace(machine, matmul_flops_per_second=machine.matmul_flops_per_second * ENDLESS),
+        "memory bandwidth": _with_chip(machine, memory_bytes_per_second=chip.memory_bytes_per_second * ENDLESS),
+        "links inside a host": _with_chip(machine, link_bytes_per_second=chip.link_bytes_per_second * ENDLESS),
+        "network between hosts": _with_chip(machine, network_bytes_per_second=chip.network_bytes_per_second * ENDLESS),
+        "latency": _with_constants(machine, link_seconds=0.0, network_seconds=0.0),
+        "launches": _with_constants(machine, kernel_seconds=0.0),
+    }
+    now = choice.step_seconds
+    saved = {
+        name: 1 - predict_seconds(choice.cost, other, topology).step_seconds / now for name, other in without.items()
+    }
+    saved["pipeline bubble"] = choice.timeline.parts.get("bubble", 0.0) / now
+    return dict(sorted(saved.items(), key=lambda each: -each[1]))
+
+
+def _with_chip(machine: Machine, **specifications: float) -> Machine:
+    return replace(machine, chip=replace(machine.chip, **specifications))
+
+
+def _with_constants(machine: Machine, **constants: float) -> Machine:
+    changed: Constants = replace(machine.constants, **constants)
+    return replace(machine, constants=changed)
