@@ -96,7 +96,8 @@ class _Step:
         parts = added(parts, {"sums of layers": self.sums_seconds(way)})
         waits = max(0.0, launches * constants.kernel_seconds - sum(parts.values()))
         parts = added(parts, {"launches": waits})
-        hidden = sum(parts.values()) if stack.prefetches else 0.0
+        beside = stack.prefetches and self.plan.train.gather == "layer"
+        hidden = sum(parts.values()) if beside else 0.0
         return added(parts, {"gathers": max(0.0, self.gathers_seconds(way) - hidden)})
 
     def sums_seconds(self, way: str) -> float:
@@ -156,10 +157,16 @@ class _Step:
         return self.network.seconds("permute", plan.over(plan.axes_of("layers")), sent)
 
     def gradients_seconds(self, backward_seconds: float) -> float:
-        """Seconds of sums of gradients and gathers of updated weights that the last backward pass does not hide."""
-        once = [each for each in self.traffic if each.what in OF_UPDATES and not self.sharded(each)]
-        total = sum(self.network.seconds(each.kind, each.axes, each.sent_bytes) for each in once)
-        return max(0.0, total - (backward_seconds if self.plan.train.reduce == "layer" else 0.0))
+        """Seconds of sums of gradients and gathers of updated weights, without what the last backward pass hides.
+
+        With reduce="layer" it hides sums of gradients. Weights are gathered after the update, beside nothing.
+        """
+        seconds = dict.fromkeys(OF_UPDATES, 0.0)
+        for each in self.traffic:
+            if each.what in seconds and not self.sharded(each):
+                seconds[each.what] += self.network.seconds(each.kind, each.axes, each.sent_bytes)
+        hidden = backward_seconds if self.plan.train.reduce == "layer" else 0.0
+        return max(0.0, seconds.pop("gradients") - hidden) + sum(seconds.values())
 
     def optimizer_seconds(self) -> float:
         """Seconds to update the parameters that the device updates."""

@@ -1,0 +1,188 @@
+"""Predicted seconds add up, agree with the formulas that they come from, and move the right way."""
+
+from dataclasses import replace
+from itertools import pairwise, product
+
+import pytest
+
+from benchmarks.devices.topology import Topology
+from benchmarks.seconds.kernels import head, layer, tiles_filled
+from benchmarks.seconds.machine import RANGES
+from benchmarks.seconds.machines import machine, machine_names
+from benchmarks.seconds.network import Group, group
+from benchmarks.seconds.pipelined import pipelined
+from benchmarks.seconds.predicted import bound_seconds, predict_seconds, stage_passes
+from benchmarks.seconds.stack import MEGATRON, MESHMARK, MPT
+from strategies import MeshSpec
+from strategies.config import GPTConfig, TrainConfig
+from strategies.costs.predict import predict
+from strategies.model.attention import Attention
+from strategies.pipelining.schedules import Costs
+
+MODEL = GPTConfig(layers=8, embed=2048, heads=16, sequence=1024)
+H100S = Topology.parse("h100:2x8")
+MESHES = {
+    "single": "data=1",
+    "data": "data=16",
+    "zero1": "data=16",
+    "fsdp": "fsdp=16",
+    "hsdp": "data=2,fsdp=8",
+    "tensor": "tensor=16",
+    "context": "context=16",
+    "pipeline": "pipeline=8",
+    "three_d": "data=2,pipeline=4,tensor=2",
+}
+WAITING = {"flops": "single", "hbm_bandwidth": "single", "link_bandwidth": "tensor=8", "inter_host_bandwidth": "data=2"}
+"""Specifications, and a strategy or mesh whose devices wait for what they describe."""
+
+
+SMALL = GPTConfig(layers=8, embed=128, heads=16, sequence=128)
+"""Its kernels are shorter than their launches."""
+
+
+def step(strategy, mesh=None, platform="cuda", model=MODEL, **options):
+    """The cost of a step."""
+    train = TrainConfig(**{"batch_size": 64, "microbatches": 8, "dtype": "bfloat16", **options})
+    microbatches = train.microbatches if strategy in ("pipeline", "three_d") else 1
+    mesh = mesh or MESHES[strategy]
+    return predict(strategy, model, mesh, replace(train, microbatches=microbatches), platform)
+
+
+def topology_of(cost):
+    """A topology of H100s with as many devices as the mesh has."""
+    size = cost.plan.mesh.size
+    return Topology("h100", (max(1, size // 8), min(8, size)))
+
+
+@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("strategy", MESHES)
+def test_parts_add_up_and_none_is_negative(strategy, name):
+    """A step's seconds are the sum of its named parts, each at least zero, and no less than its matmuls at the peak."""
+    cost, its = step(strategy), machine(name)
+    timeline = predict_seconds(cost, its, topology_of(cost))
+    assert timeline.step_seconds == pytest.approx(sum(timeline.parts.values()))
+    assert min(timeline.parts.values()) >= -1e-12
+    assert timeline.step_seconds > cost.model_flops(causal=True) / cost.plan.mesh.size / its.chip.flops_per_second
+
+
+@pytest.mark.parametrize("stack", [MEGATRON, MPT, MESHMARK], ids=lambda stack: stack.name)
+@pytest.mark.parametrize("strategy", ["single", "tensor", "three_d"])
+def test_kernels_have_the_flops_of_the_formulas(strategy, stack):
+    """Matmuls of all layers, microbatches and devices, forward and backward, have the FLOPs that the model needs."""
+    cost = step(strategy, remat="none")
+    plan = cost.plan
+    kernels = layer(plan, stack)
+    ends = head(plan, stack, plan.size(*plan.vocab_axes))
+    per_layer = sum(each.flops for each in (*kernels.forward, *kernels.backward) if each.kind == "matmul")
+    at_ends = sum(each.flops for pair in ends for each in pair)
+    # Stages share the head; each device of a stage has its layers.
+    found = (per_layer * plan.layers + at_ends) * plan.train.microbatches * plan.mesh.size
+    scores = 6 * MODEL.layers * Attention.score_flops(MODEL) * plan.train.batch_size * MODEL.sequence
+    wanted = cost.model_flops() + cost.flops["padding"] - (scores if stack.fused_attention else 0)
+    assert found == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "strategy"), WAITING.items())
+def test_a_faster_resource_saves_what_is_waited_for(name, strategy):
+    """Twice the rate makes a step faster whose devices wait for it, and no step slower."""
+    its = machine("meshmark_gpus", "h100")
+    kind, _, size = strategy.partition("=")
+    cost = step(kind, mesh=strategy if size else None, reduce="step")
+    devices = Topology("h100", (2, 1) if name == "inter_host_bandwidth" else (1, int(size or 1)))
+    now = predict_seconds(cost, its, devices).step_seconds
+    assert predict_seconds(cost, its.with_changes({name: "2x"}), devices).step_seconds < now
+    for other in MESHES:
+        cost = step(other)
+        before = predict_seconds(cost, its, topology_of(cost)).step_seconds
+        assert predict_seconds(cost, its.with_changes({name: "2x"}), topology_of(cost)).step_seconds <= before
+
+
+@pytest.mark.parametrize("constant", RANGES)
+def test_every_constant_moves_a_prediction_its_way(constant):
+    """An efficiency makes some step faster and none slower; a latency or a size the other way round."""
+    its, moved = machine("a100_megatron_cluster"), 0.0
+    low, high, _ = RANGES[constant]
+    sign = -1 if constant.endswith("efficiency") else 1
+    for strategy in MESHES:
+        for stack, model in product((MEGATRON, MPT), (MODEL, SMALL)):
+            cost = step(strategy, model=model)
+            ends = [
+                predict_seconds(cost, replace(its, stack=stack, constants=constants), topology_of(cost)).step_seconds
+                for value in (low, high)
+                for constants in [replace(its.constants, **{constant: value})]
+            ]
+            assert sign * (ends[1] - ends[0]) >= 0
+            moved += abs(ends[1] - ends[0])
+    assert moved > 0
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_without_sends_and_ends_the_bubble_is_that_of_the_schedule(schedule):
+    """The bubble of a pipeline whose stages do nothing but their layers is the closed formula's."""
+    plan = step("pipeline", mesh="pipeline=4", schedule=schedule, microbatches=8).plan
+    parts = pipelined(plan, MEGATRON, ({"matmul": 1.0}, {"matmul": 2.0}), ({}, {}), 0.0)
+    assert parts["bubble"] / sum(parts.values()) == pytest.approx(plan.schedule.bubble(Costs(1, 1, 1)))
+
+
+def test_passes_of_stages_do_not_overlap_and_end_with_the_step():
+    """A stage runs one pass at a time; the last pass ends when the step's passes and bubbles do."""
+    cost, its = step("pipeline"), machine("a100_megatron_cluster")
+    topology = topology_of(cost)
+    spans = stage_passes(cost, its, topology)
+    assert len(spans) == 2 * 8 * 8
+    for stage in {span.lane for span in spans}:
+        own = sorted((span for span in spans if span.lane == stage), key=lambda span: span.begin_seconds)
+        assert all(a.begin_seconds + a.seconds <= b.begin_seconds + 1e-9 for a, b in pairwise(own))
+    parts = dict(predict_seconds(cost, its, topology).parts)
+    after = sum(parts.pop(name, 0.0) for name in ("gradients", "optimizer", "fixed"))
+    assert after > 0
+    assert max(span.begin_seconds + span.seconds for span in spans) == pytest.approx(sum(parts.values()))
+    assert stage_passes(step("data"), its, H100S) == ()
+
+
+def test_the_bound_is_below_every_prediction():
+    """No prediction is faster than perfect overlap at the chip's peak, but for what causality masks."""
+    its = machine("meshmark_gpus", "h100")
+    for strategy in MESHES:
+        cost = step(strategy)
+        least = bound_seconds(cost, its.chip, topology_of(cost))
+        assert 0 < least < predict_seconds(cost, its, topology_of(cost)).step_seconds, strategy
+
+
+@pytest.mark.parametrize(
+    ("axes", "outermost", "expected"),
+    [
+        (("tensor",), (), Group(2, 1)),
+        (("pipeline",), (), Group(4, 1)),
+        (("data",), (), Group(2, 2)),
+        (("pipeline",), ("pipeline",), Group(4, 2)),
+        (("data",), ("pipeline",), Group(2, 1)),
+        (("data", "tensor"), (), Group(4, 2)),
+    ],
+)
+def test_groups_of_gpus_lie_where_devices_are_numbered_host_by_host(axes, outermost, expected):
+    """Inner axes stay inside a host of eight; an axis that is put outermost crosses hosts instead."""
+    mesh = MeshSpec.parse("data=2,pipeline=4,tensor=2")
+    assert group(H100S, mesh, axes, outermost) == expected
+
+
+def test_a_torus_has_rings_along_whole_dims():
+    """A group of chips lies along dims of the torus; a dim that it spans whole is a ring."""
+    cube = Topology.parse("v5p:4x4x4")
+    assert group(cube, MeshSpec.parse("data=4,fsdp=16"), ("data",)).devices == 4
+    assert group(cube, MeshSpec.parse("fsdp=64"), ("fsdp",)).dims == ((4, True),) * 3
+
+
+def test_tiles_that_fill_the_last_wave_are_faster():
+    """128 tiles on 108 cores take two waves; a matmul twice as large uses them better (NVIDIA's guide, section 3.2)."""
+    assert tiles_filled(2048, 2048, 1, 108) < tiles_filled(4096, 4096, 1, 108) <= 1
+    assert tiles_filled(256, 128, 108, 108) == 1
+
+
+@pytest.mark.parametrize(("text", "problem"), [("2", "cannot be read"), ("0x", "cannot be read"), ("5GiB", "cannot")])
+def test_a_value_that_cannot_be_read_is_refused(text, problem):
+    """A changed specification is a multiple or an amount in its unit."""
+    with pytest.raises(ValueError, match=problem):
+        machine("meshmark_gpus").with_changes({"hbm_bandwidth": text})
+    with pytest.raises(ValueError, match="what can be is flops, hbm"):
+        machine("meshmark_gpus").with_changes({"speed": "2x"})
