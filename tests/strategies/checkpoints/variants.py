@@ -35,6 +35,12 @@ def step_of(variant):
     return build(name, MeshSpec.parse(mesh), **options)
 
 
+def step_at(case):
+    """The step of `STRATEGY:MESH`."""
+    name, _, mesh = case.partition(":")
+    return build(name, MeshSpec.parse(mesh), microbatches=4 if "pipeline" in mesh else 1)
+
+
 @cache
 def first_half(variant, steps):
     """What a variant computes in its first steps, and the state after them, which must not be donated."""
