@@ -10,7 +10,7 @@ from benchmarks.cases import distinct_meshes
 from strategies import STRATEGIES, MeshSpec
 from strategies.mesh import AXES
 from tests.strategies.equality import OF_MODEL, ROUNDING, assert_equal, single, train
-from tests.strategies.sampling import nightly
+from tests.strategies.sampling import nightly, unless_sampled
 from tests.strategies.test_step import WIDEST
 
 MESHES = [
@@ -48,7 +48,7 @@ OPTIONS = (
 )
 SEVERAL = [name for name in STRATEGIES if name != "single"]
 WITH_OPTIONS = [(name, OPTIONS[i % 2]) for i, name in enumerate(SEVERAL)]
-"""Each strategy with one set of options; the other one is for the night."""
+"""Each strategy with one set of options, of which the sample runs every day; the other one is for the night."""
 
 
 def unless_hardest(name, mesh):
@@ -105,7 +105,7 @@ def test_every_factorisation_equals_one_device(name, mesh):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *WITH_OPTIONS,
+        *(unless_sampled(*case) for case in WITH_OPTIONS),
         ("tensor", {"sequence_parallel": False}),
         *nightly(*((name, OPTIONS[1 - i % 2]) for i, name in enumerate(SEVERAL))),
         *nightly(
