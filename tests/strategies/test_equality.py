@@ -9,6 +9,7 @@ import pytest
 from benchmarks.cases import distinct_meshes
 from strategies import STRATEGIES, MeshSpec
 from strategies.mesh import AXES
+from tests.strategies.checkpoints.variants import VARIANTS
 from tests.strategies.equality import OF_MODEL, ROUNDING, assert_equal, single, train
 from tests.strategies.sampling import nightly, unless_sampled
 from tests.strategies.test_step import WIDEST
@@ -46,14 +47,17 @@ OPTIONS = (
     {"remat": "full", "microbatches": 2, "tied": False},
     {"remat": "none", "unroll": 2, "logits_bytes": 2**14, "z_loss": 1e-2},
 )
+RESUMED = {(name, MeshSpec.parse(mesh)) for name, mesh, _ in VARIANTS.values()}
+"""Meshes on which checkpoints/test_checkpoints.py trains every day, and compares each step with one device."""
 SEVERAL = [name for name in STRATEGIES if name != "single"]
 WITH_OPTIONS = [(name, OPTIONS[i % 2]) for i, name in enumerate(SEVERAL)]
 """Each strategy with one set of options, of which the sample runs every day; the other one is for the night."""
 
 
 def unless_hardest(name, mesh):
-    """A case that runs with the factorisations only, unless the mesh is the strategy's hardest."""
-    return (name, mesh) if mesh == HARDEST[name] else nightly((name, mesh))[0]
+    """A case that runs every day if the mesh is the strategy's hardest, and not one that is resumed every day."""
+    daily = mesh == HARDEST[name] and (name, mesh) not in RESUMED
+    return (name, mesh) if daily else nightly((name, mesh))[0]
 
 
 @pytest.mark.parametrize(("name", "mesh"), [unless_hardest(*case) for case in MESHES], ids=str)
@@ -64,7 +68,9 @@ def test_equals_one_device(name, mesh):
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh"), [unless_hardest(name, mesh) for name, mesh in MESHES if name == "context"], ids=str
+    ("name", "mesh"),
+    [(name, mesh) if mesh == HARDEST[name] else nightly((name, mesh))[0] for name, mesh in MESHES if name == "context"],
+    ids=str,
 )
 def test_equals_one_device_with_heads_exchanged_for_tokens(name, mesh):
     """Context parallelism with Ulysses attention computes what one device computes."""
