@@ -59,7 +59,7 @@ def test_a_misspelt_folder_is_a_line(tmp_path: Path) -> None:
     assert ended.stderr.strip() == "ERROR: file or directory not found: benchmark"
 
 
-@pytest.mark.parametrize("folder", [".", *nightly(str(ROOT))])
+@pytest.mark.parametrize("folder", [".", *nightly(str(ROOT))], ids=["relative", "absolute"])
 def test_benchmarks_among_other_tests_are_refused(folder: str) -> None:
     """`pytest .` in a checkout ends in one line, before any test: the benchmarks run alone."""
     ended = finish(bare(folder))
