@@ -38,10 +38,8 @@ EVERY_DAY = [
     ("fsdp", "fsdp=4", SMALL, {"regather": False}),
     ("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
     ("hsdp", "data=2,fsdp=4", ODD, {"prefetch": "on", "remat": "full", "reduce": "layer"}),
-    ("hsdp", "data=2,fsdp=4", SMALL, {"gather": "step", "microbatches": 2}),
     ("tensor", "tensor=4", ODD, {"remat": "full"}),
     ("three_d", "fsdp=2,tensor=2", ODD, {"halves": "on", "prefetch": "on"}),
-    ("tensor", "tensor=4", SMALL, {"remat": "full", "sequence_parallel": False}),
     ("context", "context=4", SMALL, {"context_attention": "ulysses"}),
     ("pipeline", "pipeline=4", ODD, {"microbatches": 8, "remat": "full"}),
     ("pipeline", "pipeline=2", EVEN, {"microbatches": 4, "schedule": "interleaved"}),
@@ -53,6 +51,8 @@ EVERY_DAY = [
     ("context", "context=4", STRIDED, {}),
 ]
 AT_NIGHT = [
+    ("hsdp", "data=2,fsdp=4", SMALL, {"gather": "step", "microbatches": 2}),
+    ("tensor", "tensor=4", SMALL, {"remat": "full", "sequence_parallel": False}),
     ("data", "data=8", UNTIED, {"microbatches": 2}),
     ("fsdp", "fsdp=8", SMALL, {}),
     ("tensor", "tensor=2", UNTIED, {"remat": "none", "microbatches": 2}),
