@@ -1,9 +1,15 @@
 """Fixtures that tests of the benchmarks share."""
 
 from collections.abc import Iterator
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from benchmarks.cases import Case
+from benchmarks.training.plan import Plan
+from strategies import Step, TrainConfig
 from tests.benchmarks.planted import SHORT_BLOCK_SECONDS
 
 
@@ -12,4 +18,19 @@ def _short_blocks() -> Iterator[None]:
     """Shorten timed blocks, for files in which nothing depends on their length."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchmarks.timing.measure.BLOCK_SECONDS", SHORT_BLOCK_SECONDS)
+        yield
+
+
+@pytest.fixture(scope="module")
+def _built_once() -> Iterator[None]:
+    """Build each step once in a file: JAX then compiles it once, however often it is prepared or trained."""
+    build: Any = Plan.build
+
+    @cache
+    def built(case: Case, train: TrainConfig) -> Step:
+        return build(SimpleNamespace(case=case, train=train))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Case, "build", cache(Case.build))
+        patch.setattr(Plan, "build", lambda plan: built(plan.case, plan.train))
         yield

@@ -100,6 +100,7 @@ def can_mount(folder: Path) -> bool:
         return False
 
 
+@pytest.mark.factorisations  # the test of a limited file size above goes the same way
 def test_a_disk_that_becomes_full_loses_no_row(tmp_path: Path) -> None:
     """A disk that fills up during the sweep cuts off a journal row and the report: exit status 74, the earlier report
     stays, and --resume measures the remaining cases only, once there is room again.
@@ -108,7 +109,7 @@ def test_a_disk_that_becomes_full_loses_no_row(tmp_path: Path) -> None:
     for folder in (disk, out):
         folder.mkdir()
     if not can_mount(disk):
-        pytest.skip("no disk can be mounted here; the test of a limited file size above goes the same way")
+        pytest.skip("no disk can be mounted here")
     report, filler = disk / "run.json", disk / "filler"
     options = "--strategy=single,full_once", "--batch-size=4,8", "--mesh=data=1", f"--benchmark-json={report}"
     measure = shlex.join([*COMMAND, *options])

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.conftest import pytest_cmdline_main
 from tests.benchmarks.running import bare, finish, start
 from tests.processes import ROOT
+from tests.strategies.sampling import nightly
 
 
 def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
@@ -58,13 +59,13 @@ def test_a_misspelt_folder_is_a_line(tmp_path: Path) -> None:
     assert ended.stderr.strip() == "ERROR: file or directory not found: benchmark"
 
 
-def test_benchmarks_among_other_tests_are_refused() -> None:
+@pytest.mark.parametrize("folder", [".", *nightly(str(ROOT))], ids=["relative", "absolute"])
+def test_benchmarks_among_other_tests_are_refused(folder: str) -> None:
     """`pytest .` in a checkout ends in one line, before any test: the benchmarks run alone."""
-    for folder in (".", str(ROOT)):
-        ended = finish(bare(folder))
-        assert ended.returncode == pytest.ExitCode.USAGE_ERROR
-        assert ended.stderr.startswith("ERROR: the benchmarks run alone: pytest benchmarks; leave them out with --ign")
-        assert "Traceback" not in ended.stdout
+    ended = finish(bare(folder))
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert ended.stderr.startswith("ERROR: the benchmarks run alone: pytest benchmarks; leave them out with --ign")
+    assert "Traceback" not in ended.stdout
 
 
 def test_xdist_workers_refuse_benchmarks_among_other_tests() -> None:

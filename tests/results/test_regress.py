@@ -2,10 +2,10 @@
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -245,9 +245,10 @@ def test_a_thousand_rows_take_two_seconds(tmp_path: Path) -> None:
     command += [f"--{form}={tmp_path / form}" for form in FORMS]
     seconds = []
     for _ in range(3):  # the fastest, for the machine may be busy
-        start = time.perf_counter()
+        before = os.times()
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        seconds.append(time.perf_counter() - start)
+        after = os.times()
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
         assert (done.returncode, done.stderr) == (1, "")
         assert done.stdout.endswith("red: 1000 worse\n")
     assert min(seconds) < 2

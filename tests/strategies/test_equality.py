@@ -9,8 +9,9 @@ import pytest
 from benchmarks.cases import distinct_meshes
 from strategies import STRATEGIES, MeshSpec
 from strategies.mesh import AXES
+from tests.strategies.checkpoints.variants import VARIANTS
 from tests.strategies.equality import OF_MODEL, ROUNDING, assert_equal, single, train
-from tests.strategies.sampling import nightly
+from tests.strategies.sampling import nightly, unless_sampled
 from tests.strategies.test_step import WIDEST
 
 MESHES = [
@@ -31,14 +32,15 @@ Two axes are unequal, so a strategy that confuses them fails. `three_d` has all 
 `COMBINATIONS` and `WIDEST`.
 """
 COMBINATIONS = [
-    ("data=2,fsdp=2,pipeline=2", {}),
+    ("data=2,fsdp=2,context=2", {}),
     ("data=2,context=2,tensor=2", {"context_attention": "ulysses", "sequence_parallel": False}),
-    ("fsdp=2,context=2,tensor=2", {}),
     ("pipeline=2,context=2,tensor=2", {}),
-    ("pipeline=3,tensor=2", {}),
 ]
-"""A sample of the other meshes of `three_d`: every pair of axes meets."""
+"""A sample of the other meshes of `three_d`: with its hardest mesh and those of `RESUMED`, every pair of axes meets."""
 MORE_COMBINATIONS = [
+    ("data=2,fsdp=2,pipeline=2", {}),
+    ("fsdp=2,context=2,tensor=2", {}),
+    ("pipeline=3,tensor=2", {}),
     ("fsdp=2,pipeline=2,tensor=2", {"gather": "step"}),
     ("fsdp=2,pipeline=2,context=2", {"schedule": "zb-h1", "remat": "full"}),
 ]
@@ -46,14 +48,17 @@ OPTIONS = (
     {"remat": "full", "microbatches": 2, "tied": False},
     {"remat": "none", "unroll": 2, "logits_bytes": 2**14, "z_loss": 1e-2},
 )
+RESUMED = {(name, MeshSpec.parse(mesh)) for name, mesh, _ in VARIANTS.values()}
+"""Meshes on which checkpoints/test_checkpoints.py trains every day, and compares each step with one device."""
 SEVERAL = [name for name in STRATEGIES if name != "single"]
 WITH_OPTIONS = [(name, OPTIONS[i % 2]) for i, name in enumerate(SEVERAL)]
-"""Each strategy with one set of options; the other one is for the night."""
+"""Each strategy with one set of options, of which the sample runs every day; the other one is for the night."""
 
 
 def unless_hardest(name, mesh):
-    """A case that runs with the factorisations only, unless the mesh is the strategy's hardest."""
-    return (name, mesh) if mesh == HARDEST[name] else nightly((name, mesh))[0]
+    """A case that runs every day if the mesh is the strategy's hardest, and not one that is resumed every day."""
+    daily = mesh == HARDEST[name] and (name, mesh) not in RESUMED
+    return (name, mesh) if daily else nightly((name, mesh))[0]
 
 
 @pytest.mark.parametrize(("name", "mesh"), [unless_hardest(*case) for case in MESHES], ids=str)
@@ -64,7 +69,9 @@ def test_equals_one_device(name, mesh):
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh"), [unless_hardest(name, mesh) for name, mesh in MESHES if name == "context"], ids=str
+    ("name", "mesh"),
+    [(name, mesh) if mesh == HARDEST[name] else nightly((name, mesh))[0] for name, mesh in MESHES if name == "context"],
+    ids=str,
 )
 def test_equals_one_device_with_heads_exchanged_for_tokens(name, mesh):
     """Context parallelism with Ulysses attention computes what one device computes."""
@@ -87,9 +94,11 @@ def test_combinations_equal_one_device(mesh, options):
 
 
 def test_in_combinations_each_two_axes_meet():
-    """The sample of combinations has every pair of axes."""
-    meshes = [MeshSpec.parse(mesh).sizes for mesh, _ in COMBINATIONS]
-    assert {pair for mesh in meshes for pair in itertools.combinations(mesh, 2)} == {*itertools.combinations(AXES, 2)}
+    """The meshes of three_d that are tested every day have every pair of axes."""
+    meshes = [HARDEST["three_d"], *(mesh for name, mesh in RESUMED if name == "three_d")]
+    meshes += [MeshSpec.parse(mesh) for mesh, _ in COMBINATIONS]
+    pairs = {pair for mesh in meshes for pair in itertools.combinations(mesh.sizes, 2)}
+    assert pairs == {*itertools.combinations(AXES, 2)}
 
 
 @pytest.mark.factorisations
@@ -105,7 +114,7 @@ def test_every_factorisation_equals_one_device(name, mesh):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *WITH_OPTIONS,
+        *(unless_sampled(*case) for case in WITH_OPTIONS),
         ("tensor", {"sequence_parallel": False}),
         *nightly(*((name, OPTIONS[1 - i % 2]) for i, name in enumerate(SEVERAL))),
         *nightly(

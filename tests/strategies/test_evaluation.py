@@ -40,10 +40,10 @@ CASES = [
     ("tensor", "tensor=4", {"sequence_parallel": False}),
     ("context", "context=2", {"context_attention": "ulysses"}),
     ("pipeline", "pipeline=2", {"schedule": "interleaved", "microbatches": 4, "layers": 4}),
-    ("pipeline", "pipeline=2", {"schedule": "zb-h1", "microbatches": 4, "layers": 3}),
     ("fsdp", "fsdp=2", {"dtype": "float16"}),
-    ("three_d", "fsdp=2,pipeline=2,context=2", {"gather": "step", "microbatches": 2}),
     *nightly(
+        ("pipeline", "pipeline=2", {"schedule": "zb-h1", "microbatches": 4, "layers": 3}),
+        ("three_d", "fsdp=2,pipeline=2,context=2", {"gather": "step", "microbatches": 2}),
         ("fsdp", "fsdp=4", {"gather": "step", "microbatches": 2}),
         ("data", "data=2", {"compression": "int8"}),
         ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),

@@ -8,6 +8,7 @@ import pytest
 
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig, pace
 from strategies.pace import MOST_AHEAD, keep_pace
+from tests.strategies.quick import programs
 
 TINY = GPTConfig(layers=2, embed=16, heads=2, vocab=32, sequence=8)
 
@@ -54,9 +55,9 @@ def test_what_failed_does_not_fail_again_in_a_later_step(waited):
 def test_a_step_on_virtual_devices_is_held(name, mesh, held):
     """Steps on several virtual devices are counted as in flight, steps on one device are not."""
     pace._ahead.clear()
-    step = STRATEGIES[name].build(
-        TINY, MeshSpec.parse(mesh), TrainConfig(8), jax.devices()[: MeshSpec.parse(mesh).size]
-    )
+    spec = MeshSpec.parse(mesh)
+    with programs():
+        step = STRATEGIES[name].build(TINY, spec, TrainConfig(8), jax.devices()[: spec.size])
     state, batch = step.init(jax.random.key(0)), step.place(np.zeros(step.batch.shape, np.int32))
     for _ in range(3):
         state, _ = step(state, batch)

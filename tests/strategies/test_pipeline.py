@@ -28,10 +28,10 @@ SMALL = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, vocab=256, sequ
     [
         ("pipeline", "pipeline=4", {"schedule": "gpipe", "microbatches": 5, "batch_size": 15}),
         ("pipeline", "pipeline=4", {"schedule": "zb-h1", "microbatches": 3, "batch_size": 15}),
-        ("pipeline", "pipeline=4", {"schedule": "interleaved", "chunks": 2}),
-        ("pipeline", "pipeline=3", {"schedule": "zb-h1", "dtype": "bfloat16"}),
         ("pipeline", "pipeline=2", {"schedule": "interleaved", "chunks": 3}),
         *nightly(
+            ("pipeline", "pipeline=4", {"schedule": "interleaved", "chunks": 2}),
+            ("pipeline", "pipeline=3", {"schedule": "zb-h1", "dtype": "bfloat16"}),
             ("pipeline", "pipeline=3", {"schedule": "1f1b", "microbatches": 5, "batch_size": 15}),
             ("three_d", "data=2,pipeline=2,tensor=2", {"schedule": "zb-h1"}),
             ("pipeline", "pipeline=4", {"schedule": "zb-h1", "remat": "none"}),

@@ -9,8 +9,7 @@ from tests.strategies.test_equality import HARDEST
 from tests.strategies.test_step import WIDEST
 
 SPARSE = [
-    *((name, HARDEST[name], {"attention_window": 5}) for name in ("fsdp", "context", "three_d")),
-    ("context", MeshSpec.parse("context=4"), {"attention_window": 7}),
+    *((name, HARDEST[name], {"attention_window": 5}) for name in ("context", "three_d")),
     ("context", HARDEST["context"], {"attention_window": 5, "context_attention": "ulysses"}),
     ("context", HARDEST["context"], {"attention_stride": 4}),
     ("auto", WIDEST["auto"], {"attention_stride": 4, "attention_pattern": "fixed"}),
@@ -20,9 +19,10 @@ WHOLE = [
     # Windows of one hop, of more tokens than there are before, and of none.
     *(("context", MeshSpec.parse("context=4"), {"attention_window": window}) for window in (1, 15)),
     ("context", MeshSpec.parse("context=4"), {"attention_window": 7, "remat": "full"}),
+    ("context", MeshSpec.parse("context=4"), {"attention_window": 7}),
     ("three_d", MeshSpec.parse("fsdp=2,context=2,tensor=2"), {"attention_window": 6}),
     ("three_d", MeshSpec.parse("pipeline=2,context=2,tensor=2"), {"attention_window": 6, "schedule": "zb-h1"}),
-    *((name, HARDEST[name], {"attention_window": 5}) for name in ("tensor", "pipeline")),
+    *((name, HARDEST[name], {"attention_window": 5}) for name in ("fsdp", "tensor", "pipeline")),
 ] + [
     (name, HARDEST[name], options)
     for name in HARDEST

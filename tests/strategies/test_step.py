@@ -10,7 +10,7 @@ import pytest
 
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from tests.strategies.quick import compiled, programs
-from tests.strategies.sampling import unless_sampled
+from tests.strategies.sampling import nightly, unless_sampled
 
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32)
 WIDEST = {
@@ -71,7 +71,7 @@ def test_lowering_allocates_nothing_and_promises_the_state(name):
     assert step.place(tokens(step)).sharding == step.batch.sharding
 
 
-@pytest.mark.parametrize("name", ["fsdp", "hsdp", "tensor", "pipeline", "three_d"])
+@pytest.mark.parametrize("name", ["fsdp", "pipeline", "three_d", *nightly("hsdp", "tensor")])
 def test_no_full_size_array_exists_even_in_init(name):
     """In the compiled `init` no array has the full shape of a weight that is sharded, in any dtype."""
     # No size divides another, or a shard could have the shape of a whole weight by chance.
@@ -90,7 +90,7 @@ def test_no_full_size_array_exists_even_in_init(name):
 @pytest.mark.parametrize(
     ("name", "parts", "slack"),
     # tensor and three_d replicate norms, positions, and the biases that are added after an all-reduce.
-    [("fsdp", 8, 0.02), ("hsdp", 4, 0.02), ("pipeline", 8, 0.06), ("tensor", 8, 0.20), ("three_d", 8, 0.05)],
+    [("fsdp", 8, 0.02), ("three_d", 8, 0.05), *nightly(("hsdp", 4, 0.02), ("pipeline", 8, 0.06), ("tensor", 8, 0.20))],
 )
 def test_weights_and_moments_are_split(name, parts, slack):
     """A device holds its shard of parameters and optimizer state, and in full only what its strategy replicates."""

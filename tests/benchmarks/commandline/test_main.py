@@ -87,6 +87,7 @@ def test_a_command_may_start_processes(tmp_path: Path) -> None:
     assert "[1/1] " in found.stderr
 
 
+@pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_while_a_command_is_imported_is_quiet() -> None:
     """The installed `meshmark` ends by the signal, and prints nothing."""
     code = "import sys; sys.argv = ['/usr/bin/meshmark', 'plot', 'none.json']; "

@@ -242,7 +242,7 @@ STEP = """
     from strategies.costs.predict import predict
     topology = Topology.parse("v5e:4x4")
     topology.prepare()
-    config, mesh = GPTConfig(layers=2, embed=1024, heads=8, vocab=1024, sequence=256), MeshSpec.parse("fsdp=16")
+    config, mesh = GPTConfig(layers=2, embed=512, heads=4, vocab=512, sequence=128), MeshSpec.parse("fsdp=16")
     train = TrainConfig(16, dtype="bfloat16", remat="full")
     step = STRATEGIES["fsdp"].build(config, mesh, train, topology.devices())
     program = read_program(step.lower().compile().as_text(), step.mesh.shape)

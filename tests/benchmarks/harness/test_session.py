@@ -115,6 +115,15 @@ def test_checkpoints_are_timed(rows: list[Info]) -> None:
         assert row["checkpoint.restore_single_seconds"] > 0
 
 
+def test_memory_is_profiled(rows: list[Info]) -> None:
+    """With a memory profile a row has the live bytes: those of the formulas, and a few of the loss."""
+    for row in rows:
+        live = {holder: row[f"memory.live_{holder}_bytes"] for holder in ("parameter", "optimizer", "batch")}
+        assert live["parameter"] == row["memory.parameter_bytes"]
+        assert live["optimizer"] == row["memory.optimizer_bytes"]
+        assert sum(live.values()) == row["memory.argument_bytes"] == row["predicted.argument_bytes"]
+
+
 def test_text_is_learnt(rows: list[dict[str, Any]]) -> None:
     """The loss begins at log(256), a uniform guess among bytes, and falls."""
     for row in rows:

@@ -33,7 +33,7 @@ CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
 SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
 DATA = replace(SINGLE, strategy="data", mesh=MeshSpec.parse("data=2"))
 CORPUS = read_corpus(None, CONFIG)
-pytestmark = pytest.mark.usefixtures("_short_blocks")
+pytestmark = pytest.mark.usefixtures("_short_blocks", "_built_once")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_an_error_in_the_other_process_is_raised_here(device: SingleDeviceProces
     with pytest.raises(FailedElsewhere, match="it must be at least 1") as failure:
         device.train(Case("single", SINGLE.mesh, "tiny", CONFIG, 0, 1, "float32", "none"), CORPUS)
     assert failure.value.status == "infeasible"
-    assert device.matmul_flops_per_second("float32") > 0
+    device.train(SINGLE, CORPUS).drop()
 
 
 def test_an_interrupted_question_leaves_no_answer_behind(

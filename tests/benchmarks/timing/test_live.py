@@ -134,6 +134,7 @@ def test_a_profile_is_of_what_is_held(tmp_path: Path) -> None:
         assert profiled_bytes(tmp_path / "case" / f"{moment}.pprof") >= 8 * held
 
 
+@pytest.mark.factorisations
 def test_a_run_writes_profiles_and_says_what_was_held(tmp_path: Path) -> None:
     """For each case two profiles, and in its row the live bytes: those of the formulas, and a few of the loss."""
     report, folder = tmp_path / "run.json", tmp_path / "profiles"
@@ -150,5 +151,9 @@ def test_a_run_writes_profiles_and_says_what_was_held(tmp_path: Path) -> None:
     assert sum(info[f"memory.live_{holder}_bytes"] for holder in arguments) == info["memory.argument_bytes"]
     assert info["memory.argument_bytes"] == info["predicted.argument_bytes"]
     assert 8 <= info["memory.live_rest_bytes"] < 10_000
-    refused = run("--strategy=data", "--compile-only", f"--memory-profile={folder}")
+
+
+def test_what_does_not_run_has_no_profile(tmp_path: Path) -> None:
+    """A memory profile of steps that are compiled only is refused."""
+    refused = run("--strategy=data", "--compile-only", f"--memory-profile={tmp_path}")
     assert "--memory-profile says what steps hold that run, and --compile-only" in refused.stdout + refused.stderr

@@ -2,7 +2,6 @@
 
 import math
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,13 @@ from benchmarks.training.loop import NotFinite, require_finite
 from benchmarks.training.plan import CHECKPOINTS
 from benchmarks.training.stopping import Stopping
 from strategies.checkpoints.info import positions
-from tests.benchmarks.training.small_run import FSDP, OFTEN, RUN, SMALL, lines, losses
-from tests.processes import ROOT, environment, finish_together, free_port, start_together
+from tests.benchmarks.training.small_run import OFTEN, SMALL, lines, losses
+from tests.processes import ROOT, environment
+
+pytestmark = pytest.mark.usefixtures("_built_once")
 
 
+@pytest.mark.usefixtures("_interruptible")
 def test_a_second_signal_ends_at_once() -> None:
     """The first signal is noted, the second one ends the process with 130; before and after, Python's handler acts."""
     code = "import os, signal; from benchmarks.training.stopping import Stopping; stopping = Stopping()\n"
@@ -27,21 +29,6 @@ def test_a_second_signal_ends_at_once() -> None:
     code += "with stopping.listening(): os.kill(os.getpid(), signal.SIGINT); print('still here')\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "True\n")
-
-
-def test_a_signal_to_any_process_stops_all(tmp_path: Path) -> None:
-    """SIGTERM to the second of two processes ends both with 130, after a checkpoint of the same step."""
-    join = (f"--coordinator=127.0.0.1:{free_port()}", "--processes=2", "--process-id={}")
-    command = ("-m", "benchmarks.train", *FSDP, *RUN, *join, f"--out={tmp_path / 'run'}", "--checkpoint-every=100000")
-    started = start_together(2, 1, *command, "--steps=100000")
-    assert started[0].stdout
-    while not (line := started[0].stdout.readline()).startswith("step 2/"):
-        assert line, finish_together(started)[0].stderr
-    started[1].send_signal(signal.SIGTERM)
-    first, second = finish_together(started)
-    assert (first.returncode, second.returncode) == (130, 130), first.stderr + second.stderr
-    (stopped,) = positions(tmp_path / "run" / CHECKPOINTS)
-    assert first.stdout.endswith(f"stopped after step {stopped}; continue with --resume\n")
 
 
 class StopsAfter(Stopping):

@@ -20,6 +20,8 @@ from tests.benchmarks.training.small_run import FSDP, RUN, SMALL, STEPS, lines, 
 from tests.processes import LIMIT_SECONDS, ROOT, environment, finish_together, free_port, start_together
 from tests.strategies.equality import ROUNDING
 
+pytestmark = pytest.mark.usefixtures("_built_once")
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -100,8 +102,33 @@ def test_ctrl_c_saves_first(whole: Path, tmp_path: Path) -> None:
     assert max(step for _, step in losses(out)) == stopped + 1
 
 
+def test_a_signal_to_any_process_stops_all(whole: Path, tmp_path: Path) -> None:
+    """SIGTERM to the second of two processes ends both with 130, after a checkpoint of the same step.
+
+    Until then, two processes with a device each have the losses of one process with two; the first prints and logs.
+    """
+    out = tmp_path / "run"
+    join = (f"--coordinator=127.0.0.1:{free_port()}", "--processes=2", "--process-id={}")
+    command = ("-m", "benchmarks.train", *FSDP, *RUN, *join, f"--out={out}", "--checkpoint-every=100000")
+    started = start_together(2, 1, *command, "--steps=100000")
+    assert started[0].stdout
+    while not (line := started[0].stdout.readline()).startswith(f"step {STEPS}/"):
+        assert line, finish_together(started)[0].stderr
+    started[1].send_signal(signal.SIGTERM)
+    first, second = finish_together(started)
+    assert (first.returncode, second.returncode) == (130, 130), first.stderr + second.stderr
+    assert "step" not in second.stdout
+    (stopped,) = positions(out / CHECKPOINTS)
+    assert first.stdout.endswith(f"stopped after step {stopped}; continue with --resume\n")
+    found = losses(out)
+    assert [*found][: len(losses(whole))] == [*losses(whole)]
+    for key, expected in losses(whole).items():
+        assert found[key] == pytest.approx(expected, rel=ROUNDING["float32"])
+
+
+@pytest.mark.processes
 def test_two_processes_are_one_run(whole: Path, tmp_path: Path) -> None:
-    """Two processes with a device each have the losses of one process with two; the first one prints and logs."""
+    """Two processes with a device each have the losses of one process with two, and draw a sample."""
     join = (f"--coordinator=127.0.0.1:{free_port()}", "--processes=2", "--process-id={}")
     command = ("-m", "benchmarks.train", *FSDP, *RUN, *join, f"--steps={STEPS}", f"--out={tmp_path / 'run'}")
     first, second = finish_together(start_together(2, 1, *command, "--sample=5"))

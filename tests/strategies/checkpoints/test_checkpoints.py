@@ -12,19 +12,18 @@ import pytest
 
 from strategies import STRATEGIES, MeshSpec
 from strategies.checkpoints import canonical, zarr_arrays
+from strategies.checkpoints.info import positions
 from strategies.checkpoints.info import read as read_info
 from tests.processes import run_together
-from tests.strategies.checkpoints.variants import VARIANTS, first_half, step_of
-from tests.strategies.equality import CONFIG, ROUNDING, assert_equal, build, initial, trained
+from tests.strategies.checkpoints.variants import VARIANTS, first_half, step_at, step_of
+from tests.strategies.equality import CONFIG, ROUNDING, assert_equal, build, initial, single, trained
 from tests.strategies.sampling import nightly
 
 HALF = 3
 """Steps before a save, and after it."""
 NAMES = tuple(VARIANTS)
-PAIRS = [(name, NAMES[(i + shift) % len(NAMES)]) for shift in (1, 5) for i, name in enumerate(NAMES)]
-"""Saved under the first, restored under the second: every variant twice on both sides."""
-
-
+PAIRS = [(name, NAMES[(i + 5) % len(NAMES)]) for i, name in enumerate(NAMES)]
+"""Saved under the first, restored under the second: every variant once on both sides, and no two that are alike."""
 OTHER_PAIRS = [pair for pair in itertools.product(NAMES, NAMES) if pair not in PAIRS]
 
 
@@ -44,10 +43,11 @@ def saved(tmp_path_factory):
 
 
 def test_the_pairs_have_every_strategy_on_both_sides():
-    """At least 24 pairs, and each strategy saves in one and restores in one."""
-    assert len(set(PAIRS)) >= 24
+    """Each variant saves in one pair and restores in one, and so does each strategy; at night each with each."""
     for side in zip(*PAIRS, strict=True):
+        assert sorted(side) == sorted(VARIANTS)
         assert {VARIANTS[variant][0] for variant in side} == {*STRATEGIES}
+    assert {*PAIRS, *OTHER_PAIRS} == {*itertools.product(NAMES, NAMES)}
 
 
 @pytest.mark.parametrize(("before", "after"), [*PAIRS, *nightly(*OTHER_PAIRS)])
@@ -64,12 +64,10 @@ def test_training_goes_on_under_another_strategy(before, after, saved):
 @pytest.mark.parametrize("variant", NAMES)
 def test_the_form_on_disk_is_that_of_the_model(variant, tmp_path):
     """Whatever the strategy, there is one array for each weight and moment: unpadded, layers in order."""
-    step, single = step_of(variant), step_of("single")
+    step, whole = step_of(variant), step_of("single")
     step.save(initial(step), tmp_path).wait()
     assert read_info(tmp_path).config == CONFIG
-    expected = dict(
-        zip([leaf.name for leaf in canonical.leaves(single)], jax.tree.leaves(initial(single)), strict=True)
-    )
+    expected = dict(zip([leaf.name for leaf in canonical.leaves(whole)], jax.tree.leaves(initial(whole)), strict=True))
     assert {*read_info(tmp_path).arrays, *read_info(tmp_path).scalars} == {*expected}
     for name in read_info(tmp_path).arrays:
         written = zarr_arrays.open_array(tmp_path / "0", name).read().result()
@@ -159,21 +157,24 @@ def test_the_oldest_are_removed(tmp_path):
 FSDP, THREE_D = "fsdp:fsdp=4", "three_d:pipeline=2,tensor=2"
 
 
-@pytest.mark.parametrize(
-    ("writers", "saved_under", "readers", "restored_under"),
-    [
-        (2, FSDP, 1, THREE_D),
-        (1, THREE_D, 2, FSDP),
-        pytest.param(2, THREE_D, 1, FSDP, marks=pytest.mark.processes),
-        pytest.param(1, FSDP, 2, THREE_D, marks=pytest.mark.processes),
-    ],
-)
-def test_the_number_of_processes_may_change(writers, saved_under, readers, restored_under, tmp_path):
-    """Several processes save what one restores, and the other way round, and training goes on as on one device."""
-    for processes, action, case in ((writers, "save", saved_under), (readers, "restore", restored_under)):
-        arguments = [action, str(tmp_path), case]
-        for output in run_together(processes, 4 // processes, "tests.strategies.checkpoints.peer", arguments):
-            assert output.splitlines()[-1] == f"{action} {case}"
+@pytest.mark.parametrize(("here", "there"), [(THREE_D, FSDP), pytest.param(FSDP, THREE_D, marks=pytest.mark.processes)])
+def test_the_number_of_processes_may_change(here, there, tmp_path):
+    """Two processes restore what one has saved, and it what they save, and training goes on as on one device.
+
+    The first step is made here, the second one there under another strategy, and the third one here again.
+    """
+    step = step_at(here)
+    first, state = trained(step, initial(step), range(1))
+    step.save(state, tmp_path).wait()
+    said = run_together(2, 2, "tests.strategies.checkpoints.peer", [str(tmp_path), there])
+    assert positions(tmp_path) == [1, 2]
+    last, _ = trained(step, step.restore(tmp_path), range(2, 3))
+    for output in said:
+        second = map(float, output.splitlines()[-1].split())
+        losses, norms = (
+            np.array([*mine, its, *after]) for mine, its, after in zip(first[:2], second, last[:2], strict=True)
+        )
+        assert_equal((losses, norms, first[2] + last[2]), single(), ROUNDING["float32"])
 
 
 COMPRESSED: dict[str, Any] = {"compression": "int8"}

@@ -19,6 +19,7 @@ from strategies.checkpoints.info import read as read_info
 from tests.processes import LIMIT_SECONDS, environment
 from tests.strategies.checkpoints.variants import first_half, step_of
 from tests.strategies.equality import CONFIG, TRAIN, build
+from tests.strategies.sampling import nightly
 
 CHUNK = "mu/blocks.mlp.up_DF/c/3/0/0"
 
@@ -204,7 +205,7 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path):
     step_of("tensor").restore(tmp_path)
 
 
-@pytest.mark.parametrize("delay_seconds", [0.05, 0.3, 1])
+@pytest.mark.parametrize("delay_seconds", [0.3, *nightly(0.05, 1)])
 def test_a_killed_save_leaves_the_last_good_one(delay_seconds, tmp_path):
     """Kill -9 at any time in a save: what is there restores, and the next save clears up what is not whole."""
     writer = start_writer(tmp_path, "endless")

@@ -9,19 +9,19 @@ from tests.strategies.equality import build, initial, trained
 
 VARIANTS = {
     "single": ("single", "data=1", {}),
-    "data": ("data", "data=4", {}),
+    "data": ("data", "data=8", {}),
     "zero1": ("zero1", "data=8", {}),
-    "zero2": ("zero2", "data=4", {"microbatches": 2}),
+    "zero2": ("zero2", "data=8", {"microbatches": 2}),
     "fsdp": ("fsdp", "fsdp=8", {}),
     "hsdp": ("hsdp", "data=2,fsdp=4", {}),
     "tensor": ("tensor", "tensor=8", {}),
-    "context": ("context", "context=4", {}),
+    "context": ("context", "context=8", {}),
     "interleaved": ("pipeline", "pipeline=4", {"microbatches": 4, "schedule": "interleaved"}),
     "empty slots": ("three_d", "pipeline=3,tensor=2", {"microbatches": 4}),
     "three_d": ("three_d", "fsdp=2,pipeline=2,tensor=2", {"microbatches": 4}),
-    "auto": ("auto", "fsdp=4,tensor=2", {}),
+    "auto": ("auto", "fsdp=2,tensor=4", {}),
 }
-"""A name -> strategy, mesh and options.
+"""A name -> strategy, mesh and options. Most have their strategy's hardest mesh (test_equality.py).
 
 Layers are in other slots in `interleaved`; 8 layers leave one of 9 slots empty in `empty slots`, which pads the
 vocabulary to a multiple of 6 devices as well.
@@ -33,6 +33,12 @@ def step_of(variant):
     """The step of a variant."""
     name, mesh, options = VARIANTS[variant]
     return build(name, MeshSpec.parse(mesh), **options)
+
+
+def step_at(case):
+    """The step of `STRATEGY:MESH`."""
+    name, _, mesh = case.partition(":")
+    return build(name, MeshSpec.parse(mesh), microbatches=4 if "pipeline" in mesh else 1)
 
 
 @cache

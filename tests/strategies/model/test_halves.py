@@ -26,9 +26,9 @@ def test_a_half_knows_nothing_of_the_other():
     ("name", "mesh", "options"),
     [
         ("tensor", "tensor=4", {"remat": "full"}),
-        ("tensor", "tensor=2", {"dtype": "bfloat16"}),
         ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 2, "schedule": "zb-h1"}),
         *nightly(
+            ("tensor", "tensor=2", {"dtype": "bfloat16"}),
             ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
             ("tensor", "tensor=4", {"sequence_parallel": False, "microbatches": 2}),
             ("three_d", "fsdp=2,tensor=4", {"prefetch": "on"}),

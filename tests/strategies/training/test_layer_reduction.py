@@ -16,11 +16,11 @@ TRAIN = TrainConfig(batch_size=16)
 CASES = [
     ("data", "data=8", {"bucket_bytes": 10_000, "unroll": 2}),
     ("zero1", "data=8", {"tied": False}),
-    ("zero2", "data=4", {"microbatches": 2}),
-    ("hsdp", "data=2,fsdp=4", {"remat": "full"}),
     ("three_d", "data=2,context=2,tensor=2", {}),
 ]
 MORE_CASES = [
+    ("zero2", "data=4", {"microbatches": 2}),
+    ("hsdp", "data=2,fsdp=4", {"remat": "full"}),
     ("data", "data=8", {}),
     ("data", "data=8", {"reduce_dtype": "bfloat16", "dtype": "bfloat16"}),
     ("context", "context=4", {}),
