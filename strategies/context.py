@@ -175,9 +175,6 @@ def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int =
         heads = "heads" if tensors == 1 else "heads/tensor"
         require_divides("context", size, **{"sequence": config.sequence, heads: config.heads // tensors})
     elif size > 1:
-        if train.attention in ("cudnn", "splash"):
-            problem = f"attention={train.attention} has no ring"
-            raise Infeasible(f"{problem}; use auto or xla, or context_attention=ulysses")
         if _strided(config):
             problem = f"attention_stride={config.attention_stride} reaches tokens of all context={size} devices"
             raise Infeasible(f"{problem}, and has no ring; use context_attention=ulysses")
