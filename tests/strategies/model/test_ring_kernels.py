@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ import pytest
 from jax import lax
 from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
+from benchmarks.devices.topology import Topology
+from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.config import Attention, Remat
 from strategies.costs.plan import BYTES
@@ -29,6 +32,7 @@ from strategies.step import Step
 from strategies.training import train_step
 from tests.strategies.costs.test_kept import loops
 from tests.strategies.quick import jit
+from tests.strategies.sampling import nightly
 from tests.strategies.test_context import around
 
 CHUNK, HEADS, HEAD_DIM = 128, 2, 8
@@ -149,6 +153,19 @@ def test_formulas_count_the_kernels(remat: Remat, matmuls: int) -> None:
     xla = (2 + 5) * 9 + (9 + 6 if remat == "full" else 0)
     assert flops("splash") - flops("xla") == square * ((matmuls + 2) * 9 - xla) / 16
     assert flops("cudnn") - flops("xla") == square * (matmuls * (7 + 2 * 3 / 4) - xla) / 16
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
+@pytest.mark.parametrize("kind", ["splash", *nightly("xla")])
+def test_it_is_compiled_for_tpus(kind: Attention) -> None:
+    """A step for TPUs has the FLOPs of the formulas, and with splash attention no array of scores."""
+    mesh, config = MeshSpec.parse("context=4"), dataclasses.replace(CONFIG, sequence=8 * 256)
+    train = TrainConfig(4, dtype="bfloat16", attention=kind)
+    step = STRATEGIES["context"].build(config, mesh, train, Topology.parse("v5e:2x2").devices())
+    text = step.gradients.lower(step.state, step.batch).compile().as_text() or ""
+    program, cost = read_program(text, step.mesh.shape), predict("context", config, mesh, train, platform="tpu")
+    assert program.flops * 4 == sum(cost.flops.values())
+    assert ("[4,4,256,256]" in text) == (kind == "xla")
 
 
 @pytest.mark.parametrize(
