@@ -69,7 +69,7 @@ def window_attention(
 ) -> Float[Array, "B t A"]:
     """Attention with a window of this device's contiguous shard of the tokens. It needs at least two devices.
 
-    Arguments are those of `causal_attention`; t is T_context. `kind` is "xla", for there is no fused kernel.
+    Arguments are those of `causal_attention`; t is T_context. `kind` is "xla", for a window has no fused kernel here.
     """
     return attend_sparse(qkv_BTCA, received_before(qkv_BTCA[:, :, 1:], reach), head_dim, reach, AXIS)
 
@@ -110,7 +110,7 @@ def resolve_context_attention(
     """Resolve `context_attention="auto"`: a ring, or Ulysses.
 
     Ulysses is taken where there are pipeline stages or attention has a stride, and on GPUs where cuDNN's attention can
-    be, if the devices divide the heads: a ring has no fused kernel. With a window a ring sends little, and stays.
+    be, if the devices divide the heads: it sends less than a ring. With a window a ring sends little, and stays.
 
     Args:
         config: the model.
@@ -168,16 +168,13 @@ def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int =
         tensors: size of the tensor axis, which splits the heads first.
 
     Raises:
-        Infeasible: it does not divide them (the message names the numbers and the legal sizes), or the attention kernel
-            or the attention's stride has no ring.
+        Infeasible: it does not divide them (the message names the numbers and the legal sizes), or the attention's
+            stride has no ring.
     """
     if train.context_attention == "ulysses":
         heads = "heads" if tensors == 1 else "heads/tensor"
         require_divides("context", size, **{"sequence": config.sequence, heads: config.heads // tensors})
     elif size > 1:
-        if train.attention in ("cudnn", "splash"):
-            problem = f"attention={train.attention} has no ring"
-            raise Infeasible(f"{problem}; use auto or xla, or context_attention=ulysses")
         if _strided(config):
             problem = f"attention_stride={config.attention_stride} reaches tokens of all context={size} devices"
             raise Infeasible(f"{problem}, and has no ring; use context_attention=ulysses")

@@ -12,9 +12,10 @@ from strategies.model.splash_attention import MATMULS
 def flops(instruction: Instruction, computation: Computation) -> int:
     """FLOPs of one execution of an instruction, without the computations that it calls.
 
-    Calls of cuBLAS and of cuDNN's attention count like the dots that they replace, attention with a window like the
-    blocks of sparse_attention.py. A Pallas kernel of a TPU counts what its own cost estimate says. The kernels of
-    splash attention have none: for each query they count N keys, where a scope `keys_N` is around them, or else all.
+    Calls of cuBLAS and of cuDNN's attention count like the dots that they replace: causal attention like that of
+    attention_kernels.py, attention with a window like the blocks of sparse_attention.py. A Pallas kernel of a TPU
+    counts what its own cost estimate says. The kernels of splash attention have none: for each query they count N keys,
+    where a scope `keys_N` is around them, or else all.
     """
     target, config = (instruction.attributes.get(each, "") for each in ("custom_call_target", "backend_config"))
     if instruction.opcode == "convolution":
@@ -24,14 +25,7 @@ def flops(instruction: Instruction, computation: Computation) -> int:
     if target == '"tpu_custom_call"':
         return _of_splash(instruction, computation)
     if "__cudnn$fmha" in target:
-        queries, keys = (dims(computation.operand(instruction, index).shape) for index in (0, 1))
-        matmuls, tokens = 5 if "Backward" in target else 2, keys[1]
-        row = matmuls * 2 * math.prod(queries)
-        window = re.search(r'"sliding_window_length":"?([1-9][0-9]*)', config)
-        if window and (reach := Reach(int(window[1]))).skips(tokens):
-            return row * reach.computed_keys(tokens)
-        # Like attention_kernels.py, count no early queries to late keys.
-        return row * tokens if tokens % 2 else row * tokens * 3 // 4
+        return _of_cudnn(instruction, computation, 5 if "Backward" in target else 2)
     if instruction.opcode == "dot":
         contracted = instruction["lhs_contracting_dims"]
     elif cublas := re.search(r'"dot_dimension_numbers":\{"lhs_contracting_dimensions":\[([^\]]*)\]', config):
@@ -40,6 +34,21 @@ def flops(instruction: Instruction, computation: Computation) -> int:
         return 0
     lhs = dims(computation.operand(instruction, 0).shape)
     return 2 * math.prod(dims(instruction.shape)) * math.prod(lhs[dim] for dim in integers(contracted))
+
+
+def _of_cudnn(kernel: Instruction, computation: Computation, matmuls: int) -> int:
+    """FLOPs of a kernel of cuDNN's attention."""
+    queries, keys = (dims(computation.operand(kernel, index).shape) for index in (0, 1))
+    config = kernel.attributes.get("backend_config", "")
+    scores = re.search(r'"intermediate_tensor_shape":[^\]]*"([0-9]+)"\]', config)
+    tokens = int(scores[1]) if scores else keys[1]
+    row = matmuls * 2 * math.prod(queries)
+    window = re.search(r'"sliding_window_length":"?([1-9][0-9]*)', config)
+    if window and (reach := Reach(int(window[1]))).skips(tokens):
+        return row * reach.computed_keys(tokens)
+    if tokens % 2 or '"mask_type":"NO_MASK"' in config.replace(" ", ""):
+        return row * tokens
+    return row * tokens * 3 // 4  # like attention_kernels.py, count no early queries to late keys
 
 
 def _of_splash(kernel: Instruction, computation: Computation) -> int:

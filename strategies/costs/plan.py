@@ -237,7 +237,7 @@ class Plan:
     def share(self) -> Share:
         """What one device computes of a layer, for one microbatch."""
         tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.layout.tokens)
-        kernel = kernel_for(self.platform, self.config, self.train)
+        kernel = kernel_for(self.platform, self.config, self.train, ring=1 if self.ulysses else contexts)
         return Share(self.config, self.train, tokens, self.tensors, contexts, self.ulysses, kernel)
 
     @property

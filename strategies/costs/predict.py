@@ -117,7 +117,7 @@ class Cost:
         attention again: the backward pass recomputes attention scores (Dao et al. 2022, section 3.1). Splash attention
             does so twice, and once more their gradients (splash_attention.py).
         recomputed: with `remat="full"` the backward pass of a block begins with its forward pass, except its last
-            matmul and the scores, which exist then (Korthikanti et al. 2022, section 4), but not in splash attention;
+            matmul and the scores, which exist then (Korthikanti et al. 2022, section 4), but not in fused kernels;
             and logits that are computed in chunks are recomputed. If `unroll` is the number of layers there is no loop
             over layers, and the compiler may merge all recomputation with the forward pass.
         padding: of the vocabulary.
@@ -146,14 +146,16 @@ class Cost:
         """FLOPs of one matmul of attention scores for a token, in all layers. There are two forward.
 
         On a ring of n devices a device computes 2n + 1 of its 4n pairs of chunks (ring_attention.py); on one device
-        three of four (attention_kernels.py). An odd number of tokens is not split: all pairs are computed. With a
+        three of four (attention_kernels.py). An odd number of tokens is not split: all pairs are computed. Causality
+        masks out a part of two of the ring's pairs: of an even number of tokens cuDNN skips a quarter of these. With a
         window or a stride a query computes `Reach.computed_keys`, and with splash attention the blocks that have any.
         """
         config, ring, share = self.plan.config, self.ring, self.plan.share
         square = config.layers * 2 * config.embed * share.computed_keys
-        if share.skipping or share.splash:
+        if share.skipping or share.splash or config.sequence % 2:
             return square
-        return square if config.sequence % 2 else square * (2 * ring + 1) // (4 * ring)
+        skipped = 2 if ring > 1 and share.kernel == "cudnn" and share.chunk % 2 == 0 else 0
+        return square * (4 * (2 * ring + 1) - skipped) // (16 * ring)
 
     @property
     def _score_matmuls(self) -> int:
@@ -167,7 +169,7 @@ class Cost:
             return 0
         config = self.plan.config
         forward = config.layers * Block.recomputed_flops(config) + self._scores
-        if self.plan.share.splash:
+        if self.plan.share.kernel != "xla":
             return forward + self._scores  # the whole kernel
         if self.plan.share.skipping:
             return forward

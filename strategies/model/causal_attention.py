@@ -8,9 +8,13 @@ from jaxtyping import Array, Float
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.model.attention_kernels import attend
+from strategies.model.cudnn_attention import available
 from strategies.model.reach import Reach
 from strategies.model.sparse_attention import attend_sparse
 from strategies.model.splash_attention import BLOCKS, attend_splash, block_tokens
+
+PLATFORMS = {"cudnn": ("cuda", "NVIDIA GPUs", "float16"), "splash": ("tpu", "TPUs", "float32")}
+"""Of each fused kernel: the platform, the devices in words, and the dtype that it takes besides bfloat16."""
 
 
 def causal_attention(
@@ -33,7 +37,9 @@ def causal_attention(
     return attend_sparse(qkv_BTCA, None, head_dim, reach)
 
 
-def kernel_for(platform: str | None, config: GPTConfig, train: TrainConfig, *, partitioned: bool = False) -> str:
+def kernel_for(
+    platform: str | None, config: GPTConfig, train: TrainConfig, *, partitioned: bool = False, ring: int = 1
+) -> str:
     """The kind of kernel that `TrainConfig.attention` means: "auto" is a fused kernel where there is one.
 
     Args:
@@ -41,27 +47,47 @@ def kernel_for(platform: str | None, config: GPTConfig, train: TrainConfig, *, p
         config: the model.
         train: the options of the step.
         partitioned: whether the compiler partitions the step. It partitions cuDNN's kernels, but not those of Pallas.
+        ring: devices that attend to tokens of each other around a ring; 1 without a ring. A kernel then computes two
+            chunks of each device's tokens (ring_attention.py), and no window.
 
     Raises:
         Infeasible: the kernel that was asked for does not run this model on these devices.
     """
+    problems = _misfits(config, train, platform)
+    if ring > 1:
+        problems = _misfits_of_ring(config, ring) | problems
+    if partitioned:
+        problems.setdefault("splash", "has no kernel that the compiler partitions")
+    if train.attention == "auto":
+        return next((kind for kind in PLATFORMS if platform and kind not in problems), "xla")
+    if train.attention in problems:
+        raise Infeasible(f"attention={train.attention} {problems[train.attention]}; use auto or xla")
+    return train.attention
+
+
+def _misfits(config: GPTConfig, train: TrainConfig, platform: str | None) -> dict[str, str]:
+    """Why fused kernels do not run the model on the platform, by kind of kernel."""
     stride, reach = config.attention_stride, Reach.of(config)
-    platforms = {"cudnn": ("cuda", "NVIDIA GPUs", "float16"), "splash": ("tpu", "TPUs", "float32")}
     problems: dict[str, str] = {}
-    for kind, (wanted, name, other) in platforms.items():
+    for kind, (wanted, name, other) in PLATFORMS.items():
         if stride is not None:
             problems[kind] = f"has no kernel for attention_stride={stride}"
         elif platform not in (None, wanted) or train.dtype not in ("bfloat16", other):
             problems[kind] = f"takes bfloat16 and {other} on {name}, not {train.dtype} on {platform or name}"
     if block_tokens(config.sequence, reach) is None:
         problems.setdefault("splash", f"takes multiples of {BLOCKS[-1]} tokens, not sequence={config.sequence}")
-    if partitioned:
-        problems.setdefault("splash", "has no kernel that the compiler partitions")
-    if train.attention == "auto":
-        return next((kind for kind in platforms if platform and kind not in problems), "xla")
-    if train.attention in problems:
-        raise Infeasible(f"attention={train.attention} {problems[train.attention]}; use auto or xla")
-    return train.attention
+    return problems
+
+
+def _misfits_of_ring(config: GPTConfig, ring: int) -> dict[str, str]:
+    """Why fused kernels do not run chunks of a ring, by kind of kernel."""
+    if reach := Reach.of(config):
+        return dict.fromkeys(PLATFORMS, f"has no ring for attention_window={reach.window}")
+    problems = {} if available() else {"cudnn": "has no ring with this version of JAX"}
+    if block_tokens(config.sequence // (2 * ring), None) is None:
+        chunks = f"chunks of a multiple of {BLOCKS[-1]} tokens, not 2 x context={ring} of sequence={config.sequence}"
+        problems["splash"] = f"takes {chunks}"
+    return problems
 
 
 def _fused(qkv_BTCA: Array, head_dim: int, reach: Reach | None) -> Array:

@@ -27,7 +27,7 @@ class Share:
         tensors: devices that split the heads and the hidden features of the MLP.
         contexts: devices that split the tokens of a sequence.
         ulysses: attention takes all tokens of some heads, which come from other devices.
-        kernel: the kind of attention kernel, as `causal_attention` takes it. A ring has no fused kernel.
+        kernel: the kind of attention kernel, as `causal_attention` takes it.
     """
 
     config: GPTConfig
@@ -57,7 +57,7 @@ class Share:
     @property
     def splash(self) -> bool:
         """Whether attention is splash_attention.py's. It has no scores in memory."""
-        return self.kernel == "splash" and self.ring == 1
+        return self.kernel == "splash"
 
     @property
     def ring(self) -> int:
@@ -65,9 +65,20 @@ class Share:
         return 1 if self.ulysses else self.contexts
 
     @property
+    def chunk(self) -> int:
+        """Tokens of each of the two chunks of a sequence that a device of a ring has."""
+        return self.config.sequence // (2 * self.ring)
+
+    @property
     def computed_keys(self) -> int:
-        """Keys that are computed for each query. Dense attention of XLA has scores for all."""
+        """Keys that are computed for each query. Dense attention of XLA has scores for all.
+
+        Splash attention around a ring of n devices computes 2n - 1 pairs of chunks and two with a causal mask, for the
+        queries of two chunks.
+        """
         tokens = self.config.sequence
+        if self.splash and self.ring > 1:
+            return (2 * self.ring - 1) * self.chunk // 2 + computed_keys(self.chunk, None)
         if self.splash:
             return computed_keys(tokens, Reach.of(self.config))
         return self.skipping.computed_keys(tokens, self.ring) if self.skipping else tokens

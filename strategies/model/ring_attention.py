@@ -19,7 +19,9 @@ Dims: B batch, H heads, T query tokens of a chunk, S key tokens of a chunk, K he
 C = 3 (query, key, value) or 2 (key, value), A = H x K.
 """
 
+from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -28,11 +30,14 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies.model.attention_kernels import Mix, Queries, delta, gradients, merged, mix, normalised
+from strategies.model.attention_kernels import Mix, Queries, delta, merged, normalised
+from strategies.model.chunk_attention import gradients, mix
 from strategies.model.remat import KEPT
 
 AXIS = "context"
 EARLY, LATE = 0, 1
+Mixes = tuple[Mix, Mix]
+"""Attention of the early and of the late queries."""
 Grads = tuple[Array, Array]
 """Gradients of queries, and gradients of keys and values."""
 
@@ -51,21 +56,21 @@ def ring_attention(
 ) -> Float[Array, "B 2*T A"]:
     """Causal attention of this device's tokens, as `zigzag` selects them, to all tokens before them on any device.
 
-    The arguments are those of `causal_attention`. `kind` is "xla", for there is no fused kernel, and attention is
-    dense. It needs at least two devices. On CPUs a permutation waits for all devices of the mesh, also for those of
-    other rings. Do not call this in a branch that some devices do not take.
+    The arguments are those of `causal_attention`; attention is dense. It needs at least two devices. On CPUs a
+    permutation waits for all devices of the mesh, also for those of other rings. Do not call this in a branch that some
+    devices do not take.
     """
     batch, tokens, _, features = qkv_BTCA.shape
     qkv_BPTCHK = qkv_BTCA.reshape(batch, 2, tokens // 2, 3, -1, head_dim)
     qkv_PCBHTK = qkv_BPTCHK.transpose(1, 3, 0, 4, 2, 5)
-    mixed_PBHTK = attend_around(qkv_PCBHTK[:, 0], qkv_PCBHTK[:, 1:])
+    mixed_PBHTK: Any = attend_around(qkv_PCBHTK[:, 0], qkv_PCBHTK[:, 1:], kind)
     return mixed_PBHTK.transpose(1, 0, 3, 2, 4).reshape(batch, tokens, features)
 
 
-@jax.custom_vjp
-def attend_around(q_PBHTK: Array, kv_PCBHSK: Array) -> Array:
-    """Softmax attention, [P,B,H,T,K], of this device's queries to the keys of all devices."""
-    return _forward(q_PBHTK, kv_PCBHSK)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def attend_around(q_PBHTK: Array, kv_PCBHSK: Array, kind: str) -> Array:
+    """Softmax attention, [P,B,H,T,K], of this device's queries to the keys of all devices. `kind` is of the kernel."""
+    return _forward(q_PBHTK, kv_PCBHSK, kind)[0]
 
 
 def _send_to_next(x: Any) -> Any:
@@ -74,79 +79,90 @@ def _send_to_next(x: Any) -> Any:
     return lax.ppermute(x, AXIS, [(device, (device + 1) % size) for device in range(size)])
 
 
-def _same_chunk(hop: Array | int) -> Array:
-    """The chunk, early or late, whose queries attend to the same chunk of the keys that arrived after `hop` hops.
+def _before(hop: Array | int) -> Array:
+    """Whether the keys that arrived after `hop` hops are of a device before this one.
 
-    Early queries attend to early keys of a device before this one, late queries to late keys of a device after it.
+    If so, early queries attend to early keys; otherwise late queries attend to late keys.
     """
-    return jnp.where(hop > lax.axis_index(AXIS), LATE, EARLY)
+    return hop <= lax.axis_index(AXIS)
 
 
-def _chunk(arrays: Any, chunk: Array | int) -> Any:
+def _chunk(arrays: Any, before: Array) -> Any:
+    """The early chunks, or the late ones, which attend to the same chunk of the keys that arrived."""
+    chunk = jnp.where(before, EARLY, LATE)
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, chunk, keepdims=False), arrays)
 
 
-def _set_chunk(arrays: Any, values: Any, chunk: Array | int) -> Any:
-    return jax.tree.map(lambda x, value: lax.dynamic_update_index_in_dim(x, value, chunk, 0), arrays, values)
+def _only(mix: Mix, where: Array) -> Mix:
+    """The same attention where the condition holds, otherwise attention to no keys, which `merged` ignores."""
+    return mix._replace(largest_BHT1=jnp.where(where, mix.largest_BHT1, jnp.finfo(jnp.float32).min))
 
 
-def _add_to_chunk(x: Array, more: Array, chunk: Array | int) -> Array:
-    return _set_chunk(x, (_chunk(x, chunk) + more).astype(x.dtype), chunk)
-
-
-def _forward(q_PBHTK: Array, kv_PCBHSK: Array) -> tuple[Array, tuple[Array, ...]]:
+def _forward(q_PBHTK: Array, kv_PCBHSK: Array, kind: str) -> tuple[Array, tuple[Array, ...]]:
     """Send keys and values to the next device while this one computes with them, except after the last hop."""
+    q_BHTK = q_PBHTK[LATE]
 
-    def attend(mixes: Mix, kv_PCBHSK: Array, query: Array | int, key: Array | int) -> Mix:
-        block = mix(_chunk(q_PBHTK, query), *_chunk(kv_PCBHSK, key))
-        return _set_chunk(mixes, merged(_chunk(mixes, query), block), query)
+    def compute(mixes: Mixes, kv_PCBHSK: Array, hop: Array | int) -> Mixes:
+        (early, late), before = mixes, _before(hop)
+        late = merged(late, mix(kind, q_BHTK, *kv_PCBHSK[EARLY]))
+        same = mix(kind, _chunk(q_PBHTK, before), *_chunk(kv_PCBHSK, before))
+        return merged(early, _only(same, before)), merged(late, _only(same, ~before))
 
-    def compute(mixes: Mix, kv_PCBHSK: Array, hop: Array | int) -> Mix:
-        same = _same_chunk(hop)
-        return attend(attend(mixes, kv_PCBHSK, LATE, EARLY), kv_PCBHSK, same, same)
-
-    def tick(carry: tuple[Mix, Array], hop: Array) -> tuple[tuple[Mix, Array], None]:
+    def tick(carry: tuple[Mixes, Array], hop: Array) -> tuple[tuple[Mixes, Array], None]:
         mixes, kv_PCBHSK = carry
         return (compute(mixes, kv_PCBHSK, hop), _send_to_next(kv_PCBHSK)), None
 
     size, arrived_PCBHSK = lax.axis_size(AXIS), _send_to_next(kv_PCBHSK)
-    own = jax.vmap(partial(mix, causal=True))(q_PBHTK, kv_PCBHSK[:, 0], kv_PCBHSK[:, 1])
-    own = attend(own, kv_PCBHSK, LATE, EARLY)
+    early, late = (mix(kind, q_PBHTK[chunk], *kv_PCBHSK[chunk], causal=True) for chunk in (EARLY, LATE))
+    own = early, merged(late, mix(kind, q_BHTK, *kv_PCBHSK[EARLY]))
     (mixes, arrived_PCBHSK), _ = lax.scan(tick, (own, arrived_PCBHSK), jnp.arange(1, size - 1))
-    mixed_PBHTK, log_total_PBHT1 = checkpoint_name(
-        normalised(compute(mixes, arrived_PCBHSK, size - 1), q_PBHTK.dtype), KEPT
+    mixes = compute(mixes, arrived_PCBHSK, size - 1)
+    mixed_PBHTK, log_total_PBHT1 = jax.tree.map(
+        lambda *chunks: jnp.stack(chunks), *(normalised(each, q_PBHTK.dtype) for each in mixes)
     )
+    mixed_PBHTK, log_total_PBHT1 = checkpoint_name((mixed_PBHTK, log_total_PBHT1), KEPT)
     return mixed_PBHTK, (q_PBHTK, kv_PCBHSK, mixed_PBHTK, log_total_PBHT1)
 
 
-def _backward(residuals: tuple[Array, ...], dmixed_PBHTK: Array) -> tuple[Array, Array]:
+def _backward(kind: str, residuals: tuple[Array, ...], dmixed_PBHTK: Array) -> tuple[Array, Array]:
     """Accumulate gradients of keys and values around the ring; the last hop returns them to their owner.
 
     They travel in the compute dtype and arrive while the device computes its contribution. Gradients of queries stay on
     their device and are accumulated in float32.
     """
     q_PBHTK, kv_PCBHSK, mixed_PBHTK, log_total_PBHT1 = residuals
-    queries = Queries(q_PBHTK, dmixed_PBHTK, log_total_PBHT1, delta(mixed_PBHTK, dmixed_PBHTK))
-
-    def add_gradients(grads: Grads, kv_PCBHSK: Array, query: Array | int, key: Array | int) -> Grads:
-        dq_PBHTK, dkv_PCBHSK = grads
-        dq_BHTK, *dkv_CBHSK = gradients(_chunk(queries, query), *_chunk(kv_PCBHSK, key))
-        return _add_to_chunk(dq_PBHTK, dq_BHTK, query), _add_to_chunk(dkv_PCBHSK, jnp.stack(dkv_CBHSK), key)
+    answered = Queries(q_PBHTK, dmixed_PBHTK, log_total_PBHT1, delta(mixed_PBHTK, dmixed_PBHTK)), mixed_PBHTK
+    early, late = (jax.tree.map(itemgetter(chunk), answered) for chunk in (EARLY, LATE))
 
     def compute(grads: Grads, kv_PCBHSK: Array, hop: Array | int) -> Grads:
-        same, arrived = _same_chunk(hop), (grads[0], _send_to_next(grads[1]))
-        return add_gradients(add_gradients(arrived, kv_PCBHSK, LATE, EARLY), kv_PCBHSK, same, same)
+        (dq_PBHTK, dkv_PCBHSK), before = (grads[0], _send_to_next(grads[1])), _before(hop)
+        across = gradients(kind, *late, *kv_PCBHSK[EARLY])
+        same = gradients(kind, *_chunk(answered, before), *_chunk(kv_PCBHSK, before))
+        of_early, of_late = ([jnp.where(where, x, 0) for x in same] for where in (before, ~before))
+        more_dq_PBHTK, more_dkv_PCBHSK = _summed(of_early, across, of_late)
+        return dq_PBHTK + more_dq_PBHTK, (dkv_PCBHSK + more_dkv_PCBHSK).astype(kv_PCBHSK.dtype)
 
     def tick(carry: tuple[Grads, Array], hop: Array) -> tuple[tuple[Grads, Array], None]:
         grads, kv_PCBHSK = carry
         return (compute(grads, kv_PCBHSK, hop), _send_to_next(kv_PCBHSK)), None
 
     size, arrived_PCBHSK = lax.axis_size(AXIS), _send_to_next(kv_PCBHSK)
-    dq_PBHTK, *dkv = jax.vmap(partial(gradients, causal=True))(queries, kv_PCBHSK[:, 0], kv_PCBHSK[:, 1])
-    own = add_gradients((dq_PBHTK, jnp.stack(dkv, 1).astype(kv_PCBHSK.dtype)), kv_PCBHSK, LATE, EARLY)
+    dq_PBHTK, dkv_PCBHSK = _summed(
+        gradients(kind, *early, *kv_PCBHSK[EARLY], causal=True),
+        gradients(kind, *late, *kv_PCBHSK[EARLY]),
+        gradients(kind, *late, *kv_PCBHSK[LATE], causal=True),
+    )
+    own = dq_PBHTK, dkv_PCBHSK.astype(kv_PCBHSK.dtype)
     (grads, arrived_PCBHSK), _ = lax.scan(tick, (own, arrived_PCBHSK), jnp.arange(1, size - 1))
     dq_PBHTK, dkv_PCBHSK = compute(grads, arrived_PCBHSK, size - 1)
     return dq_PBHTK.astype(q_PBHTK.dtype), _send_to_next(dkv_PCBHSK)
+
+
+def _summed(early: Sequence[Array], across: Sequence[Array], late: Sequence[Array]) -> Grads:
+    """Add up the gradients of pairs of (queries, keys): (early, early), (late, early) and (late, late)."""
+    dq_PBHTK = jnp.stack([early[0], across[0] + late[0]])
+    early_dkv = [one + other for one, other in zip(early[1:], across[1:], strict=True)]
+    return dq_PBHTK, jnp.stack([jnp.stack(early_dkv), jnp.stack(late[1:])])
 
 
 attend_around.defvjp(_forward, _backward)

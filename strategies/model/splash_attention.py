@@ -87,14 +87,16 @@ def _backward(head_dim: int, reach: Reach | None, residuals: tuple[Array, ...], 
 attend_splash.defvjp(_forward, _backward)
 
 
-def attended(q_BHTK: Array, k_BHTK: Array, v_BHTK: Array, reach: Reach | None) -> tuple[Array, Array]:
+def attended(
+    q_BHTK: Array, k_BHTK: Array, v_BHTK: Array, reach: Reach | None = None, causal: bool = True
+) -> tuple[Array, Array]:
     """Normalised attention [B,H,T,K], and the log-sum-exp of the scores [B,H,T] in float32."""
 
     def run(q_HTK: Array, k_HTK: Array, v_HTK: Array) -> tuple[Array, Array]:
-        mixed_HTK, (log_total_HT,) = _kernel(q_HTK, reach)(_scaled(q_HTK), k_HTK, v_HTK)
+        mixed_HTK, (log_total_HT,) = _kernel(q_HTK, reach, causal)(_scaled(q_HTK), k_HTK, v_HTK)
         return mixed_HTK, log_total_HT
 
-    with _counted(q_BHTK, reach):
+    with _counted(q_BHTK, reach, causal):
         return _untyped(jax.vmap(run), q_BHTK, k_BHTK, v_BHTK)
 
 
@@ -105,13 +107,17 @@ def gradients(
     mixed_BHTK: Array,
     log_total_BHT: Array,
     dmixed_BHTK: Array,
-    reach: Reach | None,
+    reach: Reach | None = None,
+    causal: bool = True,
 ) -> tuple[Array, Array, Array]:
-    """Gradients of queries, keys and values. JAX has no public way to run the backward kernels by themselves."""
+    """Gradients of queries, keys and values. JAX has no public way to run the backward kernels by themselves.
+
+    Around a ring the keys are a chunk's; `mixed` and `log_total` are the results for all keys.
+    """
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import _splash_attention_bwd
 
     def run(q_HTK: Array, k_HTK: Array, v_HTK: Array, mixed_HTK: Array, log_total_HT: Array, dmixed_HTK: Array) -> Any:
-        kernel = _kernel(q_HTK, reach)
+        kernel = _kernel(q_HTK, reach, causal)
         known = _scaled(q_HTK), k_HTK, v_HTK, None, None, mixed_HTK, log_total_HT
         grads = _splash_attention_bwd(
             res=(*known, kernel.dq_mask_info, kernel.dkv_mask_info), do=dmixed_HTK, **kernel.kwargs
@@ -119,16 +125,17 @@ def gradients(
         _, _, _, dq_HTK, dk_HTK, dv_HTK, _, _ = grads
         return _scaled(dq_HTK), dk_HTK, dv_HTK
 
-    with _counted(q_BHTK, reach):
+    with _counted(q_BHTK, reach, causal):
         return _untyped(jax.vmap(run), q_BHTK, k_BHTK, v_BHTK, mixed_BHTK, log_total_BHT, dmixed_BHTK)
 
 
-def _counted(q_BHTK: Array, reach: Reach | None) -> AbstractContextManager[Any]:
+def _counted(q_BHTK: Array, reach: Reach | None, causal: bool) -> AbstractContextManager[Any]:
     """A scope that says how many keys the kernels compute for a query, for those who read the compiled program.
 
     The kernels carry no cost estimate (benchmarks/program/flops.py).
     """
-    return jax.named_scope(f"keys_{computed_keys(q_BHTK.shape[2], reach)}")
+    tokens = q_BHTK.shape[2]
+    return jax.named_scope(f"keys_{computed_keys(tokens, reach) if causal else tokens}")
 
 
 def _scaled(q_HTK: Array) -> Array:
@@ -136,15 +143,18 @@ def _scaled(q_HTK: Array) -> Array:
     return q_HTK * q_HTK.shape[-1] ** -0.5
 
 
-def _kernel(q_HTK: Array, reach: Reach | None) -> Any:
-    """The kernel: scaled q, k, v, [H,T,K] each -> attention [H,T,K], (log-sum-exp [H,T],)."""
+def _kernel(q_HTK: Array, reach: Reach | None, causal: bool = True) -> Any:
+    """The kernel, with a mask or without: scaled q, k, v, [H,T,K] each -> attention [H,T,K], (log-sum-exp [H,T],)."""
     from jax.experimental.pallas.ops.tpu import splash_attention  # 0.2 s, for TPUs alone
 
     count, tokens, _ = q_HTK.shape
     shape = tokens, tokens
     sizes: Any = dict.fromkeys(BLOCK_SIZES, block_tokens(tokens, reach))
     window = None if reach is None else (reach.window - 1, 0)
-    mask = splash_attention.LocalMask(shape, window, 0) if window else splash_attention.CausalMask(shape)
+    if causal:
+        mask = splash_attention.LocalMask(shape, window, 0) if window else splash_attention.CausalMask(shape)
+    else:
+        mask = splash_attention.FullMask(shape)
     return splash_attention.make_splash_mha_single_device(
         splash_attention.MultiHeadMask([mask] * count),
         block_sizes=splash_attention.BlockSizes(**sizes),

@@ -115,7 +115,8 @@ class _Assembly:
     def attention(self) -> str:
         """The kind of attention kernel."""
         platform, partitioned = platform_of(self.mesh.devices.flat[0]), self.implementation.compiler_partitioned
-        return kernel_for(platform, self.config, self.train, partitioned=partitioned)
+        ring = 1 if self.train.context_attention == "ulysses" else size_of(self.layout.tokens, self.mesh.shape)
+        return kernel_for(platform, self.config, self.train, partitioned=partitioned, ring=ring)
 
     def create(self, key: PRNGKeyArray | int) -> GPT:
         """The model with new weights."""

@@ -149,7 +149,11 @@ def test_other_axes_split_what_this_one_leaves(mode):
         ({"sequence": 63}, {}, "2 x context=8 chunks do not divide sequence=63; context can be 1$"),
         ({"sequence": 20}, {"context_attention": "ulysses"}, "context=8 does not divide sequence=20; context can be"),
         ({"heads": 4}, {"context_attention": "ulysses"}, "context=8 does not divide heads=4; context can be 1, 2 or 4"),
-        ({}, {"attention": "cudnn"}, "attention=cudnn has no ring; use auto or xla, or context_attention=ulysses"),
+        (
+            {},
+            {"attention": "cudnn"},
+            "attention=cudnn takes bfloat16 and float16 on NVIDIA GPUs, not float32 on cpu; use",
+        ),
         (
             {"attention_stride": 8},
             {"context_attention": "ring"},

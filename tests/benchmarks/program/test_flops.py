@@ -79,6 +79,19 @@ def test_matmuls_of_libraries_count() -> None:
     assert read_program(entry(*lines), MESH).flops == MATMUL + (2 + 5) * 2 * 8 * (2 * 128 * 128 * 32) * 3 / 4
 
 
+@pytest.mark.parametrize(("mask", "keys"), [("CAUSAL", 96), ("NO_MASK", 128)])
+def test_attention_of_cudnn_to_a_chunk_counts_all_keys(mask: str, keys: int) -> None:
+    """Without a mask nothing is skipped. Heads may come before tokens; the shape of the scores says which are keys."""
+    scores = '{"element_type": "BF16", "dimensions": ["2", "8", "128", "128"], "tuple_shapes": []}'
+    config = f'{{"cudnn_fmha_backend_config": {{"intermediate_tensor_shape": {scores}, "mask_type": "{mask}"}}}}'
+    lines = (
+        "%q = bf16[2,8,128,32]{3,2,1,0} parameter(1)",
+        '%f = (bf16[2,8,128,32], f32[2,8,128]) custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", '
+        f"backend_config={config}",
+    )
+    assert read_program(entry(*lines), MESH).flops == 2 * 2 * 8 * (2 * 128 * keys * 32)
+
+
 @pytest.mark.parametrize(("window", "keys"), [(16, 24), (128, 96), (0, 96)])
 def test_a_window_of_cudnn_counts_its_blocks(window: int, keys: int) -> None:
     """A window counts the keys of blocks that sparse attention computes; a window of all tokens, or none, is dense."""

@@ -1,0 +1,83 @@
+"""Attention of a chunk's queries to a chunk's keys on NVIDIA GPUs by cuDNN, for a ring: scores stay on the chip.
+
+The gradients of a chunk need the log-sum-exp of the scores over all keys of the ring, in float32, and the output over
+all keys (Dao 2023, "FlashAttention-2", section 3.1). cuDNN's backward kernel takes both. JAX has no public way to pass
+them: the gradient of `jax.nn.dot_product_attention` takes those of its own keys, and it rounds the log-sum-exp that it
+returns to the dtype of the output. So this module calls what is below it. Versions of JAX differ there, and `available`
+says whether this one fits.
+
+Dims: B batch, H heads, T query tokens, S key tokens, K head dim.
+"""
+
+import inspect
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def attended(
+    q_BHTK: Float[Array, "B H T K"], k_BHSK: Float[Array, "B H S K"], v_BHSK: Float[Array, "B H S K"], causal: bool
+) -> tuple[Float[Array, "B H T K"], Float[Array, "B H T"]]:
+    """Normalised attention in the dtype of the queries, and the log-sum-exp of the scores in float32."""
+    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
+
+    results: Any = dot_product_attention(
+        *(q_BHTK, k_BHSK, v_BHSK),
+        scale=q_BHTK.shape[-1] ** -0.5,
+        mask_type=MaskType.CAUSAL if causal else MaskType.NO_MASK,
+        qkv_layout="BNTH",
+        return_residual=True,
+    )
+    return results
+
+
+def gradients(
+    q_BHTK: Array,
+    k_BHSK: Array,
+    v_BHSK: Array,
+    mixed_BHTK: Array,
+    log_total_BHT: Array,
+    dmixed_BHTK: Array,
+    causal: bool,
+) -> tuple[Array, Array, Array]:
+    """A chunk's contributions to dQ, dK and dV, in the queries' dtype. `mixed` and `log_total` are of all keys."""
+    from jax._src.cudnn.fused_attention_stablehlo import AttentionLayout, MaskType, _dot_product_attention_bwd_rule
+
+    known: dict[str, Any] = {
+        "scale": q_BHTK.shape[-1] ** -0.5,
+        "seed": 0,
+        "dropout_rate": 0.0,
+        "variadic_args": (False, False),
+        "mask_type": MaskType.CAUSAL if causal else MaskType.NO_MASK,
+        "layout": AttentionLayout.BNTH.value,
+        "sliding_window_length": None,
+        "is_training": False,
+        "score_mod": None,
+        "cudnn_version": None,
+        "return_residual": False,
+    }
+    backward: Any = _dot_product_attention_bwd_rule
+    *names, _, _ = inspect.signature(backward).parameters
+    absent = [jnp.zeros(0, q_BHTK.dtype)] * 7  # bias, lengths, offsets and tables of pages
+    modifiers = [()] * ("score_mod" in names)  # of scores, which JAX 0.12 has and 0.10 has not
+    residuals = q_BHTK, k_BHSK, v_BHSK, *absent, *modifiers, log_total_BHT, mixed_BHTK
+    return backward(*(known[name] for name in names), residuals, dmixed_BHTK)[:3]
+
+
+@cache
+def available() -> bool:
+    """Whether this version of JAX has the kernels as this module calls them."""
+    x_BHTK, log_total_BHT = jax.ShapeDtypeStruct((1, 1, 8, 8), jnp.bfloat16), jax.ShapeDtypeStruct((1, 1, 8), "float32")
+    try:
+        from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention
+
+        inspect.signature(dot_product_attention).bind(
+            *[x_BHTK] * 3, scale=1.0, mask_type=None, qkv_layout="BNTH", return_residual=True
+        )
+        shapes = jax.eval_shape(partial(gradients, causal=True), *[x_BHTK] * 4, log_total_BHT, x_BHTK)
+    except (ImportError, AttributeError, KeyError, TypeError, ValueError):
+        return False
+    return [each.shape for each in shapes] == [x_BHTK.shape] * 3

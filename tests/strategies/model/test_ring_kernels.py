@@ -1,0 +1,224 @@
+"""A ring with fused kernels: equal to one device, with the residuals, kernels and FLOPs that the formulas state."""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+
+from benchmarks.devices.topology import Topology
+from benchmarks.program.compiled import read_program
+from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies.config import Attention, Remat
+from strategies.costs.plan import BYTES
+from strategies.costs.predict import Cost, predict
+from strategies.mesh import first_devices
+from strategies.model import causal_attention, cudnn_attention
+from strategies.model.attention_kernels import attend
+from strategies.model.causal_attention import kernel_for
+from strategies.model.gpt import Block
+from strategies.model.ring_attention import ring_attention, zigzag
+from strategies.pipelining.jaxpr import Loop
+from strategies.step import Step
+from strategies.training import train_step
+from tests.strategies.costs.test_kept import loops
+from tests.strategies.quick import jit
+from tests.strategies.sampling import nightly
+from tests.strategies.test_context import around
+
+CHUNK, HEADS, HEAD_DIM = 128, 2, 8
+CONFIG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=8 * CHUNK)
+
+
+def plain_attended(q, k, v, causal):
+    """Attention of a chunk and the log-sum-exp of its scores, as cuDNN's forward kernel gives them."""
+    scores = q @ k.swapaxes(2, 3) / math.sqrt(q.shape[-1])
+    scores = jnp.where(jnp.tri(q.shape[2], dtype=bool), scores, -jnp.inf) if causal else scores
+    return jax.nn.softmax(scores) @ v, jax.nn.logsumexp(scores, axis=-1)
+
+
+def plain_gradients(q, k, v, mixed, log_total, dmixed, causal):
+    """Gradients of a chunk from the output and log-sum-exp of all keys, as cuDNN's backward kernel gives them."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    weights = jnp.exp(q @ k.swapaxes(2, 3) * scale - log_total[..., None])
+    weights = jnp.where(jnp.tri(q.shape[2], dtype=bool), weights, 0) if causal else weights
+    dscores = weights * (dmixed @ v.swapaxes(2, 3) - (dmixed * mixed).sum(-1, keepdims=True)) * scale
+    return dscores @ k, dscores.swapaxes(2, 3) @ q, weights.swapaxes(2, 3) @ dmixed
+
+
+@pytest.mark.parametrize(("kind", "devices"), [("cudnn", 2), ("cudnn", 4), ("splash", 2)])
+def test_it_attends_as_one_device(kind, devices, monkeypatch):
+    """Values and gradients are those of one device.
+
+    Splash attention is interpreted. For cuDNN, which CPUs do not have, its kernels are written in plain JAX.
+    """
+    interpreted = partial(kernels.make_splash_mha_single_device, interpret=True)
+    monkeypatch.setattr(kernels, "make_splash_mha_single_device", interpreted)
+    monkeypatch.setattr(cudnn_attention, "attended", plain_attended)
+    monkeypatch.setattr(cudnn_attention, "gradients", plain_gradients)
+    tokens = 2 * devices * CHUNK
+    qkv_BTCA = jax.random.normal(jax.random.key(0), (1, tokens, 3, HEADS * HEAD_DIM))
+    weight_BTA = jax.random.normal(jax.random.key(1), (1, tokens, HEADS * HEAD_DIM))
+
+    def here(qkv_BTCA, weight_BTA):
+        return (ring_attention(zigzag(qkv_BTCA, 1), HEAD_DIM, kind) * zigzag(weight_BTA, 1)).sum()
+
+    def whole(qkv_BTCA, weight_BTA):
+        return (attend(qkv_BTCA, HEAD_DIM) * weight_BTA).sum()
+
+    def mine(*inputs):
+        return lax.psum(jax.value_and_grad(here)(*inputs), "context")
+
+    with jax.default_matmul_precision("highest"):
+        value, grads = jit(around(mine, devices))(qkv_BTCA, weight_BTA)
+        expected, expected_grads = jit(jax.value_and_grad(whole))(qkv_BTCA, weight_BTA)
+    rounding = 12 * math.sqrt(tokens) * 2**-24  # see equality.py
+    assert abs(value - expected) < rounding * math.sqrt(weight_BTA.size)
+    assert np.linalg.norm(grads - expected_grads) < rounding * np.linalg.norm(expected_grads)
+
+
+def called(jaxpr: Any) -> Iterator[str]:
+    """The name of each kernel that a program calls, once for each call."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            yield equation.params["name"]
+        elif "dot_product_attention" in equation.primitive.name:
+            yield equation.primitive.name
+        else:
+            for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+                inner = getattr(inner, "jaxpr", inner)
+                yield from called(inner) if hasattr(inner, "eqns") else ()
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """A function that builds a step with a ring of a kind of kernel, to be traced, and its cost by formula."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91_000)
+
+    def build(kind: Attention, remat: Remat) -> tuple[Step, Cost]:
+        monkeypatch.setattr(train_step, "kernel_for", lambda *_, **__: kind)
+        spec, train = MeshSpec.parse("context=4"), TrainConfig(4, dtype="bfloat16", remat=remat)
+        step = STRATEGIES["context"].build(CONFIG, spec, train, first_devices(4))
+        return step, predict("context", CONFIG, spec, dataclasses.replace(train, attention=kind))
+
+    return build
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize(
+    ("kind", "forward_kernel", "backward_kernels"),
+    [
+        ("cudnn", "dot_product_attention_fwd_wrapper", ["dot_product_attention_bwd_wrapper"]),
+        ("splash", "splash_mha_fwd_residuals", ["splash_mha_dq_no_residuals", "splash_mha_dkv_no_residuals"]),
+    ],
+)
+def test_layers_keep_what_the_formula_says(kind, forward_kernel, backward_kernels, remat, traced):
+    """To the byte (costs/test_kept.py). The backward pass runs no second forward kernel, unless nothing is kept.
+
+    There are seven calls of a kernel: three of a device's own keys, and two in the loop and two after it.
+    """
+    step, cost = traced(kind, remat)
+    jaxpr = jax.make_jaxpr(step.gradients)(step.state, step.batch).jaxpr
+    found = [loop for loop in loops(jaxpr) if Loop.of(loop).carry == 1 and loop.params["length"] == CONFIG.layers]
+    forward, _ = [loop for loop in found if len(loop.outvars[0].aval.shape) == 3]  # not those of the kernels
+    kept = sum(BYTES[str(each.aval.dtype)] * math.prod(each.aval.shape) for each in forward.outvars[1:])
+    assert kept == CONFIG.layers * Block.kept_bytes(cost.plan.share)
+    calls = Counter(called(jaxpr))
+    assert calls.pop(forward_kernel) == 7 * (2 if remat == "full" else 1)
+    assert calls == dict.fromkeys(backward_kernels, 7)
+
+
+@pytest.mark.parametrize(("remat", "matmuls"), [("dots", 2 + 5), ("full", 4 + 5)])
+def test_formulas_count_the_kernels(remat: Remat, matmuls: int) -> None:
+    """Of the 16 pairs of a device's chunks seven in full, and of the two with a causal mask what a kernel computes.
+
+    cuDNN counts three quarters of these, as on one device. Here a block of splash attention is a whole chunk. Its
+    backward pass has two more matmuls of scores. XLA's attention computes all, and recomputes one matmul of six pairs.
+    """
+    square = 2 * 8 * CONFIG.layers * CONFIG.embed * CONFIG.sequence**2  # a matmul of all scores of the batch
+
+    def flops(kind: Attention) -> int:
+        train = TrainConfig(8, dtype="bfloat16", remat=remat, attention=kind)
+        return predict("context", CONFIG, "context=4", train).hardware_flops
+
+    xla = (2 + 5) * 9 + (9 + 6 if remat == "full" else 0)
+    assert flops("splash") - flops("xla") == square * ((matmuls + 2) * 9 - xla) / 16
+    assert flops("cudnn") - flops("xla") == square * (matmuls * (7 + 2 * 3 / 4) - xla) / 16
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
+@pytest.mark.parametrize("kind", ["splash", *nightly("xla")])
+def test_it_is_compiled_for_tpus(kind: Attention) -> None:
+    """A step for TPUs has the FLOPs of the formulas, and with splash attention no array of scores."""
+    mesh, config = MeshSpec.parse("context=4"), dataclasses.replace(CONFIG, sequence=8 * 256)
+    train = TrainConfig(4, dtype="bfloat16", attention=kind)
+    step = STRATEGIES["context"].build(config, mesh, train, Topology.parse("v5e:2x2").devices())
+    text = step.gradients.lower(step.state, step.batch).compile().as_text() or ""
+    program, cost = read_program(text, step.mesh.shape), predict("context", config, mesh, train, platform="tpu")
+    assert program.flops * 4 == sum(cost.flops.values())
+    assert ("[4,4,256,256]" in text) == (kind == "xla")
+
+
+@pytest.mark.parametrize(
+    ("platform", "config", "ring", "kind"),
+    [
+        ("tpu", {}, 4, "splash"),
+        ("tpu", {}, 8, "xla"),
+        ("cuda", {}, 8, "cudnn"),
+        ("cuda", {"attention_window": 64}, 4, "xla"),
+        ("tpu", {"attention_window": 64}, 4, "xla"),
+    ],
+    ids=str,
+)
+def test_auto_is_the_fused_kernel_of_the_platform(platform, config, ring, kind):
+    """Where it takes the chunks; with a window there is none."""
+    assert kernel_for(platform, GPTConfig(**vars(CONFIG) | config), TrainConfig(1, dtype="bfloat16"), ring=ring) == kind
+
+
+def test_another_version_of_jax_may_have_no_such_kernel(monkeypatch):
+    """This version has it. Without it a ring has XLA's attention, and cuDNN's is refused."""
+    train = TrainConfig(1, dtype="bfloat16")
+    assert cudnn_attention.available()
+    monkeypatch.setattr(causal_attention, "available", lambda: False)
+    assert kernel_for("cuda", CONFIG, train) == "cudnn"
+    assert kernel_for("cuda", CONFIG, train, ring=4) == "xla"
+    with pytest.raises(Infeasible, match="attention=cudnn has no ring with this version of JAX; use auto or xla"):
+        kernel_for("cuda", CONFIG, dataclasses.replace(train, attention="cudnn"), ring=4)
+
+
+@pytest.mark.parametrize("lost", ["_dot_product_attention_bwd_rule", "dot_product_attention", "AttentionLayout"])
+def test_changed_functions_of_jax_are_not_called(lost, monkeypatch):
+    """If JAX has no function of that name, or it takes other arguments, the kernel is not available."""
+    module = "jax._src.cudnn.fused_attention_stablehlo"
+    cudnn_attention.available.cache_clear()
+    monkeypatch.setattr(f"{module}.{lost}", lambda another, residuals, grads: None)
+    assert not cudnn_attention.available()
+    monkeypatch.delattr(f"{module}.{lost}")
+    cudnn_attention.available.cache_clear()
+    assert not cudnn_attention.available()
+    cudnn_attention.available.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "message"),
+    [
+        ("splash", {}, "takes chunks of a multiple of 128 tokens, not 2 x context=8 of sequence=1024; use auto or xla"),
+        ("cudnn", {"attention_window": 64}, "has no ring for attention_window=64; use auto or xla"),
+        ("splash", {"attention_window": 64}, "has no ring for attention_window=64; use auto or xla"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused(kind, config, message):
+    """With the numbers and the way out."""
+    train = TrainConfig(1, dtype="bfloat16", attention=kind)
+    with pytest.raises(Infeasible, match=f"attention={kind} {message}"):
+        kernel_for(None, GPTConfig(**vars(CONFIG) | config), train, ring=8)
