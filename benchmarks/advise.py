@@ -75,7 +75,7 @@ def table(shown: Sequence[Choice], choices: Choices, its: Machine) -> list[str]:
                 f"{each.utilization(its):.0%}",
             )
         )
-    return aligned(rows, "<<<><<>>>>>")
+    return aligned(rows, [*"<<<><<", *">" * 5])
 
 
 def limit_lines(best: Choice, its: Machine, space: SearchSpace) -> list[str]:

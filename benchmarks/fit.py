@@ -73,7 +73,7 @@ def constants_table(found: Fit) -> list[str]:
     rows = [("constant", "value", "from", "to", "")]
     for name, value in dataclasses.asdict(found.constants).items():
         rows.append((name, f"{value:.4g}", f"{RANGES[name].low:.4g}", f"{RANGES[name].high:.4g}", notes.get(name, "")))
-    return aligned(rows, "<>>><")
+    return aligned(rows, [*"<", *">" * 3, "<"])
 
 
 def errors_by_group(
@@ -94,7 +94,7 @@ def errors_table(errors: Mapping[str, Errors]) -> list[str]:
     for name, told in errors.items():
         rank = "" if told.rank_correlation is None else f"{told.rank_correlation:.2f}"
         lines.append((name, str(told.runs), f"{told.mean:.1%}", f"{told.median:.1%}", f"{told.bias:+.1%}", rank))
-    return aligned(lines, "<>>>>>")
+    return aligned(lines, ["<", *">" * 5])
 
 
 if __name__ == "__main__":

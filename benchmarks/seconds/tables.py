@@ -126,7 +126,7 @@ def report(predictions: Sequence[Predicted]) -> list[str]:
             groups[key(each.row)].append(each)
         table = [(title, "runs", "mean error", "median", "bias", "rank", "regret")]
         table += [(name, *_cells(errors(each))) for name, each in sorted(groups.items())]
-        lines += [*aligned(table, "<>>>>>>"), ""]
+        lines += [*aligned(table, ["<", *">" * 6]), ""]
     problems = Counter(each.problem for each in predictions if each.problem)
     lines += [f"{count} rows cannot be predicted: {problem}" for problem, count in problems.most_common()]
     return [*lines, f"{len(judged)} of {len(predictions)} rows are predicted and measured"]
