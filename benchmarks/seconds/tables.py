@@ -79,7 +79,8 @@ def _predicted(row: Row, machine: Machine | None) -> Predicted:
 
 def as_csv(predictions: Sequence[Predicted]) -> str:
     """The rows with predicted and least seconds, the parts of the step, and why a row has none."""
-    names = [*predictions[0].row, "predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER)), "problem"]
+    columns = dict.fromkeys(name for each in predictions for name in each.row)
+    names = [*columns, "predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER)), "problem"]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
