@@ -70,23 +70,37 @@ def parsed(name: str, told: Mapping[str, Any], kind: str | None = None) -> Machi
     return Machine(name, chip, achieved, cores, STACKS[told["stack"]], constants, told["error"], told["source"])
 
 
+CARRIED_ERROR = 0.2
+"""Assumed error of predictions for devices to which constants of other devices were carried over."""
+
+
 def machine_for(kind: str, stack: str, hosts: int) -> Machine:
-    """The machine of a published run.
+    """The machine of a run.
 
     Args:
         kind: of device, as the run's source names it.
         stack: name of a `Stack`.
         hosts: that the run took. Some clusters and some single hosts of the same devices are different machines.
 
+    Returns:
+        The machine whose file names such devices, or, where only the stack has files, one with its constants and the
+        specifications of these devices; its source says so.
+
     Raises:
-        UnknownMachine: no file describes such devices under this stack.
+        UnknownMachine: no file has this stack, or these devices have no specifications.
     """
-    for name in machine_names():
-        told = json.loads((FOLDER / f"{name}.json").read_text())
+    files = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in machine_names()}
+    of_stack = {name: told for name, told in files.items() if told["stack"] == stack}
+    for name, told in of_stack.items():
         few, most = told.get("hosts", [1, 10**6])
-        if told["stack"] == stack and kind in told["devices"] and few <= hosts <= most:
+        if kind in told["devices"] and few <= hosts <= most:
             return machine(name, kind)
-    raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(machine_names())}")
+    if not of_stack or kind not in CHIPS:
+        raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(files)}")
+    name, told = min(of_stack.items(), key=lambda each: each[1]["error"])
+    carried = {key: value for key, value in told.items() if key not in ("chip", "specifications")}
+    source = f"constants of {name}, carried over to {kind}"
+    return parsed(f"{name} on {kind}", {**carried, "error": CARRIED_ERROR, "source": source}, kind)
 
 
 def as_file(told: Mapping[str, Any], constants: Constants, error: float, source: str) -> str:

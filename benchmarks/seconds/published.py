@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.devices.topology import Topology
+from benchmarks.devices.topology import CLOUD_NAMES, Topology
 from benchmarks.seconds.stack import MEGATRON, MPT, Stack
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.costs.predict import Cost, predict
@@ -22,8 +22,14 @@ COLUMNS = (
 )
 """Columns that a row needs. `step_seconds`, `source` and `chunks` are read where there are such."""
 AXES = "data", "fsdp", "pipeline", "tensor"
-DEVICES = {"a100": "a100_80gb", "h100_80gb": "h100", "h100_sxm": "h100", "v100_16gb": "v100", "v100_32gb": "v100"}
-"""Other names of kinds of devices."""
+DEVICES = {
+    **dict.fromkeys(("h100_80gb", "h100_sxm", "h100_sxm5", "h100_80gb_hbm3", "h100_sxm_80gb"), "h100"),
+    **dict.fromkeys(("h200_sxm", "h200_141gb"), "h200"),
+    **dict.fromkeys(("a100_sxm_80gb", "a100_sxm4_80gb"), "a100_80gb"),
+    **dict.fromkeys(("a100_sxm_40gb", "a100_sxm4_40gb"), "a100_40gb"),
+    **dict.fromkeys(("v100_16gb", "v100_32gb", "v100_sxm2"), "v100"),
+}
+"""Other names of kinds of devices. "a100" alone is a name of its own: it says nothing of the memory."""
 RECOMPUTE = {"full": "full", "selective": "dots", "none": "none"}
 SCHEDULES = {"1f1b": "1f1b", "interleaved": "interleaved", "gpipe": "gpipe"}
 ZERO = {"zero1": "zero1", "true": "zero1", "zero2": "zero2"}
@@ -57,7 +63,7 @@ def run_of(row: Mapping[str, Any]) -> Run:
     devices, per_host = int(row["devices"]), int(row["devices_per_host"])
     hosts = max(1, devices // per_host)
     try:
-        topology = Topology(DEVICES.get(kind, kind), (hosts, devices // hosts))
+        topology = Topology(CLOUD_NAMES.get(kind, kind), (hosts, devices // hosts))
     except ValueError as error:
         raise Infeasible(str(error)) from error
     config = GPTConfig(
@@ -79,12 +85,13 @@ def number(row: Mapping[str, Any], column: str) -> float | None:
 
 
 def device_of(row: Mapping[str, Any]) -> str:
-    """The kind of devices as the row names it, in lower case with underscores.
+    """The kind of devices of a row, in lower case with underscores.
 
-    >>> device_of({"device": "A100-80GB"})
-    'a100_80gb'
+    >>> device_of({"device": "A100-80GB"}), device_of({"device": "NVIDIA H100 SXM"})
+    ('a100_80gb', 'h100')
     """
-    return str(row["device"]).strip().lower().replace("-", "_").replace(" ", "_")
+    name = str(row["device"]).strip().lower().replace("-", "_").replace(" ", "_").removeprefix("nvidia_")
+    return DEVICES.get(name, name)
 
 
 def stack_of(name: str) -> Stack:
