@@ -17,7 +17,7 @@ from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
 from benchmarks.compile import compile_case
-from benchmarks.devices.chips import GIB, Chip
+from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
 from benchmarks.explain.memory import processes_that_fit
 from benchmarks.harness.pool import Outcome, run_in_processes
@@ -27,6 +27,9 @@ from benchmarks.search.bounds import best_per_layout, ranked
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.findings import Finding, compiled_table, displayed, rejections, table
 from benchmarks.search.request import chosen_chip, search_space
+from benchmarks.seconds.machine import Machine
+from benchmarks.seconds.machines import machine_for
+from benchmarks.seconds.stack import MESHMARK
 from strategies.model.gpt import param_count
 
 PROGRESS_SECONDS = 5.0
@@ -101,7 +104,7 @@ def is_repeatable(columns: Mapping[str, Any]) -> bool:
 
 
 def search(
-    space: SearchSpace, chip: Chip, compile_best: int, stored: cache.Cache, at_once: int, budget: float
+    space: SearchSpace, machine: Machine, compile_best: int, stored: cache.Cache, at_once: int, budget: float
 ) -> list[Finding]:
     """All candidates, best first, with compilation results for the best of them.
 
@@ -110,14 +113,14 @@ def search(
 
     Args:
         space: the search space.
-        chip: specifications of the devices.
+        machine: the devices, with what meshmark's steps reach of them.
         compile_best: number of candidates to compile.
         stored: the cache of compilation results.
         at_once: number of compiling processes at a time.
         budget: seconds for all compilations.
     """
-    begin = time.monotonic()
-    candidates = ranked(with_progress(space.cases()), chip)
+    begin, chip = time.monotonic(), machine.chip
+    candidates = ranked(with_progress(space.cases()), chip, machine)
     findings = [Finding(rank, each, chip) for rank, each in enumerate(candidates, start=1)]
     log(f"{len(findings)} candidates by formulas in {time.monotonic() - begin:.1f} s")
     fitting = [each for each in candidates if each.fits]
@@ -209,7 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         command.error(str(error))
     at_once = asked.workers or processes_that_fit(WORKER_BYTES)
-    findings = search(space, chip, compile_best, cache.Cache(asked.cache, asked.again), at_once, asked.time_budget)
+    its = replace(machine_for(asked.chip or asked.topology.kind, MESHMARK.name, 1), chip=chip)
+    findings = search(space, its, compile_best, cache.Cache(asked.cache, asked.again), at_once, asked.time_budget)
     print(report(space, findings, asked.all), flush=True)
     if asked.json:
         try:

@@ -1,7 +1,7 @@
-"""Lower bounds on time and memory of a step from formulas alone, and the ranking of candidates by them.
+"""Lower bounds on time and memory of a step from formulas alone, and the ranking of candidates by predicted time.
 
 The time bound is the roofline (roofline.py) with FLOPs and bytes from formulas: perfect overlap, and no waiting except
-for the pipeline bubble. How much slower a real step is can only be measured.
+for the pipeline bubble. Candidates are ranked by the prediction of benchmarks/seconds, which counts what is waited for.
 """
 
 from collections.abc import Iterable
@@ -14,6 +14,8 @@ from benchmarks.devices.placement import topology_mesh
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.roofline import Roofline, collective_bandwidth
+from benchmarks.seconds.machine import Machine
+from benchmarks.seconds.predicted import predict_seconds
 from strategies import Infeasible, MeshSpec
 from strategies.costs.plan import BYTES, Plan
 from strategies.costs.predict import Cost, predict
@@ -30,11 +32,13 @@ class Candidate:
         case: the case.
         cost: its cost by formulas, or why it is infeasible.
         bound: memory and least time on a chip; None if the case is infeasible.
+        predicted_seconds: predicted time of a step; None if the case is infeasible, or no machine was given.
     """
 
     case: Case
     cost: Cost | Infeasible
     bound: ChipEstimate | None = None
+    predicted_seconds: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -45,21 +49,23 @@ class Candidate:
     def order(self) -> tuple[float, ...]:
         """Sort key, smaller is better.
 
-        Candidates that fit come first, by least time and then by time without overlap. Then come those that do not fit,
-        by needed memory, and last the infeasible ones.
+        Candidates that fit come first, by predicted time, or else by least time and then by time without overlap. Then
+        come those that do not fit, by needed memory, and last the infeasible ones.
         """
         if self.bound is None or self.bound.roofline is None:
             return (2,)
         least = self.bound.roofline
         if not self.bound.fits:
             return 1, self.bound.needed_bytes
+        if self.predicted_seconds is not None:
+            return 0, self.predicted_seconds, self.bound.needed_bytes
         without_overlap_seconds = least.compute_seconds + least.memory_seconds + least.network_seconds
         return 0, least.step_seconds, without_overlap_seconds, self.bound.needed_bytes
 
 
-def ranked(cases: Iterable[Case], chip: Chip) -> list[Candidate]:
-    """All candidates, best first."""
-    return sorted((evaluated(case, chip) for case in cases), key=lambda each: each.order)
+def ranked(cases: Iterable[Case], chip: Chip, machine: Machine | None = None) -> list[Candidate]:
+    """All candidates, best first: by the times that a machine is predicted to take, or else by their bounds."""
+    return sorted((evaluated(case, chip, machine) for case in cases), key=lambda each: each.order)
 
 
 def best_per_layout(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -71,15 +77,17 @@ def best_per_layout(candidates: Iterable[Candidate]) -> list[Candidate]:
     return list(first.values())
 
 
-def evaluated(case: Case, chip: Chip) -> Candidate:
-    """Evaluate a case by formulas, on chips with these specifications."""
+def evaluated(case: Case, chip: Chip, machine: Machine | None = None) -> Candidate:
+    """Evaluate a case by formulas, on chips with these specifications; with a machine, predict its time besides."""
     try:
         cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
     except Infeasible as error:
         return Candidate(case, error)
     needed = sum(cost.arguments.values()) + sum(cost.temporaries.values())
+    estimate = ChipEstimate(needed, chip.memory_bytes, bound(case, cost, chip), chip.flops_per_second)
+    assert case.topology
     return Candidate(
-        case, cost, ChipEstimate(needed, chip.memory_bytes, bound(case, cost, chip), chip.flops_per_second)
+        case, cost, estimate, predict_seconds(cost, machine, case.topology).step_seconds if machine else None
     )
 
 

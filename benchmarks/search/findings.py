@@ -84,6 +84,7 @@ class Finding:
             "remat": case.remat,
             "options": ",".join(option_texts(case.options)),
             **self._estimate_columns("formula", bound),
+            "predicted.step_seconds": self.candidate.predicted_seconds,
             "formula.argument_bytes": known_cost and sum(known_cost.arguments.values()),
             "formula.temp_bytes": known_cost and sum(known_cost.temporaries.values()),
             "formula.sent_bytes": known_cost and known_cost.sent_bytes,
@@ -116,21 +117,23 @@ def table(findings: Iterable[Finding]) -> list[str]:
     """Table of the findings by formula."""
     header = (
         *("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB needed", "GiB sent", "bubble"),
-        *("tokens/s/device", "MFU", "bound by"),
+        *("predicted ms", "least ms", "tokens/s/device", "MFU", "bound by"),
     )
-    align = ">", "<", "<", ">", "<", "<", ">", ">", ">", ">", ">", "<"
+    align = ">", "<", "<", ">", "<", "<", ">", ">", ">", ">", ">", ">", ">", "<"
     return aligned([header, *map(_cells, findings)], align)
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:
     row = finding.as_row()
     least = row[f"formula.{SPEED}"], row["formula.model_flops_utilization"]
+    times = row["predicted.step_seconds"], row["formula.step_seconds"]
     return (
         known("d", row["rank"]),
         *layout_cells(row),
         gib(row["formula.needed_bytes"]),
         gib(row["formula.sent_bytes"]),
         known(".1%", row["formula.bubble"]),
+        *(known(",.1f", seconds and 1e3 * seconds) for seconds in times),
         *map(known, (",.0f", ".1%"), least),
         str(row["reason"] or row["formula.bound"]),
     )

@@ -22,7 +22,8 @@ class Group:
     Attributes:
         devices: in the group.
         hosts: that they are on; 1 on a torus, whose links do not end at a host.
-        dims: of a torus: the extent of the group along each dim, and whether it is a ring.
+        dims: of a torus: the extent of the group along each dim, and whether it is a ring. Other devices form a line,
+            as virtual devices do that stand for chips of a torus.
     """
 
     devices: int
@@ -45,7 +46,7 @@ def group(topology: Topology, spec: MeshSpec, axes: Axes, outermost: Axes = ()) 
         hosts = np.arange(spec.size).reshape([spec.sizes[axis] for axis in order]) // topology.shape[-1]
         index = tuple(slice(None) if axis in axes else 0 for axis in order)
         along = hosts[index]
-        return Group(along.size, len(np.unique(along)))
+        return Group(along.size, len(np.unique(along)), ((along.size, False),))
     mesh, chip = topology_mesh(topology, spec), topology.chip
     members = group_along(mesh, axes)
     whole, part = extents(mesh.devices.flat), extents(members)

@@ -62,7 +62,8 @@ def test_the_best_are_compiled_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_the_best_of_each_kind_come_first(tmp_path: Path, asked: list[Case]) -> None:
     """The best of each strategy and set of axes is compiled first; a later run compiles what is missing."""
-    two = ["--topology=cpu:4", "--chip=v5e", *TINY, "--strategy=data,context", "--remat=dots"]
+    long = ["--sequence=1024", "--embed=64"]  # a ring waits longer than a second microbatch takes
+    two = ["--topology=cpu:4", "--chip=v5e", *TINY, *long, "--strategy=data,context", "--remat=dots"]
     run(tmp_path, *two, "--compile=1")
     assert [case.strategy for case in asked] == ["data"]
     rows = run(tmp_path, *two, "--compile=3")["candidates"]
