@@ -132,6 +132,8 @@ def strategy_of(row: Mapping[str, Any]) -> str:
 def training_of(row: Mapping[str, Any], stack: Stack) -> TrainConfig:
     """The training options of a row. What the stack hides, it hides in its own ways (`Stack.hides`)."""
     recompute, schedule = str(row["recompute"]).lower(), str(row["schedule"]).lower()
+    if recompute not in RECOMPUTE:
+        raise Infeasible(f"recompute={recompute!r} is not known; it can be {', '.join(RECOMPUTE)}")
     options: dict[str, Any] = {
         "remat": RECOMPUTE[recompute],
         "schedule": SCHEDULES.get(schedule, "1f1b"),

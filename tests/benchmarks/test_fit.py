@@ -1,0 +1,78 @@
+"""`meshmark fit` writes a machine file that predicts the runs that it was fitted to."""
+
+import csv
+import json
+from dataclasses import asdict
+
+import pytest
+
+from benchmarks.fit import main
+from benchmarks.seconds.machine import RANGES
+from benchmarks.seconds.machines import machine
+from benchmarks.seconds.tables import errors, predicted_rows, read_rows
+from tests.processes import ROOT
+
+FSDP = ROOT / "results" / "published" / "mpt_fsdp_a100_80gb.csv"
+ONLY = "matmul_efficiency,matmul_dim,attention_efficiency"
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A table of some published runs, one of which has a stack that is not known."""
+    rows = [*read_rows(FSDP)[::4]]
+    path = tmp_path_factory.mktemp("runs") / "runs.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows([*rows, {**rows[0], "stack": "nanoGPT"}])
+    return path
+
+
+def test_what_is_written_is_a_machine(table, tmp_path, capsys):
+    """`machine` reads the file back: the fitted constants, the others as they were, and the error of unseen runs."""
+    out, start = tmp_path / "fitted.json", machine("a100_fsdp")
+    main([str(table), "--machine=a100_fsdp", f"--only={ONLY}", f"--out={out}"])
+    said = capsys.readouterr().out
+    its = machine(str(out))
+    for name, value in asdict(its.constants).items():
+        assert RANGES[name].low <= value <= RANGES[name].high
+        assert (value == getattr(start.constants, name)) is (name not in ONLY.split(","))
+        assert f"{name} " in said
+    assert its.stack == start.stack
+    assert its.source == f"fitted to {len(read_rows(table)) - 1} runs of runs.csv"
+    assert 0 < its.error < 0.2
+    assert "left out: the kernels of stack 'nanoGPT' are not known" in said
+    assert "models that were left out" in said
+
+
+def test_a_fit_is_no_worse_than_where_it_started(table, tmp_path):
+    """On the runs that it was fitted to, with constants that were moved away first."""
+    told = json.loads((ROOT / "benchmarks" / "devices" / "machines" / "a100_fsdp.json").read_text())
+    told["constants"] |= {"matmul_efficiency": 0.6, "attention_efficiency": 0.9}
+    moved, out = tmp_path / "moved.json", tmp_path / "fitted.json"
+    moved.write_text(json.dumps(told))
+    main([str(table), f"--machine={moved}", f"--only={ONLY}", f"--out={out}"])
+    rows = read_rows(table)[:-1]
+    before, after = (errors(predicted_rows(rows, machine(str(path)))).mean for path in (moved, out))
+    assert before > 0.2
+    assert after < 0.08
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "problem"),
+    [
+        (["{table}", "--machine=abacus"], 2, "machine 'abacus' is not known"),
+        (["{table}", "--machine=a100_fsdp", "--only=luck"], 5, "luck is no constant; the constants are matmul_eff"),
+        (["{folder}/none.csv", "--machine=a100_fsdp"], 5, "No such file"),
+        (["{few}", "--machine=a100_fsdp"], 5, "2 runs cannot fix"),
+        (["{table}", "--machine=a100_fsdp", "--out={table}/fitted.json"], 2, "cannot be written"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(arguments, status, problem, table, tmp_path, capsys):
+    """With a line that says what is wrong."""
+    few = tmp_path / "few.csv"
+    few.write_text("".join(table.read_text().splitlines(keepends=True)[:3]))
+    with pytest.raises(SystemExit) as ended:
+        main([text.format(table=table, few=few, folder=tmp_path) for text in arguments])
+    assert ended.value.code == status
+    assert problem in capsys.readouterr().err

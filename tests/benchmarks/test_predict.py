@@ -1,0 +1,157 @@
+"""`meshmark predict` predicts every row of a table, and says how far off it is and which rows it cannot predict."""
+
+import csv
+import re
+
+import pytest
+
+from benchmarks.predict import main
+from benchmarks.seconds.tables import errors, model_of, predicted_rows, read_rows, work_of
+from tests.processes import ROOT
+
+PUBLISHED = ROOT / "results" / "published"
+TABLES = sorted(PUBLISHED.glob("*.csv"))
+MOST = {
+    "megatron_a100_clusters.csv": 0.08,
+    "megatron_a100_node.csv": 0.08,
+    "mpt_fsdp_a100_80gb.csv": 0.08,
+    "megatron_korthikanti_2022.csv": 0.04,
+}
+"""Table -> mean absolute error that the committed machine files stay below."""
+
+
+@pytest.fixture
+def rows():
+    """Rows of a published table."""
+    return read_rows(PUBLISHED / "megatron_a100_clusters.csv")[:8]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write rows to a CSV file and return its path."""
+
+    def written(some, name="runs.csv"):
+        path = tmp_path / name
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, some[0].keys())
+            writer.writeheader()
+            writer.writerows(some)
+        return path
+
+    return written
+
+
+def predicted(tmp_path, *arguments):
+    """The rows of the file that the command writes."""
+    out = tmp_path / "predicted.csv"
+    main([*map(str, arguments), f"--out={out}"])
+    with out.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_committed_machines_predict_published_runs(name):
+    """Every row is predicted, and the mean error is below what the machine files reached when they were committed."""
+    found = predicted_rows(read_rows(PUBLISHED / name))
+    assert [each.problem for each in found if each.problem] == []
+    assert errors(found).mean < MOST[name]
+
+
+def test_every_published_table_has_a_limit():
+    """A new table comes with a mean error that it stays below."""
+    assert {path.name for path in TABLES} == {*MOST}
+
+
+def test_every_row_is_written(rows, write, tmp_path):
+    """In order, with all of its columns, and parts that add up to the predicted seconds."""
+    told = predicted(tmp_path, write(rows))
+    assert [{name: row[name] for name in rows[0]} for row in told] == rows
+    for row in told:
+        parts = [float(value) for name, value in row.items() if name.startswith("predicted.")]
+        assert sum(parts) == pytest.approx(float(row["predicted_seconds"]), rel=1e-4)
+        assert float(row["bound_seconds"]) < float(row["predicted_seconds"])
+        assert row["problem"] == ""
+
+
+WRONG = {
+    "unknown device": ({"device": "Z9"}, "topology z9:8x8: 'z9' is not known"),
+    "device without a machine": ({"device": "h100"}, "no machine has devices 'h100' under Megatron-LM"),
+    "unknown stack": ({"stack": "nanoGPT"}, "the kernels of stack 'nanoGPT' are not known; known are Megatron-LM"),
+    "heads": ({"heads": "7"}, "heads=7 does not divide embed=3072"),
+    "devices": ({"devices": "63"}, "are 64 devices, and the row has 63"),
+    "microbatches": ({"microbatches": "3"}, "microbatches=3 does not divide batch_size=512"),
+    "stages": ({"pipeline": "64", "data": "1"}, "30 layers are too few for 64 parts of a pipeline"),
+    "recompute": ({"recompute": "some"}, "recompute='some' is not known; it can be full, selective, none"),
+    "dtype": ({"dtype": "int8"}, "dtype='int8'; it can be float32, bfloat16, float16"),
+    "no number": ({"layers": "many"}, "'many'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_row_that_cannot_be_expressed_is_kept_with_the_reason(name, rows, write, tmp_path, capsys):
+    """It has no seconds, the file and the report say why, and the rows beside it are predicted all the same."""
+    change, problem = WRONG[name]
+    told = predicted(tmp_path, write([rows[0], {**rows[0], **change}, rows[1]]))
+    assert [bool(row["predicted_seconds"]) for row in told] == [True, False, True]
+    assert problem in told[1]["problem"]
+    said = capsys.readouterr().out
+    assert f"1 rows cannot be predicted: {told[1]['problem']}" in said
+    assert "2 of 3 rows are predicted and measured" in said
+
+
+def test_a_row_that_was_not_measured_is_predicted(rows, write, tmp_path, capsys):
+    """It has seconds, and does not count in the errors."""
+    told = predicted(tmp_path, write([{**rows[0], "step_seconds": ""}, rows[1]]))
+    assert all(float(row["predicted_seconds"]) > 0 for row in told)
+    assert "1 of 2 rows are predicted and measured" in capsys.readouterr().out
+
+
+def test_tables_of_different_columns_are_one_file(rows, write, tmp_path):
+    """Columns that a table lacks are empty in its rows."""
+    other = [{**row, "remark": "twice"} for row in rows[:2]]
+    told = predicted(tmp_path, write(rows[:2]), write(other, "others.csv"))
+    assert [row["remark"] for row in told] == ["", "", "twice", "twice"]
+
+
+def test_a_machine_may_be_named_for_all_rows(rows, write, tmp_path):
+    """Its constants predict all rows, instead of those of the device, the stack and the number of hosts."""
+    usual, other = (
+        [float(row["predicted_seconds"]) for row in predicted(tmp_path, write(rows), *more)]
+        for more in ([], ["--machine=a100_megatron_host"])
+    )
+    assert all(abs(one / two - 1) > 0.001 for one, two in zip(usual, other, strict=True))
+
+
+def test_the_report_has_the_errors_of_each_group(rows, write, tmp_path, capsys):
+    """A line for each source, cluster, model and work, with the number of its runs."""
+    predicted(tmp_path, write(rows))
+    said = capsys.readouterr().out
+    assert re.search(rf"{re.escape(rows[0]['source'])} +8 +\d+\.\d%", said)
+    assert re.search(r"64 x A100 +8 +", said)
+    assert re.search(rf"{model_of(rows[0])} +8 +", said)
+    assert re.search(rf"{re.escape(work_of(rows[0]))} +8 +", said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "problem"),
+    [
+        (["{good}", "--machine=abacus"], 2, "machine 'abacus' is not known; known are a100_80gb_megatron"),
+        (["{folder}/none.csv"], 5, "No such file"),
+        (["{empty}"], 5, "has no rows"),
+        (["{short}"], 5, "lacks the columns heads, mlp; it needs stack, device"),
+        (["{good}", "--out={good}/predicted.csv"], 2, "cannot be written"),
+    ],
+)
+def test_what_cannot_be_read_or_written_is_refused(arguments, status, problem, rows, write, tmp_path, capsys):
+    """With a line that says what is wrong."""
+    paths = {
+        "good": write(rows),
+        "folder": tmp_path,
+        "empty": tmp_path / "empty.csv",
+        "short": write([{k: v for k, v in row.items() if k not in ("heads", "mlp")} for row in rows], "short.csv"),
+    }
+    paths["empty"].write_text(",".join(rows[0]) + "\n")
+    with pytest.raises(SystemExit) as ended:
+        main([text.format(**paths) for text in arguments])
+    assert ended.value.code == status
+    assert problem in capsys.readouterr().err
