@@ -86,7 +86,7 @@ def advised(cases: Iterable[Case], machine: Machine, topology: Topology) -> Choi
             too_large += 1
             continue
         timeline = predict_seconds(cost, machine, topology)
-        best.append(Choice(case, cost, timeline, bound_seconds(cost, machine.chip, topology), needed))
+        best.append(Choice(case, cost, timeline, bound_seconds(cost, machine, topology), needed))
     best.sort(key=lambda each: (each.step_seconds, each.needed_bytes))
     return Choices(tuple(best), too_large, infeasible)
 

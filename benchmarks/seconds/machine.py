@@ -22,12 +22,12 @@ RANGES: Mapping[str, Range] = {
     "matmul_efficiency": Range(0.5, 1.0, 0.9),
     "matmul_dim": Range(0.0, 800.0, 100.0),
     "attention_efficiency": Range(0.1, 1.0, 0.5),
-    "memory_efficiency": Range(0.3, 1.0, 0.8),
+    "memory_efficiency": Range(0.3, 0.95, 0.8),
     "kernel_seconds": Range(1e-6, 5e-5, 8e-6),
-    "link_efficiency": Range(0.3, 1.0, 0.7),
-    "link_seconds": Range(1e-6, 1e-4, 1e-5),
+    "link_efficiency": Range(0.5, 0.9, 0.7),
+    "link_seconds": Range(1e-6, 5e-5, 1e-5),
     "network_efficiency": Range(0.2, 1.0, 0.7),
-    "network_seconds": Range(1e-6, 5e-4, 2e-5),
+    "network_seconds": Range(1e-6, 2e-4, 2e-5),
     "step_seconds": Range(0.0, 0.02, 0.005),
 }
 """Plausible ranges of `Constants`. A fit that ends at the edge of a range says so."""

@@ -60,7 +60,7 @@ def parsed(name: str, told: Mapping[str, Any], kind: str | None = None) -> Machi
     """
     if wrong := {*told.get("constants", ())} ^ {*RANGES}:
         raise UnknownMachine(f"machine {name}: constants {', '.join(sorted(wrong))} are missing, or not known")
-    chosen = told.get("chip") or kind or told["devices"][0]
+    chosen = kind if kind and "chip" not in told else chip_of(told)
     for what, value, known in (("chip", chosen, CHIPS), ("stack", told.get("stack"), STACKS)):
         if value not in known:
             raise UnknownMachine(f"machine {name}: {what} {value!r} is not known; known are {', '.join(known)}")
@@ -68,6 +68,11 @@ def parsed(name: str, told: Mapping[str, Any], kind: str | None = None) -> Machi
     cores = GPUS[chosen]["core_count"] if chosen in GPUS else 0
     constants, achieved = Constants(**told["constants"]), ACHIEVED.get(chosen, chip.flops_per_second)
     return Machine(name, chip, achieved, cores, STACKS[told["stack"]], constants, told["error"], told["source"])
+
+
+def chip_of(told: Mapping[str, Any]) -> str:
+    """The kind of devices that a file describes, or the first of several."""
+    return told.get("chip") or told["devices"][0]
 
 
 CARRIED_ERROR = 0.2
@@ -95,9 +100,12 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
         few, most = told.get("hosts", [1, 10**6])
         if kind in told["devices"] and few <= hosts <= most:
             return machine(name, kind)
-    if not of_stack or kind not in CHIPS:
+    platform = CHIPS[kind].platform if kind in CHIPS else ""
+    alike = {name: told for name, told in of_stack.items() if CHIPS[chip_of(told)].platform == platform}
+    if not alike:
         raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(files)}")
-    name, told = min(of_stack.items(), key=lambda each: each[1]["error"])
+    # Constants of a GPU of the same generation, if there are any.
+    name, told = max(alike.items(), key=lambda each: chip_of(each[1])[0] == kind[0])
     carried = {key: value for key, value in told.items() if key not in ("chip", "specifications")}
     source = f"constants of {name}, carried over to {kind}"
     return parsed(f"{name} on {kind}", {**carried, "error": CARRIED_ERROR, "source": source}, kind)

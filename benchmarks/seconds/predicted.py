@@ -5,7 +5,6 @@ timeline = predict_seconds(predict("tensor", config, "tensor=8", train), its, To
 timeline.step_seconds, timeline.parts
 """
 
-from benchmarks.devices.chips import Chip
 from benchmarks.devices.topology import Topology
 from benchmarks.seconds.kernels import Kernel, head, layer, seconds_by_kind
 from benchmarks.seconds.machine import Machine
@@ -20,10 +19,10 @@ from strategies.model.gpt import Block
 
 OF_LAYERS = "layers", "keys and values", "tokens and heads"
 """What layers send for each microbatch, as traffic.py names it. The device waits for it."""
-OF_ENDS = "embedding", "head"
-"""What the embedding and the head send for each microbatch."""
-OF_UPDATES = "gradients", "weights", "gradients held alike"
-"""What is sent once a step, unless it is sent layer by layer because weights are sharded."""
+OF_ENDS = "embedding", "head", "ends"
+"""What the embedding and the head send for each microbatch, and what stages tell each other of it."""
+BETWEEN_STAGES = "stages"
+"""What stages send to their neighbours."""
 
 
 def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timeline:
@@ -61,12 +60,12 @@ def stage_passes(cost: Cost, machine: Machine, topology: Topology) -> tuple[Span
     return passes(cost.plan, machine.stack, layers, step.ends(), step.send_seconds())
 
 
-def bound_seconds(cost: Cost, chip: Chip, topology: Topology) -> float:
+def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
     """The least time of a step: its matmuls at the chip's peak with the pipeline's bubble, or its network traffic."""
-    devices = cost.plan.mesh.size
+    devices, chip, outermost = cost.plan.mesh.size, machine.chip, machine.stack.outermost
     compute = sum(cost.flops.values()) / devices / (1 - cost.bubble) / chip.flops_per_second
     sent = sum(
-        sum(parts.values()) / bandwidth(chip, kind, group(topology, cost.plan.mesh, axes))
+        sum(parts.values()) / bandwidth(chip, kind, group(topology, cost.plan.mesh, axes, outermost))
         for (kind, axes), parts in cost.sent.items()
     )
     return max(compute, sent)
@@ -106,7 +105,9 @@ class _Step:
         counted = 2 * branches + (branches - 1 if full else 0)  # as traffic.py counts them
         done = 3 * branches if full and self.machine.stack.repeats == "all" else counted
         calls = Passes(branches, done - branches)
-        gathers = Passes(1 / 3, 2 / 3)  # inputs of branches are gathered forward, backward, and again for weights
+        # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
+        # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2).
+        gathers = Passes(1 / 3, 1 / 3)
         total = 0.0
         for each in self.traffic:
             if each.what in OF_LAYERS:
@@ -126,7 +127,7 @@ class _Step:
 
     def first_gather_seconds(self) -> float:
         """Seconds of a microbatch's first gather and last scatter, which have nothing to hide behind."""
-        if not self.machine.stack.prefetches:
+        if not self.machine.stack.prefetches or self.plan.train.gather == "step":
             return 0.0
         return self.gathers_seconds("forward") + self.gathers_seconds("backward") / 2
 
@@ -142,9 +143,9 @@ class _Step:
         sent = 0.0
         for each in (each for each in self.traffic if each.what in OF_ENDS):
             axes = plan.over(plan.axes_of("head_features")) if alone else each.axes
-            if axes:
+            if axes and not (alone and each.what == "ends"):
                 part = SENT[each.kind](each.operand_bytes, plan.size(*axes)) / self.microbatches
-                sent += self.network.seconds(each.kind, axes, part, calls=2)
+                sent += self.network.seconds(each.kind, axes, part)
         forward, backward = (sum(seconds_by_kind(each, self.machine).values()) for each in kernels)
         return {"head": forward, "sums of ends": sent / 2}, {"head": backward, "sums of ends": sent / 2}
 
@@ -157,16 +158,21 @@ class _Step:
         return self.network.seconds("permute", plan.over(plan.axes_of("layers")), sent)
 
     def gradients_seconds(self, backward_seconds: float) -> float:
-        """Seconds of sums of gradients and gathers of updated weights, without what the last backward pass hides.
+        """Seconds of what is sent once a step, without the sums of gradients that the last backward pass hides.
 
-        With reduce="layer" it hides sums of gradients. Weights are gathered after the update, beside nothing.
+        Weights are gathered after the update, beside nothing.
         """
-        seconds = dict.fromkeys(OF_UPDATES, 0.0)
+        gradients = others = 0.0
         for each in self.traffic:
-            if each.what in seconds and not self.sharded(each):
-                seconds[each.what] += self.network.seconds(each.kind, each.axes, each.sent_bytes)
-        hidden = backward_seconds if self.plan.train.reduce == "layer" else 0.0
-        return max(0.0, seconds.pop("gradients") - hidden) + sum(seconds.values())
+            if each.what in (*OF_LAYERS, *OF_ENDS, BETWEEN_STAGES) or self.sharded(each):
+                continue
+            seconds = self.network.seconds(each.kind, each.axes, each.sent_bytes, calls=0)
+            if each.what == "gradients":
+                gradients += seconds
+            else:
+                others += seconds
+        hides = self.machine.stack.overlaps_gradients or self.plan.train.reduce == "layer"
+        return max(0.0, gradients - (backward_seconds if hides else 0.0)) + others
 
     def optimizer_seconds(self) -> float:
         """Seconds to update the parameters that the device updates."""

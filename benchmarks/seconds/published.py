@@ -5,11 +5,22 @@ a step.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.devices.topology import CLOUD_NAMES, Topology
+from benchmarks.seconds.cells import (
+    DTYPES,
+    RECOMPUTED,
+    SHARDED,
+    TRUTHS,
+    Row,
+    device,
+    named,
+    schedule,
+    seconds,
+    text,
+    whole,
+)
 from benchmarks.seconds.stack import MEGATRON, MPT, Stack
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.costs.predict import Cost, predict
@@ -20,19 +31,8 @@ COLUMNS = (
     *("batch_size", "microbatches", "data", "fsdp", "tensor", "pipeline", "schedule", "recompute"),
     *("sequence_parallel", "optimizer_sharded", "dtype"),
 )
-"""Columns that a row needs. `step_seconds`, `source` and `chunks` are read where there are such."""
+"""Columns that a row needs. `step_seconds`, `source`, `microbatch_size` and `chunks` are read where there are such."""
 AXES = "data", "fsdp", "pipeline", "tensor"
-DEVICES = {
-    **dict.fromkeys(("h100_80gb", "h100_sxm", "h100_sxm5", "h100_80gb_hbm3", "h100_sxm_80gb"), "h100"),
-    **dict.fromkeys(("h200_sxm", "h200_141gb"), "h200"),
-    **dict.fromkeys(("a100_sxm_80gb", "a100_sxm4_80gb"), "a100_80gb"),
-    **dict.fromkeys(("a100_sxm_40gb", "a100_sxm4_40gb"), "a100_40gb"),
-    **dict.fromkeys(("v100_16gb", "v100_32gb", "v100_sxm2"), "v100"),
-}
-"""Other names of kinds of devices. "a100" alone is a name of its own: it says nothing of the memory."""
-RECOMPUTE = {"full": "full", "selective": "dots", "none": "none"}
-SCHEDULES = {"1f1b": "1f1b", "interleaved": "interleaved", "gpipe": "gpipe"}
-ZERO = {"zero1": "zero1", "true": "zero1", "zero2": "zero2"}
 
 
 @dataclass(frozen=True)
@@ -52,105 +52,121 @@ class Run:
     step_seconds: float | None
 
 
-def run_of(row: Mapping[str, Any]) -> Run:
+def run_of(row: Row) -> Run:
     """The run of a row.
 
     Raises:
-        Infeasible: the formulas do not know such a step; the message says what they lack.
+        Infeasible: the formulas do not know such a step, or a cell cannot be read; the message says which.
     """
-    kind = device_of(row)
-    stack = stack_of(str(row["stack"]))
-    devices, per_host = int(row["devices"]), int(row["devices_per_host"])
-    hosts = max(1, devices // per_host)
+    stack = stack_of(row)
+    names = "layers", "embed", "heads", "vocab", "sequence", "mlp"
+    layers, embed, heads, vocab, sequence, mlp = (whole(row, name) for name in names)
+    config = GPTConfig(layers, embed, heads, vocab, sequence, mlp)
+    sizes = sizes_of(row)
+    mesh = MeshSpec(tuple((axis, size) for axis, size in sizes.items() if size > 1) or (("data", 1),))
+    cost = predict(strategy_of(row, sizes), config, mesh, training_of(row, stack), "cuda")
+    require_batch(row, sizes)
+    return Run(cost, topology_of(row), stack, seconds(row, "step_seconds"))
+
+
+def topology_of(row: Row) -> Topology:
+    """The devices of a row. The last host may not be full.
+
+    Raises:
+        Infeasible: such devices are not known.
+    """
+    devices, per_host = whole(row, "devices"), whole(row, "devices_per_host")
+    kind = device(row)
     try:
-        topology = Topology(CLOUD_NAMES.get(kind, kind), (hosts, devices // hosts))
+        return Topology(CLOUD_NAMES.get(kind, kind), (math.ceil(devices / per_host), min(devices, per_host)))
     except ValueError as error:
         raise Infeasible(str(error)) from error
-    config = GPTConfig(
-        layers=int(row["layers"]),
-        embed=int(row["embed"]),
-        heads=int(row["heads"]),
-        vocab=int(row["vocab"]),
-        sequence=int(row["sequence"]),
-        mlp=int(row["mlp"]),
-    )
-    cost = predict(strategy_of(row), config, mesh_of(row, devices), training_of(row, stack), "cuda")
-    return Run(cost, topology, stack, number(row, "step_seconds"))
 
 
-def number(row: Mapping[str, Any], column: str) -> float | None:
-    """The number in a column; None if there is none."""
-    text = str(row.get(column) or "").strip().lower()
-    return None if text in ("", "nan", "none") else float(text)
-
-
-def device_of(row: Mapping[str, Any]) -> str:
-    """The kind of devices of a row, in lower case with underscores.
-
-    >>> device_of({"device": "A100-80GB"}), device_of({"device": "NVIDIA H100 SXM"})
-    ('a100_80gb', 'h100')
-    """
-    name = str(row["device"]).strip().lower().replace("-", "_").replace(" ", "_").removeprefix("nvidia_")
-    return DEVICES.get(name, name)
-
-
-def stack_of(name: str) -> Stack:
-    """The stack that a table names.
+def stack_of(row: Row) -> Stack:
+    """The software of a row.
 
     Raises:
         Infeasible: its kernels are not known here.
     """
-    if "megatron" in name.lower():
+    name = text(row, "stack")
+    if "megatron" in name:
         return MEGATRON
-    if "fsdp" in name.lower():
+    if "fsdp" in name or "mpt" in name:
         return MPT
-    raise Infeasible(f"the kernels of stack {name!r} are not known; known are {MEGATRON.name} and {MPT.name}")
+    raise Infeasible(
+        f"the kernels of stack {row.get('stack')!r} are not known; known are {MEGATRON.name} and {MPT.name}"
+    )
 
 
-def mesh_of(row: Mapping[str, Any], devices: int) -> MeshSpec:
-    """The mesh of a row, with the axes of more than one device."""
-    sizes = {axis: int(row[axis]) for axis in AXES}
-    if (size := math.prod(sizes.values())) != devices:
+def sharded_of(row: Row) -> str:
+    """What a row shards besides the batch: "zero1", "zero2", "zero3", or "" for nothing.
+
+    A row that only says yes means zero3 with an fsdp axis, and otherwise Megatron-LM's distributed optimizer, zero1.
+    """
+    whole_yes = "zero3" if whole(row, "fsdp", 1) > 1 else "zero1"
+    names = {name: whole_yes if true else "" for name, true in TRUTHS.items()}
+    return named(row, "optimizer_sharded", {**names, **SHARDED})
+
+
+def sizes_of(row: Row) -> dict[str, int]:
+    """Sizes of the mesh axes. What shards parameters is called fsdp here, and what shards less is called data.
+
+    Raises:
+        Infeasible: their product is not the number of devices.
+    """
+    sizes = {axis: whole(row, axis, 1) for axis in AXES}
+    if (size := math.prod(sizes.values())) != (devices := whole(row, "devices")):
         raise Infeasible(f"{sizes} are {size} devices, and the row has {devices}")
-    if _sharded(row) in ZERO:
-        sizes = {**sizes, "data": sizes["data"] * sizes["fsdp"], "fsdp": 1}
-    return MeshSpec(tuple((axis, size) for axis, size in sizes.items() if size > 1) or (("data", 1),))
+    sharded = sharded_of(row)
+    if sharded == "zero3" and sizes["fsdp"] == 1:
+        return {**sizes, "data": 1, "fsdp": sizes["data"]}
+    if sharded != "zero3":
+        return {**sizes, "data": sizes["data"] * sizes["fsdp"], "fsdp": 1}
+    return sizes
 
 
-def strategy_of(row: Mapping[str, Any]) -> str:
-    """The strategy that spreads a step as the row says."""
-    axes = {axis for axis in AXES if int(row[axis]) > 1}
-    if _sharded(row) in ZERO and axes <= {"data", "fsdp"}:
-        return ZERO[_sharded(row)]
+def require_batch(row: Row, sizes: dict[str, int]) -> None:
+    """Refuse a row whose batch is not its microbatches on all replicas: a column means something else there.
+
+    Raises:
+        Infeasible: it is not.
+    """
+    replicas, parts = sizes["data"] * sizes["fsdp"], whole(row, "microbatches")
+    each = whole(row, "microbatch_size", max(1, whole(row, "batch_size") // (parts * replicas)))
+    if each * parts * replicas != whole(row, "batch_size"):
+        problem = f"{parts} microbatches of {each} on {replicas} replicas are {each * parts * replicas} sequences"
+        raise Infeasible(f"{problem}, and batch_size is {whole(row, 'batch_size')}")
+
+
+def strategy_of(row: Row, sizes: dict[str, int]) -> str:
+    """The strategy that spreads a step as the row says.
+
+    With a tensor or a pipeline axis the optimizer is that of `three_d`, which is not sharded over data.
+    """
+    axes, sharded = {axis for axis, size in sizes.items() if size > 1}, sharded_of(row)
     if not axes:
         return "single"
+    if axes == {"data"} and sharded in ("zero1", "zero2"):
+        return sharded
     if len(axes) == 1:
         return axes.pop()
     return "hsdp" if axes == {"data", "fsdp"} else "three_d"
 
 
-def training_of(row: Mapping[str, Any], stack: Stack) -> TrainConfig:
-    """The training options of a row. What the stack hides, it hides in its own ways (`Stack.hides`)."""
-    recompute, schedule = str(row["recompute"]).lower(), str(row["schedule"]).lower()
-    if recompute not in RECOMPUTE:
-        raise Infeasible(f"recompute={recompute!r} is not known; it can be {', '.join(RECOMPUTE)}")
-    options: dict[str, Any] = {
-        "remat": RECOMPUTE[recompute],
-        "schedule": SCHEDULES.get(schedule, "1f1b"),
-        "chunks": int(number(row, "chunks") or 2),
-    }
+def training_of(row: Row, stack: Stack) -> TrainConfig:
+    """The training options of a row. What runs beside what is said by its stack."""
+    name, chunks = schedule(row)
     return TrainConfig(
-        int(row["batch_size"]),
-        int(row["microbatches"]),
-        dtype=str(row["dtype"]),  # pyright: ignore[reportArgumentType]: checked by TrainConfig
-        sequence_parallel=str(row["sequence_parallel"]).lower() == "true",
+        whole(row, "batch_size"),
+        whole(row, "microbatches"),
+        dtype=named(row, "dtype", DTYPES),
+        remat=named(row, "recompute", RECOMPUTED),
+        schedule=name,  # pyright: ignore[reportArgumentType]: one of SCHEDULES
+        chunks=max(2, chunks),
+        sequence_parallel=named(row, "sequence_parallel", TRUTHS),
         reduce_dtype=stack.reduce_dtype,
         reduce="step",
         prefetch="off",
         halves="off",
-        **options,
     )
-
-
-def _sharded(row: Mapping[str, Any]) -> str:
-    return str(row.get("optimizer_sharded", "")).lower()

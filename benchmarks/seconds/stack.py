@@ -33,6 +33,7 @@ class Stack:
         repeats: what full recomputation repeats of a layer: all of it, or all but its last matmul and the sum after it,
             whose results the backward pass does not need.
         reduce_dtype: of gradients while they are summed over devices.
+        overlaps_gradients: whether replicas sum gradients beside the backward pass, whatever `TrainConfig.reduce` says.
         prefetches: whether weights are gathered, and their gradients scattered, beside the compute of other layers.
         ends: who embeds and computes the loss in a pipeline: the "first and last" stage, or "all" stages.
         outermost: mesh axes that lie outside of all others when devices are numbered host by host, outermost first.
@@ -49,6 +50,7 @@ class Stack:
     kernels: Passes
     repeats: Literal["all", "all but the last"]
     reduce_dtype: ReduceDtype
+    overlaps_gradients: bool
     prefetches: bool
     ends: Literal["first and last", "all"]
     lockstep: bool
@@ -68,6 +70,7 @@ MEGATRON = Stack(
     kernels=Passes(25, 45),
     repeats="all",
     reduce_dtype="bfloat16",
+    overlaps_gradients=False,
     prefetches=False,
     ends="first and last",
     lockstep=False,
@@ -85,6 +88,7 @@ MPT = Stack(
     kernels=Passes(25, 50),
     repeats="all but the last",
     reduce_dtype="bfloat16",
+    overlaps_gradients=True,
     prefetches=True,
     ends="all",
     lockstep=False,
@@ -101,6 +105,7 @@ MESHMARK = Stack(
     kernels=Passes(12, 25),
     repeats="all but the last",
     reduce_dtype="float32",
+    overlaps_gradients=False,
     prefetches=True,
     ends="all",
     lockstep=True,

@@ -3,20 +3,20 @@
 import csv
 import io
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.commandline.tables import aligned
+from benchmarks.seconds.cells import Row, device
 from benchmarks.seconds.judging import Errors, errors_of
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.machines import UnknownMachine, machine_for
 from benchmarks.seconds.predicted import bound_seconds, predict_seconds
-from benchmarks.seconds.published import COLUMNS, Run, device_of, run_of
+from benchmarks.seconds.published import COLUMNS, Run, run_of
 from benchmarks.seconds.timeline import Timeline
 from strategies.config import Infeasible
 
-Row = Mapping[str, str]
 PARTS = "matmul", "attention", "memory", "launches", "sums of layers", "gathers", "head", "sums of ends"
 AFTER = "sends", "bubble", "gradients", "optimizer", "fixed"
 """Parts of a step that a table has columns for, in the order of the step."""
@@ -31,6 +31,7 @@ class Predicted:
         run: the step; None if it cannot be expressed.
         timeline: predicted; None if it cannot be.
         bound_seconds: the least time, if all overlaps; None likewise.
+        machine: by which it is predicted.
         problem: why it cannot be predicted; empty if it can.
     """
 
@@ -38,6 +39,7 @@ class Predicted:
     run: Run | None = None
     timeline: Timeline | None = None
     bound_seconds: float | None = None
+    machine: Machine | None = None
     problem: str = ""
 
     @property
@@ -52,11 +54,15 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         ValueError: it has no rows, or lacks columns.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        rows: list[Row] = list(csv.DictReader(file))
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file)
+        header = [name.strip() for name in next(lines, [])]
+        rows: list[Row] = [
+            {name: cell.strip() for name, cell in zip(header, line, strict=False)} for line in lines if any(line)
+        ]
     if not rows:
         raise ValueError(f"{path} has no rows")
-    if missing := [name for name in COLUMNS if name not in rows[0]]:
+    if missing := [name for name in COLUMNS if name not in header]:
         raise ValueError(f"{path} lacks the columns {', '.join(missing)}; it needs {', '.join(COLUMNS)}")
     return rows
 
@@ -69,18 +75,20 @@ def predicted_rows(rows: Iterable[Row], machine: Machine | None = None) -> list[
 def _predicted(row: Row, machine: Machine | None) -> Predicted:
     try:
         run = run_of(row)
-        its = machine or machine_for(device_of(row), run.stack.name, run.topology.shape[0])
+        its = machine or machine_for(device(row), run.stack.name, run.topology.shape[0])
+        if its.stack != run.stack:
+            raise UnknownMachine(f"machine {its.name} is of {its.stack.name}, and the row of {run.stack.name}")
     except (Infeasible, UnknownMachine, ValueError) as error:
         return Predicted(row, problem=str(error))
-    return Predicted(
-        row, run, predict_seconds(run.cost, its, run.topology), bound_seconds(run.cost, its.chip, run.topology)
-    )
+    timeline, least = predict_seconds(run.cost, its, run.topology), bound_seconds(run.cost, its, run.topology)
+    return Predicted(row, run, timeline, least, its)
 
 
 def as_csv(predictions: Sequence[Predicted]) -> str:
     """The rows with predicted and least seconds, the parts of the step, and why a row has none."""
     columns = dict.fromkeys(name for each in predictions for name in each.row)
-    names = [*columns, "predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER)), "problem"]
+    added = "predicted_seconds", "bound_seconds", "machine", *map(_column, (*PARTS, *AFTER)), "problem"
+    names = [*(name for name in columns if name not in added), *added]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
@@ -89,7 +97,10 @@ def as_csv(predictions: Sequence[Predicted]) -> str:
         figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in (*PARTS, *AFTER) if each.timeline}
         seconds = {"predicted_seconds": each.step_seconds, "bound_seconds": each.bound_seconds}
         told = {name: f"{value:.6g}" for name, value in seconds.items() if value is not None}
-        writer.writerow({**each.row, **told, **figures, "problem": each.problem})
+        used = each.machine.name if each.machine else ""
+        writer.writerow(
+            {**each.row, **dict.fromkeys(added), **told, **figures, "machine": used, "problem": each.problem}
+        )
     return text.getvalue()
 
 
@@ -117,7 +128,7 @@ def report(predictions: Sequence[Predicted]) -> list[str]:
     judged = [each for each in predictions if each.step_seconds and each.run and each.run.step_seconds]
     lines: list[str] = []
     for title, key in (
-        ("source", lambda row: row["source"]),
+        ("source", lambda row: row.get("source", "")),
         ("cluster", cluster_of),
         ("model", model_of),
         ("work", work_of),
@@ -128,6 +139,8 @@ def report(predictions: Sequence[Predicted]) -> list[str]:
         table = [(title, "runs", "mean error", "median", "bias", "rank", "regret")]
         table += [(name, *_cells(errors(each))) for name, each in sorted(groups.items())]
         lines += [*aligned(table, ["<", *">" * 6]), ""]
+    used = Counter(each.machine for each in predictions if each.machine)
+    lines += [f"{count} rows by machine {its.name}: {its.source}" for its, count in used.most_common()]
     problems = Counter(each.problem for each in predictions if each.problem)
     lines += [f"{count} rows cannot be predicted: {problem}" for problem, count in problems.most_common()]
     return [*lines, f"{len(judged)} of {len(predictions)} rows are predicted and measured"]

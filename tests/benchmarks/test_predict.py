@@ -75,16 +75,83 @@ def test_every_row_is_written(rows, write, tmp_path):
 
 WRONG = {
     "unknown device": ({"device": "Z9"}, "topology z9:8x8: 'z9' is not known"),
-    "device without a machine": ({"device": "h100"}, "no machine has devices 'h100' under Megatron-LM"),
+    "device without a machine": ({"device": "v5e"}, "no machine has devices 'v5e' under Megatron-LM"),
     "unknown stack": ({"stack": "nanoGPT"}, "the kernels of stack 'nanoGPT' are not known; known are Megatron-LM"),
     "heads": ({"heads": "7"}, "heads=7 does not divide embed=3072"),
     "devices": ({"devices": "63"}, "are 64 devices, and the row has 63"),
     "microbatches": ({"microbatches": "3"}, "microbatches=3 does not divide batch_size=512"),
     "stages": ({"pipeline": "64", "data": "1"}, "30 layers are too few for 64 parts of a pipeline"),
-    "recompute": ({"recompute": "some"}, "recompute='some' is not known; it can be full, selective, none"),
-    "dtype": ({"dtype": "int8"}, "dtype='int8'; it can be float32, bfloat16, float16"),
-    "no number": ({"layers": "many"}, "'many'"),
+    "recompute": ({"recompute": "some"}, "recompute='some' is not known; it can be full, "),
+    "dtype": ({"dtype": "int8"}, "dtype='int8' is not known; it can be float16, "),
+    "no number": ({"layers": "many"}, "layers='many' is no number"),
+    "no whole number": ({"layers": "2.5"}, "layers='2.5'; it must be a whole number of at least 1"),
+    "nothing": ({"heads": ""}, "heads=''; it must be a whole number of at least 1"),
+    "no hosts": ({"devices_per_host": "0"}, "devices_per_host='0'; it must be a whole number of at least 1"),
+    "schedule": ({"schedule": "foo"}, "schedule='foo' is not known"),
+    "sequences": (
+        {"microbatch_size": "7"},
+        "1 microbatches of 7 on 64 replicas are 448 sequences",
+    ),
+    "sharding": ({"optimizer_sharded": "some"}, "optimizer_sharded='some' is not known"),
 }
+
+SAME = [
+    {"layers": "30.0", "vocab": "51,200", "batch_size": " 512 "},
+    {"tensor": "", "pipeline": "nan", "fsdp": "-"},
+    {"recompute": "TRUE", "dtype": "fp16", "sequence_parallel": "no", "optimizer_sharded": "0"},
+    {"schedule": "", "device": "NVIDIA A100"},
+]
+"""Other spellings of the same row."""
+
+
+@pytest.mark.parametrize("change", SAME, ids=str)
+def test_a_row_may_be_spelled_otherwise(change, rows, write, tmp_path):
+    """Numbers as floats, with commas or spaces, empty axes and other names of the same things change nothing."""
+    usual, other = predicted(tmp_path, write([rows[0], {**rows[0], **change}]))
+    assert other["predicted_seconds"] == usual["predicted_seconds"]
+    assert other["machine"] == usual["machine"] == "a100_megatron_cluster"
+
+
+def test_what_a_row_says_changes_the_step(rows, write, tmp_path):
+    """Interleaving by any of its names, selective recomputation, sequence parallelism and sharding are read."""
+    pipeline = {**rows[0], "data": "1", "tensor": "8", "pipeline": "8", "microbatches": "64", "layers": "32"}
+    changes: list[dict[str, str]] = [
+        {},
+        {"schedule": "interleaved", "chunks": "2"},
+        {"schedule": "1F1B", "virtual_stages": "2"},
+        {"schedule": "interleaved-1f1b"},
+        {"recompute": "selective"},
+        {"recompute": "none"},
+        {"sequence_parallel": "1"},
+    ]
+    told = predicted(
+        tmp_path, write([{**pipeline, "virtual_stages": "", "chunks": "", **change} for change in changes])
+    )
+    plain, first, second, third, *others = [float(row["predicted_seconds"]) for row in told]
+    assert first == second == third < plain
+    assert plain > others[0] > others[1]
+    assert others[2] != plain
+    sharded = [{**rows[0], "optimizer_sharded": name} for name in ("false", "zero1", "zero2", "zero3", "full_shard")]
+    none, zero1, zero2, zero3, fully = [float(row["predicted_seconds"]) for row in predicted(tmp_path, write(sharded))]
+    assert len({none, zero1, zero3}) == 3
+    assert (zero2, fully) == (zero1, zero3)
+
+
+def test_constants_are_carried_over_to_devices_without_a_machine(rows, write, tmp_path, capsys):
+    """Megatron-LM on H100 has no file: A100's constants and H100's specifications predict it; the report says so."""
+    usual, faster = predicted(tmp_path, write([rows[0], {**rows[0], "device": "H100 SXM5 80GB"}]))
+    assert float(faster["predicted_seconds"]) < float(usual["predicted_seconds"])
+    assert faster["machine"].endswith(" on h100")
+    assert "carried over to h100" in capsys.readouterr().out
+
+
+def test_a_machine_of_another_stack_is_refused(rows, write, tmp_path):
+    """Constants of PyTorch FSDP say nothing of Megatron-LM."""
+    (row,) = predicted(tmp_path, write(rows[:1]), "--machine=a100_fsdp")
+    assert (row["predicted_seconds"], row["problem"]) == (
+        "",
+        "machine a100_fsdp is of PyTorch FSDP, and the row of Megatron-LM",
+    )
 
 
 @pytest.mark.parametrize("name", WRONG)

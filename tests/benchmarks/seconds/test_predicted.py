@@ -145,7 +145,7 @@ def test_the_bound_is_below_every_prediction():
     its = machine("meshmark_gpus", "h100")
     for strategy in MESHES:
         cost = step(strategy)
-        least = bound_seconds(cost, its.chip, topology_of(cost))
+        least = bound_seconds(cost, its, topology_of(cost))
         assert 0 < least < predict_seconds(cost, its, topology_of(cost)).step_seconds, strategy
 
 
