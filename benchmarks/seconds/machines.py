@@ -112,6 +112,7 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
 
 
 def as_file(told: Mapping[str, Any], constants: Constants, error: float, source: str) -> str:
-    """The text of a machine file with other constants."""
-    described = {**told, "constants": dataclasses.asdict(constants), "error": round(error, 4), "source": source}
+    """The text of a machine file with other constants, to four digits."""
+    figures = {name: float(f"{value:.4g}") for name, value in dataclasses.asdict(constants).items()}
+    described = {**told, "constants": figures, "error": round(error, 4), "source": source}
     return json.dumps(described, indent=2) + "\n"
