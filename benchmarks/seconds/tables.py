@@ -20,6 +20,8 @@ Row = Mapping[str, str]
 PARTS = "matmul", "attention", "memory", "launches", "sums of layers", "gathers", "head", "sums of ends"
 AFTER = "sends", "bubble", "gradients", "optimizer", "fixed"
 """Parts of a step that a table has columns for, in the order of the step."""
+OF_MACHINE = "name", "error", "source"
+"""What a table says of the machine that predicts a row."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Predicted:
         run: the step; None if it cannot be expressed.
         timeline: predicted; None if it cannot be.
         bound_seconds: the least time, if all overlaps; None likewise.
+        machine: that predicts it; None likewise.
         problem: why it cannot be predicted; empty if it can.
     """
 
@@ -38,6 +41,7 @@ class Predicted:
     run: Run | None = None
     timeline: Timeline | None = None
     bound_seconds: float | None = None
+    machine: Machine | None = None
     problem: str = ""
 
     @property
@@ -72,15 +76,15 @@ def _predicted(row: Row, machine: Machine | None) -> Predicted:
         its = machine or machine_for(device_of(row), run.stack.name, run.topology.shape[0])
     except (Infeasible, UnknownMachine, ValueError) as error:
         return Predicted(row, problem=str(error))
-    return Predicted(
-        row, run, predict_seconds(run.cost, its, run.topology), bound_seconds(run.cost, its.chip, run.topology)
-    )
+    timeline, bound = predict_seconds(run.cost, its, run.topology), bound_seconds(run.cost, its.chip, run.topology)
+    return Predicted(row, run, timeline, bound, its)
 
 
 def as_csv(predictions: Sequence[Predicted]) -> str:
-    """The rows with predicted and least seconds, the parts of the step, and why a row has none."""
+    """The rows with predicted and least seconds, the parts of the step, its machine, and why a row has none."""
     columns = dict.fromkeys(name for each in predictions for name in each.row)
-    names = [*columns, "predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER)), "problem"]
+    parts = map(_column, (*PARTS, *AFTER))
+    names = [*columns, "predicted_seconds", "bound_seconds", *parts, *map(_of_machine, OF_MACHINE), "problem"]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
@@ -89,12 +93,17 @@ def as_csv(predictions: Sequence[Predicted]) -> str:
         figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in (*PARTS, *AFTER) if each.timeline}
         seconds = {"predicted_seconds": each.step_seconds, "bound_seconds": each.bound_seconds}
         told = {name: f"{value:.6g}" for name, value in seconds.items() if value is not None}
-        writer.writerow({**each.row, **told, **figures, "problem": each.problem})
+        its = {_of_machine(name): getattr(each.machine, name) for name in OF_MACHINE if each.machine}
+        writer.writerow({**each.row, **told, **figures, **its, "problem": each.problem})
     return text.getvalue()
 
 
 def _column(part: str) -> str:
     return f"predicted.{part.replace(' ', '_')}_seconds"
+
+
+def _of_machine(fact: str) -> str:
+    return f"machine.{fact}"
 
 
 def model_of(row: Row) -> str:
