@@ -51,6 +51,17 @@ def frontier() -> argparse.ArgumentParser:
     return parser
 
 
+def predictions() -> argparse.ArgumentParser:
+    """Return the parser of `meshmark predictions`."""
+    about = "Write a page that compares predicted with published seconds: errors, every row, and two pictures."
+    parser = argparse.ArgumentParser(program("python -m results.predictions"), description=about)
+    add = parser.add_argument
+    add("file", type=Path, metavar="PREDICTED.csv", help="written by python -m benchmarks.predict --out")
+    folder = "folder of published.md, published.png and published-parts.png"
+    add("--out", type=Path, metavar="FOLDER", required=True, help=folder)
+    return parser
+
+
 def timeline() -> argparse.ArgumentParser:
     """Return the parser of `meshmark timeline`."""
     about = "Draw a pipeline schedule, which `python -m strategies schedule NAME --json` writes to stdin."

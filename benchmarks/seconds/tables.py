@@ -20,6 +20,8 @@ from strategies.config import Infeasible
 PARTS = "matmul", "attention", "memory", "launches", "sums of layers", "gathers", "head", "sums of ends"
 AFTER = "sends", "bubble", "gradients", "optimizer", "fixed"
 """Parts of a step that a table has columns for, in the order of the step."""
+OF_MACHINE = "name", "error", "source"
+"""What a table says of the machine that predicts a row."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,12 @@ def _predicted(row: Row, machine: Machine | None) -> Predicted:
 
 
 def as_csv(predictions: Sequence[Predicted]) -> str:
-    """The rows with predicted and least seconds, the parts of the step, and why a row has none."""
+    """The rows with predicted and least seconds, the parts of the step, its machine, and why a row has none."""
     columns = dict.fromkeys(name for each in predictions for name in each.row)
-    added = "predicted_seconds", "bound_seconds", "machine", *map(_column, (*PARTS, *AFTER)), "problem"
+    added = (
+        *("predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER))),
+        *(*map(_of_machine, OF_MACHINE), "problem"),
+    )
     names = [*(name for name in columns if name not in added), *added]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -97,15 +102,17 @@ def as_csv(predictions: Sequence[Predicted]) -> str:
         figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in (*PARTS, *AFTER) if each.timeline}
         seconds = {"predicted_seconds": each.step_seconds, "bound_seconds": each.bound_seconds}
         told = {name: f"{value:.6g}" for name, value in seconds.items() if value is not None}
-        used = each.machine.name if each.machine else ""
-        writer.writerow(
-            {**each.row, **dict.fromkeys(added), **told, **figures, "machine": used, "problem": each.problem}
-        )
+        its = {_of_machine(name): getattr(each.machine, name) for name in OF_MACHINE if each.machine}
+        writer.writerow({**each.row, **dict.fromkeys(added), **told, **figures, **its, "problem": each.problem})
     return text.getvalue()
 
 
 def _column(part: str) -> str:
     return f"predicted.{part.replace(' ', '_')}_seconds"
+
+
+def _of_machine(fact: str) -> str:
+    return f"machine.{fact}"
 
 
 def model_of(row: Row) -> str:

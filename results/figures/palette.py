@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from results.figures.curves import PARTS, TIMES
+from results.records.predictions import PARTS as SPENT
 
 MARKERS = "osD^vPX<>ph*"
 """Markers of matplotlib. Their number, 12, has no factor in common with the 11 colours: 132 looks."""
@@ -27,6 +28,12 @@ STRATEGY_COLOURS = {
     "auto": "#660077",
 }
 """The strategies of meshmark, in the order in which legends name them."""
+
+LIMITS = (
+    *("matmuls", "memory bandwidth", "links inside a host", "network between hosts", "latency", "launches"),
+    "pipeline bubble",
+)
+"""Names of what limits a step, as `benchmarks.advise --scaling` writes them."""
 
 INDIGO, TEAL, SAND, RED, SKY, BROWN, BLACK = "#332288", "#2aa198", "#e8d88a", "#dd6655", "#88ccee", "#8a4513", "#222222"
 
@@ -47,6 +54,12 @@ LANE_COLOURS = {
     "hidden communication": TEAL,
 }
 """What happens in the lanes of a replayed step."""
+
+SPENT_COLOURS = dict(zip(SPENT, (INDIGO, SKY, BROWN, RED, TEAL, SAND, BLACK), strict=True))
+"""What the predicted time of a step is spent on."""
+
+LIMIT_COLOURS = dict(zip(LIMITS, (INDIGO, SKY, TEAL, RED, SAND, BROWN, BLACK), strict=True))
+"""What limits a predicted step."""
 
 
 class StrategyLook(NamedTuple):

@@ -109,7 +109,7 @@ def test_a_row_may_be_spelled_otherwise(change, rows, write, tmp_path):
     """Numbers as floats, with commas or spaces, empty axes and other names of the same things change nothing."""
     usual, other = predicted(tmp_path, write([rows[0], {**rows[0], **change}]))
     assert other["predicted_seconds"] == usual["predicted_seconds"]
-    assert other["machine"] == usual["machine"] == "a100_megatron_cluster"
+    assert other["machine.name"] == usual["machine.name"] == "a100_megatron_cluster"
 
 
 def test_what_a_row_says_changes_the_step(rows, write, tmp_path):
@@ -141,7 +141,7 @@ def test_constants_are_carried_over_to_devices_without_a_machine(rows, write, tm
     """Megatron-LM on H100 has no file: A100's constants and H100's specifications predict it; the report says so."""
     usual, faster = predicted(tmp_path, write([rows[0], {**rows[0], "device": "H100 SXM5 80GB"}]))
     assert float(faster["predicted_seconds"]) < float(usual["predicted_seconds"])
-    assert faster["machine"].endswith(" on h100")
+    assert faster["machine.name"].endswith(" on h100")
     assert "carried over to h100" in capsys.readouterr().out
 
 

@@ -7,9 +7,11 @@ import pytest
 
 from results.figures.palette import (
     LANE_COLOURS,
+    LIMIT_COLOURS,
     MARKERS,
     PART_COLOURS,
     PASS_COLOURS,
+    SPENT_COLOURS,
     STRATEGY_COLOURS,
     TIME_COLOURS,
     strategy_looks,
@@ -54,8 +56,8 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("eye", EYES)
 @pytest.mark.parametrize(
     "colours",
-    [STRATEGY_COLOURS, PART_COLOURS, TIME_COLOURS, PASS_COLOURS, LANE_COLOURS],
-    ids=["strategies", "parts of memory", "parts of time", "passes", "lanes"],
+    [STRATEGY_COLOURS, PART_COLOURS, TIME_COLOURS, PASS_COLOURS, LANE_COLOURS, SPENT_COLOURS, LIMIT_COLOURS],
+    ids=["strategies", "parts of memory", "parts of time", "passes", "lanes", "predicted parts", "limits"],
 )
 def test_colours_are_told_apart(colours: dict[str, str], eye: str) -> None:
     """Any two colours of a table differ by at least 0.08 in OKLab, as seen with each colour vision."""

@@ -1,0 +1,121 @@
+"""Figures of predictions: predicted against published seconds, and where the predicted time of the worst rows goes."""
+
+import textwrap
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from results.figures.canvas import GREY, caption
+from results.figures.palette import SPENT_COLOURS, STRATEGY_COLOURS
+from results.records.predictions import PARTS
+
+NEAR = 0.1
+"""Lines are drawn at this error, above and below zero."""
+SPREADS = {
+    "tensor and pipeline": (STRATEGY_COLOURS["three_d"], "v"),
+    "tensor": (STRATEGY_COLOURS["tensor"], "s"),
+    "pipeline": (STRATEGY_COLOURS["pipeline"], "D"),
+    "data or fsdp": (STRATEGY_COLOURS["fsdp"], "o"),
+}
+"""Mesh axes over which a model is split -> colour and marker of its rows. Batches may be split as well."""
+WORST = 8
+"""Rows of each source of which the parts are drawn."""
+
+
+def predicted_figure(rows: pd.DataFrame) -> Figure:
+    """Draw predicted seconds, and below them the errors, against published seconds, a column for each source."""
+    sources = list(rows["source"].unique())
+    figure = Figure(figsize=(max(5, 3.3 * len(sources)), 6.6), layout="constrained")
+    grid = figure.subplots(2, len(sources), squeeze=False, height_ratios=(1.4, 1))
+    limit = 100 * max(0.15, 1.1 * rows["error"].abs().max())
+    for (above, below), source in zip(grid.T, sources, strict=True):
+        part = rows[rows["source"] == source]
+        panel(above, part, "predicted_seconds")
+        ends = np.array(above.get_xlim())
+        for error in (-NEAR, 0.0, NEAR):
+            style = {"color": GREY, "linewidth": 1, "linestyle": "--" if error else "-", "zorder": 1}
+            above.plot(ends, ends * (1 + error), **style)
+            below.axhline(100 * error, **style)
+        above.set(yscale="log", ylim=ends)
+        seconds_axis(above.yaxis)
+        above.set_title("\n".join(textwrap.wrap(f"{source}, {len(part)} runs", 38)), size="x-small")
+        panel(below, part.assign(percent=100 * part["error"]), "percent")
+        below.set(ylim=(-limit, limit), xlabel="published seconds of a step")
+    grid[0, 0].set_ylabel("predicted seconds of a step")
+    grid[1, 0].set_ylabel("error of the prediction (%)")
+    used = [name for name in SPREADS if name in set(rows.apply(spread_of, axis=1))]
+    handles = [Line2D([], [], color=SPREADS[name][0], marker=SPREADS[name][1], ls="", label=name) for name in used]
+    figure.legend(handles=handles, title="the model is split over", loc="outside right center", frameon=False)
+    caption(figure, f"Lines: no error, and {NEAR:.0%} more or less.")
+    return figure
+
+
+def panel(axes: Axes, rows: pd.DataFrame, column: str) -> None:
+    """Draw a column against published seconds, rows by what splits the model."""
+    kinds = rows.apply(spread_of, axis=1)
+    for name, (colour, marker) in SPREADS.items():
+        own = rows[kinds == name]
+        axes.plot(own["step_seconds"], own[column], marker, color=colour, ms=4, mew=0.3, mec="white", alpha=0.8)
+    ends = rows[["step_seconds", "predicted_seconds"]].to_numpy(float)
+    axes.set(xscale="log", xlim=(ends.min() / 1.3, ends.max() * 1.3))
+    seconds_axis(axes.xaxis)
+
+
+def seconds_axis(axis: Axis) -> None:
+    """Write seconds on a logarithmic axis as plain numbers: 1, 3, 10 and so on."""
+    axis.set_major_locator(LogLocator(subs=(1, 3)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def spread_of(row: pd.Series) -> str:
+    """Which of `SPREADS` a row is."""
+    axes = [axis for axis in ("tensor", "pipeline") if row[axis] > 1]
+    return " and ".join(axes) or "data or fsdp"
+
+
+def parts_figure(rows: pd.DataFrame) -> Figure:
+    """Draw where the predicted time goes in the worst rows of each source, as parts of the published time."""
+    sources = [part for _, part in worst_first(rows).groupby("source", sort=False)]
+    drawn = [part.head(WORST) for part in sources]
+    figure = Figure(figsize=(11, 1.2 + 0.26 * sum(len(part) + 2 for part in drawn)), layout="constrained")
+    grid = figure.subplots(len(drawn), squeeze=False, sharex=True, height_ratios=[len(part) for part in drawn])[:, 0]
+    for axes, part in zip(grid, drawn, strict=True):
+        left = np.zeros(len(part))
+        for name, colour in SPENT_COLOURS.items():
+            width = (part[f"part.{name}"] / part["step_seconds"]).to_numpy()
+            axes.barh(range(len(part)), width, left=left, color=colour)
+            left += width
+        axes.axvline(1, color="black", linewidth=1.5)
+        axes.set_yticks(range(len(part)), [label_of(row) for row in part.to_dict("records")], size="small")
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_title(textwrap.shorten(part["source"].iloc[0], 70, placeholder=" ..."), size="small", loc="left")
+    grid[-1].set_xlabel("predicted over published time of a step")
+    handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in PARTS]
+    handles.append(Line2D([], [], color="black", label="published time"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    title = "Worst rows: layers x embed, sequences x tokens in so many microbatches, mesh"
+    figure.suptitle(title, x=0.02, ha="left", size="medium")
+    return figure
+
+
+def worst_first(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, the largest error first; sources in the order of the rows."""
+    return rows.sort_values("error", key=lambda error: -error.abs(), kind="stable").sort_values(
+        "source", key=lambda source: source.map({name: place for place, name in enumerate(rows["source"].unique())}),
+        kind="stable",
+    )  # fmt: skip
+
+
+def label_of(row: dict) -> str:
+    """Name a row: its model, batch, tokens of a sequence, microbatches and mesh."""
+    work = f"{row['model']}, {row['batch_size']:.0f} x {row['sequence']:.0f}"
+    return f"{work} in {row['microbatches']:.0f}, {row['mesh']}"

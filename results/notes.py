@@ -1,0 +1,69 @@
+"""What the page of predictions says by hand: what was fitted and kept out, and what is known of the bad rows."""
+
+CLUSTERS = "VIA-Research/vTrain data/ground_truth_multi.csv"
+HOST = "VIA-Research/vTrain data/ground_truth_single.csv"
+KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models, tables 3 and 5"
+FSDP = "mosaicml/llm-foundry scripts/train/benchmarking/README.md"
+
+BEGIN = """# Predicted against published
+
+This page is written by a command, from tables of measured training runs such as those in `results/published`:
+
+    python -m benchmarks.predict results/published/*.csv --out predicted.csv
+    python -m results.predictions predicted.csv --out docs
+
+The tables have {rows} rows of {sources} sources. {known} of them are predicted and measured. [Seconds](seconds.md)
+says how a step is predicted. The formulas of kernels, collectives and pipelines are the same for all rows. What
+differs is the machine file: ten constants for one kind of device under one software stack, such as the part of the
+peak rate that a large matmul reaches, each within a plausible range.
+
+Most machine files were fitted to the rows that they predict below, so the errors in the other tables are those of a
+fit. The last column of the first table is the stricter error: of rows that the fit did not see, because all rows of
+their model, or of their number of devices, were left out. `python -m benchmarks.fit` computes it."""
+
+KEPT_OUT = {
+    KORTHIKANTI: """\
+For Korthikanti et al. only one constant was fitted, the efficiency of matmuls, to the four rows with full
+recomputation. The other constants are those of the clusters of A100s. The four rows with selective recomputation
+were kept out: they are predictions, and the last column is their error.""",
+}
+"""Source -> what else was kept out of the fit of its machine file."""
+
+NOTES = {
+    CLUSTERS: """\
+**Megatron-LM on 64 to 512 A100s.** Two groups of rows are bad.
+
+- On 64 devices three rows stand alone. With `data=8,tensor=8` and 1 microbatch a step took 9.84 s; with 2, 4, 8 and
+  16 microbatches it took 4.97 s, 5.02 s, 5.18 s and 5.62 s, and with 32 again 8.88 s. With `data=16,tensor=4` it
+  took 4.76 s with 8 microbatches and 6.23 s with 16. Nothing in the table differs but the number of microbatches. A
+  model that fits the neighbours cannot fit these rows. The source does not say what happened in them. Memory that
+  is almost full, or a disturbed run, are guesses.
+- On 512 devices the rows with `tensor=2`, and some with `tensor=4`, take longer than predicted, while rows of the
+  same batch with `tensor=8` agree. Here, too, the time jumps: with `data=32,pipeline=8,tensor=2` it rises from
+  19.07 s to 21.89 s as microbatches go from 16 to 24, although the bubble gets shorter. With `tensor=2`, four
+  devices of a host belong to one data-parallel group, and with `tensor=8` each belongs to another. The sum of
+  gradients alone cannot be the reason: it is done once a step, whatever the number of microbatches. What is the
+  reason is not known.""",
+    HOST: """\
+**Megatron-LM on 2 to 8 A100s of one host.** The errors repeat, so they are errors of the model, and not noise: rows
+whose layers do the same work on a device have nearly the same error, whatever the number of layers and the batch. A
+table below shows it. The worst rows have `tensor=8`. Most of their predicted time is the latency of sums over the
+tensor axis, and the model has one latency for all sizes. The measured time does not even grow with the size of a
+microbatch: with `tensor=8`, 16 layers of 1,024 features took 1.311 s for 16 microbatches of 1 sequence, which is 82
+ms each, and 0.255 s for 4 microbatches of 4 sequences, which is 64 ms each. NCCL chooses algorithm and protocol by
+the size of a message, and the model does not. Whether that explains these rows has not been tested.""",
+    KORTHIKANTI: """\
+**Megatron-LM on 8 to 512 A100s, Korthikanti et al.** No row is bad.""",
+    FSDP: """\
+**PyTorch FSDP on 8 A100s.** Three rows are bad.
+
+- 48 x 7168 with 8,192 tokens took 299.7 s, and with 4,096 tokens 105.7 s, with as many sequences and microbatches.
+  It has about 2.1 times the FLOPs, and took 2.8 times as long. It is the largest model with the longest sequence
+  that was measured for it, with one sequence in a microbatch. Memory that is almost full would explain it. The
+  source does not say.
+- 24 x 1536 with 512 and 1,024 tokens took 3.34 s and 3.30 s, and with 2,048 tokens 3.03 s. All three batches have
+  the same number of tokens, and nothing is recomputed. Shorter sequences have fewer FLOPs, and take less time for
+  each token with every other model of the table where as much is recomputed. The source does not say why they took
+  longer here.""",
+}
+"""Source -> what is known of its bad rows. The seconds are those of the published table."""

@@ -1,0 +1,132 @@
+"""Reads the table that `python -m benchmarks.predict --out` writes, and judges its predictions."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from results.records.reading import RecordError
+
+AXES = "data", "fsdp", "pipeline", "tensor"
+NUMBERS = (
+    *("layers", "embed", "sequence", "devices", "batch_size", "microbatches", *AXES),
+    *("step_seconds", "predicted_seconds", "machine.error"),
+)
+TEXTS = "source", "device", "recompute", "problem", "machine.name", "machine.source"
+PARTS = {
+    "matmuls": ("matmul",),
+    "attention and memory": ("attention", "memory"),
+    "launches": ("launches",),
+    "sums and gathers": ("sums_of_layers", "gathers"),
+    "embedding and head": ("head", "sums_of_ends"),
+    "sends and bubble": ("sends", "bubble"),
+    "after the passes": ("gradients", "optimizer", "fixed"),
+}
+"""Parts of a step as a figure shows them -> the parts that the table has."""
+LEAST_RANKED = 3
+"""With fewer runs a rank correlation says nothing."""
+
+
+class Errors(NamedTuple):
+    """Errors of several predictions. All but `runs` and `rank` are fractions.
+
+    Attributes:
+        runs: number of runs.
+        mean: mean absolute error.
+        median: median absolute error.
+        bias: mean error; above zero if predictions are too long.
+        near: part of the runs whose error is at most 10%.
+        rank: Spearman's correlation; None with few runs.
+        regret: how much longer the run takes that is predicted to be the fastest than the fastest.
+    """
+
+    runs: int
+    mean: float
+    median: float
+    bias: float
+    near: float
+    rank: float | None
+    regret: float
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Read a table of predictions.
+
+    Returns:
+        Its rows, with `error` of the prediction, and names: `model`, `mesh`, `cluster`, `work` of a step, and `layout`,
+        which is the model and the mesh. `beside` is the median error of the other rows of the layout.
+
+    Raises:
+        RecordError: the file cannot be read, or `benchmarks.predict` did not write it.
+    """
+    try:
+        rows = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:  # pandas' own errors of parsing are ValueErrors
+        raise RecordError(f"{path} cannot be read as CSV: {error}") from error
+    names = [f"predicted.{part}_seconds" for parts in PARTS.values() for part in parts]
+    if missing := [name for name in (*NUMBERS, *TEXTS, *names) if name not in rows]:
+        written = "write it with `python -m benchmarks.predict RUNS.csv --out PREDICTED.csv`"
+        raise RecordError(f"{path} lacks {', '.join(missing[:3])}; {written}")
+    numbers = [*NUMBERS, *names]
+    rows[numbers] = rows[numbers].apply(pd.to_numeric, errors="coerce")
+    parts = {
+        f"part.{name}": rows[[f"predicted.{part}_seconds" for part in inside]].sum(axis=1)
+        for name, inside in PARTS.items()
+    }
+    return named(rows.assign(error=rows["predicted_seconds"] / rows["step_seconds"] - 1, **parts))
+
+
+def named(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with the names that `read` describes."""
+    sizes = {name: rows[name].map("{:.0f}".format) for name in NUMBERS[:-3]}
+    model, cluster = sizes["layers"] + " x " + sizes["embed"], sizes["devices"] + " x " + rows["device"]
+    mesh = rows[list(AXES)].apply(mesh_of, axis=1)
+    work = model + ", " + sizes["batch_size"] + " x " + sizes["sequence"] + " tokens, " + cluster
+    rows = rows.assign(model=model, cluster=cluster, mesh=mesh, work=work, layout=model + ", " + mesh)
+    sequences = rows["batch_size"] / rows["microbatches"] / rows["data"] / rows["fsdp"]
+    return rows.assign(sequences=sequences, beside=rows.groupby(["source", "layout"])["error"].transform(of_others))
+
+
+def mesh_of(sizes: pd.Series) -> str:
+    """Name of a mesh: its axes of more than one device.
+
+    >>> mesh_of(pd.Series({"data": 8.0, "fsdp": 1.0, "pipeline": 1.0, "tensor": 4.0}))
+    'data=8,tensor=4'
+    """
+    return ",".join(f"{axis}={size:.0f}" for axis, size in sizes.items() if size != 1) or "data=1"
+
+
+def of_others(values: pd.Series) -> pd.Series:
+    """Median of all other values, for each value.
+
+    >>> of_others(pd.Series([1.0, 2.0, 4.0])).tolist()
+    [3.0, 2.5, 1.5]
+    """
+    return pd.Series({place: values.drop(place).median() for place in values.index}, dtype=float)
+
+
+def judged(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that were predicted and measured."""
+    return rows[rows["error"].notna()]
+
+
+def errors_of(rows: pd.DataFrame) -> Errors:
+    """Errors of judged rows."""
+    error, guess, truth = rows["error"], rows["predicted_seconds"], rows["step_seconds"]
+    ranked = len(rows) >= LEAST_RANKED and guess.nunique() > 1 and truth.nunique() > 1
+    return Errors(
+        len(rows),
+        float(error.abs().mean()),
+        float(error.abs().median()),
+        float(error.mean()),
+        float((error.abs() <= 0.1).mean()),
+        float(guess.rank().corr(truth.rank())) if ranked else None,
+        float(truth.iloc[guess.argmin()] / truth.min() - 1),
+    )
+
+
+def errors_by(rows: pd.DataFrame, key: str | list[str], order: Callable[[Errors], float] | None = None) -> list:
+    """Names of groups of judged rows and their errors, in the order of the rows, or the largest of `order` first."""
+    groups = [(name, errors_of(part)) for name, part in rows.groupby(key, sort=False)]
+    return groups if order is None else sorted(groups, key=lambda group: -order(group[1]))

@@ -1,0 +1,45 @@
+"""docs/seconds.md has every constant as the code describes it, and shows what the commands print."""
+
+import re
+import textwrap
+
+import pytest
+
+from benchmarks import advise, predict
+from benchmarks.seconds.machine import RANGES, Constants
+from benchmarks.seconds.machines import machine, machine_names
+from tests.processes import ROOT
+
+PAGE = (ROOT / "docs" / "seconds.md").read_text()
+COMMANDS = {"advise": advise.main, "predict": predict.main}
+EXAMPLE = r"^    \$ python -m benchmarks\.(advise|predict) (.*)\n((?:    .*\n|\n(?=    ))+)"
+EXAMPLES = re.findall(EXAMPLE, PAGE, re.MULTILINE)
+
+
+def test_every_constant_has_its_range_and_meaning():
+    """A row for each, with the words of its docstring."""
+    described = re.findall(r"^ {8}(\w+): (.*?)(?=^ {8}\w+: |\Z)", Constants.__doc__ or "", re.MULTILINE | re.DOTALL)
+    meanings = {name: " ".join(text.split()) for name, text in described}
+    assert {*meanings} == {*RANGES}
+    for name, (low, high, _) in RANGES.items():
+        assert f"| `{name}` | {low:g} | {high:g} | {meanings[name]} |\n" in PAGE
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_machine_file_has_its_error_and_source(name):
+    """A row for each."""
+    its = machine(name)
+    assert f"| `{name}` | {its.stack.name} | {its.error:.1%} | {its.source} |\n" in PAGE
+
+
+@pytest.mark.parametrize(("command", "arguments", "shown"), EXAMPLES, ids=[name for name, *_ in EXAMPLES])
+def test_examples_are_what_commands_print(command, arguments, shown, capsys, monkeypatch):
+    """Line by line; dots stand for lines that are left out."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "400")
+    COMMANDS[command](arguments.split())
+    printed = capsys.readouterr().out.rstrip().splitlines()
+    before, dots, after = textwrap.dedent(shown).rstrip().partition("\n...\n")
+    assert printed[: len(before.splitlines())] == before.splitlines()
+    assert printed[len(printed) - len(after.splitlines()) :] == after.splitlines()
+    assert dots or printed == before.splitlines()

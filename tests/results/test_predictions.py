@@ -1,0 +1,148 @@
+"""The page of predictions is what the command writes from the committed tables, with the numbers of the rows."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import spearmanr
+
+from benchmarks import predict
+from results import predictions
+from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
+from results.notes import KEPT_OUT, NOTES
+from results.records.predictions import PARTS, errors_by, errors_of, judged, read
+from results.records.reading import RecordError
+from tests.processes import ROOT
+
+TABLES = sorted((ROOT / "results" / "published").glob("*.csv"))
+WRITE = (
+    "python -m benchmarks.predict results/published/*.csv --out P.csv && python -m results.predictions P.csv --out docs"
+)
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The table that the command writes of all published runs."""
+    path = tmp_path_factory.mktemp("predicted") / "predicted.csv"
+    predict.main([*map(str, TABLES), f"--out={path}"])
+    return path
+
+
+@pytest.fixture
+def rows(predicted: Path) -> pd.DataFrame:
+    """Its rows."""
+    return read(predicted)
+
+
+@pytest.fixture(scope="module")
+def folder(predicted: Path) -> Path:
+    """The folder of the page that the command writes."""
+    predictions.main([str(predicted), f"--out={predicted.parent / 'page'}"])
+    return predicted.parent / "page"
+
+
+def test_the_committed_page_is_what_the_command_writes(folder: Path) -> None:
+    """Letter by letter, so it changes with the model; its pictures are there."""
+    written, committed = (where / predictions.PAGE for where in (folder, ROOT / "docs"))
+    assert written.read_text() == committed.read_text(), f"run {WRITE}"
+    for name in (predictions.PICTURE, predictions.PARTS_PICTURE):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+        assert (ROOT / "docs" / name).exists()
+        assert f"]({name})" in committed.read_text()
+
+
+def test_a_page_written_twice_is_the_same(predicted: Path, folder: Path, tmp_path: Path) -> None:
+    """The pictures, too."""
+    predictions.main([str(predicted), f"--out={tmp_path}"])
+    for path in folder.iterdir():
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes()
+
+
+def test_every_row_is_on_the_page_worst_first(rows: pd.DataFrame) -> None:
+    """A line for each, in a table for each source, the largest error first."""
+    text = "\n\n".join(predictions.every_row(rows))
+    tables = text.split("### ")[1:]
+    assert [table.splitlines()[0] for table in tables] == list(rows["source"].unique())
+    found = [re.findall(r"\| ([+-]\d+\.\d)% \| \S* ?\|$", table, re.MULTILINE) for table in tables]
+    assert sum(map(len, found)) == len(rows)
+    for table in found:
+        sizes = [abs(float(error)) for error in table]
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def test_errors_are_those_of_the_rows(rows: pd.DataFrame) -> None:
+    """Mean, bias and rank correlation, as scipy computes it."""
+    for source, found in errors_by(rows, "source"):
+        part = rows[rows["source"] == source]
+        ratio = part["predicted_seconds"] / part["step_seconds"]
+        assert found.runs == len(part)
+        assert (found.mean, found.bias) == pytest.approx((abs(ratio - 1).mean(), ratio.mean() - 1))
+        assert found.rank == pytest.approx(spearmanr(part["predicted_seconds"], part["step_seconds"])[0])
+
+
+def test_regret_is_what_the_predicted_best_loses() -> None:
+    """The predicted best takes 3 s, and the best 2 s."""
+    rows = pd.DataFrame({"predicted_seconds": [1.0, 2.0], "step_seconds": [3.0, 2.0]})
+    rows["error"] = rows["predicted_seconds"] / rows["step_seconds"] - 1
+    assert errors_of(rows).regret == pytest.approx(0.5)
+    assert errors_of(rows).rank is None
+
+
+def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
+    """What the figure draws is the whole predicted step."""
+    whole = rows[[f"part.{name}" for name in PARTS]].sum(axis=1)
+    assert np.allclose(whole, rows["predicted_seconds"], rtol=1e-4)
+
+
+def test_notes_quote_seconds_that_were_published(rows: pd.DataFrame) -> None:
+    """Every number of seconds in the text about a source is one of its rows, and every note is of a source."""
+    assert {*NOTES} | {*KEPT_OUT} <= {*rows["source"]}
+    for source, text in NOTES.items():
+        published = rows.loc[rows["source"] == source, "step_seconds"]
+        for number in re.findall(r"(\d+\.\d+)\s+s\b", text):
+            assert (published.round(len(number.partition(".")[2])) == float(number)).any(), number
+
+
+def test_figures_have_every_row_and_the_worst(rows: pd.DataFrame) -> None:
+    """A point for each row in the column of its source, and the parts of the worst rows of each."""
+    figure = predicted_figure(rows)
+    counts = rows["source"].value_counts(sort=False)
+    assert len(figure.axes) == 2 * len(counts)
+    for start in (0, len(counts)):
+        for axes, count in zip(figure.axes[start:], counts, strict=False):
+            points = (len(np.asarray(line.get_xdata())) for line in axes.lines if line.get_marker() != "None")
+            assert sum(points) == count
+    drawn = parts_figure(rows)
+    assert [len(axes.get_yticks()) for axes in drawn.axes] == [min(WORST, count) for count in counts]
+    first = worst_first(rows).iloc[0]
+    assert drawn.axes[0].get_yticklabels()[0].get_text().startswith(first["model"])
+
+
+def test_rows_without_a_prediction_are_listed_with_the_reason(predicted: Path, tmp_path: Path) -> None:
+    """They do not count in the errors."""
+    table = pd.read_csv(predicted, dtype=str, keep_default_na=False)
+    table.loc[1, ["predicted_seconds", "problem"]] = "", "no such | device"
+    table.loc[2, "step_seconds"] = ""
+    table.to_csv(tmp_path / "some.csv", index=False)
+    some = read(tmp_path / "some.csv")
+    assert len(judged(some)) == len(table) - 2
+    *_, text = predictions.without(some)
+    assert f"| {table.loc[1, 'source']} | 2 | no such \\| device |" in text
+    assert f"| {table.loc[2, 'source']} | 3 | it was not measured |" in text
+
+
+def test_what_is_no_such_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the command that writes one."""
+    path = tmp_path / "other.csv"
+    path.write_text("source,device\na,b\n")
+    with pytest.raises(
+        RecordError, match=r"lacks layers, embed, sequence; write it with `python -m benchmarks\.predict"
+    ):
+        read(path)
+    for wrong, problem in ((path, "lacks layers"), (tmp_path / "none.csv", "cannot be read as CSV")):
+        with pytest.raises(SystemExit) as ended:
+            predictions.main([str(wrong), f"--out={tmp_path}"])
+        assert ended.value.code == 5
+        assert problem in capsys.readouterr().err
