@@ -202,7 +202,7 @@ def test_the_report_has_the_errors_of_each_group(rows, write, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "status", "problem"),
     [
-        (["{good}", "--machine=abacus"], 2, "machine 'abacus' is not known; known are a100_80gb_megatron"),
+        (["{good}", "--machine=abacus"], 2, "machine 'abacus' is not known; known are a100_40gb_fsdp, a100"),
         (["{folder}/none.csv"], 5, "No such file"),
         (["{empty}"], 5, "has no rows"),
         (["{short}"], 5, "lacks the columns heads, mlp; it needs stack, device"),
