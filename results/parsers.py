@@ -64,7 +64,7 @@ def predictions() -> argparse.ArgumentParser:
 
 def scaling() -> argparse.ArgumentParser:
     """Return the parser of `meshmark scaling`."""
-    about = "Draw predicted throughput and time of a step against devices, for strong and weak scaling."
+    about = "Draw predicted time of a step and utilization against devices, for strong and weak scaling."
     parser = argparse.ArgumentParser(program("python -m results.scaling"), description=about)
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="written by python -m benchmarks.advise --scaling N..N --json")

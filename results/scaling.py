@@ -1,4 +1,4 @@
-"""Draws predicted throughput and time of a step against devices, for strong and weak scaling.
+"""Draws predicted time of a step and utilization against devices, for strong and weak scaling.
 
 python -m benchmarks.advise --preset gpt3-6.7b --topology h100:1x8 --batch-size 2048 --scaling 8..16384 --json FILE
 python -m results.scaling FILE [--out PICTURE]
@@ -20,8 +20,8 @@ from results.records.reading import RecordError, check_kinds, is_amount, is_text
 
 SCHEMA_VERSION = 1
 FACTS = {"device": str, "preset": str, "sequence_tokens": int, "dtype": str, "machine": str, "error": float}
-NUMBERS = "devices", "batch_size", "predicted_seconds", "tokens_per_second"
-KEYS = {**dict.fromkeys(("scaling", "mesh", "limit"), is_text), **dict.fromkeys(NUMBERS, is_amount)}
+NUMBERS = "devices", "batch_size", "predicted_seconds", "tokens_per_second", "model_flops_utilization"
+KEYS = {**dict.fromkeys(("scaling", "strategy", "mesh", "limit"), is_text), **dict.fromkeys(NUMBERS, is_amount)}
 
 
 def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:

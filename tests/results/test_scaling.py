@@ -22,8 +22,13 @@ def point(scaling: str, devices: int, seconds: float | None, limit: str | None =
     """A point of a step that takes so long."""
     batch = 64 if scaling == "strong" else 4 * devices
     rate = None if seconds is None else batch * 1024 / seconds
-    sizes = {"devices": devices, "batch_size": batch, "mesh": f"fsdp={devices}"}
-    return {"scaling": scaling, **sizes, "predicted_seconds": seconds, "tokens_per_second": rate, "limit": limit}
+    sizes = {"devices": devices, "batch_size": batch, "strategy": "fsdp", "mesh": f"fsdp={devices}"}
+    times = {
+        "predicted_seconds": seconds,
+        "tokens_per_second": rate,
+    }
+    times["model_flops_utilization"] = rate and rate / devices / 8192
+    return {"scaling": scaling, **sizes, **times, "limit": limit}
 
 
 @pytest.fixture
@@ -38,17 +43,25 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_every_point_is_drawn_in_the_colour_of_its_limit(path: Path) -> None:
-    """Throughput above, seconds below; strong on the left, weak on the right. What does not fit is counted."""
+    """Seconds above, utilization below; strong on the left, weak on the right. What does not fit is counted."""
     figure = figure_of(*read(path))
     found = []
     for axes in figure.axes:
-        (dots,) = [drawn for drawn in axes.collections if isinstance(drawn, PathCollection)]
-        colours = [to_hex(colour) for colour in np.asarray(dots.get_facecolor())]
-        found.append((np.asarray(dots.get_offsets()).tolist(), colours))
+        dots = [drawn for drawn in axes.collections if isinstance(drawn, PathCollection)]
+        places = [tuple(np.asarray(each.get_offsets())[0].tolist()) for each in dots]
+        colours = [to_hex(np.asarray(each.get_facecolor())[0]) for each in dots]
+        found.append([(*place, colour) for place, colour in zip(places, colours, strict=True)])
     matmuls, latency = LIMIT_COLOURS["matmuls"], LIMIT_COLOURS["latency"]
-    assert found[2] == ([[8, 2.0], [16, 1.5]], [matmuls, latency])
-    assert found[3] == ([[8, 1.0], [16, 1.0], [32, 1.5]], [matmuls, matmuls, latency])
-    assert found[0][0][0] == [8, 32768.0]
+    assert found[0] == [(8, 2.0, matmuls), (16, 1.5, latency)]
+    assert found[1] == [(8, 1.0, matmuls), (16, 1.0, matmuls), (32, 1.5, latency)]
+    assert found[2] == [(8, 50.0, matmuls), (16, pytest.approx(100 / 3), latency)]
+    ideal = [
+        np.asarray(line.get_ydata()).tolist()
+        for axes in figure.axes
+        for line in axes.lines
+        if line.get_linestyle() == "--"
+    ]
+    assert ideal == [[2.0, 1.0], [1.0, 1.0, 1.0]]
     assert [axes.get_title() for axes in figure.axes[:2]] == [
         "strong scaling: 64 sequences",
         "weak scaling: 4 sequences a device",
@@ -79,7 +92,7 @@ def test_the_example_can_be_drawn() -> None:
         ({"schema_version": 2}, "has schema 2, not 1"),
         ({"error": None}, "error is None, not float"),
         ({"points": []}, "`points` is not a list of rows"),
-        ({"points": [{"scaling": "weak"}]}, "None devices lacks mesh"),
+        ({"points": [{"scaling": "weak"}]}, "None devices lacks strategy"),
     ],
 )
 def test_what_is_no_such_file_is_refused(path: Path, change: dict[str, Any], message: str) -> None:
