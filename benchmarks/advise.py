@@ -18,9 +18,11 @@ from benchmarks.commandline.outputs import Unwritable, require_file, save_text
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
+from benchmarks.search import scaled
 from benchmarks.search.advised import Choice, Choices, advised, limits
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.request import search_space
+from benchmarks.search.scaled import powers_of_two, sized
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.machines import machine, machine_for
 from benchmarks.seconds.stack import MESHMARK
@@ -133,6 +135,33 @@ def row(rank: int, choice: Choice, its: Machine) -> Mapping[str, Any]:
     }
 
 
+def of_smallest(asked: argparse.Namespace) -> argparse.Namespace:
+    """The options with the topology of the smallest size of --scaling, and of remat those that save memory.
+
+    Raises:
+        ValueError: a mesh is named, or a size is not possible.
+    """
+    if asked.mesh:
+        raise ValueError("--scaling chooses a mesh for each number of devices; leave --mesh out")
+    for devices in powers_of_two(*asked.scaling):
+        sized(asked.topology, devices)
+    others = {"topology": sized(asked.topology, asked.scaling[0]), "remat": asked.remat or ["dots", "full"]}
+    return argparse.Namespace(**{**vars(asked), **others})
+
+
+def scaling(space: SearchSpace, asked: argparse.Namespace, its: Machine) -> int:
+    """Print and write the best on each number of devices; the exit status is that of `main`."""
+    begin = time.monotonic()
+    sizes = powers_of_two(*asked.scaling)
+    each = asked.sequences_per_device or max(1, space.batch_size // sizes[0])
+    found = list(scaled.points(space, sizes, each, its))
+    print(f"{len(found)} searches in {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    if asked.json:
+        save_text(asked.json, json.dumps(scaled.document(space, found, its), indent=1))
+    print("\n".join(scaled.report(space, found, its)))
+    return 0 if any(point.choice for point in found) else 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rank the search space by predicted seconds and print the advice.
 
@@ -145,6 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kind, hosts = asked.topology.kind, asked.topology.shape[0]
         its = machine(asked.machine, kind) if asked.machine else machine_for(kind, MESHMARK.name, hosts)
         its = its.with_changes(dict(asked.set))
+        if asked.scaling:
+            asked = of_smallest(asked)
         space = search_space(asked)
         if asked.json:
             require_file(asked.json)
@@ -152,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.exit(BROKEN_INPUT, f"{error}\n")
     except ValueError as error:
         command.error(str(error))
+    if asked.scaling:
+        return scaling(space, asked, its)
     begin = time.monotonic()
     choices = advised(space.cases(), its, space.topology)
     candidates = len(choices.best) + choices.too_large + choices.infeasible

@@ -107,9 +107,25 @@ def advise() -> argparse.ArgumentParser:
     add("--set", type=assignment, metavar="NAME=VALUE", action="append", default=[], help=changes)
     add("--tokens", type=float, metavar="N", help="also print days and device-hours to train on N tokens")
     add("--price", type=float, metavar="X", help="of a device-hour; with --tokens, also print the money")
+    scaling = "the best on each power of two of devices instead, with the same batch and one that grows with them"
+    add("--scaling", type=sizes, metavar="N..N", help=f"{scaling}; such as 8..16384")
+    weak = "with --scaling: sequences a device in weak scaling; default: the batch over the smallest number of devices"
+    add("--sequences-per-device", type=count, metavar="N", help=weak)
     add("--all", action="store_true", help="print every candidate that fits")
     add("--json", type=Path, metavar="FILE", help="write every candidate that fits to this file")
     return parser
+
+
+def sizes(text: str) -> tuple[int, int]:
+    """Read the first and the last number of devices.
+
+    >>> sizes("8..16384")
+    (8, 16384)
+    """
+    first, _, last = text.partition("..")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of devices such as 8..16384")
+    return int(first), int(last)
 
 
 def assignment(text: str) -> tuple[str, str]:

@@ -62,6 +62,17 @@ def predictions() -> argparse.ArgumentParser:
     return parser
 
 
+def scaling() -> argparse.ArgumentParser:
+    """Return the parser of `meshmark scaling`."""
+    about = "Draw predicted time of a step and utilization against devices, for strong and weak scaling."
+    parser = argparse.ArgumentParser(program("python -m results.scaling"), description=about)
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="written by python -m benchmarks.advise --scaling N..N --json")
+    picture = "picture to write; its suffix selects the format; default: FILE with the suffix .png"
+    add("--out", type=Path, metavar="PICTURE", help=picture)
+    return parser
+
+
 def timeline() -> argparse.ArgumentParser:
     """Return the parser of `meshmark timeline`."""
     about = "Draw a pipeline schedule, which `python -m strategies schedule NAME --json` writes to stdin."

@@ -67,6 +67,7 @@ COMMANDS = {
         "results.predictions",
         parser="results.parsers:predictions",
     ),
+    "scaling": Command("draw predicted time against devices", "results.scaling", parser="results.parsers:scaling"),
     "frontier": Command("draw the result of a search", "results.frontier", parser="results.parsers:frontier"),
     "lanes": Command("draw a replayed step as lanes", "results.lanes", parser="results.parsers:lanes"),
     "strategies": Command("list the strategies, with their mesh axes and options", "strategies.__main__", ("list",)),

@@ -1,0 +1,110 @@
+"""The best on each number of devices: the search at that size, with the batch that scaling gives it."""
+
+import json
+
+import pytest
+
+from benchmarks.advise import main
+from benchmarks.devices.topology import Topology
+from benchmarks.search.advised import advised, limits
+from benchmarks.search.candidates import SearchSpace
+from benchmarks.search.scaled import points, powers_of_two, sized, usual
+from benchmarks.seconds.machines import machine
+from results.figures.palette import LIMIT_COLOURS
+from strategies import PRESETS
+
+H100S = machine("meshmark_gpus", "h100")
+ASKED = ("--preset=gpt2", "--topology=h100:1x8", "--batch-size=64", "--strategy=fsdp,tensor", "--remat=dots")
+
+
+def space(topology, **others):
+    """A search space of gpt2 on devices."""
+    restricted = {"strategies": ("fsdp", "hsdp", "three_d"), "remats": ("dots",), **others}
+    return SearchSpace(Topology.parse(topology), "gpt2", PRESETS["gpt2"], 64, "bfloat16", **restricted)
+
+
+def test_each_point_is_the_best_of_its_search():
+    """On every number of devices, of the candidates whose meshes are usual, with the largest of its limits."""
+    found = list(points(space("h100:1x8"), (8, 16), 4, H100S))
+    assert [(point.scaling, point.devices, point.batch_size) for point in found] == [
+        ("strong", 8, 64),
+        ("strong", 16, 64),
+        ("weak", 8, 32),
+        ("weak", 16, 64),
+    ]
+    options = (("schedule", ("1f1b", "zb-h1")), ("gather", ("layer",)))
+    sixteen = Topology.parse("h100:2x8")
+    best = advised(filter(usual, space("h100:2x8", options=options).cases()), H100S, sixteen).best[0]
+    for point in found:
+        assert point.choice
+        assert point.choice.case.mesh.size == point.devices
+        assert point.limits[point.limit] == max(limits(point.choice, H100S, point.topology).values())
+    assert found[1].choice == found[3].choice == best
+
+
+def test_leaving_out_unusual_meshes_loses_nothing_here():
+    """On two hosts the best of all meshes is a usual one."""
+    sixteen = Topology.parse("h100:2x8")
+    every = [*space("h100:2x8").cases()]
+    some = [*filter(usual, every)]
+    assert 0 < len(some) < len(every)
+    assert advised(some, H100S, sixteen).best[0] == advised(every, H100S, sixteen).best[0]
+
+
+@pytest.mark.parametrize(
+    ("topology", "devices", "expected"),
+    [
+        ("h100:1x8", 64, "h100:8x8"),
+        ("h100:8x8", 4, "h100:1x4"),
+        ("v5e:4x4", 8, "v5e:2x4"),
+        ("v5p:4x4x4", 512, "v5p:8x8x8"),
+    ],
+)
+def test_topologies_of_other_sizes(topology, devices, expected):
+    """Of the same kind and as large hosts; on a torus as cubic as can be."""
+    assert str(sized(Topology.parse(topology), devices)) == expected
+    with pytest.raises(ValueError, match="at most 256"):
+        sized(Topology.parse("v5e:4x4"), 512)
+
+
+def test_sizes_are_powers_of_two_times_the_first():
+    """Up to the last, and no further."""
+    assert powers_of_two(8, 16384) == tuple(2**power for power in range(3, 15))
+    assert powers_of_two(12, 47) == (12, 24)
+
+
+def test_the_command_writes_a_row_for_each_point(tmp_path, capsys):
+    """Strong and weak; where nothing fits, the row says so, and the limits are those that have colours."""
+    path = tmp_path / "scaling.json"
+    assert main([*ASKED, "--scaling=8..256", f"--json={path}", "--sequences-per-device=2"]) == 0
+    told = json.loads(path.read_text())
+    rows = told["points"]
+    assert (told["kind"], told["error"]) == ("scaling", 0.2)
+    assert [(row["scaling"], row["devices"]) for row in rows] == [
+        (scaling, 8 << times) for scaling in ("strong", "weak") for times in range(6)
+    ]
+    assert [row["batch_size"] for row in rows] == [64] * 6 + [2 * 8 << times for times in range(6)]
+    fits = [row["strategy"] is not None for row in rows]
+    assert fits == [row["devices"] <= row["batch_size"] for row in rows]  # 12 heads are not split by 8
+    for row in rows:
+        assert (row["limit"] is None) is (row["predicted_seconds"] is None)
+        assert {*row["limits"]} <= {*LIMIT_COLOURS}
+    assert {*rows[0]["limits"]} == {*LIMIT_COLOURS}
+    assert capsys.readouterr().out.count("nothing fits") == fits.count(False)
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (["--scaling=8"], "'8' is not a range of devices such as 8..16384"),
+        (["--scaling=16..8"], "'16..8' is not a range"),
+        (["--scaling=8..16", "--mesh=fsdp=8"], "leave --mesh out"),
+        (["--scaling=8..1048576"], "devices; take 65,536 or fewer"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(more, problem, capsys):
+    """Before anything is searched."""
+    with pytest.raises(SystemExit) as ended:
+        main([*ASKED, *more])
+    assert ended.value.code == 2
+    assert problem in capsys.readouterr().err
