@@ -62,6 +62,11 @@ COMMANDS = {
     "fit": Command(
         "fit the constants of a machine to measured runs", "benchmarks.fit", parser="benchmarks.parsers:fit_runs"
     ),
+    "calibrate": Command(
+        "measure this machine, to predict times of steps on it",
+        "benchmarks.calibrate",
+        parser="benchmarks.parsers:calibrate",
+    ),
     "frontier": Command("draw the result of a search", "results.frontier", parser="results.parsers:frontier"),
     "lanes": Command("draw a replayed step as lanes", "results.lanes", parser="results.parsers:lanes"),
     "strategies": Command("list the strategies, with their mesh axes and options", "strategies.__main__", ("list",)),
