@@ -128,6 +128,14 @@ def sizes(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
+def calibrate() -> argparse.ArgumentParser:
+    """Return the parser of `meshmark calibrate`."""
+    about = "Measure the devices of this machine, and write a machine file, by which times of steps are predicted."
+    parser = argparse.ArgumentParser(program("python -m benchmarks.calibrate"), description=about)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the machine file, such as mine.json")
+    return parser
+
+
 def assignment(text: str) -> tuple[str, str]:
     """Read NAME=VALUE.
 

@@ -68,6 +68,11 @@ COMMANDS = {
         parser="results.parsers:predictions",
     ),
     "scaling": Command("draw predicted time against devices", "results.scaling", parser="results.parsers:scaling"),
+    "calibrate": Command(
+        "measure this machine, to predict times of steps on it",
+        "benchmarks.calibrate",
+        parser="benchmarks.parsers:calibrate",
+    ),
     "frontier": Command("draw the result of a search", "results.frontier", parser="results.parsers:frontier"),
     "lanes": Command("draw a replayed step as lanes", "results.lanes", parser="results.parsers:lanes"),
     "strategies": Command("list the strategies, with their mesh axes and options", "strategies.__main__", ("list",)),

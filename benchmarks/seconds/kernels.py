@@ -111,7 +111,7 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     residual, hidden = share.residual_tokens * embed * scale, tokens * share.mlp * scale
     forward.append(Kernel("memory", 0, stack.residual_bytes.forward * residual + stack.mlp_bytes.forward * hidden))
     backward.append(Kernel("memory", 0, stack.residual_bytes.backward * residual + stack.mlp_bytes.backward * hidden))
-    some = forward[-1:] if stack.fused_attention else ahead
+    some = forward[-1:] if stack.fused_attention or stack.score_blocks else ahead
     last = len(weights) - 1
     full = forward if stack.repeats == "all" else forward[:last] + forward[last + 1 :]
     again = {"full": full, "dots": some, "none": []}[plan.train.remat]
@@ -132,6 +132,14 @@ def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
         flops = 2 * 2 * share.tokens * (keys / 2) * share.head_features
         moved = 4 * itemsize * share.tokens * share.head_features
         return [Kernel("attention", flops, moved)], [Kernel("attention", 2.5 * flops, 2 * moved)]
+    if stack.score_blocks:
+        # Each of n devices of a ring computes 2 n + 1 of its 4 n pairs of chunks; one device, 3 of 4.
+        pairs = keys if share.skipping else keys * (2 * share.ring + 1) / (4 * share.ring)
+        flops, area = 2 * 2 * share.tokens * pairs * share.head_features, share.tokens * heads * pairs * itemsize / 2
+        return (
+            [Kernel("attention", flops, 0), Kernel("memory", 0, stack.score_bytes.forward * area)],
+            [Kernel("attention", 2.5 * flops, 0), Kernel("memory", 0, stack.score_bytes.backward * area)],
+        )
     sequences = share.tokens * share.contexts / config.sequence
     queries, batch = config.sequence / share.contexts, sequences * heads
     scores, values = (queries, keys, head), (queries, head, keys)

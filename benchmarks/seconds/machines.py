@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.devices.chips import CHIPS
+from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPUS
 from benchmarks.seconds.machine import RANGES, Constants, Machine
 from benchmarks.seconds.stack import STACKS
@@ -61,13 +61,16 @@ def parsed(name: str, told: Mapping[str, Any], kind: str | None = None) -> Machi
     if wrong := {*told.get("constants", ())} ^ {*RANGES}:
         raise UnknownMachine(f"machine {name}: constants {', '.join(sorted(wrong))} are missing, or not known")
     chosen = kind if kind and "chip" not in told else chip_of(told)
+    specifications = told.get("specifications", {})
+    whole = {*specifications} == {field.name for field in dataclasses.fields(Chip)}
     for what, value, known in (("chip", chosen, CHIPS), ("stack", told.get("stack"), STACKS)):
-        if value not in known:
+        if value not in known and not (whole and what == "chip"):
             raise UnknownMachine(f"machine {name}: {what} {value!r} is not known; known are {', '.join(known)}")
-    chip = dataclasses.replace(CHIPS[chosen], **told.get("specifications", {}))
+    chip = Chip(**specifications) if whole else dataclasses.replace(CHIPS[chosen], **specifications)
     cores = GPUS[chosen]["core_count"] if chosen in GPUS else 0
     constants, achieved = Constants(**told["constants"]), ACHIEVED.get(chosen, chip.flops_per_second)
-    return Machine(name, chip, achieved, cores, STACKS[told["stack"]], constants, told["error"], told["source"])
+    stack = dataclasses.replace(STACKS[told["stack"]], **told.get("passes", {}))
+    return Machine(name, chip, achieved, cores, stack, constants, told["error"], told["source"])
 
 
 def chip_of(told: Mapping[str, Any]) -> str:

@@ -85,12 +85,14 @@ class Network:
     def latency_seconds(self, kind: str, where: Group) -> float:
         """Latency of a collective: of a ring's steps inside a host, and of a tree's between hosts. A permute has one.
 
+        Virtual devices wait for each other in a permute, too.
+
         NCCL takes rings inside a host, and trees between hosts where latency matters (Jeaugey 2019, "Massively Scale
         Your Deep Learning Training with NCCL 2.4").
         """
         constants = self.machine.constants
         inside = constants.link_seconds if where.devices > where.hosts else 0.0
         between = constants.network_seconds if where.hosts > 1 else 0.0
-        if kind == "permute":
+        if kind == "permute" and not self.machine.stack.shared:
             return max(inside, between)
         return inside * (where.devices // where.hosts - 1) + between * math.log2(max(2, where.hosts))

@@ -24,9 +24,13 @@ OF_ENDS = "embedding", "head", "ends"
 BETWEEN_STAGES = "stages"
 """What stages send to their neighbours."""
 
+KEPT_BYTES = 2**25
+"""Larger allocations the GNU C library returns to the system when they are freed (malloc.c,
+DEFAULT_MMAP_THRESHOLD_MAX)."""
+
 
 def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timeline:
-    """Predict the time of a step on its slowest device.
+    """Predict the time of a step on its slowest device; of virtual devices, on all together.
 
     Args:
         cost: the step by formulas.
@@ -46,9 +50,13 @@ def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timelin
     after = {
         "gradients": step.gradients_seconds(backward_seconds),
         "optimizer": step.optimizer_seconds(),
-        "fixed": machine.constants.step_seconds,
+        "allocation": step.allocation_seconds(sum(cost.temporaries.values())),
     }
-    return Timeline({name: seconds for name, seconds in added(parts, after).items() if seconds})
+    parts = added(parts, after)
+    if machine.stack.shared:
+        parts = scaled({**parts, "bubble": 0.0}, cost.plan.mesh.size)
+    parts = added(parts, {"fixed": machine.constants.step_seconds})
+    return Timeline({name: seconds for name, seconds in parts.items() if seconds})
 
 
 def stage_passes(cost: Cost, machine: Machine, topology: Topology) -> tuple[Span, ...]:
@@ -80,6 +88,8 @@ class _Step:
         self.kernels = layer(cost.plan, machine.stack)
         self.microbatches = cost.plan.train.microbatches
         self.shards = cost.plan.over(cost.plan.layout.shards)
+        of_blocks = [each for each in cost.plan.weights if each.of_blocks and {*self.shards} & {*each.axes}]
+        self.gathers = 1 if machine.stack.combines else len(of_blocks)
 
     def layer(self, way: str) -> Parts:
         """Seconds of a layer for one microbatch, "forward" or "backward", the latter with what it recomputes.
@@ -88,12 +98,13 @@ class _Step:
         gather than what they are gathered beside.
         """
         stack, constants = self.machine.stack, self.machine.constants
-        launches = getattr(stack.kernels, way)
+        launches = getattr(stack.kernels, way) + (self.plan.share.ring - 1) * getattr(stack.hop_kernels, way)
         if way == "backward" and self.plan.train.remat == "full":
             launches += stack.kernels.forward
         parts = seconds_by_kind(getattr(self.kernels, way), self.machine)
         parts = added(parts, {"sums of layers": self.sums_seconds(way)})
-        waits = max(0.0, launches * constants.kernel_seconds - sum(parts.values()))
+        hidden = 0.0 if stack.shared else sum(parts.values())
+        waits = max(0.0, launches * constants.kernel_seconds - hidden)
         parts = added(parts, {"launches": waits})
         beside = stack.prefetches and self.plan.train.gather == "layer"
         hidden = sum(parts.values()) if beside else 0.0
@@ -104,14 +115,17 @@ class _Step:
         branches, full = len(Block.branches()), self.plan.train.remat == "full"
         counted = 2 * branches + (branches - 1 if full else 0)  # as traffic.py counts them
         done = 3 * branches if full and self.machine.stack.repeats == "all" else counted
-        calls = Passes(branches, done - branches)
         # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
         # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2).
         gathers = Passes(1 / 3, 1 / 3)
+        ring = self.plan.share.ring
         total = 0.0
         for each in self.traffic:
             if each.what in OF_LAYERS:
-                share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / counted
+                calls, all_calls = Passes(branches, done - branches), counted
+                if each.what == "keys and values" and ring > 1:
+                    calls, all_calls = Passes(ring - 1, 2 * ring - 1), 3 * ring - 2
+                share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / all_calls
                 sent = each.sent_bytes * share / self.microbatches / self.plan.layers
                 total += self.network.seconds(each.kind, each.axes, sent, getattr(calls, way))
         return total
@@ -123,7 +137,7 @@ class _Step:
         for each in self.traffic:
             if self.sharded(each) and each.what in wanted:
                 sent[each.kind] = sent.get(each.kind, 0) + each.sent_bytes / self.microbatches / self.plan.layers
-        return sum(self.network.seconds(kind, self.shards, count) for kind, count in sent.items())
+        return sum(self.network.seconds(kind, self.shards, count, self.gathers) for kind, count in sent.items())
 
     def first_gather_seconds(self) -> float:
         """Seconds of a microbatch's first gather and last scatter, which have nothing to hide behind."""
@@ -147,7 +161,8 @@ class _Step:
                 part = SENT[each.kind](each.operand_bytes, plan.size(*axes)) / self.microbatches
                 sent += self.network.seconds(each.kind, axes, part)
         forward, backward = (sum(seconds_by_kind(each, self.machine).values()) for each in kernels)
-        return {"head": forward, "sums of ends": sent / 2}, {"head": backward, "sums of ends": sent / 2}
+        both = {"sums of ends": sent / 2, "launches": stack.end_kernels / 2 * self.machine.constants.kernel_seconds}
+        return {"head": forward, **both}, {"head": backward, **both}
 
     def send_seconds(self) -> float:
         """Seconds to send a microbatch's residual stream to the next stage."""
@@ -175,6 +190,14 @@ class _Step:
         return max(0.0, gradients - (backward_seconds if hides else 0.0)) + others
 
     def optimizer_seconds(self) -> float:
-        """Seconds to update the parameters that the device updates."""
-        moved = self.machine.stack.optimizer_bytes * self.plan.elements / self.plan.updates
-        return Kernel("memory", 0, moved).seconds(self.machine)
+        """Seconds to accumulate gradients of microbatches, and to update the parameters that the device updates."""
+        stack = self.machine.stack
+        times = self.microbatches if self.microbatches > 1 else 0
+        moved = (stack.optimizer_bytes / self.plan.updates + stack.accumulation_bytes * times) * self.plan.elements
+        launches = stack.update_kernels * self.machine.constants.kernel_seconds
+        return Kernel("memory", 0, moved).seconds(self.machine) + launches
+
+    def allocation_seconds(self, temporaries: int) -> float:
+        """Seconds for the system to provide the temporaries, where the host's allocator does not keep them."""
+        fresh = temporaries if temporaries > KEPT_BYTES else 0
+        return Kernel("memory", 0, self.machine.stack.fresh_bytes * fresh).seconds(self.machine)

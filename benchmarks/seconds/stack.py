@@ -38,6 +38,17 @@ class Stack:
         ends: who embeds and computes the loss in a pipeline: the "first and last" stage, or "all" stages.
         outermost: mesh axes that lie outside of all others when devices are numbered host by host, outermost first.
         lockstep: whether all stages of a pipeline exchange arrays at the end of each tick.
+        shared: whether devices are virtual and share the cores of one host. Then a step takes the time of all devices'
+            work together, launches of kernels included, and nothing overlaps.
+        score_blocks: whether attention skips the blocks of scores that causality masks, and computes scores again in
+            the backward pass (strategies/model/attention_kernels.py).
+        combines: whether collectives of several arrays are combined into one.
+        hop_kernels: launched for a layer for each hop of ring attention.
+        end_kernels: launched for the embedding, the head and the loss of a microbatch.
+        update_kernels: launched for the optimizer.
+        accumulation_bytes: read and written for each parameter to accumulate the gradient of a microbatch.
+        fresh_bytes: that take as long to read and write as the system takes to provide a byte of temporaries. The C
+            library returns allocations of more than 32 MiB to the system (mallopt(3), M_MMAP_THRESHOLD).
     """
 
     name: str
@@ -55,6 +66,14 @@ class Stack:
     ends: Literal["first and last", "all"]
     lockstep: bool
     outermost: tuple[str, ...] = ()
+    shared: bool = False
+    score_blocks: bool = False
+    combines: bool = True
+    hop_kernels: Passes = Passes(0, 0)
+    end_kernels: float = 0
+    update_kernels: float = 0
+    accumulation_bytes: float = 0
+    fresh_bytes: float = 0
 
 
 MEGATRON = Stack(
@@ -110,4 +129,28 @@ MESHMARK = Stack(
     ends="all",
     lockstep=True,
 )
-STACKS: Mapping[str, Stack] = {stack.name: stack for stack in (MEGATRON, MPT, MESHMARK)}
+VIRTUAL = Stack(
+    name="meshmark on virtual devices",
+    fused_attention=False,
+    score_bytes=Passes(10, 16),
+    residual_bytes=MESHMARK.residual_bytes,
+    mlp_bytes=MESHMARK.mlp_bytes,
+    logit_bytes=MESHMARK.logit_bytes,
+    optimizer_bytes=MESHMARK.optimizer_bytes,
+    # Kernels are counted in programs that XLA 0.10 compiles for CPUs.
+    kernels=Passes(54, 74),
+    repeats="all but the last",
+    reduce_dtype="float32",
+    overlaps_gradients=False,
+    prefetches=False,
+    ends="all",
+    lockstep=True,
+    shared=True,
+    score_blocks=True,
+    combines=False,
+    hop_kernels=Passes(35, 27),
+    end_kernels=45,
+    update_kernels=100,
+    accumulation_bytes=12,
+)
+STACKS: Mapping[str, Stack] = {stack.name: stack for stack in (MEGATRON, MPT, MESHMARK, VIRTUAL)}

@@ -1,0 +1,79 @@
+"""Constants of a machine from the seconds of probes and of small steps."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import least_squares, nnls
+
+from benchmarks.seconds.fitting import OUTLIER
+from benchmarks.seconds.machine import RANGES, Machine
+from benchmarks.seconds.predicted import predict_seconds
+from benchmarks.seconds.published import Run
+
+
+class Timing(NamedTuple):
+    """The measured seconds of a probe; other fields are as of `probes.Probe`."""
+
+    kind: str
+    devices: int
+    work: float
+    calls: int
+    inverse_dim: float
+    seconds: float
+
+
+def rate(timings: Sequence[Timing], *, shared: bool) -> float:
+    """Median work per second: of a device, or of all devices together where they share a host."""
+    return statistics.median(each.work * (each.devices if shared else 1) / each.seconds for each in timings)
+
+
+def matmuls(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float]:
+    """FLOPs per second of large matmuls, and `Constants.matmul_dim`, by least squares of relative errors."""
+    works = [each.work * (each.devices if shared else 1) / each.seconds for each in timings]
+    rows = [(work, work * each.inverse_dim) for work, each in zip(works, timings, strict=True)]
+    (per_flop, per_dim), _ = nnls(np.array(rows), np.ones(len(rows)))
+    return float(1 / per_flop), float(per_dim / per_flop)
+
+
+def links(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float]:
+    """Bytes per second and seconds of latency of collectives, by least squares of relative errors.
+
+    Where devices share a host these are of all devices together: each adds its own latency and bytes.
+    """
+    rows = []
+    for each in timings:
+        steps = 1 if each.kind == "permute" and not shared else each.devices - 1
+        scale = (each.devices if shared else 1) / each.seconds
+        rows.append((scale * each.calls * steps, scale * each.work))
+    (latency, per_byte), _ = nnls(np.array(rows), np.ones(len(rows)))
+    return 1 / max(per_byte, 1e-15), float(latency)
+
+
+def predicted(runs: Sequence[Run], machine: Machine) -> np.ndarray:
+    """Predicted seconds of steps."""
+    return np.array([predict_seconds(run.cost, machine, run.topology).step_seconds for run in runs])
+
+
+def fitted(runs: Sequence[Run], machine: Machine, names: Sequence[str]) -> Machine:
+    """The machine with some of its constants and of the bytes of its stack fitted to measured steps.
+
+    The fit is by robust least squares of logarithms.
+    """
+    measured = np.array([run.step_seconds for run in runs])
+
+    def changed(logs: np.ndarray) -> Machine:
+        values: Mapping[str, float] = dict(zip(names, map(float, np.exp(logs)), strict=True))
+        constants = {name: value for name, value in values.items() if name in RANGES}
+        passes = {name: value for name, value in values.items() if name not in RANGES}
+        return replace(
+            machine, constants=replace(machine.constants, **constants), stack=replace(machine.stack, **passes)
+        )
+
+    def errors(logs: np.ndarray) -> np.ndarray:
+        return np.log(predicted(runs, changed(logs)) / measured)
+
+    start = np.log([getattr(machine.constants if name in RANGES else machine.stack, name) for name in names])
+    return changed(least_squares(errors, start, loss="soft_l1", f_scale=OUTLIER).x)

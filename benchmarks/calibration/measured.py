@@ -1,0 +1,170 @@
+"""The machine at hand, measured: probes are timed interleaved, and what they show becomes a machine."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+
+from benchmarks.calibration import probes, small_steps
+from benchmarks.calibration.fits import Timing, fitted, links, matmuls, predicted, rate
+from benchmarks.calibration.probes import Probe, Timed
+from benchmarks.devices.chips import Chip
+from benchmarks.explain.memory import states_budget_bytes
+from benchmarks.seconds.machine import Constants, Machine
+from benchmarks.seconds.published import Run
+from benchmarks.seconds.stack import MESHMARK, VIRTUAL, Stack
+from benchmarks.timing.interleaved import BlockTimes, time_interleaved
+from benchmarks.timing.measure import steps_per_block
+from strategies.mesh import are_virtual, platform_of
+
+ROUNDS = 5
+GROUPS = 2, 4, 8
+FITTED = "memory_efficiency", "attention_efficiency", "kernel_seconds", "optimizer_bytes"
+"""What small steps show, in which all of these act together."""
+PASSES = "optimizer_bytes", "fresh_bytes"
+"""Bytes of the stack that are measured."""
+START = Constants(
+    matmul_efficiency=1.0,
+    matmul_dim=0.0,
+    attention_efficiency=0.3,
+    memory_efficiency=0.3,
+    kernel_seconds=3e-6,
+    link_efficiency=1.0,
+    link_seconds=0.0,
+    network_efficiency=1.0,
+    network_seconds=0.0,
+    step_seconds=0.0,
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured.
+
+    Attributes:
+        machine: of the measured constants.
+        timings: of all probes.
+        runs: the small steps.
+        missing: what could not be measured.
+    """
+
+    machine: Machine
+    timings: Sequence[Timing]
+    runs: Sequence[Run]
+    missing: Sequence[str]
+
+
+class Setting(NamedTuple):
+    """The devices at hand: how many, whether they share a host, what runs on them, and the dtype of their matmuls."""
+
+    devices: int
+    shared: bool
+    stack: Stack
+    dtype: str
+
+
+def setting() -> Setting:
+    """The devices at hand."""
+    shared = are_virtual(jax.devices())
+    return Setting(jax.device_count(), shared, VIRTUAL if shared else MESHMARK, "float32" if shared else "bfloat16")
+
+
+def clock(*, shared: bool) -> Callable[[], float]:
+    """The clock of probes: of the wall, or of the process on all cores that it may use."""
+    if not shared:
+        return time.perf_counter
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return lambda: time.process_time() / cores
+
+
+def measured(name: str, say: Callable[[str], None]) -> Measured:
+    """Measure the devices at hand.
+
+    Args:
+        name: of the machine.
+        say: prints a line about progress.
+    """
+    here = setting()
+    steps = [*small_steps.steps(here.devices, here.stack, here.dtype)]
+    all_probes = [*_probes(here), *(probe for probe, _ in steps)]
+    say(f"timing {len(all_probes)} probes on {here.devices} devices, interleaved")
+    timings = timed(all_probes, clock(shared=here.shared))
+    runs = [run_of(each.seconds) for (_, run_of), each in zip(steps, timings[-len(steps) :], strict=True)]
+    machine, missing = machine_of(name, timings, here)
+    for _ in range(2):  # the bytes of an allocation depend on the memory efficiency, and the other way round
+        machine = fitted(runs, with_allocation(machine, timings), FITTED)
+    return Measured(replace(machine, error=_error(runs, machine)), timings, runs, missing)
+
+
+def with_allocation(machine: Machine, timings: Sequence[Timing]) -> Machine:
+    """The machine with the bytes that take as long to stream as the system takes to provide one."""
+    fresh = [each for each in timings if each.kind == "allocation"]
+    if not fresh:
+        return machine
+    equal = machine.reached.memory_bytes_per_second / rate(fresh, shared=True)
+    return replace(machine, stack=replace(machine.stack, fresh_bytes=equal))
+
+
+def timed(all_probes: Sequence[Probe], now: Callable[[], float]) -> list[Timing]:
+    """Median seconds of probes, timed interleaved."""
+    trainings = {str(index): Timed(probe, now) for index, probe in enumerate(all_probes)}
+    times = {name: BlockTimes(steps_per_block(each)) for name, each in trainings.items()}
+    time_interleaved(trainings, times, ROUNDS, begin=lambda name: None)
+    for each in times.values():
+        if each.error:
+            raise each.error
+    return [
+        Timing(each.kind, each.devices, each.work, each.calls, each.inverse_dim, statistics.median(blocks.seconds))
+        for each, blocks in zip(all_probes, times.values(), strict=True)
+    ]
+
+
+def machine_of(name: str, timings: Sequence[Timing], here: Setting) -> tuple[Machine, list[str]]:
+    """The machine that probes show, and what they do not show."""
+    of = {kind: [each for each in timings if each.kind == kind] for kind in {each.kind for each in timings}}
+    flops, matmul_dim = matmuls(of["matmul"], shared=here.shared)
+    streaming = rate(of["stream"], shared=here.shared)
+    missing = ["the network between hosts; it is taken to be as fast as the links inside this host"]
+    exchanged = [each for each in timings if each.calls]
+    bandwidth, latency = links(exchanged, shared=here.shared) if exchanged else (streaming, 0.0)
+    if not exchanged:
+        missing.append("links: there is one device; they are taken to be as fast as its memory")
+    chip = Chip(
+        platform=platform_of(jax.devices()[0]) or "",
+        flops_per_second=flops,
+        memory_bytes=2 * (states_budget_bytes() or 0),
+        memory_bytes_per_second=streaming,
+        link_bytes_per_second=bandwidth,
+        torus_dims=0,
+        ring_multiple=0,
+        slice_chips=0,
+        network_bytes_per_second=bandwidth,
+        source="meshmark calibrate",
+    )
+    dispatch = statistics.median(each.seconds for each in of["dispatch"])
+    constants = replace(START, matmul_dim=matmul_dim, link_seconds=latency, step_seconds=dispatch)
+    return Machine(name, chip, flops, 0, here.stack, constants, 0.0, "meshmark calibrate"), missing
+
+
+def _probes(here: Setting) -> Iterator[Probe]:
+    yield from probes.matmuls(here.devices, here.dtype, 1 if here.shared else probes.LARGER)
+    yield from probes.streams(here.devices)
+    yield from probes.dispatches(here.devices)
+    if here.shared:
+        yield from probes.allocations()
+    for count in GROUPS:
+        if count <= here.devices:
+            yield from probes.collectives(count)
+
+
+def _error(runs: Sequence[Run], machine: Machine) -> float:
+    """Mean error of predictions of each small step by constants that are fitted to the others."""
+    errors = []
+    for index, run in enumerate(runs):
+        others = fitted([*runs[:index], *runs[index + 1 :]], machine, FITTED)
+        errors.append(abs(predicted([run], others)[0] / (run.step_seconds or 1) - 1))
+    return statistics.mean(errors)

@@ -1,0 +1,144 @@
+"""Programs that do one thing over and over on all devices of a mesh: matmuls, passes over memory, or collectives.
+
+Legend of dims: n devices of the mesh, which split the first dim of every array.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.timing.interleaved import Timeable
+
+AXIS = "devices"
+MATMULS = ((1024, 512, 128), (128, 512, 128), (1024, 64, 128), (64, 256, 256), (512, 512, 512), (64, 2048, 512))
+"""Dims m, n, k of matmuls of virtual devices."""
+LARGER = 8
+"""Matmuls of accelerators have dims this much larger."""
+SENT_ELEMENTS = (2**10, 2**14, 2**18)
+"""Elements of the operands of collectives."""
+STREAMED_BYTES = 2**22
+FRESH_BYTES = 2**26
+Body = Callable[..., tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Something that is done over and over.
+
+    Attributes:
+        kind: "matmul", "stream", "allocation", "dispatch", or a kind of collective.
+        devices: that do it at the same time.
+        work: FLOPs of a device, or bytes that it reads and writes, or sends.
+        calls: collectives in it.
+        inverse_dim: of its matmuls, the mean of one over the contracted dim.
+        run: does it so many times, and waits for it.
+    """
+
+    kind: str
+    devices: int
+    work: float
+    calls: int
+    run: Callable[[int], None]
+    inverse_dim: float = 0.0
+
+
+class Timed(Timeable):
+    """A probe as `time_interleaved` takes it."""
+
+    dispatch_seconds = 0.0
+
+    def __init__(self, probe: Probe, clock: Callable[[], float]) -> None:
+        self.probe, self.clock = probe, clock
+
+    def block(self, steps: int) -> float:
+        """Run the probe so many times and return its seconds."""
+        begin = self.clock()
+        self.probe.run(steps)
+        return self.clock() - begin
+
+
+def repeated(devices: int, body: Body, *shapes: tuple[int, ...], dtype: str = "float32") -> Callable[[int], None]:
+    """A compiled loop of `body` on each device, over arrays of these shapes; it returns others of the same shapes."""
+    mesh = jax.make_mesh((devices,), (AXIS,), devices=jax.devices()[:devices])
+    split = NamedSharding(mesh, P(AXIS))
+    random = np.random.default_rng(0)
+    arrays = [
+        jax.device_put(jnp.asarray(random.normal(size=(devices * first, *rest)) / math.sqrt(first), dtype), split)
+        for first, *rest in shapes
+    ]
+
+    def loop(times: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        return lax.fori_loop(0, times[0], lambda _, carried: body(*carried), arrays)
+
+    mapped = jax.shard_map(
+        loop, mesh=mesh, in_specs=(P(), *[P(AXIS)] * len(arrays)), out_specs=P(AXIS), check_vma=False
+    )
+    counts = lambda times: jax.device_put(np.full(1, times, "int32"), NamedSharding(mesh, P()))  # noqa: E731
+    program = jax.jit(mapped).lower(counts(1), *arrays).compile()
+
+    def run(times: int) -> None:
+        jax.block_until_ready(program(counts(times), *arrays))
+
+    return run
+
+
+def matmuls(devices: int, dtype: str, scale: int) -> Iterator[Probe]:
+    """Yield pairs of matmuls [m,k] x [k,n] x [n,k], with all dims larger by `scale`."""
+    for m, n, k in ((scale * m, scale * n, scale * k) for m, n, k in MATMULS):
+        run = repeated(devices, lambda x, w, v: ((x @ w) @ v, w, v), (m, k), (k, n), (n, k), dtype=dtype)
+        yield Probe("matmul", devices, 4 * m * n * k, 0, run, (1 / k + 1 / n) / 2)
+
+
+def streams(devices: int) -> Iterator[Probe]:
+    """Yield a pass that reads and writes an array."""
+    run = repeated(devices, lambda x: (x * 0.5 + 1,), (STREAMED_BYTES // 4,))
+    yield Probe("stream", devices, 2 * STREAMED_BYTES, 0, run)
+
+
+def allocations() -> Iterator[Probe]:
+    """Yield a program on one device with large temporaries, which the system provides anew each time."""
+
+    def filled(loops: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, loops, lambda _, x: x * 0.5, jnp.full(FRESH_BYTES // 4, loops + 1.0))[loops]
+
+    none = jnp.int32(0)
+    program = jax.jit(filled).lower(none).compile()
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            jax.block_until_ready(program(none))
+
+    yield Probe("allocation", 1, FRESH_BYTES, 0, run)
+
+
+def dispatches(devices: int) -> Iterator[Probe]:
+    """Yield a program that does nothing."""
+    nothing = repeated(devices, lambda x: (x,), (1,))
+    yield Probe("dispatch", devices, 0, 0, lambda times: [nothing(0) for _ in range(times)] and None)
+
+
+def collectives(devices: int) -> Iterator[Probe]:
+    """Yield collectives of several sizes. A reduce-scatter and an all-gather are one probe: its shapes stay the same."""
+    ring = [(place, (place + 1) % devices) for place in range(devices)]
+    part = (devices - 1) / devices
+    bodies: dict[str, tuple[Body, float, int]] = {
+        "all_reduce": (lambda x: (lax.psum(x, AXIS) / devices,), 2 * part, 1),
+        "reduce_scatter": (lambda x: (_scattered_and_gathered(x) / devices,), 2 * part, 2),
+        "permute": (lambda x: (lax.ppermute(x, AXIS, ring),), 1, 1),
+        "all_to_all": (lambda x: (lax.all_to_all(x, AXIS, 0, 0, tiled=True),), part, 1),
+    }
+    for kind, (body, share, calls) in bodies.items():
+        for elements in SENT_ELEMENTS:
+            yield Probe(kind, devices, 4 * elements * share, calls, repeated(devices, body, (elements,)))
+
+
+def _scattered_and_gathered(x: jax.Array) -> jax.Array:
+    return lax.all_gather(lax.psum_scatter(x, AXIS, tiled=True), AXIS, tiled=True)

@@ -1,0 +1,57 @@
+"""Training steps of small models, which show what a layer does besides matmuls."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.calibration.probes import Probe
+from benchmarks.cases import default_microbatches
+from benchmarks.devices.topology import CPU, Topology
+from benchmarks.seconds.published import Run
+from benchmarks.seconds.stack import Stack
+from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.costs.predict import predict
+from strategies.mesh import platform_of
+
+MODELS = (
+    GPTConfig(layers=4, embed=96, heads=8, vocab=512, sequence=32),
+    GPTConfig(layers=4, embed=192, heads=8, vocab=512, sequence=96),
+    GPTConfig(layers=2, embed=384, heads=8, vocab=1024, sequence=192),
+    GPTConfig(layers=8, embed=64, heads=8, vocab=128, sequence=160),
+)
+"""None of the presets."""
+SPREAD = (("context", MODELS[1]), ("pipeline", MODELS[3]))
+"""Steps of many short kernels: strategies on as many devices as there are, and models."""
+BATCH_SIZE = 16
+
+
+def steps(devices: int, stack: Stack, dtype: str) -> Iterator[tuple[Probe, Callable[[float], Run]]]:
+    """Yield steps on two and on all devices, each with a function that makes a run of its seconds."""
+    for count in sorted({min(2, devices), devices}):
+        yield from (_step("data", count, config, stack, dtype) for config in MODELS)
+    if devices > 1:
+        yield from (_step(strategy, devices, config, stack, dtype) for strategy, config in SPREAD)
+
+
+def _step(strategy: str, devices: int, config: GPTConfig, stack: Stack, dtype: Any) -> tuple[Probe, Callable]:
+    mesh = MeshSpec.parse(f"{strategy}={devices}")
+    train = TrainConfig(BATCH_SIZE, default_microbatches(strategy, mesh, BATCH_SIZE), dtype=dtype)
+    cost = predict(strategy, config, mesh, train, platform_of(jax.devices()[0]))
+    return _probe(strategy, config, mesh, train), lambda seconds: Run(cost, Topology(CPU, (devices,)), stack, seconds)
+
+
+def _probe(strategy: str, config: GPTConfig, mesh: MeshSpec, train: TrainConfig) -> Probe:
+    step = STRATEGIES[strategy].build(config, mesh, train)
+    state = step.init(jax.random.key(0))
+    tokens = step.place(np.random.default_rng(0).integers(0, config.vocab, step.batch.shape))
+
+    def run(times: int) -> None:
+        nonlocal state
+        for _ in range(times):
+            state, metrics = step(state, tokens)
+            jax.block_until_ready((state, metrics))
+
+    run(1)
+    return Probe("step", mesh.size, 0, 0, run)
