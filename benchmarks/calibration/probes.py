@@ -78,7 +78,9 @@ def repeated(devices: int, body: Body, *shapes: tuple[int, ...], dtype: str = "f
     def loop(times: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         return lax.fori_loop(0, times[0], lambda _, carried: body(*carried), arrays)
 
-    mapped = jax.shard_map(loop, mesh=mesh, in_specs=(P(), *[P(AXIS)] * len(arrays)), out_specs=P(AXIS), check_vma=False)
+    mapped = jax.shard_map(
+        loop, mesh=mesh, in_specs=(P(), *[P(AXIS)] * len(arrays)), out_specs=P(AXIS), check_vma=False
+    )
     counts = lambda times: jax.device_put(np.full(1, times, "int32"), NamedSharding(mesh, P()))  # noqa: E731
     program = jax.jit(mapped).lower(counts(1), *arrays).compile()
 
@@ -124,7 +126,7 @@ def dispatches(devices: int) -> Iterator[Probe]:
 
 
 def collectives(devices: int) -> Iterator[Probe]:
-    """Yield collectives of several sizes. A reduce-scatter and an all-gather are one probe: its shapes stay the same."""
+    """Yield collectives of several sizes. A reduce-scatter and an all-gather are one probe: shapes stay the same."""
     ring = [(place, (place + 1) % devices) for place in range(devices)]
     part = (devices - 1) / devices
     bodies: dict[str, tuple[Body, float, int]] = {
