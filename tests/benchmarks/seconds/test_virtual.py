@@ -28,7 +28,8 @@ HOST = Chip(
     network_bytes_per_second=2e10,
     source="a test",
 )
-ITS = Machine("host", HOST, HOST.flops_per_second, 0, VIRTUAL, START, 0.1, "a test")
+CONSTANTS = replace(START, matmul_dim=0.0)
+ITS = Machine("host", HOST, HOST.flops_per_second, 0, VIRTUAL, CONSTANTS, 0.1, "a test")
 MESHES = "data=8", "fsdp=8", "tensor=8", "context=8", "pipeline=8", "data=1"
 
 
@@ -46,7 +47,7 @@ def test_twice_the_cores_take_half_of_the_time(mesh):
     """With twice the host's rates and half of its latencies, all but the fixed part takes half of the time."""
     rates = ("flops_per_second", "memory_bytes_per_second", "link_bytes_per_second", "network_bytes_per_second")
     host = replace(HOST, **{name: 2 * getattr(HOST, name) for name in rates})
-    constants = replace(START, kernel_seconds=START.kernel_seconds / 2, link_seconds=START.link_seconds / 2)
+    constants = replace(CONSTANTS, kernel_seconds=CONSTANTS.kernel_seconds / 2, link_seconds=CONSTANTS.link_seconds / 2)
     larger = replace(ITS, chip=host, matmul_flops_per_second=host.flops_per_second, constants=constants)
     fixed = START.step_seconds
     assert seconds(mesh, larger).step_seconds - fixed == pytest.approx((seconds(mesh).step_seconds - fixed) / 2)
@@ -94,7 +95,7 @@ def test_a_machine_file_may_hold_all_specifications(tmp_path):
         "devices": ["cpu"],
         "specifications": vars(HOST),
         "passes": {"optimizer_bytes": 40},
-        "constants": vars(START),
+        "constants": vars(CONSTANTS),
         "error": 0.1,
         "source": "a test",
     }
