@@ -74,6 +74,10 @@ def declare_measuring(add: Callable[..., Any]) -> None:
     add("--memory-profile", type=Path, metavar="DIR", help=profile)
     add("--compile-only", action="store_true", help="compile and analyse each step, and run nothing")
     add("--topology", type=topology, metavar="TOPOLOGY", help="compile for these devices, such as v5p:4x4x4")
+    machine = (
+        "machine file, by name or path (`meshmark calibrate` writes one): also predict the time of each step by it"
+    )
+    add("--machine", metavar="FILE", help=machine)
     add("--rounds", type=rounds, metavar="N", default=ROUNDS, help="timed blocks per case; default: %(default)s")
     add("--resume", action="store_true", help="continue the interrupted run with the same --benchmark-json")
     add("--trace-dir", type=Path, metavar="DIR", help="write a profiler trace of each case, apart from timed blocks")

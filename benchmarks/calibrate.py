@@ -46,11 +46,11 @@ def report(found: Measured, seconds: float) -> list[str]:
     constants = {**dataclasses.asdict(machine.constants), **dataclasses.asdict(machine.chip), **passes}
     figures = [(name, f"{value:.4g}") for name, value in constants.items() if isinstance(value, float)]
     return [
-        *aligned(lines, "<>>>>"),
+        *aligned(lines, ["<", *">" * 4]),
         "",
-        *aligned(steps, "<<>>"),
+        *aligned(steps, ["<", "<", ">", ">"]),
         "",
-        *aligned(figures, "<>"),
+        *aligned(figures, ["<", ">"]),
         "",
         f"mean error of small steps that the constants are not fitted to: {machine.error:.0%}",
         *(f"not measured: {each}" for each in found.missing),

@@ -68,6 +68,7 @@ class Record:
         compiler_options: options that XLA was given, once it is compiled.
         compile_only: whether the case is only compiled, and not timed.
         estimate: memory and least time on a chip that need not be present.
+        predicted_seconds: of a step, by a machine file.
     """
 
     case: Case
@@ -98,6 +99,7 @@ class Record:
     compiler_options: CompilerOptions = ()
     compile_only: bool = False
     estimate: ChipEstimate | None = None
+    predicted_seconds: float | None = None
 
     @classmethod
     def begin(cls, case: Case, *, compile_only: bool = False) -> "Record":
@@ -192,6 +194,7 @@ class Record:
             "memory.total_bytes": self.memory.total_bytes,
             **{key: self.compiled.get(key) for key in (*COMPILED_KEYS, *BETWEEN_KEYS, *EXPLAINED_KEYS)},
             **predicted_columns(case, self.compiled),
+            **self._predicted_seconds(),
             **self._estimated(),
             "loss_first": self.loss_first,
             "loss_last": self.loss_last,
@@ -200,6 +203,10 @@ class Record:
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
+
+    def _predicted_seconds(self) -> Mapping[str, Scalar]:
+        ratio = _quotient(self.predicted_seconds, self.step_seconds_median)
+        return {"predicted.step_seconds": self.predicted_seconds, "predicted.ratio": ratio}
 
     def _estimated(self) -> Mapping[str, Scalar]:
         case, devices = self.case, self.case.mesh.size

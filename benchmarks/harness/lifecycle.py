@@ -18,6 +18,7 @@ from benchmarks.harness.journal import Journal, JournalError
 from benchmarks.harness.prepare import Entry
 from benchmarks.harness.watchdog import Watchdog
 from benchmarks.row import Row
+from benchmarks.seconds.machine import Machine
 from benchmarks.statuses import TIMEOUT_CAUSE
 
 MAX_DEATHS = 2
@@ -38,6 +39,7 @@ class RunSettings:
         checkpoints: folder in which saving and restoring each state is timed; None to time neither.
         memory_profile: folder for profiles of device memory of each case.
         report: file of the rows; reasons that are too long for a row are written beside it.
+        machine: by which times of steps are predicted; None to predict none.
     """
 
     corpus_N: Corpus
@@ -49,6 +51,7 @@ class RunSettings:
     checkpoints: Path | None = None
     report: Path | None = None
     memory_profile: Path | None = None
+    machine: Machine | None = None
 
 
 class Lifecycle:

@@ -24,6 +24,8 @@ from benchmarks.harness.corpus import Batch, Corpus
 from benchmarks.program.compiled import HLOError, Program, read_program
 from benchmarks.program.deadlock import require_no_deadlock
 from benchmarks.record import RESOLVED, Record
+from benchmarks.seconds.at_hand import case_seconds
+from benchmarks.seconds.machine import Machine
 from benchmarks.timing.checkpoint import checkpoint_times
 from benchmarks.timing.equality import BATCHES, CHECKED_STEPS, Trajectory
 from benchmarks.timing.live import profile_memory
@@ -64,9 +66,16 @@ class Preparation:
     """
 
     def __init__(
-        self, corpus_N: Corpus, clock: Clock, memory_profile: Path | None = None, *, checkpoints: Path | None = None
+        self,
+        corpus_N: Corpus,
+        clock: Clock,
+        memory_profile: Path | None = None,
+        *,
+        checkpoints: Path | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self.corpus_N, self.clock, self.memory_profile, self.checkpoints = corpus_N, clock, memory_profile, checkpoints
+        self.machine = machine
         self._inits: dict[Any, Callable[..., Any]] = {}
         self._references: dict[Case, Entry | str] = {}
         self._trajectories: dict[Case, Trajectory] = {}
@@ -84,6 +93,8 @@ class Preparation:
         step = entry.step = entry.case.build()
         flops = flops_per_token(step.config) * step.tokens_per_step
         resolved = {name: getattr(step.train, name) for name in RESOLVED if name in options_of(entry.case.strategy)}
+        if self.machine:
+            yield {"predicted_seconds": case_seconds(entry.case, self.machine)}
         yield {"model_flops_per_step": flops, **{name: each for name, each in resolved.items() if each != "auto"}}
         read_only = READ_ONLY.get(entry.case.devices[0].platform, {}) if compile_only else {}
         yield from self._compile(entry, step, read_only)

@@ -38,7 +38,11 @@ class Session:
         self._reported: set[str] = set()
         self._lifecycle = Lifecycle(settings, journal)
         self._preparation = Preparation(
-            settings.corpus_N, clock, settings.memory_profile, checkpoints=settings.checkpoints
+            settings.corpus_N,
+            clock,
+            settings.memory_profile,
+            checkpoints=settings.checkpoints,
+            machine=settings.machine,
         )
 
     @property

@@ -33,6 +33,7 @@ from benchmarks.options import selected
 from benchmarks.reporting.publish import IncrementalReport, atomic_report, disable_output, move_untimed_rows, publish
 from benchmarks.reporting.reporter import Reporter
 from benchmarks.row import Row
+from benchmarks.seconds.machines import machine
 from benchmarks.statuses import NORMAL_EXITS, PEER_LOST, UNWRITTEN
 from benchmarks.timing.machine import (
     compiler_facts,
@@ -94,6 +95,7 @@ def begin_run(config: pytest.Config, selection: Selection, corpus_N: Corpus, clo
         checkpoint_folder(option),
         option.benchmark_json,
         option.memory_profile,
+        machine(option.machine) if option.machine else None,
     )
     run = config.stash[SESSION] = Session(settings, clock, shared_journal(option, selection, settings))
     if not processes.is_first():
@@ -170,6 +172,7 @@ def open_journal(option: argparse.Namespace, selection: Selection, settings: Run
         "attribution": settings.attribution,
         "checkpoint": settings.checkpoints is not None,
         "memory_profile": settings.memory_profile is not None,
+        "machine": str(settings.machine),
         "corpus": hashlib.sha256(settings.corpus_N.data).hexdigest()[:16],
     }
     after = os.environ.get(RESUMED)

@@ -49,6 +49,12 @@ PROGRAM = (
         "predicted.lockstep_bubble", "", "Fraction lost on top of it if each tick lasts as long as its longest pass."
     ),
     Column(
+        "predicted.step_seconds",
+        "s",
+        "Prediction of `step_seconds_median` by a machine file. Null without `--machine`.",
+    ),
+    Column("predicted.ratio", "", "That prediction divided by the measured time. Null without `--machine`."),
+    Column(
         "sent_over_predicted",
         "",
         "Compiled bytes divided by predicted bytes: 1 where the compiler left the communication as written. "

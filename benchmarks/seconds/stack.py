@@ -17,6 +17,9 @@ class Passes(NamedTuple):
     backward: float
 
 
+NONE = Passes(0, 0)
+
+
 @dataclass(frozen=True)
 class Stack:
     """What a training program does besides matmuls and collectives. Bytes are for a compute dtype of two bytes.
@@ -69,7 +72,7 @@ class Stack:
     shared: bool = False
     score_blocks: bool = False
     combines: bool = True
-    hop_kernels: Passes = Passes(0, 0)
+    hop_kernels: Passes = NONE
     end_kernels: float = 0
     update_kernels: float = 0
     accumulation_bytes: float = 0

@@ -59,7 +59,7 @@ KEYS = """
     memory.host_peak_rss_bytes memory.live_parameter_bytes memory.live_optimizer_bytes memory.live_batch_bytes
     memory.live_rest_bytes loss_first loss_last matches_single
     predicted.flops predicted.sent_bytes predicted.argument_bytes predicted.temp_bytes predicted.bubble
-    predicted.lockstep_bubble
+    predicted.lockstep_bubble predicted.step_seconds predicted.ratio
     sent_over_predicted sent_as_predicted topology chip.needed_bytes chip.capacity_bytes chip.fits
     roofline.compute_seconds roofline.memory_seconds roofline.network_seconds roofline.step_seconds roofline.bound
     roofline.tokens_per_second_per_device roofline.model_flops_utilization
@@ -103,6 +103,14 @@ def test_derived_numbers_follow_from_the_samples() -> None:
 def test_utilization_counts_real_devices(virtual: bool, utilization: float) -> None:
     """Model FLOPs utilization divides by the number of devices, but virtual devices count as one machine."""
     assert dataclasses.replace(MEASURED, virtual_devices=virtual).model_flops_utilization == utilization
+
+
+def test_a_prediction_is_compared_with_the_measured_time() -> None:
+    """The ratio is the predicted over the measured time; both are null without a machine."""
+    row = dataclasses.replace(MEASURED, predicted_seconds=0.6).as_extra_info()
+    assert (row["predicted.step_seconds"], row["predicted.ratio"]) == (0.6, 0.6 / 0.5)
+    assert MEASURED.as_extra_info()["predicted.ratio"] is None
+    assert dataclasses.replace(NOTHING_KNOWN, predicted_seconds=0.6).as_extra_info()["predicted.ratio"] is None
 
 
 def test_memory_counts_an_alias_once() -> None:

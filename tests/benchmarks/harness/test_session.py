@@ -54,6 +54,8 @@ def test_good_row_is_whole(rows: list[dict[str, Any]]) -> None:
             "attention_summary",
             *ESTIMATE_KEYS,
             *TWIN,
+            "predicted.step_seconds",
+            "predicted.ratio",
             "prefetch",
             "halves",
             "context_attention",

@@ -1,0 +1,74 @@
+"""Fits recover the constants that made their timings."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.calibration.fits import Timing, fitted, links, matmuls, predicted
+from benchmarks.calibration.measured import FITTED, START, Setting, machine_of, with_allocation
+from benchmarks.devices.topology import CPU, Topology
+from benchmarks.seconds.published import Run
+from benchmarks.seconds.stack import VIRTUAL
+from strategies import GPTConfig, TrainConfig
+from strategies.costs.predict import predict
+
+FLOPS, DIM, BANDWIDTH, LATENCY, FRESH = 2e11, 20.0, 1e10, 3e-6, 2e9
+HERE = Setting(8, True, VIRTUAL, "float32")
+
+
+def timings(*, shared):
+    """Seconds of probes on a machine of planted constants."""
+    scale = lambda devices: devices if shared else 1  # noqa: E731
+    for work, inverse_dim in ((1e9, 1 / 64), (4e9, 1 / 512), (1e8, 1 / 128)):
+        yield Timing("matmul", 8, work, 0, inverse_dim, scale(8) * work / FLOPS * (1 + DIM * inverse_dim))
+    for devices in (2, 4, 8):
+        for kind, work in (("all_reduce", 1e3), ("all_reduce", 1e6), ("permute", 1e5)):
+            hops = 1 if kind == "permute" and not shared else devices - 1
+            seconds = scale(devices) * (hops * LATENCY + work / BANDWIDTH)
+            yield Timing(kind, devices, work, 1, 0, seconds)
+    yield Timing("stream", 8, 1e6, 0, 0, scale(8) * 1e6 / 3e10)
+    yield Timing("dispatch", 8, 0, 0, 0, 1e-4)
+    yield Timing("allocation", 1, 1e6, 0, 0, 1e6 / FRESH)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_rates_are_recovered(shared):
+    """Matmuls give their rate and how it depends on the contracted dim; collectives give bandwidth and latency."""
+    made = [*timings(shared=shared)]
+    assert matmuls([each for each in made if each.kind == "matmul"], shared=shared) == pytest.approx((FLOPS, DIM))
+    assert links([each for each in made if each.calls], shared=shared) == pytest.approx((BANDWIDTH, LATENCY))
+
+
+def test_a_machine_has_the_rates_of_its_probes():
+    """Each probe sets its constant; what no probe shows is named."""
+    machine, missing = machine_of("host", [*timings(shared=True)], HERE)
+    assert machine.chip.flops_per_second == pytest.approx(FLOPS)
+    assert machine.chip.memory_bytes_per_second == pytest.approx(3e10)
+    assert machine.constants.step_seconds == 1e-4
+    assert len(missing) == 1
+    alone = [each for each in timings(shared=True) if not each.calls]
+    assert "links" in machine_of("host", alone, HERE)[1][1]
+    fresh = with_allocation(machine, [*timings(shared=True)])
+    assert fresh.stack.fresh_bytes == pytest.approx(machine.reached.memory_bytes_per_second / FRESH)
+
+
+def test_constants_of_small_steps_are_recovered():
+    """A fit to steps of planted constants finds them again."""
+    machine, _ = machine_of("host", [*timings(shared=True)], HERE)
+    planted = replace(
+        machine,
+        constants=replace(START, memory_efficiency=0.1, attention_efficiency=0.2, kernel_seconds=2e-6),
+        stack=replace(VIRTUAL, optimizer_bytes=20),
+    )
+    runs = []
+    for strategy, size, embed in (("data", 8, 64), ("data", 2, 256), ("context", 8, 128), ("pipeline", 8, 64)):
+        model = GPTConfig(layers=8, embed=embed, heads=8, vocab=128, sequence=96)
+        cost = predict(strategy, model, f"{strategy}={size}", TrainConfig(16), CPU)
+        topology = Topology(CPU, (size,))
+        runs.append(Run(cost, topology, VIRTUAL, None))
+    made = [replace(run, step_seconds=seconds) for run, seconds in zip(runs, predicted(runs, planted), strict=True)]
+    start = replace(planted, constants=START, stack=VIRTUAL)
+    found = fitted(made, start, FITTED)
+    assert predicted(made, found) == pytest.approx([run.step_seconds for run in made], rel=1e-3)
+    for name in ("memory_efficiency", "attention_efficiency", "kernel_seconds"):
+        assert getattr(found.constants, name) == pytest.approx(getattr(planted.constants, name), rel=0.05)
