@@ -6,6 +6,7 @@ import re
 import pytest
 
 from benchmarks.advise import main
+from benchmarks.seconds.machines import machine
 
 ASKED = ("--preset=gpt2", "--topology=h100:1x8", "--batch-size=64", "--remat=dots", "--strategy=fsdp,tensor,pipeline")
 
