@@ -22,6 +22,7 @@ class Timing(NamedTuple):
     work: float
     calls: int
     inverse_dim: float
+    scores: float
     seconds: float
 
 
@@ -36,6 +37,14 @@ def matmuls(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float]:
     rows = [(work, work * each.inverse_dim) for work, each in zip(works, timings, strict=True)]
     (per_flop, per_dim), _ = nnls(np.array(rows), np.ones(len(rows)))
     return float(1 / per_flop), float(per_dim / per_flop)
+
+
+def attention(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float]:
+    """FLOPs per second of attention's matmuls and seconds of a score, by least squares of relative errors."""
+    scale = [(each.devices if shared else 1) / each.seconds for each in timings]
+    rows = [(each.work * times, each.scores * times) for each, times in zip(timings, scale, strict=True)]
+    (per_flop, per_score), _ = nnls(np.array(rows), np.ones(len(rows)))
+    return float(1 / max(per_flop, 1e-15)), float(per_score)
 
 
 def links(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float]:

@@ -10,22 +10,23 @@ from typing import NamedTuple
 import jax
 
 from benchmarks.calibration import probes, small_steps
-from benchmarks.calibration.fits import Timing, fitted, links, matmuls, predicted, rate
+from benchmarks.calibration.fits import Timing, attention, fitted, links, matmuls, predicted, rate
 from benchmarks.calibration.probes import Probe, Timed
 from benchmarks.devices.chips import Chip
 from benchmarks.explain.memory import states_budget_bytes
 from benchmarks.seconds.machine import Constants, Machine
 from benchmarks.seconds.published import Run
-from benchmarks.seconds.stack import MESHMARK, VIRTUAL, Stack
+from benchmarks.seconds.stack import MESHMARK, VIRTUAL, Passes, Stack
 from benchmarks.timing.interleaved import BlockTimes, time_interleaved
 from benchmarks.timing.measure import steps_per_block
+from strategies.costs.plan import BYTES
 from strategies.mesh import are_virtual, platform_of
 
 ROUNDS = 5
 GROUPS = 2, 4, 8
-FITTED = "memory_efficiency", "attention_efficiency", "kernel_seconds", "optimizer_bytes"
-"""What small steps show, in which all of these act together."""
-PASSES = "optimizer_bytes", "fresh_bytes"
+FITTED = "memory_efficiency", "kernel_seconds", "optimizer_bytes"
+"""What small steps show, in which all of these act together; and the efficiency of attention that is fused."""
+PASSES = "score_bytes", "optimizer_bytes", "fresh_bytes"
 """Bytes of the stack that are measured."""
 START = Constants(
     matmul_efficiency=1.0,
@@ -95,18 +96,29 @@ def measured(name: str, say: Callable[[str], None]) -> Measured:
     timings = timed(all_probes, clock(shared=here.shared))
     runs = [run_of(each.seconds) for (_, run_of), each in zip(steps, timings[-len(steps) :], strict=True)]
     machine, missing = machine_of(name, timings, here)
-    for _ in range(2):  # the bytes of an allocation depend on the memory efficiency, and the other way round
-        machine = fitted(runs, with_allocation(machine, timings), FITTED)
-    return Measured(replace(machine, error=_error(runs, machine)), timings, runs, missing)
+    names = FITTED if here.shared else (*FITTED, "attention_efficiency")
+    for _ in range(2):  # measured passes depend on the memory efficiency, and the other way round
+        machine = fitted(runs, with_passes(machine, timings), names)
+    machine = with_passes(machine, timings)
+    return Measured(replace(machine, error=_error(runs, machine, names)), timings, runs, missing)
 
 
-def with_allocation(machine: Machine, timings: Sequence[Timing]) -> Machine:
-    """The machine with the bytes that take as long to stream as the system takes to provide one."""
-    fresh = [each for each in timings if each.kind == "allocation"]
-    if not fresh:
+def with_passes(machine: Machine, timings: Sequence[Timing]) -> Machine:
+    """The machine with measured passes over scores and fresh memory, as bytes that take as long to stream."""
+    fresh, attending = ([each for each in timings if each.kind == kind] for kind in ("allocation", "attention"))
+    if not machine.stack.shared:
         return machine
-    equal = machine.reached.memory_bytes_per_second / rate(fresh, shared=True)
-    return replace(machine, stack=replace(machine.stack, fresh_bytes=equal))
+    streaming = machine.reached.memory_bytes_per_second
+    flops, score_seconds = attention(attending, shared=True)
+    planned = machine.stack.score_bytes
+    per_byte = score_seconds * streaming / (sum(planned) * BYTES["float32"] / 2)
+    stack = replace(
+        machine.stack,
+        fresh_bytes=streaming / rate(fresh, shared=True),
+        score_bytes=Passes(*(per_byte * each for each in planned)),
+    )
+    constants = replace(machine.constants, attention_efficiency=flops / machine.matmul_flops_per_second)
+    return replace(machine, stack=stack, constants=constants)
 
 
 def timed(all_probes: Sequence[Probe], now: Callable[[], float]) -> list[Timing]:
@@ -118,7 +130,10 @@ def timed(all_probes: Sequence[Probe], now: Callable[[], float]) -> list[Timing]
         if each.error:
             raise each.error
     return [
-        Timing(each.kind, each.devices, each.work, each.calls, each.inverse_dim, statistics.median(blocks.seconds))
+        Timing(
+            *(each.kind, each.devices, each.work, each.calls, each.inverse_dim, each.scores),
+            statistics.median(blocks.seconds),
+        )
         for each, blocks in zip(all_probes, times.values(), strict=True)
     ]
 
@@ -155,16 +170,17 @@ def _probes(here: Setting) -> Iterator[Probe]:
     yield from probes.streams(here.devices)
     yield from probes.dispatches(here.devices)
     if here.shared:
+        yield from probes.attentions(here.devices)
         yield from probes.allocations()
     for count in GROUPS:
         if count <= here.devices:
             yield from probes.collectives(count)
 
 
-def _error(runs: Sequence[Run], machine: Machine) -> float:
+def _error(runs: Sequence[Run], machine: Machine, names: Sequence[str]) -> float:
     """Mean error of predictions of each small step by constants that are fitted to the others."""
     errors = []
     for index, run in enumerate(runs):
-        others = fitted([*runs[:index], *runs[index + 1 :]], machine, FITTED)
+        others = fitted([*runs[:index], *runs[index + 1 :]], machine, names)
         errors.append(abs(predicted([run], others)[0] / (run.step_seconds or 1) - 1))
     return statistics.mean(errors)

@@ -6,6 +6,7 @@ Legend of dims: n devices of the mesh, which split the first dim of every array.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,13 +16,18 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.timing.interleaved import Timeable
+from benchmarks.timing.measure import Timeable
+from strategies.model.attention_kernels import attend
 
 AXIS = "devices"
 MATMULS = ((1024, 512, 128), (128, 512, 128), (1024, 64, 128), (64, 256, 256), (512, 512, 512), (64, 2048, 512))
 """Dims m, n, k of matmuls of virtual devices."""
 LARGER = 8
 """Matmuls of accelerators have dims this much larger."""
+ATTENTION = ((2, 64, 8, 16), (2, 128, 8, 32), (1, 256, 8, 64), (2, 96, 8, 8))
+"""Sequences, tokens, heads and head dims of attention on a device."""
+COMPUTED = 3 / 4
+"""Of the scores of a sequence of even length: the share that attention_kernels.py computes."""
 SENT_ELEMENTS = (2**10, 2**14, 2**18)
 """Elements of the operands of collectives."""
 STREAMED_BYTES = 2**22
@@ -34,11 +40,12 @@ class Probe:
     """Something that is done over and over.
 
     Attributes:
-        kind: "matmul", "stream", "allocation", "dispatch", or a kind of collective.
+        kind: "matmul", "attention", "stream", "allocation", "dispatch", or a kind of collective.
         devices: that do it at the same time.
         work: FLOPs of a device, or bytes that it reads and writes, or sends.
         calls: collectives in it.
         inverse_dim: of its matmuls, the mean of one over the contracted dim.
+        scores: of attention, that a device computes.
         run: does it so many times, and waits for it.
     """
 
@@ -48,6 +55,7 @@ class Probe:
     calls: int
     run: Callable[[int], None]
     inverse_dim: float = 0.0
+    scores: float = 0.0
 
 
 class Timed(Timeable):
@@ -98,6 +106,19 @@ def matmuls(devices: int, dtype: str, scale: int) -> Iterator[Probe]:
     for m, n, k in ((scale * m, scale * n, scale * k) for m, n, k in MATMULS):
         run = repeated(devices, lambda x, w, v: ((x @ w) @ v, w, v), (m, k), (k, n), (n, k), dtype=dtype)
         yield Probe("matmul", devices, 4 * m * n * k, 0, run, (1 / k + 1 / n) / 2)
+
+
+def attentions(devices: int) -> Iterator[Probe]:
+    """Yield attention, forward and backward, whose scores are in memory."""
+    for sequences, tokens, heads, head_dim in ATTENTION:
+        run = repeated(devices, partial(_attended, head_dim), (sequences, tokens, 3, heads * head_dim))
+        scores = sequences * heads * tokens**2 * COMPUTED
+        yield Probe("attention", devices, (2 + 5) * 2 * scores * head_dim, 0, run, scores=scores)
+
+
+def _attended(head_dim: int, qkv_BTCA: jax.Array) -> tuple[jax.Array]:
+    mixed_BTA, backward = jax.vjp(lambda qkv: attend(qkv, head_dim), qkv_BTCA)
+    return (qkv_BTCA + backward(mixed_BTA)[0],)
 
 
 def streams(devices: int) -> Iterator[Probe]:

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPUS
 from benchmarks.seconds.machine import RANGES, Constants, Machine
-from benchmarks.seconds.stack import STACKS
+from benchmarks.seconds.stack import STACKS, Passes
 
 FOLDER = Path(__file__).parent.parent / "devices" / "machines"
 
@@ -69,7 +69,10 @@ def parsed(name: str, told: Mapping[str, Any], kind: str | None = None) -> Machi
     chip = Chip(**specifications) if whole else dataclasses.replace(CHIPS[chosen], **specifications)
     cores = GPUS[chosen]["core_count"] if chosen in GPUS else 0
     constants, achieved = Constants(**told["constants"]), ACHIEVED.get(chosen, chip.flops_per_second)
-    stack = dataclasses.replace(STACKS[told["stack"]], **told.get("passes", {}))
+    passes = {
+        name: Passes(*value) if isinstance(value, list) else value for name, value in told.get("passes", {}).items()
+    }
+    stack = dataclasses.replace(STACKS[told["stack"]], **passes)
     return Machine(name, chip, achieved, cores, stack, constants, told["error"], told["source"])
 
 

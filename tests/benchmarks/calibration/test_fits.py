@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.calibration.fits import Timing, fitted, links, matmuls, predicted
-from benchmarks.calibration.measured import FITTED, START, Setting, machine_of, with_allocation
+from benchmarks.calibration.fits import Timing, attention, fitted, links, matmuls, predicted
+from benchmarks.calibration.measured import FITTED, START, Setting, machine_of, with_passes
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.seconds.published import Run
 from benchmarks.seconds.stack import VIRTUAL
@@ -20,15 +20,17 @@ def timings(*, shared):
     """Seconds of probes on a machine of planted constants."""
     scale = lambda devices: devices if shared else 1  # noqa: E731
     for work, inverse_dim in ((1e9, 1 / 64), (4e9, 1 / 512), (1e8, 1 / 128)):
-        yield Timing("matmul", 8, work, 0, inverse_dim, scale(8) * work / FLOPS * (1 + DIM * inverse_dim))
+        yield Timing("matmul", 8, work, 0, inverse_dim, 0, scale(8) * work / FLOPS * (1 + DIM * inverse_dim))
     for devices in (2, 4, 8):
         for kind, work in (("all_reduce", 1e3), ("all_reduce", 1e6), ("permute", 1e5)):
             hops = 1 if kind == "permute" and not shared else devices - 1
             seconds = scale(devices) * (hops * LATENCY + work / BANDWIDTH)
-            yield Timing(kind, devices, work, 1, 0, seconds)
-    yield Timing("stream", 8, 1e6, 0, 0, scale(8) * 1e6 / 3e10)
-    yield Timing("dispatch", 8, 0, 0, 0, 1e-4)
-    yield Timing("allocation", 1, 1e6, 0, 0, 1e6 / FRESH)
+            yield Timing(kind, devices, work, 1, 0, 0, seconds)
+    for flops, scores in ((1e8, 1e6), (1e8, 1e7), (1e9, 1e6)):
+        yield Timing("attention", 8, flops, 0, 0, scores, scale(8) * (flops / 5e10 + scores * 1e-9))
+    yield Timing("stream", 8, 1e6, 0, 0, 0, scale(8) * 1e6 / 3e10)
+    yield Timing("dispatch", 8, 0, 0, 0, 0, 1e-4)
+    yield Timing("allocation", 1, 1e6, 0, 0, 0, 1e6 / FRESH)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -36,6 +38,7 @@ def test_rates_are_recovered(shared):
     """Matmuls give their rate and how it depends on the contracted dim; collectives give bandwidth and latency."""
     made = [*timings(shared=shared)]
     assert matmuls([each for each in made if each.kind == "matmul"], shared=shared) == pytest.approx((FLOPS, DIM))
+    assert attention([each for each in made if each.scores], shared=shared) == pytest.approx((5e10, 1e-9))
     assert links([each for each in made if each.calls], shared=shared) == pytest.approx((BANDWIDTH, LATENCY))
 
 
@@ -48,8 +51,9 @@ def test_a_machine_has_the_rates_of_its_probes():
     assert len(missing) == 1
     alone = [each for each in timings(shared=True) if not each.calls]
     assert "links" in machine_of("host", alone, HERE)[1][1]
-    fresh = with_allocation(machine, [*timings(shared=True)])
-    assert fresh.stack.fresh_bytes == pytest.approx(machine.reached.memory_bytes_per_second / FRESH)
+    whole = with_passes(machine, [*timings(shared=True)])
+    assert whole.constants.attention_efficiency == pytest.approx(5e10 / FLOPS)
+    assert whole.stack.fresh_bytes == pytest.approx(machine.reached.memory_bytes_per_second / FRESH)
 
 
 def test_constants_of_small_steps_are_recovered():
@@ -57,7 +61,7 @@ def test_constants_of_small_steps_are_recovered():
     machine, _ = machine_of("host", [*timings(shared=True)], HERE)
     planted = replace(
         machine,
-        constants=replace(START, memory_efficiency=0.1, attention_efficiency=0.2, kernel_seconds=2e-6),
+        constants=replace(START, memory_efficiency=0.1, kernel_seconds=2e-6),
         stack=replace(VIRTUAL, optimizer_bytes=20),
     )
     runs = []
@@ -70,5 +74,5 @@ def test_constants_of_small_steps_are_recovered():
     start = replace(planted, constants=START, stack=VIRTUAL)
     found = fitted(made, start, FITTED)
     assert predicted(made, found) == pytest.approx([run.step_seconds for run in made], rel=1e-3)
-    for name in ("memory_efficiency", "attention_efficiency", "kernel_seconds"):
+    for name in ("memory_efficiency", "kernel_seconds"):
         assert getattr(found.constants, name) == pytest.approx(getattr(planted.constants, name), rel=0.05)
