@@ -1,8 +1,6 @@
 """The machine at hand, measured: probes are timed interleaved, and what they show becomes a machine."""
 
-import os
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -74,14 +72,6 @@ def setting() -> Setting:
     return Setting(jax.device_count(), shared, VIRTUAL if shared else MESHMARK, "float32" if shared else "bfloat16")
 
 
-def clock(*, shared: bool) -> Callable[[], float]:
-    """The clock of probes: of the wall, or of the process on all cores that it may use."""
-    if not shared:
-        return time.perf_counter
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return lambda: time.process_time() / cores
-
-
 def measured(name: str, say: Callable[[str], None]) -> Measured:
     """Measure the devices at hand.
 
@@ -93,7 +83,7 @@ def measured(name: str, say: Callable[[str], None]) -> Measured:
     steps = [*small_steps.steps(here.devices, here.stack, here.dtype)]
     all_probes = [*_probes(here), *(probe for probe, _ in steps)]
     say(f"timing {len(all_probes)} probes on {here.devices} devices, interleaved")
-    timings = timed(all_probes, clock(shared=here.shared))
+    timings = timed(all_probes)
     runs = [run_of(each.seconds) for (_, run_of), each in zip(steps, timings[-len(steps) :], strict=True)]
     machine, missing = machine_of(name, timings, here)
     names = FITTED if here.shared else (*FITTED, "attention_efficiency")
@@ -121,9 +111,9 @@ def with_passes(machine: Machine, timings: Sequence[Timing]) -> Machine:
     return replace(machine, stack=stack, constants=constants)
 
 
-def timed(all_probes: Sequence[Probe], now: Callable[[], float]) -> list[Timing]:
+def timed(all_probes: Sequence[Probe]) -> list[Timing]:
     """Median seconds of probes, timed interleaved."""
-    trainings = {str(index): Timed(probe, now) for index, probe in enumerate(all_probes)}
+    trainings = {str(index): Timed(probe) for index, probe in enumerate(all_probes)}
     times = {name: BlockTimes(steps_per_block(each)) for name, each in trainings.items()}
     time_interleaved(trainings, times, ROUNDS, begin=lambda name: None)
     for each in times.values():
