@@ -156,8 +156,9 @@ class _Step:
         kernels = head(plan, stack, plan.tensors if alone else plan.size(*plan.vocab_axes))
         sent = 0.0
         for each in (each for each in self.traffic if each.what in OF_ENDS):
-            axes = plan.over(plan.axes_of("head_features")) if alone else each.axes
-            if axes and not (alone and each.what == "ends"):
+            # Alone, a stage sends to the devices of the tensor axis only.
+            axes = tuple(axis for axis in each.axes if not alone or axis in plan.axes_of("head_features"))
+            if axes:
                 part = SENT[each.kind](each.operand_bytes, plan.size(*axes)) / self.microbatches
                 sent += self.network.seconds(each.kind, axes, part)
         forward, backward = (sum(seconds_by_kind(each, self.machine).values()) for each in kernels)

@@ -1,0 +1,79 @@
+"""Pipelines on paper: passes, sends, bubbles and ends."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.devices.topology import Topology
+from benchmarks.seconds.pipelined import passes, pipelined
+from benchmarks.seconds.predicted import predict_seconds
+from benchmarks.seconds.stack import FIRST_AND_LAST, MEGATRON, MESHMARK, MPT
+from tests.benchmarks.seconds.ideal import BATCH, COMPUTING, EMBED, MODEL, SENDING, TOKENS, seconds, step
+
+PASSES = {
+    # Two stages, two microbatches. Of a stage's part F=1 and B=2; each pass also sends for 1/4: f=5/4 and b=9/4. With
+    # the head the last part's passes are f'=7/4 and b'=13/4. Stage 0: F0 F1 B0 B1; stage 1: F0 B0 F1 B1. Stage 1 begins
+    # at f and does not wait; B1 of stage 0 follows its last pass: f + 2 (f' + b') + b.
+    "1f1b": ("1f1b", False, {}, 1.0, 10.5),
+    "1f1b, head on the last stage": ("1f1b", True, {"ends": FIRST_AND_LAST}, 1.0, 13.5),
+    "1f1b, head on all stages": ("1f1b", True, {"ends": "all"}, 1.0, 15.0),
+    # Chunks 0 and 1 on each stage, F=1 and B=2 of a chunk. Stage 0: F0 F1 F0' F1' B0' B1' B0 B1, stage 1: F0 F1 F0' B0'
+    # F1' B1' B0 B1. F0' ends on stage 0 at 3f; then stage 1 runs F0' B0' F1' B1'; B1' of stage 0, B1 of stage 1 and B1
+    # of stage 0 follow one another: 3f + 2 (f' + b') + 3b.
+    "interleaved": ("interleaved", False, {}, 2.0, 17.5),
+    "interleaved, head on the last stage": ("interleaved", True, {"ends": FIRST_AND_LAST}, 2.0, 20.5),
+    # The backward pass is halved, b=5/4 and w=1, which sends nothing. Stage 0: F0 F1 B0 W0 B1 W1; stage 1: F0 B0 F1 B1
+    # W0 W1. B1 of stage 0 follows that of stage 1, which ends at f + 2 (f + b): 25/4 + b + w.
+    "zb-h1": ("zb-h1", False, {}, 1.0, 8.5),
+    # All stages exchange at the end of a tick. Ticks: F0; F1 F0; F1; B1; B1 B0; B0. After the first two and after the
+    # fourth and the fifth something is sent. Each microbatch has the head's 1/2 + 1 on all stages.
+    "lockstep": ("gpipe", True, {"lockstep": True, "ends": "all"}, 1.0, 3 * 1 + 3 * 2 + 4 / 4 + 2 * 1.5),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pipeline_of_two_stages_is_as_on_paper(name):
+    """Two stages and two microbatches take as long as the table of their passes says."""
+    schedule, headed, changes, sends, total = PASSES[name]
+    chunks = 2 if schedule == "interleaved" else 1
+    model = replace(MODEL, layers=2 * chunks)
+    plan = step("pipeline", "pipeline=2", model, schedule=schedule).plan
+    stack = replace(MESHMARK, **{"lockstep": False, **changes})
+    layers = {"matmul": 0.75, "sums": 0.25}, {"matmul": 2.0}
+    if schedule == "zb-h1":
+        layers = {"matmul": 1.0}, {"matmul": 1.0, "attention": 1.0}
+    ends = ({"head": 0.5}, {"head": 1.0}) if headed else ({}, {})
+    parts = pipelined(plan, stack, layers, ends, 0.25)
+    assert sum(parts.values()) == pytest.approx(total)
+    assert parts["sends"] == pytest.approx(sends)
+    work = 2 * (3 * chunks + (1.5 if headed else 0)) + sends
+    assert parts["bubble"] == pytest.approx(total - work)
+    if not stack.lockstep:
+        spans = passes(plan, stack, layers, ends, 0.25)
+        assert max(span.begin_seconds + span.seconds for span in spans) == pytest.approx(total)
+
+
+def test_stages_send_each_microbatch_once_forward_and_once_backward():
+    """A stage sends its part of the residual stream forward and backward, for each microbatch and chunk."""
+    for stack, schedule, tensors in ((MPT, "1f1b", 1), (MPT, "interleaved", 1), (MEGATRON, "1f1b", 2)):
+        mesh = f"pipeline=4,tensor={tensors}" if tensors > 1 else "pipeline=4"
+        cost = step("three_d", mesh, schedule=schedule, microbatches=8)
+        sent = 2 * 8 * (2 if schedule == "interleaved" else 1) * (BATCH // 8 * TOKENS * EMBED * 2) / tensors
+        its, one_host = replace(SENDING, stack=stack), Topology("h100", (1, 4 * tensors))
+        assert predict_seconds(cost, its, one_host).parts["sends"] == pytest.approx(sent / 450e9)
+    cost = step("pipeline", "pipeline=4", microbatches=8)
+    sent = cost.sent["permute", ("pipeline",)]["stages"]
+    assert seconds(cost, SENDING, lockstep=True)["sends"] == pytest.approx(sent / 450e9)
+
+
+def test_the_first_and_the_last_stage_have_the_ends_alone():
+    """The last of S stages takes S times as long for the head as all stages do that split its vocabulary.
+
+    It sends what a tensor axis without stages sends.
+    """
+    staged, alone = step("three_d", "pipeline=4,tensor=2", microbatches=4), step("tensor", "tensor=2", microbatches=4)
+    shared = seconds(staged, COMPUTING, ends="all", lockstep=False)["head"]
+    assert seconds(staged, COMPUTING, ends=FIRST_AND_LAST, lockstep=False)["head"] == pytest.approx(4 * shared)
+    wanted = seconds(alone, SENDING)["sums of ends"]
+    found = seconds(staged, SENDING, ends=FIRST_AND_LAST, lockstep=False)["sums of ends"]
+    assert found == pytest.approx(wanted)
