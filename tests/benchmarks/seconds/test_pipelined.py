@@ -1,14 +1,13 @@
-"""Pipelines on paper: passes, sends, bubbles and ends."""
+"""A pipeline's passes, sends and ends take as long as on paper."""
 
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.devices.topology import Topology
 from benchmarks.seconds.pipelined import passes, pipelined
-from benchmarks.seconds.predicted import predict_seconds
-from benchmarks.seconds.stack import FIRST_AND_LAST, MEGATRON, MESHMARK, MPT
-from tests.benchmarks.seconds.ideal import BATCH, COMPUTING, EMBED, MODEL, SENDING, TOKENS, seconds, step
+from benchmarks.seconds.stack import FIRST_AND_LAST, MESHMARK
+from strategies.config import GPTConfig, TrainConfig
+from strategies.costs.predict import predict
 
 PASSES = {
     # Two stages, two microbatches. Of a stage's part F=1 and B=2; each pass also sends for 1/4: f=5/4 and b=9/4. With
@@ -36,8 +35,8 @@ def test_a_pipeline_of_two_stages_is_as_on_paper(name):
     """Two stages and two microbatches take as long as the table of their passes says."""
     schedule, headed, changes, sends, total = PASSES[name]
     chunks = 2 if schedule == "interleaved" else 1
-    model = replace(MODEL, layers=2 * chunks)
-    plan = step("pipeline", "pipeline=2", model, schedule=schedule).plan
+    model = GPTConfig(layers=2 * chunks, embed=128, heads=4, sequence=128)
+    plan = predict("pipeline", model, "pipeline=2", TrainConfig(4, 2, schedule=schedule)).plan
     stack = replace(MESHMARK, **{"lockstep": False, **changes})
     layers = {"matmul": 0.75, "sums": 0.25}, {"matmul": 2.0}
     if schedule == "zb-h1":
@@ -51,29 +50,3 @@ def test_a_pipeline_of_two_stages_is_as_on_paper(name):
     if not stack.lockstep:
         spans = passes(plan, stack, layers, ends, 0.25)
         assert max(span.begin_seconds + span.seconds for span in spans) == pytest.approx(total)
-
-
-def test_stages_send_each_microbatch_once_forward_and_once_backward():
-    """A stage sends its part of the residual stream forward and backward, for each microbatch and chunk."""
-    for stack, schedule, tensors in ((MPT, "1f1b", 1), (MPT, "interleaved", 1), (MEGATRON, "1f1b", 2)):
-        mesh = f"pipeline=4,tensor={tensors}" if tensors > 1 else "pipeline=4"
-        cost = step("three_d", mesh, schedule=schedule, microbatches=8)
-        sent = 2 * 8 * (2 if schedule == "interleaved" else 1) * (BATCH // 8 * TOKENS * EMBED * 2) / tensors
-        its, one_host = replace(SENDING, stack=stack), Topology("h100", (1, 4 * tensors))
-        assert predict_seconds(cost, its, one_host).parts["sends"] == pytest.approx(sent / 450e9)
-    cost = step("pipeline", "pipeline=4", microbatches=8)
-    sent = cost.sent["permute", ("pipeline",)]["stages"]
-    assert seconds(cost, SENDING, lockstep=True)["sends"] == pytest.approx(sent / 450e9)
-
-
-def test_the_first_and_the_last_stage_have_the_ends_alone():
-    """The last of S stages takes S times as long for the head as all stages do that split its vocabulary.
-
-    It sends what a tensor axis without stages sends.
-    """
-    staged, alone = step("three_d", "pipeline=4,tensor=2", microbatches=4), step("tensor", "tensor=2", microbatches=4)
-    shared = seconds(staged, COMPUTING, ends="all", lockstep=False)["head"]
-    assert seconds(staged, COMPUTING, ends=FIRST_AND_LAST, lockstep=False)["head"] == pytest.approx(4 * shared)
-    wanted = seconds(alone, SENDING)["sums of ends"]
-    found = seconds(staged, SENDING, ends=FIRST_AND_LAST, lockstep=False)["sums of ends"]
-    assert found == pytest.approx(wanted)

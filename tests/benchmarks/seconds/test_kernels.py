@@ -1,0 +1,81 @@
+"""Kernels of a layer have the FLOPs and the bytes that were counted by hand, and take their time."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.seconds.kernels import Kernel, head, layer, matmul
+from benchmarks.seconds.machines import machine
+from benchmarks.seconds.stack import MEGATRON, MESHMARK, MPT
+from strategies.config import GPTConfig, TrainConfig
+from strategies.costs.predict import predict
+
+EMBED, HEADS, TOKENS, VOCAB = 2048, 16, 1024, 50304
+MODEL = GPTConfig(layers=8, embed=EMBED, heads=HEADS, sequence=TOKENS)
+BATCH, TIMES = 64, 2
+MICROBATCH = BATCH // TIMES * TOKENS
+"""Tokens of a microbatch on one device."""
+H100 = replace(machine("meshmark_gpus", "h100"), cores=0)
+
+
+def step(strategy, mesh, **options):
+    """The cost of a step."""
+    return predict(strategy, MODEL, mesh, TrainConfig(BATCH, TIMES, **{"dtype": "bfloat16", **options}), "cuda")
+
+
+def changed(its, **constants):
+    """A machine with other constants."""
+    return replace(its, constants=replace(its.constants, **constants))
+
+
+def test_attention_is_causal_if_it_is_fused():
+    """Forward there are two matmuls of T^2 / 2 pairs, and backward five; each has 2 FLOPs for a pair and a feature."""
+    pairs = BATCH // TIMES * TOKENS**2 / 2
+    for mesh, devices in (("data=1", 1), ("tensor=4", 4), ("context=4", 4)):
+        strategy = "single" if devices == 1 else mesh.partition("=")[0]
+        kernels = layer(step(strategy, mesh).plan, MESHMARK)
+        ways = kernels.forward, kernels.backward
+        found = [sum(each.flops for each in way if each.kind == "attention") for way in ways]
+        assert found == pytest.approx([matmuls * 2 * pairs * EMBED / devices for matmuls in (2, 5)])
+
+
+@pytest.mark.parametrize(
+    ("stack", "residual", "hidden", "scores"),
+    [(MESHMARK, (20, 28), (4, 6), (0, 0)), (MPT, (20, 32), (4, 6), (0, 0)), (MEGATRON, (22, 46), (4, 8), (9, 11))],
+)
+def test_bytes_between_matmuls_are_counted_by_hand(stack, residual, hidden, scores):
+    """A layer moves bytes for each element of the residual stream, of the MLP, and of scores that leave the chip.
+
+    A tensor axis splits all of them, the residual stream only with sequence parallelism. Of float32 there are twice as
+    many. Recomputation repeats those of the forward pass; selective recomputation only those of scores, if there are.
+    """
+    elements = MICROBATCH * EMBED
+    for tensors, split in ((1, 1), (4, 4), (4, 1)):
+        for dtype, scale in (("bfloat16", 1), ("float32", 2)):
+            strategy, mesh = ("single", "data=1") if tensors == 1 else ("tensor", "tensor=4")
+            forward, backward = (
+                (a / split + 4 * b / tensors + c * HEADS * TOKENS / EMBED / tensors) * elements * scale
+                for a, b, c in zip(residual, hidden, scores, strict=True)
+            )
+            selected = scores[0] * HEADS * TOKENS * MICROBATCH / tensors * scale if any(scores) else forward
+            for remat, again in (("none", 0), ("dots", selected), ("full", forward)):
+                kernels = layer(step(strategy, mesh, remat=remat, dtype=dtype, sequence_parallel=split > 1).plan, stack)
+                ways = kernels.forward, kernels.backward
+                found = [sum(each.moved_bytes for each in way if each.kind == "memory") for way in ways]
+                assert found == pytest.approx([forward, backward + again])
+    loss = [each for way in head(step("single", "data=1").plan, stack, 4) for each in way if each.kind == "memory"]
+    assert sum(each.moved_bytes for each in loss) == pytest.approx(stack.logit_bytes * MICROBATCH * VOCAB / 4)
+
+
+def test_a_kernel_takes_the_time_of_its_bytes_or_of_its_flops():
+    """A pass over memory takes its bytes over the bandwidth reached, a matmul the longer of its bytes and its FLOPs."""
+    its = changed(H100, memory_efficiency=0.5, matmul_efficiency=0.5, attention_efficiency=0.25, matmul_dim=64.0)
+    peak, moved = its.matmul_flops_per_second, 3350e9
+    assert Kernel("memory", 0, moved).seconds(its) == pytest.approx(2)
+    assert Kernel("attention", peak, 0).seconds(its) == pytest.approx(4)
+    assert Kernel("attention", peak, 3 * moved).seconds(its) == pytest.approx(6)
+    large, thin = matmul(8192, 4096, 2048, 2), matmul(8192, 4096, 1, 2)
+    assert large.flops == 2**37
+    assert large.seconds(its) == pytest.approx(2**38 / peak * (1 + 64 / 2048))
+    assert thin.moved_bytes == 2 * (8192 + 4096 + 2**25)
+    assert thin.seconds(changed(its, matmul_dim=0.0)) == pytest.approx(2 * thin.moved_bytes / moved)
