@@ -118,19 +118,11 @@ def document(space: SearchSpace, choices: Choices, its: Machine) -> dict[str, An
 
 def row(rank: int, choice: Choice, its: Machine) -> Mapping[str, Any]:
     """One choice as JSON values."""
-    case = choice.case
     return {
         "rank": rank,
-        "strategy": case.strategy,
-        "mesh": str(case.mesh),
-        "microbatches": case.microbatches,
-        "remat": case.remat,
-        "options": dict(case.options),
+        **choice.as_row(its),
         "needed_bytes": choice.needed_bytes,
-        "predicted_seconds": choice.step_seconds,
         "bound_seconds": choice.bound_seconds,
-        "tokens_per_second": choice.tokens_per_second,
-        "model_flops_utilization": choice.utilization(its),
         "parts": dict(choice.timeline.parts),
     }
 

@@ -68,10 +68,17 @@ def collective_bandwidth(chip: Chip, mesh: Mesh, kind: str, axes: tuple[str, ...
     group = group_along(mesh, axes)
     if not chip.torus_dims:
         return switch_bandwidth(chip, kind, len(group), len({device.process_index for device in group}))
+    return torus_bandwidth(chip, kind, torus_dims(chip, mesh, group))
+
+
+def torus_dims(chip: Chip, mesh: Mesh, group: Iterable[Any]) -> tuple[tuple[int, bool], ...]:
+    """For each dim of the torus in which a group has several positions: how many, and whether they form a ring.
+
+    A group that does not span a whole dim forms a line in it.
+    """
     whole, part = extents(mesh.devices.flat), extents(group)
-    # A group that does not span a whole dim forms a line in it.
-    rings = [ring and extent == full for ring, extent, full in zip(chip.rings(whole), part, whole, strict=True)]
-    return torus_bandwidth(chip, kind, [(extent, ring) for extent, ring in zip(part, rings, strict=True) if extent > 1])
+    rings = zip(chip.rings(whole), part, whole, strict=True)
+    return tuple((extent, ring and extent == full) for ring, extent, full in rings if extent > 1)
 
 
 def links(chip: Chip, mesh: Mesh, axes: Sequence[str]) -> tuple[str, ...]:

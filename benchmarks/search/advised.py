@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from benchmarks.cases import Case
 from benchmarks.devices.topology import Topology
+from benchmarks.search.candidates import first_per_layout
 from benchmarks.seconds.machine import Constants, Machine
 from benchmarks.seconds.predicted import bound_seconds, predict_seconds
 from benchmarks.seconds.timeline import Timeline
@@ -24,19 +26,22 @@ class Choice:
         cost: by formulas.
         timeline: predicted.
         bound_seconds: the least time of the step.
-        needed_bytes: memory of a device, by formulas.
     """
 
     case: Case
     cost: Cost
     timeline: Timeline
     bound_seconds: float
-    needed_bytes: int
 
     @property
     def step_seconds(self) -> float:
         """Predicted seconds of a step."""
         return self.timeline.step_seconds
+
+    @property
+    def needed_bytes(self) -> int:
+        """Memory of a device, by formulas."""
+        return self.cost.needed_bytes
 
     @property
     def tokens_per_second(self) -> float:
@@ -46,6 +51,19 @@ class Choice:
     def utilization(self, machine: Machine) -> float:
         """Predicted model FLOPs utilization."""
         return self.cost.model_flops() / self.step_seconds / self.case.mesh.size / machine.chip.flops_per_second
+
+    def as_row(self, machine: Machine) -> dict[str, Any]:
+        """How the step is spread and how fast it is predicted to be, as JSON values."""
+        return {
+            "strategy": self.case.strategy,
+            "mesh": str(self.case.mesh),
+            "microbatches": self.case.microbatches,
+            "remat": self.case.remat,
+            "options": dict(self.case.options),
+            "predicted_seconds": self.step_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "model_flops_utilization": self.utilization(machine),
+        }
 
 
 @dataclass(frozen=True)
@@ -65,10 +83,7 @@ class Choices:
 
     def of_each_layout(self) -> list[Choice]:
         """The fastest of each strategy and set of mesh axes, fastest first."""
-        first: dict[tuple[str, ...], Choice] = {}
-        for each in self.best:
-            first.setdefault((each.case.strategy, *each.case.mesh.sizes), each)
-        return list(first.values())
+        return first_per_layout(self.best)
 
 
 def advised(cases: Iterable[Case], machine: Machine, topology: Topology) -> Choices:
@@ -81,12 +96,11 @@ def advised(cases: Iterable[Case], machine: Machine, topology: Topology) -> Choi
         except Infeasible:
             infeasible += 1
             continue
-        needed = sum(cost.arguments.values()) + sum(cost.temporaries.values())
-        if needed > machine.chip.memory_bytes:
+        if cost.needed_bytes > machine.chip.memory_bytes:
             too_large += 1
             continue
         timeline = predict_seconds(cost, machine, topology)
-        best.append(Choice(case, cost, timeline, bound_seconds(cost, machine, topology), needed))
+        best.append(Choice(case, cost, timeline, bound_seconds(cost, machine, topology)))
     best.sort(key=lambda each: (each.step_seconds, each.needed_bytes))
     return Choices(tuple(best), too_large, infeasible)
 

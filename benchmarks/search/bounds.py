@@ -14,6 +14,7 @@ from benchmarks.devices.placement import topology_mesh
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.roofline import Roofline, collective_bandwidth
+from benchmarks.search.candidates import first_per_layout
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.predicted import predict_seconds
 from strategies import Infeasible, MeshSpec
@@ -70,11 +71,7 @@ def ranked(cases: Iterable[Case], chip: Chip, machine: Machine | None = None) ->
 
 def best_per_layout(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The first feasible candidate of each strategy and set of mesh axes; the others are variations of these."""
-    first: dict[tuple[str, ...], Candidate] = {}
-    for each in candidates:
-        if each.bound:
-            first.setdefault((each.case.strategy, *each.case.mesh.sizes), each)
-    return list(first.values())
+    return first_per_layout(each for each in candidates if each.bound)
 
 
 def evaluated(case: Case, chip: Chip, machine: Machine | None = None) -> Candidate:
@@ -83,8 +80,7 @@ def evaluated(case: Case, chip: Chip, machine: Machine | None = None) -> Candida
         cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
     except Infeasible as error:
         return Candidate(case, error)
-    needed = sum(cost.arguments.values()) + sum(cost.temporaries.values())
-    estimate = ChipEstimate(needed, chip.memory_bytes, bound(case, cost, chip), chip.flops_per_second)
+    estimate = ChipEstimate(cost.needed_bytes, chip.memory_bytes, bound(case, cost, chip), chip.flops_per_second)
     assert case.topology
     return Candidate(
         case, cost, estimate, predict_seconds(cost, machine, case.topology).step_seconds if machine else None

@@ -1,10 +1,10 @@
 """The search space: strategies, meshes, microbatches, rematerialisation and options for a number of devices."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, get_args
+from typing import Any, Protocol, TypeVar, get_args
 
 from benchmarks.cases import Case, CompilerOptions, Options, batch_shards, distinct_meshes, options_of
 from benchmarks.devices.placement import device_count
@@ -90,6 +90,26 @@ class SearchSpace:
             tuple(zip(values_by_option, values, strict=True)) for values in product(*values_by_option.values())
         ]
         return list(dict.fromkeys(map(without_unused_chunks, variations)))
+
+
+class HasCase(Protocol):
+    """What is ranked in a search."""
+
+    @property
+    def case(self) -> Case:
+        """The candidate."""
+        ...
+
+
+Ranked = TypeVar("Ranked", bound=HasCase)
+
+
+def first_per_layout(ranked: Iterable[Ranked]) -> list[Ranked]:
+    """The first of each strategy and set of mesh axes, in the same order."""
+    first: dict[tuple[str, ...], Ranked] = {}
+    for each in ranked:
+        first.setdefault((each.case.strategy, *each.case.mesh.sizes), each)
+    return list(first.values())
 
 
 def without_unused_chunks(options: Options) -> Options:

@@ -108,19 +108,7 @@ def row(point: Point, machine: Machine) -> dict[str, Any]:
     names = *("strategy", "mesh", "microbatches", "remat", "options", "predicted_seconds", "tokens_per_second"), "limit"
     if not (best := point.choice):
         return told | dict.fromkeys((*names, "model_flops_utilization"), None) | {"limits": {}}
-    case = best.case
-    return told | {
-        "strategy": case.strategy,
-        "mesh": str(case.mesh),
-        "microbatches": case.microbatches,
-        "remat": case.remat,
-        "options": dict(case.options),
-        "predicted_seconds": best.step_seconds,
-        "tokens_per_second": best.tokens_per_second,
-        "model_flops_utilization": best.utilization(machine),
-        "limit": point.limit,
-        "limits": point.limits,
-    }
+    return told | best.as_row(machine) | {"limit": point.limit, "limits": point.limits}
 
 
 def document(space: SearchSpace, found: list[Point], machine: Machine) -> dict[str, Any]:

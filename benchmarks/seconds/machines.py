@@ -100,7 +100,7 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
     Raises:
         UnknownMachine: no file has this stack, or these devices have no specifications.
     """
-    files = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in machine_names()}
+    files = _files()
     of_stack = {name: told for name, told in files.items() if told["stack"] == stack}
     for name, told in of_stack.items():
         few, most = told.get("hosts", [1, 10**6])
@@ -115,6 +115,12 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
     carried = {key: value for key, value in told.items() if key not in ("chip", "specifications")}
     source = f"constants of {name}, carried over to {kind}"
     return parsed(f"{name} on {kind}", {**carried, "error": CARRIED_ERROR, "source": source}, kind)
+
+
+@cache
+def _files() -> Mapping[str, Mapping[str, Any]]:
+    """What all machine files say, by name. A table asks for each of its rows."""
+    return {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in machine_names()}
 
 
 def as_file(told: Mapping[str, Any], constants: Constants, error: float, source: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import topology_mesh
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.roofline import extents, group_along, switch_bandwidth, torus_bandwidth
+from benchmarks.explain.roofline import group_along, switch_bandwidth, torus_bandwidth, torus_dims
 from benchmarks.seconds.machine import Machine
 from strategies import MeshSpec
 from strategies.sharding.layout import Axes
@@ -49,10 +49,7 @@ def group(topology: Topology, spec: MeshSpec, axes: Axes, outermost: Axes = ()) 
         return Group(along.size, len(np.unique(along)), ((along.size, False),))
     mesh, chip = topology_mesh(topology, spec), topology.chip
     members = group_along(mesh, axes)
-    whole, part = extents(mesh.devices.flat), extents(members)
-    rings = zip(chip.rings(whole), part, whole, strict=True)
-    dims = tuple((extent, ring and extent == full) for ring, extent, full in rings if extent > 1)
-    return Group(len(members), 1, dims)
+    return Group(len(members), 1, torus_dims(chip, mesh, members))
 
 
 def bandwidth(chip: Chip, kind: str, where: Group) -> float:

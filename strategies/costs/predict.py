@@ -95,6 +95,11 @@ class Cost:
         """Bytes of the step's temporaries on a device at the peak, by what they are."""
         return memory.temporaries(self.plan)
 
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes that a device needs at the peak: arguments and temporaries."""
+        return sum(self.arguments.values()) + sum(self.temporaries.values())
+
     def model_flops(self, *, causal: bool = False) -> int:
         """Model FLOPs of a step on all devices, without recomputation (Chowdhery et al. 2022, "PaLM", appendix B).
 
