@@ -82,7 +82,8 @@ class Network:
     def latency_seconds(self, kind: str, where: Group) -> float:
         """Latency of a collective: of a ring's steps inside a host, and of a tree's between hosts. A permute has one.
 
-        Virtual devices wait for each other in a permute, too.
+        Virtual devices take turns on the same cores. While a group waits, others have work for them, unless the group
+        is the whole mesh. They wait for each other in a permute, too.
 
         NCCL takes rings inside a host, and trees between hosts where latency matters (Jeaugey 2019, "Massively Scale
         Your Deep Learning Training with NCCL 2.4").
@@ -90,6 +91,10 @@ class Network:
         constants = self.machine.constants
         inside = constants.link_seconds if where.devices > where.hosts else 0.0
         between = constants.network_seconds if where.hosts > 1 else 0.0
-        if kind == "permute" and not self.machine.stack.shared:
+        stack, size = self.machine.stack, self.mesh.size
+        if stack.shared:
+            idle = stack.wait_seconds / size if where.devices == size else 0.0
+            return inside * (where.devices - 1) + idle
+        if kind == "permute":
             return max(inside, between)
         return inside * (where.devices // where.hosts - 1) + between * math.log2(max(2, where.hosts))

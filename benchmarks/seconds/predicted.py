@@ -101,6 +101,8 @@ class _Step:
         launches = getattr(stack.kernels, way) + (self.plan.share.ring - 1) * getattr(stack.hop_kernels, way)
         if way == "backward" and self.plan.train.remat == "full":
             launches += stack.kernels.forward
+        if self.plan.mesh.size <= stack.cores:
+            launches *= stack.alone_launches
         parts = seconds_by_kind(getattr(self.kernels, way), self.machine)
         parts = added(parts, {"sums of layers": self.sums_seconds(way)})
         hidden = 0.0 if stack.shared else sum(parts.values())
