@@ -118,8 +118,9 @@ class _Step:
         counted = 2 * branches + (branches - 1 if full else 0)  # as traffic.py counts them
         done = 3 * branches if full and self.machine.stack.repeats == "all" else counted
         # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
-        # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2).
-        gathers = Passes(1 / 3, 1 / 3)
+        # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2), unless devices share their cores.
+        again = self.machine.stack.shared
+        gathers = Passes(1 / 3, 2 / 3 if again else 1 / 3)
         ring = self.plan.share.ring
         total = 0.0
         for each in self.traffic:
@@ -127,6 +128,8 @@ class _Step:
                 calls, all_calls = Passes(branches, done - branches), counted
                 if each.what == "keys and values" and ring > 1:
                     calls, all_calls = Passes(ring - 1, 2 * ring - 1), 3 * ring - 2
+                elif each.kind == "all_gather" and again:
+                    calls = Passes(branches, done)
                 share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / all_calls
                 sent = each.sent_bytes * share / self.microbatches / self.plan.layers
                 total += self.network.seconds(each.kind, each.axes, sent, getattr(calls, way))

@@ -87,6 +87,16 @@ def test_cores_idle_only_while_all_devices_wait():
         assert found == pytest.approx(8 * hops * CONSTANTS.link_seconds + wait)
 
 
+def test_all_that_layers_send_is_waited_for():
+    """Nothing hides the third gather of a branch's inputs: all bytes take their time, and all calls their latency."""
+    cost = predict("tensor", PRESETS["nano"], "tensor=8", TrainConfig(16), CPU)
+    sent = sum(each.sent_bytes for each in cost.traffic if each.what == "layers")
+    calls = PRESETS["nano"].layers * 2 * (3 + 2)  # two branches: three gathers and two reduce-scatters
+    bytes_per_second = HOST.link_bytes_per_second * CONSTANTS.link_efficiency
+    wanted = 8 * (sent / bytes_per_second + calls * 7 * CONSTANTS.link_seconds)
+    assert seconds("tensor=8").parts["sums of layers"] == pytest.approx(wanted)
+
+
 def test_each_matrix_of_a_batch_costs_its_call():
     """Attention takes longer by the FLOPs of its calls: seven for each sequence, head and block of queries."""
     cost = predict("data", PRESETS["nano"], "data=8", TrainConfig(16), CPU)
