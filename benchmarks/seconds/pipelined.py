@@ -29,7 +29,7 @@ def pipelined(
         sends = plan.ticks.exchanges * send_seconds
         seconds = plan.schedule.lockstep(_costs(plan, layers)) + times * sum(added(*ends).values()) + sends
     else:
-        sends = 2 * times * chunks * send_seconds
+        sends = (2 * chunks - 1) * times * send_seconds
         duration = durations(plan, stack, layers, ends, send_seconds)
         starts = plan.schedule.starts(duration)
         seconds = max(start + duration(*each) for each, start in starts.items())
@@ -41,14 +41,18 @@ def pipelined(
 def durations(
     plan: Plan, stack: Stack, layers: tuple[Parts, Parts], ends: tuple[Parts, Parts], send_seconds: float
 ) -> Callable[[int, Op], float]:
-    """The seconds of an operation on a stage. Both stages wait while one sends. Arguments are those of `pipelined`."""
+    """The seconds of an operation on a stage. Both stages wait while one sends. Arguments are those of `pipelined`.
+
+    The last part of the model sends nothing forward, and the first nothing backward.
+    """
     costs, schedule = _costs(plan, layers), plan.schedule
     head = {"F": sum(ends[0].values()), "B": sum(ends[1].values()), "W": 0.0}
-    last = schedule.stages - 1, schedule.chunks - 1
+    first, last = (0, 0), (schedule.stages - 1, schedule.chunks - 1)
+    silent = {("F", *last), ("B", *first)}
 
     def seconds(stage: int, op: Op) -> float:
         at_head = stack.ends != FIRST_AND_LAST or (stage, op.chunk) == last
-        sending = 0.0 if op.kind == "W" else send_seconds
+        sending = 0.0 if op.kind == "W" or (op.kind, stage, op.chunk) in silent else send_seconds
         return schedule.duration(op, costs) + sending + (head[op.kind] if at_head else 0.0)
 
     return seconds
