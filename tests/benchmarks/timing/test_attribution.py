@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from benchmarks.cases import Case, Options
-from benchmarks.devices import xla_options
 from benchmarks.harness.corpus import read_corpus
 from benchmarks.harness.prepare import begin_training
 from benchmarks.program.compiled import read_program
 from benchmarks.timing.attribution import Attribution, attribute, variants
 from benchmarks.timing.interleaved import MIN_ROUNDS
 from benchmarks.timing.measure import compile_step
-from strategies import GPTConfig, MeshSpec, Step
+from strategies import GPTConfig, MeshSpec, Step, xla_options
 from tests.strategies import quick
 
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=16)
