@@ -111,7 +111,7 @@ def test_every_constant_moves_a_prediction_its_way(constant):
                 for value in (low, high)
                 for constants in [replace(its.constants, **{constant: value})]
             ]
-            assert sign * (ends[1] - ends[0]) >= 0
+            assert sign * (ends[1] - ends[0]) >= -1e-12 * ends[0]  # launches that are waited for round differently
             moved += abs(ends[1] - ends[0])
     assert moved > 0
 
