@@ -186,7 +186,9 @@ def write_trace(path: Path, record: Record) -> None:
         print(f"no trace: {record.reason or 'the program was not replayed'}")
         return
     where = f"{record.case.mesh.size} x {record.device_kind}, {record.case.topology}"
-    save_text(path, json.dumps(trace(str(record.case), where, replayed)))
+    case = str(record.case)
+    processes = {f"{case} on {where}, as replayed": list(replayed.all_spans())}
+    save_text(path, json.dumps(trace("replay", case, where, processes)))
     print(f"{path}: open it at ui.perfetto.dev, or draw it: python -m results.lanes {path}")
 
 

@@ -76,8 +76,12 @@ class Network:
             sent_bytes: that a device sends in all of them.
             calls: how many collectives that are.
         """
-        where = group(self.topology, self.mesh, axes, self.machine.stack.outermost)
+        where = self.group(axes)
         return calls * self.latency_seconds(kind, where) + sent_bytes / bandwidth(self.machine.reached, kind, where)
+
+    def group(self, axes: Axes) -> Group:
+        """Where the devices of a group lie that differ along some axes."""
+        return group(self.topology, self.mesh, axes, self.machine.stack.outermost)
 
     def latency_seconds(self, kind: str, where: Group) -> float:
         """Latency of a collective: of a ring's steps inside a host, and of a tree's between hosts. A permute has one.
