@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks import parsers
@@ -18,19 +19,20 @@ from benchmarks.commandline.outputs import Unwritable, require_file, save_text
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
+from benchmarks.reporting.trace import trace
 from benchmarks.search import scaled
 from benchmarks.search.advised import Choice, Choices, advised, limits
 from benchmarks.search.candidates import SearchSpace
-from benchmarks.search.request import search_space
+from benchmarks.search.levers import LEAST_SHARE, lever
+from benchmarks.search.request import chosen_machine, search_space, topology_here
 from benchmarks.search.scaled import powers_of_two, sized
+from benchmarks.seconds.drawn import drawn
 from benchmarks.seconds.machine import Machine
-from benchmarks.seconds.machines import machine, machine_for
-from benchmarks.seconds.stack import MESHMARK
 
 DAY_SECONDS = 86_400
 SHOWN_LIMITS = 3
-LEAST_LIMIT = 0.02
-"""A resource that saves a smaller share of the step is not named."""
+Limits = Mapping[str, float]
+"""What a choice waits for, as `limits` gives it."""
 
 
 def report(space: SearchSpace, choices: Choices, its: Machine, asked: argparse.Namespace) -> list[str]:
@@ -42,24 +44,30 @@ def report(space: SearchSpace, choices: Choices, its: Machine, asked: argparse.N
     if not choices.best:
         return [*lines, "no candidate fits; take more devices, a smaller batch, or --remat full"]
     shown = list(choices.best) if asked.all else choices.of_each_layout()
-    lines += table(shown, choices, its)
+    waits = [limits(each, its, space.topology) for each in shown]
+    lines += table(shown, waits, choices, its)
     tied = choices.tied(its.error)
     best = choices.best[0]
     lines += ["", f"predictions are off by {its.error:.0%} on average: the first {tied} of all candidates are tied"]
     lines += ["", *limit_lines(best, its, space)]
+    lines += ["", *lever_lines(shown, waits, choices, its)]
     if asked.tokens:
         lines += ["", *cost_lines(best, devices, asked.tokens, asked.price)]
     return lines
 
 
-def table(shown: Sequence[Choice], choices: Choices, its: Machine) -> list[str]:
+def table(shown: Sequence[Choice], waits: Sequence[Limits], choices: Choices, its: Machine) -> list[str]:
     """The lines of the table of choices."""
     ranks = {id(each): rank for rank, each in enumerate(choices.best, start=1)}
     tied = choices.tied(its.error)
     rows = [
-        ("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB", "ms", "least ms", "tokens/s", "MFU")
+        (
+            *("rank", "strategy", "mesh", "microbatches", "remat", "options"),
+            *("GiB", "ms", "least ms", "tokens/s", "MFU", "waits for"),
+        )
     ]
-    for each in shown:
+    for each, found in zip(shown, waits, strict=True):
+        resource, share = next(iter(found.items()))
         rank = ranks[id(each)]
         case = each.case
         rows.append(
@@ -75,19 +83,32 @@ def table(shown: Sequence[Choice], choices: Choices, its: Machine) -> list[str]:
                 f"{1e3 * each.bound_seconds:,.0f}",
                 f"{each.tokens_per_second:,.0f}",
                 f"{each.utilization(its):.0%}",
+                f"{resource} {share:.0%}",
             )
         )
-    return aligned(rows, [*"<<<><<", *">" * 5])
+    return aligned(rows, [*"<<<><<", *">" * 5, "<"])
 
 
 def limit_lines(best: Choice, its: Machine, space: SearchSpace) -> list[str]:
     """What limits the best choice, and where its time goes."""
     saved = list(limits(best, its, space.topology).items())[:SHOWN_LIMITS]
     lines = [
-        f"without waiting for {name} the best would save {share:.0%}" for name, share in saved if share > LEAST_LIMIT
+        f"without waiting for {name} the best would save {share:.0%}" for name, share in saved if share > LEAST_SHARE
     ]
     spent = sorted(best.timeline.parts.items(), key=lambda each: -each[1])
     return [*lines, "of its step: " + ", ".join(f"{name} {seconds / best.step_seconds:.0%}" for name, seconds in spent)]
+
+
+def lever_lines(shown: Sequence[Choice], waits: Sequence[Limits], choices: Choices, its: Machine) -> list[str]:
+    """For each of the shown choices what lifts one of its limits, if anything does."""
+    rows = [("strategy", "mesh", "waits for", "one change away")]
+    for each, found in zip(shown, waits, strict=True):
+        if lifts := lever(each, found, choices, its):
+            more = f", and take {lifts.lacking_bytes / GIB:.1f} GiB that are not there" if lifts.lacking_bytes else ""
+            waiting = f"{lifts.resource}: {lifts.share:.0%} of the step"
+            change = f"{lifts.change} would save {lifts.saves:.0%}{more}"
+            rows.append((each.case.strategy, str(each.case.mesh), waiting, change))
+    return aligned(rows) if len(rows) > 1 else ["nothing that is one change away is faster"]
 
 
 def cost_lines(best: Choice, devices: int, tokens: float, price: float | None) -> list[str]:
@@ -127,6 +148,14 @@ def row(rank: int, choice: Choice, its: Machine) -> Mapping[str, Any]:
     }
 
 
+def write_trace(path: Path, best: Choice, its: Machine) -> None:
+    """Write when each stage does what in the predicted step of the best choice."""
+    topology = best.case.topology
+    assert topology
+    save_text(path, json.dumps(trace("prediction", str(best.case), str(topology), drawn(best.cost, its, topology))))
+    print(f"{path}: open it at ui.perfetto.dev, or draw it: python -m results.lanes {path}", file=sys.stderr)
+
+
 def of_smallest(asked: argparse.Namespace) -> argparse.Namespace:
     """The options with the topology of the smallest size of --scaling, and of remat those that save memory.
 
@@ -163,14 +192,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = parsers.advise()
     asked = command.parse_args(arguments)
     try:
-        kind, hosts = asked.topology.kind, asked.topology.shape[0]
-        its = machine(asked.machine, kind) if asked.machine else machine_for(kind, MESHMARK.name, hosts)
-        its = its.with_changes(dict(asked.set))
+        if asked.devices:
+            asked.topology = topology_here()
+        its = chosen_machine(asked, asked.topology)
         if asked.scaling:
             asked = of_smallest(asked)
+        if asked.scaling and asked.trace:
+            raise ValueError("--trace is of the best on one topology; leave --scaling out")
         space = search_space(asked)
-        if asked.json:
-            require_file(asked.json)
+        for path in filter(None, (asked.json, asked.trace)):
+            require_file(path)
     except Unwritable as error:
         command.exit(BROKEN_INPUT, f"{error}\n")
     except ValueError as error:
@@ -184,6 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.json:
         save_text(asked.json, json.dumps(document(space, choices, its), indent=1))
     print("\n".join(report(space, choices, its, asked)))
+    if asked.trace and choices.best:
+        write_trace(asked.trace, choices.best[0], its)
     return 0 if choices.best else 1
 
 

@@ -98,7 +98,9 @@ def advise() -> argparse.ArgumentParser:
     about = "Advise how to spread a model: rank the search space by predicted seconds, and say what limits the best."
     parser = argparse.ArgumentParser(program("python -m benchmarks.advise"), description=about)
     add = parser.add_argument
-    add("--topology", type=topology, required=True, metavar="TOPOLOGY", help="such as h100:1x8, a100:8x8 or v5p:4x4x4")
+    devices = parser.add_mutually_exclusive_group(required=True).add_argument
+    devices("--topology", type=topology, metavar="TOPOLOGY", help="such as h100:1x8, a100:8x8 or v5p:4x4x4")
+    devices("--devices", choices=("here",), help="instead of --topology: those of this machine")
     declare_model(add)
     _declare_space(add)
     declare_compiler(add)
@@ -113,6 +115,8 @@ def advise() -> argparse.ArgumentParser:
     add("--sequences-per-device", type=count, metavar="N", help=weak)
     add("--all", action="store_true", help="print every candidate that fits")
     add("--json", type=Path, metavar="FILE", help="write every candidate that fits to this file")
+    traced = "write the predicted step of the best to this file, in Chrome's trace format"
+    add("--trace", type=Path, metavar="FILE", help=f"{traced}, for ui.perfetto.dev and results.lanes")
     return parser
 
 
