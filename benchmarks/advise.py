@@ -8,20 +8,26 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import parsers
-from benchmarks.cases import option_texts
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_file, save_text
+from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
+from benchmarks.devices.topology import CPU, Topology
+from benchmarks.explain.memory import processes_that_fit
+from benchmarks.feasibility import WORKER_BYTES
+from benchmarks.feasibility import compiled as compile_cases
 from benchmarks.reporting.trace import trace
-from benchmarks.search import scaled
+from benchmarks.search import as_compiled, scaled
 from benchmarks.search.advised import Choice, Choices, advised, limits
+from benchmarks.search.as_compiled import AsCompiled
+from benchmarks.search.cache import Cache
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.levers import LEAST_SHARE, lever
 from benchmarks.search.request import chosen_machine, search_space, topology_here
@@ -35,7 +41,9 @@ Limits = Mapping[str, float]
 """What a choice waits for, as `limits` gives it."""
 
 
-def report(space: SearchSpace, choices: Choices, its: Machine, asked: argparse.Namespace) -> list[str]:
+def report(
+    space: SearchSpace, choices: Choices, its: Machine, compiled: Sequence[AsCompiled], asked: argparse.Namespace
+) -> list[str]:
     """The lines of the report."""
     devices = device_count(space.topology)
     work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
@@ -49,10 +57,14 @@ def report(space: SearchSpace, choices: Choices, its: Machine, asked: argparse.N
     tied = choices.tied(its.error)
     best = choices.best[0]
     lines += ["", f"predictions are off by {its.error:.0%} on average: the first {tied} of all candidates are tied"]
-    lines += ["", *limit_lines(best, its, space)]
+    lines += ["", *limit_lines(best, waits[0])]
     lines += ["", *lever_lines(shown, waits, choices, its)]
+    if compiled:
+        lines += ["", *as_compiled.table(compiled)]
     if asked.tokens:
-        lines += ["", *cost_lines(best, devices, asked.tokens, asked.price)]
+        step_seconds = (compiled and compiled[0].step_seconds) or best.step_seconds
+        rate = space.batch_size * space.config.sequence / step_seconds
+        lines += ["", *cost_lines(rate, devices, asked.tokens, asked.price)]
     return lines
 
 
@@ -69,15 +81,10 @@ def table(shown: Sequence[Choice], waits: Sequence[Limits], choices: Choices, it
     for each, found in zip(shown, waits, strict=True):
         resource, share = next(iter(found.items()))
         rank = ranks[id(each)]
-        case = each.case
         rows.append(
             (
                 f"{rank}{'=' if rank <= tied > 1 else ''}",
-                case.strategy,
-                str(case.mesh),
-                str(case.microbatches),
-                case.remat,
-                " ".join(option_texts(case.options)),
+                *each.cells,
                 f"{each.needed_bytes / GIB:.1f}",
                 f"{1e3 * each.step_seconds:,.0f}",
                 f"{1e3 * each.bound_seconds:,.0f}",
@@ -89,12 +96,10 @@ def table(shown: Sequence[Choice], waits: Sequence[Limits], choices: Choices, it
     return aligned(rows, [*"<<<><<", *">" * 5, "<"])
 
 
-def limit_lines(best: Choice, its: Machine, space: SearchSpace) -> list[str]:
+def limit_lines(best: Choice, waits: Limits) -> list[str]:
     """What limits the best choice, and where its time goes."""
-    saved = list(limits(best, its, space.topology).items())[:SHOWN_LIMITS]
-    lines = [
-        f"without waiting for {name} the best would save {share:.0%}" for name, share in saved if share > LEAST_SHARE
-    ]
+    saved = [(name, share) for name, share in waits.items() if share > LEAST_SHARE]
+    lines = [f"without waiting for {name} the best would save {share:.0%}" for name, share in saved[:SHOWN_LIMITS]]
     spent = sorted(best.timeline.parts.items(), key=lambda each: -each[1])
     return [*lines, "of its step: " + ", ".join(f"{name} {seconds / best.step_seconds:.0%}" for name, seconds in spent)]
 
@@ -111,15 +116,15 @@ def lever_lines(shown: Sequence[Choice], waits: Sequence[Limits], choices: Choic
     return aligned(rows) if len(rows) > 1 else ["nothing that is one change away is faster"]
 
 
-def cost_lines(best: Choice, devices: int, tokens: float, price: float | None) -> list[str]:
-    """Days, device-hours and money to train the best choice on so many tokens."""
-    seconds = tokens / best.tokens_per_second
+def cost_lines(tokens_per_second: float, devices: int, tokens: float, price: float | None) -> list[str]:
+    """Days, device-hours and money to train on so many tokens."""
+    seconds = tokens / tokens_per_second
     hours = seconds * devices / 3600
     money = "" if price is None else f", {hours * price:,.0f} at {price:g} an hour"
     return [f"{tokens:.3g} tokens take {seconds / DAY_SECONDS:,.1f} days and {hours:,.0f} device-hours{money}"]
 
 
-def document(space: SearchSpace, choices: Choices, its: Machine) -> dict[str, Any]:
+def document(space: SearchSpace, choices: Choices, its: Machine, compiled: Sequence[AsCompiled]) -> dict[str, Any]:
     """All choices as JSON values."""
     return {
         "kind": "advice",
@@ -133,6 +138,7 @@ def document(space: SearchSpace, choices: Choices, its: Machine) -> dict[str, An
         "tied": choices.tied(its.error),
         "too_large": choices.too_large,
         "infeasible": choices.infeasible,
+        "compiled": [each.as_row() for each in compiled],
         "choices": [row(rank, each, its) for rank, each in enumerate(choices.best, start=1)],
     }
 
@@ -154,6 +160,26 @@ def write_trace(path: Path, best: Choice, its: Machine) -> None:
     assert topology
     save_text(path, json.dumps(trace("prediction", str(best.case), str(topology), drawn(best.cost, its, topology))))
     print(f"{path}: open it at ui.perfetto.dev, or draw it: python -m results.lanes {path}", file=sys.stderr)
+
+
+def require_schedules(topology: Topology) -> None:
+    """Check that a compiler for a topology is installed, and overlaps communication.
+
+    Raises:
+        ValueError: it is not, or it does not.
+    """
+    if topology.kind == CPU:
+        raise ValueError(f"--compile: on {topology} no communication overlaps; predictions assume the same")
+    topology.require_compiler()
+
+
+def compile_best(choices: Choices, its: Machine, asked: argparse.Namespace) -> list[AsCompiled]:
+    """Compile the best choices, for the communication that their schedules leave exposed."""
+    cases = [each.case for each in as_compiled.to_compile(choices, asked.compile)]
+    stored = Cache(asked.cache / as_compiled.key(its), asked.again)
+    at_once = asked.workers or processes_that_fit(WORKER_BYTES)
+    work = partial(as_compiled.compile_and_replay, machine=its)
+    return as_compiled.found(choices, compile_cases(cases, stored, at_once, asked.time_budget, work).values())
 
 
 def of_smallest(asked: argparse.Namespace) -> argparse.Namespace:
@@ -183,6 +209,27 @@ def scaling(space: SearchSpace, asked: argparse.Namespace, its: Machine) -> int:
     return 0 if any(point.choice for point in found) else 1
 
 
+def prepared(asked: argparse.Namespace) -> tuple[SearchSpace, Machine]:
+    """The search space and the machine that the options ask for.
+
+    Raises:
+        ValueError: what is asked for is not possible.
+        Unwritable: a file cannot be written.
+    """
+    if asked.scaling and (asked.trace or asked.compile):
+        raise ValueError("--trace and --compile are of one topology; leave --scaling out")
+    if asked.devices:
+        asked.topology = topology_here()
+    its = chosen_machine(asked, asked.topology)
+    space = search_space(of_smallest(asked) if asked.scaling else asked)
+    for path in filter(None, (asked.json, asked.trace)):
+        require_file(path)
+    if asked.compile:
+        require_schedules(asked.topology)
+        require_folder(asked.cache)
+    return space, its
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rank the search space by predicted seconds and print the advice.
 
@@ -192,16 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = parsers.advise()
     asked = command.parse_args(arguments)
     try:
-        if asked.devices:
-            asked.topology = topology_here()
-        its = chosen_machine(asked, asked.topology)
-        if asked.scaling:
-            asked = of_smallest(asked)
-        if asked.scaling and asked.trace:
-            raise ValueError("--trace is of the best on one topology; leave --scaling out")
-        space = search_space(asked)
-        for path in filter(None, (asked.json, asked.trace)):
-            require_file(path)
+        space, its = prepared(asked)
     except Unwritable as error:
         command.exit(BROKEN_INPUT, f"{error}\n")
     except ValueError as error:
@@ -212,9 +250,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     choices = advised(space.cases(), its, space.topology)
     candidates = len(choices.best) + choices.too_large + choices.infeasible
     print(f"{candidates} candidates in {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    compiled = compile_best(choices, its, asked) if asked.compile else []
     if asked.json:
-        save_text(asked.json, json.dumps(document(space, choices, its), indent=1))
-    print("\n".join(report(space, choices, its, asked)))
+        save_text(asked.json, json.dumps(document(space, choices, its, compiled), indent=1))
+    print("\n".join(report(space, choices, its, compiled, asked)))
     if asked.trace and choices.best:
         write_trace(asked.trace, choices.best[0], its)
     return 0 if choices.best else 1

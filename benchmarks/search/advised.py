@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.cases import Case
+from benchmarks.cases import Case, option_texts
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import first_per_layout
 from benchmarks.seconds.machine import Constants, Machine
@@ -32,6 +32,12 @@ class Choice:
     cost: Cost
     timeline: Timeline
     bound_seconds: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Cells of a table that say how the step is spread."""
+        case = self.case
+        return case.strategy, str(case.mesh), str(case.microbatches), case.remat, " ".join(option_texts(case.options))
 
     @property
     def step_seconds(self) -> float:

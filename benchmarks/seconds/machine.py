@@ -93,10 +93,11 @@ class Machine:
 
     @cached_property
     def reached(self) -> Chip:
-        """The specifications with the bandwidths that the stack reaches."""
+        """The specifications with the rates that the stack reaches."""
         chip, constants = self.chip, self.constants
         return replace(
             chip,
+            flops_per_second=self.matmul_flops_per_second * constants.matmul_efficiency,
             link_bytes_per_second=chip.link_bytes_per_second * constants.link_efficiency,
             network_bytes_per_second=chip.network_bytes_per_second * constants.network_efficiency,
             memory_bytes_per_second=chip.memory_bytes_per_second * constants.memory_efficiency,

@@ -175,7 +175,11 @@ def test_nothing_fits(capsys):
         (["--topology=cpu:8"], "measure yours: python -m benchmarks.calibrate --out mine.json"),
         (["--topology=cpu:8", "--machine=h100_fsdp"], "machine h100_fsdp is one of cuda devices, and cpu:8 is not"),
         (["--devices=here"], "not allowed with argument --topology"),
-        (["--trace=step.json", "--scaling=8..16"], "--trace is of the best on one topology; leave --scaling out"),
+        (
+            ["--trace=step.json", "--scaling=8..16"],
+            "--trace and --compile are of one topology; leave --scaling out",
+        ),
+        (["--compile=2", "--scaling=8..16"], "--trace and --compile are of one topology; leave --scaling out"),
         (["--mesh=fsdp=4"], "fsdp=4"),
     ],
 )
