@@ -62,8 +62,8 @@ def report(
     if compiled:
         lines += ["", *as_compiled.table(compiled)]
     if asked.tokens:
-        step_seconds = (compiled and compiled[0].step_seconds) or best.step_seconds
-        rate = space.batch_size * space.config.sequence / step_seconds
+        fastest = compiled[0].step_seconds if compiled else None
+        rate = space.batch_size * space.config.sequence / (fastest or best.step_seconds)
         lines += ["", *cost_lines(rate, devices, asked.tokens, asked.price)]
     return lines
 
@@ -72,7 +72,7 @@ def table(shown: Sequence[Choice], waits: Sequence[Limits], choices: Choices, it
     """The lines of the table of choices."""
     ranks = {id(each): rank for rank, each in enumerate(choices.best, start=1)}
     tied = choices.tied(its.error)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             *("rank", "strategy", "mesh", "microbatches", "remat", "options"),
             *("GiB", "ms", "least ms", "tokens/s", "MFU", "waits for"),

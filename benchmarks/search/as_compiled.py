@@ -112,7 +112,7 @@ def found(choices: Choices, outcomes: Iterable[Outcome[Case]]) -> list[AsCompile
 
 def table(compiled: Sequence[AsCompiled]) -> list[str]:
     """The lines of the table of compiled candidates."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             *("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB compiled"),
             *("exposed ms predicted", "as compiled", "ms predicted", "as compiled", ""),

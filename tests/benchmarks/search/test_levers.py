@@ -29,6 +29,7 @@ def test_a_slow_network_is_lifted_by_sharding_inside_a_host(ranked):
     """Data parallelism over all devices waits for the network; sharding weights inside a host lifts that."""
     (slow,) = [each for each in ranked.of_each_layout() if each.case.strategy == "zero1"]
     lifts = found(slow, ranked)
+    assert lifts
     assert lifts.resource == "network between hosts"
     assert lifts.share == limits(slow, SLOW, EIGHT)["network between hosts"] > 0.5
     strategy, mesh = lifts.change.split()
@@ -47,6 +48,7 @@ def test_a_lever_is_the_fastest_neighbour(ranked):
         if best >= (1 - LEAST_SHARE) * each.step_seconds:
             assert lifts is None or lifts.lacking_bytes > 0
             continue
+        assert lifts
         assert lifts.saves == pytest.approx(1 - best / each.step_seconds)
         named = next(other for other in near if change_of(each.case, other.case) == lifts.change)
         assert named.step_seconds == best
@@ -62,6 +64,7 @@ def test_where_nothing_that_fits_is_faster_memory_may_be_the_way_out():
     small = replace(H100S, chip=replace(H100S.chip, memory_bytes=20 * 2**30))
     ranked = choices(small, strategies=("fsdp",), microbatches=(1,), remats=("none", "full"))
     lifts = found(ranked.best[0], ranked, small)
+    assert lifts
     assert lifts.change == "remat=none"
     larger = [each for each in ranked.larger if change_of(ranked.best[0].case, each[0]) == lifts.change]
     (other,) = (predicted(*each, small, TOPOLOGY) for each in larger)
