@@ -35,7 +35,8 @@ def test_several_processes_compute_what_one_device_computes(processes, devices_e
         ]
 
 
-@pytest.mark.parametrize("name", ["fsdp", pytest.param("tensor", marks=pytest.mark.processes)])
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["fsdp", "tensor"])
 def test_processes_find_the_same_gradients_in_each_run(name):
     """Runs of one program are equal to the bit. With gloo's reduce-scatter 40 runs had 11 results."""
     for output in run_together(2, 1, "tests.strategies.repeating", [name, "40"]):
