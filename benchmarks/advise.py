@@ -52,13 +52,13 @@ def report(
     if not choices.best:
         return [*lines, "no candidate fits; take more devices, a smaller batch, or --remat full"]
     shown = list(choices.best) if asked.all else choices.of_each_layout()
-    waits = [limits(each, its, space.topology) for each in shown]
+    waits = {id(each): limits(each, its, space.topology) for each in shown}
     lines += table(shown, waits, choices, its)
     tied = choices.tied(its.error)
     best = choices.best[0]
     lines += ["", f"predictions are off by {its.error:.0%} on average: the first {tied} of all candidates are tied"]
-    lines += ["", *limit_lines(best, waits[0])]
-    lines += ["", *lever_lines(shown, waits, choices, its)]
+    lines += ["", *limit_lines(best, waits[id(best)])]
+    lines += ["", *lever_lines(waits, choices, its)]
     if compiled:
         lines += ["", *as_compiled.table(compiled)]
     if asked.tokens:
@@ -68,8 +68,8 @@ def report(
     return lines
 
 
-def table(shown: Sequence[Choice], waits: Sequence[Limits], choices: Choices, its: Machine) -> list[str]:
-    """The lines of the table of choices."""
+def table(shown: Sequence[Choice], waits: Mapping[int, Limits], choices: Choices, its: Machine) -> list[str]:
+    """The lines of the table of choices, of which `waits` has the limits by id."""
     ranks = {id(each): rank for rank, each in enumerate(choices.best, start=1)}
     tied = choices.tied(its.error)
     rows: list[tuple[str, ...]] = [
@@ -78,8 +78,8 @@ def table(shown: Sequence[Choice], waits: Sequence[Limits], choices: Choices, it
             *("GiB", "ms", "least ms", "tokens/s", "MFU", "waits for"),
         )
     ]
-    for each, found in zip(shown, waits, strict=True):
-        resource, share = next(iter(found.items()))
+    for each in shown:
+        resource, share = next(iter(waits[id(each)].items()))
         rank = ranks[id(each)]
         rows.append(
             (
@@ -104,11 +104,11 @@ def limit_lines(best: Choice, waits: Limits) -> list[str]:
     return [*lines, "of its step: " + ", ".join(f"{name} {seconds / best.step_seconds:.0%}" for name, seconds in spent)]
 
 
-def lever_lines(shown: Sequence[Choice], waits: Sequence[Limits], choices: Choices, its: Machine) -> list[str]:
-    """For each of the shown choices what lifts one of its limits, if anything does."""
+def lever_lines(waits: Mapping[int, Limits], choices: Choices, its: Machine) -> list[str]:
+    """For the best of each layout what lifts one of its limits, if anything does."""
     rows = [("strategy", "mesh", "waits for", "one change away")]
-    for each, found in zip(shown, waits, strict=True):
-        if lifts := lever(each, found, choices, its):
+    for each in choices.of_each_layout():
+        if lifts := lever(each, waits[id(each)], choices, its):
             more = f", and take {lifts.lacking_bytes / GIB:.1f} GiB that are not there" if lifts.lacking_bytes else ""
             waiting = f"{lifts.resource}: {lifts.share:.0%} of the step"
             change = f"{lifts.change} would save {lifts.saves:.0%}{more}"

@@ -25,7 +25,7 @@ KINDS = {
 
 
 def topology_of(devices: Devices) -> Topology:
-    """The topology of which these are all devices.
+    """The topology of which these are all devices. A process counts as a host.
 
     Raises:
         ValueError: their specifications are not known, or they are a part of a torus that is not rectangular.
