@@ -81,10 +81,14 @@ class Network:
             sent_bytes: that a device sends in all of them.
             calls: how many collectives that are.
         """
-        where, chip = group(self.topology, self.mesh, axes, self.machine.stack.outermost), self.machine.reached
+        where, chip = self.group(axes), self.machine.reached
         if self.machine.stack.shares_cards and kind not in ("permute", "all_to_all"):
             chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.alike)
         return calls * self.latency_seconds(kind, where) + sent_bytes / bandwidth(chip, kind, where)
+
+    def group(self, axes: Axes) -> Group:
+        """Where the devices of a group lie that differ along some axes."""
+        return group(self.topology, self.mesh, axes, self.machine.stack.outermost)
 
     def latency_seconds(self, kind: str, where: Group) -> float:
         """Latency of a collective: of a ring's steps inside a host, and of a tree's between hosts. A permute has one.
