@@ -40,6 +40,8 @@ class State(NamedTuple):
     params: Weights
     optimizer: Any
     """AdamW's moments and count, as optax keeps them, and any other state of the optimizer."""
+    master: Any = None
+    """Float32 weights that AdamW updates, if `params` are of another dtype (training/sharded_update.py)."""
 
 
 def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
@@ -132,8 +134,7 @@ class Step:
             anything.
         evaluate: the mean loss of a batch by a forward pass, jitted: (params, batch) -> loss. It donates nothing.
         state: shapes, dtypes and shardings of the state. `grads` (between the halves) and `batch` are alike.
-        layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
-        inexact: why the step by design computes something else than one device; empty if it does not.
+        layer_slots, inexact: as in `Implementation`.
         train, mesh, config: what the step was built from.
     """
 
@@ -246,8 +247,7 @@ class Strategy:
         most_devices: the largest mesh that it runs on.
         microbatches: the default number of microbatches, without pipeline stages.
         usual_axes: axes of the meshes that are measured by default; None for all.
-        traffic: terms for what the strategy's own hooks send, besides what follows from the layout: functions like
-            those of `TERMS` in costs/traffic.py.
+        traffic: what the strategy's own hooks send: terms like those of `TERMS` in costs/traffic.py.
         twins: for a strategy that the compiler partitions, the mesh axes that may be combined, and the hand-written
             strategy that does the same on them.
     """
