@@ -16,12 +16,16 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+from jax import lax
 from jax.sharding import Mesh
+from jaxtyping import Array
 
 from strategies.config import Dtype, GPTConfig, Infeasible, TrainConfig
+from strategies.mesh import GPUS, platform_of
 from strategies.model.gpt import weight_dims
 from strategies.model.weights import Weights, used_dtype
 from strategies.sharding.layout import Layout
+from strategies.sharding.weight_shards import Shards
 from strategies.step import State
 
 
@@ -38,9 +42,7 @@ def require_master(layout: Layout, train: TrainConfig) -> None:
         problem = f"{asked} changes nothing where weights are sharded over {' x '.join(layout.shards)}"
         raise Infeasible(f"{problem}: the shards are float32 already, and are gathered in dtype; leave it out")
     if not layout.updates:
-        raise Infeasible(
-            f"{asked} needs devices that update shards of the weights; leave it out, or use zero1 or zero2"
-        )
+        raise Infeasible(f"{asked} needs devices that update shards of weights; leave it out, or use zero1 or zero2")
     if train.dtype == "float32":
         raise Infeasible(f"{asked} changes nothing with dtype=float32; leave it out, or use dtype=bfloat16 or float16")
 
@@ -63,12 +65,12 @@ class ShardedUpdate(NamedTuple):
     Attributes:
         scatter: gradients of each device -> this device's shard of their sum.
         shard_params: state -> the float32 shards of the weights that this device updates.
-        unshard_params: such shards, as `held` casts them -> `State.params`.
+        unshard_params: such shards, as `held` casts them, and the whole weights that they replace -> `State.params`.
     """
 
     scatter: Callable[[Weights], Weights]
     shard_params: Callable[[State], Weights]
-    unshard_params: Callable[[Weights], Weights]
+    unshard_params: Callable[[Weights, Weights], Weights]
 
     @classmethod
     def of(cls, layout: Layout, config: GPTConfig, mesh: Mesh, train: TrainConfig) -> "ShardedUpdate | None":
@@ -83,5 +85,27 @@ class ShardedUpdate(NamedTuple):
         return cls(
             partial(shards.map_weights, partial(shards.scatter, dtype=train.reduce_dtype)),
             shard_params,
-            partial(shards.map_weights, partial(shards.gather, to="invarying")),
+            partial(_unshard, shards, platform_of(mesh.devices.flat[0]) in GPUS),
         )
+
+
+def _unshard(shards: Shards, by_layer: bool, parts: Weights, replaced: Weights) -> Weights:
+    """Gather weights; `by_layer` those of one layer after another, in place of the old ones.
+
+    NCCL joins parts along the outermost dim only. So XLA gathers a matrix of all layers into a temporary in another
+    layout, and transposes that. For zero2 with gpt3-6.7b on 16 H100s (bfloat16, reduce_dtype=bfloat16) temporaries are
+    26.0 GiB, and by layer 3.4 GiB. As replayed, a step takes 229 ms instead of 225: less of the copying is hidden.
+    """
+    gather = partial(shards.gather, to="invarying")
+    if not by_layer:
+        return shards.map_weights(gather, parts)
+
+    def gather_layer(i: Array, whole: Weights) -> Weights:
+        def update(part: Array, dims: Sequence[str], whole: Array) -> Array:
+            return lax.dynamic_update_index_in_dim(whole, gather(part[i], dims[1:]), i, 0)
+
+        return shards.map_weights(update, {"blocks": parts["blocks"]}, whole)
+
+    layers = shards.config.layers
+    blocks = lax.fori_loop(0, layers, gather_layer, {"blocks": replaced["blocks"]})
+    return shards.map_weights(gather, {part: parts[part] for part in parts if part != "blocks"}) | blocks

@@ -210,7 +210,7 @@ class _Assembly:
         changes, optimizer_state, norm = self.optimizer.update(grads, state.optimizer, params)
         updated: Any = optax.apply_updates(params, changes)
         new_params, master = held(updated, self.config, self.train)
-        new_params = sharded.unshard_params(new_params) if sharded else new_params
+        new_params = sharded.unshard_params(new_params, state.params) if sharded else new_params
         scale = {"loss_scale": state.optimizer.loss_scale} if self.scales_loss else {}
         return State(new_params, optimizer_state, master), {"grad_norm": norm, **scale}
 
