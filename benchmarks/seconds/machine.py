@@ -80,6 +80,7 @@ class Machine:
         constants: what it reaches.
         error: mean error of predictions of runs that the constants were not fitted to, as a fraction.
         source: what the constants were fitted to.
+        float32_share: rate of float32 matmuls at full precision, as a fraction of that of bfloat16.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Machine:
     constants: Constants
     error: float
     source: str
+    float32_share: float = 1.0
 
     @cached_property
     def reached(self) -> Chip:

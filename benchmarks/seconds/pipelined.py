@@ -29,7 +29,7 @@ def pipelined(
         sends = plan.ticks.exchanges * send_seconds
         seconds = plan.schedule.lockstep(_costs(plan, layers)) + times * sum(added(*ends).values()) + sends
     else:
-        sends = 2 * times * chunks * send_seconds
+        sends = (2 * chunks - 1) * times * send_seconds
         duration = durations(plan, stack, layers, ends, send_seconds)
         starts = plan.schedule.starts(duration)
         seconds = max(start + duration(*each) for each, start in starts.items())
@@ -47,7 +47,7 @@ def durations(
 
     def seconds(stage: int, op: Op) -> float:
         at_head = stack.ends != FIRST_AND_LAST or (stage, op.chunk) == _last(plan)
-        sending = 0.0 if op.kind == "W" else send_seconds
+        sending = send_seconds if _sends(plan, stage, op) else 0.0
         return schedule.duration(op, costs) + sending + (head[op.kind] if at_head else 0.0)
 
     return seconds
@@ -84,9 +84,11 @@ def _as_needed(
     """Passes of stages that wait only for what they need."""
     for (stage, op), start in plan.schedule.starts(durations(plan, stack, layers, ends, send_seconds)).items():
         parts = _work(plan, layers, op)
-        if op.kind != "W":
-            at_head = stack.ends != FIRST_AND_LAST or (stage, op.chunk) == _last(plan)
-            parts = added(parts, ends[op.kind == "B"] if at_head else {}, {"sends": send_seconds})
+        at_head = stack.ends != FIRST_AND_LAST or (stage, op.chunk) == _last(plan)
+        if op.kind != "W" and at_head:
+            parts = added(parts, ends[op.kind == "B"])
+        if _sends(plan, stage, op):
+            parts = added(parts, {"sends": send_seconds})
         yield Pass(stage, named(op), start, parts)
 
 
@@ -104,6 +106,11 @@ def _work(plan: Plan, layers: tuple[Parts, Parts], op: Op) -> Parts:
     weights = WEIGHTS_SHARE if plan.schedule.splits_backward else 0.0
     share = {"F": 1.0, "B": 1 - weights, "W": weights}[op.kind]
     return scaled(layers[op.kind != "F"], share * plan.layers / plan.schedule.chunks)
+
+
+def _sends(plan: Plan, stage: int, op: Op) -> bool:
+    """Whether a stage sends what an operation computes. The ends of the model send nothing outwards."""
+    return op.kind != "W" and (op.kind, stage, op.chunk) not in {("F", *_last(plan)), ("B", 0, 0)}
 
 
 def _last(plan: Plan) -> tuple[int, int]:

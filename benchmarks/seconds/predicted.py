@@ -5,8 +5,10 @@ timeline = predict_seconds(predict("tensor", config, "tensor=8", train), its, To
 timeline.step_seconds, timeline.parts
 """
 
+from collections.abc import Collection
+
 from benchmarks.devices.topology import Topology
-from benchmarks.seconds.kernels import Kernel, head, layer, seconds_by_kind
+from benchmarks.seconds.kernels import Kernel, beside_sums, head, layer, seconds_by_kind
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.network import Network, bandwidth, group
 from benchmarks.seconds.pipelined import pipelined
@@ -21,6 +23,8 @@ OF_LAYERS = "layers", "keys and values", "tokens and heads"
 """What layers send for each microbatch, as traffic.py names it. The device waits for it."""
 OF_ENDS = "embedding", "head", "ends"
 """What the embedding and the head send for each microbatch, and what stages tell each other of it."""
+GATHERED = {"forward": ("weights",), "backward": ("weights again", "gradients")}
+"""What layers gather and scatter for each microbatch in each pass, where weights are sharded."""
 BETWEEN_STAGES = "stages"
 """What stages send to their neighbours."""
 
@@ -57,7 +61,7 @@ def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
     """The least time of a step: its matmuls at the chip's peak with the pipeline's bubble, or its network traffic."""
     devices, chip, outermost = cost.plan.mesh.size, machine.chip, machine.stack.outermost
     bubble = 0.0 if machine.stack.shared else cost.bubble
-    compute = sum(cost.flops.values()) / devices / (1 - bubble) / chip.flops_per_second
+    compute = cost.least_flops / devices / (1 - bubble) / chip.flops_per_second
     sent = sum(
         sum(parts.values()) / bandwidth(chip, kind, group(topology, cost.plan.mesh, axes, outermost))
         for (kind, axes), parts in cost.sent.items()
@@ -106,31 +110,53 @@ class StepSeconds:
         parts = added(parts, {"launches": waits})
         beside = stack.prefetches and self.plan.train.gather == "layer"
         hidden = sum(parts.values()) if beside else 0.0
-        return added(parts, {"gathers": max(0.0, self.gathers_seconds(way) - hidden)})
+        return added(parts, {"gathers": max(0.0, self.gathers_seconds(GATHERED[way]) - hidden)})
 
     def sums_seconds(self, way: str) -> float:
         """Seconds of what a layer sends for one microbatch and waits for, "forward" or "backward"."""
-        branches, full = len(Block.branches()), self.plan.train.remat == "full"
-        counted = 2 * branches + (branches - 1 if full else 0)  # as traffic.py counts them
-        done = 3 * branches if full and self.machine.stack.repeats == "all" else counted
         # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
         # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2).
         gathers = Passes(1 / 3, 1 / 3)
-        ring = self.plan.share.ring
         total = 0.0
         for each in self.traffic:
             if each.what in OF_LAYERS:
-                calls, all_calls = Passes(branches, done - branches), counted
-                if each.what == "keys and values" and ring > 1:
-                    calls, all_calls = Passes(ring - 1, 2 * ring - 1), 3 * ring - 2
+                calls, all_calls = self.calls(each.what)
                 share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / all_calls
                 sent = each.sent_bytes * share / self.microbatches / self.plan.layers
                 total += self.network.seconds(each.kind, each.axes, sent, getattr(calls, way))
+                if way == "backward" and each.what == "layers" and each.kind != "all_gather":
+                    total -= self.hidden_sums_seconds(each, all_calls)
         return total
 
-    def gathers_seconds(self, way: str) -> float:
-        """Seconds to gather a layer's weights for one microbatch, and "backward" to scatter its gradients."""
-        wanted = {"forward": ("weights",), "backward": ("weights again", "gradients")}[way]
+    def hidden_sums_seconds(self, each: Traffic, all_calls: int) -> float:
+        """Seconds of a layer's sums of gradients of inputs that run beside the matmuls of gradients of weights.
+
+        Args:
+            each: the sums of all layers and microbatches.
+            all_calls: how many of them are of a layer and a microbatch.
+        """
+        if not self.machine.stack.hides_sums:
+            return 0.0
+        sent = each.sent_bytes / self.microbatches / self.plan.layers / all_calls
+        one = self.network.seconds(each.kind, each.axes, sent)
+        return sum(min(one, kernel.seconds(self.machine)) for kernel in beside_sums(self.plan))
+
+    def calls(self, what: str) -> tuple[Passes, int]:
+        """Collectives that a layer waits for, forward and backward, and how many the traffic of a layer counts.
+
+        A stack that repeats whole layers also repeats the last sum.
+        """
+        branches, full = len(Block.branches()), self.plan.train.remat == "full"
+        if what == "keys and values" and (ring := self.plan.share.ring) > 1:
+            return Passes(ring - 1, 2 * ring - 1), 3 * ring - 2
+        if what == "tokens and heads":
+            return (Passes(2, 4), 6) if full else (Passes(2, 2), 4)
+        counted = 2 * branches + (branches - 1 if full else 0)  # as traffic.py counts them
+        done = 3 * branches if full and self.machine.stack.repeats == "all" else counted
+        return Passes(branches, done - branches), counted
+
+    def gathers_seconds(self, wanted: Collection[str]) -> float:
+        """Seconds of a layer's collectives of sharded weights and gradients for one microbatch, by what they send."""
         sent: dict[str, float] = {}
         for each in self.traffic:
             if self.sharded(each) and each.what in wanted:
@@ -141,7 +167,7 @@ class StepSeconds:
         """Seconds of a microbatch's first gather and of its last scatter, which have nothing to hide behind."""
         if not self.machine.stack.prefetches or self.plan.train.gather == "step":
             return NONE
-        return Passes(self.gathers_seconds("forward"), self.gathers_seconds("backward") / 2)
+        return Passes(self.gathers_seconds(("weights",)), self.gathers_seconds(("gradients",)))
 
     def sharded(self, each: Traffic) -> bool:
         """Whether this is traffic of weights that are sharded between steps."""
