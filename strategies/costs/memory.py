@@ -17,7 +17,8 @@ def arguments(plan: Plan) -> Mapping[str, int]:
     """Bytes of a step's arguments on one device: parameters, AdamW's two moments and its count, and tokens.
 
     With compression there are also the quantisation errors, for error feedback (training/compression.py). In float16
-    the optimizer also has the loss scale and the count of good steps (training/loss_scaling.py).
+    the optimizer also has the loss scale and the count of good steps (training/loss_scaling.py). Master weights count
+    as optimizer state, as in Rajbhandari et al. 2020, "ZeRO", section 3.1.
     """
     sequences, parts = plan.train.batch_size // plan.size(*plan.layout.batch), plan.updates
     error_elements = 0
@@ -25,9 +26,10 @@ def arguments(plan: Plan) -> Mapping[str, int]:
         devices = plan.size(*plan.layout.replicas)
         error_elements = padded(plan.elements, devices) // devices * (devices + 1)
     scalars = 3 if plan.train.dtype == "float16" else 1
+    copies = 2 if plan.train.master == "none" else 3
     return {
-        "parameters": 4 * plan.elements,
-        "optimizer": 2 * 4 * plan.elements // parts + 4 * scalars,
+        "parameters": sum(plan.held_bytes(weight) for weight in plan.weights),
+        "optimizer": copies * 4 * plan.elements // parts + 4 * scalars,
         "errors": 4 * error_elements,
         "batch": 4 * sequences * (plan.config.sequence + 1),
     }
@@ -50,14 +52,9 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     train, shards = plan.train, plan.shards
     keeps_gathered = shards > 1 and (train.gather == "step" or not train.regather)
     gathered_bytes = shards * sum(BYTES[plan.dtype(weight)] * weight.elements for weight in plan.weights)
-    gradients = plan.elements * plan.gathered
-    if train.reduce == "layer":  # a sharded update has whole gradients of the embedding and the head alone
-        gradients -= block_elements(plan) - block_elements(plan) // plan.updates
-    if train.microbatches > 1 and not plan.staged:
-        gradients += plan.elements * plan.gathered // (plan.updates if plan.layout.scatters_each else 1)
     held = {
         "weights": gathered_bytes if keeps_gathered else 0,
-        "gradients": 4 * gradients,
+        "gradients": gradient_bytes(plan),
         "activations": plan.ticks.depths.kept * plan.layers * Block.kept_bytes(plan.share) // plan.schedule.chunks,
         "stages": stage_bytes(plan) if plan.staged else 0,
     }
@@ -72,7 +69,19 @@ def reduction_bytes(plan: Plan) -> int:
     """
     if plan.size(*plan.layout.replicas) == 1 or plan.train.reduce == "layer" or plan.platform in GPUS:
         return 0
-    return 2 * 4 * plan.elements
+    return sum(plan.held_bytes(weight) for weight in plan.weights) + 4 * plan.elements
+
+
+def gradient_bytes(plan: Plan) -> int:
+    """Bytes of gradients. They have the dtype of the parameters; sums over microbatches and devices are float32."""
+    train = plan.train
+    gradients = sum(plan.held_bytes(weight) for weight in plan.weights) * plan.gathered
+    if train.reduce == "layer":  # a sharded update has whole gradients of the embedding and the head alone
+        gradients -= sum(plan.held_bytes(weight) for weight in plan.weights if weight.of_blocks)
+        gradients += 4 * block_elements(plan) // plan.updates
+    if train.microbatches > 1 and not plan.staged:
+        gradients += 4 * plan.elements * plan.gathered // (plan.updates if plan.layout.scatters_each else 1)
+    return gradients
 
 
 def stage_bytes(plan: Plan) -> int:
