@@ -69,7 +69,7 @@ def reduction_bytes(plan: Plan) -> int:
     """
     if plan.size(*plan.layout.replicas) == 1 or plan.train.reduce == "layer" or plan.platform in GPUS:
         return 0
-    return 2 * 4 * plan.elements
+    return sum(plan.held_bytes(weight) for weight in plan.weights) + 4 * plan.elements
 
 
 def gradient_bytes(plan: Plan) -> int:
