@@ -136,7 +136,7 @@ class TrainConfig:
             ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
         prefetch: with gather="layer", whether fsdp gathers weights one layer ahead (model/prefetch.py). "auto" is "on"
-            where possible on GPUs, with the options of benchmarks/devices/xla_options.py, and on TPUs other than v5e.
+            where possible on GPUs, with the options of xla_options.py, and on TPUs other than v5e.
         halves: whether a layer that a tensor axis splits runs on two halves of the batch (model/halves.py). "auto" is
             "on" where possible on GPUs and v5e.
         bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each

@@ -25,7 +25,8 @@ from strategies import data
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec
 from strategies.sharding.layout import Layout
-from strategies.step import Implementation, Step, Strategy
+from strategies.step import Implementation, Step
+from strategies.strategy import Strategy
 from strategies.training.train_step import assemble
 
 AXES = data.AXES

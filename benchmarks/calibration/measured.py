@@ -133,7 +133,7 @@ def machine_of(name: str, timings: Sequence[Timing], here: Setting) -> tuple[Mac
     of = {kind: [each for each in timings if each.kind == kind] for kind in {each.kind for each in timings}}
     flops, matmul_dim = matmuls(of["matmul"], shared=here.shared)
     streaming = rate(of["stream"], shared=here.shared)
-    missing = ["the network between hosts; it is taken to be as fast as the links inside this host"]
+    missing = ["the network between hosts; tell `meshmark advise` with --set inter_host_bandwidth=10Gbit/s"]
     exchanged = [each for each in timings if each.calls]
     bandwidth, latency = links(exchanged, shared=here.shared) if exchanged else (streaming, 0.0)
     if not exchanged:
@@ -147,7 +147,7 @@ def machine_of(name: str, timings: Sequence[Timing], here: Setting) -> tuple[Mac
         torus_dims=0,
         ring_multiple=0,
         slice_chips=0,
-        network_bytes_per_second=bandwidth,
+        network_bytes_per_second=0.0,
         source="meshmark calibrate",
     )
     dispatch = statistics.median(each.seconds for each in of["dispatch"])

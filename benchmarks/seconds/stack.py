@@ -38,6 +38,9 @@ class Stack:
         reduce_dtype: of gradients while they are summed over devices.
         overlaps_gradients: whether replicas sum gradients beside the backward pass, whatever `TrainConfig.reduce` says.
         prefetches: whether weights are gathered, and their gradients scattered, beside the compute of other layers.
+        hides_sums: whether gradients of a branch's inputs are summed or scattered over the tensor axis beside the
+            matmul of the gradient of its first weight.
+        shares_cards: whether groups that have several but not all devices of their hosts use the same network cards.
         ends: who embeds and computes the loss in a pipeline: the "first and last" stage, or "all" stages.
         outermost: mesh axes that lie outside of all others when devices are numbered host by host, outermost first.
         lockstep: whether all stages of a pipeline exchange arrays at the end of each tick.
@@ -69,6 +72,8 @@ class Stack:
     ends: Literal["first and last", "all"]
     lockstep: bool
     outermost: tuple[str, ...] = ()
+    hides_sums: bool = False
+    shares_cards: bool = False
     shared: bool = False
     score_blocks: bool = False
     combines: bool = True
@@ -87,7 +92,8 @@ MEGATRON = Stack(
     score_bytes=Passes(4 + 5, 5 + 6),  # softmax, dropout; their gradients
     residual_bytes=Passes(2 * 4 + 2 * 7, 2 * 10 + 2 * 7 + 2 * 6),  # norms, bias and dropout and sum; gradients, sums
     mlp_bytes=Passes(4, 8),
-    logit_bytes=40,  # cast to float32, maximum, exponentials, sum, gradient, cast back
+    # cast, maximum, difference, exponentials, sum, quotient; gradient, cast back (megatron/mpu/cross_entropy.py)
+    logit_bytes=6 + 4 + 8 + 8 + 4 + 8 + 8 + 6,
     optimizer_bytes=62,  # casts, unscaling, norm, clipping and Adam, each a pass over float32 arrays
     kernels=Passes(25, 45),
     repeats="all",
@@ -97,6 +103,8 @@ MEGATRON = Stack(
     ends="first and last",
     lockstep=False,
     outermost=("pipeline",),  # megatron/mpu/initialize.py
+    hides_sums=True,  # megatron/mpu/layers.py, LinearWithGradAccumulationAndAsyncCommunication
+    shares_cards=True,  # not read from code, but seen in the runs of three clusters (docs/seconds.md)
 )
 MPT = Stack(
     name="PyTorch FSDP",

@@ -5,41 +5,27 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.devices.chips import Chip
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.seconds.kernels import attention
-from benchmarks.seconds.machine import START, Machine
+from benchmarks.seconds.machine import START
 from benchmarks.seconds.machines import UnknownMachine, machine, parsed
 from benchmarks.seconds.predicted import predict_seconds
 from benchmarks.seconds.stack import MESHMARK, VIRTUAL
 from strategies import PRESETS
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
+from tests.benchmarks.seconds.virtual import CONSTANTS, FILE, HOST, ITS
 
-HOST = Chip(
-    platform=CPU,
-    flops_per_second=2e11,
-    memory_bytes=2**34,
-    memory_bytes_per_second=4e11,
-    link_bytes_per_second=2e10,
-    torus_dims=0,
-    ring_multiple=0,
-    slice_chips=0,
-    network_bytes_per_second=2e10,
-    source="a test",
-)
-CONSTANTS = replace(START, matmul_dim=0.0)
-ITS = Machine("host", HOST, HOST.flops_per_second, 0, VIRTUAL, CONSTANTS, 0.1, "a test")
 MESHES = "data=8", "fsdp=8", "tensor=8", "context=8", "pipeline=8", "data=1"
 
 
 def seconds(mesh, its=ITS, **options):
     """Predicted parts of a step."""
-    strategy, _, size = mesh.partition("=")
+    strategy = mesh.partition("=")[0]
     strategy = "single" if mesh == "data=1" else strategy
     train = TrainConfig(**{"batch_size": 16, "microbatches": 16 if strategy == "pipeline" else 1, **options})
     cost = predict(strategy, PRESETS["nano"], mesh, train, CPU)
-    return predict_seconds(cost, its, Topology(CPU, (int(size),)))
+    return predict_seconds(cost, its, Topology(CPU, (8,)))
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -68,6 +54,24 @@ def test_a_bubble_costs_nothing():
     assert seconds("pipeline=8", plain).parts["bubble"] > 0
 
 
+def test_hosts_share_nothing_but_their_network():
+    """With one device on each host, each has its host's rates for itself; with several, they take turns."""
+    cost = predict("data", PRESETS["nano"], "data=8", TrainConfig(16), CPU)
+    fast = replace(ITS, chip=replace(HOST, network_bytes_per_second=1e15))
+    parts = {shape: predict_seconds(cost, fast, Topology(CPU, shape)).parts for shape in ((8,), (2, 4), (8, 1))}
+    for name in ("matmul", "optimizer", "launches"):
+        assert parts[2, 4][name] == pytest.approx(parts[8,][name] / 2)
+        assert parts[8, 1][name] == pytest.approx(parts[8,][name] / 8)
+
+
+def test_stages_on_hosts_of_their_own_idle():
+    """A stage that waits leaves its cores to others of its host only."""
+    cost = predict("pipeline", PRESETS["nano"], "pipeline=4", TrainConfig(16, 4), CPU)
+    parts = predict_seconds(cost, ITS, Topology(CPU, (4, 1))).parts
+    assert parts["bubble"] / (sum(parts.values()) - parts["fixed"]) > 0.2
+    assert "bubble" not in predict_seconds(cost, ITS, Topology(CPU, (4,))).parts
+
+
 def test_blocks_of_scores_have_the_flops_of_the_formulas():
     """Attention skips a quarter of the scores, or on a ring what its chunks do not need, and repeats one matmul."""
     for mesh in ("data=1", "context=8"):
@@ -90,15 +94,7 @@ def test_large_temporaries_are_allocated_anew():
 
 def test_a_machine_file_may_hold_all_specifications(tmp_path):
     """A file without a chip that is known holds its specifications whole; and bytes of its stack that were measured."""
-    told = {
-        "stack": VIRTUAL.name,
-        "devices": ["cpu"],
-        "specifications": vars(HOST),
-        "passes": {"optimizer_bytes": 40},
-        "constants": vars(CONSTANTS),
-        "error": 0.1,
-        "source": "a test",
-    }
+    told = FILE | {"passes": {"optimizer_bytes": 40}}
     path = tmp_path / "host.json"
     path.write_text(json.dumps(told))
     assert machine(str(path)) == replace(ITS, stack=replace(VIRTUAL, optimizer_bytes=40))
