@@ -103,6 +103,8 @@ class StepSeconds:
         launches = getattr(stack.kernels, way) + (self.plan.share.ring - 1) * getattr(stack.hop_kernels, way)
         if way == "backward" and self.plan.train.remat == "full":
             launches += stack.kernels.forward
+        if self.sharing <= stack.cores:
+            launches *= stack.alone_launches
         parts = seconds_by_kind(getattr(self.kernels, way), self.machine)
         parts = added(parts, {"sums of layers": self.sums_seconds(way)})
         hidden = 0.0 if stack.shared else sum(parts.values())
@@ -115,12 +117,15 @@ class StepSeconds:
     def sums_seconds(self, way: str) -> float:
         """Seconds of what a layer sends for one microbatch and waits for, "forward" or "backward"."""
         # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
-        # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2).
-        gathers = Passes(1 / 3, 1 / 3)
+        # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2), unless devices share their cores.
+        again = self.machine.stack.shared
+        gathers = Passes(1 / 3, 2 / 3 if again else 1 / 3)
         total = 0.0
         for each in self.traffic:
             if each.what in OF_LAYERS:
                 calls, all_calls = self.calls(each.what)
+                if again and each.kind == "all_gather":
+                    calls = Passes(calls.forward, sum(calls))
                 share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / all_calls
                 sent = each.sent_bytes * share / self.microbatches / self.plan.layers
                 total += self.network.seconds(each.kind, each.axes, sent, getattr(calls, way))

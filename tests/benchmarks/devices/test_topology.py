@@ -119,7 +119,7 @@ def test_a_compiler_that_is_missing_is_named(text, extra, monkeypatch):
 
 def test_virtual_devices_are_those_of_jax():
     """A cpu topology has as many virtual devices as asked for, and raises an error if JAX has fewer."""
-    assert len(Topology.parse("cpu:4").devices()) == 4
+    assert [len(Topology.parse(text).devices()) for text in ("cpu:4", "cpu:4x1", "cpu:4x2")] == [4, 4, 8]
     with pytest.raises(ValueError, match="JAX has started with 8 virtual devices"):
         Topology.parse("cpu:9").devices()
 

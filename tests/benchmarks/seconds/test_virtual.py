@@ -9,9 +9,10 @@ from benchmarks.devices.topology import CPU, Topology
 from benchmarks.seconds.kernels import attention
 from benchmarks.seconds.machine import START
 from benchmarks.seconds.machines import UnknownMachine, machine, parsed
+from benchmarks.seconds.network import Network
 from benchmarks.seconds.predicted import predict_seconds
 from benchmarks.seconds.stack import MESHMARK, VIRTUAL
-from strategies import PRESETS
+from strategies import PRESETS, MeshSpec
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
 from tests.benchmarks.seconds.virtual import CONSTANTS, FILE, HOST, ITS
@@ -52,6 +53,42 @@ def test_a_bubble_costs_nothing():
     assert "bubble" not in seconds("pipeline=8").parts
     plain = replace(ITS, stack=replace(VIRTUAL, shared=False))
     assert seconds("pipeline=8", plain).parts["bubble"] > 0
+
+
+def test_devices_that_are_alone_wait_for_their_own_threads():
+    """Kernels cost more launches on as many devices as cores; on more, other devices have work for the cores."""
+    its = replace(ITS, stack=replace(VIRTUAL, cores=2, alone_launches=3))
+    launches = 2 * PRESETS["nano"].layers * sum(VIRTUAL.kernels)
+    more = seconds("data=2", its).step_seconds - seconds("data=2").step_seconds
+    assert more == pytest.approx((3 - 1) * launches * CONSTANTS.kernel_seconds)
+    assert seconds("data=8", its) == seconds("data=8")
+
+
+def test_cores_idle_only_while_all_devices_wait():
+    """Each device adds the latency of its group; a collective of the whole mesh adds a wait of all devices."""
+    its = replace(ITS, stack=replace(VIRTUAL, wait_seconds=1e-4))
+    network = Network(its, Topology(CPU, (8,)), MeshSpec.parse("data=2,tensor=4"))
+    for axes, hops, wait in ((("data",), 1, 0), (("tensor",), 3, 0), (("data", "tensor"), 7, 1e-4)):
+        found = 8 * network.seconds("all_reduce", axes, sent_bytes=0)
+        assert found == pytest.approx(8 * hops * CONSTANTS.link_seconds + wait)
+
+
+def test_all_that_layers_send_is_waited_for():
+    """Nothing hides the third gather of a branch's inputs: all bytes take their time, and all calls their latency."""
+    cost = predict("tensor", PRESETS["nano"], "tensor=8", TrainConfig(16), CPU)
+    sent = sum(each.sent_bytes for each in cost.traffic if each.what == "layers")
+    calls = PRESETS["nano"].layers * 2 * (3 + 2)  # two branches: three gathers and two reduce-scatters
+    bytes_per_second = HOST.link_bytes_per_second * CONSTANTS.link_efficiency
+    wanted = 8 * (sent / bytes_per_second + calls * 7 * CONSTANTS.link_seconds)
+    assert seconds("tensor=8").parts["sums of layers"] == pytest.approx(wanted)
+
+
+def test_each_matrix_of_a_batch_costs_its_call():
+    """Attention takes longer by the FLOPs of its calls: seven for each sequence, head and block of queries."""
+    cost = predict("data", PRESETS["nano"], "data=8", TrainConfig(16), CPU)
+    plain, called = (attention(cost.plan, replace(VIRTUAL, matrix_flops=flops)) for flops in (0, 100))
+    with_calls, without = (sum(each.flops for each in (*ahead, *back)) for ahead, back in (called, plain))
+    assert with_calls - without == pytest.approx(100 * 7 * 2 * (16 / 8) * PRESETS["nano"].heads)
 
 
 def test_hosts_share_nothing_but_their_network():
