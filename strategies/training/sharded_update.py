@@ -7,8 +7,9 @@ section 3.1), split as in Rajbhandari et al. 2020, "ZeRO", section 5.1:
     "none"       W[D,F] in float32       -                          W[D_data,F] in float32
     "float32"    W[D,F] in `dtype`       W[D_data,F] in float32     W[D_data,F] in `dtype`
 
-Otherwise the forward pass casts float32 weights to `dtype`, so it computes with the same numbers. Vectors (norm weights
-and biases) are used in float32 (model/weights.py), and therefore held and gathered in float32.
+The forward pass casts float32 weights to `dtype` anyway, so with master weights it computes with the same numbers. The
+two gradients of a tied table are summed in `dtype`. Vectors (norm weights and biases) are used in float32
+(model/weights.py), and therefore held and gathered in float32.
 """
 
 from collections.abc import Callable, Sequence

@@ -102,6 +102,17 @@ def sleeping(function: Callable[..., Any]) -> Any:
     return jax.jit(slow)
 
 
+def test_variants_keep_master_weights() -> None:
+    """A variant of a step with master weights returns a state with the shapes and dtypes of the one it takes."""
+    options: Options = (("master", "float32"),)
+    case = replace(SINGLE, strategy="zero1", mesh=MeshSpec.parse("data=2"), dtype="bfloat16", options=options)
+    step = case.build()
+    expected = jax.tree.map(lambda array: (array.shape, array.dtype), step.state)
+    for name, update in variants(case).items():
+        state, _ = jax.eval_shape(update, step.state, step.batch)
+        assert jax.tree.map(lambda array: (array.shape, array.dtype), state) == expected, name
+
+
 @pytest.mark.parametrize(("half", "part"), [("gradients", "compute_seconds"), *nightly(("apply", "optimizer_seconds"))])
 def test_time_is_attributed_to_the_slow_half(monkeypatch: pytest.MonkeyPatch, half: str, part: str) -> None:
     """If one half of a step sleeps, the step's time is attributed to that half."""
