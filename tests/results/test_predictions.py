@@ -90,6 +90,16 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
     assert errors_of(rows).rank is None
 
 
+def test_memory_is_compared_where_it_was_published(rows: pd.DataFrame) -> None:
+    """A row of the page for each published memory, with the error of the formulas; no section without any."""
+    measured = rows[rows["memory_gb"].notna()]
+    lines = [line for part in predictions.memory(rows) for line in part.splitlines() if line.startswith("| bigscience")]
+    assert len(lines) == len(measured) > 0
+    for line, (_, row) in zip(lines, measured.iterrows(), strict=True):
+        assert f"| {row['predicted.memory_gb'] / row['memory_gb'] - 1:+.1%} |" in line
+    assert not list(predictions.memory(rows.assign(memory_gb=np.nan)))
+
+
 def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
     """What the figure draws is the whole predicted step."""
     whole = rows[[f"part.{name}" for name in PARTS]].sum(axis=1)
