@@ -91,7 +91,7 @@ def as_csv(predictions: Sequence[Predicted]) -> str:
     """The rows with predicted and least seconds, the parts of the step, memory, machine, and why a row has none."""
     columns = dict.fromkeys(name for each in predictions for name in each.row)
     added = (
-        *("predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER)), "predicted.memory_gb"),
+        *("predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER)), "predicted_memory_gb"),
         *(*map(_of_machine, OF_MACHINE), "problem"),
     )
     names = [*(name for name in columns if name not in added), *added]
@@ -103,7 +103,7 @@ def as_csv(predictions: Sequence[Predicted]) -> str:
         figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in (*PARTS, *AFTER) if each.timeline}
         memory = each.run and each.run.cost.needed_bytes / GB
         numbers = {"predicted_seconds": each.step_seconds, "bound_seconds": each.bound_seconds}
-        numbers["predicted.memory_gb"] = memory
+        numbers["predicted_memory_gb"] = memory
         told = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
         its = {_of_machine(name): getattr(each.machine, name) for name in OF_MACHINE if each.machine}
         writer.writerow({**each.row, **dict.fromkeys(added), **told, **figures, **its, "problem": each.problem})

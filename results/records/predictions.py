@@ -13,7 +13,7 @@ NUMBERS = (
     *("layers", "embed", "sequence", "devices", "batch_size", "microbatches", *AXES),
     *("step_seconds", "predicted_seconds", "machine.error"),
 )
-MEMORY = "memory_gb", "predicted.memory_gb"
+MEMORY = "memory_gb", "predicted_memory_gb"
 """Published and predicted memory of a device. Tables need not have it."""
 TEXTS = "source", "device", "recompute", "problem", "machine.name", "machine.source"
 PARTS = {

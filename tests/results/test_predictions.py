@@ -97,7 +97,7 @@ def test_memory_is_compared_where_it_was_published(predicted: Path) -> None:
     lines = [line for part in predictions.memory(rows) for line in part.splitlines() if line.startswith("| bigscience")]
     assert len(lines) == len(measured) > 0
     for line, (_, row) in zip(lines, measured.iterrows(), strict=True):
-        assert f"| {row['predicted.memory_gb'] / row['memory_gb'] - 1:+.1%} |" in line
+        assert f"| {row['predicted_memory_gb'] / row['memory_gb'] - 1:+.1%} |" in line
     assert not list(predictions.memory(rows.assign(memory_gb=np.nan)))
 
 
