@@ -38,6 +38,8 @@ class State(NamedTuple):
     params: Weights
     optimizer: Any
     """AdamW's moments and count, as optax keeps them, and any other state of the optimizer."""
+    master: Any = None
+    """Float32 weights that AdamW updates, if `params` are of another dtype (training/sharded_update.py)."""
 
 
 def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:

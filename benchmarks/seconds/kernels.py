@@ -150,6 +150,9 @@ def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
         # Each of n devices of a ring computes 2 n + 1 of its 4 n pairs of chunks; one device, 3 of 4.
         pairs = keys if share.skipping else keys * (2 * share.ring + 1) / (4 * share.ring)
         flops, area = 2 * 2 * share.tokens * pairs * share.head_features, share.tokens * heads * pairs * itemsize / 2
+        # For each sequence and head there are two blocks of queries, or with a ring two pairs of chunks a device.
+        chunks = 2 * share.ring * share.tokens * share.contexts / config.sequence * heads
+        flops += 2 * chunks * stack.matrix_flops
         kernels = (Kernel("attention", each * flops, 0, itemsize=itemsize) for each in (1, 2.5))
         passes = (Kernel("memory", 0, moved * area) for moved in stack.score_bytes)
         forward, backward = map(list, zip(kernels, passes, strict=True))

@@ -81,15 +81,20 @@ class Network:
             sent_bytes: that a device sends in all of them.
             calls: how many collectives that are.
         """
-        where, chip = group(self.topology, self.mesh, axes, self.machine.stack.outermost), self.machine.reached
+        where, chip = self.group(axes), self.machine.reached
         if self.machine.stack.shares_cards and kind not in ("permute", "all_to_all"):
             chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.alike)
         return calls * self.latency_seconds(kind, where) + sent_bytes / bandwidth(chip, kind, where)
 
+    def group(self, axes: Axes) -> Group:
+        """Where the devices of a group lie that differ along some axes."""
+        return group(self.topology, self.mesh, axes, self.machine.stack.outermost)
+
     def latency_seconds(self, kind: str, where: Group) -> float:
         """Latency of a collective: of a ring's steps inside a host, and of a tree's between hosts. A permute has one.
 
-        Virtual devices wait for each other in a permute, too.
+        Virtual devices wait for each other in a permute, too. While a group waits, other devices have work for its
+        cores, unless it has all devices of the host.
 
         NCCL takes rings inside a host, and trees between hosts where latency matters (Jeaugey 2019, "Massively Scale
         Your Deep Learning Training with NCCL 2.4").
@@ -97,6 +102,9 @@ class Network:
         constants = self.machine.constants
         inside = constants.link_seconds if where.devices > where.hosts else 0.0
         between = constants.network_seconds if where.hosts > 1 else 0.0
-        if kind == "permute" and not self.machine.stack.shared:
+        shared, sharing = self.machine.stack.shared, self.machine.sharing(self.topology, self.mesh.size)
+        if kind == "permute" and not shared:
             return max(inside, between)
-        return inside * (where.devices // where.hosts - 1) + between * math.log2(max(2, where.hosts))
+        local = where.devices // where.hosts
+        idle = self.machine.stack.wait_seconds / sharing if shared and local == sharing else 0.0
+        return inside * (local - 1) + between * math.log2(max(2, where.hosts)) + idle

@@ -55,6 +55,11 @@ class Stack:
         accumulation_bytes: read and written for each parameter to accumulate the gradient of a microbatch.
         fresh_bytes: that take as long to read and write as the system takes to provide a byte of temporaries. The C
             library returns allocations of more than 32 MiB to the system (mallopt(3), M_MMAP_THRESHOLD).
+        matrix_flops: of attention that take as long as one more matrix in a batch of matmuls.
+        cores: of the host that virtual devices share.
+        wait_seconds: for which the cores idle while all devices of a host wait for each other in a collective.
+        alone_launches: that a kernel of a layer costs if there are no more devices than cores. The threads of a kernel
+            wait for each other, and no other device has work for their cores.
     """
 
     name: str
@@ -82,6 +87,10 @@ class Stack:
     update_kernels: float = 0
     accumulation_bytes: float = 0
     fresh_bytes: float = 0
+    matrix_flops: float = 0
+    cores: int = 0
+    wait_seconds: float = 0
+    alone_launches: float = 1
 
 
 MEGATRON = Stack(
@@ -163,5 +172,6 @@ VIRTUAL = Stack(
     end_kernels=45,
     update_kernels=100,
     accumulation_bytes=12,
+    alone_launches=4,
 )
 STACKS: Mapping[str, Stack] = {stack.name: stack for stack in (MEGATRON, MPT, MESHMARK, VIRTUAL)}

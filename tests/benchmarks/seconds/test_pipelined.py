@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.seconds.pipelined import passes, pipelined
+from benchmarks.seconds.pipelined import named, passes, pipelined
 from benchmarks.seconds.stack import FIRST_AND_LAST, MESHMARK
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
@@ -48,6 +48,7 @@ def test_a_pipeline_of_two_stages_is_as_on_paper(name):
     assert parts["sends"] == pytest.approx(sends)
     work = 2 * (3 * chunks + (1.5 if headed else 0)) + sends
     assert parts["bubble"] == pytest.approx(total - work)
-    if not stack.lockstep:
-        spans = passes(plan, stack, layers, ends, 0.25)
-        assert max(span.begin_seconds + span.seconds for span in spans) == pytest.approx(total)
+    found = list(passes(plan, stack, layers, ends, 0.25))
+    assert max(each.end_seconds for each in found) == pytest.approx(total)
+    names = [each.name for each in found if each.stage == 1 and each.name[0] in "FBW"]
+    assert names == [named(op) for op in plan.schedule.orders[1]]
