@@ -21,6 +21,13 @@ Most machine files were fitted to the rows that they predict below, so the error
 fit. The last column of the first table is the stricter error: of rows that the fit did not see, because all rows of
 their model, or of their number of devices, were left out. `python -m benchmarks.fit` computes it."""
 
+ABOUT_MEMORY = """\
+Published is what `nvidia-smi` showed of the devices that held the most, with what CUDA and the allocator keep. None of
+these runs shards its optimizer. Predicted is what [the formulas](topologies.md#formulas) say of meshmark's own step
+with the same model and mesh. Nothing was fitted. With a pipeline they are much too low. Megatron-DeepSpeed keeps the
+token table on the first and the last stage, and meshmark splits it over all stages; that is 8 GB of the difference, and
+the rest is not explained."""
+
 KEPT_OUT = {
     KORTHIKANTI: """\
 For Korthikanti et al. two constants were fitted to the four rows with full recomputation: the efficiency of matmuls,
@@ -43,7 +50,8 @@ source). 14 of the 88 predictions are over 10% too short; the other 74 are off b
   while rows of the same batch with `tensor=1` and `tensor=8` agree. Here, too, the time jumps: with
   `data=32,pipeline=8,tensor=2` it rises from 19.07 s to 21.89 s as microbatches go from 16 to 24, although the bubble
   gets shorter; and with `data=16,pipeline=8,tensor=4` it falls from 17.41 s to 16.09 s as they go from 24 to 16. What
-  is the reason is not known.
+  is the reason is not known. Of the same software on another cluster BigScience report that the state of the network
+  changed the throughput by up to 40% (bigscience-workshop/bigscience, experiments/performance.md).
 
 These rows also limit what a prediction can rank. If all other rows of 512 devices were predicted exactly, and the ten
 as they are, the rank correlation would be 0.78. The run that is predicted to be the fastest of 512 devices is one of

@@ -17,8 +17,8 @@ from results import parsers
 from results.figures.pictures import REPRODUCIBLE, draw
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
 from results.forms import as_markdown
-from results.notes import BEGIN, KEPT_OUT, NOTES
-from results.records.predictions import Errors, errors_by, judged, read
+from results.notes import ABOUT_MEMORY, BEGIN, KEPT_OUT, NOTES
+from results.records.predictions import MEMORY, Errors, errors_by, judged, read
 from results.records.reading import RecordError
 
 PAGE, PICTURE, PARTS_PICTURE = "published.md", "published.png", "published-parts.png"
@@ -43,6 +43,7 @@ def page(rows: pd.DataFrame) -> str:
         f"![Predicted against published seconds of a step, one panel for each source]({PICTURE})",
         *("## Errors", errors_table(known, "source"), errors_table(known, "cluster"), errors_table(known, "model")),
         *choices(known),
+        *memory(rows),
         "## Why the bad rows are bad",
         *(NOTES[source] for source in sources if source in NOTES),
         *alike(known),
@@ -117,6 +118,23 @@ def alike(rows: pd.DataFrame) -> Iterator[str]:
         texts = [f"{value:g}" for value in (tensor, pipeline, embed, sequences, len(error))]
         table.append((str(source), *texts, f"{error.mean():+.1%}", f"{error.min():+.1%}", f"{error.max():+.1%}"))
     yield as_markdown(table, "<" + ">" * 8)
+
+
+def memory(rows: pd.DataFrame) -> Iterator[str]:
+    """Published and predicted memory, of the rows of sources that have it."""
+    measured = rows[rows[list(MEMORY)].notna().all(axis=1)]
+    if measured.empty:
+        return
+    yield "## Memory"
+    yield ABOUT_MEMORY
+    table: list[tuple[str, ...]] = [
+        ("source", "layers x embed", "mesh", "microbatch", "dtype", "published GB", "predicted GB", "error")
+    ]
+    for row in measured.to_dict("records"):
+        published, predicted = (row[name] for name in MEMORY)
+        work = row["source"], row["model"], row["mesh"], f"{row['sequences']:.0f}", row["dtype"]
+        table.append((*work, f"{published:.0f}", f"{predicted:.1f}", f"{predicted / published - 1:+.1%}"))
+    yield as_markdown(table, "<<<><" + ">" * 3)
 
 
 def every_row(rows: pd.DataFrame) -> Iterator[str]:

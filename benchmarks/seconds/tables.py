@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.commandline.tables import aligned
+from benchmarks.devices.chips import GB
 from benchmarks.seconds.cells import Row, device
 from benchmarks.seconds.judging import Errors, errors_of
 from benchmarks.seconds.machine import Machine
@@ -87,10 +88,10 @@ def _predicted(row: Row, machine: Machine | None) -> Predicted:
 
 
 def as_csv(predictions: Sequence[Predicted]) -> str:
-    """The rows with predicted and least seconds, the parts of the step, its machine, and why a row has none."""
+    """The rows with predicted and least seconds, the parts of the step, memory, machine, and why a row has none."""
     columns = dict.fromkeys(name for each in predictions for name in each.row)
     added = (
-        *("predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER))),
+        *("predicted_seconds", "bound_seconds", *map(_column, (*PARTS, *AFTER)), "predicted_memory_gb"),
         *(*map(_of_machine, OF_MACHINE), "problem"),
     )
     names = [*(name for name in columns if name not in added), *added]
@@ -100,8 +101,10 @@ def as_csv(predictions: Sequence[Predicted]) -> str:
     for each in predictions:
         parts = each.timeline.parts if each.timeline else {}
         figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in (*PARTS, *AFTER) if each.timeline}
-        seconds = {"predicted_seconds": each.step_seconds, "bound_seconds": each.bound_seconds}
-        told = {name: f"{value:.6g}" for name, value in seconds.items() if value is not None}
+        memory = each.run and each.run.cost.needed_bytes / GB
+        numbers = {"predicted_seconds": each.step_seconds, "bound_seconds": each.bound_seconds}
+        numbers["predicted_memory_gb"] = memory
+        told = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
         its = {_of_machine(name): getattr(each.machine, name) for name in OF_MACHINE if each.machine}
         writer.writerow({**each.row, **dict.fromkeys(added), **told, **figures, **its, "problem": each.problem})
     return text.getvalue()

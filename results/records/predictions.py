@@ -13,6 +13,8 @@ NUMBERS = (
     *("layers", "embed", "sequence", "devices", "batch_size", "microbatches", *AXES),
     *("step_seconds", "predicted_seconds", "machine.error"),
 )
+MEMORY = "memory_gb", "predicted_memory_gb"
+"""Published and predicted memory of a device. Tables need not have it."""
 TEXTS = "source", "device", "recompute", "problem", "machine.name", "machine.source"
 PARTS = {
     "matmuls": ("matmul",),
@@ -68,7 +70,8 @@ def read(path: Path) -> pd.DataFrame:
     if missing := [name for name in (*NUMBERS, *TEXTS, *names) if name not in rows]:
         written = "write it with `python -m benchmarks.predict RUNS.csv --out PREDICTED.csv`"
         raise RecordError(f"{path} lacks {', '.join(missing[:3])}; {written}")
-    numbers = [*NUMBERS, *names]
+    rows = rows.reindex(columns=list(dict.fromkeys((*rows.columns, *MEMORY))))
+    numbers = [*NUMBERS, *MEMORY, *names]
     rows[numbers] = rows[numbers].apply(pd.to_numeric, errors="coerce")
     parts = {
         f"part.{name}": rows[[f"predicted.{part}_seconds" for part in inside]].sum(axis=1)

@@ -58,8 +58,8 @@ def test_committed_machines_predict_published_runs(name):
 
 
 def test_every_published_table_has_a_limit():
-    """A new table comes with a mean error that it stays below."""
-    assert {path.name for path in TABLES} == {*MOST}
+    """A new table with seconds comes with a mean error that it stays below."""
+    assert {path.name for path in TABLES if any(row["step_seconds"] for row in read_rows(path))} == {*MOST}
 
 
 def test_every_row_is_written(rows, write, tmp_path):

@@ -32,8 +32,8 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rows(predicted: Path) -> pd.DataFrame:
-    """Its rows."""
-    return read(predicted)
+    """Its rows with published seconds."""
+    return judged(read(predicted))
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,17 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
     assert errors_of(rows).rank is None
 
 
+def test_memory_is_compared_where_it_was_published(predicted: Path) -> None:
+    """A row of the page for each published memory, with the error of the formulas; no section without any."""
+    rows = read(predicted)
+    measured = rows[rows["memory_gb"].notna()]
+    lines = [line for part in predictions.memory(rows) for line in part.splitlines() if line.startswith("| bigscience")]
+    assert len(lines) == len(measured) > 0
+    for line, (_, row) in zip(lines, measured.iterrows(), strict=True):
+        assert f"| {row['predicted_memory_gb'] / row['memory_gb'] - 1:+.1%} |" in line
+    assert not list(predictions.memory(rows.assign(memory_gb=np.nan)))
+
+
 def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
     """What the figure draws is the whole predicted step."""
     whole = rows[[f"part.{name}" for name in PARTS]].sum(axis=1)
@@ -127,7 +138,7 @@ def test_rows_without_a_prediction_are_listed_with_the_reason(predicted: Path, t
     table.loc[2, "step_seconds"] = ""
     table.to_csv(tmp_path / "some.csv", index=False)
     some = read(tmp_path / "some.csv")
-    assert len(judged(some)) == len(table) - 2
+    assert len(judged(some)) == len(judged(read(predicted))) - 2
     *_, text = predictions.without(some)
     assert f"| {table.loc[1, 'source']} | 2 | no such \\| device |" in text
     assert f"| {table.loc[2, 'source']} | 3 | it was not measured |" in text
