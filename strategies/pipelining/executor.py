@@ -96,9 +96,7 @@ class Executor:
             # One more slot, for arrivals that no stage reads.
             arrived=write_slot(zeros_buffer(entered_bTD, self.ticks.depths.arrived + 1), entered_bTD, 0),
             made=jnp.zeros_like(entered_bTD),
-            slots=self.passes.slots(
-                entered_bTD, self.ticks.depths.kept, splits_backward=self.schedule.splits_backward
-            ),
+            slots=self.passes.slots(entered_bTD, self.ticks.depths.kept, splits_backward=self.schedule.splits_backward),
             loss=jnp.zeros_like(loss),
             dblocks=jax.tree.map(_float32_zeros, self.blocks),
             dends=jax.tree.map(_float32_zeros, self.ends),

@@ -2,8 +2,9 @@
 
 A stage runs other microbatches between the forward and the backward pass of one. So the residuals of a layer wait in
 buffers [slots,L,...], in the slot of their microbatch. What the second half of a split backward pass takes
-(split_backward.py) waits in the same slot, in the place of residuals that the first half has used up. A layer reads and writes its part of a buffer in place, and adds to its gradients in place.
-Autodiff of a loop over the layers would stack the residuals and gradients of all layers, and XLA would copy them.
+(split_backward.py) waits in the same slot, in the place of residuals that the first half has used up. A layer reads and
+writes its part of a buffer in place, and adds to its gradients in place. Autodiff of a loop over the layers would stack
+the residuals and gradients of all layers, and XLA would copy them.
 """
 
 import dataclasses

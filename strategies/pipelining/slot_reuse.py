@@ -1,4 +1,4 @@
-"""Reuse of a slot: what the backward pass leaves for the gradients of weights takes the place of what it has used up."""
+"""Reuse of memory in a slot: values that wait for gradients of weights take the place of residuals that are used up."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
