@@ -52,9 +52,9 @@ class Share:
     def rewritten(self) -> bool:
         """Whether all that waits for the gradients of weights takes the place of residuals (pipelining/slot_reuse.py).
 
-        With `remat="none"` it does, unless gathered tokens find only arrays of the MLP that a tensor axis has cut more.
+        With `remat="none"` it does, unless sequence parallelism gathers it: then it is larger than these.
         """
-        return self.train.remat == "none" and (not self.sequence_parallel or self.mlp >= self.config.embed)
+        return self.train.remat == "none" and not self.sequence_parallel
 
     @property
     def skipping(self) -> Reach | None:

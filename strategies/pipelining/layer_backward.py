@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool
 
 from strategies.model.layer_passes import Leaves, Run, backward, forward, read_slot, write_slot, zeros_buffer
-from strategies.pipelining.slot_reuse import pack, reuse, unpack
+from strategies.pipelining.slot_reuse import reuse
 from strategies.pipelining.split_backward import SplitBackward
 from strategies.pipelining.timetable import Turn
 
@@ -114,7 +114,7 @@ class Passes:
             known, leaves, rest = (self._layer(layer), kept), jax.tree.leaves(kept), iter(more)
             split = self._split(known, like_BTD)
             held = (next(rest) if place is None else leaves[place] for place in _places(split, kept))
-            between = [unpack(array, value) for array, value in zip(held, split.between, strict=True)]
+            between = [a.reshape(v.shape).astype(v.dtype) for a, v in zip(held, split.between, strict=True)]
             return nothing, split.second(known, between)
 
         return self._scan_layers(turn, work, (), add, dweights)[1]
@@ -127,7 +127,11 @@ class Passes:
         split, leaves = self._split(known, dy_BTD), jax.tree.leaves(known[1])
         dx_BTD, dlayer, between = split.first(known, dy_BTD)
         held = list(zip(between, _places(split, known[1]), strict=True))
-        used_up = {place: pack(value, leaves[place]) for value, place in held if place is not None}
+        used_up = {
+            place: value.astype(leaves[place].dtype).reshape(leaves[place].shape)
+            for value, place in held
+            if place is not None
+        }
         return dx_BTD, (used_up, [value for value, place in held if place is None], dlayer)
 
     def _split(self, known: tuple[Leaves, Any], dy_BTD: Array) -> SplitBackward:
@@ -177,10 +181,14 @@ def _is_fixed(x: Array) -> bool:
 
 
 def _places(split: SplitBackward, kept: Any) -> list[int | None]:
-    """For each value between the halves the index of the used-up residual whose place it takes; None for none."""
+    """For each value between the halves the index of the used-up residual whose place it takes; None for none.
+
+    What was gathered takes no place: XLA writes it before it has read the residual, and copies the buffer.
+    """
     leaves = jax.tree.leaves(kept)
     used_up = {i: leaf for i, leaf in enumerate(leaves) if not split.reread[i - len(leaves)]}
-    return reuse({i: jax.typeof(leaf) for i, leaf in used_up.items()}, split.between)
+    values = [None if gathered else v for v, gathered in zip(split.between, split.gathered, strict=True)]
+    return reuse({i: jax.typeof(leaf) for i, leaf in used_up.items()}, values)
 
 
 def add(total: Leaves, more: list[Array | None], layer: Array, _: Array) -> Leaves:

@@ -33,6 +33,7 @@ class SplitBackward:
 
     Attributes:
         between: types of the values that the second half needs of the first.
+        gathered: for each of these, whether an all-gather made it.
         reread: for each leaf of `known`, whether the second half reads it.
     """
 
@@ -64,6 +65,8 @@ class SplitBackward:
         self._between = [v for v in used if v not in there]
         self._first = list(needed(self._jaxpr.eqns, [*self._at_once, *self._between]))
         self.between = [v.aval for v in self._between]
+        gathers = (e for e in self._first if e.primitive.name.startswith("all_gather"))
+        self.gathered = [*map({v for e in gathers for v in e.outvars}.__contains__, self._between)]
         self.reread = [v in used for v in self._known]
 
     def first(self, known: Any, dy: Any) -> tuple[Any, Any, Values]:
