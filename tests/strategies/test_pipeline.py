@@ -54,7 +54,7 @@ def test_equals_one_device_in_every_order(name, mesh, options):
 
 
 @functools.cache
-def compiled(schedule, microbatches, stages=4, fast=True, remat="dots"):
+def compiled(schedule, microbatches, stages=4, fast=True, remat: Any = "dots"):
     """A compiled step of a pipeline, compiled fast or as it is used."""
     train = TrainConfig(microbatches, microbatches, schedule=schedule, chunks=4 // stages, remat=remat)
     mesh = MeshSpec.parse(f"pipeline={stages}")
@@ -125,7 +125,7 @@ def test_zero_bubble_holds_residuals_as_1f1b_does(remat, waiting):
     assert mine == pytest.approx(formula("zb-h1", 8, remat), rel=0.15)
 
 
-def formula(schedule, microbatches, remat="dots"):
+def formula(schedule, microbatches, remat: Any = "dots"):
     """The predicted temporaries of a pipeline with four stages."""
     train = TrainConfig(microbatches, microbatches, schedule=schedule, remat=remat)
     return sum(predict("pipeline", SMALL, MeshSpec.parse("pipeline=4"), train).temporaries.values())
