@@ -22,7 +22,7 @@ def reuse(free: Mapping[int, Any], values: Sequence[Any]) -> list[int | None]:
     for value in values:
         able = [key for key, array in left.items() if value is not None and _can_hold(array, value)]
         found.append(min(able, key=lambda key: left[key].dtype.itemsize, default=None))
-        left.pop(found[-1], None)
+        left = {key: array for key, array in left.items() if key != found[-1]}
     return found
 
 

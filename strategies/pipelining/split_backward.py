@@ -64,7 +64,7 @@ class SplitBackward:
         there = {*(v for e in self._second for v in e.outvars), *self._known, *self._jaxpr.constvars}
         self._between = [v for v in used if v not in there]
         self._first = list(needed(self._jaxpr.eqns, [*self._at_once, *self._between]))
-        self.between = [v.aval for v in self._between]
+        self.between: list[Any] = [v.aval for v in self._between]
         gathers = (e for e in self._first if e.primitive.name.startswith("all_gather"))
         self.gathered = [*map({v for e in gathers for v in e.outvars}.__contains__, self._between)]
         self.reread = [v in used for v in self._known]
@@ -134,7 +134,8 @@ def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
 
 
 def _bytes(var: core.Var) -> int:
-    return var.aval.size * var.aval.dtype.itemsize
+    array: Any = var.aval
+    return array.size * array.dtype.itemsize
 
 
 def _unrolled(equation: core.JaxprEqn, inputs: Values) -> Values:

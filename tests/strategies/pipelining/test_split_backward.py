@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ def is_none(leaf):
 
 
 @functools.cache
-def halves(remat, dtype="float32"):
+def halves(remat, dtype: Any = "float32"):
     """The blocks of a model: the backward pass, its residuals, and its two halves."""
     model = GPT(CONFIG, TrainConfig(2, remat=remat, dtype=dtype), nnx.Rngs(0))
     weights = nnx.to_pure_dict(nnx.state(model.blocks))
