@@ -8,32 +8,42 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks import parsers
-from benchmarks.cases import option_texts
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_file, save_text
+from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
-from benchmarks.search import scaled
+from benchmarks.devices.topology import CPU, Topology
+from benchmarks.explain.memory import processes_that_fit
+from benchmarks.feasibility import WORKER_BYTES
+from benchmarks.feasibility import compiled as compile_cases
+from benchmarks.reporting.trace import trace
+from benchmarks.search import as_compiled, scaled
 from benchmarks.search.advised import Choice, Choices, advised, limits
+from benchmarks.search.as_compiled import AsCompiled
+from benchmarks.search.cache import Cache
 from benchmarks.search.candidates import SearchSpace
-from benchmarks.search.request import search_space
+from benchmarks.search.levers import LEAST_SHARE, lever
+from benchmarks.search.request import chosen_machine, search_space, topology_here
 from benchmarks.search.scaled import powers_of_two, sized
+from benchmarks.seconds.drawn import drawn
 from benchmarks.seconds.machine import Machine
-from benchmarks.seconds.machines import machine, machine_for
-from benchmarks.seconds.stack import MESHMARK
 
 DAY_SECONDS = 86_400
 SHOWN_LIMITS = 3
-LEAST_LIMIT = 0.02
-"""A resource that saves a smaller share of the step is not named."""
+Limits = Mapping[str, float]
+"""What a choice waits for, as `limits` gives it."""
 
 
-def report(space: SearchSpace, choices: Choices, its: Machine, asked: argparse.Namespace) -> list[str]:
+def report(
+    space: SearchSpace, choices: Choices, its: Machine, compiled: Sequence[AsCompiled], asked: argparse.Namespace
+) -> list[str]:
     """The lines of the report."""
     devices = device_count(space.topology)
     work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
@@ -42,63 +52,79 @@ def report(space: SearchSpace, choices: Choices, its: Machine, asked: argparse.N
     if not choices.best:
         return [*lines, "no candidate fits; take more devices, a smaller batch, or --remat full"]
     shown = list(choices.best) if asked.all else choices.of_each_layout()
-    lines += table(shown, choices, its)
+    waits = {id(each): limits(each, its, space.topology) for each in shown}
+    lines += table(shown, waits, choices, its)
     tied = choices.tied(its.error)
     best = choices.best[0]
     lines += ["", f"predictions are off by {its.error:.0%} on average: the first {tied} of all candidates are tied"]
-    lines += ["", *limit_lines(best, its, space)]
+    lines += ["", *limit_lines(best, waits[id(best)])]
+    lines += ["", *lever_lines(waits, choices, its)]
+    if compiled:
+        lines += ["", *as_compiled.table(compiled)]
     if asked.tokens:
-        lines += ["", *cost_lines(best, devices, asked.tokens, asked.price)]
+        fastest = compiled[0].step_seconds if compiled else None
+        rate = space.batch_size * space.config.sequence / (fastest or best.step_seconds)
+        lines += ["", *cost_lines(rate, devices, asked.tokens, asked.price)]
     return lines
 
 
-def table(shown: Sequence[Choice], choices: Choices, its: Machine) -> list[str]:
-    """The lines of the table of choices."""
+def table(shown: Sequence[Choice], waits: Mapping[int, Limits], choices: Choices, its: Machine) -> list[str]:
+    """The lines of the table of choices, of which `waits` has the limits by id."""
     ranks = {id(each): rank for rank, each in enumerate(choices.best, start=1)}
     tied = choices.tied(its.error)
-    rows = [
-        ("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB", "ms", "least ms", "tokens/s", "MFU")
+    rows: list[tuple[str, ...]] = [
+        (
+            *("rank", "strategy", "mesh", "microbatches", "remat", "options"),
+            *("GiB", "ms", "least ms", "tokens/s", "MFU", "waits for"),
+        )
     ]
     for each in shown:
+        resource, share = next(iter(waits[id(each)].items()))
         rank = ranks[id(each)]
-        case = each.case
         rows.append(
             (
                 f"{rank}{'=' if rank <= tied > 1 else ''}",
-                case.strategy,
-                str(case.mesh),
-                str(case.microbatches),
-                case.remat,
-                " ".join(option_texts(case.options)),
+                *each.cells,
                 f"{each.needed_bytes / GIB:.1f}",
                 f"{1e3 * each.step_seconds:,.0f}",
                 f"{1e3 * each.bound_seconds:,.0f}",
                 f"{each.tokens_per_second:,.0f}",
                 f"{each.utilization(its):.0%}",
+                f"{resource} {share:.0%}",
             )
         )
-    return aligned(rows, [*"<<<><<", *">" * 5])
+    return aligned(rows, [*"<<<><<", *">" * 5, "<"])
 
 
-def limit_lines(best: Choice, its: Machine, space: SearchSpace) -> list[str]:
+def limit_lines(best: Choice, waits: Limits) -> list[str]:
     """What limits the best choice, and where its time goes."""
-    saved = list(limits(best, its, space.topology).items())[:SHOWN_LIMITS]
-    lines = [
-        f"without waiting for {name} the best would save {share:.0%}" for name, share in saved if share > LEAST_LIMIT
-    ]
+    saved = [(name, share) for name, share in waits.items() if share > LEAST_SHARE]
+    lines = [f"without waiting for {name} the best would save {share:.0%}" for name, share in saved[:SHOWN_LIMITS]]
     spent = sorted(best.timeline.parts.items(), key=lambda each: -each[1])
     return [*lines, "of its step: " + ", ".join(f"{name} {seconds / best.step_seconds:.0%}" for name, seconds in spent)]
 
 
-def cost_lines(best: Choice, devices: int, tokens: float, price: float | None) -> list[str]:
-    """Days, device-hours and money to train the best choice on so many tokens."""
-    seconds = tokens / best.tokens_per_second
+def lever_lines(waits: Mapping[int, Limits], choices: Choices, its: Machine) -> list[str]:
+    """For the best of each layout what lifts one of its limits, if anything does."""
+    rows = [("strategy", "mesh", "waits for", "one change away")]
+    for each in choices.of_each_layout():
+        if lifts := lever(each, waits[id(each)], choices, its):
+            more = f", and take {lifts.lacking_bytes / GIB:.1f} GiB that are not there" if lifts.lacking_bytes else ""
+            waiting = f"{lifts.resource}: {lifts.share:.0%} of the step"
+            change = f"{lifts.change} would save {lifts.saves:.0%}{more}"
+            rows.append((each.case.strategy, str(each.case.mesh), waiting, change))
+    return aligned(rows) if len(rows) > 1 else ["nothing that is one change away is faster"]
+
+
+def cost_lines(tokens_per_second: float, devices: int, tokens: float, price: float | None) -> list[str]:
+    """Days, device-hours and money to train on so many tokens."""
+    seconds = tokens / tokens_per_second
     hours = seconds * devices / 3600
     money = "" if price is None else f", {hours * price:,.0f} at {price:g} an hour"
     return [f"{tokens:.3g} tokens take {seconds / DAY_SECONDS:,.1f} days and {hours:,.0f} device-hours{money}"]
 
 
-def document(space: SearchSpace, choices: Choices, its: Machine) -> dict[str, Any]:
+def document(space: SearchSpace, choices: Choices, its: Machine, compiled: Sequence[AsCompiled]) -> dict[str, Any]:
     """All choices as JSON values."""
     return {
         "kind": "advice",
@@ -112,6 +138,7 @@ def document(space: SearchSpace, choices: Choices, its: Machine) -> dict[str, An
         "tied": choices.tied(its.error),
         "too_large": choices.too_large,
         "infeasible": choices.infeasible,
+        "compiled": [each.as_row() for each in compiled],
         "choices": [row(rank, each, its) for rank, each in enumerate(choices.best, start=1)],
     }
 
@@ -125,6 +152,34 @@ def row(rank: int, choice: Choice, its: Machine) -> Mapping[str, Any]:
         "bound_seconds": choice.bound_seconds,
         "parts": dict(choice.timeline.parts),
     }
+
+
+def write_trace(path: Path, best: Choice, its: Machine) -> None:
+    """Write when each stage does what in the predicted step of the best choice."""
+    topology = best.case.topology
+    assert topology
+    save_text(path, json.dumps(trace("prediction", str(best.case), str(topology), drawn(best.cost, its, topology))))
+    print(f"{path}: open it at ui.perfetto.dev, or draw it: python -m results.lanes {path}", file=sys.stderr)
+
+
+def require_schedules(topology: Topology) -> None:
+    """Check that a compiler for a topology is installed, and overlaps communication.
+
+    Raises:
+        ValueError: it is not, or it does not.
+    """
+    if topology.kind == CPU:
+        raise ValueError(f"--compile: on {topology} no communication overlaps; predictions assume the same")
+    topology.require_compiler()
+
+
+def compile_best(choices: Choices, its: Machine, asked: argparse.Namespace) -> list[AsCompiled]:
+    """Compile the best choices, for the communication that their schedules leave exposed."""
+    cases = [each.case for each in as_compiled.to_compile(choices, asked.compile)]
+    stored = Cache(asked.cache / as_compiled.key(its), asked.again)
+    at_once = asked.workers or processes_that_fit(WORKER_BYTES)
+    work = partial(as_compiled.compile_and_replay, machine=its)
+    return as_compiled.found(choices, compile_cases(cases, stored, at_once, asked.time_budget, work).values())
 
 
 def of_smallest(asked: argparse.Namespace) -> argparse.Namespace:
@@ -154,6 +209,27 @@ def scaling(space: SearchSpace, asked: argparse.Namespace, its: Machine) -> int:
     return 0 if any(point.choice for point in found) else 1
 
 
+def prepared(asked: argparse.Namespace) -> tuple[SearchSpace, Machine]:
+    """The search space and the machine that the options ask for.
+
+    Raises:
+        ValueError: what is asked for is not possible.
+        Unwritable: a file cannot be written.
+    """
+    if asked.scaling and (asked.trace or asked.compile):
+        raise ValueError("--trace and --compile are of one topology; leave --scaling out")
+    if asked.devices:
+        asked.topology = topology_here()
+    its = chosen_machine(asked, asked.topology)
+    space = search_space(of_smallest(asked) if asked.scaling else asked)
+    for path in filter(None, (asked.json, asked.trace)):
+        require_file(path)
+    if asked.compile:
+        require_schedules(asked.topology)
+        require_folder(asked.cache)
+    return space, its
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rank the search space by predicted seconds and print the advice.
 
@@ -163,14 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = parsers.advise()
     asked = command.parse_args(arguments)
     try:
-        kind, hosts = asked.topology.kind, asked.topology.shape[0]
-        its = machine(asked.machine, kind) if asked.machine else machine_for(kind, MESHMARK.name, hosts)
-        its = its.with_changes(dict(asked.set))
-        if asked.scaling:
-            asked = of_smallest(asked)
-        space = search_space(asked)
-        if asked.json:
-            require_file(asked.json)
+        space, its = prepared(asked)
     except Unwritable as error:
         command.exit(BROKEN_INPUT, f"{error}\n")
     except ValueError as error:
@@ -181,9 +250,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     choices = advised(space.cases(), its, space.topology)
     candidates = len(choices.best) + choices.too_large + choices.infeasible
     print(f"{candidates} candidates in {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    compiled = compile_best(choices, its, asked) if asked.compile else []
     if asked.json:
-        save_text(asked.json, json.dumps(document(space, choices, its), indent=1))
-    print("\n".join(report(space, choices, its, asked)))
+        save_text(asked.json, json.dumps(document(space, choices, its, compiled), indent=1))
+    print("\n".join(report(space, choices, its, compiled, asked)))
+    if asked.trace and choices.best:
+        write_trace(asked.trace, choices.best[0], its)
     return 0 if choices.best else 1
 
 

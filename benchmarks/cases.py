@@ -8,12 +8,12 @@ from typing import Any
 import jax
 
 from benchmarks.devices.topology import Topology
-from benchmarks.devices.xla_options import xla_options
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Remat
 from strategies.mesh import Devices, first_devices, platform_of
 from strategies.step import Step
 from strategies.training.overlap import resolve_overlap
+from strategies.xla_options import xla_options
 
 ONE_DEVICE = MeshSpec.parse("data=1")
 COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss", "loss_scale", "loss_scale_growth_steps")

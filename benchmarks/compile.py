@@ -46,6 +46,11 @@ def compile_case(case: Case) -> Row:
 
 def compile_record(case: Case) -> Record:
     """The record of a case that is compiled and not run."""
+    return compile_entry(case).record
+
+
+def compile_entry(case: Case) -> Entry:
+    """A case that is compiled and not run, with its program if it has one."""
     entry = Entry(case, Record.begin(case, compile_only=True))
     try:
         for facts in Preparation(EMPTY_CORPUS, Clock()).stages(entry, compile_only=True):
@@ -54,7 +59,7 @@ def compile_record(case: Case) -> Record:
         entry.record = replace(entry.record, status="ok", memory=memory)
     except Exception as error:
         entry.record = replace(entry.record, status=status_of(error), reason=reason_of(error))
-    return entry.record
+    return entry
 
 
 def report(row: Row) -> Iterator[str]:
@@ -186,7 +191,9 @@ def write_trace(path: Path, record: Record) -> None:
         print(f"no trace: {record.reason or 'the program was not replayed'}")
         return
     where = f"{record.case.mesh.size} x {record.device_kind}, {record.case.topology}"
-    save_text(path, json.dumps(trace(str(record.case), where, replayed)))
+    case = str(record.case)
+    processes = {f"{case} on {where}, as replayed": list(replayed.all_spans())}
+    save_text(path, json.dumps(trace("replay", case, where, processes)))
     print(f"{path}: open it at ui.perfetto.dev, or draw it: python -m results.lanes {path}")
 
 

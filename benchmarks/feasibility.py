@@ -7,7 +7,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +53,13 @@ def compile_one(case: Case) -> dict[str, Any]:
     return compile_case(case).extra_info
 
 
-def compiled(cases: Sequence[Case], stored: cache.Cache, at_once: int, budget_seconds: float) -> Outcomes:
+def compiled(
+    cases: Sequence[Case],
+    stored: cache.Cache,
+    at_once: int,
+    budget_seconds: float,
+    work: Callable[[Case], dict[str, Any]] | None = None,
+) -> Outcomes:
     """Compilation results, from the cache or computed now. Each one that completes is logged on stderr.
 
     Args:
@@ -61,6 +67,7 @@ def compiled(cases: Sequence[Case], stored: cache.Cache, at_once: int, budget_se
         stored: the cache.
         at_once: number of compiling processes at a time.
         budget_seconds: time for all compilations.
+        work: compiles a case; by default `compile_one`.
     """
     found = {case: Outcome(case, columns, "", 0.0) for case in cases if (columns := stored.get(case))}
     missing = [case for case in cases if case not in found]
@@ -68,7 +75,7 @@ def compiled(cases: Sequence[Case], stored: cache.Cache, at_once: int, budget_se
         log(f"{len(found)} of {len(cases)} were compiled before")
     if missing:
         log(f"compiling {len(missing)}, {min(at_once, len(missing))} at a time, within {budget_seconds:g} s")
-    for outcome in run_in_processes(missing, compile_one, at_once, budget_seconds):
+    for outcome in run_in_processes(missing, work or compile_one, at_once, budget_seconds):
         case, columns = outcome.task, outcome.result
         found[case] = outcome
         if columns and is_repeatable(columns):

@@ -72,17 +72,7 @@ def search() -> argparse.ArgumentParser:
     declare_compiler(add)
     compiled = f"compile the N best; default: {DEFAULT_COMPILED}, or 0 if the compiler is not installed"
     add("--compile", type=whole, metavar="N", help=compiled)
-    budget = "time for compiling, in seconds; default: %(default)s"
-    add("--time-budget", type=seconds, default=BUDGET_SECONDS, metavar="S", help=budget)
-    add(
-        "--workers",
-        type=count,
-        metavar="N",
-        help="number of compiling processes; default: as many as memory and cores allow",
-    )
-    folder = "cache of compilation results; default: %(default)s"
-    add("--cache", type=Path, default=default_cache(), metavar="DIR", help=folder)
-    add("--again", action="store_true", help="ignore cached results, compile again and replace them")
+    _declare_compiling(add)
     add("--all", action="store_true", help="print every candidate")
     add(
         "--json",
@@ -98,13 +88,18 @@ def advise() -> argparse.ArgumentParser:
     about = "Advise how to spread a model: rank the search space by predicted seconds, and say what limits the best."
     parser = argparse.ArgumentParser(program("python -m benchmarks.advise"), description=about)
     add = parser.add_argument
-    add("--topology", type=topology, required=True, metavar="TOPOLOGY", help="such as h100:1x8, a100:8x8 or v5p:4x4x4")
+    devices = parser.add_mutually_exclusive_group(required=True).add_argument
+    devices("--topology", type=topology, metavar="TOPOLOGY", help="such as h100:1x8, a100:8x8 or v5p:4x4x4")
+    devices("--devices", choices=("here",), help="instead of --topology: those of this machine")
     declare_model(add)
     _declare_space(add)
     declare_compiler(add)
     add("--machine", metavar="NAME", help="machine file, by name or path; default: meshmark's for these devices")
     changes = "another specification, such as inter_host_bandwidth=2x or hbm=141GiB; repeatable"
     add("--set", type=assignment, metavar="NAME=VALUE", action="append", default=[], help=changes)
+    compiled = "compile the N best, and take the communication that is exposed from their schedules"
+    add("--compile", type=whole, default=0, metavar="N", help=compiled)
+    _declare_compiling(add)
     add("--tokens", type=float, metavar="N", help="also print days and device-hours to train on N tokens")
     add("--price", type=float, metavar="X", help="of a device-hour; with --tokens, also print the money")
     scaling = "the best on each power of two of devices instead, with the same batch and one that grows with them"
@@ -113,6 +108,8 @@ def advise() -> argparse.ArgumentParser:
     add("--sequences-per-device", type=count, metavar="N", help=weak)
     add("--all", action="store_true", help="print every candidate that fits")
     add("--json", type=Path, metavar="FILE", help="write every candidate that fits to this file")
+    traced = "write the predicted step of the best to this file, in Chrome's trace format"
+    add("--trace", type=Path, metavar="FILE", help=f"{traced}, for ui.perfetto.dev and results.lanes")
     return parser
 
 
@@ -242,6 +239,17 @@ def _declare_space(add: Callable[..., Any]) -> None:
     add("--remat", choices=get_args(Remat), action="append", default=[], help=remats)
     options = "options of strategies; default: every schedule and gather"
     add("--option", type=option, metavar="NAME=VALUE,...", **several, help=options)
+
+
+def _declare_compiling(add: Callable[..., Any]) -> None:
+    """Declare how candidates of a search are compiled."""
+    budget = "time for compiling, in seconds; default: %(default)s"
+    add("--time-budget", type=seconds, default=BUDGET_SECONDS, metavar="S", help=budget)
+    workers = "number of compiling processes; default: as many as memory and cores allow"
+    add("--workers", type=count, metavar="N", help=workers)
+    folder = "cache of compilation results; default: %(default)s"
+    add("--cache", type=Path, default=default_cache(), metavar="DIR", help=folder)
+    add("--again", action="store_true", help="ignore cached results, compile again and replace them")
 
 
 def default_cache() -> Path:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from strategies.mesh import MeshSpec
     from strategies.registry import KNOWN_AS, STRATEGIES, register
     from strategies.sharding.layout import Layout
-    from strategies.step import Implementation, State, Step, Strategy
+    from strategies.step import Implementation, State, Step
+    from strategies.strategy import Strategy
 
 __all__ = [
     "KNOWN_AS",
@@ -50,7 +51,7 @@ _WITH_JAX = {
     "Implementation": "step",
     "State": "step",
     "Step": "step",
-    "Strategy": "step",
+    "Strategy": "strategy",
 }
 """Modules of the public names that need JAX. They are imported on first use."""
 

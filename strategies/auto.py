@@ -54,7 +54,8 @@ from strategies.model.hooks import Hooks
 from strategies.model.reach import Reach
 from strategies.model.remat import GATHERED
 from strategies.sharding.layout import Layout, Spec, size_of
-from strategies.step import Implementation, Step, Strategy
+from strategies.step import Implementation, Step
+from strategies.strategy import Strategy
 from strategies.training.train_step import assemble
 
 BATCH = (*data.AXES, *fsdp.AXES)

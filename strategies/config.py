@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, get_args, get_origin, get_type_hints
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 ReduceDtype = Literal["float32", "bfloat16"]
@@ -14,21 +14,9 @@ Gather = Literal["layer", "step"]
 Reduce = Literal["auto", "layer", "step"]
 Switch = Literal["auto", "on", "off"]
 Compression = Literal["none", "int8", "onebit"]
+Master = Literal["none", "float32"]
 ContextAttention = Literal["auto", "ring", "ulysses"]
 AttentionPattern = Literal["strided", "fixed"]
-_KNOWN = {
-    "dtype": Dtype,
-    "reduce_dtype": ReduceDtype,
-    "remat": Remat,
-    "attention": Attention,
-    "schedule": PipelineSchedule,
-    "context_attention": ContextAttention,
-    "gather": Gather,
-    "reduce": Reduce,
-    "prefetch": Switch,
-    "halves": Switch,
-    "compression": Compression,
-}
 LOSS_SCALES = 1.0, 2.0**64
 """The smallest and the largest loss scale. Both, and the losses that they scale, are far from the ends of float32."""
 
@@ -127,9 +115,11 @@ class TrainConfig:
         batch_size: sequences in a global batch.
         microbatches: parts into which the batch is split. Their gradients are accumulated, or a pipeline schedules
             them.
-        dtype: compute dtype. Parameters and optimizer state are float32. "float32" means float32 on every backend,
-            without the reduced precision (TF32, bfloat16 passes) that accelerators use by default. "float16" has
-            dynamic loss scaling (training/loss_scaling.py).
+        dtype: compute dtype. Optimizer state is float32, and so are parameters unless `master` says otherwise.
+            "float32" means float32 on every backend, without the reduced precision (TF32, bfloat16 passes) that
+            accelerators use by default. "float16" has dynamic loss scaling (training/loss_scaling.py).
+        master: "float32": zero1 and zero2 hold parameters in `dtype`, and float32 master weights in shards
+            (training/sharded_update.py). "none": parameters are float32.
         reduce_dtype: of gradients while they are summed over devices. Sums over microbatches are float32. It cannot be
             float16, in which sums of scaled gradients would overflow.
         reduce: whether gradients are summed over replicas layer by layer in the backward loop over layers ("layer"), or
@@ -146,7 +136,7 @@ class TrainConfig:
             ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
         prefetch: with gather="layer", whether fsdp gathers weights one layer ahead (model/prefetch.py). "auto" is "on"
-            where possible on GPUs, with the options of benchmarks/devices/xla_options.py, and on TPUs other than v5e.
+            where possible on GPUs, with the options of xla_options.py, and on TPUs other than v5e.
         halves: whether a layer that a tensor axis splits runs on two halves of the batch (model/halves.py). "auto" is
             "on" where possible on GPUs and v5e.
         bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each
@@ -176,6 +166,7 @@ class TrainConfig:
     batch_size: int
     microbatches: int = 1
     dtype: Dtype = "float32"
+    master: Master = "none"
     remat: Remat = "dots"
     attention: Attention = "auto"
     unroll: int = 1
@@ -222,9 +213,9 @@ class TrainConfig:
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
-        for name, known in _KNOWN.items():
-            if getattr(self, name) not in get_args(known):
-                raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(known))}")
+        for name, kind in get_type_hints(TrainConfig).items():
+            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
+                raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(kind))}")
         _require_alone(self)
         _require_optimizer(self)
 

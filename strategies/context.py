@@ -51,7 +51,8 @@ from strategies.model.remat import KEPT
 from strategies.model.ring_attention import AXIS, ring_attention, zigzag
 from strategies.model.sparse_attention import attend_sparse
 from strategies.sharding.layout import Layout
-from strategies.step import Implementation, Step, Strategy
+from strategies.step import Implementation, Step
+from strategies.strategy import Strategy
 from strategies.training.train_step import assemble
 
 AXES = ("context",)

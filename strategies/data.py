@@ -25,7 +25,8 @@ from strategies.mesh import Devices, MeshSpec
 from strategies.model.order import after
 from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout
-from strategies.step import Implementation, Step, Strategy
+from strategies.step import Implementation, Step
+from strategies.strategy import Strategy
 from strategies.training.compression import compressed
 from strategies.training.gradients import cast
 from strategies.training.train_step import assemble

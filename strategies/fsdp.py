@@ -45,7 +45,8 @@ from strategies.model.remat import GATHERED
 from strategies.model.weights import Weights, used_dtype
 from strategies.sharding.layout import Axes, Layout
 from strategies.sharding.weight_shards import Shards
-from strategies.step import Implementation, Step, Strategy
+from strategies.step import Implementation, Step
+from strategies.strategy import Strategy
 from strategies.training.train_step import assemble
 
 AXES = ("fsdp",)

@@ -15,7 +15,8 @@ from strategies import data, fsdp
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec
 from strategies.sharding.layout import Layout
-from strategies.step import Step, Strategy
+from strategies.step import Step
+from strategies.strategy import Strategy
 
 AXES = (*data.AXES, *fsdp.AXES)
 LAYOUT = Layout(batch=AXES, shards=fsdp.AXES)

@@ -39,7 +39,8 @@ from strategies.pipelining.schedules import SCHEDULES, Schedule
 from strategies.pipelining.stages import layer_slots
 from strategies.pipelining.timetable import Ticks
 from strategies.sharding.layout import Layout
-from strategies.step import Differentiate, Divisor, Implementation, Losses, Step, Strategy, Tokens
+from strategies.step import Differentiate, Divisor, Implementation, Losses, Step, Tokens
+from strategies.strategy import Strategy
 from strategies.training.gradients import cast
 from strategies.training.train_step import assemble
 

@@ -15,7 +15,7 @@ from strategies.mesh import AXES
 from strategies.names import Named
 from strategies.pipeline import PIPELINE
 from strategies.single import SINGLE
-from strategies.step import Strategy
+from strategies.strategy import Strategy
 from strategies.tensor import TENSOR
 from strategies.three_d import THREE_D
 from strategies.zero import ZERO1, ZERO2

@@ -3,7 +3,8 @@
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import Devices, MeshSpec
 from strategies.sharding.layout import Layout
-from strategies.step import Implementation, Step, Strategy
+from strategies.step import Implementation, Step
+from strategies.strategy import Strategy
 from strategies.training.train_step import assemble
 
 AXES = ("data",)

@@ -6,24 +6,22 @@ step.
 """
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import MeshSpec, factorisations
+from strategies.config import GPTConfig, TrainConfig
 from strategies.model.gpt import GPT
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.weights import Weights
 from strategies.pace import keep_pace
-from strategies.sharding.layout import Layout, size_of
 from strategies.tokens import as_tokens
 
 if TYPE_CHECKING:
@@ -40,6 +38,8 @@ class State(NamedTuple):
     params: Weights
     optimizer: Any
     """AdamW's moments and count, as optax keeps them, and any other state of the optimizer."""
+    master: Any = None
+    """Float32 weights that AdamW updates, if `params` are of another dtype (training/sharded_update.py)."""
 
 
 def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
@@ -134,6 +134,7 @@ class Step:
         state: shapes, dtypes and shardings of the state. `grads` (between the halves) and `batch` are alike.
         layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
         inexact: why the step by design computes something else than one device; empty if it does not.
+        xla_options: with which a call compiles `update` (xla_options.py).
         train, mesh, config: what the step was built from.
     """
 
@@ -150,6 +151,7 @@ class Step:
     batch: jax.ShapeDtypeStruct
     layer_slots: tuple[int, ...] | None = None
     inexact: str = ""
+    xla_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:
         """Train on one batch. The given state is donated: use the returned one.
@@ -157,9 +159,18 @@ class Step:
         The call returns before the step has run. On virtual CPU devices at most `MOST_AHEAD` steps may be unfinished
         (pace.py).
         """
-        state, metrics = self.update(state, batch)
+        state, metrics = self._tuned_update(state, batch)
         keep_pace(metrics)
         return state, metrics
+
+    @functools.cached_property
+    def _tuned_update(self) -> Any:
+        """`update`, compiled with `xla_options`. JAX allows these in no function that another jitted one calls."""
+        if not self.xla_options:
+            return self.update
+        state = jax.tree.map(lambda each: each.sharding, self.state)
+        shardings, options = (state, NamedSharding(self.mesh, P())), dict(self.xla_options)
+        return jax.jit(self.update.__wrapped__, out_shardings=shardings, donate_argnums=0, compiler_options=options)
 
     def place(self, tokens_BS: Any) -> Tokens:
         """Put host tokens [batch_size, sequence + 1], in anything like a numpy array, on the mesh.
@@ -224,77 +235,9 @@ class Step:
 
     def lower(self) -> jax.stages.Lowered:
         """Lower the step from shapes alone, without allocating anything. `.compile()` of the result compiles it."""
-        return self.update.lower(self.state, self.batch)
+        return self._tuned_update.lower(self.state, self.batch)
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens in a global batch."""
         return self.train.batch_size * self.config.sequence
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """A way to train the GPT on a mesh: a name, the mesh axes it uses, and a function that builds its step.
-
-    `build(config, mesh, train, devices=None)` returns a `Step`. `config` is a `GPTConfig`, `mesh` a `MeshSpec` or its
-    text, `train` a `TrainConfig`. `devices` are by default the first of `jax.devices()`. It raises `Infeasible`, before
-    anything is compiled, if model, mesh and batch do not fit together.
-
-    Attributes:
-        options: fields of `TrainConfig` that change the step of this strategy, besides those that change every step.
-        layout: which axes split what. costs/ derives from it what a step sends and holds, unless there are `twins`.
-        most_devices: the largest mesh that it runs on.
-        microbatches: the default number of microbatches, without pipeline stages.
-        usual_axes: axes of the meshes that are measured by default; None for all.
-        traffic: terms for what the strategy's own hooks send, besides what follows from the layout: functions like
-            those of `TERMS` in costs/traffic.py.
-        twins: for a strategy that the compiler partitions, the mesh axes that may be combined, and the hand-written
-            strategy that does the same on them.
-    """
-
-    name: str
-    axes: tuple[str, ...]
-    build: Callable[..., Step]
-    options: tuple[str, ...] = ()
-    layout: Layout | None = None
-    most_devices: float = math.inf
-    microbatches: int = 1
-    usual_axes: tuple[str, ...] | None = None
-    traffic: tuple[Callable[..., Iterator[Any]], ...] = ()
-    twins: Mapping[tuple[str, ...], str] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        """Refuse a layout with axes that are not the strategy's, and make `build` accept a mesh as text."""
-        if self.layout and (strange := sorted(self.layout.axes - {*self.axes})):
-            raise ValueError(f"the layout of {self.name} splits over {strange[0]}; its axes are {', '.join(self.axes)}")
-        object.__setattr__(self, "build", of_texts(self.build))
-
-    def meshes(self, devices: int) -> list[MeshSpec]:
-        """The strategy's meshes of exactly this many devices."""
-        meshes = factorisations(self.axes, devices) if devices <= self.most_devices else ()
-        return [mesh for mesh in meshes if not self.twins or tuple(mesh.sizes) in self.twins]
-
-    def batch_shards(self, mesh: MeshSpec) -> int:
-        """Into how many parts the batch is split on a mesh; one, if the strategy states no layout."""
-        return size_of(self.layout.batch, mesh.sizes) if self.layout else 1
-
-    def default_microbatches(self, mesh: MeshSpec, batch_size: int) -> int:
-        """Two for each pipeline stage, for a smaller bubble; without stages `microbatches`; fewer for a small batch."""
-        stages = mesh.sizes.get("pipeline", 1)
-        return math.gcd(batch_size // self.batch_shards(mesh), 2 * stages if stages > 1 else self.microbatches)
-
-    def is_usual(self, mesh: MeshSpec) -> bool:
-        """Whether a mesh is measured by default."""
-        return self.usual_axes is None or set(mesh.sizes) <= set(self.usual_axes)
-
-
-def of_texts(build: Callable[..., Step]) -> Callable[..., Step]:
-    """Wrap `build` so that it accepts a mesh as text, and refuses a model given as text with advice."""
-
-    @functools.wraps(build)
-    def built(config: GPTConfig, mesh: MeshSpec | str, *others: Any, **named: Any) -> Step:
-        if isinstance(config, str):
-            raise Infeasible(f"the model is the text {config!r}; give a GPTConfig, as PRESETS[{config!r}]")
-        return build(config, MeshSpec.of(mesh), *others, **named)
-
-    return built

@@ -41,7 +41,8 @@ from strategies.model.hooks import Hooks
 from strategies.model.weights import Weights
 from strategies.sharding.collectives import all_gather, reduce_scatter
 from strategies.sharding.layout import Layout
-from strategies.step import Implementation, Step, Strategy
+from strategies.step import Implementation, Step
+from strategies.strategy import Strategy
 from strategies.training.train_step import assemble
 
 AXES = ("tensor",)

@@ -23,6 +23,7 @@ class Timing(NamedTuple):
     calls: int
     inverse_dim: float
     scores: float
+    matrices: float
     seconds: float
 
 
@@ -39,26 +40,33 @@ def matmuls(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float]:
     return float(1 / per_flop), float(per_dim / per_flop)
 
 
-def attention(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float]:
-    """FLOPs per second of attention's matmuls and seconds of a score, by least squares of relative errors."""
+def attention(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float, float]:
+    """FLOPs per second of attention's matmuls, seconds of a score, and of a matrix of their batches.
+
+    They are fitted by least squares of relative errors.
+    """
     scale = [(each.devices if shared else 1) / each.seconds for each in timings]
-    rows = [(each.work * times, each.scores * times) for each, times in zip(timings, scale, strict=True)]
-    (per_flop, per_score), _ = nnls(np.array(rows), np.ones(len(rows)))
-    return float(1 / max(per_flop, 1e-15)), float(per_score)
+    rows = [
+        (each.work * times, each.scores * times, each.matrices * times)
+        for each, times in zip(timings, scale, strict=True)
+    ]
+    (per_flop, per_score, per_matrix), _ = nnls(np.array(rows), np.ones(len(rows)))
+    return float(1 / max(per_flop, 1e-15)), float(per_score), float(per_matrix)
 
 
-def links(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float]:
-    """Bytes per second and seconds of latency of collectives, by least squares of relative errors.
+def links(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float, float]:
+    """Bytes per second of collectives, their seconds of latency, and `Stack.wait_seconds`.
 
-    Where devices share a host these are of all devices together: each adds its own latency and bytes.
+    They are fitted by least squares of relative errors. Where devices share a host these are of all devices together:
+    each adds its own latency and bytes.
     """
     rows = []
     for each in timings:
         steps = 1 if each.kind == "permute" and not shared else each.devices - 1
         scale = (each.devices if shared else 1) / each.seconds
-        rows.append((scale * each.calls * steps, scale * each.work))
-    (latency, per_byte), _ = nnls(np.array(rows), np.ones(len(rows)))
-    return 1 / max(per_byte, 1e-15), float(latency)
+        rows.append((scale * each.calls * steps, scale * each.work, shared * each.calls / each.seconds))
+    (latency, per_byte, wait), _ = nnls(np.array(rows), np.ones(len(rows)))
+    return 1 / max(per_byte, 1e-15), float(latency), float(wait)
 
 
 def predicted(runs: Sequence[Run], machine: Machine) -> np.ndarray:

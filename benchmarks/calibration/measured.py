@@ -1,5 +1,6 @@
 """The machine at hand, measured: probes are timed interleaved, and what they show becomes a machine."""
 
+import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +23,11 @@ from strategies.mesh import are_virtual, platform_of
 
 ROUNDS = 5
 GROUPS = 2, 4, 8
-FITTED = "memory_efficiency", "kernel_seconds", "optimizer_bytes"
-"""What small steps show, in which all of these act together; and the efficiency of attention that is fused."""
-PASSES = "score_bytes", "optimizer_bytes", "fresh_bytes"
-"""Bytes of the stack that are measured."""
+FITTED = "memory_efficiency", "kernel_seconds"
+SHARED = "wait_seconds", "alone_launches"
+"""What small steps show, in which all of these act together: of all devices, and of those that share a host."""
+PASSES = "score_bytes", "optimizer_bytes", "fresh_bytes", "matrix_flops", "cores", "wait_seconds", "alone_launches"
+"""What is measured of the stack."""
 START = Constants(
     matmul_efficiency=1.0,
     matmul_dim=0.0,
@@ -86,7 +88,7 @@ def measured(name: str, say: Callable[[str], None]) -> Measured:
     timings = timed(all_probes)
     runs = [run_of(each.seconds) for (_, run_of), each in zip(steps, timings[-len(steps) :], strict=True)]
     machine, missing = machine_of(name, timings, here)
-    names = FITTED if here.shared else (*FITTED, "attention_efficiency")
+    names = (*FITTED, *(SHARED if here.shared else ("attention_efficiency", "optimizer_bytes")))
     for _ in range(2):  # measured passes depend on the memory efficiency, and the other way round
         machine = fitted(runs, with_passes(machine, timings), names)
     machine = with_passes(machine, timings)
@@ -99,13 +101,15 @@ def with_passes(machine: Machine, timings: Sequence[Timing]) -> Machine:
     if not machine.stack.shared:
         return machine
     streaming = machine.reached.memory_bytes_per_second
-    flops, score_seconds = attention(attending, shared=True)
+    flops, score_seconds, matrix_seconds = attention(attending, shared=True)
     planned = machine.stack.score_bytes
     per_byte = score_seconds * streaming / (sum(planned) * BYTES["float32"] / 2)
     stack = replace(
         machine.stack,
         fresh_bytes=streaming / rate(fresh, shared=True),
         score_bytes=Passes(*(per_byte * each for each in planned)),
+        matrix_flops=matrix_seconds * flops,
+        cores=os.cpu_count() or 1,
     )
     constants = replace(machine.constants, attention_efficiency=flops / machine.matmul_flops_per_second)
     return replace(machine, stack=stack, constants=constants)
@@ -121,7 +125,7 @@ def timed(all_probes: Sequence[Probe]) -> list[Timing]:
             raise each.error
     return [
         Timing(
-            *(each.kind, each.devices, each.work, each.calls, each.inverse_dim, each.scores),
+            *(each.kind, each.devices, each.work, each.calls, each.inverse_dim, each.scores, each.matrices),
             statistics.median(blocks.seconds),
         )
         for each, blocks in zip(all_probes, times.values(), strict=True)
@@ -133,9 +137,9 @@ def machine_of(name: str, timings: Sequence[Timing], here: Setting) -> tuple[Mac
     of = {kind: [each for each in timings if each.kind == kind] for kind in {each.kind for each in timings}}
     flops, matmul_dim = matmuls(of["matmul"], shared=here.shared)
     streaming = rate(of["stream"], shared=here.shared)
-    missing = ["the network between hosts; it is taken to be as fast as the links inside this host"]
+    missing = ["the network between hosts; tell `meshmark advise` with --set inter_host_bandwidth=10Gbit/s"]
     exchanged = [each for each in timings if each.calls]
-    bandwidth, latency = links(exchanged, shared=here.shared) if exchanged else (streaming, 0.0)
+    bandwidth, latency, wait = links(exchanged, shared=here.shared) if exchanged else (streaming, 0.0, 0.0)
     if not exchanged:
         missing.append("links: there is one device; they are taken to be as fast as its memory")
     chip = Chip(
@@ -147,12 +151,13 @@ def machine_of(name: str, timings: Sequence[Timing], here: Setting) -> tuple[Mac
         torus_dims=0,
         ring_multiple=0,
         slice_chips=0,
-        network_bytes_per_second=bandwidth,
+        network_bytes_per_second=0.0,
         source="meshmark calibrate",
     )
     dispatch = statistics.median(each.seconds for each in of["dispatch"])
     constants = replace(START, matmul_dim=matmul_dim, link_seconds=latency, step_seconds=dispatch)
-    return Machine(name, chip, flops, 0, here.stack, constants, 0.0, "meshmark calibrate"), missing
+    stack = replace(here.stack, wait_seconds=wait)
+    return Machine(name, chip, flops, 0, stack, constants, 0.0, "meshmark calibrate"), missing
 
 
 def _probes(here: Setting) -> Iterator[Probe]:

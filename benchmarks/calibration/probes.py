@@ -23,9 +23,11 @@ from strategies.model.attention_kernels import attend
 AXIS = "devices"
 MATMULS = ((1024, 512, 128), (128, 512, 128), (1024, 64, 128), (64, 256, 256), (512, 512, 512), (64, 2048, 512))
 """Dims m, n, k of matmuls of virtual devices."""
+GRADIENTS = ((1024, 512, 128), (128, 512, 128), (512, 512, 512))
+"""The same of matmuls with their gradients of weights: a third of the matmuls of a step, as of these probes."""
 LARGER = 8
 """Matmuls of accelerators have dims this much larger."""
-ATTENTION = ((2, 64, 8, 16), (2, 128, 8, 32), (1, 256, 8, 64), (2, 96, 8, 8))
+ATTENTION = ((2, 64, 8, 16), (2, 128, 8, 32), (1, 256, 8, 64), (2, 96, 8, 8), (64, 8, 8, 16))
 """Sequences, tokens, heads and head dims of attention on a device."""
 COMPUTED = 3 / 4
 """Of the scores of a sequence of even length: the share that attention_kernels.py computes."""
@@ -47,6 +49,7 @@ class Probe:
         calls: collectives in it.
         inverse_dim: of its matmuls, the mean of one over the contracted dim.
         scores: of attention, that a device computes.
+        matrices: of its batches of matmuls.
         run: does it so many times, and waits for it.
     """
 
@@ -57,6 +60,7 @@ class Probe:
     run: Callable[[int], None]
     inverse_dim: float = 0.0
     scores: float = 0.0
+    matrices: float = 0.0
 
 
 class Timed(Timeable):
@@ -103,10 +107,13 @@ def repeated(devices: int, body: Body, *shapes: tuple[int, ...], dtype: str = "f
 
 
 def matmuls(devices: int, dtype: str, scale: int) -> Iterator[Probe]:
-    """Yield pairs of matmuls [m,k] x [k,n] x [n,k], with all dims larger by `scale`."""
+    """Yield pairs of matmuls [m,k] x [k,n] x [n,k] and [k,m] x ([m,k] x [k,n]), with all dims larger by `scale`."""
     for m, n, k in ((scale * m, scale * n, scale * k) for m, n, k in MATMULS):
         run = repeated(devices, lambda x, w, v: ((x @ w) @ v, w, v), (m, k), (k, n), (n, k), dtype=dtype)
         yield Probe("matmul", devices, 4 * m * n * k, 0, run, (1 / k + 1 / n) / 2)
+    for m, n, k in ((scale * m, scale * n, scale * k) for m, n, k in GRADIENTS):
+        run = repeated(devices, lambda x, w: (x, x.T @ (x @ w)), (m, k), (k, n), dtype=dtype)
+        yield Probe("matmul", devices, 4 * m * n * k, 0, run, (1 / k + 1 / m) / 2)
 
 
 def attentions(devices: int) -> Iterator[Probe]:
@@ -114,7 +121,9 @@ def attentions(devices: int) -> Iterator[Probe]:
     for sequences, tokens, heads, head_dim in ATTENTION:
         run = repeated(devices, partial(_attended, head_dim), (sequences, tokens, 3, heads * head_dim))
         scores = sequences * heads * tokens**2 * COMPUTED
-        yield Probe("attention", devices, (2 + 5) * 2 * scores * head_dim, 0, run, scores=scores)
+        matrices = (2 + 5) * 2 * sequences * heads  # there are two blocks of queries
+        flops = (2 + 5) * 2 * scores * head_dim
+        yield Probe("attention", devices, flops, 0, run, scores=scores, matrices=matrices)
 
 
 def _attended(head_dim: int, qkv_BTCA: jax.Array) -> tuple[jax.Array]:

@@ -16,14 +16,14 @@ from strategies.costs.predict import predict
 from strategies.mesh import platform_of
 
 MODELS = (
-    GPTConfig(layers=4, embed=96, heads=8, vocab=512, sequence=32),
-    GPTConfig(layers=4, embed=192, heads=8, vocab=512, sequence=96),
-    GPTConfig(layers=2, embed=384, heads=8, vocab=1024, sequence=192),
-    GPTConfig(layers=8, embed=64, heads=8, vocab=128, sequence=160),
+    GPTConfig(layers=4, embed=64, heads=4, vocab=256, sequence=64),
+    GPTConfig(layers=4, embed=256, heads=8, vocab=512, sequence=128),
+    GPTConfig(layers=2, embed=384, heads=6, vocab=1024, sequence=192),
+    GPTConfig(layers=8, embed=64, heads=8, vocab=128, sequence=128),
 )
 """None of the presets."""
-SPREAD = (("context", MODELS[1]), ("pipeline", MODELS[3]))
-"""Steps of many short kernels: strategies on as many devices as there are, and models."""
+SPREAD = (("context", MODELS[1]), ("pipeline", MODELS[3]), ("tensor", MODELS[1]), ("fsdp", MODELS[3]))
+"""Steps of many short kernels and collectives: strategies on as many devices as there are, and models."""
 BATCH_SIZE = 16
 
 

@@ -24,7 +24,7 @@ class Chip:
             switches. 0 where there is no torus.
         slice_chips: number of chips in the largest slice; 0 where there is no limit.
         network_bytes_per_second: bandwidth to other hosts outside of the torus: the device's share of its host's
-            network.
+            network. 0 where it is not known.
         source: where the figures were published.
     """
 

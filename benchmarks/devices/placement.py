@@ -34,13 +34,12 @@ def topology_mesh(topology: Topology, spec: MeshSpec) -> Mesh:
     """Mesh of all devices of a topology, in the order that the steps use.
 
     If the compiler of the topology is not installed, the mesh holds `DevicePosition`s in row-major order of the
-    topology's shape. Virtual devices form a line on one host. GPUs are ordered by host.
+    topology's shape. Virtual devices form a line on each host. GPUs are ordered by host.
     """
     if topology.chip and topology.compiler_version:
         return spec.over(tuple(spec.sizes), topology.devices())
-    hosts = topology.platform == "cuda"
     positions = [
-        DevicePosition(coords, coords[0] if hosts else 0)
+        DevicePosition(coords, coords[0] if topology.hosts > 1 else 0)
         for coords in np.ndindex(topology.shape)
         for _ in range(DEVICES_PER_CHIP[topology.kind])
     ]

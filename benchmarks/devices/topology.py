@@ -48,7 +48,8 @@ class Topology:
 
     Attributes:
         kind: a name in `CHIPS`, or "cpu" for virtual CPU devices.
-        shape: extents of the mesh or torus of TPU chips; (hosts, GPUs per host); or (number of virtual devices,).
+        shape: extents of the mesh or torus of TPU chips; (hosts, devices per host) of GPUs and CPUs; or (number of
+            virtual devices,) of one host.
 
     Raises:
         ValueError: the kind is unknown, or does not come in this shape.
@@ -61,9 +62,9 @@ class Topology:
         """Validate the kind and the shape."""
         if self.kind != CPU and self.kind not in CHIPS:
             raise ValueError(f"topology {self}: {self.kind!r} is not known; known kinds are {', '.join((*CHIPS, CPU))}")
-        dims = {CPU: 1, "cuda": 2}.get(self.platform) or CHIPS[self.kind].torus_dims
-        if len(self.shape) != dims or min(self.shape) < 1:
-            problem = f"topology {self}: the shape of {self.kind} has {dims} dims of at least 1"
+        dims = {CPU: (1, 2), "cuda": (2,)}.get(self.platform) or (CHIPS[self.kind].torus_dims,)
+        if len(self.shape) not in dims or min(self.shape) < 1:
+            problem = f"topology {self}: the shape of {self.kind} has {' or '.join(map(str, dims))} dims of at least 1"
             raise ValueError(f"{problem}; write one as {self._example}")
         chips, most = math.prod(self.shape), self.chip.slice_chips if self.chip else 0
         if not most and chips > MAX_DEVICES:
@@ -101,6 +102,12 @@ class Topology:
         return self.chip.platform if self.chip else CPU
 
     @property
+    def hosts(self) -> int:
+        """Number of hosts; 1 of a torus, whose links do not end at a host."""
+        torus = self.chip and self.chip.torus_dims
+        return 1 if torus or len(self.shape) == 1 else self.shape[0]
+
+    @property
     def device_kind(self) -> str:
         """JAX's name of the kind where it is known without a compiler, otherwise ours."""
         return DEVICE_KINDS.get(self.kind, self.kind)
@@ -123,7 +130,7 @@ class Topology:
         """
         jax.config.update("jax_platforms", CPU)
         if self.platform == CPU:
-            jax.config.update("jax_num_cpu_devices", self.shape[0])
+            jax.config.update("jax_num_cpu_devices", math.prod(self.shape))
         else:
             self.require_compiler()
 
@@ -150,8 +157,8 @@ class Topology:
 
     @property
     def _example(self) -> str:
-        shape = {CPU: "1024", "cuda": "16x8"}.get(self.platform) or "x".join(CHIPS[self.kind].torus_dims * "4")
-        return f"{self.kind}:{shape}"
+        shape = {CPU: "1024 or cpu:4x1", "cuda": "16x8"}.get(self.platform)
+        return f"{self.kind}:{shape or 'x'.join(CHIPS[self.kind].torus_dims * '4')}"
 
 
 def suggested(text: str) -> str:
@@ -191,7 +198,7 @@ def balanced_factors(number: int, dims: int) -> tuple[int, ...]:
 def _devices(topology: Topology) -> Devices:
     chip = topology.chip
     if chip is None:
-        wanted, available = topology.shape[0], jax.devices(CPU)
+        wanted, available = math.prod(topology.shape), jax.devices(CPU)
         if wanted > len(available):
             raise ValueError(
                 f"topology {topology}: JAX has started with {len(available)} virtual devices; restart the process"

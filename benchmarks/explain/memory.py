@@ -25,7 +25,8 @@ class StepMemory:
     Attributes:
         argument_bytes, temp_bytes, output_bytes, alias_bytes: of the compiled step, as planned by the compiler. An
             alias is an output that reuses the memory of an argument.
-        parameter_bytes, optimizer_bytes: the part of the arguments that holds parameters, and optimizer state.
+        parameter_bytes, optimizer_bytes: the part of the arguments that holds parameters, and optimizer state with
+            master weights.
         device_peak_bytes: peak of any device since the process started.
         host_peak_rss_bytes: peak resident memory of this process on the host since it started.
         live_parameter_bytes, live_optimizer_bytes, live_batch_bytes: of live arrays after a step, by what holds them.
@@ -56,9 +57,7 @@ class StepMemory:
 
 def planned_memory(step: Step, program: jax.stages.Compiled) -> StepMemory:
     """Bytes of a step's state on one device and, if the backend reports it, the compiler's memory plan."""
-    state = StepMemory(
-        parameter_bytes=shard_bytes(step.state.params), optimizer_bytes=shard_bytes(step.state.optimizer)
-    )
+    state = StepMemory(parameter_bytes=shard_bytes(step.state.params), optimizer_bytes=shard_bytes(step.state[1:]))
     if (plan := program.memory_analysis()) is None:
         return state
     return replace(

@@ -170,7 +170,7 @@ MEMORY = (
         "memory.argument_bytes", "bytes", "Arguments of the step on one device: parameters, optimizer state, batch."
     ),
     Column("memory.parameter_bytes", "bytes", "Parameters, a part of the arguments."),
-    Column("memory.optimizer_bytes", "bytes", "Optimizer state, a part of the arguments."),
+    Column("memory.optimizer_bytes", "bytes", "Optimizer state with master weights, a part of the arguments."),
     Column("memory.temp_bytes", "bytes", "Temporaries, such as gradients and activations."),
     Column("memory.output_bytes", "bytes", "Outputs of the step on one device."),
     Column("memory.alias_bytes", "bytes", "Outputs that reuse the memory of donated arguments."),

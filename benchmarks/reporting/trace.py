@@ -1,42 +1,49 @@
-"""Trace of a replayed step in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing show.
+"""Trace of a replayed or a predicted step in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing
+show.
 
 The format is described in "Trace Event Format" (Google, 2016). Times are in microseconds.
 """
 
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
-from benchmarks.explain.replay import PARTS, Replay
+from benchmarks.explain.replay import PARTS, Span
 
 
-def trace(case: str, where: str, replayed: Replay) -> dict[str, Any]:
-    """The trace as a JSON value, with a thread for each lane.
+def trace(
+    kind: Literal["replay", "prediction"], case: str, where: str, processes: Mapping[str, Sequence[Span]]
+) -> dict[str, Any]:
+    """The trace as a JSON value, with a process for each device or stage, and in it a thread for each lane.
 
     Args:
+        kind: what kind of step it is.
         case: id of the case.
         where: the devices.
-        replayed: the step.
+        processes: name of each process -> its spans.
     """
-    spans = list(replayed.all_spans())
-    lanes = [*PARTS, *sorted({span.lane for span in spans} - {*PARTS})]
-    names = [("process_name", 0, {"name": f"{case} on {where}, as replayed"})]
-    for index, lane in enumerate(lanes):
-        names += [("thread_name", index, {"name": lane}), ("thread_sort_index", index, {"sort_index": index})]
     return {
         "displayTimeUnit": "ms",
-        "otherData": {"kind": "replay", "case": case, "devices": where},
+        "otherData": {"kind": kind, "case": case, "devices": where},
         "traceEvents": [
-            *({"ph": "M", "pid": 0, "tid": index, "name": name, "args": args} for name, index, args in names),
-            *(
-                {
-                    "ph": "X",
-                    "pid": 0,
-                    "tid": lanes.index(span.lane),
-                    "name": span.name,
-                    "cat": span.lane,
-                    "ts": 1e6 * span.begin_seconds,
-                    "dur": 1e6 * span.seconds,
-                }
-                for span in spans
-            ),
+            event for pid, (name, spans) in enumerate(processes.items()) for event in _events(pid, name, spans)
         ],
     }
+
+
+def _events(pid: int, process: str, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+    """The events of a process."""
+    lanes = [*PARTS, *sorted({span.lane for span in spans} - {*PARTS})]
+    names = [("process_name", 0, {"name": process}), ("process_sort_index", 0, {"sort_index": pid})]
+    for index, lane in enumerate(lanes):
+        names += [("thread_name", index, {"name": lane}), ("thread_sort_index", index, {"sort_index": index})]
+    yield from ({"ph": "M", "pid": pid, "tid": index, "name": name, "args": args} for name, index, args in names)
+    for span in spans:
+        yield {
+            "ph": "X",
+            "pid": pid,
+            "tid": lanes.index(span.lane),
+            "name": span.name,
+            "cat": span.lane,
+            "ts": 1e6 * span.begin_seconds,
+            "dur": 1e6 * span.seconds,
+        }

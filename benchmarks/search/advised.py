@@ -1,10 +1,10 @@
 """The search space ranked by predicted seconds, and what limits the best."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.cases import Case
+from benchmarks.cases import Case, option_texts
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import first_per_layout
 from benchmarks.seconds.machine import Constants, Machine
@@ -19,7 +19,7 @@ ENDLESS = 1e6
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate that fits, with its prediction.
+    """A candidate with its prediction.
 
     Attributes:
         case: the candidate.
@@ -32,6 +32,12 @@ class Choice:
     cost: Cost
     timeline: Timeline
     bound_seconds: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Cells of a table that say how the step is spread."""
+        case = self.case
+        return case.strategy, str(case.mesh), str(case.microbatches), case.remat, " ".join(option_texts(case.options))
 
     @property
     def step_seconds(self) -> float:
@@ -48,9 +54,17 @@ class Choice:
         """Predicted tokens per second of all devices."""
         return self.case.batch_size * self.case.config.sequence / self.step_seconds
 
+    def host_bytes(self, machine: Machine) -> int:
+        """Memory of all devices that share a memory: of virtual devices those of a host, otherwise one alone."""
+        assert self.case.topology
+        return self.needed_bytes * machine.sharing(self.case.topology, self.case.mesh.size)
+
     def utilization(self, machine: Machine) -> float:
         """Predicted model FLOPs utilization."""
-        return self.cost.model_flops() / self.step_seconds / self.case.mesh.size / machine.chip.flops_per_second
+        assert self.case.topology
+        devices = self.case.mesh.size
+        chips = devices / machine.sharing(self.case.topology, devices)
+        return self.cost.model_flops() / self.step_seconds / chips / machine.chip.flops_per_second
 
     def as_row(self, machine: Machine) -> dict[str, Any]:
         """How the step is spread and how fast it is predicted to be, as JSON values."""
@@ -68,11 +82,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """All candidates: those that fit, fastest first, and how many do not fit or are infeasible."""
+    """All candidates: those that fit, fastest first, those that are too large, and how many are infeasible."""
 
     best: tuple[Choice, ...]
-    too_large: int
+    larger: tuple[tuple[Case, Cost], ...]
     infeasible: int
+
+    @property
+    def too_large(self) -> int:
+        """How many are too large."""
+        return len(self.larger)
 
     def tied(self, error: float) -> int:
         """How many predictions, from the first, differ by less than their errors. They may be in any order."""
@@ -89,20 +108,25 @@ class Choices:
 def advised(cases: Iterable[Case], machine: Machine, topology: Topology) -> Choices:
     """Predict all candidates on the devices of a topology."""
     best: list[Choice] = []
-    too_large = infeasible = 0
+    larger: list[tuple[Case, Cost]] = []
+    infeasible = 0
     for case in cases:
         try:
             cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
         except Infeasible:
             infeasible += 1
             continue
-        if cost.needed_bytes > machine.chip.memory_bytes:
-            too_large += 1
+        if cost.needed_bytes * machine.sharing(topology, case.mesh.size) > machine.chip.memory_bytes:
+            larger.append((case, cost))
             continue
-        timeline = predict_seconds(cost, machine, topology)
-        best.append(Choice(case, cost, timeline, bound_seconds(cost, machine, topology)))
+        best.append(predicted(case, cost, machine, topology))
     best.sort(key=lambda each: (each.step_seconds, each.needed_bytes))
-    return Choices(tuple(best), too_large, infeasible)
+    return Choices(tuple(best), tuple(larger), infeasible)
+
+
+def predicted(case: Case, cost: Cost, machine: Machine, topology: Topology) -> Choice:
+    """A candidate with its prediction."""
+    return Choice(case, cost, predict_seconds(cost, machine, topology), bound_seconds(cost, machine, topology))
 
 
 def limits(choice: Choice, machine: Machine, topology: Topology) -> dict[str, float]:
@@ -110,21 +134,15 @@ def limits(choice: Choice, machine: Machine, topology: Topology) -> dict[str, fl
 
     Shares of several resources may overlap, or leave time that none of them saves alone.
     """
-    chip = machine.chip
-    without = {
-        "matmuls": replace(machine, matmul_flops_per_second=machine.matmul_flops_per_second * ENDLESS),
-        "memory bandwidth": _with_chip(machine, memory_bytes_per_second=chip.memory_bytes_per_second * ENDLESS),
-        "links inside a host": _with_chip(machine, link_bytes_per_second=chip.link_bytes_per_second * ENDLESS),
-        "network between hosts": _with_chip(machine, network_bytes_per_second=chip.network_bytes_per_second * ENDLESS),
-        "latency": _with_constants(machine, link_seconds=0.0, network_seconds=0.0),
-        "launches": _with_constants(machine, kernel_seconds=0.0),
-    }
-    now = choice.step_seconds
-    saved = {
-        name: 1 - predict_seconds(choice.cost, other, topology).step_seconds / now for name, other in without.items()
-    }
-    saved["pipeline bubble"] = choice.timeline.parts.get("bubble", 0.0) / now
+    saved = {name: waiting_seconds(choice, name, machine, topology) / choice.step_seconds for name in RESOURCES}
     return dict(sorted(saved.items(), key=lambda each: -each[1]))
+
+
+def waiting_seconds(choice: Choice, resource: str, machine: Machine, topology: Topology) -> float:
+    """How much less time the step would take if a resource were endless."""
+    if resource == BUBBLE:
+        return choice.timeline.parts.get("bubble", 0.0)
+    return choice.step_seconds - predict_seconds(choice.cost, RESOURCES[resource](machine), topology).step_seconds
 
 
 def _with_chip(machine: Machine, **specifications: float) -> Machine:
@@ -134,3 +152,18 @@ def _with_chip(machine: Machine, **specifications: float) -> Machine:
 def _with_constants(machine: Machine, **constants: float) -> Machine:
     changed: Constants = replace(machine.constants, **constants)
     return replace(machine, constants=changed)
+
+
+BUBBLE = "pipeline bubble"
+RESOURCES: Mapping[str, Callable[[Machine], Machine]] = {
+    "matmuls": lambda its: replace(its, matmul_flops_per_second=its.matmul_flops_per_second * ENDLESS),
+    "memory bandwidth": lambda its: _with_chip(its, memory_bytes_per_second=its.chip.memory_bytes_per_second * ENDLESS),
+    "links inside a host": lambda its: _with_chip(its, link_bytes_per_second=its.chip.link_bytes_per_second * ENDLESS),
+    "network between hosts": lambda its: _with_chip(
+        its, network_bytes_per_second=its.chip.network_bytes_per_second * ENDLESS
+    ),
+    "latency": lambda its: _with_constants(its, link_seconds=0.0, network_seconds=0.0),
+    "launches": lambda its: _with_constants(its, kernel_seconds=0.0),
+    BUBBLE: lambda its: its,
+}
+"""What a step may wait for -> the machine on which it is endless."""

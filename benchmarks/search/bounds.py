@@ -107,8 +107,8 @@ def memory_traffic_bytes(plan: Plan) -> int:
 
     - weights: in the compute dtype, read for each microbatch in the forward and backward pass, and once more with
       `remat="full"`; each time for both halves of the batch with `halves="on"`
-    - gradients: in float32, written and read for each microbatch
-    - state: parameters and optimizer moments that the device updates, read and written once
+    - gradients: in the dtype of the parameters, written and read for each microbatch
+    - state: float32 parameters and optimizer moments that the device updates, read and written once
     - activations: what layers keep for the backward pass, written and read
     """
     train, itemsize = plan.train, BYTES[plan.train.dtype]
@@ -117,7 +117,8 @@ def memory_traffic_bytes(plan: Plan) -> int:
     weights = passes * itemsize * sum(each.elements for each in used) * plan.shards
     activations = 2 * Block.kept_bytes(plan.share) * plan.layers
     state = 2 * 3 * 4 * plan.elements // plan.updates
-    return train.microbatches * (weights + 2 * 4 * plan.elements + activations) + state
+    gradients = 2 * sum(plan.held_bytes(each) for each in plan.weights)
+    return train.microbatches * (weights + gradients + activations) + state
 
 
 @cache

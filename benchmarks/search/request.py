@@ -1,12 +1,16 @@
-"""The search space and the chip that the options of the search name."""
+"""The search space, the devices and the machine that the options of the search name."""
 
 import argparse
 from typing import get_args
 
+import jax
+
 from benchmarks.cases import attention_given, option_texts
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.placement import device_count
+from benchmarks.devices.topology import CPU, Topology
 from benchmarks.options import (
+    available_devices,
     model,
     require_all_devices,
     require_options,
@@ -14,6 +18,11 @@ from benchmarks.options import (
     values_of,
 )
 from benchmarks.search.candidates import SearchSpace
+from benchmarks.seconds.at_hand import topology_of
+from benchmarks.seconds.machine import Machine
+from benchmarks.seconds.machines import machine, machine_for
+from benchmarks.seconds.stack import MESHMARK
+from benchmarks.timing.machine import use_virtual_devices
 from strategies.config import Remat
 
 
@@ -62,3 +71,36 @@ def chosen_chip(asked: argparse.Namespace) -> Chip:
     if own is None and asked.chip is None:
         raise ValueError(f"{asked.topology} has no specifications to rank by; name a chip, such as --chip v5e")
     return own or CHIPS[asked.chip]
+
+
+def topology_here() -> Topology:
+    """The devices of this process, which are virtual where there is no accelerator.
+
+    Raises:
+        ValueError: JAX finds none, or nothing is known of them.
+    """
+    use_virtual_devices()
+    available_devices()
+    return topology_of(jax.devices())
+
+
+def chosen_machine(asked: argparse.Namespace, topology: Topology) -> Machine:
+    """The machine that the options name, or the one that is packaged for such devices.
+
+    Raises:
+        ValueError: there is none, it is one of other devices, a specification cannot be set, the work is not such as
+            the machine was calibrated with, or the network between hosts is not known.
+    """
+    if not asked.machine and topology.kind == CPU:
+        way_out = "python -m benchmarks.calibrate --out mine.json, and give --machine mine.json"
+        raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
+    if asked.machine:
+        its = machine(asked.machine, topology.chip and topology.kind)
+    else:
+        its = machine_for(topology.kind, MESHMARK.name, topology.hosts)
+    if its.chip.platform != topology.platform:
+        raise ValueError(f"machine {its.name} is one of {its.chip.platform} devices, and {topology} is not")
+    if its.stack.shared and asked.dtype != "float32":
+        raise ValueError(f"machine {its.name} was calibrated in float32, not in {asked.dtype}; give --dtype float32")
+    its = its.with_changes(dict(asked.set))
+    return its.between_hosts() if topology.hosts > 1 else its

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from benchmarks.cases import Case, option_texts
+from benchmarks.cases import Case
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.topology import Topology, balanced_factors
 from benchmarks.search.advised import Choice, advised, limits
@@ -149,10 +149,8 @@ def report(space: SearchSpace, found: list[Point], machine: Machine) -> list[str
         if not (best := point.choice):
             table.append((*place, "nothing fits", *[""] * 8))
             continue
-        case = best.case
-        spread = case.strategy, str(case.mesh), str(case.microbatches), case.remat, " ".join(option_texts(case.options))
         times = f"{1e3 * best.step_seconds:,.0f}", f"{best.tokens_per_second:,.0f}", f"{best.utilization(machine):.0%}"
-        table.append((*place, *spread, *times, f"{point.limit} {point.limits[point.limit]:.0%}"))
+        table.append((*place, *best.cells, *times, f"{point.limit} {point.limits[point.limit]:.0%}"))
     work = f"{space.preset}, {space.config.sequence} tokens in a sequence, {space.dtype}, on {space.topology.kind}"
     known = f"machine {machine.name}, off by {machine.error:.0%} on average: {machine.source}"
     return [work, known, "", *aligned(table, [*"<>><<><<", *">>>", "<"])]

@@ -1,22 +1,57 @@
-"""Predicted seconds of a case on the devices at hand."""
+"""The devices at hand: their topology, and predicted seconds of a case on them."""
 
 import jax
 
 from benchmarks.cases import Case
+from benchmarks.devices.chips import CHIPS
+from benchmarks.devices.gpus import GPUS
+from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.explain.predicted import cost_of
+from benchmarks.explain.roofline import extents
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.predicted import predict_seconds
+from strategies.mesh import Devices
+
+KINDS = {
+    **{gpu["name"]: kind for kind, gpu in GPUS.items()},
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU7x": "tpu7x",
+}
+"""JAX's names of kinds of devices -> ours."""
+
+
+def topology_of(devices: Devices) -> Topology:
+    """The topology of which these are all devices. A process counts as a host.
+
+    Raises:
+        ValueError: their specifications are not known, or they are a part of a torus that is not rectangular.
+    """
+    name, hosts = devices[0].device_kind, len({device.process_index for device in devices})
+    if devices[0].platform == CPU:
+        return Topology(CPU, (hosts, len(devices) // hosts) if hosts > 1 else (len(devices),))
+    if name not in KINDS:
+        raise ValueError(f"the specifications of {name!r} are not known; known are {', '.join(KINDS)}")
+    dims = CHIPS[KINDS[name]].torus_dims
+    shape = extents(devices)[:dims] if dims else (hosts, len(devices) // hosts)
+    topology = Topology(KINDS[name], tuple(shape))
+    if device_count(topology) != len(devices):
+        raise ValueError(f"these {len(devices)} devices are not all of {topology}; start a whole slice")
+    return topology
 
 
 def case_seconds(case: Case, machine: Machine) -> float | None:
     """Predicted seconds of a step; of a step that the compiler partitions, those of its hand-written twin.
 
-    None where there are no formulas, and on a torus of this machine, whose shape is not known. Other devices at hand
-    are numbered host by host, as many on each as this process has.
+    None where there are no formulas, on a torus of this machine, whose shape is not known, and on several hosts whose
+    network is not known. Other devices at hand are numbered host by host, as many on each as this process has.
     """
     cost = cost_of(case.twin or case)
-    if cost is None or (machine.chip.torus_dims and not case.topology):
+    topology = case.topology or Topology(CPU, (jax.process_count(), jax.local_device_count()))
+    unknown = topology.hosts > 1 and not machine.chip.network_bytes_per_second
+    if cost is None or unknown or (machine.chip.torus_dims and not case.topology):
         return None
-    topology = case.topology or Topology(CPU, (jax.local_device_count(),))
     return predict_seconds(cost, machine, topology).step_seconds

@@ -49,12 +49,14 @@ class Kernel:
         flops: of its matmuls.
         moved_bytes: that it reads and writes in memory.
         dims: m, n, k of a matmul [m,k] x [k,n], and how many there are in the batch.
+        itemsize: bytes of an element; 4 for float32.
     """
 
     kind: Kind
     flops: float
     moved_bytes: float
     dims: tuple[float, float, float, float] = (0, 0, 0, 0)
+    itemsize: int = 2
 
     def seconds(self, machine: Machine) -> float:
         """Seconds on a machine: of its FLOPs or of its bytes, whichever take longer."""
@@ -62,11 +64,11 @@ class Kernel:
         streaming = self.moved_bytes / (machine.chip.memory_bytes_per_second * constants.memory_efficiency)
         if self.kind == "memory":
             return streaming
+        best = machine.matmul_flops_per_second * (machine.float32_share if self.itemsize == 4 else 1)
         if self.kind == "attention":
-            rate = machine.matmul_flops_per_second * constants.attention_efficiency
-            return max(self.flops / rate, streaming)
+            return max(self.flops / best / constants.attention_efficiency, streaming)
         m, n, k, batch = self.dims
-        rate = machine.matmul_flops_per_second * constants.matmul_efficiency
+        rate = best * constants.matmul_efficiency
         filled = tiles_filled(m, n, batch, machine.cores) if machine.cores else 1.0
         return max(self.flops / rate / filled * (1 + constants.matmul_dim / k), streaming)
 
@@ -82,7 +84,7 @@ class Layer:
 def matmul(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Kernel:
     """A batch of matmuls [m,k] x [k,n]."""
     moved = batch * itemsize * (m * k + k * n + m * n)
-    return Kernel("matmul", 2 * batch * m * n * k, moved, (m, n, k, batch))
+    return Kernel("matmul", 2 * batch * m * n * k, moved, (m, n, k, batch), itemsize)
 
 
 def gradients_of(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Iterator[Kernel]:
@@ -118,6 +120,15 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     return Layer(tuple(forward), (*again, *backward))
 
 
+def beside_sums(plan: Plan) -> tuple[Kernel, Kernel]:
+    """The gradients of the weights of each branch's first matmul: gradients of its inputs can be summed beside them."""
+    tokens, embed, itemsize = plan.share.tokens, plan.config.embed, BYTES[plan.train.dtype]
+    of_attention, of_mlp = (
+        matmul(embed, columns, tokens, itemsize) for columns in (3 * plan.share.head_features, plan.share.mlp)
+    )
+    return of_attention, of_mlp
+
+
 def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
     """The kernels of attention, forward and backward.
 
@@ -131,15 +142,21 @@ def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
         # Dense attention on XLA's own kernels counts all keys; a fused one half of them.
         flops = 2 * 2 * share.tokens * (keys / 2) * share.head_features
         moved = 4 * itemsize * share.tokens * share.head_features
-        return [Kernel("attention", flops, moved)], [Kernel("attention", 2.5 * flops, 2 * moved)]
+        return (
+            [Kernel("attention", flops, moved, itemsize=itemsize)],
+            [Kernel("attention", 2.5 * flops, 2 * moved, itemsize=itemsize)],
+        )
     if stack.score_blocks:
         # Each of n devices of a ring computes 2 n + 1 of its 4 n pairs of chunks; one device, 3 of 4.
         pairs = keys if share.skipping else keys * (2 * share.ring + 1) / (4 * share.ring)
         flops, area = 2 * 2 * share.tokens * pairs * share.head_features, share.tokens * heads * pairs * itemsize / 2
-        return (
-            [Kernel("attention", flops, 0), Kernel("memory", 0, stack.score_bytes.forward * area)],
-            [Kernel("attention", 2.5 * flops, 0), Kernel("memory", 0, stack.score_bytes.backward * area)],
-        )
+        # For each sequence and head there are two blocks of queries, or with a ring two pairs of chunks a device.
+        chunks = 2 * share.ring * share.tokens * share.contexts / config.sequence * heads
+        flops += 2 * chunks * stack.matrix_flops
+        kernels = (Kernel("attention", each * flops, 0, itemsize=itemsize) for each in (1, 2.5))
+        passes = (Kernel("memory", 0, moved * area) for moved in stack.score_bytes)
+        forward, backward = map(list, zip(kernels, passes, strict=True))
+        return forward, backward
     sequences = share.tokens * share.contexts / config.sequence
     queries, batch = config.sequence / share.contexts, sequences * heads
     scores, values = (queries, keys, head), (queries, head, keys)

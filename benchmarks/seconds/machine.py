@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from benchmarks.devices.chips import Chip
+from benchmarks.devices.topology import Topology
 from benchmarks.seconds.stack import Stack
 
 
@@ -79,6 +80,7 @@ class Machine:
         constants: what it reaches.
         error: mean error of predictions of runs that the constants were not fitted to, as a fraction.
         source: what the constants were fitted to.
+        float32_share: rate of float32 matmuls at full precision, as a fraction of that of bfloat16.
     """
 
     name: str
@@ -89,17 +91,28 @@ class Machine:
     constants: Constants
     error: float
     source: str
+    float32_share: float = 1.0
 
     @cached_property
     def reached(self) -> Chip:
-        """The specifications with the bandwidths that the stack reaches."""
+        """The specifications with the rates that the stack reaches."""
         chip, constants = self.chip, self.constants
         return replace(
             chip,
+            flops_per_second=self.matmul_flops_per_second * constants.matmul_efficiency,
             link_bytes_per_second=chip.link_bytes_per_second * constants.link_efficiency,
             network_bytes_per_second=chip.network_bytes_per_second * constants.network_efficiency,
             memory_bytes_per_second=chip.memory_bytes_per_second * constants.memory_efficiency,
         )
+
+    def sharing(self, topology: Topology, devices: int) -> int:
+        """How many devices share these specifications: of virtual devices all of a host, otherwise one alone.
+
+        Args:
+            topology: the devices.
+            devices: how many of them take part.
+        """
+        return min(devices, topology.shape[-1]) if self.stack.shared else 1
 
     def with_changes(self, changes: Mapping[str, str]) -> "Machine":
         """The machine with other specifications, such as {"inter_host_bandwidth": "2x", "hbm": "141GiB"}.
@@ -112,11 +125,30 @@ class Machine:
             if name not in SPECIFICATIONS:
                 raise ValueError(f"{name} cannot be set; what can be is {', '.join(SPECIFICATIONS)}")
             field, unit = SPECIFICATIONS[name]
+            if field in RANGES:
+                latency = changed(getattr(machine.constants, field), text, unit)
+                machine = replace(machine, constants=replace(machine.constants, **{field: latency}))
+                continue
             old = getattr(machine.chip, field)
             new = changed(old, text, unit)
             rate = machine.matmul_flops_per_second * (new / old if name == "flops" else 1)
             machine = replace(machine, chip=replace(machine.chip, **{field: new}), matmul_flops_per_second=rate)
         return machine
+
+    def between_hosts(self) -> "Machine":
+        """The machine with a latency between hosts, which is assumed if it is not known; its source says so.
+
+        Raises:
+            ValueError: the bandwidth between hosts is not known.
+        """
+        if not self.chip.network_bytes_per_second:
+            problem = f"machine {self.name} does not say how fast the network between hosts is"
+            raise ValueError(f"{problem}; give --set inter_host_bandwidth=10Gbit/s")
+        if self.constants.network_seconds:
+            return self
+        assumed = RANGES["network_seconds"].start
+        source = f"{self.source}; the latency between hosts is assumed to be {1e6 * assumed:g} us"
+        return replace(self, constants=replace(self.constants, network_seconds=assumed), source=source)
 
 
 SPECIFICATIONS: Mapping[str, tuple[str, str]] = {
@@ -125,21 +157,30 @@ SPECIFICATIONS: Mapping[str, tuple[str, str]] = {
     "hbm_bandwidth": ("memory_bytes_per_second", "B/s"),
     "link_bandwidth": ("link_bytes_per_second", "B/s"),
     "inter_host_bandwidth": ("network_bytes_per_second", "B/s"),
+    "inter_host_latency": ("network_seconds", "s"),
 }
-"""Names of what can be set -> field of `Chip`, and its unit."""
-PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+"""Names of what can be set -> field of `Chip` or of `Constants`, and its unit."""
+DECIMAL = {"": 1, "u": 1e-6, "m": 1e-3, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+PREFIXES = {**DECIMAL, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def changed(old: float, text: str, unit: str) -> float:
-    """Another value: a multiple such as 2x, or a number with a prefix and the unit.
+    """Another value: a multiple such as 2x, or a number with a prefix and the unit; of bytes a second also in bits.
 
     Raises:
-        ValueError: it is neither, or not above zero.
+        ValueError: it is neither, not above zero, or a multiple of what is not known.
 
     >>> changed(50e9, "2x", "B/s"), changed(80e9, "141GiB", "B"), changed(50e9, "100GB/s", "B/s")
     (100000000000.0, 151397597184.0, 100000000000.0)
+    >>> changed(0.0, "10Gbit/s", "B/s")
+    1250000000.0
     """
-    parts = re.fullmatch(rf"([0-9]+(?:\.[0-9]*)?)(?:(x)|({'|'.join(PREFIXES)}){unit})", text.strip())
+    bits = "|bit(?:/s)?" if unit == "B/s" else ""
+    parts = re.fullmatch(rf"([0-9]+(?:\.[0-9]*)?)(?:(x)|({'|'.join(PREFIXES)})({unit}{bits}))", text.strip())
     if not parts or not float(parts[1]) > 0:
-        raise ValueError(f"{text!r} cannot be read; write a multiple such as 2x, or an amount such as 100G{unit}")
-    return float(parts[1]) * (old if parts[2] else PREFIXES[parts[3]])
+        example = "50us" if unit == "s" else f"100G{unit}"
+        raise ValueError(f"{text!r} cannot be read; write a multiple such as 2x, or an amount such as {example}")
+    if parts[2] and not old:
+        raise ValueError(f"{text!r} is a multiple of what is not known; write an amount with its unit, {unit}")
+    factor = old if parts[2] else PREFIXES[parts[3]] / (8 if parts[4].startswith("bit") else 1)
+    return float(parts[1]) * factor

@@ -73,7 +73,22 @@ def parsed(name: str, told: Mapping[str, Any], kind: str | None = None) -> Machi
         name: Passes(*value) if isinstance(value, list) else value for name, value in told.get("passes", {}).items()
     }
     stack = dataclasses.replace(STACKS[told["stack"]], **passes)
-    return Machine(name, chip, achieved, cores, stack, constants, told["error"], told["source"])
+    share = float32_share(chosen, chip)
+    return Machine(name, chip, achieved, cores, stack, constants, told["error"], told["source"], share)
+
+
+def float32_share(kind: str, chip: Chip) -> float:
+    """Rate of float32 matmuls at full precision, as a fraction of that of bfloat16.
+
+    GPUs do not use their matrix units. TPUs multiply six pairs of bfloat16 parts (jax.lax.Precision.HIGHEST).
+
+    >>> round(float32_share("h100", CHIPS["h100"]) * CHIPS["h100"].flops_per_second / 1e12)
+    67
+    """
+    if kind in GPUS:
+        gpu = GPUS[kind]
+        return 2 * gpu["fpus_per_core"] * gpu["core_count"] * gpu["clock_rate_ghz"] * 1e9 / chip.flops_per_second
+    return 1 / 6 if chip.platform == "tpu" else 1.0
 
 
 def chip_of(told: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Seconds of collectives: the latency of their steps, and bytes over the bandwidth of their links."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -24,11 +24,13 @@ class Group:
         hosts: that they are on; 1 on a torus, whose links do not end at a host.
         dims: of a torus: the extent of the group along each dim, and whether it is a ring. Other devices form a line,
             as virtual devices do that stand for chips of a torus.
+        alike: groups on the same hosts that have several but not all of their devices, this one included.
     """
 
     devices: int
     hosts: int = 1
     dims: tuple[tuple[int, bool], ...] = ()
+    alike: int = 1
 
 
 @cache
@@ -46,7 +48,10 @@ def group(topology: Topology, spec: MeshSpec, axes: Axes, outermost: Axes = ()) 
         hosts = np.arange(spec.size).reshape([spec.sizes[axis] for axis in order]) // topology.shape[-1]
         index = tuple(slice(None) if axis in axes else 0 for axis in order)
         along = hosts[index]
-        return Group(along.size, len(np.unique(along)), ((along.size, False),))
+        count = len(np.unique(along))
+        inside = along.size // count
+        alike = topology.shape[-1] // inside if count > 1 and inside > 1 else 1
+        return Group(along.size, count, ((along.size, False),), alike)
     mesh, chip = topology_mesh(topology, spec), topology.chip
     members = group_along(mesh, axes)
     return Group(len(members), 1, torus_dims(chip, mesh, members))
@@ -76,13 +81,20 @@ class Network:
             sent_bytes: that a device sends in all of them.
             calls: how many collectives that are.
         """
-        where = group(self.topology, self.mesh, axes, self.machine.stack.outermost)
-        return calls * self.latency_seconds(kind, where) + sent_bytes / bandwidth(self.machine.reached, kind, where)
+        where, chip = self.group(axes), self.machine.reached
+        if self.machine.stack.shares_cards and kind not in ("permute", "all_to_all"):
+            chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.alike)
+        return calls * self.latency_seconds(kind, where) + sent_bytes / bandwidth(chip, kind, where)
+
+    def group(self, axes: Axes) -> Group:
+        """Where the devices of a group lie that differ along some axes."""
+        return group(self.topology, self.mesh, axes, self.machine.stack.outermost)
 
     def latency_seconds(self, kind: str, where: Group) -> float:
         """Latency of a collective: of a ring's steps inside a host, and of a tree's between hosts. A permute has one.
 
-        Virtual devices wait for each other in a permute, too.
+        Virtual devices wait for each other in a permute, too. While a group waits, other devices have work for its
+        cores, unless it has all devices of the host.
 
         NCCL takes rings inside a host, and trees between hosts where latency matters (Jeaugey 2019, "Massively Scale
         Your Deep Learning Training with NCCL 2.4").
@@ -90,6 +102,9 @@ class Network:
         constants = self.machine.constants
         inside = constants.link_seconds if where.devices > where.hosts else 0.0
         between = constants.network_seconds if where.hosts > 1 else 0.0
-        if kind == "permute" and not self.machine.stack.shared:
+        shared, sharing = self.machine.stack.shared, self.machine.sharing(self.topology, self.mesh.size)
+        if kind == "permute" and not shared:
             return max(inside, between)
-        return inside * (where.devices // where.hosts - 1) + between * math.log2(max(2, where.hosts))
+        local = where.devices // where.hosts
+        idle = self.machine.stack.wait_seconds / sharing if shared and local == sharing else 0.0
+        return inside * (local - 1) + between * math.log2(max(2, where.hosts)) + idle

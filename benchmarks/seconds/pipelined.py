@@ -1,9 +1,9 @@
 """A pipeline's schedule run pass by pass, with the seconds of each pass on each stage."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from benchmarks.seconds.stack import FIRST_AND_LAST, Stack
-from benchmarks.seconds.timeline import Parts, Span, added, scaled
+from benchmarks.seconds.timeline import Parts, Pass, added, scaled
 from strategies.costs.plan import Plan
 from strategies.pipelining.schedules import Costs, Op
 
@@ -29,7 +29,7 @@ def pipelined(
         sends = plan.ticks.exchanges * send_seconds
         seconds = plan.schedule.lockstep(_costs(plan, layers)) + times * sum(added(*ends).values()) + sends
     else:
-        sends = 2 * times * chunks * send_seconds
+        sends = (2 * chunks - 1) * times * send_seconds
         duration = durations(plan, stack, layers, ends, send_seconds)
         starts = plan.schedule.starts(duration)
         seconds = max(start + duration(*each) for each, start in starts.items())
@@ -44,11 +44,10 @@ def durations(
     """The seconds of an operation on a stage. Both stages wait while one sends. Arguments are those of `pipelined`."""
     costs, schedule = _costs(plan, layers), plan.schedule
     head = {"F": sum(ends[0].values()), "B": sum(ends[1].values()), "W": 0.0}
-    last = schedule.stages - 1, schedule.chunks - 1
 
     def seconds(stage: int, op: Op) -> float:
-        at_head = stack.ends != FIRST_AND_LAST or (stage, op.chunk) == last
-        sending = 0.0 if op.kind == "W" else send_seconds
+        at_head = stack.ends != FIRST_AND_LAST or (stage, op.chunk) == _last(plan)
+        sending = send_seconds if _sends(plan, stage, op) else 0.0
         return schedule.duration(op, costs) + sending + (head[op.kind] if at_head else 0.0)
 
     return seconds
@@ -56,14 +55,67 @@ def durations(
 
 def passes(
     plan: Plan, stack: Stack, layers: tuple[Parts, Parts], ends: tuple[Parts, Parts], send_seconds: float
-) -> tuple[Span, ...]:
-    """When each pass of each stage runs, if a stage waits only for what it needs. Arguments are as for `pipelined`."""
-    duration = durations(plan, stack, layers, ends, send_seconds)
-    starts = plan.schedule.starts(duration)
-    return tuple(
-        Span(f"stage {stage}", f"{op.kind}{op.microbatch}", start, duration(stage, op))
-        for (stage, op), start in starts.items()
-    )
+) -> Iterator[Pass]:
+    """When each stage runs which pass, and what it does besides. Arguments are those of `pipelined`."""
+    run = _in_lockstep if stack.lockstep else _as_needed
+    return run(plan, stack, layers, ends, send_seconds)
+
+
+def _in_lockstep(
+    plan: Plan, stack: Stack, layers: tuple[Parts, Parts], ends: tuple[Parts, Parts], send_seconds: float
+) -> Iterator[Pass]:
+    """Passes of stages that exchange arrays, and compute the loss of a microbatch together, at the end of a tick."""
+    shared, stages, begin = plan.ticks.shared, range(plan.schedule.stages), 0.0
+    for tick, column in enumerate(zip(*plan.schedule.table, strict=True)):
+        running = [Pass(s, named(op), begin, _work(plan, layers, op)) for s, op in enumerate(column) if op]
+        yield from running
+        begin = max(each.end_seconds for each in running)
+        leaves, exchanges = shared.leaves[tick], int((shared.edges[tick] >= 0).sum())
+        together = {f"ends {leaves}": added(*ends)} if leaves >= 0 else {}
+        for name, parts in (together | {"sends": {"sends": exchanges * send_seconds}}).items():
+            if seconds := sum(parts.values()):
+                yield from (Pass(stage, name, begin, parts) for stage in stages)
+                begin += seconds
+
+
+def _as_needed(
+    plan: Plan, stack: Stack, layers: tuple[Parts, Parts], ends: tuple[Parts, Parts], send_seconds: float
+) -> Iterator[Pass]:
+    """Passes of stages that wait only for what they need."""
+    for (stage, op), start in plan.schedule.starts(durations(plan, stack, layers, ends, send_seconds)).items():
+        parts = _work(plan, layers, op)
+        at_head = stack.ends != FIRST_AND_LAST or (stage, op.chunk) == _last(plan)
+        if op.kind != "W" and at_head:
+            parts = added(parts, ends[op.kind == "B"])
+        if _sends(plan, stage, op):
+            parts = added(parts, {"sends": send_seconds})
+        yield Pass(stage, named(op), start, parts)
+
+
+def named(op: Op) -> str:
+    """The name of a pass, with a prime for each chunk before its own.
+
+    >>> named(Op("F", 2, chunk=1))
+    "F2'"
+    """
+    return f"{op.kind}{op.microbatch}" + op.chunk * "'"
+
+
+def _work(plan: Plan, layers: tuple[Parts, Parts], op: Op) -> Parts:
+    """Seconds of an operation in the layers of its chunk."""
+    weights = WEIGHTS_SHARE if plan.schedule.splits_backward else 0.0
+    share = {"F": 1.0, "B": 1 - weights, "W": weights}[op.kind]
+    return scaled(layers[op.kind != "F"], share * plan.layers / plan.schedule.chunks)
+
+
+def _sends(plan: Plan, stage: int, op: Op) -> bool:
+    """Whether a stage sends what an operation computes. The ends of the model send nothing outwards."""
+    return op.kind != "W" and (op.kind, stage, op.chunk) not in {("F", *_last(plan)), ("B", 0, 0)}
+
+
+def _last(plan: Plan) -> tuple[int, int]:
+    """The stage and the chunk that are last."""
+    return plan.schedule.stages - 1, plan.schedule.chunks - 1
 
 
 def _costs(plan: Plan, layers: tuple[Parts, Parts]) -> Costs:

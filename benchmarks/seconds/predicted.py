@@ -5,13 +5,15 @@ timeline = predict_seconds(predict("tensor", config, "tensor=8", train), its, To
 timeline.step_seconds, timeline.parts
 """
 
+from collections.abc import Collection
+
 from benchmarks.devices.topology import Topology
-from benchmarks.seconds.kernels import Kernel, head, layer, seconds_by_kind
+from benchmarks.seconds.kernels import Kernel, beside_sums, head, layer, seconds_by_kind
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.network import Network, bandwidth, group
-from benchmarks.seconds.pipelined import passes, pipelined
-from benchmarks.seconds.stack import FIRST_AND_LAST, Passes
-from benchmarks.seconds.timeline import Parts, Span, Timeline, added, scaled
+from benchmarks.seconds.pipelined import pipelined
+from benchmarks.seconds.stack import FIRST_AND_LAST, NONE, Passes
+from benchmarks.seconds.timeline import Parts, Timeline, added, scaled
 from strategies.costs.plan import BYTES
 from strategies.costs.predict import Cost
 from strategies.costs.traffic import SENT, Traffic
@@ -21,6 +23,8 @@ OF_LAYERS = "layers", "keys and values", "tokens and heads"
 """What layers send for each microbatch, as traffic.py names it. The device waits for it."""
 OF_ENDS = "embedding", "head", "ends"
 """What the embedding and the head send for each microbatch, and what stages tell each other of it."""
+GATHERED = {"forward": ("weights",), "backward": ("weights again", "gradients")}
+"""What layers gather and scatter for each microbatch in each pass, where weights are sharded."""
 BETWEEN_STAGES = "stages"
 """What stages send to their neighbours."""
 
@@ -30,66 +34,64 @@ DEFAULT_MMAP_THRESHOLD_MAX)."""
 
 
 def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timeline:
-    """Predict the time of a step on its slowest device; of virtual devices, on all together.
+    """Predict the time of a step on its slowest device; of virtual devices, on all of a host together.
 
     Args:
         cost: the step by formulas.
         machine: the devices and the software.
         topology: the devices that the mesh takes, all of them.
     """
-    step = _Step(cost, machine, topology)
-    layers = step.layer("forward"), step.layer("backward")
-    ends = step.ends()
+    step = StepSeconds(cost, machine, topology)
+    layers, ends = step.layers(), step.ends()
     if cost.plan.staged:
         parts = pipelined(cost.plan, machine.stack, layers, ends, step.send_seconds())
     else:
         times = cost.plan.train.microbatches
         parts = scaled(added(*(scaled(each, cost.plan.layers) for each in layers), *ends), times)
-        parts = added(parts, {"gathers": times * step.first_gather_seconds()})
-    backward_seconds = cost.plan.layers * sum(layers[1].values())
-    after = {
-        "gradients": step.gradients_seconds(backward_seconds),
-        "optimizer": step.optimizer_seconds(),
-        "allocation": step.allocation_seconds(sum(cost.temporaries.values())),
-    }
-    parts = added(parts, after)
-    if machine.stack.shared:
-        parts = scaled({**parts, "bubble": 0.0}, cost.plan.mesh.size)
+        parts = added(parts, {"gathers": times * sum(step.first_gather_seconds())})
+    parts = added(parts, step.after(sum(layers[1].values())))
+    if not step.bubbles:
+        parts = {**parts, "bubble": 0.0}
+    parts = scaled(parts, step.sharing)
     parts = added(parts, {"fixed": machine.constants.step_seconds})
     return Timeline({name: seconds for name, seconds in parts.items() if seconds})
-
-
-def stage_passes(cost: Cost, machine: Machine, topology: Topology) -> tuple[Span, ...]:
-    """When each stage of a pipeline runs which pass, by the same prediction; empty without pipeline stages."""
-    if not cost.plan.staged:
-        return ()
-    step = _Step(cost, machine, topology)
-    layers = step.layer("forward"), step.layer("backward")
-    return passes(cost.plan, machine.stack, layers, step.ends(), step.send_seconds())
 
 
 def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
     """The least time of a step: its matmuls at the chip's peak with the pipeline's bubble, or its network traffic."""
     devices, chip, outermost = cost.plan.mesh.size, machine.chip, machine.stack.outermost
-    compute = sum(cost.flops.values()) / devices / (1 - cost.bubble) / chip.flops_per_second
+    bubble = 0.0 if machine.stack.shared else cost.bubble
+    compute = cost.least_flops / devices / (1 - bubble) / chip.flops_per_second
     sent = sum(
         sum(parts.values()) / bandwidth(chip, kind, group(topology, cost.plan.mesh, axes, outermost))
         for (kind, axes), parts in cost.sent.items()
     )
-    return max(compute, sent)
+    return max(compute, sent) * machine.sharing(topology, devices)
 
 
-class _Step:
+class StepSeconds:
     """A step on a machine. Seconds are those of one device."""
 
     def __init__(self, cost: Cost, machine: Machine, topology: Topology) -> None:
         self.plan, self.traffic, self.machine = cost.plan, cost.traffic, machine
+        self.sharing = machine.sharing(topology, cost.plan.mesh.size)
+        self.temporaries = sum(cost.temporaries.values())
         self.network = Network(machine, topology, cost.plan.mesh)
         self.kernels = layer(cost.plan, machine.stack)
         self.microbatches = cost.plan.train.microbatches
         self.shards = cost.plan.over(cost.plan.layout.shards)
         of_blocks = [each for each in cost.plan.weights if each.of_blocks and {*self.shards} & {*each.axes}]
         self.gathers = 1 if machine.stack.combines else len(of_blocks)
+
+    @property
+    def bubbles(self) -> bool:
+        """Whether a stage that waits leaves its device idle: virtual devices of one host leave it their cores."""
+        axes = self.plan.over(self.plan.axes_of("layers"))
+        return self.plan.staged and not (self.machine.stack.shared and self.network.group(axes).hosts == 1)
+
+    def layers(self) -> tuple[Parts, Parts]:
+        """Seconds of a layer for one microbatch, forward and backward."""
+        return self.layer("forward"), self.layer("backward")
 
     def layer(self, way: str) -> Parts:
         """Seconds of a layer for one microbatch, "forward" or "backward", the latter with what it recomputes.
@@ -101,6 +103,8 @@ class _Step:
         launches = getattr(stack.kernels, way) + (self.plan.share.ring - 1) * getattr(stack.hop_kernels, way)
         if way == "backward" and self.plan.train.remat == "full":
             launches += stack.kernels.forward
+        if self.sharing <= stack.cores:
+            launches *= stack.alone_launches
         parts = seconds_by_kind(getattr(self.kernels, way), self.machine)
         parts = added(parts, {"sums of layers": self.sums_seconds(way)})
         hidden = 0.0 if stack.shared else sum(parts.values())
@@ -108,42 +112,67 @@ class _Step:
         parts = added(parts, {"launches": waits})
         beside = stack.prefetches and self.plan.train.gather == "layer"
         hidden = sum(parts.values()) if beside else 0.0
-        return added(parts, {"gathers": max(0.0, self.gathers_seconds(way) - hidden)})
+        return added(parts, {"gathers": max(0.0, self.gathers_seconds(GATHERED[way]) - hidden)})
 
     def sums_seconds(self, way: str) -> float:
         """Seconds of what a layer sends for one microbatch and waits for, "forward" or "backward"."""
-        branches, full = len(Block.branches()), self.plan.train.remat == "full"
-        counted = 2 * branches + (branches - 1 if full else 0)  # as traffic.py counts them
-        done = 3 * branches if full and self.machine.stack.repeats == "all" else counted
         # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
-        # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2).
-        gathers = Passes(1 / 3, 1 / 3)
-        ring = self.plan.share.ring
+        # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2), unless devices share their cores.
+        again = self.machine.stack.shared
+        gathers = Passes(1 / 3, 2 / 3 if again else 1 / 3)
         total = 0.0
         for each in self.traffic:
             if each.what in OF_LAYERS:
-                calls, all_calls = Passes(branches, done - branches), counted
-                if each.what == "keys and values" and ring > 1:
-                    calls, all_calls = Passes(ring - 1, 2 * ring - 1), 3 * ring - 2
+                calls, all_calls = self.calls(each.what)
+                if again and each.kind == "all_gather":
+                    calls = Passes(calls.forward, sum(calls))
                 share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / all_calls
                 sent = each.sent_bytes * share / self.microbatches / self.plan.layers
                 total += self.network.seconds(each.kind, each.axes, sent, getattr(calls, way))
+                if way == "backward" and each.what == "layers" and each.kind != "all_gather":
+                    total -= self.hidden_sums_seconds(each, all_calls)
         return total
 
-    def gathers_seconds(self, way: str) -> float:
-        """Seconds to gather a layer's weights for one microbatch, and "backward" to scatter its gradients."""
-        wanted = {"forward": ("weights",), "backward": ("weights again", "gradients")}[way]
+    def hidden_sums_seconds(self, each: Traffic, all_calls: int) -> float:
+        """Seconds of a layer's sums of gradients of inputs that run beside the matmuls of gradients of weights.
+
+        Args:
+            each: the sums of all layers and microbatches.
+            all_calls: how many of them are of a layer and a microbatch.
+        """
+        if not self.machine.stack.hides_sums:
+            return 0.0
+        sent = each.sent_bytes / self.microbatches / self.plan.layers / all_calls
+        one = self.network.seconds(each.kind, each.axes, sent)
+        return sum(min(one, kernel.seconds(self.machine)) for kernel in beside_sums(self.plan))
+
+    def calls(self, what: str) -> tuple[Passes, int]:
+        """Collectives that a layer waits for, forward and backward, and how many the traffic of a layer counts.
+
+        A stack that repeats whole layers also repeats the last sum.
+        """
+        branches, full = len(Block.branches()), self.plan.train.remat == "full"
+        if what == "keys and values" and (ring := self.plan.share.ring) > 1:
+            return Passes(ring - 1, 2 * ring - 1), 3 * ring - 2
+        if what == "tokens and heads":
+            return (Passes(2, 4), 6) if full else (Passes(2, 2), 4)
+        counted = 2 * branches + (branches - 1 if full else 0)  # as traffic.py counts them
+        done = 3 * branches if full and self.machine.stack.repeats == "all" else counted
+        return Passes(branches, done - branches), counted
+
+    def gathers_seconds(self, wanted: Collection[str]) -> float:
+        """Seconds of a layer's collectives of sharded weights and gradients for one microbatch, by what they send."""
         sent: dict[str, float] = {}
         for each in self.traffic:
             if self.sharded(each) and each.what in wanted:
                 sent[each.kind] = sent.get(each.kind, 0) + each.sent_bytes / self.microbatches / self.plan.layers
         return sum(self.network.seconds(kind, self.shards, count, self.gathers) for kind, count in sent.items())
 
-    def first_gather_seconds(self) -> float:
-        """Seconds of a microbatch's first gather and last scatter, which have nothing to hide behind."""
+    def first_gather_seconds(self) -> Passes:
+        """Seconds of a microbatch's first gather and of its last scatter, which have nothing to hide behind."""
         if not self.machine.stack.prefetches or self.plan.train.gather == "step":
-            return 0.0
-        return self.gathers_seconds("forward") + self.gathers_seconds("backward") / 2
+            return NONE
+        return Passes(self.gathers_seconds(("weights",)), self.gathers_seconds(("gradients",)))
 
     def sharded(self, each: Traffic) -> bool:
         """Whether this is traffic of weights that are sharded between steps."""
@@ -173,6 +202,18 @@ class _Step:
         sent = elements / self.microbatches * BYTES[plan.train.dtype]
         return self.network.seconds("permute", plan.over(plan.axes_of("layers")), sent)
 
+    def after(self, backward_seconds: float) -> Parts:
+        """Seconds of what follows the passes.
+
+        Args:
+            backward_seconds: of a layer for one microbatch.
+        """
+        return {
+            "gradients": self.gradients_seconds(self.plan.layers * backward_seconds),
+            "optimizer": self.optimizer_seconds(),
+            "allocation": self.allocation_seconds(),
+        }
+
     def gradients_seconds(self, backward_seconds: float) -> float:
         """Seconds of what is sent once a step, without the sums of gradients that the last backward pass hides.
 
@@ -198,7 +239,7 @@ class _Step:
         launches = stack.update_kernels * self.machine.constants.kernel_seconds
         return Kernel("memory", 0, moved).seconds(self.machine) + launches
 
-    def allocation_seconds(self, temporaries: int) -> float:
+    def allocation_seconds(self) -> float:
         """Seconds for the system to provide the temporaries, where the host's allocator does not keep them."""
-        fresh = temporaries if temporaries > KEPT_BYTES else 0
+        fresh = self.temporaries if self.temporaries > KEPT_BYTES else 0
         return Kernel("memory", 0, self.machine.stack.fresh_bytes * fresh).seconds(self.machine)

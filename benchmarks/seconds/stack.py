@@ -38,6 +38,9 @@ class Stack:
         reduce_dtype: of gradients while they are summed over devices.
         overlaps_gradients: whether replicas sum gradients beside the backward pass, whatever `TrainConfig.reduce` says.
         prefetches: whether weights are gathered, and their gradients scattered, beside the compute of other layers.
+        hides_sums: whether gradients of a branch's inputs are summed or scattered over the tensor axis beside the
+            matmul of the gradient of its first weight.
+        shares_cards: whether groups that have several but not all devices of their hosts use the same network cards.
         ends: who embeds and computes the loss in a pipeline: the "first and last" stage, or "all" stages.
         outermost: mesh axes that lie outside of all others when devices are numbered host by host, outermost first.
         lockstep: whether all stages of a pipeline exchange arrays at the end of each tick.
@@ -52,6 +55,11 @@ class Stack:
         accumulation_bytes: read and written for each parameter to accumulate the gradient of a microbatch.
         fresh_bytes: that take as long to read and write as the system takes to provide a byte of temporaries. The C
             library returns allocations of more than 32 MiB to the system (mallopt(3), M_MMAP_THRESHOLD).
+        matrix_flops: of attention that take as long as one more matrix in a batch of matmuls.
+        cores: of the host that virtual devices share.
+        wait_seconds: for which the cores idle while all devices of a host wait for each other in a collective.
+        alone_launches: that a kernel of a layer costs if there are no more devices than cores. The threads of a kernel
+            wait for each other, and no other device has work for their cores.
     """
 
     name: str
@@ -69,6 +77,8 @@ class Stack:
     ends: Literal["first and last", "all"]
     lockstep: bool
     outermost: tuple[str, ...] = ()
+    hides_sums: bool = False
+    shares_cards: bool = False
     shared: bool = False
     score_blocks: bool = False
     combines: bool = True
@@ -77,6 +87,10 @@ class Stack:
     update_kernels: float = 0
     accumulation_bytes: float = 0
     fresh_bytes: float = 0
+    matrix_flops: float = 0
+    cores: int = 0
+    wait_seconds: float = 0
+    alone_launches: float = 1
 
 
 MEGATRON = Stack(
@@ -87,7 +101,8 @@ MEGATRON = Stack(
     score_bytes=Passes(4 + 5, 5 + 6),  # softmax, dropout; their gradients
     residual_bytes=Passes(2 * 4 + 2 * 7, 2 * 10 + 2 * 7 + 2 * 6),  # norms, bias and dropout and sum; gradients, sums
     mlp_bytes=Passes(4, 8),
-    logit_bytes=40,  # cast to float32, maximum, exponentials, sum, gradient, cast back
+    # cast, maximum, difference, exponentials, sum, quotient; gradient, cast back (megatron/mpu/cross_entropy.py)
+    logit_bytes=6 + 4 + 8 + 8 + 4 + 8 + 8 + 6,
     optimizer_bytes=62,  # casts, unscaling, norm, clipping and Adam, each a pass over float32 arrays
     kernels=Passes(25, 45),
     repeats="all",
@@ -97,6 +112,8 @@ MEGATRON = Stack(
     ends="first and last",
     lockstep=False,
     outermost=("pipeline",),  # megatron/mpu/initialize.py
+    hides_sums=True,  # megatron/mpu/layers.py, LinearWithGradAccumulationAndAsyncCommunication
+    shares_cards=True,  # not read from code, but seen in the runs of three clusters (docs/seconds.md)
 )
 MPT = Stack(
     name="PyTorch FSDP",
@@ -155,5 +172,6 @@ VIRTUAL = Stack(
     end_kernels=45,
     update_kernels=100,
     accumulation_bytes=12,
+    alone_launches=4,
 )
 STACKS: Mapping[str, Stack] = {stack.name: stack for stack in (MEGATRON, MPT, MESHMARK, VIRTUAL)}

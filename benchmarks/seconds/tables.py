@@ -77,7 +77,7 @@ def predicted_rows(rows: Iterable[Row], machine: Machine | None = None) -> list[
 def _predicted(row: Row, machine: Machine | None) -> Predicted:
     try:
         run = run_of(row)
-        its = machine or machine_for(device(row), run.stack.name, run.topology.shape[0])
+        its = machine or machine_for(device(row), run.stack.name, run.topology.hosts)
         if its.stack != run.stack:
             raise UnknownMachine(f"machine {its.name} is of {its.stack.name}, and the row of {run.stack.name}")
     except (Infeasible, UnknownMachine, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A predicted step: its seconds by what they are spent on, and when each pipeline stage runs which pass."""
+"""A predicted step: its seconds by what they are spent on, and when a stage runs which pass."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,13 +23,30 @@ def scaled(parts: Parts, times: float) -> dict[str, float]:
     return {name: seconds * times for name, seconds in parts.items()}
 
 
-class Span(NamedTuple):
-    """A pass of a pipeline stage: the stage, the pass such as F0, and when it runs."""
+class Pass(NamedTuple):
+    """What a pipeline stage does from some time on.
 
-    lane: str
+    Attributes:
+        stage: number of the stage; 0 without stages.
+        name: the pass and its microbatch, such as F0, B0 or W0, or what is done between or after passes.
+        begin_seconds: from the start of the step.
+        parts: its seconds, in this order.
+    """
+
+    stage: int
     name: str
     begin_seconds: float
-    seconds: float
+    parts: Parts
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return sum(self.parts.values())
+
+    @property
+    def end_seconds(self) -> float:
+        """When it ends."""
+        return self.begin_seconds + self.seconds
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def differentiation(step: Step) -> Update:
         loss, grads = ISOLATED(step.gradients)(state, batch)
         # The barrier takes all gradients at once, so none is optimised away.
         params = made_dependent(step.state.params, state.params, step.grads, lax.optimization_barrier(grads))
-        return State(params, state.optimizer), {"loss": loss}
+        return state._replace(params=params), {"loss": loss}
 
     return update
 
@@ -178,7 +178,7 @@ def shaped_like_gradients(step: Step, params: Any) -> Any:
 
     Where each device has gradients of its own, all weights on each device.
     """
-    return jax.tree.map(lambda grad, param: jnp.broadcast_to(param, grad.shape), step.grads, params)
+    return jax.tree.map(lambda grad, w: jnp.broadcast_to(w.astype(grad.dtype), grad.shape), step.grads, params)
 
 
 def made_dependent(shapes: Any, arrays: Any, other_shapes: Any, others: Any) -> Any:
@@ -194,7 +194,7 @@ def made_dependent(shapes: Any, arrays: Any, other_shapes: Any, others: Any) -> 
     mesh = jax.tree.leaves(shapes)[0].sharding.mesh
 
     def touch(x: jax.Array, y: jax.Array) -> jax.Array:
-        element = 0 * y[(0,) * y.ndim]
+        element = 0 * y[(0,) * y.ndim].astype(x.dtype)
         return x.at[(0,) * x.ndim].add(element)
 
     touch_all = partial(jax.tree.map, touch)

@@ -87,7 +87,7 @@ def checkpoint_times(step: Step, state: State, single: Callable[[], Step], folde
     restores = [_restore(step, folder) for _ in range(REPEATS)]
     blocking, whole = zip(*saves, strict=True)
     return CheckpointTimes(
-        total_bytes=sum(leaf.disk_bytes for leaf in canonical.leaves(step)),
+        total_bytes=sum({leaf.name: leaf.disk_bytes for leaf in canonical.leaves(step)}.values()),
         save_blocking_seconds=statistics.median(blocking),
         save_seconds=statistics.median(whole),
         restore_seconds=statistics.median(restores),

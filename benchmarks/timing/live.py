@@ -33,7 +33,7 @@ def profile_memory(training: Training, folder: Path) -> dict[str, int]:
     jax.block_until_ready(training.state)
     save_profile(folder, "after_step")
     batch = next(training.batches)
-    return live_bytes(parameter=training.state.params, optimizer=training.state.optimizer, batch=batch)
+    return live_bytes(parameter=training.state.params, optimizer=training.state[1:], batch=batch)
 
 
 def save_profile(folder: Path, moment: str) -> None:

@@ -51,6 +51,7 @@ LANE_COLOURS = {
     "memory": SAND,
     "exposed communication": RED,
     "pipeline bubble": BLACK,
+    "waits for the host": BROWN,
     "hidden communication": TEAL,
 }
 """What happens in the lanes of a replayed step."""

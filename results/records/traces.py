@@ -1,4 +1,4 @@
-"""Reads traces of replayed steps, which `python -m benchmarks.compile --trace FILE` writes."""
+"""Reads traces of replayed and predicted steps, which `compile` and `advise` of benchmarks write with --trace."""
 
 import math
 from collections.abc import Mapping
@@ -22,35 +22,46 @@ class Span(NamedTuple):
         return self.begin_ms + self.ms
 
 
+KINDS = {"replay": "as replayed", "prediction": "as predicted"}
+"""Kinds of traces, in words."""
+
+
 class Trace(NamedTuple):
-    """A replayed step: its case and devices, and the spans of each lane in order."""
+    """A step: its case and devices, which kind of trace it is, and the spans of each lane of each process in order."""
 
     title: str
-    lanes: Mapping[str, list[Span]]
+    kind: str
+    processes: Mapping[str, Mapping[str, list[Span]]]
 
 
 def read(path: Path) -> Trace:
     """Read a trace.
 
     Raises:
-        RecordError: the file cannot be read, or is no trace of a replayed step.
+        RecordError: the file cannot be read, or is no trace of a replayed or predicted step.
     """
     document = read_json(path)
     facts = document.get("otherData") if isinstance(document, dict) else None
-    if not isinstance(facts, dict) or facts.get("kind") != "replay":
-        raise RecordError(f"{path} is no trace of a replayed step; {WRITTEN_BY}")
-    lanes: dict[str, list[Span]] = {}
+    if not isinstance(facts, dict) or facts.get("kind") not in KINDS:
+        raise RecordError(f"{path} is no trace of a replayed or predicted step; {WRITTEN_BY}")
+    lanes: dict[int, dict[str, list[Span]]] = {}
+    names: dict[int, str] = {}
     try:
         for event in document["traceEvents"]:
-            if event["name"] == "thread_name":
-                lanes[event["args"]["name"]] = []
+            if event["name"] == "process_name":
+                names[event["pid"]] = event["args"]["name"]
+            elif event["name"] == "thread_name":
+                lanes.setdefault(event["pid"], {})[event["args"]["name"]] = []
             elif event["ph"] == "X":
-                lanes[event["cat"]].append(Span(_ms(event["ts"]), _ms(event["dur"])))
+                lanes[event["pid"]][event["cat"]].append(Span(_ms(event["ts"]), _ms(event["dur"])))
     except (LookupError, TypeError, ValueError) as error:
         raise RecordError(f"{path} has an event that is no span of a lane ({error!r}); {WRITTEN_BY}") from error
-    if not any(lanes.values()):
+    if not any(spans for own in lanes.values() for spans in own.values()):
         raise RecordError(f"{path} is the trace of a step in which nothing happens; {WRITTEN_BY}")
-    return Trace(f"{facts.get('case')} on {facts.get('devices')}", {name: sorted(lanes[name]) for name in lanes})
+    processes = {
+        names.get(pid, str(pid)): {lane: sorted(spans) for lane, spans in own.items()} for pid, own in lanes.items()
+    }
+    return Trace(f"{facts.get('case')} on {facts.get('devices')}", KINDS[facts["kind"]], processes)
 
 
 def _ms(microseconds: Any) -> float:

@@ -103,11 +103,16 @@ def full(index: Index, shape: Sequence[int]) -> Index:
 
 
 def leaves(step: Step) -> list[Leaf]:
-    """All arrays of the state of a step, in the order of `jax.tree.leaves`."""
+    """All arrays of the state of a step, in the order of `jax.tree.leaves`.
+
+    With master weights there are two of each name under params: the weight as the forward pass uses it, then its
+    master. A checkpoint has the latter, and both are read from it.
+    """
     weights, sizes = named_weights(step.config.tied), step.config.dim_sizes
     found = []
     for path, stored in jax.tree.leaves_with_path(step.state):
         group = "/".join(key.name for key in path if hasattr(key, "name") and key.name != "optimizer")
+        group = "params" if group == "master" else group
         weight = ".".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
         dims = weights[weight].dims if weight else ()
         slots = step.layer_slots if dims[:1] == ("layers",) else None

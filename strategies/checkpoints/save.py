@@ -132,7 +132,8 @@ def save(
     wait_for_last()
     pairs = list(zip(leaves(step), jax.tree.leaves(state), strict=True))
     scalars = {leaf.name: _host(array).item() for leaf, array in pairs if leaf.is_scalar}
-    arrays = [(leaf, array) for leaf, array in pairs if not leaf.is_scalar]
+    # Of two arrays of one name the latter is saved, which is the master weight.
+    arrays = [*{leaf.name: (leaf, array) for leaf, array in pairs if not leaf.is_scalar}.values()]
     facts = CheckpointInfo(
         config=step.config,
         position=int(scalars["count"] if position is None else position),

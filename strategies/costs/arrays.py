@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from jax.sharding import PartitionSpec as P
 
 from strategies.config import GPTConfig, TrainConfig
+from strategies.costs.plan import BYTES
 from strategies.mesh import MeshSpec
 from strategies.model.gpt import named_weights
 from strategies.sharding.layout import Axes, Layout, Spec, size_of
-
-ITEMSIZE = 4
-"""Bytes of an element: weights, gradients and moments are float32, tokens int32."""
+from strategies.training.sharded_update import held_dtype
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class HeldArray:
     """One array of a training step, and how a mesh splits it.
 
     Attributes:
-        what: weight, gradient, m or v (AdamW's first and second moment), step count, or batch.
+        what: weight, gradient, m or v (AdamW's first and second moment), master (weight), step count, or batch.
         name: of the weight that it is or belongs to, such as "blocks.mlp.up_DF"; of the others "count" and "tokens".
         dims: names of the dims, in the stored order.
         shape: their sizes, with the padding of the vocabulary and the empty slots for layers.
@@ -50,9 +49,10 @@ class HeldArray:
 def held_arrays(
     config: GPTConfig, mesh: MeshSpec, train: TrainConfig, layout: Layout, layer_slots: int
 ) -> Iterator[HeldArray]:
-    """Every weight with its gradient and AdamW's two moments, the step count, and the batch.
+    """Every weight with its gradient, AdamW's two moments and its master, the step count, and the batch.
 
-    Gradients are those that a device accumulates over microbatches, before any reduce-scatter once a step.
+    Gradients are those that a device accumulates over microbatches, before any reduce-scatter once a step. They are
+    float32 if they are sums over microbatches or devices; otherwise they have the dtype of the weight.
 
     Args:
         config: the model.
@@ -73,11 +73,15 @@ def held_arrays(
         "m": moments,
         "v": moments,
     }
+    specs = specs if train.master == "none" else {**specs, "master": moments}
+
+    as_held = ("weight",) if train.microbatches > 1 or layout.scatters_each else ("weight", "gradient")
 
     def array(what: str, name: str, dims: Sequence[str], shape: Sequence[int], spec: P) -> HeldArray:
         axes = tuple(() if each is None else (each,) if isinstance(each, str) else tuple(each) for each in spec)
         axes += ((),) * (len(dims) - len(axes))
-        whole_bytes = ITEMSIZE * math.prod(shape)
+        dtype = held_dtype(dims, train) if what in as_held else "float32"  # numbers of tokens have as many bytes
+        whole_bytes = BYTES[dtype] * math.prod(shape)
         parts = math.prod(size_of(each, mesh.sizes) for each in axes)
         return HeldArray(what, name, tuple(dims), tuple(shape), axes, whole_bytes, whole_bytes // parts)
 

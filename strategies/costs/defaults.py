@@ -3,7 +3,7 @@
 import strategies
 from strategies.config import Infeasible
 from strategies.mesh import MeshSpec
-from strategies.step import Strategy
+from strategies.strategy import Strategy
 
 
 def strategy_for(name: str, mesh: MeshSpec) -> str:

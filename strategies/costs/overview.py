@@ -6,7 +6,7 @@
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,18 +134,19 @@ def overview(
     layout = strategy.layout.along(mesh.split_axes(strategy.axes))
     schedule = schedule_of(layout, config.layers, mesh, train)
     tokens = f"{batch_size} × {config.sequence:,} tokens"
+    arrays = tuple(
+        each for each in held_arrays(config, mesh, train, layout, layer_slots) if cost or each.what != "gradient"
+    )
     return Overview(
         strategy=name,
         mesh=mesh.axes,
         workload=", ".join((preset, tokens, f"microbatches={train.microbatches}", train.dtype)),
-        held=tuple(holdings(layout, mesh, train, cost)),
+        held=tuple(holdings(layout, train, cost, arrays)),
         sent=cost and tuple(exchanges(cost, layout, mesh, cost.plan.train, schedule)),
         zigzag=cost is not None and cost.ring > 1 and cost.plan.share.skipping is None,
         schedule=schedule,
         twin=strategy.twins.get(mesh.split_axes(strategy.axes)),
-        arrays=tuple(
-            each for each in held_arrays(config, mesh, train, layout, layer_slots) if cost or each.what != "gradient"
-        ),
+        arrays=arrays,
     )
 
 
@@ -173,23 +174,22 @@ def asked_overview(name: str, preset: str, mesh: str | None, topology: str | Non
     return overview(strategy_for(name, spec) if spec else name, preset, spec, batch_size)
 
 
-def holdings(layout: Layout, mesh: MeshSpec, train: TrainConfig, cost: Cost | None) -> Iterator[Held]:
+def holdings(layout: Layout, train: TrainConfig, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iterator[Held]:
     """The kinds of arrays that a device holds: batch, weights, accumulated gradients and optimizer state.
 
     Args:
         layout: the strategy's layout, along the mesh axes of more than one device.
-        mesh: the mesh.
         train: training options.
         cost: the predicted cost; None if the compiler partitions the step.
+        arrays: each array of the step.
     """
     held_bytes: Mapping[str, int] = cost.arguments if cost else {}
     rows, columns, table = layout.dims.get("layers", ()), features(layout), layout.dims.get("vocab", ())
     shards, updates = layout.shards, layout.updates
     summed = accumulated(layout, train).shards
-    weights = held_bytes.get("parameters")
-    grads = weights and weights * size_of(shards, mesh.sizes) // size_of(summed, mesh.sizes)
+    grads = sum(each.held_bytes for each in arrays if each.what == "gradient") if cost else None
     yield Held("batch", layout.batch, layout.tokens, (), held_bytes.get("batch"))
-    yield Held("weights", rows, columns + shards, table + shards, weights)
+    yield Held("weights", rows, columns + shards, table + shards, held_bytes.get("parameters"))
     yield Held("gradients", rows, columns + summed, table + summed, grads)
     moments = shards + updates
     yield Held("optimizer state", rows, columns + moments, table + moments, held_bytes.get("optimizer"))

@@ -22,6 +22,7 @@ from strategies.pipelining.schedules import Costs, Schedule
 from strategies.pipelining.stages import layer_slots
 from strategies.pipelining.timetable import Ticks
 from strategies.sharding.layout import Axes, Layout, size_of
+from strategies.training.sharded_update import held_dtype, require_master
 
 Dims = tuple[str, ...]
 
@@ -103,6 +104,7 @@ class Plan:
         if strange := self.over(set(self.mesh.sizes) - layout.axes):
             raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")
         self._require_known_split()
+        require_master(layout, self.train)
         for axes in filter(None, (layout.shards, layout.updates)):
             layout.shards_of(axes, self.config, self.mesh.sizes)
         contexts = self.size(*layout.tokens)
@@ -276,6 +278,10 @@ class Plan:
     def dtype(self, weight: Weight) -> Dtype:
         """The dtype in which a weight is used, and gathered."""
         return used_dtype(weight.dims, self.train.dtype)
+
+    def held_bytes(self, weight: Weight) -> int:
+        """Bytes of a weight as the state holds it, on one device."""
+        return BYTES[held_dtype(weight.dims, self.train)] * weight.elements
 
     @property
     def elements(self) -> int:

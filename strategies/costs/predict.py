@@ -147,6 +147,14 @@ class Cost:
         }
 
     @property
+    def least_flops(self) -> int:
+        """FLOPs of a step on all devices, if no score that causality masks were computed but those of recomputation."""
+        config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
+        masked = (self.model_flops() - self.model_flops(causal=True)) // 6
+        needed = tokens * config.layers * Attention.score_flops(config) - masked
+        return sum(self.flops.values()) - (2 + self._score_matmuls) * (tokens * self._scores - needed)
+
+    @property
     def _scores(self) -> int:
         """FLOPs of one matmul of attention scores for a token, in all layers. There are two forward.
 

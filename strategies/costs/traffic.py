@@ -16,6 +16,7 @@ from strategies.model.weights import is_matrix
 from strategies.sharding.collectives import communicates_by_gloo
 from strategies.sharding.layout import Axes
 from strategies.training.compression import BLOCK, padded
+from strategies.training.sharded_update import held_dtype
 
 SENT: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda operand, group: 2 * operand * (group - 1) // group,
@@ -93,9 +94,11 @@ def updates(plan: Plan) -> Iterator[Traffic]:
     if not (axes := plan.layout.updates):
         return
     times = plan.train.microbatches if plan.layout.scatters_each else 1
-    dtype, parts = plan.train.reduce_dtype, plan.elements // plan.updates
+    dtype = plan.train.reduce_dtype
     yield from traffic(plan, "gradients", "reduce_scatter", axes, times * plan.elements, dtype=dtype)
-    yield from traffic(plan, "weights", "all_gather", axes, parts)
+    for weight in plan.weights:
+        held, part = held_dtype(weight.dims, plan.train), weight.elements // plan.updates
+        yield from traffic(plan, "weights", "all_gather", axes, part, dtype=held)
 
 
 def gathers(plan: Plan) -> Iterator[Traffic]:

@@ -83,18 +83,42 @@ class Attention(Part):
     def working_elements(share: Share) -> int:
         """Queries, keys, values, output and scores; queries once more in full; the projected output when recomputed.
 
-        Splash attention has no scores. Its kernels take and give arrays of their own: queries, keys, values, output,
-        and the gradients of all four; and the log-sum-exp of the scores, in all lanes.
+        A ring also holds the keys and values of the next hop, and the scores of all pairs of chunks that are computed
+        at once. A fused kernel has no scores. The kernels of splash attention take and give arrays of their own:
+        queries, keys, values, output, and the gradients of all four; and the log-sum-exp of the scores, in all lanes.
         """
-        arrays = 5 if share.train.remat == "full" else 4
-        scores = share.computed_keys * share.config.heads // share.tensors
-        if share.splash:
-            arrays, scores = arrays + 8, LANES * share.config.heads // share.tensors
-        if share.skipping:
+        arrays, scores = 5 if share.train.remat == "full" else 4, share.computed_keys
+        if share.kernel != "xla":
+            arrays, scores = (arrays + 8, LANES) if share.splash else (arrays, 0)
+        elif share.skipping:
             # Keys and values once for each block that attends to them, and their gradients.
-            _, before = share.skipping.block(share.config.sequence // share.ring)
-            arrays += 2 * (before + 2)
-        return share.tokens * (arrays * share.head_features + share.config.embed + scores)
+            arrays += 2 * (_key_copies(share) + 1)
+        elif share.ring > 1:
+            arrays, scores = arrays + 2, share.chunk * _pairs_at_once(share) // 2
+        features = arrays * share.head_features + share.config.embed
+        return share.tokens * (features + scores * share.config.heads // share.tensors)
+
+    @staticmethod
+    def alone_elements(share: Share) -> int:
+        """Scores, the array that replaces masked ones, and the mask in bytes; with five arrays, and copies of keys.
+
+        For a single head the compiler copies the scores once more. A ring masks few scores. It holds the scores of each
+        pair of chunks and their gradients; queries, output, and the gradients of both; keys and values of the device
+        and of two hops, and their gradients of two hops; and the three gradients of a pair.
+        """
+        if share.kernel != "xla":
+            return 0
+        heads, tokens = share.config.heads // share.tensors, share.config.sequence
+        if share.ring > 1 and not share.skipping:
+            arrays = 4 + 3 * 2 + 2 * 2 + 3
+            return share.tokens * (arrays * share.head_features + _pairs_at_once(share) * share.chunk * heads)
+        keys, arrays = share.computed_keys, 5
+        if share.skipping:
+            arrays += 2 * _key_copies(share)
+        elif tokens % 2 == 0:
+            keys = tokens * 3 // 4  # two blocks, of which one has half of the keys
+        quarters = 13 if heads == (share.contexts if share.ulysses else 1) else 9
+        return share.tokens * (arrays * share.head_features + quarters * keys * heads // 4)
 
     @staticmethod
     def waiting_elements(share: Share) -> int:
@@ -106,3 +130,17 @@ class Attention(Part):
             return 0
         whole, split = 2 if share.sequence_parallel else 1, 4 if share.train.remat == "full" else 0
         return share.tokens * (whole * share.config.embed + split * share.head_features)
+
+
+def _key_copies(share: Share) -> int:
+    """How many times keys and values exist where blocks of queries attend to those before them, too."""
+    assert share.skipping
+    return share.skipping.block(share.config.sequence // share.ring)[1] + 1
+
+
+def _pairs_at_once(share: Share) -> int:
+    """Pairs of chunks that depend on nothing of each other: three of the device's own keys, and two of the last hop.
+
+    With three devices or more, a loop over hops is between them.
+    """
+    return 5 if share.ring == 2 else 3

@@ -87,7 +87,9 @@ class Block(nnx.Module):
     @staticmethod
     def working_elements(share: Share) -> int:
         """Elements held at the peak of the backward pass: temporaries of the parts, and the stream's gradient."""
-        return share.tokens * share.config.embed + sum(part.working_elements(share) for part in Block.parts())
+        together = sum(part.working_elements(share) for part in Block.parts())
+        alone = max(part.alone_elements(share) for part in Block.parts())
+        return share.tokens * share.config.embed + max(together, alone)
 
     @staticmethod
     def waiting_elements(share: Share) -> int:

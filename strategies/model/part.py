@@ -146,6 +146,11 @@ class Part(nnx.Module):
         return 0
 
     @staticmethod
+    def alone_elements(share: Share) -> int:
+        """As `working_elements`, at the peak of this part by itself, while the other parts hold nothing."""
+        return 0
+
+    @staticmethod
     def waiting_elements(share: Share) -> int:
         """Elements that zb-h1 holds besides residuals, between the two halves of the backward pass.
 

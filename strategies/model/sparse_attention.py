@@ -87,6 +87,7 @@ def _last_of_blocks(x: Array, size: int, count: int) -> Array:
     return jnp.expand_dims(_joined(_blocks(x, size)[..., -count:, :]), -3)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _block_keys(x: Array, size: int, before: int, earlier: int) -> Array:
     """For each block its own tokens, after those of the blocks before it. Zeros are before the first token."""
     tokens = x.shape[-2] - earlier
@@ -94,6 +95,25 @@ def _block_keys(x: Array, size: int, before: int, earlier: int) -> Array:
     padded = jnp.pad(x, padding)
     shifted = (lax.slice_in_dim(padded, back * size, back * size + tokens, axis=-2) for back in range(before + 1))
     return jnp.concatenate([_blocks(each, size) for each in shifted], -2)
+
+
+def _block_keys_forward(x: Array, size: int, before: int, earlier: int) -> tuple[Array, None]:
+    return _block_keys(x, size, before, earlier), None
+
+
+def _block_keys_backward(size: int, before: int, earlier: int, _: None, dkeys: Array) -> tuple[Array]:
+    """Add each block's gradients to those of its tokens, in place. Autodiff would pad each shift to all tokens."""
+    parts = [_joined(part) for part in jnp.split(dkeys, before + 1, -2)]
+    tokens = parts[0].shape[-2]
+    dx = jnp.pad(parts[0], [(0, 0)] * (parts[0].ndim - 2) + [(0, before * size), (0, 0)])
+    for back, part in enumerate(parts[1:], 1):
+        start = back * size
+        sums = lax.slice_in_dim(dx, start, start + tokens, axis=-2) + part
+        dx = lax.dynamic_update_slice_in_dim(dx, sums, start, -2)
+    return (lax.slice_in_dim(dx, before * size - earlier, None, axis=-2),)
+
+
+_block_keys.defvjp(_block_keys_forward, _block_keys_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))

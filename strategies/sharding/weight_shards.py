@@ -85,7 +85,10 @@ class Shards:
     def _parts(self, dim: str) -> int:
         return self.cut.get(dim, 1)
 
-    def map_weights(self, function: Callable[[Array, Sequence[str]], Array], weights: Weights) -> Weights:
-        """Apply a function of an array and its dims, such as `gather`, to weights of a model, or of parts of it."""
+    def map_weights(self, function: Callable[..., Array], weights: Weights, *others: Weights) -> Weights:
+        """Apply a function of an array and its dims, such as `gather`, to weights of a model, or of parts of it.
+
+        If there are other weights, it also takes those.
+        """
         dims = weight_dims(self.config)
-        return jax.tree.map(function, weights, {part: dims[part] for part in weights})
+        return jax.tree.map(function, weights, {part: dims[part] for part in weights}, *others)

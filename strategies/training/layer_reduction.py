@@ -80,7 +80,8 @@ class LayerReduction:
         ) -> tuple[Array, Weights]:
             blocks = weights["blocks"]
             run_with = mark_varying(lax.stop_gradient(blocks), axes)
-            targets = self.shards.map_weights(self.shards.local_part, {"blocks": blocks}) if self.shards else {}
+            parts = self.shards.map_weights(self.shards.local_part, {"blocks": blocks}) if self.shards else {}
+            targets = cast(parts, "float32")  # as the sums of gradients are, whatever `master` makes of the weights
 
             def paired(weights: Weights) -> GPT:
                 return build({**weights, "blocks": jax.tree.map(Paired, run_with, weights["blocks"])})

@@ -9,7 +9,7 @@ updated in shards. All other communication comes with the `Implementation`. If t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from strategies.training.gradients import accumulated, all_reduce
 from strategies.training.layer_reduction import LayerReduction
 from strategies.training.loss_scaling import loss_scaled
 from strategies.training.overlap import resolve_for_step
+from strategies.training.sharded_update import ShardedUpdate, held, require_master
 
 
 def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, implementation: Implementation) -> Step:
@@ -47,7 +48,8 @@ def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, 
 
     Raises:
         Infeasible: batch axes and microbatches do not divide the batch, `logits_bytes` are too few for one token,
-            `reduce`, `prefetch` or `halves` is impossible here, or the attention kernel does not run on these devices.
+            `reduce`, `prefetch`, `halves` or `master` is impossible here, or the attention kernel does not run on these
+            devices.
     """
     resolved = resolve_for_step(config, mesh, train, layout, implementation)
     return _Assembly(config, mesh, resolved, layout, implementation).step()
@@ -64,7 +66,8 @@ class _Assembly:
     implementation: Implementation
 
     def __post_init__(self) -> None:
-        """Check that the batch and `logits_bytes` fit."""
+        """Check that the batch, `logits_bytes` and `master` fit."""
+        require_master(self.layout, self.train)
         _require_fit(self.mesh, self.train, self.layout, self.padded_vocab)
 
     @property
@@ -88,15 +91,19 @@ class _Assembly:
         return _specs(self.layout.spec(self.config, self.mesh.shape), self.config)
 
     @cached_property
+    def update_specs(self) -> Weights:
+        """The `PartitionSpec` of every weight as AdamW updates it."""
+        return _specs(self.layout.update_spec(self.config, self.mesh.shape), self.config)
+
+    @cached_property
     def optimizer(self) -> Optimizer:
         """AdamW with clipping, or the optimizer by which the strategy replaces it."""
-        specs = _specs(self.layout.update_spec(self.config, self.mesh.shape), self.config)
         whole = self.implementation.compiler_partitioned
-        optimizer = self.implementation.optimizer(adamw(self.train, specs, whole=whole))
+        optimizer = self.implementation.optimizer(adamw(self.train, self.update_specs, whole=whole))
         return loss_scaled(optimizer, self.train) if self.scales_loss else optimizer
 
     @cached_property
-    def sharded_update(self) -> "ShardedUpdate | None":
+    def sharded_update(self) -> ShardedUpdate | None:
         """How each device updates its shard of the weights (ZeRO stages 1 and 2); None in other layouts."""
         return ShardedUpdate.of(self.layout, self.config, self.mesh, self.train)
 
@@ -135,8 +142,9 @@ class _Assembly:
         return self.initial_state(nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param)))
 
     def initial_state(self, params: Weights) -> State:
-        """The state with these weights before the first step."""
-        return State(params, self.optimizer.init(params))
+        """The state with these weights, in float32, before the first step."""
+        held_params, master = held(params, self.config, self.train)
+        return State(held_params, self.optimizer.init(params), master)
 
     def loss_and_grads(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
         """This device's share of the loss and gradients of a microbatch, or of the batch."""
@@ -198,12 +206,13 @@ class _Assembly:
     def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
         """Update weights and optimizer state with summed gradients."""
         sharded = self.sharded_update
-        params = sharded.shard_params(state.params) if sharded else state.params
+        params = sharded.shard_params(state) if sharded else state.params
         changes, optimizer_state, norm = self.optimizer.update(grads, state.optimizer, params)
         updated: Any = optax.apply_updates(params, changes)
-        new_params = sharded.unshard_params(updated) if sharded else updated
+        new_params, master = held(updated, self.config, self.train)
+        new_params = sharded.unshard_params(new_params, state.params) if sharded else new_params
         scale = {"loss_scale": state.optimizer.loss_scale} if self.scales_loss else {}
-        return State(new_params, optimizer_state), {"grad_norm": norm, **scale}
+        return State(new_params, optimizer_state, master), {"grad_norm": norm, **scale}
 
     def update(self, state: State, tokens_BS: Tokens) -> tuple[State, Metrics]:
         """The whole step: `gradients`, then `apply`."""
@@ -214,8 +223,8 @@ class _Assembly:
     def step(self) -> Step:
         """The `Step`: these functions, jitted over the mesh, with the shapes and shardings of their arguments."""
         shapes = jax.eval_shape(self.initial_state, self.abstract[1])
-        grads, grad_specs = self.optimizer.takes(shapes.params)
-        state_specs = State(self.specs, self.optimizer.specs(shapes.optimizer))
+        grads, grad_specs = self.optimizer.takes(self.abstract[1])
+        state_specs = State(self.specs, self.optimizer.specs(shapes.optimizer), shapes.master and self.update_specs)
         batch_spec = P(self.layout.batch or None)
         batch = jax.ShapeDtypeStruct((self.train.batch_size, self.config.sequence + 1), jnp.int32)
         jitted = partial(_jitted, self.mesh, self.implementation.compiler_partitioned)
@@ -238,33 +247,6 @@ class _Assembly:
     def placed(self, array: Any, spec: P) -> jax.ShapeDtypeStruct:
         """The shape and dtype of an array, sharded over the mesh."""
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(self.mesh, spec))
-
-
-class ShardedUpdate(NamedTuple):
-    """Sharded update: each device applies its shard of the gradients (`Layout.updates`; ZeRO stages 1 and 2).
-
-    Attributes:
-        scatter: gradients of each device -> this device's shard of their sum.
-        shard_params: weights as the state holds them -> the shards that this device updates.
-        unshard_params: such shards -> weights as the state holds them.
-    """
-
-    scatter: Callable[[Weights], Weights]
-    shard_params: Callable[[Weights], Weights]
-    unshard_params: Callable[[Weights], Weights]
-
-    @classmethod
-    def of(cls, layout: Layout, config: GPTConfig, mesh: Mesh, train: TrainConfig) -> "ShardedUpdate | None":
-        """The sharded update of a layout; None if every device updates all weights that it holds."""
-        if not layout.updates:
-            return None
-        shards = layout.shards_of(layout.updates, config, mesh.shape)
-        functions = (
-            partial(shards.scatter, dtype=train.reduce_dtype),
-            shards.local_part,
-            partial(shards.gather, to="invarying"),
-        )
-        return cls(*(partial(shards.map_weights, function) for function in functions))
 
 
 def _jitted(

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.advise import main
 from benchmarks.seconds.machines import machine
+from tests.benchmarks.seconds.virtual import FILE
 
 ASKED = ("--preset=gpt2", "--topology=h100:1x8", "--batch-size=64", "--remat=dots", "--strategy=fsdp,tensor,pipeline")
 
@@ -56,10 +57,83 @@ def test_the_report_says_what_limits_the_best(tmp_path, capsys):
     assert "of its step: gathers 99%" in said
 
 
+def test_the_report_says_what_would_lift_a_limit(tmp_path, capsys):
+    """Each row shows what it waits for most, and lines below what of its neighbours is faster."""
+    slow = ("--topology=h100:8x8", "--set=inter_host_bandwidth=0.05x")
+    advice(tmp_path, *slow, "--preset=gpt2-xl", "--strategy=hsdp,zero1", "--mesh=data=64", "--mesh=data=4,fsdp=16")
+    said = capsys.readouterr().out
+    assert re.search(r"^\d+=? +zero1 +data=64 .* network between hosts \d+%$", said, re.MULTILINE)
+    lifts = r"^zero1 +data=64 +network between hosts: \d+% of the step +hsdp data=4,fsdp=16 would save \d+%$"
+    assert re.search(lifts, said, re.MULTILINE)
+
+
 def test_another_machine_may_be_named(tmp_path):
     """A machine file predicts instead of meshmark's own, with its error."""
     other = advice(tmp_path, "--topology=a100_80gb:1x8", "--machine=a100_fsdp")
     assert (other["machine"], other["error"]) == ("a100_fsdp", machine("a100_fsdp").error)
+
+
+HERE = ("--devices=here", "--preset=nano", "--batch-size=16")
+
+
+def test_the_devices_here_are_those_of_jax(tmp_path, capsys):
+    """With a calibrated machine file, the candidates are meshes of all devices of this process; without, it is named
+    how to get one.
+    """
+    host, path = tmp_path / "host.json", tmp_path / "advice.json"
+    host.write_text(json.dumps(FILE))
+    assert main([*HERE, "--dtype=float32", f"--machine={host}", f"--json={path}"]) == 0
+    told = json.loads(path.read_text())
+    assert (told["topology"], told["machine"]) == ("cpu:8", "host")
+    assert "nano, 16 x 64 tokens, float32, on 8 devices of cpu:8" in capsys.readouterr().out
+    assert {"fsdp=8", "data=2,fsdp=4"} <= {row["mesh"] for row in told["choices"]}
+    for more, problem in (
+        ([], "CPUs differ too much to predict by a packaged file; measure yours: python -m benchmarks.calibrate"),
+        ([f"--machine={host}"], "machine host was calibrated in float32, not in bfloat16; give --dtype float32"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*HERE, *more])
+        assert ended.value.code == 2
+        assert problem in capsys.readouterr().err
+
+
+def test_virtual_devices_share_the_memory_of_their_host(tmp_path):
+    """What all devices together need must fit, and what they compute together is at most what the host can."""
+    host, path = tmp_path / "host.json", tmp_path / "advice.json"
+    asked = [*HERE, "--dtype=float32", f"--machine={host}", f"--json={path}"]
+    host.write_text(json.dumps(FILE))
+    assert main(asked) == 0
+    rows = json.loads(path.read_text())["choices"]
+    least = min(row["needed_bytes"] for row in rows)
+    assert all(0 < row["model_flops_utilization"] <= 1 for row in rows)
+    assert all(row["bound_seconds"] <= row["predicted_seconds"] for row in rows)
+    for memory, status in ((8 * least, 0), (8 * least - 1, 1)):
+        host.write_text(json.dumps(FILE | {"specifications": FILE["specifications"] | {"memory_bytes": memory}}))
+        machine.cache_clear()
+        assert main(asked) == status
+
+
+def test_four_hosts_need_a_network(tmp_path, capsys):
+    """How fast it is must be known; with more of it no step is slower, and the assumed latency is named."""
+    host, path = tmp_path / "host.json", tmp_path / "advice.json"
+    specifications = FILE["specifications"] | {"network_bytes_per_second": 0}
+    constants = FILE["constants"] | {"network_seconds": 0}
+    host.write_text(json.dumps(FILE | {"specifications": specifications, "constants": constants}))
+    asked = ["--topology=cpu:4x1", "--preset=nano", "--batch-size=16", "--dtype=float32", f"--machine={host}"]
+    for more, problem in (
+        ([], "does not say how fast the network between hosts is; give --set inter_host_bandwidth=10Gbit/s"),
+        (["--set=inter_host_bandwidth=2x"], "'2x' is a multiple of what is not known; write an amount with its unit"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*asked, *more])
+        assert ended.value.code == 2
+        assert problem in capsys.readouterr().err
+    seconds = []
+    for bandwidth in ("1Gbit", "10Gbit/s"):
+        assert main([*asked, f"--set=inter_host_bandwidth={bandwidth}", "--strategy=zero1", f"--json={path}"]) == 0
+        assert "the latency between hosts is assumed to be 20 us" in capsys.readouterr().out
+        seconds.append([row["predicted_seconds"] for row in json.loads(path.read_text())["choices"]])
+    assert all(slow > fast for slow, fast in zip(*seconds, strict=True))
 
 
 def test_days_and_money(tmp_path, capsys):
@@ -68,6 +142,21 @@ def test_days_and_money(tmp_path, capsys):
     days, hours, money = 1e12 / rate / 86400, 1e12 / rate * 8 / 3600, 2e12 / rate * 8 / 3600
     expected = f"1e+12 tokens take {days:,.1f} days and {hours:,.0f} device-hours, {money:,.0f} at 2 an hour"
     assert expected in capsys.readouterr().out
+
+
+def test_the_best_is_drawn(tmp_path, capsys):
+    """`--trace` writes the predicted step, a process for each stage, which all end with the step."""
+    path = tmp_path / "new" / "step.json"
+    stages = ("--strategy=pipeline", f"--trace={path}", "--option=schedule=1f1b", "--microbatches=16")
+    best = advice(tmp_path, "--mesh=pipeline=8", *stages)["choices"][0]
+    told = json.loads(path.read_text())
+    events = [each for each in told["traceEvents"] if each["ph"] == "X"]
+    passes = {(each["pid"], each["name"]) for each in events if each["cat"] == "passes"}
+    assert {(stage, f"{kind}{m}") for stage in range(8) for kind in "FB" for m in range(16)} <= passes
+    ends = {pid: max(each["ts"] + each["dur"] for each in events if each["pid"] == pid) for pid, _ in passes}
+    assert list(ends.values()) == pytest.approx([1e6 * best["predicted_seconds"]] * 8)
+    assert told["otherData"]["case"].startswith("pipeline-pipeline=8-b64")
+    assert f"python -m results.lanes {path}" in capsys.readouterr().err
 
 
 def test_nothing_fits(capsys):
@@ -83,7 +172,14 @@ def test_nothing_fits(capsys):
         (["--set=hbm=many"], "'many' cannot be read; write a multiple such as 2x, or an amount such as 100GB"),
         (["--set=hbm"], "'hbm' is not NAME=VALUE"),
         (["--machine=abacus"], "machine 'abacus' is not known; known are a100_40gb_fsdp, a100"),
-        (["--topology=cpu:8"], "no machine has devices 'cpu' under meshmark"),
+        (["--topology=cpu:8"], "measure yours: python -m benchmarks.calibrate --out mine.json"),
+        (["--topology=cpu:8", "--machine=h100_fsdp"], "machine h100_fsdp is one of cuda devices, and cpu:8 is not"),
+        (["--devices=here"], "not allowed with argument --topology"),
+        (
+            ["--trace=step.json", "--scaling=8..16"],
+            "--trace and --compile are of one topology; leave --scaling out",
+        ),
+        (["--compile=2", "--scaling=8..16"], "--trace and --compile are of one topology; leave --scaling out"),
         (["--mesh=fsdp=4"], "fsdp=4"),
     ],
 )
@@ -95,10 +191,11 @@ def test_what_cannot_be_asked_is_refused(more, problem, capsys):
     assert problem in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_written_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize("option", ["json", "trace"])
+def test_a_file_that_cannot_be_written_is_refused(option, tmp_path, capsys):
     """Before anything is predicted."""
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit) as ended:
-        main([*ASKED, f"--json={tmp_path}/file/advice.json"])
+        main([*ASKED, f"--{option}={tmp_path}/file/advice.json"])
     assert ended.value.code == 5
     assert "cannot be written" in capsys.readouterr().err

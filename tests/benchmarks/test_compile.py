@@ -21,6 +21,7 @@ from benchmarks.feasibility import compile_one
 from benchmarks.harness import prepare
 from benchmarks.harness.pool import run_in_processes
 from strategies import GPTConfig, MeshSpec
+from strategies.training import sharded_update
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
 TAKES_CUDA = pytest.mark.skipif(
@@ -254,3 +255,18 @@ def test_a_failing_pass_of_libtpu_is_disabled_and_named() -> None:
     info = compile_case(split).extra_info
     assert info["status"] == "ok"
     assert "xla_disable_hlo_passes=while-loop-all-reduce-code-motion" in str(info["compiler_options"]).split()
+
+
+@TAKES_CUDA
+def test_gpus_gather_updated_weights_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are gathered by layer into the old ones. Gathered whole, matrices have a second copy as temporaries."""
+    config = GPTConfig(layers=8, embed=256, heads=2, vocab=256, sequence=8)
+    zero1 = dataclasses.replace(case("h100:1x4", "zero1", "data=4"), config=config)
+    temporaries = []
+    for gathered_in_place in (sharded_update.GPUS, ()):
+        monkeypatch.setattr(sharded_update, "GPUS", gathered_in_place)
+        info: dict[str, Any] = compile_case(zero1).extra_info
+        assert info["sent_as_predicted"]
+        temporaries.append(info["memory.temp_bytes"])
+    matrices = 4 * 12 * config.layers * config.embed**2
+    assert temporaries[0] < temporaries[1] - matrices / 2

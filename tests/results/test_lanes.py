@@ -26,8 +26,12 @@ SPANS = [
 def path(tmp_path: Path) -> Path:
     """A trace of a step of eight milliseconds."""
     names = ["compute", "memory", "exposed", "idle", "between hosts", "inside a host"]
-    events: list[dict[str, Any]] = [{"ph": "M", "name": "thread_name", "args": {"name": name}} for name in names]
-    events += [{"ph": "X", "name": "x", "cat": cat, "ts": 1e3 * ts, "dur": 1e3 * dur} for cat, ts, dur in SPANS]
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 0, "name": "thread_name", "args": {"name": name}} for name in names
+    ]
+    events += [
+        {"ph": "X", "pid": 0, "name": "x", "cat": cat, "ts": 1e3 * ts, "dur": 1e3 * dur} for cat, ts, dur in SPANS
+    ]
     facts = {"kind": "replay", "case": "fsdp-fsdp=4-b4", "devices": "4 x H100"}
     (tmp_path / "step.json").write_text(json.dumps({"otherData": facts, "traceEvents": events}))
     return tmp_path / "step.json"
@@ -61,6 +65,26 @@ def test_what_a_link_sends_is_hidden_or_exposed(path: Path) -> None:
     assert lanes(read(path), (2, 3)).axes[0].get_xlim() == (2, 3)
 
 
+def test_stages_of_a_prediction_are_rows(tmp_path: Path) -> None:
+    """A row for each, with what it does side by side; the lane of passes, which names the same, is not drawn."""
+    events: list[dict[str, Any]] = []
+    for pid, spans in enumerate([[("compute", 0, 3), ("idle", 3, 5)], [("idle", 0, 3), ("compute", 3, 5)]]):
+        events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"stage {pid}"}})
+        names = ("compute", "idle", "passes")
+        events += [{"ph": "M", "pid": pid, "name": "thread_name", "args": {"name": name}} for name in names]
+        for cat, ts, dur in (*spans, ("passes", 0, 8)):
+            events.append({"ph": "X", "pid": pid, "name": "x", "cat": cat, "ts": 1e3 * ts, "dur": 1e3 * dur})
+    facts = {"kind": "prediction", "case": "pipeline-pipeline=2-b4", "devices": "h100:1x2"}
+    (tmp_path / "step.json").write_text(json.dumps({"otherData": facts, "traceEvents": events}))
+    figure = lanes(read(tmp_path / "step.json"))
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["stage 0", "stage 1"]
+    assert axes.get_xlim() == (0, 8)
+    assert "a step of 8.0 ms, as predicted" in figure.get_suptitle()
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["compute: 4.0 ms", "pipeline bubble: 4.0 ms"]
+
+
 def test_the_command_writes_a_picture(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The picture lies beside the trace, unless another file is named."""
     main([str(path), "--between=1,4"])
@@ -68,16 +92,16 @@ def test_the_command_writes_a_picture(path: Path, capsys: pytest.CaptureFixture[
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-LANE = {"ph": "M", "name": "thread_name", "args": {"name": "compute"}}
-SPAN = {"ph": "X", "name": "dot", "cat": "compute", "ts": 0, "dur": 1}
+LANE = {"ph": "M", "pid": 0, "name": "thread_name", "args": {"name": "compute"}}
+SPAN = {"ph": "X", "pid": 0, "name": "dot", "cat": "compute", "ts": 0, "dur": 1}
 
 
 @pytest.mark.parametrize(
     ("events", "words"),
     [
-        (None, "is no trace of a replayed step; write one with `python -m benchmarks.compile"),
+        (None, "is no trace of a replayed or predicted step; write one with `python -m benchmarks.compile"),
         ([], "is the trace of a step in which nothing happens"),
-        ([SPAN], "has an event that is no span of a lane (KeyError('compute'))"),
+        ([SPAN], "has an event that is no span of a lane (KeyError(0))"),
         ([LANE, SPAN | {"dur": -1}], "has an event that is no span of a lane (ValueError('-1 microseconds'))"),
         ([LANE, SPAN | {"dur": "long"}], "has an event that is no span of a lane (TypeError"),
         ([LANE, "span"], "has an event that is no span of a lane (TypeError"),

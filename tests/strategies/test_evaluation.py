@@ -37,11 +37,11 @@ def evaluated(name, mesh, layers=2, **options):
 
 CASES = [
     *(unless_sampled(name, str(mesh), {"layers": 8}) for name, mesh in WIDEST.items() if name != "single"),
-    ("tensor", "tensor=4", {"sequence_parallel": False}),
     ("context", "context=2", {"context_attention": "ulysses"}),
     ("pipeline", "pipeline=2", {"schedule": "interleaved", "microbatches": 4, "layers": 4}),
     ("fsdp", "fsdp=2", {"dtype": "float16"}),
     *nightly(
+        ("tensor", "tensor=4", {"sequence_parallel": False}),
         ("pipeline", "pipeline=2", {"schedule": "zb-h1", "microbatches": 4, "layers": 3}),
         ("three_d", "fsdp=2,pipeline=2,context=2", {"gather": "step", "microbatches": 2}),
         ("fsdp", "fsdp=4", {"gather": "step", "microbatches": 2}),

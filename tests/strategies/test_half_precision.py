@@ -81,9 +81,10 @@ def apart(mine, expected):
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
-        ("single", "data=1"),
         ("fsdp", "fsdp=4"),
-        *nightly(("data", "data=4"), ("zero1", "data=4"), ("zero2", "data=4"), ("three_d", "data=4")),
+        *nightly(
+            ("single", "data=1"), ("data", "data=4"), ("zero1", "data=4"), ("zero2", "data=4"), ("three_d", "data=4")
+        ),
         *nightly(("hsdp", "data=2,fsdp=2")),
     ],
 )

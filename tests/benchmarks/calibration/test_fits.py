@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.calibration.fits import Timing, attention, fitted, links, matmuls, predicted
-from benchmarks.calibration.measured import FITTED, START, Setting, machine_of, with_passes
+from benchmarks.calibration.measured import FITTED, SHARED, START, Setting, machine_of, with_passes
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.seconds.published import Run
 from benchmarks.seconds.stack import VIRTUAL
 from strategies import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
 
-FLOPS, DIM, BANDWIDTH, LATENCY, FRESH = 2e11, 20.0, 1e10, 3e-6, 2e9
+FLOPS, DIM, BANDWIDTH, LATENCY, FRESH, MATRIX, WAIT = 2e11, 20.0, 1e10, 3e-6, 2e9, 1e-7, 4e-5
 HERE = Setting(8, True, VIRTUAL, "float32")
 
 
@@ -20,17 +20,18 @@ def timings(*, shared):
     """Seconds of probes on a machine of planted constants."""
     scale = lambda devices: devices if shared else 1  # noqa: E731
     for work, inverse_dim in ((1e9, 1 / 64), (4e9, 1 / 512), (1e8, 1 / 128)):
-        yield Timing("matmul", 8, work, 0, inverse_dim, 0, scale(8) * work / FLOPS * (1 + DIM * inverse_dim))
+        yield Timing("matmul", 8, work, 0, inverse_dim, 0, 0, scale(8) * work / FLOPS * (1 + DIM * inverse_dim))
     for devices in (2, 4, 8):
         for kind, work in (("all_reduce", 1e3), ("all_reduce", 1e6), ("permute", 1e5)):
             hops = 1 if kind == "permute" and not shared else devices - 1
-            seconds = scale(devices) * (hops * LATENCY + work / BANDWIDTH)
-            yield Timing(kind, devices, work, 1, 0, 0, seconds)
-    for flops, scores in ((1e8, 1e6), (1e8, 1e7), (1e9, 1e6)):
-        yield Timing("attention", 8, flops, 0, 0, scores, scale(8) * (flops / 5e10 + scores * 1e-9))
-    yield Timing("stream", 8, 1e6, 0, 0, 0, scale(8) * 1e6 / 3e10)
-    yield Timing("dispatch", 8, 0, 0, 0, 0, 1e-4)
-    yield Timing("allocation", 1, 1e6, 0, 0, 0, 1e6 / FRESH)
+            seconds = scale(devices) * (hops * LATENCY + work / BANDWIDTH) + shared * WAIT
+            yield Timing(kind, devices, work, 1, 0, 0, 0, seconds)
+    for flops, scores, matrices in ((1e8, 1e6, 1e3), (1e8, 1e7, 1e2), (1e9, 1e6, 1e3), (1e7, 1e5, 1e4)):
+        seconds = flops / 5e10 + scores * 1e-9 + matrices * MATRIX
+        yield Timing("attention", 8, flops, 0, 0, scores, matrices, scale(8) * seconds)
+    yield Timing("stream", 8, 1e6, 0, 0, 0, 0, scale(8) * 1e6 / 3e10)
+    yield Timing("dispatch", 8, 0, 0, 0, 0, 0, 1e-4)
+    yield Timing("allocation", 1, 1e6, 0, 0, 0, 0, 1e6 / FRESH)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -38,8 +39,10 @@ def test_rates_are_recovered(shared):
     """Matmuls give their rate and how it depends on the contracted dim; collectives give bandwidth and latency."""
     made = [*timings(shared=shared)]
     assert matmuls([each for each in made if each.kind == "matmul"], shared=shared) == pytest.approx((FLOPS, DIM))
-    assert attention([each for each in made if each.scores], shared=shared) == pytest.approx((5e10, 1e-9))
-    assert links([each for each in made if each.calls], shared=shared) == pytest.approx((BANDWIDTH, LATENCY))
+    assert attention([each for each in made if each.scores], shared=shared) == pytest.approx((5e10, 1e-9, MATRIX))
+    assert links([each for each in made if each.calls], shared=shared) == pytest.approx(
+        (BANDWIDTH, LATENCY, shared * WAIT)
+    )
 
 
 def test_a_machine_has_the_rates_of_its_probes():
@@ -48,11 +51,14 @@ def test_a_machine_has_the_rates_of_its_probes():
     assert machine.chip.flops_per_second == pytest.approx(FLOPS)
     assert machine.chip.memory_bytes_per_second == pytest.approx(3e10)
     assert machine.constants.step_seconds == 1e-4
+    assert machine.stack.wait_seconds == pytest.approx(WAIT)
     assert len(missing) == 1
     alone = [each for each in timings(shared=True) if not each.calls]
     assert "links" in machine_of("host", alone, HERE)[1][1]
     whole = with_passes(machine, [*timings(shared=True)])
     assert whole.constants.attention_efficiency == pytest.approx(5e10 / FLOPS)
+    assert whole.stack.matrix_flops == pytest.approx(MATRIX * 5e10)
+    assert whole.stack.cores > 0
     assert whole.stack.fresh_bytes == pytest.approx(machine.reached.memory_bytes_per_second / FRESH)
 
 
@@ -62,17 +68,18 @@ def test_constants_of_small_steps_are_recovered():
     planted = replace(
         machine,
         constants=replace(START, memory_efficiency=0.1, kernel_seconds=2e-6),
-        stack=replace(VIRTUAL, optimizer_bytes=20),
+        stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2, alone_launches=3),
     )
     runs = []
-    for strategy, size, embed in (("data", 8, 64), ("data", 2, 256), ("context", 8, 128), ("pipeline", 8, 64)):
+    steps = ("data", 8, 64), ("data", 2, 64), ("data", 2, 256), ("context", 8, 128), ("pipeline", 8, 64)
+    for strategy, size, embed in steps:
         model = GPTConfig(layers=8, embed=embed, heads=8, vocab=128, sequence=96)
         cost = predict(strategy, model, f"{strategy}={size}", TrainConfig(16), CPU)
         topology = Topology(CPU, (size,))
         runs.append(Run(cost, topology, VIRTUAL, None))
     made = [replace(run, step_seconds=seconds) for run, seconds in zip(runs, predicted(runs, planted), strict=True)]
-    start = replace(planted, constants=START, stack=VIRTUAL)
-    found = fitted(made, start, FITTED)
+    start = replace(planted, constants=START, stack=replace(VIRTUAL, wait_seconds=WAIT, cores=2))
+    found = fitted(made, start, (*FITTED, *SHARED))
     assert predicted(made, found) == pytest.approx([run.step_seconds for run in made], rel=1e-3)
     for name in ("memory_efficiency", "kernel_seconds"):
         assert getattr(found.constants, name) == pytest.approx(getattr(planted.constants, name), rel=0.05)

@@ -103,6 +103,7 @@ def test_a_missing_process_is_named_before_a_watchdog_acts() -> None:
     assert (late.returncode, late.stderr) == (PEER_LOST, words)
 
 
+@pytest.mark.processes  # every day a process dies, and training in several processes is stopped
 def test_ctrl_c_in_one_process_ends_all_and_resume_goes_on(tmp_path: Path) -> None:
     """Ctrl-C in one process ends all; finished rows are written, and --resume measures the others.
 

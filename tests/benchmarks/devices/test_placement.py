@@ -34,13 +34,15 @@ def test_chips_are_in_order_of_their_shape() -> None:
 
 
 @pytest.mark.usefixtures("nothing_compiles")
-def test_gpus_are_on_their_hosts_and_virtual_devices_on_one() -> None:
-    """Neighbouring GPUs share a host, virtual devices all share one, and a chip's two cores its coordinates."""
+def test_gpus_and_virtual_devices_are_on_their_hosts() -> None:
+    """Neighbouring GPUs share a host, virtual devices one or as many as are asked for, and a chip's two cores its
+    coordinates.
+    """
     hosts = topology_mesh(Topology.parse("h100:2x4"), MeshSpec.parse("fsdp=8")).devices
     assert [device.process_index for device in hosts] == [0] * 4 + [1] * 4
-    assert {
-        device.process_index for device in topology_mesh(Topology("cpu", (8,)), MeshSpec.parse("data=8")).devices
-    } == {0}
+    for shape, processes in (((8,), [0] * 8), ((4, 2), [0, 0, 1, 1, 2, 2, 3, 3])):
+        virtual = topology_mesh(Topology("cpu", shape), MeshSpec.parse("data=8")).devices
+        assert [device.process_index for device in virtual] == processes
     cores = topology_mesh(Topology.parse("tpu7x:2x2x1"), MeshSpec.parse("data=8")).devices
     assert [device.coords for device in cores[:4]] == [(0, 0, 0), (0, 0, 0), (0, 1, 0), (0, 1, 0)]
 

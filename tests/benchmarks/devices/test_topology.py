@@ -19,6 +19,7 @@ HERE = [
     "h100:16x8",
     "b200:1x8",
     "cpu:8",
+    "cpu:4x1",
 ]
 
 
@@ -44,7 +45,7 @@ def test_parse_and_print_are_inverse(text):
         ("v5p:16x16x32", "has 8,192 chips, and a slice of v5p has at most 6,144; take a smaller one, as v5p:4x4x4"),
         ("h100:8", "write one as h100:16x8"),
         ("h100:0x8", "write one as h100:16x8"),
-        ("cpu:4x4", "write one as cpu:1024"),
+        ("cpu:4x4x4", "the shape of cpu has 1 or 2 dims of at least 1; write one as cpu:1024 or cpu:4x1"),
     ],
 )
 def test_a_topology_that_does_not_exist_is_refused(text, message):
@@ -118,6 +119,12 @@ def test_a_compiler_that_is_missing_is_named(text, extra, monkeypatch):
 
 def test_virtual_devices_are_those_of_jax():
     """A cpu topology has as many virtual devices as asked for, and raises an error if JAX has fewer."""
-    assert len(Topology.parse("cpu:4").devices()) == 4
+    assert [len(Topology.parse(text).devices()) for text in ("cpu:4", "cpu:4x1", "cpu:4x2")] == [4, 4, 8]
     with pytest.raises(ValueError, match="JAX has started with 8 virtual devices"):
         Topology.parse("cpu:9").devices()
+
+
+@pytest.mark.parametrize(("text", "hosts"), [("cpu:8", 1), ("cpu:4x2", 4), ("h100:2x8", 2), ("v5e:4x4", 1)])
+def test_hosts_are_of_gpus_and_cpus(text, hosts):
+    """The first of two extents; a torus has no hosts whose links would end there."""
+    assert Topology.parse(text).hosts == hosts

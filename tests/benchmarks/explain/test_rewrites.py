@@ -251,6 +251,7 @@ STEP = """
 """
 
 
+@pytest.mark.factorisations  # every day test_splash.py compiles a step for TPUs
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu: pip install -e '.[tpu]'")
 def test_all_that_a_tpus_compiler_does_is_explained() -> None:
     """For fsdp on 16 TPUs libtpu turns reduce-scatters into all-reduces, and no byte is unexplained."""

@@ -78,7 +78,8 @@ def changed(its, **constants):
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 @pytest.mark.parametrize(
-    ("name", "repeats"), [*((each, "all but the last") for each in UNSTAGED), ("tensor", "all"), ("three_d", "all")]
+    ("name", "repeats"),
+    [*((each, "all but the last") for each in UNSTAGED), *((each, "all") for each in ("tensor", "three_d", "ulysses"))],
 )
 def test_a_step_without_compute_takes_as_long_as_its_traffic(name, remat, sequence_parallel, repeats):
     """If kernels take no time and nothing is hidden, a step takes its bytes over the bandwidths of their links.
@@ -133,11 +134,11 @@ def test_recomputed_matmuls_are_counted_by_hand(stack):
 
 
 def test_stages_send_each_microbatch_once_forward_and_once_backward():
-    """A stage sends its part of the residual stream forward and backward, for each microbatch and chunk."""
+    """The last stage sends its part of the residual stream for each microbatch and chunk, but not the output."""
     for stack, schedule, tensors in ((MPT, "1f1b", 1), (MPT, "interleaved", 1), (MEGATRON, "1f1b", 2)):
         mesh = f"pipeline=4,tensor={tensors}" if tensors > 1 else "pipeline=4"
         cost = step("three_d", mesh, schedule=schedule, microbatches=8)
-        sent = 2 * 8 * (2 if schedule == "interleaved" else 1) * (BATCH // 8 * TOKENS * EMBED * 2) / tensors
+        sent = 8 * (3 if schedule == "interleaved" else 1) * (BATCH // 8 * TOKENS * EMBED * 2) / tensors
         its, one_host = replace(SENDING, stack=stack), Topology("h100", (1, 4 * tensors))
         assert predict_seconds(cost, its, one_host).parts["sends"] == pytest.approx(sent / 450e9)
     cost = step("pipeline", "pipeline=4", microbatches=8)
@@ -147,7 +148,21 @@ def test_stages_send_each_microbatch_once_forward_and_once_backward():
     ends = cost.sent["all_reduce", ("pipeline",)]
     assert parts["sums of ends"] == pytest.approx((ends["embedding"] + ends["ends"]) / 450e9)
     late, now = (seconds(cost, its, lockstep=False)["sends"] for its in (changed(SENDING, link_seconds=1e-3), SENDING))
-    assert late - now == pytest.approx(2 * 8 * 1e-3)
+    assert late - now == pytest.approx(8 * 1e-3)
+
+
+def test_sums_of_gradients_of_inputs_are_hidden_behind_gradients_of_weights():
+    """One sum of each branch runs beside the gradient of a weight, and is hidden for as long as that takes."""
+    slow, fast = (replace(SENDING, matmul_flops_per_second=rate) for rate in (1e12, 1e16))
+    matmuls = 2 * MICROBATCH * EMBED * (3 + 4) * EMBED / 8 / 1e16
+    # Two of a layer's four sums are hidden. With sequence parallelism it waits for four scatters and four gathers.
+    for sequence_parallel, part in ((False, 2 / 4), (True, 1 / 4)):
+        cost = step("tensor", "tensor=8", sequence_parallel=sequence_parallel)
+        whole = seconds(cost, SENDING, hides_sums=True)["sums of layers"]
+        assert whole == pytest.approx(seconds(cost, SENDING)["sums of layers"])
+        assert seconds(cost, slow, hides_sums=True)["sums of layers"] == pytest.approx(whole * (1 - part))
+        hidden = whole - seconds(cost, fast, hides_sums=True)["sums of layers"]
+        assert hidden == pytest.approx(TIMES * LAYERS * matmuls)
 
 
 def test_the_first_and_the_last_stage_have_the_ends_alone():
@@ -259,10 +274,10 @@ def test_a_layer_waits_for_launches_that_take_longer_than_its_kernels(remat, ker
 def test_the_bound_is_the_longer_of_compute_and_network():
     """Matmuls at the peak take longer inside a host; gradients take longer over a slow network.
 
-    A token takes 6 FLOPs for each weight, and for each of seven matmuls of scores 2 D for three quarters of the keys.
+    A token takes 6 FLOPs for each weight, and for each of seven matmuls of scores 2 D for half of the keys.
     """
     weights = LAYERS * 12 * EMBED**2 + EMBED * VOCAB
-    flops = BATCH * TOKENS * (6 * weights + LAYERS * 7 * 2 * EMBED * TOKENS * 3 / 4)
+    flops = BATCH * TOKENS * (6 * weights + LAYERS * 7 * 2 * EMBED * TOKENS / 2)
     compute = flops / 2 / 989e12
     gradients = 2 * 4 * PARAMETERS / 2
     cost = step("data", "data=2")

@@ -1,7 +1,7 @@
 """Predicted seconds add up, agree with the formulas that they come from, and move the right way."""
 
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 
@@ -9,9 +9,9 @@ from benchmarks.devices.topology import Topology
 from benchmarks.seconds.kernels import head, layer, tiles_filled
 from benchmarks.seconds.machine import RANGES
 from benchmarks.seconds.machines import machine, machine_names
-from benchmarks.seconds.network import group
+from benchmarks.seconds.network import Network, group
 from benchmarks.seconds.pipelined import pipelined
-from benchmarks.seconds.predicted import bound_seconds, predict_seconds, stage_passes
+from benchmarks.seconds.predicted import bound_seconds, predict_seconds
 from benchmarks.seconds.stack import MEGATRON, MESHMARK, MPT
 from strategies import MeshSpec
 from strategies.config import GPTConfig, TrainConfig
@@ -111,7 +111,7 @@ def test_every_constant_moves_a_prediction_its_way(constant):
                 for value in (low, high)
                 for constants in [replace(its.constants, **{constant: value})]
             ]
-            assert sign * (ends[1] - ends[0]) >= 0
+            assert sign * (ends[1] - ends[0]) >= -1e-12 * ends[0]  # launches that are waited for round differently
             moved += abs(ends[1] - ends[0])
     assert moved > 0
 
@@ -122,22 +122,6 @@ def test_without_sends_and_ends_the_bubble_is_that_of_the_schedule(schedule):
     plan = step("pipeline", mesh="pipeline=4", schedule=schedule, microbatches=8).plan
     parts = pipelined(plan, MEGATRON, ({"matmul": 1.0}, {"matmul": 2.0}), ({}, {}), 0.0)
     assert parts["bubble"] / sum(parts.values()) == pytest.approx(plan.schedule.bubble(Costs(1, 1, 1)))
-
-
-def test_passes_of_stages_do_not_overlap_and_end_with_the_step():
-    """A stage runs one pass at a time; the last pass ends when the step's passes and bubbles do."""
-    cost, its = step("pipeline"), machine("a100_megatron_cluster")
-    topology = topology_of(cost)
-    spans = stage_passes(cost, its, topology)
-    assert len(spans) == 2 * 8 * 8
-    for stage in {span.lane for span in spans}:
-        own = sorted((span for span in spans if span.lane == stage), key=lambda span: span.begin_seconds)
-        assert all(a.begin_seconds + a.seconds <= b.begin_seconds + 1e-9 for a, b in pairwise(own))
-    parts = dict(predict_seconds(cost, its, topology).parts)
-    after = sum(parts.pop(name, 0.0) for name in ("gradients", "optimizer", "fixed"))
-    assert after > 0
-    assert max(span.begin_seconds + span.seconds for span in spans) == pytest.approx(sum(parts.values()))
-    assert stage_passes(step("data"), its, H100S) == ()
 
 
 def test_the_bound_is_below_every_prediction():
@@ -165,6 +149,22 @@ def test_groups_of_gpus_lie_where_devices_are_numbered_host_by_host(axes, outerm
     mesh = MeshSpec.parse("data=2,pipeline=4,tensor=2")
     found = group(H100S, mesh, axes, outermost)
     assert (found.devices, found.hosts) == expected
+
+
+@pytest.mark.parametrize(("mesh", "groups"), [("data=4,tensor=4", 4), ("data=8,tensor=2", 2), ("data=2,tensor=8", 1)])
+def test_groups_that_are_alike_share_network_cards(mesh, groups):
+    """Groups with several but not all devices of their hosts take turns; a whole host or one device does not.
+
+    What a device sends to one other takes its own card.
+    """
+    its = machine("a100_megatron_cluster")
+    for kind, times in (("all_reduce", groups), ("permute", 1)):
+        apart, shared = (
+            Network(replace(its, stack=replace(its.stack, shares_cards=shares)), H100S, MeshSpec.parse(mesh))
+            for shares in (False, True)
+        )
+        slower = shared.seconds(kind, ("data",), 1e9, calls=0) / apart.seconds(kind, ("data",), 1e9, calls=0)
+        assert slower == pytest.approx(times)
 
 
 def test_a_torus_has_rings_along_whole_dims():

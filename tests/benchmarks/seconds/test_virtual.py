@@ -5,41 +5,28 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.devices.chips import Chip
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.seconds.kernels import attention
-from benchmarks.seconds.machine import START, Machine
+from benchmarks.seconds.machine import START
 from benchmarks.seconds.machines import UnknownMachine, machine, parsed
+from benchmarks.seconds.network import Network
 from benchmarks.seconds.predicted import predict_seconds
 from benchmarks.seconds.stack import MESHMARK, VIRTUAL
-from strategies import PRESETS
+from strategies import PRESETS, MeshSpec
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
+from tests.benchmarks.seconds.virtual import CONSTANTS, FILE, HOST, ITS
 
-HOST = Chip(
-    platform=CPU,
-    flops_per_second=2e11,
-    memory_bytes=2**34,
-    memory_bytes_per_second=4e11,
-    link_bytes_per_second=2e10,
-    torus_dims=0,
-    ring_multiple=0,
-    slice_chips=0,
-    network_bytes_per_second=2e10,
-    source="a test",
-)
-CONSTANTS = replace(START, matmul_dim=0.0)
-ITS = Machine("host", HOST, HOST.flops_per_second, 0, VIRTUAL, CONSTANTS, 0.1, "a test")
 MESHES = "data=8", "fsdp=8", "tensor=8", "context=8", "pipeline=8", "data=1"
 
 
 def seconds(mesh, its=ITS, **options):
     """Predicted parts of a step."""
-    strategy, _, size = mesh.partition("=")
+    strategy = mesh.partition("=")[0]
     strategy = "single" if mesh == "data=1" else strategy
     train = TrainConfig(**{"batch_size": 16, "microbatches": 16 if strategy == "pipeline" else 1, **options})
     cost = predict(strategy, PRESETS["nano"], mesh, train, CPU)
-    return predict_seconds(cost, its, Topology(CPU, (int(size),)))
+    return predict_seconds(cost, its, Topology(CPU, (8,)))
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -68,6 +55,60 @@ def test_a_bubble_costs_nothing():
     assert seconds("pipeline=8", plain).parts["bubble"] > 0
 
 
+def test_devices_that_are_alone_wait_for_their_own_threads():
+    """Kernels cost more launches on as many devices as cores; on more, other devices have work for the cores."""
+    its = replace(ITS, stack=replace(VIRTUAL, cores=2, alone_launches=3))
+    launches = 2 * PRESETS["nano"].layers * sum(VIRTUAL.kernels)
+    more = seconds("data=2", its).step_seconds - seconds("data=2").step_seconds
+    assert more == pytest.approx((3 - 1) * launches * CONSTANTS.kernel_seconds)
+    assert seconds("data=8", its) == seconds("data=8")
+
+
+def test_cores_idle_only_while_all_devices_wait():
+    """Each device adds the latency of its group; a collective of the whole mesh adds a wait of all devices."""
+    its = replace(ITS, stack=replace(VIRTUAL, wait_seconds=1e-4))
+    network = Network(its, Topology(CPU, (8,)), MeshSpec.parse("data=2,tensor=4"))
+    for axes, hops, wait in ((("data",), 1, 0), (("tensor",), 3, 0), (("data", "tensor"), 7, 1e-4)):
+        found = 8 * network.seconds("all_reduce", axes, sent_bytes=0)
+        assert found == pytest.approx(8 * hops * CONSTANTS.link_seconds + wait)
+
+
+def test_all_that_layers_send_is_waited_for():
+    """Nothing hides the third gather of a branch's inputs: all bytes take their time, and all calls their latency."""
+    cost = predict("tensor", PRESETS["nano"], "tensor=8", TrainConfig(16), CPU)
+    sent = sum(each.sent_bytes for each in cost.traffic if each.what == "layers")
+    calls = PRESETS["nano"].layers * 2 * (3 + 2)  # two branches: three gathers and two reduce-scatters
+    bytes_per_second = HOST.link_bytes_per_second * CONSTANTS.link_efficiency
+    wanted = 8 * (sent / bytes_per_second + calls * 7 * CONSTANTS.link_seconds)
+    assert seconds("tensor=8").parts["sums of layers"] == pytest.approx(wanted)
+
+
+def test_each_matrix_of_a_batch_costs_its_call():
+    """Attention takes longer by the FLOPs of its calls: seven for each sequence, head and block of queries."""
+    cost = predict("data", PRESETS["nano"], "data=8", TrainConfig(16), CPU)
+    plain, called = (attention(cost.plan, replace(VIRTUAL, matrix_flops=flops)) for flops in (0, 100))
+    with_calls, without = (sum(each.flops for each in (*ahead, *back)) for ahead, back in (called, plain))
+    assert with_calls - without == pytest.approx(100 * 7 * 2 * (16 / 8) * PRESETS["nano"].heads)
+
+
+def test_hosts_share_nothing_but_their_network():
+    """With one device on each host, each has its host's rates for itself; with several, they take turns."""
+    cost = predict("data", PRESETS["nano"], "data=8", TrainConfig(16), CPU)
+    fast = replace(ITS, chip=replace(HOST, network_bytes_per_second=1e15))
+    parts = {shape: predict_seconds(cost, fast, Topology(CPU, shape)).parts for shape in ((8,), (2, 4), (8, 1))}
+    for name in ("matmul", "optimizer", "launches"):
+        assert parts[2, 4][name] == pytest.approx(parts[8,][name] / 2)
+        assert parts[8, 1][name] == pytest.approx(parts[8,][name] / 8)
+
+
+def test_stages_on_hosts_of_their_own_idle():
+    """A stage that waits leaves its cores to others of its host only."""
+    cost = predict("pipeline", PRESETS["nano"], "pipeline=4", TrainConfig(16, 4), CPU)
+    parts = predict_seconds(cost, ITS, Topology(CPU, (4, 1))).parts
+    assert parts["bubble"] / (sum(parts.values()) - parts["fixed"]) > 0.2
+    assert "bubble" not in predict_seconds(cost, ITS, Topology(CPU, (4,))).parts
+
+
 def test_blocks_of_scores_have_the_flops_of_the_formulas():
     """Attention skips a quarter of the scores, or on a ring what its chunks do not need, and repeats one matmul."""
     for mesh in ("data=1", "context=8"):
@@ -90,15 +131,7 @@ def test_large_temporaries_are_allocated_anew():
 
 def test_a_machine_file_may_hold_all_specifications(tmp_path):
     """A file without a chip that is known holds its specifications whole; and bytes of its stack that were measured."""
-    told = {
-        "stack": VIRTUAL.name,
-        "devices": ["cpu"],
-        "specifications": vars(HOST),
-        "passes": {"optimizer_bytes": 40},
-        "constants": vars(CONSTANTS),
-        "error": 0.1,
-        "source": "a test",
-    }
+    told = FILE | {"passes": {"optimizer_bytes": 40}}
     path = tmp_path / "host.json"
     path.write_text(json.dumps(told))
     assert machine(str(path)) == replace(ITS, stack=replace(VIRTUAL, optimizer_bytes=40))

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from benchmarks.cases import Case, Options
-from benchmarks.devices import xla_options
 from benchmarks.harness.corpus import read_corpus
 from benchmarks.harness.prepare import begin_training
 from benchmarks.program.compiled import read_program
 from benchmarks.timing.attribution import Attribution, attribute, variants
 from benchmarks.timing.interleaved import MIN_ROUNDS
 from benchmarks.timing.measure import compile_step
-from strategies import GPTConfig, MeshSpec, Step
+from strategies import GPTConfig, MeshSpec, Step, xla_options
 from tests.strategies import quick
+from tests.strategies.sampling import nightly
 
 CONFIG = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=16)
 SINGLE = Case("single", MeshSpec.parse("data=1"), "tiny", CONFIG, 4, 1, "float32", "none")
@@ -102,7 +102,7 @@ def sleeping(function: Callable[..., Any]) -> Any:
     return jax.jit(slow)
 
 
-@pytest.mark.parametrize(("half", "part"), [("gradients", "compute_seconds"), ("apply", "optimizer_seconds")])
+@pytest.mark.parametrize(("half", "part"), [("gradients", "compute_seconds"), *nightly(("apply", "optimizer_seconds"))])
 def test_time_is_attributed_to_the_slow_half(monkeypatch: pytest.MonkeyPatch, half: str, part: str) -> None:
     """If one half of a step sleeps, the step's time is attributed to that half."""
 

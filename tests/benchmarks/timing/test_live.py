@@ -54,8 +54,7 @@ def formula(name: str, **train: Any) -> dict[str, int]:
     ("name", "train"),
     [
         *(unless_sampled(name, {}) for name in STRATEGIES),
-        ("data", {"compression": "int8"}),
-        *nightly(("three_d", {"microbatches": 4})),
+        *nightly(("data", {"compression": "int8"}), ("three_d", {"microbatches": 4})),
     ],
     ids=str,
 )

@@ -124,9 +124,9 @@ EXACT = (
         "a retrace",
         "strategies/step.py",
         (
-            "        return self.update.lower(self.state, self.batch)",
+            "        return self._tuned_update.lower(self.state, self.batch)",
             "        jax.jit(lambda *traced: self.update(*traced)).lower(self.state, self.batch).compile()\n"
-            "        return self.update.lower(self.state, self.batch)",
+            "        return self._tuned_update.lower(self.state, self.batch)",
         ),
         evidence="worse compiled.compilations",
     ),

@@ -10,6 +10,7 @@ import pytest
 from results.page import main
 from tests.results.synthetic import edited, failed, row, sweep, write_run
 from tests.results.webpage.browser import TAKES_BROWSER, Opened, browser
+from tests.strategies.sampling import nightly
 
 pytestmark = TAKES_BROWSER
 EVIL = "</script><script>window.broken = true</script><img src=x onerror='window.broken = true'>"
@@ -97,8 +98,7 @@ def test_it_opens_quietly_and_asks_for_nothing(chromium: Any, page: Path, width:
     window.close()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "theme"), [(390, "dark"), (1400, "light"), *nightly((390, "light"), (1400, "dark"))])
 def test_axe_finds_nothing(chromium: Any, page: Path, width: int, theme: str) -> None:
     """axe finds no accessibility violation in the page or in the facts of a case: names, roles, keyboard, contrast."""
     from axe_playwright_python.sync_playwright import Axe

@@ -18,8 +18,13 @@ EVEN = dataclasses.replace(ODD, layers=8)
 # A sequence long enough that blocks are skipped.
 LONG = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=64, attention_window=8)
 WIDE = dataclasses.replace(LONG, attention_window=24)
+WIDEST = dataclasses.replace(LONG, attention_window=60)
 STRIDED = dataclasses.replace(LONG, attention_window=None, attention_stride=8)
 FIXED = dataclasses.replace(STRIDED, attention_pattern="fixed", attention_summary=2)
+# Scores are most of what a layer holds, or gradients are most of what a device holds.
+DENSE = GPTConfig(layers=2, embed=32, heads=4, vocab=128, sequence=512, mlp=64)
+WINDOWED = dataclasses.replace(DENSE, attention_window=384)
+DEEP = GPTConfig(layers=8, embed=64, heads=4, vocab=128, sequence=32)
 BATCH = 16
 L, T, D, F, V = SMALL.layers, SMALL.sequence, SMALL.embed, SMALL.mlp_dim, SMALL.vocab
 PARAMS = param_count(SMALL)
@@ -34,6 +39,9 @@ EVERY_DAY = [
     ("data", "data=8", UNTIED, {"reduce": "layer", "bucket_bytes": 20_000}),
     ("zero1", "data=2", SMALL, {"remat": "none"}),
     ("zero2", "data=4", ODD, {"reduce": "layer", "microbatches": 2}),
+    # XLA's CPU backend sends float16 as it is. It copies weights to float32, which other meshes and options show more.
+    ("zero1", "data=4", SMALL, {"dtype": "float16", "master": "float32", "remat": "none"}),
+    ("zero2", "data=4", SMALL, {"dtype": "float16", "master": "float32", "reduce": "layer"}),
     ("fsdp", "fsdp=2", UNTIED, {"remat": "full", "microbatches": 2}),
     ("fsdp", "fsdp=4", SMALL, {"regather": False}),
     ("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
@@ -50,6 +58,10 @@ EVERY_DAY = [
     ("single", "data=1", FIXED, {"remat": "full"}),
     ("context", "context=4", WIDE, {"remat": "full"}),
     ("context", "context=4", STRIDED, {}),
+    ("context", "context=4", WIDEST, {}),
+    ("context", "context=4", WINDOWED, {"remat": "full"}),
+    ("context", "context=2", DENSE, {"remat": "full"}),
+    ("context", "context=8", DEEP, {"remat": "full"}),
 ]
 AT_NIGHT = [
     ("hsdp", "data=2,fsdp=4", SMALL, {"gather": "step", "microbatches": 2}),
@@ -81,6 +93,24 @@ AT_NIGHT = [
     ("single", "data=1", LONG, {}),
     ("context", "context=4", LONG, {}),
     ("three_d", "fsdp=2,pipeline=2,context=2", WIDE, {"microbatches": 4, "schedule": "zb-h1"}),
+    ("context", "context=2", WIDEST, {"remat": "none"}),
+    ("context", "context=4", WIDEST, {"remat": "none"}),
+    ("context", "context=4", WIDEST, {"remat": "full"}),
+    ("context", "context=8", WIDE, {"remat": "none"}),
+    ("context", "context=8", WIDE, {}),
+    ("context", "context=8", WIDE, {"remat": "full"}),
+    ("context", "context=2", WINDOWED, {}),
+    ("context", "context=4", WINDOWED, {}),
+    ("context", "context=4", WINDOWED, {"remat": "none"}),
+    ("context", "context=2", WINDOWED, {"remat": "full", "context_attention": "ulysses"}),
+    ("context", "context=4", DENSE, {"remat": "full", "context_attention": "ulysses"}),
+    ("context", "context=4", DENSE, {}),
+    ("context", "context=8", DENSE, {"remat": "full"}),
+    ("single", "data=1", DENSE, {}),
+    ("single", "data=1", WINDOWED, {"remat": "full"}),
+    ("data", "data=8", DEEP, {"remat": "full"}),
+    ("hsdp", "data=4,fsdp=2", DEEP, {"remat": "full"}),
+    ("three_d", "data=2,context=2,tensor=2", WINDOWED, {"remat": "full"}),
 ]
 CASES = EVERY_DAY + AT_NIGHT
 

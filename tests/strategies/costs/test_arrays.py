@@ -4,7 +4,6 @@ import math
 import re
 
 import jax
-import optax
 import pytest
 
 from benchmarks.devices.chips import CHIPS
@@ -17,6 +16,7 @@ from strategies.costs.overview import asked_overview, overview
 from strategies.costs.predict import known, predict
 from strategies.mesh import DEVICES_PER_CHIP, devices_of
 from tests.strategies.costs.steps import BATCH, CASES, ODD
+from tests.strategies.equality import adam
 
 
 def layout_of(name):
@@ -52,10 +52,10 @@ def test_each_array_is_split_as_the_step_splits_it(name, mesh, config, train):
     layout = layout_of(name).along(spec.split_axes(STRATEGIES[name].axes))
     arrays = [*held_arrays(config, spec, how, layout, len(step.layer_slots or range(config.layers)))]
     said = {(each.what, each.name): (each.shape, each.axes, each.held_bytes) for each in arrays}
-    adam = next(each for each in step.state.optimizer if isinstance(each, optax.ScaleByAdamState))
-    held = {"weight": step.state.params, "m": adam.mu, "v": adam.nu}
+    moments = adam(step.state)
+    held = {"weight": step.state.params, "m": moments.mu, "v": moments.nu, "master": step.state.master or {}}
     expected = {(what, name): leaf for what, tree in held.items() for name, leaf in named(tree).items()}
-    expected |= {("step count", "count"): adam.count, ("batch", "tokens"): step.batch}
+    expected |= {("step count", "count"): moments.count, ("batch", "tokens"): step.batch}
     gradients = {key for key in said if key[0] == "gradient"}
     assert {key: said[key] for key in said.keys() - gradients} == {key: facts_of(expected[key]) for key in expected}
     assert {weight for _, weight in gradients} == {*named(step.state.params)}
@@ -67,14 +67,15 @@ def test_arrays_add_up_to_what_formulas_say(name, mesh, config, train):
     """Weights, moments with the count, batch, and accumulated gradients: to the byte, on one device."""
     spec, how = MeshSpec.parse(mesh), TrainConfig(BATCH, **train)
     cost, layout = predict(name, config, spec, how), known()[name].along(spec.split_axes(STRATEGIES[name].axes))
-    held: dict[str, int] = dict.fromkeys(("weight", "gradient", "m", "v", "step count", "batch"), 0)
+    held: dict[str, int] = dict.fromkeys(("weight", "gradient", "m", "v", "master", "step count", "batch"), 0)
     for each in held_arrays(config, spec, how, layout, cost.plan.layer_slots):
         held[each.what] += each.held_bytes
     formula = cost.arguments
     assert (held["weight"], held["batch"]) == (formula["parameters"], formula["batch"])
-    assert held["m"] + held["v"] + held["step count"] == formula["optimizer"]
-    scattered = cost.plan.updates if layout.scatters_each else 1
-    assert held["gradient"] == formula["parameters"] * cost.plan.gathered // scattered
+    of_scale = 8 if how.dtype == "float16" else 0
+    assert held["m"] + held["v"] + held["master"] + held["step count"] + of_scale == formula["optimizer"]
+    whole = 4 * cost.plan.elements if layout.scatters_each or how.microbatches > 1 else formula["parameters"]
+    assert held["gradient"] == whole * cost.plan.gathered // (cost.plan.updates if layout.scatters_each else 1)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

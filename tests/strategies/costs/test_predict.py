@@ -21,6 +21,7 @@ from tests.strategies.costs.steps import (
     BLOCKS,
     BTD,
     CASES,
+    DENSE,
     EVERY_DAY,
     PARAMS,
     SMALL,
@@ -151,6 +152,20 @@ def test_a_ring_sends_what_a_window_reaches(remat, times):
     widest = dataclasses.replace(WIDE, attention_window=63)  # more than there are on the three other devices
     sent = cost("context", "context=4", widest, remat=remat).sent["permute", ("context",)]
     assert sent == {"keys and values": 4 * times * WIDE.layers * BATCH * 48 * WIDE.embed}
+
+
+@pytest.mark.parametrize("how", ["ring", "ulysses"])
+def test_a_fused_kernel_holds_no_scores(how):
+    """By cuDNN any number of heads has the same temporaries. By XLA they grow with it: most of them are scores."""
+
+    def held(heads, attention):
+        config = dataclasses.replace(DENSE, heads=heads, sequence=4096)
+        options = {"dtype": "bfloat16", "remat": "full", "context_attention": how, "attention": attention}
+        cost = predict("context", config, MeshSpec.parse("context=4"), TrainConfig(BATCH, **options), "cuda")
+        return sum(cost.temporaries.values())
+
+    assert held(16, "cudnn") == held(8, "auto") < held(8, "xla") / 4
+    assert held(16, "xla") > 1.5 * held(8, "xla")
 
 
 def test_every_strategy_by_hand_has_formulas_and_is_held_to_them():

@@ -32,7 +32,6 @@ from strategies.step import Step
 from strategies.training import train_step
 from tests.strategies.costs.test_kept import loops
 from tests.strategies.quick import jit
-from tests.strategies.sampling import nightly
 from tests.strategies.test_context import around
 
 CHUNK, HEADS, HEAD_DIM = 128, 2, 8
@@ -156,7 +155,8 @@ def test_formulas_count_the_kernels(remat: Remat, matmuls: int) -> None:
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
-@pytest.mark.parametrize("kind", ["splash", *nightly("xla")])
+@pytest.mark.factorisations  # every day test_splash.py compiles a step for TPUs
+@pytest.mark.parametrize("kind", ["splash", "xla"])
 def test_it_is_compiled_for_tpus(kind: Attention) -> None:
     """A step for TPUs has the FLOPs of the formulas, and with splash attention no array of scores."""
     mesh, config = MeshSpec.parse("context=4"), dataclasses.replace(CONFIG, sequence=8 * 256)

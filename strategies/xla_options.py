@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from strategies import TrainConfig
+from strategies.config import TrainConfig
 
 UNKNOWN = "No such compile option"
 """In XLA's error for an option that it does not have."""

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
-from benchmarks.devices import xla_options as module
 from benchmarks.devices.topology import DEVICE_KINDS, Topology
-from benchmarks.devices.xla_options import DEFAULTS, Default, has_option, xla_options
-from strategies import STRATEGIES, TrainConfig
+from strategies import PRESETS, STRATEGIES, TrainConfig
+from strategies import xla_options as module
 from strategies.training.overlap import V5E
+from strategies.xla_options import DEFAULTS, Default, has_option, xla_options
 from tests.benchmarks.test_compile import case
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
@@ -119,6 +120,34 @@ def test_what_overlaps_has_options_that_hide_it(
     assert found.items() >= expected.items()
     assert bool(found) == bool(expected)
     assert ("xla_enable_async_all_gather" in found) == (platform == "tpu" and strategy != "data")
+
+
+def fusions(program: Any) -> int:
+    """Fused instructions of a compiled program."""
+    return program.as_text().count(" fusion(")
+
+
+@pytest.mark.parametrize("given", [{}, {"xla_disable_hlo_passes": ""}], ids=["default", "given"])
+def test_a_step_is_compiled_with_the_options_of_its_strategy(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str | bool]
+) -> None:
+    """A step that is called or lowered compiles itself with the table's options; those given to `compile` go first.
+
+    Its `update` has none, so it can be part of another program. All compute the same.
+    """
+    table = Default("cpu", {"xla_disable_hlo_passes": "fusion"}, "a test", frozenset({"data"}))
+    config, train = replace(PRESETS["nano"], layers=1, embed=32, sequence=8, vocab=64), replace(TRAIN, batch_size=2)
+    plain = STRATEGIES["data"].build(config, "data=2", train)
+    monkeypatch.setattr(module, "DEFAULTS", (table,))
+    step = STRATEGIES["data"].build(config, "data=2", train)
+    assert step.xla_options == table.options
+    default = fusions(plain.lower().compile())
+    assert (fusions(step.lower().compile(given or None)) == default) == bool(given)
+    assert fusions(step.update.lower(step.state, step.batch).compile()) == default
+    batch = step.place(np.zeros(step.batch.shape, np.int32))
+    _, metrics = step(step.init(jax.random.key(0)), batch)
+    _, inner = jax.jit(lambda *given: step.update(*given))(step.init(jax.random.key(0)), batch)
+    np.testing.assert_allclose(metrics["loss"], inner["loss"], rtol=1e-6)
 
 
 def test_a_case_has_the_options_of_its_strategy(monkeypatch: pytest.MonkeyPatch) -> None:

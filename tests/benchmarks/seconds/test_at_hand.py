@@ -1,0 +1,45 @@
+"""Devices at hand are the topology that they are all devices of."""
+
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from benchmarks.devices.gpus import GPUS
+from benchmarks.devices.topology import Topology
+from benchmarks.seconds.at_hand import topology_of
+from tests.benchmarks.test_compile import TAKES_LIBTPU
+
+
+@pytest.mark.parametrize("text", ["v4:2x2x1", "v5e:4x4", "v5p:2x2x2", "v6e:2x4", "tpu7x:2x2x1"])
+@TAKES_LIBTPU
+def test_the_devices_of_a_slice_are_that_slice(text):
+    """The inverse of `Topology.devices`."""
+    assert topology_of(Topology.parse(text).devices()) == Topology.parse(text)
+
+
+@pytest.mark.parametrize("kind", GPUS)
+def test_gpus_are_counted_by_host(kind):
+    """As many processes as hosts, which have equally many."""
+    names = {"device_kind": GPUS[kind]["name"], "platform": "gpu"}
+    devices = [SimpleNamespace(**names, process_index=host) for host in range(3) for _ in range(4)]
+    assert str(topology_of(devices)) == f"{kind}:3x4"
+
+
+def test_virtual_devices_are_here():
+    """All those of this process; and of several processes as many hosts."""
+    assert topology_of(jax.devices()) == Topology("cpu", (8,))
+    several = [SimpleNamespace(device_kind="cpu", platform="cpu", process_index=host) for host in (0, 0, 1, 1)]
+    assert str(topology_of(several)) == "cpu:2x2"
+
+
+def test_devices_that_are_not_known_are_refused():
+    """With what is known; and a part of a torus with what to do."""
+    with pytest.raises(ValueError, match="specifications of 'abacus' are not known; known are Tesla V100"):
+        topology_of([SimpleNamespace(device_kind="abacus", platform="gpu", process_index=0)])
+    part = [
+        SimpleNamespace(device_kind="TPU v5 lite", platform="tpu", process_index=0, coords=(x, y, 0))
+        for x, y in ((0, 0), (0, 1), (1, 0))
+    ]
+    with pytest.raises(ValueError, match="these 3 devices are not all of v5e:2x2; start a whole slice"):
+        topology_of(part)

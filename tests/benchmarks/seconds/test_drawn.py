@@ -1,0 +1,119 @@
+"""The predicted step, drawn: what fills it, and that nothing starts before what it needs."""
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from benchmarks.devices.topology import CPU, Topology
+from benchmarks.explain.replay import IDLE
+from benchmarks.seconds.drawn import LANES, PASSES, drawn
+from benchmarks.seconds.machines import machine
+from benchmarks.seconds.pipelined import named
+from benchmarks.seconds.predicted import predict_seconds
+from strategies.config import GPTConfig, TrainConfig
+from strategies.costs.predict import predict
+from tests.benchmarks.seconds.virtual import ITS
+
+MODEL = GPTConfig(layers=16, embed=512, heads=8, sequence=512)
+STEPS = {
+    "fsdp": ("fsdp=8", {}),
+    "tensor": ("tensor=8", {}),
+    "pipeline": ("pipeline=8", {"schedule": "1f1b", "microbatches": 8}),
+    "three_d": ("data=2,pipeline=2,tensor=2", {"schedule": "zb-h1", "microbatches": 4}),
+}
+PIPELINES = [
+    ("pipeline=4", schedule, microbatches, chunks)
+    for schedule, microbatches, chunks in (("gpipe", 4, 1), ("1f1b", 8, 1), ("interleaved", 8, 2), ("zb-h1", 8, 1))
+]
+
+
+def cost_of(strategy, mesh, **options):
+    """A step of 16 sequences."""
+    return predict(strategy, MODEL, mesh, TrainConfig(16, **options), None)
+
+
+def machines():
+    """Stages in lockstep, stages that wait only for what they need, and virtual devices of one host."""
+    return {
+        "meshmark": (machine("meshmark_gpus", "h100"), Topology.parse("h100:1x8")),
+        "Megatron-LM": (machine("a100_megatron_cluster"), Topology.parse("a100_80gb:1x8")),
+        "a host": (ITS, Topology(CPU, (8,))),
+        "hosts": (ITS, Topology(CPU, (8, 1))),
+    }
+
+
+@pytest.mark.parametrize("name", machines())
+@pytest.mark.parametrize("strategy", STEPS)
+def test_spans_fill_the_step(strategy, name):
+    """In each stage spans follow one another without overlap from its begin to its predicted end, and passes, too, do
+    not overlap.
+    """
+    its, topology = machines()[name]
+    mesh, options = STEPS[strategy]
+    cost = cost_of(strategy, mesh, **options)
+    predicted = predict_seconds(cost, its, topology)
+    stages = drawn(cost, its, topology)
+    assert len(stages) == (1 if name == "a host" else cost.plan.mesh.sizes.get("pipeline", 1))
+    for spans in stages.values():
+        own = [span for span in spans if span.lane != PASSES]
+        assert own[0].begin_seconds == 0
+        for one, other in pairwise(own):
+            assert one.begin_seconds + one.seconds == pytest.approx(other.begin_seconds)
+        assert own[-1].begin_seconds + own[-1].seconds == pytest.approx(predicted.step_seconds)
+        passes = [span for span in spans if span.lane == PASSES]
+        for one, other in pairwise(passes):
+            assert one.begin_seconds + one.seconds <= other.begin_seconds + 1e-9
+
+
+@pytest.mark.parametrize("name", ["meshmark", "a host", "hosts"])
+@pytest.mark.parametrize("strategy", STEPS)
+def test_the_parts_of_the_prediction_are_drawn(strategy, name):
+    """What a stage is drawn to spend on each part is what the prediction says."""
+    its, topology = machines()[name]
+    mesh, options = STEPS[strategy]
+    cost = cost_of(strategy, mesh, **options)
+    parts = predict_seconds(cost, its, topology).parts
+    for spans in drawn(cost, its, topology).values():
+        spent = defaultdict(float)
+        for span in spans:
+            if span.lane != PASSES:
+                spent[span.name] += span.seconds
+        assert dict(spent) == pytest.approx(parts)
+        assert {span.lane for span in spans} <= {PASSES, IDLE, *LANES.values()}
+
+
+@pytest.mark.parametrize("name", ["meshmark", "Megatron-LM"])
+@pytest.mark.parametrize(("mesh", "schedule", "microbatches", "chunks"), PIPELINES)
+def test_no_pass_starts_before_its_input_arrives(mesh, schedule, microbatches, chunks, name):
+    """A pass starts when the pass that it needs has ended on the other stage, and what that made has been sent."""
+    its, topology = machines()[name]
+    topology = replace(topology, shape=(1, 4))
+    cost = cost_of("pipeline", mesh, schedule=schedule, microbatches=microbatches, chunks=chunks)
+    stages = drawn(cost, its, topology)
+    at = {(stage, span.name): span for stage, spans in stages.items() for span in spans if span.lane == PASSES}
+    sends = [span for span in stages["stage 0"] if span.lane == PASSES and span.name == "sends"]
+    table = cost.plan.schedule
+    checked = 0
+    for stage, order in enumerate(table.orders):
+        for op in order:
+            source, need = table.needs(stage, op)
+            if (source, need) == (stage, op):
+                continue
+            made, used = at[f"stage {source}", named(need)], at[f"stage {stage}", named(op)]
+            arrives = made.begin_seconds + made.seconds
+            if its.stack.lockstep and source != stage:
+                later = [each for each in sends if each.begin_seconds >= arrives - 1e-12]
+                arrives = min(each.begin_seconds + each.seconds for each in later)
+            assert arrives <= used.begin_seconds + 1e-12
+            checked += 1
+    assert checked > 4 * microbatches
+
+
+def test_every_part_has_a_lane():
+    """Of all parts that any prediction has."""
+    for its, topology in machines().values():
+        for strategy, (mesh, options) in STEPS.items():
+            parts = predict_seconds(cost_of(strategy, mesh, **options), its, topology).parts
+            assert {*parts} <= {*LANES, "bubble"}
