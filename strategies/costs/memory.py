@@ -88,12 +88,12 @@ def stage_bytes(plan: Plan) -> int:
     """Bytes of the buffers of a pipeline stage, residuals excluded.
 
     They are the inputs and gradients that have arrived, one slot for what is sent and one that no stage reads; and with
-    zb-h1 what the second halves of backward passes need.
+    zb-h1 what the second halves of backward passes need besides.
     """
     train, depths = plan.train, plan.ticks.depths
     arrived = (depths.arrived + 2) * plan.own_residual // train.microbatches
-    deferred = depths.deferred * plan.layers * Block.deferred_elements(plan.share)
-    return plan.share.itemsize * (arrived + deferred)
+    waiting = depths.kept * plan.layers * Block.waiting_elements(plan.share) if plan.schedule.splits_backward else 0
+    return plan.share.itemsize * (arrived + waiting)
 
 
 def layer_work_bytes(plan: Plan) -> int:

@@ -121,10 +121,14 @@ class Attention(Part):
         return share.tokens * (arrays * share.head_features + quarters * keys * heads // 4)
 
     @staticmethod
-    def deferred_elements(share: Share) -> int:
-        """Inputs and gradients of both matmuls with weights, where they are not kept."""
-        again = share.train.remat == "full"
-        whole, split = (4, 4) if again else (2, 3)
+    def waiting_elements(share: Share) -> int:
+        """The gradients of both outputs, and inputs that neither are kept nor follow from what is kept.
+
+        Where queries, keys and values are kept, their gradients take their place.
+        """
+        if share.rewritten:
+            return 0
+        whole, split = 2 if share.sequence_parallel else 1, 4 if share.train.remat == "full" else 0
         return share.tokens * (whole * share.config.embed + split * share.head_features)
 
 

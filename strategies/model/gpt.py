@@ -92,9 +92,9 @@ class Block(nnx.Module):
         return share.tokens * share.config.embed + max(together, alone)
 
     @staticmethod
-    def deferred_elements(share: Share) -> int:
-        """Elements that zb-h1 holds between the backward pass for inputs and that for weights."""
-        return sum(part.deferred_elements(share) for part in Block.parts())
+    def waiting_elements(share: Share) -> int:
+        """Elements that zb-h1 holds besides residuals, from the backward pass for inputs to that for weights."""
+        return sum(part.waiting_elements(share) for part in Block.parts())
 
 
 class GPT(nnx.Module):

@@ -63,10 +63,12 @@ class MLP(Part):
         return (4 if share.train.remat == "full" else 3) * share.tokens * share.mlp
 
     @staticmethod
-    def deferred_elements(share: Share) -> int:
-        """Inputs and gradients of both matmuls, where they are not kept."""
-        again = share.train.remat == "full"
-        whole, split = (4, 3) if again else (2, 1)
+    def waiting_elements(share: Share) -> int:
+        """The gradients of both outputs, and inputs that neither are kept nor follow from what is kept."""
+        if share.rewritten:
+            return 0
+        whole = 2 if share.train.remat == "full" or share.sequence_parallel else 1
+        split = {"none": 0, "dots": 1, "full": 2}[share.train.remat]
         return share.tokens * (whole * share.config.embed + split * share.mlp)
 
 

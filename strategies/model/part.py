@@ -49,6 +49,14 @@ class Share:
         return self.tokens // self.tensors if self.sequence_parallel else self.tokens
 
     @property
+    def rewritten(self) -> bool:
+        """Whether all that waits for the gradients of weights takes the place of residuals (pipelining/slot_reuse.py).
+
+        With `remat="none"` it does, unless sequence parallelism gathers it: then it is larger than these.
+        """
+        return self.train.remat == "none" and not self.sequence_parallel
+
+    @property
     def skipping(self) -> Reach | None:
         """The reach of attention whose blocks are skipped; None if it is computed like dense attention."""
         reach = None if self.splash else Reach.of(self.config)
@@ -143,8 +151,12 @@ class Part(nnx.Module):
         return 0
 
     @staticmethod
-    def deferred_elements(share: Share) -> int:
-        """Elements that zb-h1 holds between the two halves of the backward pass, for the gradients of weights."""
+    def waiting_elements(share: Share) -> int:
+        """Elements that zb-h1 holds besides residuals, between the two halves of the backward pass.
+
+        They are inputs and gradients of outputs of matmuls, but not those that take the place of residuals which the
+        first half has used up.
+        """
         return 0
 
 

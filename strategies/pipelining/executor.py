@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from strategies.mesh import mark_varying
 from strategies.model.layer_passes import Leaves, Run, write_slot, zeros_buffer
 from strategies.model.weights import Weights
-from strategies.pipelining.layer_backward import Passes
+from strategies.pipelining.layer_backward import Passes, Slots
 from strategies.pipelining.schedules import Schedule
 from strategies.pipelining.timetable import KINDS, Edges, Ends, Shared, Ticks, Turn
 
@@ -48,15 +48,13 @@ class Carry(NamedTuple):
     Attributes:
         arrived: inputs and gradients of outputs that have arrived, by slot [slots,b,T,D].
         made: result of the latest turn, to be sent: an output, or the gradient of an input [b,T,D].
-        kept: residuals of the microbatches in flight, by slot and layer.
-        deferred: what the second halves of backward passes need besides, by slot and layer.
+        slots: what waits for the backward passes of the microbatches in flight, by slot and layer.
         loss, dblocks, dends: sums so far.
     """
 
     arrived: Array
     made: Array
-    kept: Any
-    deferred: Any
+    slots: Slots
     loss: Array
     dblocks: Leaves
     dends: Weights
@@ -93,14 +91,12 @@ class Executor:
         entered_bTD = mark_varying(self.parts.embed(self.ends, self.tokens_MbS[0]), "pipeline")
         layers_per_chunk = len(self.blocks[0]) // self.schedule.chunks
         self.passes = Passes(self.parts.run, self.blocks, layers_per_chunk, self.used_L, self.unroll)
-        kept, deferred = self.passes.slots(entered_bTD, self.ticks.depths)
         loss = jax.eval_shape(lambda y_bTD: self._loss_of(self.ends, self._broadcast_from(0, y_bTD), 0), entered_bTD)
         carry = Carry(
             # One more slot, for arrivals that no stage reads.
             arrived=write_slot(zeros_buffer(entered_bTD, self.ticks.depths.arrived + 1), entered_bTD, 0),
             made=jnp.zeros_like(entered_bTD),
-            kept=kept,
-            deferred=deferred,
+            slots=self.passes.slots(entered_bTD, self.ticks.depths.kept, splits_backward=self.schedule.splits_backward),
             loss=jnp.zeros_like(loss),
             dblocks=jax.tree.map(_float32_zeros, self.blocks),
             dends=jax.tree.map(_float32_zeros, self.ends),
@@ -150,19 +146,19 @@ class Executor:
             return lax.while_loop(lambda state: state[0], once, (taken, carry))[1]
 
     def _turn_forward(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
-        y_bTD, kept = self.passes.forward(turn, carry.arrived[turn.takes], carry.kept)
-        return carry._replace(made=y_bTD, kept=kept)
+        y_bTD, slots = self.passes.forward(turn, carry.arrived[turn.takes], carry.slots)
+        return carry._replace(made=y_bTD, slots=slots)
 
     def _turn_backward(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
         dy_bTD = carry.arrived[turn.takes]
         if self.schedule.splits_backward:
-            dx_bTD, deferred = self.passes.first(turn, dy_bTD, carry.kept, carry.deferred)
-            return carry._replace(made=dx_bTD, deferred=deferred)
-        dx_bTD, dblocks = self.passes.backward(turn, dy_bTD, carry.kept, carry.dblocks)
+            dx_bTD, (slots, dblocks) = self.passes.first(turn, dy_bTD, carry.slots, carry.dblocks)
+            return carry._replace(made=dx_bTD, slots=slots, dblocks=dblocks)
+        dx_bTD, dblocks = self.passes.backward(turn, dy_bTD, carry.slots, carry.dblocks)
         return carry._replace(made=dx_bTD, dblocks=dblocks)
 
     def _turn_weights(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
-        return carry._replace(dblocks=self.passes.second(turn, carry.made, carry.kept, carry.deferred, carry.dblocks))
+        return carry._replace(dblocks=self.passes.second(turn, carry.made, carry.slots, carry.dblocks))
 
     def _run_model_ends(self, ends: Ends, carry: Carry, turn: Turn, shared: Shared) -> Carry:
         """Embed, compute the loss, backpropagate into the embedding: each stage for its shard of the vocabulary."""

@@ -1,15 +1,16 @@
 """Forward and backward passes of one pipeline stage, layer by layer, with residuals in buffers.
 
 A stage runs other microbatches between the forward and the backward pass of one. So the residuals of a layer wait in
-buffers [slots,L,...], in the slot of their microbatch; and so does what the second half of a split backward pass takes
-(split_backward.py). A layer reads and writes its part of a buffer in place, and adds to its gradients in place.
-Autodiff of a loop over the layers would stack the residuals and gradients of all layers, and XLA would copy them.
+buffers [slots,L,...], in the slot of their microbatch. What the second half of a split backward pass takes
+(split_backward.py) waits in the same slot, in the place of residuals that the first half has used up. A layer reads and
+writes its part of a buffer in place, and adds to its gradients in place. Autodiff of a loop over the layers would stack
+the residuals and gradients of all layers, and XLA would copy them.
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,21 @@ from jax import lax
 from jaxtyping import Array, Bool
 
 from strategies.model.layer_passes import Leaves, Run, backward, forward, read_slot, write_slot, zeros_buffer
+from strategies.pipelining.slot_reuse import reuse
 from strategies.pipelining.split_backward import SplitBackward
-from strategies.pipelining.timetable import Depths, Turn
+from strategies.pipelining.timetable import Turn
+
+
+class Slots(NamedTuple):
+    """Buffers [slots,L,...] of what waits for a backward pass.
+
+    Attributes:
+        kept: residuals. The first half of a split backward pass writes over those that it has used up.
+        more: what else its second half needs.
+    """
+
+    kept: Any
+    more: list[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,63 +53,86 @@ class Passes:
     used_L: Bool[Array, " L"] | None = None
     unroll: int = 1
 
-    def slots(self, x_BTD: Array, depths: Depths) -> tuple[Any, ...]:
-        """Zero-initialised buffers for residuals, and for what split backward passes defer."""
-        weights, deferred = self._layer(0), []
+    def slots(self, x_BTD: Array, count: int, *, splits_backward: bool) -> Slots:
+        """Zero-initialised buffers of so many slots."""
+        weights, more = self._layer(0), []
         kept = jax.eval_shape(lambda *inputs: forward(self.run, *inputs)[1], weights, x_BTD)
-        if depths.deferred:
-            deferred = jax.eval_shape(lambda *inputs: self._split(*inputs).first(*inputs)[1], (weights, kept), x_BTD)
-        counted = (kept, depths.kept), (deferred, depths.deferred)
-        buffers = (zeros_buffer(shapes, count, self.layers_per_chunk) for shapes, count in counted)
-        # Tables of a kernel vary over no axis, until they are written to the slot of a microbatch.
-        return jax.tree.map(lambda x: jnp.zeros_like(x_BTD, x.dtype, x.shape) if _is_table(x) else x, tuple(buffers))
+        if splits_backward:
+            _, (_, more, _) = jax.eval_shape(self._first_of_layer, (weights, kept), x_BTD)
+        buffers = zeros_buffer(Slots(kept, more), count, self.layers_per_chunk)
+        # Tables of a kernel and empty arrays vary over no axis, until they are written to the slot of a microbatch.
+        return jax.tree.map(lambda x: jnp.zeros_like(x_BTD, x.dtype, x.shape) if _is_fixed(x) else x, buffers)
 
-    def forward(self, turn: Turn, x_BTD: Array, kept: Any) -> tuple[Array, Any]:
-        """Run the layers forward. Returns the output and the buffer of residuals."""
+    def forward(self, turn: Turn, x_BTD: Array, slots: Slots) -> tuple[Array, Slots]:
+        """Run the layers forward. Returns the output and the buffers with its residuals."""
 
-        def work(x_BTD: Array, layer: Array, _: Array) -> tuple[Array, Any]:
+        def work(x_BTD: Array, _: Any, layer: Array, __: Array) -> tuple[Array, Any]:
             return forward(self.run, self._layer(layer), x_BTD)
 
-        def keep(kept: Any, needed: Any, _: Array, position: Array) -> Any:
-            return write_slot(kept, needed, turn.kept, position)
+        def keep(slots: Slots, needed: Any, _: Array, position: Array) -> Slots:
+            return slots._replace(kept=write_slot(slots.kept, needed, turn.kept, position))
 
-        return self._scan_layers(turn, work, x_BTD, keep, kept)
+        return self._scan_layers(turn, work, x_BTD, keep, slots)
 
-    def backward(self, turn: Turn, dy_BTD: Array, kept: Any, dweights: Leaves) -> tuple[Array, Leaves]:
+    def backward(self, turn: Turn, dy_BTD: Array, slots: Slots, dweights: Leaves) -> tuple[Array, Leaves]:
         """Gradient of the output -> gradient of the input, and the weight gradients with this microbatch added."""
 
-        def work(dy_BTD: Array, layer: Array, position: Array) -> tuple[Array, Leaves]:
-            dlayer, dx_BTD = backward(self.run, self._known(turn, kept, layer, position), dy_BTD)
+        def work(dy_BTD: Array, _: Any, layer: Array, position: Array) -> tuple[Array, Leaves]:
+            known = self._layer(layer), read_slot(slots.kept, turn.kept, position)
+            dlayer, dx_BTD = backward(self.run, known, dy_BTD)
             return dx_BTD, dlayer
 
         return self._scan_layers(turn, work, dy_BTD, add, dweights, reverse=True)
 
-    def first(self, turn: Turn, dy_BTD: Array, kept: Any, deferred: Any) -> tuple[Array, Any]:
-        """First half: gradient of the output -> gradient of the input, and the buffer of deferred values."""
+    def first(self, turn: Turn, dy_BTD: Array, slots: Slots, dweights: Leaves) -> tuple[Array, tuple[Slots, Leaves]]:
+        """First half: gradient of the output -> gradient of the input; what the second half needs; vectors' gradients.
 
-        def work(dy_BTD: Array, layer: Array, position: Array) -> tuple[Array, Any]:
-            known = self._known(turn, kept, layer, position)
-            return self._split(known, dy_BTD).first(known, dy_BTD)
+        The slots have what the second half needs, and the weight gradients those that take no matmul added.
+        """
 
-        def keep(deferred: Any, later: Any, _: Array, position: Array) -> Any:
-            return write_slot(deferred, later, turn.deferred, position)
+        def read(buffers: tuple[Slots, Leaves], position: Array) -> Any:
+            return read_slot(buffers[0].kept, turn.kept, position)
 
-        return self._scan_layers(turn, work, dy_BTD, keep, deferred, reverse=True)
+        def work(dy_BTD: Array, kept: Any, layer: Array, _: Array) -> tuple[Array, Any]:
+            return self._first_of_layer((self._layer(layer), kept), dy_BTD)
 
-    def second(self, turn: Turn, like_BTD: Array, kept: Any, deferred: Any, dweights: Leaves) -> Leaves:
+        def keep(buffers: tuple[Slots, Leaves], made: Any, layer: Array, position: Array) -> tuple[Slots, Leaves]:
+            (slots, dweights), (used_up, more, dlayer) = buffers, made
+            leaves, structure = jax.tree.flatten(slots.kept)
+            for place, value in used_up.items():
+                leaves[place] = write_slot(leaves[place], value, turn.kept, position)
+            more = write_slot(slots.more, more, turn.kept, position)
+            return Slots(jax.tree.unflatten(structure, leaves), more), add(dweights, dlayer, layer, position)
+
+        return self._scan_layers(turn, work, dy_BTD, keep, (slots, dweights), read, reverse=True)
+
+    def second(self, turn: Turn, like_BTD: Array, slots: Slots, dweights: Leaves) -> Leaves:
         """Second half: the weight gradients with this microbatch added; `like_BTD` has the shape of an output."""
 
-        def work(nothing: tuple[()], layer: Array, position: Array) -> tuple[tuple[()], Leaves]:
-            known = self._known(turn, kept, layer, position)
-            return nothing, self._split(known, like_BTD).second(known, read_slot(deferred, turn.deferred, position))
+        def work(nothing: tuple[()], _: Any, layer: Array, position: Array) -> tuple[tuple[()], Leaves]:
+            kept, more = read_slot(slots, turn.kept, position)
+            known, leaves, rest = (self._layer(layer), kept), jax.tree.leaves(kept), iter(more)
+            split = self._split(known, like_BTD)
+            held = (next(rest) if place is None else leaves[place] for place in _places(split, kept))
+            between = [a.reshape(v.shape).astype(v.dtype) for a, v in zip(held, split.between, strict=True)]
+            return nothing, split.second(known, between)
 
         return self._scan_layers(turn, work, (), add, dweights)[1]
 
     def _layer(self, layer: Any) -> Leaves:
         return [lax.dynamic_slice_in_dim(w, layer, 1) for w in self.weights]
 
-    def _known(self, turn: Turn, kept: Any, layer: Array, position: Array) -> tuple[Leaves, Any]:
-        return self._layer(layer), read_slot(kept, turn.kept, position)
+    def _first_of_layer(self, known: tuple[Leaves, Any], dy_BTD: Array) -> tuple[Array, Any]:
+        """The gradient of the input; by index what takes the place of residuals, what else waits, and gradients."""
+        split, leaves = self._split(known, dy_BTD), jax.tree.leaves(known[1])
+        dx_BTD, dlayer, between = split.first(known, dy_BTD)
+        held = list(zip(between, _places(split, known[1]), strict=True))
+        used_up = {
+            place: value.astype(leaves[place].dtype).reshape(leaves[place].shape)
+            for value, place in held
+            if place is not None
+        }
+        return dx_BTD, (used_up, [value for value, place in held if place is None], dlayer)
 
     def _split(self, known: tuple[Leaves, Any], dy_BTD: Array) -> SplitBackward:
         return SplitBackward(partial(backward, self.run), known, dy_BTD)
@@ -103,10 +140,11 @@ class Passes:
     def _scan_layers(
         self,
         turn: Turn,
-        work: Callable[[Any, Array, Array], tuple[Any, Any]],
+        work: Callable[[Any, Any, Array, Array], tuple[Any, Any]],
         state: Any,
         keep: Callable[[Any, Any, Array, Array], Any],
         buffers: Any,
+        read: Callable[[Any, Array], Any] = lambda buffers, position: (),
         *,
         reverse: bool = False,
     ) -> tuple[Any, Any]:
@@ -114,34 +152,48 @@ class Passes:
 
         Args:
             turn: what the stage does in this tick.
-            work: (state, layer, position) -> (next state, what is to be kept). `layer` counts the layers of the stage,
-                `position` those of the chunk.
+            work: (state, what was read, layer, position) -> (next state, what is to be kept). `layer` counts the layers
+                of the stage, `position` those of the chunk.
             state: before the first layer.
             keep: (buffers, what is to be kept, layer, position) -> buffers.
             buffers: before the first layer.
+            read: (buffers, position) -> what `work` takes of them.
             reverse: from the last layer to the first.
         """
 
         def step(carried: tuple[Any, Any], position: Array) -> tuple[tuple[Any, Any], None]:
             state, buffers = carried
             layer = turn.chunk * self.layers_per_chunk + position
+            inputs = state, read(buffers, position), layer, position
             if self.used_L is None:
-                state, made = work(state, layer, position)
+                state, made = work(*inputs)
             else:
-                zeros = zeros_buffer(jax.eval_shape(work, state, layer, position)[1])
-                state, made = lax.cond(
-                    self.used_L[layer], work, lambda state, *_: (state, zeros), state, layer, position
-                )
+                zeros = zeros_buffer(jax.eval_shape(work, *inputs)[1])
+                state, made = lax.cond(self.used_L[layer], work, lambda state, *_: (state, zeros), *inputs)
             return (state, keep(buffers, made, layer, position)), None
 
         positions = jnp.arange(self.layers_per_chunk)
         return lax.scan(step, (state, buffers), positions, reverse=reverse, unroll=self.unroll)[0]
 
 
-def _is_table(x: Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.integer)
+def _is_fixed(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.integer) or not x.size
 
 
-def add(total: Leaves, more: Leaves, layer: Array, _: Array) -> Leaves:
-    """Add the gradients [1,...] of one layer to those of all layers [L,...], in place."""
-    return write_slot(total, [read_slot(row, layer) + new[0] for row, new in zip(total, more, strict=True)], layer)
+def _places(split: SplitBackward, kept: Any) -> list[int | None]:
+    """For each value between the halves the index of the used-up residual whose place it takes; None for none.
+
+    What was gathered takes no place: XLA writes it before it has read the residual, and copies the buffer.
+    """
+    leaves = jax.tree.leaves(kept)
+    used_up = {i: leaf for i, leaf in enumerate(leaves) if not split.reread[i - len(leaves)]}
+    values = [None if gathered else v for v, gathered in zip(split.between, split.gathered, strict=True)]
+    return reuse({i: jax.typeof(leaf) for i, leaf in used_up.items()}, values)
+
+
+def add(total: Leaves, more: list[Array | None], layer: Array, _: Array) -> Leaves:
+    """Add the gradients [1,...] of one layer to those of all layers [L,...], in place; None is not computed here."""
+    return [
+        row if new is None else write_slot(row, read_slot(row, layer) + new[0], layer)
+        for row, new in zip(total, more, strict=True)
+    ]

@@ -1,8 +1,9 @@
-"""A backward pass in two: gradients of the inputs at once, gradients of the weights later.
+"""A backward pass in two: gradients of the inputs at once, matmuls for gradients of the weights later.
 
 Autodiff computes both at once. Here its equations are sorted by what needs them: those that lead to the gradients of
-the inputs run first; those that lead only to gradients of weights can wait (Qi et al. 2023, "Zero Bubble Pipeline
-Parallelism", section 2.1). The values that cross from the first half to the second are stored in between.
+the inputs run first; matmuls that lead only to gradients of weights can wait (Qi et al. 2023, "Zero Bubble Pipeline
+Parallelism", section 2.1). Gradients of biases and norms take no matmul, and come first too: else what they take would
+have to wait. The values that cross from the first half to the second are stored in between.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,9 +16,11 @@ from jax.extend import core
 from strategies.pipelining.jaxpr import Loop, Values, bind, evaluate, run
 
 VIEWS = {"broadcast_in_dim", "convert_element_type", "pvary", "reshape", "slice", "squeeze", "transpose"}
-"""Operations that cost next to nothing: the second half repeats them and stores nothing."""
+"""Operations that cost next to nothing: the second half repeats them, unless their result is the smaller one."""
 ELEMENTWISE = {"add", "div", "exp", "integer_pow", "max", "mul", "neg", "rsqrt", "select_n", "square", "sub", "tanh"}
-"""Cheap operations: the second half repeats them if their operands are stored anyway."""
+"""Cheap operations: the second half repeats them if their operands are stored anyway, or are small."""
+SMALL = 8
+"""An operand is small if it has at most an eighth of the bytes of the result: a vector, or a number for each token."""
 
 
 class SplitBackward:
@@ -27,6 +30,11 @@ class SplitBackward:
         backward: (known, dy) -> (gradients of weights, gradients of inputs). The second half gets `known`, the weights
             and residuals, again; it does not get `dy`.
         known, dy: such arguments, or tracers of them.
+
+    Attributes:
+        between: types of the values that the second half needs of the first.
+        gathered: for each of these, whether an all-gather made it.
+        reread: for each leaf of `known`, whether the second half reads it.
     """
 
     def __init__(self, backward: Callable[[Any, Any], tuple[Any, Any]], known: Any, dy: Any) -> None:
@@ -36,40 +44,64 @@ class SplitBackward:
             *jax.tree.leaves((known, dy))
         )
         self._consts, self._jaxpr = closed.consts, closed.jaxpr
-        weights, inputs = self._jaxpr.outvars[: (n := self._structures[0].num_leaves)], self._jaxpr.outvars[n:]
         self._known = self._jaxpr.invars[: jax.tree.structure(known).num_leaves]
-        self._first = list(needed(self._jaxpr.eqns, inputs))
-        again = {*self._known, *self._jaxpr.constvars}
-        done = set()
-        for equation in self._first:
-            operands = {var for var in equation.invars if isinstance(var, core.Var)}
-            if equation.primitive.name in VIEWS | ELEMENTWISE and operands <= again:
+        weights, inputs = self._jaxpr.outvars[: (n := self._structures[0].num_leaves)], self._jaxpr.outvars[n:]
+        later = set(from_matmuls(self._jaxpr.eqns, inputs))
+        self._is_later = [w in later for w in weights]
+        self._later = [w for w in weights if w in later]
+        self._at_once = [*inputs, *(w for w in weights if w not in later)]
+        again, done = {*self._known, *self._jaxpr.constvars}, []
+        for equation in (e for e in self._jaxpr.eqns if later.isdisjoint(e.outvars)):
+            name, made = equation.primitive.name, sum(map(_bytes, equation.outvars))
+            missing = sum(_bytes(var) for var in equation.invars if isinstance(var, core.Var) and var not in again)
+            if name in VIEWS | ELEMENTWISE and SMALL * missing <= made:
                 again.update(equation.outvars)
-            elif equation.primitive.name not in VIEWS:
-                done.add(id(equation))
-        self._second = list(needed((e for e in self._jaxpr.eqns if id(e) not in done), weights))
-        made = {var for equation in self._second for var in equation.outvars}
-        there = {*made, *self._known, *self._jaxpr.constvars}
-        used = [var for equation in self._second for var in equation.invars] + list(weights)
-        self._between = list(dict.fromkeys(v for v in used if isinstance(v, core.Var) and v not in there))
-        self._weights, self._inputs = weights, inputs
+            elif name not in VIEWS or made < missing:
+                done.append(equation)
+        ids = set(map(id, done))
+        self._second = list(needed((e for e in self._jaxpr.eqns if id(e) not in ids), self._later))
+        used = dict.fromkeys(v for e in self._second for v in e.invars if isinstance(v, core.Var))
+        there = {*(v for e in self._second for v in e.outvars), *self._known, *self._jaxpr.constvars}
+        self._between = [v for v in used if v not in there]
+        self._first = list(needed(self._jaxpr.eqns, [*self._at_once, *self._between]))
+        self.between: list[Any] = [v.aval for v in self._between]
+        gathers = (e for e in self._first if e.primitive.name.startswith("all_gather"))
+        self.gathered = [*map({v for e in gathers for v in e.outvars}.__contains__, self._between)]
+        self.reread = [v in used for v in self._known]
 
-    def first(self, known: Any, dy: Any) -> tuple[Any, Values]:
-        """Gradients of the inputs, and the values that the second half needs of the first."""
+    def first(self, known: Any, dy: Any) -> tuple[Any, Any, Values]:
+        """Gradients of the inputs; those of weights, None for the later ones; and the values `between`."""
         values = self._start(known) | dict(
             zip(self._jaxpr.invars[len(self._known) :], jax.tree.leaves(dy), strict=True)
         )
-        outputs = evaluate(self._first, values, [*self._inputs, *self._between])
-        return jax.tree.unflatten(self._structures[1], outputs[: len(self._inputs)]), outputs[len(self._inputs) :]
+        outputs = evaluate(self._first, values, [*self._at_once, *self._between])
+        inputs, weights = self._structures[1].num_leaves, len(self._at_once)
+        gradients = self._of_weights(outputs[inputs:weights], later=False)
+        return jax.tree.unflatten(self._structures[1], outputs[:inputs]), gradients, outputs[weights:]
 
     def second(self, known: Any, between: Values) -> Any:
-        """Gradients of the weights."""
+        """Gradients of the weights, None for those that `first` gave."""
         values = self._start(known) | dict(zip(self._between, between, strict=True))
-        return jax.tree.unflatten(self._structures[0], evaluate(self._second, values, self._weights))
+        return self._of_weights(evaluate(self._second, values, self._later), later=True)
+
+    def _of_weights(self, gradients: Values, *, later: bool) -> Any:
+        following = iter(gradients)
+        each = [next(following) if is_later == later else None for is_later in self._is_later]
+        return jax.tree.unflatten(self._structures[0], each)
 
     def _start(self, known: Any) -> dict[core.Var, Any]:
         leaves = jax.tree.leaves(known)
         return dict(zip([*self._jaxpr.constvars, *self._known], [*self._consts, *leaves], strict=True))
+
+
+def from_matmuls(equations: Sequence[core.JaxprEqn], inputs: Sequence[core.Var]) -> Iterator[core.Var]:
+    """What matmuls make that gradients of inputs do not need, and what is made of that."""
+    ids, found = {id(equation) for equation in needed(equations, inputs)}, set()
+    for equation in equations:
+        is_matmul = equation.primitive.name == "dot_general" and id(equation) not in ids
+        if is_matmul or not found.isdisjoint(v for v in equation.invars if isinstance(v, core.Var)):
+            found.update(equation.outvars)
+            yield from equation.outvars
 
 
 def needed(equations: Iterable[core.JaxprEqn], outputs: Iterable[Any]) -> Iterator[core.JaxprEqn]:
@@ -90,6 +122,8 @@ def flat(function: Callable[..., Any], leaves: Sequence[Any], structure: Any) ->
 
 def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
     params = equation.params
+    if equation.primitive.name == "optimization_barrier":  # against merging with the forward pass, which is elsewhere
+        return inputs
     if equation.primitive.name == "scan":
         return _unrolled(equation, inputs) if params["length"] else bind(equation, inputs)
     called = params.get("call_jaxpr", params.get("jaxpr"))
@@ -97,6 +131,11 @@ def _outputs(equation: core.JaxprEqn, inputs: Values) -> Values:
         return bind(equation, inputs)
     # A jaxpr is closed, with its constants, or has none.
     return run(getattr(called, "jaxpr", called), getattr(called, "consts", ()), inputs, _outputs)
+
+
+def _bytes(var: core.Var) -> int:
+    array: Any = var.aval
+    return array.size * array.dtype.itemsize
 
 
 def _unrolled(equation: core.JaxprEqn, inputs: Values) -> Values:

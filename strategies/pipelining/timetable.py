@@ -1,6 +1,6 @@
 """Timetable of a pipeline schedule: for each tick, what each stage does and which buffer slots it uses.
 
-Inputs, residuals and deferred gradients wait in buffers of slots. There are as few slots as the schedule allows: a slot
+Inputs and residuals wait in buffers of slots. There are as few slots as the schedule allows: a slot
 is reused as soon as its content has been used. The buffer of arrivals has one more slot, the last, that no stage reads.
 """
 
@@ -26,8 +26,7 @@ class Turn(NamedTuple):
         kind: the index in `KINDS`.
         chunk: the chunk of the stage that it runs.
         takes: slot of its operand: the input, or in the backward pass the gradient of the output.
-        kept: slot of its residuals.
-        deferred: slot of what the second half of its backward pass needs besides.
+        kept: slot of its residuals, and then of what the second half of its backward pass needs.
         got_entered, got_loss: slots for what arrives from the embedding and from the loss, at the end of the tick.
         got_sent: slots for what arrives from other stages [ticks, stages, exchanges].
     """
@@ -36,7 +35,6 @@ class Turn(NamedTuple):
     chunk: Any
     takes: Any
     kept: Any
-    deferred: Any
     got_entered: Any
     got_loss: Any
     got_sent: Any
@@ -65,7 +63,6 @@ class Depths(NamedTuple):
 
     arrived: int
     kept: int
-    deferred: int
 
 
 Ends = tuple[bool, bool, bool]
@@ -97,30 +94,24 @@ class Ticks:
         tick_of = {(stage, op): tick for stage, row in enumerate(schedule.table) for tick, op in enumerate(row) if op}
         last: Kind = "W" if schedule.splits_backward else "B"
 
-        def lives(start: Kind, end: Kind) -> Lifetimes:
-            """For each microbatch and chunk: first tick of one operation, and end of the tick of another."""
-            passes = [(stage, op) for stage, op in tick_of if op.kind == "F"]
-            return {
-                (stage, op): (tick_of[stage, op._replace(kind=start)], tick_of[stage, op._replace(kind=end)] + 1)
-                for stage, op in passes
-            }
-
         arrivals = [Arrival.of(schedule.needs(*key), key, tick_of) for key in tick_of if key[1].kind != "W"]
         # What arrives at the end of a tick may reuse the slot of what was used in that tick.
         arrived, depth = slots({each.target: (each.after, tick_of[each.target]) for each in arrivals})
-        kept, kept_depth = slots(lives("F", last))
-        deferred, deferred_depth = slots(lives("B", "W") if schedule.splits_backward else {})
+        passes = [(stage, op) for stage, op in tick_of if op.kind == "F"]
+        kept, kept_depth = slots(
+            {(stage, op): (tick_of[stage, op], tick_of[stage, op._replace(kind=last)] + 1) for stage, op in passes}
+        )
         exchanges, edges = group_exchanges(sent_edges(arrivals, schedule.ticks))
 
         shape = schedule.ticks, schedule.stages
-        turns = Turn(*(np.zeros(shape, np.int32) for _ in range(7)), got_sent=np.zeros((*shape, len(edges)), np.int32))
+        turns = Turn(*(np.zeros(shape, np.int32) for _ in range(6)), got_sent=np.zeros((*shape, len(edges)), np.int32))
         for nobody in (turns.got_entered, turns.got_loss, turns.got_sent):
             nobody[:] = depth
         enters, leaves, returns = np.full((3, schedule.ticks), -1, np.int32)
         for (stage, op), tick in tick_of.items():
             at, forward = (tick, stage), (stage, op._replace(kind="F"))
             turns.kind[at], turns.chunk[at], turns.kept[at] = KINDS.index(op.kind), op.chunk, kept[forward]
-            turns.takes[at], turns.deferred[at] = arrived.get((stage, op), 0), deferred.get(forward, 0)
+            turns.takes[at] = arrived.get((stage, op), 0)
             if op.kind == "B" and stage == op.chunk == 0:
                 returns[tick] = op.microbatch
         for each in arrivals:
@@ -134,7 +125,7 @@ class Ticks:
                 turns.got_entered[at], enters[tick] = slot, op.microbatch
         at_ends, ends = together(enters, leaves, returns)
         shared = Shared(at_ends, enters, leaves, returns, exchanges)
-        return cls(turns, shared, Depths(depth, kept_depth, deferred_depth), ends, edges)
+        return cls(turns, shared, Depths(depth, kept_depth), ends, edges)
 
     @property
     def exchanges(self) -> int:

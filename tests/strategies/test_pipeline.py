@@ -54,9 +54,9 @@ def test_equals_one_device_in_every_order(name, mesh, options):
 
 
 @functools.cache
-def compiled(schedule, microbatches, stages=4, fast=True):
+def compiled(schedule, microbatches, stages=4, fast=True, remat: Any = "dots"):
     """A compiled step of a pipeline, compiled fast or as it is used."""
-    train = TrainConfig(microbatches, microbatches, schedule=schedule, chunks=4 // stages)
+    train = TrainConfig(microbatches, microbatches, schedule=schedule, chunks=4 // stages, remat=remat)
     mesh = MeshSpec.parse(f"pipeline={stages}")
     lowered = STRATEGIES["pipeline"].build(SMALL, mesh, train, jax.devices()[:stages]).lower()
     program: Any = quickly(lowered) if fast else lowered.compile()
@@ -110,9 +110,24 @@ def test_memory_does_not_grow_with_microbatches(fast):
     assert temporaries["gpipe", 64] > 4 * temporaries["gpipe", 8]
 
 
-def formula(schedule, microbatches):
+@pytest.mark.parametrize(("remat", "waiting"), [("none", 0), ("dots", 6), ("full", 15)])
+def test_zero_bubble_holds_residuals_as_1f1b_does(remat, waiting):
+    """ZB-H1 holds what 1F1B holds without rematerialisation (Qi et al. 2023, section 2.1), and else what W needs.
+
+    With `remat="dots"`, 6 D elements for each token, layer and microbatch in flight have no residual to take the place
+    of: gradients of the attention's output, of the MLP's hidden layer and of its output. With `remat="full"` there are
+    no residuals but x: W needs 15 D more, 9 D of gradients and 6 D of inputs of its matmuls.
+    """
+    mine, others = (compiled(name, 8, remat=remat).memory_analysis().temp_size_in_bytes for name in ("zb-h1", "1f1b"))
+    assert mine <= 1.05 * (others + 4 * 4 * waiting * SMALL.sequence * SMALL.embed)
+    more = formula("zb-h1", 8, remat) - formula("1f1b", 8, remat)
+    assert more == 4 * 4 * waiting * SMALL.sequence * SMALL.embed
+    assert mine == pytest.approx(formula("zb-h1", 8, remat), rel=0.15)
+
+
+def formula(schedule, microbatches, remat: Any = "dots"):
     """The predicted temporaries of a pipeline with four stages."""
-    train = TrainConfig(microbatches, microbatches, schedule=schedule)
+    train = TrainConfig(microbatches, microbatches, schedule=schedule, remat=remat)
     return sum(predict("pipeline", SMALL, MeshSpec.parse("pipeline=4"), train).temporaries.values())
 
 

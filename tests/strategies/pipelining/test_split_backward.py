@@ -1,7 +1,8 @@
-"""A backward pass split into input gradients and weight gradients equals the whole and repeats no matmul."""
+"""A backward pass in two equals the whole, repeats no matmul, and holds in between what matmuls of weights take."""
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,23 +20,29 @@ CONFIG = dataclasses.replace(PRESETS["nano"], layers=2, embed=32, heads=4, vocab
 X_BTD = jax.random.normal(jax.random.key(1), (2, 16, 32))
 
 
+def is_none(leaf):
+    """Whether the other half gives this gradient."""
+    return leaf is None
+
+
 @functools.cache
-def halves(remat):
+def halves(remat, dtype: Any = "float32"):
     """The blocks of a model: the backward pass, its residuals, and its two halves."""
-    model = GPT(CONFIG, TrainConfig(2, remat=remat), nnx.Rngs(0))
+    model = GPT(CONFIG, TrainConfig(2, remat=remat, dtype=dtype), nnx.Rngs(0))
     weights = nnx.to_pure_dict(nnx.state(model.blocks))
     rest = {name: part for name, part in nnx.to_pure_dict(nnx.state(model)).items() if name != "blocks"}
 
     def run(weights, x_BTD):
         return nnx.merge(nnx.graphdef(model), {**rest, "blocks": weights}).run(x_BTD)
 
-    kept = jax.eval_shape(lambda *inputs: jax.vjp(run, *inputs)[1], weights, X_BTD)
+    x_BTD = X_BTD.astype(dtype)
+    kept = jax.eval_shape(lambda *inputs: jax.vjp(run, *inputs)[1], weights, x_BTD)
 
     def backward(known, dy_BTD):
         return jax.tree.unflatten(jax.tree.structure(kept), jax.tree.leaves(known))(dy_BTD)
 
-    known = jax.tree.leaves(jax.vjp(run, weights, X_BTD)[1])
-    return backward, known, SplitBackward(backward, known, jnp.ones_like(X_BTD))
+    known = jax.tree.leaves(jax.vjp(run, weights, x_BTD)[1])
+    return backward, known, SplitBackward(backward, known, jnp.ones_like(x_BTD))
 
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
@@ -45,8 +52,9 @@ def test_both_halves_make_the_whole(remat):
     dy_BTD = jax.random.normal(jax.random.key(2), X_BTD.shape)
 
     def in_two(known, dy_BTD):
-        dx_BTD, between = parts.first(known, dy_BTD)
-        return parts.second(known, between), dx_BTD
+        dx_BTD, at_once, between = parts.first(known, dy_BTD)
+        later = parts.second(known, between)
+        return jax.tree.map(lambda one, other: other if one is None else one, at_once, later, is_leaf=is_none), dx_BTD
 
     whole, both = (compiled(jax.jit(function).lower(known, dy_BTD))(known, dy_BTD) for function in (backward, in_two))
     for mine, expected in zip(jax.tree.leaves(both), jax.tree.leaves(whole), strict=True):
@@ -55,10 +63,15 @@ def test_both_halves_make_the_whole(remat):
 
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_no_matmul_is_in_both_halves(remat):
-    """The FLOPs of both halves add up to the whole, and the second half has the weights' matmuls only."""
+    """The FLOPs of both halves add up to the whole, and the second half has the weights' matmuls only.
+
+    Of each layer it gives four gradients. Those of biases and norms, which take no matmul, come with the first.
+    """
     backward, known, parts = halves(remat)
     dy_BTD = jnp.ones_like(X_BTD)
-    _, between = jax.eval_shape(parts.first, known, dy_BTD)
+    _, at_once, between = jax.eval_shape(parts.first, known, dy_BTD)
+    later = jax.eval_shape(parts.second, known, between)
+    assert (len(jax.tree.leaves(at_once)), len(jax.tree.leaves(later))) == (8, 4)
 
     def flops(function, *inputs):
         return read_program(jax.jit(function).lower(*inputs).compile().as_text() or "", {"data": 1}).flops
@@ -69,12 +82,16 @@ def test_no_matmul_is_in_both_halves(remat):
     assert second == 2 * matmul_weights * 2 * CONFIG.sequence
 
 
-def test_only_activation_gradients_lie_between_the_halves():
-    """Between the halves only gradients of activations are kept: 11 D elements for each token and layer.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("remat", "width"), [("none", 9), ("dots", 9), ("full", 15)])
+def test_inputs_and_gradients_of_matmuls_lie_between_the_halves(remat, width, dtype):
+    """Between the halves are gradients of the outputs of matmuls: 9 D for each token and layer, in the compute dtype.
 
-    Three for queries, keys and values, four for the MLP's hidden layer, and four as wide as the residual stream.
+    They are of queries, keys and values 3 D, of the attention's output D, of the MLP's hidden layer 4 D, of its output
+    D. With full rematerialisation there are also inputs, 6 D: of all but the first matmul, which takes the layer's
+    input. Of that there are two numbers for each token.
     """
-    _, known, parts = halves("dots")
-    _, between = jax.eval_shape(parts.first, known, X_BTD)
-    elements = sum(part.size for part in between)
-    assert elements == 11 * CONFIG.layers * X_BTD.size
+    _, _, parts = halves(remat, dtype)
+    elements = width * CONFIG.embed + (2 if remat == "full" else 0)
+    assert sum(part.size for part in parts.between) == elements * CONFIG.layers * X_BTD.size // CONFIG.embed
+    assert {part.dtype for part in parts.between if part.size >= X_BTD.size} == {jnp.dtype(dtype)}

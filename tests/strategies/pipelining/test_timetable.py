@@ -17,7 +17,7 @@ class Stage:
     def __init__(self, ticks: Ticks) -> None:
         depths = ticks.depths
         self.arrived, self.made = ["x 0 0", *["nothing"] * depths.arrived], "nothing"
-        self.kept, self.deferred = ["nothing"] * depths.kept, ["nothing"] * depths.deferred
+        self.kept = ["nothing"] * depths.kept
 
 
 def take_turn(stage: Stage, turn: Turn, part: int) -> str:
@@ -26,8 +26,8 @@ def take_turn(stage: Stage, turn: Turn, part: int) -> str:
     if kind is None:
         return ""
     if kind == "W":
-        m = int(stage.deferred[turn.deferred].split()[2])
-        assert (stage.kept[turn.kept], stage.deferred[turn.deferred]) == (f"kept {m} {part}", f"put off {m} {part}")
+        m = int(stage.kept[turn.kept].split()[2])
+        assert stage.kept[turn.kept] == f"put off {m} {part}"
         return f"W {m} {part}"
     m = int(taken.split()[1])
     if kind == "F":
@@ -35,9 +35,7 @@ def take_turn(stage: Stage, turn: Turn, part: int) -> str:
         stage.kept[turn.kept], stage.made = f"kept {m} {part}", f"x {m} {part + 1}"
     else:
         assert (taken, stage.kept[turn.kept]) == (f"dy {m} {part}", f"kept {m} {part}")
-        stage.made = f"dy {m} {part - 1}"
-        if stage.deferred:
-            stage.deferred[turn.deferred] = f"put off {m} {part}"
+        stage.made, stage.kept[turn.kept] = f"dy {m} {part - 1}", f"put off {m} {part}"
     return f"{kind} {m} {part}"
 
 
