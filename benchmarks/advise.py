@@ -37,6 +37,10 @@ from benchmarks.seconds.machine import Machine
 
 DAY_SECONDS = 86_400
 SHOWN_LIMITS = 3
+OF_ONE = "trace", "compile", "tokens", "all"
+"""Options about the candidates of one topology."""
+BELONGING = {"tokens": ("price",), "scaling": ("sequences_per_device",), "compile": ("workers", "again")}
+"""Options -> those that do something with them alone."""
 Limits = Mapping[str, float]
 """What a choice waits for, as `limits` gives it."""
 
@@ -169,7 +173,9 @@ def require_schedules(topology: Topology) -> None:
         ValueError: it is not, or it does not.
     """
     if topology.kind == CPU:
-        raise ValueError(f"--compile: on {topology} no communication overlaps; predictions assume the same")
+        raise ValueError(
+            f"--compile: on {topology} no communication overlaps, as predictions assume; leave --compile out"
+        )
     topology.require_compiler()
 
 
@@ -201,12 +207,25 @@ def scaling(space: SearchSpace, asked: argparse.Namespace, its: Machine) -> int:
     begin = time.monotonic()
     sizes = powers_of_two(*asked.scaling)
     each = asked.sequences_per_device or max(1, space.batch_size // sizes[0])
-    found = list(scaled.points(space, sizes, each, its))
+    found = list(scaled.points(space, asked.topology, sizes, each, its))
     print(f"{len(found)} searches in {time.monotonic() - begin:.1f} s", file=sys.stderr)
     if asked.json:
         save_text(asked.json, json.dumps(scaled.document(space, found, its), indent=1))
     print("\n".join(scaled.report(space, found, its)))
     return 0 if any(point.choice for point in found) else 1
+
+
+def require_together(asked: argparse.Namespace) -> None:
+    """Check that no option is without effect.
+
+    Raises:
+        ValueError: an option is given without the one that it belongs to, or one of a single topology with --scaling.
+    """
+    if asked.scaling and (given := [name for name in OF_ONE if getattr(asked, name)]):
+        raise ValueError(f"--{given[0]} is of one topology; leave --scaling out")
+    for name, others in BELONGING.items():
+        if not getattr(asked, name) and (given := [other for other in others if getattr(asked, other)]):
+            raise ValueError(f"--{given[0].replace('_', '-')} is of --{name}; give --{name}, too")
 
 
 def prepared(asked: argparse.Namespace) -> tuple[SearchSpace, Machine]:
@@ -216,11 +235,11 @@ def prepared(asked: argparse.Namespace) -> tuple[SearchSpace, Machine]:
         ValueError: what is asked for is not possible.
         Unwritable: a file cannot be written.
     """
-    if asked.scaling and (asked.trace or asked.compile):
-        raise ValueError("--trace and --compile are of one topology; leave --scaling out")
+    require_together(asked)
     if asked.devices:
         asked.topology = topology_here()
-    its = chosen_machine(asked, asked.topology)
+    largest = sized(asked.topology, powers_of_two(*asked.scaling)[-1]) if asked.scaling else asked.topology
+    its = chosen_machine(asked, largest)
     space = search_space(of_smallest(asked) if asked.scaling else asked)
     for path in filter(None, (asked.json, asked.trace)):
         require_file(path)
@@ -256,6 +275,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(report(space, choices, its, compiled, asked)))
     if asked.trace and choices.best:
         write_trace(asked.trace, choices.best[0], its)
+    elif asked.trace:
+        print(f"{asked.trace} is not written: no candidate fits", file=sys.stderr)
     return 0 if choices.best else 1
 
 

@@ -109,7 +109,7 @@ def with_passes(machine: Machine, timings: Sequence[Timing]) -> Machine:
         fresh_bytes=streaming / rate(fresh, shared=True),
         score_bytes=Passes(*(per_byte * each for each in planned)),
         matrix_flops=matrix_seconds * flops,
-        cores=os.cpu_count() or 1,
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     )
     constants = replace(machine.constants, attention_efficiency=flops / machine.matmul_flops_per_second)
     return replace(machine, stack=stack, constants=constants)

@@ -54,11 +54,6 @@ class Choice:
         """Predicted tokens per second of all devices."""
         return self.case.batch_size * self.case.config.sequence / self.step_seconds
 
-    def host_bytes(self, machine: Machine) -> int:
-        """Memory of all devices that share a memory: of virtual devices those of a host, otherwise one alone."""
-        assert self.case.topology
-        return self.needed_bytes * machine.sharing(self.case.topology, self.case.mesh.size)
-
     def utilization(self, machine: Machine) -> float:
         """Predicted model FLOPs utilization."""
         assert self.case.topology
@@ -116,12 +111,17 @@ def advised(cases: Iterable[Case], machine: Machine, topology: Topology) -> Choi
         except Infeasible:
             infeasible += 1
             continue
-        if cost.needed_bytes * machine.sharing(topology, case.mesh.size) > machine.chip.memory_bytes:
+        if host_bytes(cost, machine, topology) > machine.chip.memory_bytes:
             larger.append((case, cost))
             continue
         best.append(predicted(case, cost, machine, topology))
     best.sort(key=lambda each: (each.step_seconds, each.needed_bytes))
     return Choices(tuple(best), tuple(larger), infeasible)
+
+
+def host_bytes(cost: Cost, machine: Machine, topology: Topology) -> int:
+    """Memory of all devices that share a memory: of virtual devices those of a host, otherwise one alone."""
+    return cost.needed_bytes * machine.sharing(topology, cost.plan.mesh.size)
 
 
 def predicted(case: Case, cost: Cost, machine: Machine, topology: Topology) -> Choice:

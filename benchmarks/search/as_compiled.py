@@ -1,7 +1,7 @@
 """Candidates as compiled: what the compiler's schedule leaves exposed replaces the overlap that predictions assume."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.cases import Case
@@ -87,7 +87,9 @@ def exposed_seconds(entry: Entry, machine: Machine) -> float | None:
         program = read_program(entry.program.as_text() or "", entry.step.mesh.shape)
     except HLOError:
         return None
-    replayed = replay(program, entry.step.mesh, machine.reached)
+    share = machine.float32_share if entry.case.dtype == "float32" else 1.0
+    chip = replace(machine.reached, flops_per_second=share * machine.reached.flops_per_second)
+    replayed = replay(program, entry.step.mesh, chip)
     return replayed and replayed.exposed_seconds
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from benchmarks.cases import Case
-from benchmarks.search.advised import Choice, Choices, predicted, waiting_seconds
+from benchmarks.search.advised import Choice, Choices, host_bytes, predicted, waiting_seconds
 from benchmarks.seconds.machine import Machine
 from strategies import MeshSpec
 
@@ -55,7 +55,7 @@ def lever(choice: Choice, limits: Mapping[str, float], choices: Choices, machine
             after = {name: waiting_seconds(best, name, machine, topology) for name in limits}
             relief = {name: share * now - after[name] for name, share in limits.items()}
             resource = max(relief, key=lambda name: relief[name])
-            lacking = max(0, best.host_bytes(machine) - machine.chip.memory_bytes)
+            lacking = max(0, host_bytes(best.cost, machine, topology) - machine.chip.memory_bytes)
             return Lever(resource, limits[resource], change_of(choice.case, best.case), saves, lacking)
     return None
 

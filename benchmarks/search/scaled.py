@@ -60,11 +60,12 @@ def sized(topology: Topology, devices: int) -> Topology:
     return Topology(topology.kind, (devices // inside, inside))
 
 
-def points(space: SearchSpace, sizes: tuple[int, ...], each: int, machine: Machine) -> Iterator[Point]:
+def points(space: SearchSpace, base: Topology, sizes: tuple[int, ...], each: int, machine: Machine) -> Iterator[Point]:
     """The best on each number of devices, strong scaling first.
 
     Args:
-        space: its topology is of the smallest size, and its batch that of strong scaling.
+        space: what is searched; its batch is that of strong scaling.
+        base: of the kind of devices, with hosts as large.
         sizes: numbers of devices.
         each: sequences of a device in weak scaling.
         machine: predicts the seconds.
@@ -72,7 +73,7 @@ def points(space: SearchSpace, sizes: tuple[int, ...], each: int, machine: Machi
     kinds: tuple[Scaling, ...] = "strong", "weak"
     for scaling in kinds:
         for devices in sizes:
-            topology = sized(space.topology, devices)
+            topology = sized(base, devices)
             batch = each * devices if scaling == "weak" else space.batch_size
             its = replace(
                 space, topology=topology, batch_size=batch, options=tuple((OPTIONS | dict(space.options)).items())

@@ -32,14 +32,17 @@ def topology_of(devices: Devices) -> Topology:
     """
     name, hosts = devices[0].device_kind, len({device.process_index for device in devices})
     if devices[0].platform == CPU:
-        return Topology(CPU, (hosts, len(devices) // hosts) if hosts > 1 else (len(devices),))
-    if name not in KINDS:
-        raise ValueError(f"the specifications of {name!r} are not known; known are {', '.join(KINDS)}")
-    dims = CHIPS[KINDS[name]].torus_dims
-    shape = extents(devices)[:dims] if dims else (hosts, len(devices) // hosts)
-    topology = Topology(KINDS[name], tuple(shape))
+        topology = Topology(CPU, (hosts, len(devices) // hosts) if hosts > 1 else (len(devices),))
+    elif name in KINDS:
+        dims = CHIPS[KINDS[name]].torus_dims
+        shape = extents(devices)[:dims] if dims else (hosts, len(devices) // hosts)
+        topology = Topology(KINDS[name], tuple(shape))
+    else:
+        like = "or take one like it: --topology h100:1x1 --set flops=165TFLOP/s --set hbm=24GiB"
+        raise ValueError(f"the specifications of {name!r} are not known; known are {', '.join(KINDS)}; {like}")
     if device_count(topology) != len(devices):
-        raise ValueError(f"these {len(devices)} devices are not all of {topology}; start a whole slice")
+        way_out = "start a whole slice, or as many devices in each process"
+        raise ValueError(f"these {len(devices)} devices are not all of {topology}; {way_out}")
     return topology
 
 

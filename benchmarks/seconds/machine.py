@@ -160,8 +160,9 @@ SPECIFICATIONS: Mapping[str, tuple[str, str]] = {
     "inter_host_latency": ("network_seconds", "s"),
 }
 """Names of what can be set -> field of `Chip` or of `Constants`, and its unit."""
-DECIMAL = {"": 1, "u": 1e-6, "m": 1e-3, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-PREFIXES = {**DECIMAL, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+SMALL = {"": 1, "u": 1e-6, "m": 1e-3}
+DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+LARGE = {**DECIMAL, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def changed(old: float, text: str, unit: str) -> float:
@@ -175,12 +176,12 @@ def changed(old: float, text: str, unit: str) -> float:
     >>> changed(0.0, "10Gbit/s", "B/s")
     1250000000.0
     """
-    bits = "|bit(?:/s)?" if unit == "B/s" else ""
-    parts = re.fullmatch(rf"([0-9]+(?:\.[0-9]*)?)(?:(x)|({'|'.join(PREFIXES)})({unit}{bits}))", text.strip())
+    bits, prefixes = "|bit(?:/s)?" if unit == "B/s" else "", SMALL if unit == "s" else LARGE
+    parts = re.fullmatch(rf"([0-9]+(?:\.[0-9]*)?)(?:(x)|({'|'.join(prefixes)})({unit}{bits}))", text.strip())
     if not parts or not float(parts[1]) > 0:
         example = "50us" if unit == "s" else f"100G{unit}"
         raise ValueError(f"{text!r} cannot be read; write a multiple such as 2x, or an amount such as {example}")
     if parts[2] and not old:
         raise ValueError(f"{text!r} is a multiple of what is not known; write an amount with its unit, {unit}")
-    factor = old if parts[2] else PREFIXES[parts[3]] / (8 if parts[4].startswith("bit") else 1)
+    factor = old if parts[2] else prefixes[parts[3]] / (8 if parts[4].startswith("bit") else 1)
     return float(parts[1]) * factor

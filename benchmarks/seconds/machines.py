@@ -67,14 +67,20 @@ def parsed(name: str, told: Mapping[str, Any], kind: str | None = None) -> Machi
         if value not in known and not (whole and what == "chip"):
             raise UnknownMachine(f"machine {name}: {what} {value!r} is not known; known are {', '.join(known)}")
     chip = Chip(**specifications) if whole else dataclasses.replace(CHIPS[chosen], **specifications)
-    cores = GPUS[chosen]["core_count"] if chosen in GPUS else 0
-    constants, achieved = Constants(**told["constants"]), ACHIEVED.get(chosen, chip.flops_per_second)
+    # Whole specifications are measured ones: their rate of matmuls is reached, and waves of tiles are in it.
+    cores = GPUS[chosen]["core_count"] if chosen in GPUS and not whole else 0
+    achieved = chip.flops_per_second if whole else ACHIEVED.get(chosen, chip.flops_per_second)
+    constants = Constants(**told["constants"])
     passes = {
         name: Passes(*value) if isinstance(value, list) else value for name, value in told.get("passes", {}).items()
     }
     stack = dataclasses.replace(STACKS[told["stack"]], **passes)
-    share = float32_share(chosen, chip)
+    share = float32_share(NAMES.get(chosen, chosen), chip)
     return Machine(name, chip, achieved, cores, stack, constants, told["error"], told["source"], share)
+
+
+NAMES = {gpu["name"]: kind for kind, gpu in GPUS.items()}
+"""JAX's names of GPUs, which calibrated files have -> ours."""
 
 
 def float32_share(kind: str, chip: Chip) -> float:

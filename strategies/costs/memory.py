@@ -65,7 +65,8 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
 def reduction_bytes(plan: Plan) -> int:
     """Bytes of gradients and of their sums over replicas, after the backward pass; 0 if they are summed in place.
 
-    Compilers for CPUs and TPUs put the results of all-reduces beside their operands, that for GPUs in their place.
+    Compilers for CPUs and TPUs put the results of all-reduces beside their operands, that for GPUs in their place. In
+    buckets (`bucket_bytes`) fewer sums are there at once, which is not counted.
     """
     if plan.size(*plan.layout.replicas) == 1 or plan.train.reduce == "layer" or plan.platform in GPUS:
         return 0

@@ -136,6 +136,20 @@ def test_four_hosts_need_a_network(tmp_path, capsys):
     assert all(slow > fast for slow, fast in zip(*seconds, strict=True))
 
 
+def test_sizes_of_one_host_need_no_network(tmp_path, capsys):
+    """Scaling within a host takes a calibrated file as it is; beyond it, the network must be known."""
+    host, path = tmp_path / "host.json", tmp_path / "scaling.json"
+    host.write_text(json.dumps(FILE | {"specifications": FILE["specifications"] | {"network_bytes_per_second": 0}}))
+    asked = ["--topology=cpu:8", "--preset=nano", "--batch-size=16", "--dtype=float32", f"--machine={host}"]
+    assert main([*asked, "--scaling=2..8", f"--json={path}"]) == 0
+    assert [row["topology"] for row in json.loads(path.read_text())["points"][:3]] == ["cpu:1x2", "cpu:1x4", "cpu:1x8"]
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([*asked, "--scaling=8..16"])
+    assert ended.value.code == 2
+    assert "does not say how fast the network between hosts is" in capsys.readouterr().err
+
+
 def test_days_and_money(tmp_path, capsys):
     """Tokens over throughput are the days, times devices the hours, times a price the money."""
     rate = advice(tmp_path, "--tokens=1e12", "--price=2")["choices"][0]["tokens_per_second"]
@@ -175,11 +189,13 @@ def test_nothing_fits(capsys):
         (["--topology=cpu:8"], "measure yours: python -m benchmarks.calibrate --out mine.json"),
         (["--topology=cpu:8", "--machine=h100_fsdp"], "machine h100_fsdp is one of cuda devices, and cpu:8 is not"),
         (["--devices=here"], "not allowed with argument --topology"),
-        (
-            ["--trace=step.json", "--scaling=8..16"],
-            "--trace and --compile are of one topology; leave --scaling out",
-        ),
-        (["--compile=2", "--scaling=8..16"], "--trace and --compile are of one topology; leave --scaling out"),
+        (["--trace=step.json", "--scaling=8..16"], "--trace is of one topology; leave --scaling out"),
+        (["--compile=2", "--scaling=8..16"], "--compile is of one topology; leave --scaling out"),
+        (["--price=2"], "--price is of --tokens; give --tokens, too"),
+        (["--sequences-per-device=2"], "--sequences-per-device is of --scaling; give --scaling, too"),
+        (["--workers=2"], "--workers is of --compile; give --compile, too"),
+        (["--set=hbm=141mB"], "'141mB' cannot be read"),
+        (["--set=inter_host_latency=50ks"], "'50ks' cannot be read"),
         (["--mesh=fsdp=4"], "fsdp=4"),
     ],
 )

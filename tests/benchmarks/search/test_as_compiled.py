@@ -43,7 +43,7 @@ def published() -> Machine:
     reached = replace(
         H100S.constants, matmul_efficiency=1.0, memory_efficiency=1.0, link_efficiency=1.0, network_efficiency=1.0
     )
-    return replace(H100S, matmul_flops_per_second=H100S.chip.flops_per_second, constants=reached)
+    return replace(H100S, matmul_flops_per_second=H100S.chip.flops_per_second, float32_share=1.0, constants=reached)
 
 
 @pytest.mark.usefixtures("pretended")

@@ -25,7 +25,7 @@ def space(topology, **others):
 
 def test_each_point_is_the_best_of_its_search():
     """On every number of devices, of the candidates whose meshes are usual, with the largest of its limits."""
-    found = list(points(space("h100:1x8"), (8, 16), 4, H100S))
+    found = list(points(space("h100:1x8"), Topology.parse("h100:1x8"), (8, 16), 4, H100S))
     assert [(point.scaling, point.devices, point.batch_size) for point in found] == [
         ("strong", 8, 64),
         ("strong", 16, 64),
@@ -40,6 +40,12 @@ def test_each_point_is_the_best_of_its_search():
         assert point.choice.case.mesh.size == point.devices
         assert point.limits[point.limit] == max(limits(point.choice, H100S, point.topology).values())
     assert found[1].choice == found[3].choice == best
+
+
+def test_hosts_are_those_of_the_topology():
+    """Also if the smallest size is a part of one."""
+    found = points(space("h100:1x2"), Topology.parse("h100:1x8"), (2, 16), 4, H100S)
+    assert [str(point.topology) for point in found] == ["h100:1x2", "h100:2x8"] * 2
 
 
 def test_leaving_out_unusual_meshes_loses_nothing_here():

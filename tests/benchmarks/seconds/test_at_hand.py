@@ -5,9 +5,12 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
 from benchmarks.seconds.at_hand import topology_of
+from benchmarks.seconds.machines import parsed
+from tests.benchmarks.seconds.virtual import FILE
 from tests.benchmarks.test_compile import TAKES_LIBTPU
 
 
@@ -43,3 +46,16 @@ def test_devices_that_are_not_known_are_refused():
     ]
     with pytest.raises(ValueError, match="these 3 devices are not all of v5e:2x2; start a whole slice"):
         topology_of(part)
+    uneven = [SimpleNamespace(device_kind="cpu", platform="cpu", process_index=host) for host in (0, 0, 1)]
+    with pytest.raises(ValueError, match="these 3 devices are not all of cpu:2x1; start a whole slice"):
+        topology_of(uneven)
+
+
+def test_a_calibrated_file_keeps_its_figures():
+    """Whether the devices are named or not: the rate that was measured, and float32 as GPUs multiply it."""
+    chip = vars(CHIPS["h100"]) | {"flops_per_second": 6e14}
+    told = FILE | {"stack": "meshmark", "devices": [GPUS["h100"]["name"]], "specifications": chip}
+    here, named = parsed("mine", told), parsed("mine", told, "h100")
+    assert here == named
+    assert here.matmul_flops_per_second == 6e14
+    assert here.float32_share == pytest.approx(67e12 / 6e14, rel=0.01)
