@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args, get_origin, get_type_hints
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -213,11 +214,18 @@ class TrainConfig:
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
-        for name, kind in get_type_hints(TrainConfig).items():
-            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
-                raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(get_args(kind))}")
+        for name, known in _known().items():
+            if getattr(self, name) not in known:
+                raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(known)}")
         _require_alone(self)
         _require_optimizer(self)
+
+
+@cache
+def _known() -> Mapping[str, tuple[str, ...]]:
+    """Fields of `TrainConfig` that are one of several words, and these. A search makes thousands of such objects."""
+    kinds = get_type_hints(TrainConfig).items()
+    return {name: get_args(kind) for name, kind in kinds if get_origin(kind) is Literal}
 
 
 def _require_optimizer(train: TrainConfig) -> None:

@@ -115,3 +115,5 @@ device_description_str: "{name}"
 """
 """A GpuTargetConfigProto (XLA, stream_executor/device_description.proto). The values that are not filled in are the
 same for all of `GPUS`."""
+GPU_KINDS: Mapping[str, str] = {gpu["name"]: kind for kind, gpu in GPUS.items()}
+"""JAX's names of GPUs -> ours."""

@@ -16,6 +16,7 @@ from benchmarks.search.advised import Choice, Choices
 from benchmarks.seconds.drawn import LANES
 from benchmarks.seconds.machine import Machine
 from benchmarks.timing.machine import fingerprint
+from strategies.costs.plan import BYTES
 
 EXPOSED_COLUMN = "machine.exposed_seconds"
 """Seconds for which the compiled step waits for collectives, at the rates that a machine reaches."""
@@ -87,9 +88,8 @@ def exposed_seconds(entry: Entry, machine: Machine) -> float | None:
         program = read_program(entry.program.as_text() or "", entry.step.mesh.shape)
     except HLOError:
         return None
-    share = machine.float32_share if entry.case.dtype == "float32" else 1.0
-    chip = replace(machine.reached, flops_per_second=share * machine.reached.flops_per_second)
-    replayed = replay(program, entry.step.mesh, chip)
+    rate = machine.best_rate(BYTES[entry.case.dtype]) * machine.constants.matmul_efficiency
+    replayed = replay(program, entry.step.mesh, replace(machine.reached, flops_per_second=rate))
     return replayed and replayed.exposed_seconds
 
 

@@ -117,8 +117,7 @@ def memory_traffic_bytes(plan: Plan) -> int:
     weights = passes * itemsize * sum(each.elements for each in used) * plan.shards
     activations = 2 * Block.kept_bytes(plan.share) * plan.layers
     state = 2 * 3 * 4 * plan.elements // plan.updates
-    gradients = 2 * sum(plan.held_bytes(each) for each in plan.weights)
-    return train.microbatches * (weights + gradients + activations) + state
+    return train.microbatches * (weights + 2 * plan.parameter_bytes + activations) + state
 
 
 @cache

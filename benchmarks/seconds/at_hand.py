@@ -4,7 +4,7 @@ import jax
 
 from benchmarks.cases import Case
 from benchmarks.devices.chips import CHIPS
-from benchmarks.devices.gpus import GPUS
+from benchmarks.devices.gpus import GPU_KINDS
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.explain.predicted import cost_of
@@ -14,7 +14,7 @@ from benchmarks.seconds.predicted import predict_seconds
 from strategies.mesh import Devices
 
 KINDS = {
-    **{gpu["name"]: kind for kind, gpu in GPUS.items()},
+    **GPU_KINDS,
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",
     "TPU v5": "v5p",

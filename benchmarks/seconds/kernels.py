@@ -64,7 +64,7 @@ class Kernel:
         streaming = self.moved_bytes / (machine.chip.memory_bytes_per_second * constants.memory_efficiency)
         if self.kind == "memory":
             return streaming
-        best = machine.matmul_flops_per_second * (machine.float32_share if self.itemsize == 4 else 1)
+        best = machine.best_rate(self.itemsize)
         if self.kind == "attention":
             return max(self.flops / best / constants.attention_efficiency, streaming)
         m, n, k, batch = self.dims

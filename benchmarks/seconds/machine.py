@@ -105,6 +105,10 @@ class Machine:
             memory_bytes_per_second=chip.memory_bytes_per_second * constants.memory_efficiency,
         )
 
+    def best_rate(self, itemsize: int) -> float:
+        """The device's best matmul rate in FLOP/s, by the bytes of an element."""
+        return self.matmul_flops_per_second * (self.float32_share if itemsize == 4 else 1)
+
     def sharing(self, topology: Topology, devices: int) -> int:
         """How many devices share these specifications: of virtual devices all of a host, otherwise one alone.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.devices.chips import CHIPS, Chip
-from benchmarks.devices.gpus import GPUS
+from benchmarks.devices.gpus import GPU_KINDS, GPUS
 from benchmarks.seconds.machine import RANGES, Constants, Machine
 from benchmarks.seconds.stack import STACKS, Passes
 
@@ -75,12 +75,8 @@ def parsed(name: str, told: Mapping[str, Any], kind: str | None = None) -> Machi
         name: Passes(*value) if isinstance(value, list) else value for name, value in told.get("passes", {}).items()
     }
     stack = dataclasses.replace(STACKS[told["stack"]], **passes)
-    share = float32_share(NAMES.get(chosen, chosen), chip)
+    share = float32_share(GPU_KINDS.get(chosen, chosen), chip)  # calibrated files have JAX's names
     return Machine(name, chip, achieved, cores, stack, constants, told["error"], told["source"], share)
-
-
-NAMES = {gpu["name"]: kind for kind, gpu in GPUS.items()}
-"""JAX's names of GPUs, which calibrated files have -> ours."""
 
 
 def float32_share(kind: str, chip: Chip) -> float:

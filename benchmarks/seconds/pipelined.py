@@ -43,12 +43,11 @@ def durations(
 ) -> Callable[[int, Op], float]:
     """The seconds of an operation on a stage. Both stages wait while one sends. Arguments are those of `pipelined`."""
     costs, schedule = _costs(plan, layers), plan.schedule
-    head = {"F": sum(ends[0].values()), "B": sum(ends[1].values()), "W": 0.0}
+    head = {"F": sum(ends[0].values()), "B": sum(ends[1].values())}
 
     def seconds(stage: int, op: Op) -> float:
-        at_head = stack.ends != FIRST_AND_LAST or (stage, op.chunk) == _last(plan)
         sending = send_seconds if _sends(plan, stage, op) else 0.0
-        return schedule.duration(op, costs) + sending + (head[op.kind] if at_head else 0.0)
+        return schedule.duration(op, costs) + sending + (head[op.kind] if _has_head(plan, stack, stage, op) else 0.0)
 
     return seconds
 
@@ -84,8 +83,7 @@ def _as_needed(
     """Passes of stages that wait only for what they need."""
     for (stage, op), start in plan.schedule.starts(durations(plan, stack, layers, ends, send_seconds)).items():
         parts = _work(plan, layers, op)
-        at_head = stack.ends != FIRST_AND_LAST or (stage, op.chunk) == _last(plan)
-        if op.kind != "W" and at_head:
+        if _has_head(plan, stack, stage, op):
             parts = added(parts, ends[op.kind == "B"])
         if _sends(plan, stage, op):
             parts = added(parts, {"sends": send_seconds})
@@ -106,6 +104,11 @@ def _work(plan: Plan, layers: tuple[Parts, Parts], op: Op) -> Parts:
     weights = WEIGHTS_SHARE if plan.schedule.splits_backward else 0.0
     share = {"F": 1.0, "B": 1 - weights, "W": weights}[op.kind]
     return scaled(layers[op.kind != "F"], share * plan.layers / plan.schedule.chunks)
+
+
+def _has_head(plan: Plan, stack: Stack, stage: int, op: Op) -> bool:
+    """Whether an operation includes the ends of the model: on the last stage, or a share of them on each."""
+    return op.kind != "W" and (stack.ends != FIRST_AND_LAST or (stage, op.chunk) == _last(plan))
 
 
 def _sends(plan: Plan, stage: int, op: Op) -> bool:

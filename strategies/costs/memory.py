@@ -28,7 +28,7 @@ def arguments(plan: Plan) -> Mapping[str, int]:
     scalars = 3 if plan.train.dtype == "float16" else 1
     copies = 2 if plan.train.master == "none" else 3
     return {
-        "parameters": sum(plan.held_bytes(weight) for weight in plan.weights),
+        "parameters": plan.parameter_bytes,
         "optimizer": copies * 4 * plan.elements // parts + 4 * scalars,
         "errors": 4 * error_elements,
         "batch": 4 * sequences * (plan.config.sequence + 1),
@@ -70,13 +70,13 @@ def reduction_bytes(plan: Plan) -> int:
     """
     if plan.size(*plan.layout.replicas) == 1 or plan.train.reduce == "layer" or plan.platform in GPUS:
         return 0
-    return sum(plan.held_bytes(weight) for weight in plan.weights) + 4 * plan.elements
+    return plan.parameter_bytes + 4 * plan.elements
 
 
 def gradient_bytes(plan: Plan) -> int:
     """Bytes of gradients. They have the dtype of the parameters; sums over microbatches and devices are float32."""
     train = plan.train
-    gradients = sum(plan.held_bytes(weight) for weight in plan.weights) * plan.gathered
+    gradients = plan.parameter_bytes * plan.gathered
     if train.reduce == "layer":  # a sharded update has whole gradients of the embedding and the head alone
         gradients -= sum(plan.held_bytes(weight) for weight in plan.weights if weight.of_blocks)
         gradients += 4 * block_elements(plan) // plan.updates

@@ -284,6 +284,11 @@ class Plan:
         return BYTES[held_dtype(weight.dims, self.train)] * weight.elements
 
     @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the parameters as the state holds them, on one device."""
+        return sum(map(self.held_bytes, self.weights))
+
+    @property
     def elements(self) -> int:
         """Parameters that one device holds."""
         return sum(weight.elements for weight in self.weights)
