@@ -61,7 +61,7 @@ def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementa
 
     scatter = partial(shards.scatter, dtype=train.reduce_dtype)
 
-    by_token = mesh.devices.flat[0].device_kind in V5E
+    by_token = mesh.devices.flat[0].device_kind in V5E and shards.count == mesh.size
 
     def gather(part: Array, dims: Sequence[str], dtype: str) -> Array:
         if by_token and part.ndim == 3:  # [D,3,A], see `attend_by_token`
@@ -114,8 +114,8 @@ def attend_by_token(qkv_BTCA: Array, head_dim: int, kind: str, reach: Reach | No
     that, 100 MB in each pass over a layer of gpt3-6.7b. Instead it copies queries, keys and values, 50 MB with a
     sequence of 2,048 tokens. The weights are gathered as [D,3A]: gathered as [D,3,A], they would be copied again.
 
-    On v5e:16x16 a step of fsdp in bfloat16 with unroll=1 takes 695 ms instead of 707 as replayed. v5p gathers ahead,
-    and hsdp is 4% slower with it there.
+    It is used on v5e where all devices shard the weights: a step on v5e:16x16 in bfloat16 with unroll=1 takes 695 ms
+    instead of 707 as replayed. hsdp is 1% slower with it, and 4% on v5p, which gathers ahead.
     """
     flat_NF = lax.optimization_barrier(qkv_BTCA.reshape(qkv_BTCA.shape[0] * qkv_BTCA.shape[1], -1))
     return causal_attention(flat_NF.reshape(qkv_BTCA.shape), head_dim, kind, reach)

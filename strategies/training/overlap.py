@@ -20,16 +20,17 @@ V5E = "TPU v5 lite", "TPU v5e"
 """JAX's names of v5e, whose defaults differ from those of other TPUs.
 
 Weights are not gathered ahead. Over all chips of v5e:16x16 a reduce-scatter becomes an all-reduce, of which less is
-hidden with prefetch: a step of fsdp with gpt3-6.7b takes 778 ms as replayed, and 707 ms without. hsdp and three_d gain
-2%. Other kinds gain more: fsdp takes 233 ms instead of 266 on v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16.
+hidden with prefetch: a step of fsdp with gpt3-6.7b and unroll=1 takes 778 ms as replayed, and 707 ms without. hsdp and
+three_d gain 2%. Other kinds gain more: fsdp takes 233 ms instead of 266 on v6e:16x16, and 294 ms instead of 309 on
+v5p:8x16x16.
 
 Layers run on halves of the batch: a step of three_d over fsdp=32,tensor=8 takes 1,277 ms instead of 1,354. On other
 TPUs halves were not measured, and are off."""
-V5E_UNROLL = 2
+V5E_UNROLL = 4
 """Layers in one iteration of the loop, where weights are gathered in it, on v5e.
 
 The compiler hides collectives of one layer behind the compute of the others in the iteration, but not behind that of
-another iteration. For gpt3-6.7b in bfloat16 on v5e:16x16 a step of fsdp takes 648 ms instead of 695 as replayed, and 54
+another iteration. For gpt3-6.7b in bfloat16 on v5e:16x16 a step of fsdp takes 645 ms instead of 695 as replayed, and 50
 ms of sending are exposed instead of 106."""
 
 

@@ -63,19 +63,19 @@ def test_tpus_gather_ahead_except_v5e(kind, prefetch):
 @pytest.mark.parametrize(
     ("layout", "kind", "layers", "options", "unroll"),
     [
-        (Layout(batch=("fsdp",), shards=("fsdp",)), "TPU v5 lite", 12, {}, 2),
+        (Layout(batch=("fsdp",), shards=("fsdp",)), "TPU v5 lite", 12, {}, 4),
         (Layout(batch=("fsdp",), shards=("fsdp",)), "TPU v5 lite", 12, {"unroll": 1}, 1),
         (Layout(batch=("fsdp",), shards=("fsdp",)), "TPU v5 lite", 12, {"gather": "step"}, 1),
-        (Layout(batch=("fsdp",), shards=("fsdp",)), "TPU v5 lite", 2, {}, 1),  # no loop would be left
+        (Layout(batch=("fsdp",), shards=("fsdp",)), "TPU v5 lite", 4, {}, 1),  # no loop would be left
         (Layout(batch=("fsdp",), shards=("fsdp",)), "TPU v5", 12, {}, 1),
         (Layout(batch=("fsdp",), shards=("fsdp",)), "NVIDIA H100", 12, {"unroll": 3}, 3),
         (Layout(batch=("data",)), "TPU v5 lite", 12, {}, 1),
-        (Layout(shards=("fsdp",), dims={"layers": ("pipeline",)}), "TPU v5 lite", 12, {}, 1),
+        (Layout(batch=("fsdp",), shards=("fsdp",), dims={"layers": ("pipeline",)}), "TPU v5 lite", 12, {}, 1),
     ],
     ids=str,
 )
-def test_v5e_runs_two_layers_in_an_iteration_that_gathers_weights(layout, kind, layers, options, unroll):
-    """Unless `unroll` is given, it is 1, but 2 on v5e where a loop over more layers than that gathers weights."""
+def test_v5e_runs_four_layers_in_an_iteration_that_gathers_weights(layout, kind, layers, options, unroll):
+    """Unless `unroll` is given, it is 1, but 4 on v5e where a loop over more layers than that gathers weights."""
     config, train = dataclasses.replace(SMALL, layers=layers), dataclasses.replace(TRAIN, **options)
     assert resolve_overlap(layout, SIZES, config, train, "tpu", kind).unroll == unroll
 
