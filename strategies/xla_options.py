@@ -77,7 +77,7 @@ DEFAULTS: tuple[Default, ...] = (
             "xla_enable_async_reduce_scatter_fusion": "true",
         },
         "Hide reduce-scatters of one layer behind the backward pass of the others in the same iteration, on v5e. For "
-        "gpt3-6.7b in bfloat16 with reduce_dtype=bfloat16, hsdp over data=16,fsdp=16 takes 756 ms instead of 807 as "
+        "gpt3-6.7b in bfloat16 with reduce_dtype=bfloat16, hsdp over data=16,fsdp=16 takes 754 ms instead of 807 as "
         "replayed, and three_d over fsdp=32,tensor=8 takes 1,250 ms instead of 1,262. v5p with prefetch gains nothing.",
         frozenset({"hsdp", "three_d"}),
         {"unroll": 4},
