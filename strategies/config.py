@@ -129,7 +129,7 @@ class TrainConfig:
             blocks ("full").
         attention: the kernel: "cudnn" (GPUs, not in float32), "splash" (TPUs, not in float16), "xla", or "auto", which
             is one of the first two where possible.
-        unroll: layers in one iteration of the loop over layers; None: 4 where fsdp gathers weights on v5e, otherwise 1.
+        unroll: layers in one iteration of the loop over layers; None: 4 for fsdp over all devices on v5e, otherwise 1.
         schedule: the pipeline schedule.
         chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
         sequence_parallel: whether the tensor axis also splits the residual stream over its tokens.

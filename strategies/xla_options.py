@@ -65,22 +65,8 @@ DEFAULTS: tuple[Default, ...] = (
         },
         "Start the sums of gradients early, and compute meanwhile. For gpt3-6.7b on 256 chips of v5e, fsdp=256 in "
         "bfloat16 with reduce_dtype=bfloat16 and unroll=1, a step takes 707 ms instead of 782 as replayed, and 103 ms "
-        "of sending are exposed instead of 182.",
+        "of sending are exposed instead of 182. With hsdp over data=16,fsdp=16 nothing changes.",
         frozenset({"fsdp"}),
-    ),
-    Default(
-        "tpu",
-        {
-            "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
-            "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": "true",
-            "xla_enable_async_all_reduce": "true",
-            "xla_enable_async_reduce_scatter_fusion": "true",
-        },
-        "Hide reduce-scatters of one layer behind the backward pass of the others in the same iteration, on v5e. For "
-        "gpt3-6.7b in bfloat16 with reduce_dtype=bfloat16, hsdp over data=16,fsdp=16 takes 754 ms instead of 807 as "
-        "replayed, and three_d over fsdp=32,tensor=8 takes 1,250 ms instead of 1,262. v5p with prefetch gains nothing.",
-        frozenset({"hsdp", "three_d"}),
-        {"unroll": 4},
     ),
     Default(
         "tpu",

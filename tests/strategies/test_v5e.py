@@ -1,5 +1,7 @@
 """What fsdp does on v5e alone, on CPUs that are taken for v5e."""
 
+from typing import Any
+
 import jax
 import pytest
 
@@ -19,7 +21,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "mesh", "options"), CASES, ids=str)
 def test_weights_gathered_flat_and_attention_by_token_equal_one_device(
-    name: str, mesh: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    name: str, mesh: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step with [D,3,A] gathered as [D,3A], and attention to what is written token by token, equals one device's."""
     reference = single(**{key: options[key] for key in options if key == "dtype"})
