@@ -129,7 +129,7 @@ class TrainConfig:
             blocks ("full").
         attention: the kernel: "cudnn" (GPUs, not in float32), "splash" (TPUs, not in float16), "xla", or "auto", which
             is one of the first two where possible.
-        unroll: layers in one iteration of the loop over layers; None: 4 for fsdp over all devices on v5e, otherwise 1.
+        unroll: layers in one iteration of the loop over layers.
         schedule: the pipeline schedule.
         chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
         sequence_parallel: whether the tensor axis also splits the residual stream over its tokens.
@@ -170,7 +170,7 @@ class TrainConfig:
     master: Master = "none"
     remat: Remat = "dots"
     attention: Attention = "auto"
-    unroll: int | None = None
+    unroll: int = 1
     schedule: PipelineSchedule = "1f1b"
     chunks: int = 2
     sequence_parallel: bool = True
@@ -201,8 +201,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Check numbers and options."""
         for name in ("batch_size", "microbatches", "unroll", "chunks", "compression_warmup", "loss_scale_growth_steps"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                raise Infeasible(f"{name}={number}; it must be at least 1")
+            if getattr(self, name) < 1:
+                raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
         if self.bucket_bytes is not None and self.bucket_bytes < 4:
             raise Infeasible(f"bucket_bytes={self.bucket_bytes}; it must be at least 4, for one gradient in float32")
         if not self.clip_norm > 0:

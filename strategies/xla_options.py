@@ -64,8 +64,8 @@ DEFAULTS: tuple[Default, ...] = (
             "xla_enable_async_all_reduce": "true",
         },
         "Start the sums of gradients early, and compute meanwhile. For gpt3-6.7b on 256 chips of v5e, fsdp=256 in "
-        "bfloat16 with reduce_dtype=bfloat16 and unroll=1, a step takes 707 ms instead of 782 as replayed, and 103 ms "
-        "of sending are exposed instead of 182. With hsdp over data=16,fsdp=16 nothing changes.",
+        "bfloat16 with reduce_dtype=bfloat16, a step takes 707 ms instead of 782 as replayed, and 103 ms of sending "
+        "are exposed instead of 182. With hsdp over data=16,fsdp=16 nothing changes.",
         frozenset({"fsdp"}),
     ),
     Default(

@@ -152,7 +152,7 @@ class GPT(nnx.Module):
         """Run all blocks of this device in order. `TrainConfig.remat` says what the backward pass recomputes."""
         graph, stacked = nnx.split(self.blocks)
         layers = jax.tree.leaves(stacked)[0].shape[0]
-        policy, unroll = LAYER_POLICIES[self.train_config.remat], self.train_config.unroll or 1
+        policy, unroll = LAYER_POLICIES[self.train_config.remat], self.train_config.unroll
 
         def gather(stored: nnx.State) -> nnx.State:
             return nnx.split(self._ready((graph, self.hooks.layer(stored))))[1]

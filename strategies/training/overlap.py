@@ -5,7 +5,6 @@ one layer ahead (model/prefetch.py), and `halves="on"` runs layers on two halves
 default of all is "auto", which depends on the devices.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -21,18 +20,11 @@ V5E = "TPU v5 lite", "TPU v5e"
 """JAX's names of v5e, whose defaults differ from those of other TPUs.
 
 Weights are not gathered ahead. Over all chips of v5e:16x16 a reduce-scatter becomes an all-reduce, of which less is
-hidden with prefetch: a step of fsdp with gpt3-6.7b and unroll=1 takes 778 ms as replayed, and 707 ms without. hsdp and
-three_d gain 2%. Other kinds gain more: fsdp takes 233 ms instead of 266 on v6e:16x16, and 294 ms instead of 309 on
-v5p:8x16x16.
+hidden with prefetch: a step of fsdp with gpt3-6.7b takes 778 ms as replayed, and 707 ms without. hsdp and three_d gain
+2%. Other kinds gain more: fsdp takes 233 ms instead of 266 on v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16.
 
 Layers run on halves of the batch: a step of three_d over fsdp=32,tensor=8 takes 1,277 ms instead of 1,354. On other
 TPUs halves were not measured, and are off."""
-V5E_UNROLL = 4
-"""Layers in one iteration of the loop on v5e, where it gathers weights that all devices shard.
-
-The compiler hides collectives of one layer behind the compute of the others in the iteration, but not behind that of
-another iteration. For gpt3-6.7b in bfloat16 on v5e:16x16 a step of fsdp takes 645 ms instead of 695 as replayed, and 50
-ms of sending are exposed instead of 106. hsdp and three_d gain 1 to 4%, and were not compiled to the end."""
 
 
 def resolve_overlap(
@@ -43,7 +35,7 @@ def resolve_overlap(
     platform: str | None,
     kind: str = "",
 ) -> TrainConfig:
-    """Resolve `reduce="auto"`, `prefetch="auto"`, `halves="auto"` and `unroll=None`.
+    """Resolve `reduce="auto"`, `prefetch="auto"` and `halves="auto"`.
 
     Gradients are summed by layer on GPUs alone: on v5e that hides 2 of 9.6 ms, for 6 ms more of memory traffic. CPUs
     hide nothing.
@@ -57,7 +49,7 @@ def resolve_overlap(
         kind: of the devices, as JAX names it.
 
     Returns:
-        `train` with `reduce` "layer" or "step", `prefetch` and `halves` "on" or "off", and a number for `unroll`.
+        `train` with `reduce` "layer" or "step", and `prefetch` and `halves` "on" or "off".
 
     Raises:
         Infeasible: `reduce="layer"`, `prefetch="on"` or `halves="on"`, and the model, the mesh or other options do not
@@ -69,7 +61,6 @@ def resolve_overlap(
         reduce=_reduce(layout, train, platform),
         prefetch=_prefetch(layout, config, train, platform, kind),
         halves=_halves(layout, sizes, train, platform, kind),
-        unroll=train.unroll or _unroll(layout, sizes, config, train, kind),
     )
 
 
@@ -106,12 +97,6 @@ def _halves(
     return "on" if train.halves == "on" or default else "off"
 
 
-def _unroll(layout: Layout, sizes: Mapping[str, int], config: GPTConfig, train: TrainConfig, kind: str) -> int:
-    sharded = layout.shards and size_of(layout.shards, sizes) == math.prod(sizes.values())
-    gathers = sharded and train.gather == "layer"
-    return V5E_UNROLL if gathers and kind in V5E and config.layers > V5E_UNROLL else 1
-
-
 def resolve_for_step(
     config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, implementation: Implementation
 ) -> TrainConfig:
@@ -121,7 +106,7 @@ def resolve_for_step(
         Infeasible: as `resolve_overlap`; or the strategy sums gradients by itself, and only once a step.
     """
     if implementation.compiler_partitioned:
-        return replace(train, reduce="step", prefetch="off", halves="off", unroll=train.unroll or 1)
+        return replace(train, reduce="step", prefetch="off", halves="off")
     device = mesh.devices.flat[0]
     resolved = resolve_overlap(layout, mesh.shape, config, train, platform_of(device), device.device_kind)
     if resolved.reduce == "layer" and implementation.sum_replicas and not implementation.sum_layer:

@@ -60,30 +60,6 @@ def test_tpus_gather_ahead_except_v5e(kind, prefetch):
     assert resolve_overlap(Layout(batch=("fsdp",), shards=("fsdp",)), SIZES, SMALL, asked, "tpu", kind).prefetch == "on"
 
 
-FSDP = Layout(batch=("fsdp",), shards=("fsdp",))
-
-
-@pytest.mark.parametrize(
-    ("layout", "sizes", "kind", "layers", "options", "unroll"),
-    [
-        (FSDP, {"fsdp": 4}, "TPU v5 lite", 12, {}, 4),
-        (FSDP, {"fsdp": 4, "tensor": 1}, "TPU v5 lite", 12, {}, 4),
-        (FSDP, {"fsdp": 4, "data": 2}, "TPU v5 lite", 12, {}, 1),
-        (FSDP, {"fsdp": 4}, "TPU v5 lite", 12, {"unroll": 2}, 2),
-        (FSDP, {"fsdp": 4}, "TPU v5 lite", 12, {"gather": "step"}, 1),
-        (FSDP, {"fsdp": 4}, "TPU v5 lite", 4, {}, 1),  # no loop would be left
-        (FSDP, {"fsdp": 4}, "TPU v5", 12, {}, 1),
-        (FSDP, {"fsdp": 1}, "TPU v5 lite", 12, {}, 1),
-        (Layout(batch=("data",)), {"data": 4}, "TPU v5 lite", 12, {}, 1),
-    ],
-    ids=str,
-)
-def test_v5e_runs_four_layers_in_an_iteration_that_gathers_weights(layout, sizes, kind, layers, options, unroll):
-    """Unless `unroll` is given it is 1, but 4 on v5e where all devices shard the weights of more layers than that."""
-    config, train = dataclasses.replace(SMALL, layers=layers), dataclasses.replace(TRAIN, **options)
-    assert resolve_overlap(layout, sizes, config, train, "tpu", kind).unroll == unroll
-
-
 TENSOR = Layout(batch=("data",), dims={"head_features": ("tensor",), "mlp": ("tensor",)})
 
 
