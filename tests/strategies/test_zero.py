@@ -104,7 +104,7 @@ def test_options_of_one_strategy_change_no_result(name, mesh, options):
     assert_equal(train(name, MeshSpec.parse(mesh), **options), reference, ROUNDING[options.get("dtype", "float32")])
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "float16", "master": "float32"}], ids=str)
+@pytest.mark.parametrize("options", [{"dtype": "float16", "master": "float32"}, *nightly({})], ids=str)
 def test_weights_gathered_layer_by_layer_are_the_same(options, monkeypatch):
     """As GPUs gather updated weights: the step computes the same, and sends as many bytes, in a loop over layers."""
     monkeypatch.setattr(sharded_update, "GPUS", ("cpu",))

@@ -207,6 +207,36 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path):
     step_of("tensor").restore(tmp_path)
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system with room for two checkpoints of the small model under fsdp, and not for three."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("takes Linux and root, to mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.processes
+def test_a_file_system_without_space_leaves_the_last_good_one(small_disk):
+    """As above, on a file system that is really full."""
+    _, state = first_half("fsdp", 3)
+
+    def save(*new):
+        for position in new:
+            step_of("fsdp").save(state, small_disk / "saved", position=position).wait()
+
+    save(1)
+    with pytest.raises(CheckpointError, match=r"/saved/\d cannot be written: .*No space left on device"):
+        save(2, 3)
+    whole = positions(small_disk / "saved")
+    assert [path.name for path in sorted((small_disk / "saved").iterdir())] == [str(position) for position in whole]
+    for position in whole:
+        jax.tree.map(np.testing.assert_array_equal, step_of("fsdp").restore(small_disk / "saved", at=position), state)
+
+
 def stop_inside_save(writer, folder):
     """Stop a process at a moment when a save has written some arrays and is not finished."""
     while True:
