@@ -54,7 +54,7 @@ def test_sparse_attention_equals_one_device(name, mesh, options):
     assert_equal(train(name, mesh, **options), reference, ROUNDING["float32"])
     if name != "auto":  # nothing is predicted of what the compiler partitions
         step = build(name, mesh, **options)
-        program = read_program(compiled(step.lower()).as_text(), step.mesh.shape)
+        program = read_program(compiled(step.lower()).as_text() or "", step.mesh.shape)
         assert sent(program) == by_axes(predict(name, step.config, mesh, step.train))
 
 
