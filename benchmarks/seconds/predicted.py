@@ -58,7 +58,10 @@ def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timelin
 
 
 def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
-    """The least time of a step: its matmuls at the chip's peak with the pipeline's bubble, or its network traffic."""
+    """The least time of a step: its matmuls at the chip's peak with the pipeline's bubble, or its network traffic.
+
+    No step is faster. A roofline (search/ranking.py) also has memory traffic, of which caches may serve a part.
+    """
     devices, chip, outermost = cost.plan.mesh.size, machine.chip, machine.stack.outermost
     bubble = 0.0 if machine.stack.shared else cost.bubble
     compute = cost.least_flops / devices / (1 - bubble) / chip.flops_per_second
