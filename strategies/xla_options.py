@@ -81,6 +81,14 @@ DEFAULTS: tuple[Default, ...] = (
     ),
     Default(
         "gpu",
+        {"xla_disable_hlo_passes": "rematerialization"},
+        "Recompute what `remat` says, and no more. This pass recomputes matmuls of a step whose memory it takes to be "
+        "over 60 of the 79 GiB of an H100. For gpt3-6.7b on 64 H100s, fsdp=64 in bfloat16 with remat=dots, it takes "
+        "46 GiB to be 81, adds 18% to the FLOPs and saves 0.1 GiB; without it the step takes 901 ms instead of 1,083 "
+        "as replayed, in the same 46 GiB.",
+    ),
+    Default(
+        "gpu",
         {
             "xla_gpu_experimental_parallel_collective_overlap_limit": "8",
             "xla_gpu_enable_while_loop_double_buffering": "true",
