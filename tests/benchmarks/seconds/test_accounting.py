@@ -215,15 +215,6 @@ def test_gathers_are_hidden_behind_the_compute_of_a_layer():
     assert exposed[2**-10] == pytest.approx(2**10 * (sent / 450e9 + exposed[1]) - compute[1])
 
 
-def test_pipelines_wait_for_their_gathers():
-    """A stage has no layer ahead whose weights it could gather, so it waits for all of them."""
-    cost = step("three_d", "fsdp=4,pipeline=2")
-    waited = {each: seconds(cost, COMPUTING, prefetches=each)["gathers"] for each in (True, False)}
-    sent = sum(sum(parts.values()) for (kind, axes), parts in cost.sent.items() if axes == ("fsdp",))
-    assert waited[True] == waited[False]
-    assert sent / 2 < waited[True] * 450e9 <= sent
-
-
 @pytest.mark.parametrize("times", [1, 4])
 def test_sums_of_gradients_are_hidden_behind_the_last_backward_pass(times):
     """Longer sums are waited for by what they exceed one backward pass; shorter ones are not waited for.
