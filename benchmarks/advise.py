@@ -56,8 +56,10 @@ def report(
     work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
     counts = f"{len(choices.best)} candidates fit, {choices.too_large} are too large, {choices.infeasible} infeasible"
     lines = [f"{work}, on {devices} devices of {space.topology}", counts, f"machine {its.name}: {its.source}", ""]
-    if not choices.best:
+    if not choices.best and choices.larger:
         return [*lines, "no candidate fits; take more devices, a smaller batch, or --remat full"]
+    if not choices.best:
+        return [*lines, *(f"infeasible: {problem}" for problem in dict.fromkeys(choices.problems))]
     shown = list(choices.best) if asked.all else choices.of_each_layout()
     waits = {id(each.choice): each.limits for each in advice}
     waits |= {id(each): limits(each, its, space.topology) for each in shown if id(each) not in waits}

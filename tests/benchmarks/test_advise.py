@@ -183,9 +183,14 @@ def test_the_best_is_drawn(tmp_path, capsys):
 
 
 def test_nothing_fits(capsys):
-    """The report says so and what to do, and the status is 1."""
+    """The report says so and what to do, or why nothing is feasible, and the status is 1."""
     assert main(["--preset=gpt3-175b", "--topology=h100:1x8", "--batch-size=8", "--strategy=fsdp"]) == 1
     assert "no candidate fits; take more devices" in capsys.readouterr().out
+    assert main(["--preset=gpt2", "--topology=h100:1x8", "--batch-size=63", "--strategy=fsdp,tensor"]) == 1
+    said = capsys.readouterr().out
+    assert "no candidate fits" not in said
+    assert said.count("infeasible: ") == 2
+    assert "tensor=8 does not divide heads=12; tensor can be 1, 2, 3, 4, 6 or 12" in said
 
 
 @pytest.mark.parametrize(
