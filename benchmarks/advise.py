@@ -29,7 +29,7 @@ from benchmarks.search.advised import Choice, Choices, advised, limits
 from benchmarks.search.as_compiled import AsCompiled
 from benchmarks.search.cache import Cache
 from benchmarks.search.candidates import SearchSpace
-from benchmarks.search.levers import LEAST_SHARE, lever
+from benchmarks.search.levers import LEAST_SHARE, Advice, Limits, advice_on, lever_lines
 from benchmarks.search.request import chosen_machine, search_space, topology_here
 from benchmarks.search.scaled import powers_of_two, sized
 from benchmarks.seconds.drawn import drawn
@@ -41,28 +41,34 @@ OF_ONE = "trace", "compile", "tokens", "all"
 """Options about the candidates of one topology."""
 BELONGING = {"tokens": ("price",), "scaling": ("sequences_per_device",), "compile": ("workers", "again")}
 """Options -> those that do something with them alone."""
-Limits = Mapping[str, float]
-"""What a choice waits for, as `limits` gives it."""
 
 
 def report(
-    space: SearchSpace, choices: Choices, its: Machine, compiled: Sequence[AsCompiled], asked: argparse.Namespace
+    space: SearchSpace,
+    choices: Choices,
+    advice: Sequence[Advice],
+    its: Machine,
+    compiled: Sequence[AsCompiled],
+    asked: argparse.Namespace,
 ) -> list[str]:
     """The lines of the report."""
     devices = device_count(space.topology)
     work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
     counts = f"{len(choices.best)} candidates fit, {choices.too_large} are too large, {choices.infeasible} infeasible"
     lines = [f"{work}, on {devices} devices of {space.topology}", counts, f"machine {its.name}: {its.source}", ""]
-    if not choices.best:
+    if not choices.best and choices.larger:
         return [*lines, "no candidate fits; take more devices, a smaller batch, or --remat full"]
+    if not choices.best:
+        return [*lines, *(f"infeasible: {problem}" for problem in dict.fromkeys(choices.problems))]
     shown = list(choices.best) if asked.all else choices.of_each_layout()
-    waits = {id(each): limits(each, its, space.topology) for each in shown}
+    waits = {id(each.choice): each.limits for each in advice}
+    waits |= {id(each): limits(each, its, space.topology) for each in shown if id(each) not in waits}
     lines += table(shown, waits, choices, its)
     tied = choices.tied(its.error)
     best = choices.best[0]
     lines += ["", f"predictions are off by {its.error:.0%} on average: the first {tied} of all candidates are tied"]
     lines += ["", *limit_lines(best, waits[id(best)])]
-    lines += ["", *lever_lines(waits, choices, its)]
+    lines += ["", *lever_lines(advice)]
     if compiled:
         lines += ["", *as_compiled.table(compiled)]
     if asked.tokens:
@@ -108,18 +114,6 @@ def limit_lines(best: Choice, waits: Limits) -> list[str]:
     return [*lines, "of its step: " + ", ".join(f"{name} {seconds / best.step_seconds:.0%}" for name, seconds in spent)]
 
 
-def lever_lines(waits: Mapping[int, Limits], choices: Choices, its: Machine) -> list[str]:
-    """For the best of each layout what lifts one of its limits, if anything does."""
-    rows = [("strategy", "mesh", "waits for", "one change away")]
-    for each in choices.of_each_layout():
-        if lifts := lever(each, waits[id(each)], choices, its):
-            more = f", and take {lifts.lacking_bytes / GIB:.1f} GiB that are not there" if lifts.lacking_bytes else ""
-            waiting = f"{lifts.resource}: {lifts.share:.0%} of the step"
-            change = f"{lifts.change} would save {lifts.saves:.0%}{more}"
-            rows.append((each.case.strategy, str(each.case.mesh), waiting, change))
-    return aligned(rows) if len(rows) > 1 else ["nothing that is one change away is faster"]
-
-
 def cost_lines(tokens_per_second: float, devices: int, tokens: float, price: float | None) -> list[str]:
     """Days, device-hours and money to train on so many tokens."""
     seconds = tokens / tokens_per_second
@@ -128,8 +122,11 @@ def cost_lines(tokens_per_second: float, devices: int, tokens: float, price: flo
     return [f"{tokens:.3g} tokens take {seconds / DAY_SECONDS:,.1f} days and {hours:,.0f} device-hours{money}"]
 
 
-def document(space: SearchSpace, choices: Choices, its: Machine, compiled: Sequence[AsCompiled]) -> dict[str, Any]:
-    """All choices as JSON values."""
+def document(
+    space: SearchSpace, choices: Choices, advice: Sequence[Advice], its: Machine, compiled: Sequence[AsCompiled]
+) -> dict[str, Any]:
+    """All choices as JSON values, with what limits the best of each layout and what lifts that."""
+    of_layouts = {id(each.choice): each.as_row() for each in advice}
     return {
         "kind": "advice",
         "schema_version": 1,
@@ -143,7 +140,9 @@ def document(space: SearchSpace, choices: Choices, its: Machine, compiled: Seque
         "too_large": choices.too_large,
         "infeasible": choices.infeasible,
         "compiled": [each.as_row() for each in compiled],
-        "choices": [row(rank, each, its) for rank, each in enumerate(choices.best, start=1)],
+        "choices": [
+            {**row(rank, each, its), **of_layouts.get(id(each), {})} for rank, each in enumerate(choices.best, start=1)
+        ],
     }
 
 
@@ -270,9 +269,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     candidates = len(choices.best) + choices.too_large + choices.infeasible
     print(f"{candidates} candidates in {time.monotonic() - begin:.1f} s", file=sys.stderr)
     compiled = compile_best(choices, its, asked) if asked.compile else []
+    advice = advice_on(choices, its, space.topology)
     if asked.json:
-        save_text(asked.json, json.dumps(document(space, choices, its, compiled), indent=1))
-    print("\n".join(report(space, choices, its, compiled, asked)))
+        save_text(asked.json, json.dumps(document(space, choices, advice, its, compiled), indent=1))
+    print("\n".join(report(space, choices, advice, its, compiled, asked)))
     if asked.trace and choices.best:
         write_trace(asked.trace, choices.best[0], its)
     elif asked.trace:

@@ -13,7 +13,6 @@ from strategies.config import Dtype, Remat
 from strategies.mesh import Devices, first_devices, platform_of
 from strategies.step import Step
 from strategies.training.overlap import resolve_overlap
-from strategies.xla_options import xla_options
 
 ONE_DEVICE = MeshSpec.parse("data=1")
 COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss", "loss_scale", "loss_scale_growth_steps")
@@ -80,12 +79,6 @@ class Case:
     def devices(self) -> Devices:
         """The first devices of this machine, or those of the topology."""
         return self.topology.devices() if self.topology else first_devices(self.mesh.size)
-
-    @property
-    def xla_options(self) -> dict[str, Any]:
-        """The XLA options that it is compiled with: those given, and the defaults for the others."""
-        device = self.topology.devices()[0] if self.topology else jax.local_devices()[0]
-        return xla_options(device, self.strategy, self.resolved, dict(self.compiler_options))
 
     @property
     def platform(self) -> str:

@@ -23,9 +23,9 @@ from benchmarks.explain.memory import processes_that_fit
 from benchmarks.harness.pool import Outcome, run_in_processes
 from benchmarks.reporting.terminal import progress
 from benchmarks.search import cache
-from benchmarks.search.bounds import best_per_layout, ranked
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.findings import Finding, compiled_table, displayed, rejections, table
+from benchmarks.search.ranking import best_per_layout, ranked
 from benchmarks.search.request import chosen_chip, search_space
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.machines import machine_for
@@ -132,7 +132,7 @@ def search(
     log(f"{len(findings)} candidates by formulas in {time.monotonic() - begin:.1f} s")
     fitting = [each for each in candidates if each.fits]
     with_headroom = [
-        each for each in fitting if each.bound and each.bound.needed_bytes <= MEMORY_FRACTION * chip.memory_bytes
+        each for each in fitting if each.estimate and each.estimate.needed_bytes <= MEMORY_FRACTION * chip.memory_bytes
     ]
     to_compile = dict.fromkeys(each.case for each in (*best_per_layout(with_headroom), *with_headroom, *fitting))
     outcomes = compiled(list(to_compile)[:compile_best], stored, at_once, budget)

@@ -99,7 +99,7 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
     first = processes.is_first()
     stopping, checkpoints = Stopping(), plan.out / CHECKPOINTS
     state = step.restore(checkpoints, at=position) if option.resume else step.init(jax.random.key(plan.seed))
-    compilation = compile_step(step, plan.case.xla_options)
+    compilation = compile_step(step, plan.case.compiler_options)
     progress = Progress(plan.steps, position, silent=not first)
     progress.say(f"{plan.case}: {plan.case.preset}, compiled in {compilation.seconds:.1f} s, log: {plan.out / LOG}")
     log = Log(plan.out / LOG, after=position) if first else None

@@ -65,7 +65,7 @@ class TimingServer:
         """Compile a case and train its first steps."""
         self.training = None  # free its memory first
         step = self.cases[case].build()
-        program = compile_step(step, self.cases[case].xla_options).program
+        program = compile_step(step, self.cases[case].compiler_options).program
         training = begin_training(step, program, step.init, self.corpus_N)
         begun = first_steps(training)
         self.training = training

@@ -23,10 +23,10 @@ their model, or of their number of devices, were left out. `python -m benchmarks
 
 ABOUT_MEMORY = """\
 Published is what `nvidia-smi` showed of the devices that held the most, with what CUDA and the allocator keep. None of
-these runs shards its optimizer. Predicted is what [the formulas](topologies.md#formulas) say of meshmark's own step
-with the same model and mesh. Nothing was fitted. With a pipeline they are much too low. Megatron-DeepSpeed keeps the
-token table on the first and the last stage, and meshmark splits it over all stages; that is 8 GB of the difference, and
-the rest is not explained."""
+these runs shards its optimizer. Predicted is what [the formulas for Megatron-LM](seconds.md#memory) say. Nothing was
+fitted. All predictions are too low, six of them by 5 to 10 GB, which is what CUDA, NCCL and the allocator may keep. The
+run on 384 devices needed 16 GB more than predicted, and is the only one that sums gradients over a data axis. The
+buffers of these sums may be a part of it; the source does not say."""
 
 KEPT_OUT = {
     KORTHIKANTI: """\
@@ -53,10 +53,31 @@ source). 14 of the 88 predictions are over 10% too short; the other 74 are off b
   is the reason is not known. Of the same software on another cluster BigScience report that the state of the network
   changed the throughput by up to 40% (bigscience-workshop/bigscience, experiments/performance.md).
 
-These rows also limit what a prediction can rank. If all other rows of 512 devices were predicted exactly, and the ten
-as they are, the rank correlation would be 0.78. The run that is predicted to be the fastest of 512 devices is one of
-the ten; the next four predictions are at most 3% longer. That of 256 devices has two microbatches of 16 sequences and
-took 10.51 s; with four microbatches of 8 sequences it took 9.60 s, the least of all.""",
+Nothing in the table explains the ten rows. Other columns were tried:
+
+- Network cards. All ten have groups that share network cards, because their data axis has two or four devices in a
+  host. Of the 47 rows, the 27 without such groups have a mean error of 1.2%, a rank correlation of 0.97 and a regret of
+  0.7%; the 20 with them 13.4%, 0.49 and 57.8%. But gradients are summed once a step, and the missing time grows with
+  the number of passes: with `tensor=2` it is 140 to 250 ms for each microbatch and each one that fits into the bubble,
+  whatever its size. And of six rows with `tensor=2` on 64 and 256 devices five agree, as do ten of fourteen with
+  `tensor=4` on 512.
+- Messages between stages. `tensor=1` sends twice as much as `tensor=2` in a message, and its row is off by 1.8%.
+- Memory. By [the formulas for Megatron-LM](seconds.md#memory) seven of the ten need 28 to 45 GB of 86, and three 58 to
+  69 GB. Two rows with `tensor=8` took longer than predicted, too, and need more than most: 256 devices with
+  microbatches of 16 sequences need 68 GB, and the prediction is 9% too short; 512 devices with microbatches of 12 on
+  two stages need 74 GB, and it is 5% too short. But the three rows of 64 devices with `data=64` need 75 to 82 GB, and
+  are off by less than 1%.
+- The size of a microbatch. A larger one cannot make the work for a sequence longer, since its matmuls are larger and
+  its launches are fewer. With `data=8,pipeline=16,tensor=4` a stage takes 23% longer for a sequence in microbatches of
+  12 than of 4.
+
+These rows limit what a prediction can rank, and two aims are missed: a rank correlation of 0.9 and a regret of 2% for
+the configurations of one model on one cluster. 64 devices have 0.97 and 0%, 256 have 0.85 and 9.4%, and 512 have 0.72
+and 57.8%. A table above shows that no better account of meshes reaches the second of them: if each of the nine meshes
+of 256 devices and of the ten of 512 had a factor of its own, the regret would still be 9.4% and 4.7%. The best of 512
+devices is itself one of four numbers of microbatches on a mesh that took 13.88, 16.19, 15.63 and 18.53 s for 24, 16, 12
+and 8. That of 256 devices was predicted for two microbatches of 16 sequences, which took 10.51 s; with four of 8 it
+took 9.60 s, the least of all.""",
     HOST: """\
 **Megatron-LM on 2 to 8 A100s of one host.** The errors repeat, so they are errors of the model, and not noise: rows
 whose layers do the same work on a device have nearly the same error, whatever the number of layers and the batch. A
@@ -64,7 +85,13 @@ table below shows it. The worst rows have `tensor=8`. Most of their predicted ti
 tensor axis, and the model has one latency for all sizes. The measured time does not even grow with the size of a
 microbatch: with `tensor=8`, 16 layers of 1,024 features took 1.311 s for 16 microbatches of 1 sequence, which is 82
 ms each, and 0.255 s for 4 microbatches of 4 sequences, which is 64 ms each. NCCL chooses algorithm and protocol by
-the size of a message, and the model does not. Whether that explains these rows has not been tested.""",
+the size of a message, and the model does not. It does not explain these rows: with `tensor=8` a layer takes 5.1 ms for
+a microbatch of 1 sequence and 4.2 ms for one of 2, with 1,024 features and with 2,048 alike, and 2 sequences of 1,024
+features are messages as large as 1 sequence of 2,048. The number of sequences matters, and not the bytes. A part of it
+is in Megatron-LM's code: its fused softmax takes sequences times heads of a device in multiples of four
+(megatron/model/fused_softmax.py, `attn_batch_size`), and with `tensor=8` 1 sequence has two. Then softmax has some
+five kernels in place of one, in each pass. At 36 us for a launch that is half a millisecond for a layer. It is not
+predicted.""",
     KORTHIKANTI: """\
 **Megatron-LM on 8 to 512 A100s, Korthikanti et al.** No row is bad.""",
     FSDP: """\

@@ -18,7 +18,7 @@ from results.figures.pictures import REPRODUCIBLE, draw
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
 from results.forms import as_markdown
 from results.notes import ABOUT_MEMORY, BEGIN, KEPT_OUT, NOTES
-from results.records.predictions import MEMORY, Errors, errors_by, judged, read
+from results.records.predictions import MEMORY, Errors, errors_by, judged, read, with_factors
 from results.records.reading import RecordError
 
 PAGE, PICTURE, PARTS_PICTURE = "published.md", "published.png", "published-parts.png"
@@ -90,14 +90,23 @@ def choices(rows: pd.DataFrame) -> Iterator[str]:
         f"{len(several)} batches were measured under several meshes or numbers of microbatches. The one that is "
         f"predicted to be the fastest takes {sum(each.regret for each in several) / len(several):.1%} longer than the "
         f"fastest, on average, and is the fastest in {sum(each.regret == 0 for each in several)} of them. Those with "
-        f"{LEAST_SPREADS} runs or more, with the largest regret first, at most {LISTED}:"
+        f"{LEAST_SPREADS} runs or more, with the largest regret first, at most {LISTED}. In the last two columns the "
+        "predictions of each mesh are multiplied by a factor of its own, so that their median error is zero. That is "
+        "no prediction, since the factors are of these very rows. It shows what is left if a model has every mesh "
+        "right: numbers of microbatches on the same mesh."
     )
     listed = [(name, errors) for name, errors in found if errors.runs >= LEAST_SPREADS][:LISTED]
-    table: list[tuple[str, ...]] = [("work", "runs", "rank correlation", "regret")]
-    for (_, work), errors in listed:
-        rank = "" if errors.rank is None else f"{errors.rank:.2f}"
-        table.append((str(work), str(errors.runs), rank, f"{errors.regret:.1%}"))
-    yield as_markdown(table, "<" + ">" * 3)
+    exact = dict(errors_by(with_factors(rows), ["source", "work"]))
+    table: list[tuple[str, ...]] = [
+        ("work", "runs", "rank correlation", "regret", "with factors: rank correlation", "regret")
+    ]
+    for (source, work), errors in listed:
+        both = errors, exact[source, work]
+        figures = ("" if each.rank is None else f"{each.rank:.2f}" for each in both)
+        regrets = (f"{each.regret:.1%}" for each in both)
+        pairs = zip(figures, regrets, strict=True)
+        table.append((str(work), str(errors.runs), *(cell for pair in pairs for cell in pair)))
+    yield as_markdown(table, "<" + ">" * 5)
 
 
 def alike(rows: pd.DataFrame) -> Iterator[str]:

@@ -23,6 +23,7 @@ from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.weights import Weights
 from strategies.pace import keep_pace
 from strategies.tokens import as_tokens
+from strategies.xla_options import as_read
 
 if TYPE_CHECKING:
     from strategies.checkpoints.save import Saving
@@ -233,6 +234,10 @@ class Step:
         from strategies.checkpoints.restore import restore
 
         return restore(self, folder, at)
+
+    def xla_options_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The XLA options given, as the compiler of its devices reads them, and `xla_options` for the others."""
+        return {**self.xla_options, **as_read(self.mesh.devices.flat[0].platform, given)}
 
     def lower(self) -> jax.stages.Lowered:
         """Lower the step from shapes alone, without allocating anything. `.compile()` of the result compiles it."""

@@ -8,7 +8,6 @@ import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -82,6 +81,14 @@ DEFAULTS: tuple[Default, ...] = (
     ),
     Default(
         "gpu",
+        {"xla_disable_hlo_passes": "rematerialization"},
+        "Recompute what `remat` says, and no more. This pass recomputes matmuls of a step whose memory it takes to be "
+        "over 60 of the 79 GiB of an H100. For gpt3-6.7b on 64 H100s, fsdp=64 in bfloat16 with remat=dots, it takes "
+        "46 GiB to be 81, adds 18% to the FLOPs and saves 0.1 GiB; without it the step takes 901 ms instead of 1,083 "
+        "as replayed, in the same 46 GiB.",
+    ),
+    Default(
+        "gpu",
         {
             "xla_gpu_experimental_parallel_collective_overlap_limit": "8",
             "xla_gpu_enable_while_loop_double_buffering": "true",
@@ -113,28 +120,24 @@ DEFAULTS: tuple[Default, ...] = (
 )
 
 
-def xla_options(
-    device: Any, strategy: str, train: TrainConfig, given: Mapping[str, Any] = MappingProxyType({})
-) -> dict[str, Any]:
-    """XLA options of a step and of its variants: those given, and `DEFAULTS` for the others.
+def xla_options(device: Any, strategy: str, train: TrainConfig) -> dict[str, Any]:
+    """XLA options of a step: those of `DEFAULTS`.
 
-    Defaults that the installed XLA does not have are left out, with a warning. GPU and CPU backends read only `True`
-    and `False` as Booleans; `true` and `false` are translated for them.
+    Those that the installed XLA does not have are left out, with a warning.
 
     Args:
         device: one of the step's devices, present or of a topology.
         strategy: name of the strategy.
         train: its options, with those for overlap resolved.
-        given: the user's options.
     """
     matching = [each for each in DEFAULTS if each.applies(device.platform, strategy, train)]
-    defaults = {name: value for each in matching for name, value in each.options.items() if name not in given}
+    defaults = {name: value for each in matching for name, value in each.options.items()}
     known = {name: value for name, value in defaults.items() if has_option(device, name, value)}
     if unknown := sorted(defaults.keys() - known):
         warnings.warn(
             f"this version of XLA has no option {', '.join(unknown)}; {strategy} is compiled without it", stacklevel=2
         )
-    return {name: _as_read(device.platform, value) for name, value in {**known, **given}.items()}
+    return as_read(device.platform, known)
 
 
 @functools.cache
@@ -148,7 +151,7 @@ def has_option(device: Any, name: str, value: str) -> bool:
     empty = jax.jit(lambda x: x, out_shardings=anywhere)
     try:
         empty.lower(jax.ShapeDtypeStruct((), "int32", sharding=anywhere)).compile(
-            {name: _as_read(device.platform, value)}
+            as_read(device.platform, {name: value})
         )
     except jax.errors.JaxRuntimeError as error:
         if UNKNOWN in str(error):
@@ -157,10 +160,14 @@ def has_option(device: Any, name: str, value: str) -> bool:
     return True
 
 
-def _as_read(platform: str, value: Any) -> Any:
-    """A value as the compiler for a platform reads it: all but libtpu take a Boolean for a text that means one.
+def as_read(platform: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the compiler for a platform reads them.
 
-    >>> _as_read("gpu", "true"), _as_read("gpu", "8"), _as_read("tpu", "true")
-    (True, '8', 'true')
+    Compilers for GPUs and CPUs read only `True` and `False` as Booleans, and libtpu reads texts.
+
+    >>> as_read("gpu", {"xla_a": "true", "xla_b": "8"}), as_read("tpu", {"xla_a": "true"})
+    ({'xla_a': True, 'xla_b': '8'}, {'xla_a': 'true'})
     """
-    return value if platform == "tpu" else BOOLEANS.get(str(value).lower(), value)
+    if platform == "tpu":
+        return dict(options)
+    return {name: BOOLEANS.get(str(value).lower(), value) for name, value in options.items()}

@@ -108,7 +108,7 @@ class Preparation:
         topology = entry.case.topology
         try:
             with self.clock.phase("compile"):
-                compilation = compile_step(step, {**read_only, **entry.case.xla_options})
+                compilation = compile_step(step, {**read_only, **dict(entry.case.compiler_options)})
         except CompileError as error:
             if topology and (chip_estimate := estimate_from_error(error)):
                 yield {"estimate": chip_estimate}
@@ -247,7 +247,7 @@ class Preparation:
         """
         entry.step = entry.case.build()
         with self.clock.phase("compile"):
-            entry.program = compile_step(entry.step, entry.case.xla_options).program
+            entry.program = compile_step(entry.step, entry.case.compiler_options).program
         return first_steps(self.start(entry))
 
 

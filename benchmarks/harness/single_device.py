@@ -182,7 +182,7 @@ class _DeviceServer:
     @lru_cache(maxsize=1)  # noqa: B019 (there is one server per process)
     def compiled(self, case: Case) -> tuple[Step, Any]:
         step = case.build()
-        return step, compile_step(step, case.xla_options).program
+        return step, compile_step(step, case.compiler_options).program
 
     def train(self, case: Case, source: Path | Corpus) -> tuple[int, Trajectory]:
         step, program = self.compiled(case)

@@ -77,11 +77,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """All candidates: those that fit, fastest first, those that are too large, and how many are infeasible."""
+    """All candidates: those that fit, fastest first, those that are too large, and why the others are infeasible."""
 
     best: tuple[Choice, ...]
     larger: tuple[tuple[Case, Cost], ...]
-    infeasible: int
+    problems: tuple[str, ...]
+
+    @property
+    def infeasible(self) -> int:
+        """How many are infeasible."""
+        return len(self.problems)
 
     @property
     def too_large(self) -> int:
@@ -104,19 +109,19 @@ def advised(cases: Iterable[Case], machine: Machine, topology: Topology) -> Choi
     """Predict all candidates on the devices of a topology."""
     best: list[Choice] = []
     larger: list[tuple[Case, Cost]] = []
-    infeasible = 0
+    problems: list[str] = []
     for case in cases:
         try:
             cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
-        except Infeasible:
-            infeasible += 1
+        except Infeasible as error:
+            problems.append(str(error))
             continue
         if host_bytes(cost, machine, topology) > machine.chip.memory_bytes:
             larger.append((case, cost))
             continue
         best.append(predicted(case, cost, machine, topology))
     best.sort(key=lambda each: (each.step_seconds, each.needed_bytes))
-    return Choices(tuple(best), tuple(larger), infeasible)
+    return Choices(tuple(best), tuple(larger), tuple(problems))
 
 
 def host_bytes(cost: Cost, machine: Machine, topology: Topology) -> int:

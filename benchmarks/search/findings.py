@@ -13,7 +13,7 @@ from benchmarks.explain.replay import PARTS as REPLAYED
 from benchmarks.explain.replay import Replay
 from benchmarks.explain.roofline import Roofline
 from benchmarks.reporting.terminal import gib, known
-from benchmarks.search.bounds import Candidate, best_per_layout
+from benchmarks.search.ranking import Candidate, best_per_layout
 from strategies import Infeasible
 
 PARTS = ("compute", "memory", "network")
@@ -28,7 +28,7 @@ class Finding:
 
     Attributes:
         rank: position among all candidates, from 1.
-        candidate: the case with its bounds.
+        candidate: the case with what formulas say of it.
         chip: specifications of the devices.
         compiled: columns of its row (record.py); None if it was not compiled.
         reason: why it was not compiled although it was meant to be.
@@ -43,7 +43,7 @@ class Finding:
     @property
     def status(self) -> str:
         """By formula: "fits", "too_large" or "infeasible"."""
-        if self.candidate.bound is None:
+        if self.candidate.estimate is None:
             return "infeasible"
         return "fits" if self.candidate.fits else "too_large"
 
@@ -71,20 +71,20 @@ class Finding:
 
         Bytes and FLOPs are per device and step.
         """
-        case, cost, bound = self.candidate.case, self.candidate.cost, self.candidate.bound
+        case, cost, by_formula = self.candidate.case, self.candidate.cost, self.candidate.estimate
         known_cost = None if isinstance(cost, Infeasible) else cost
         columns, estimate = self.compiled or {}, self.compiled_estimate
         return {
-            "rank": self.rank if bound else None,
+            "rank": self.rank if by_formula else None,
             "status": self.status,
-            "reason": str(cost) if isinstance(cost, Infeasible) else "" if self.candidate.fits else str(bound),
+            "reason": str(cost) if isinstance(cost, Infeasible) else "" if self.candidate.fits else str(by_formula),
             "strategy": case.strategy,
             "mesh": str(case.mesh),
             "microbatches": case.microbatches,
             "remat": case.remat,
             "options": ",".join(option_texts(case.options)),
-            **self._estimate_columns("formula", bound),
-            "predicted.step_seconds": self.candidate.predicted_seconds,
+            **self._estimate_columns("formula", by_formula),
+            **self._predicted_columns(),
             "formula.argument_bytes": known_cost and sum(known_cost.arguments.values()),
             "formula.temp_bytes": known_cost and sum(known_cost.temporaries.values()),
             "formula.sent_bytes": known_cost and known_cost.sent_bytes,
@@ -103,21 +103,29 @@ class Finding:
             "compiled.seconds": columns.get("compile_seconds"),
         }
 
-    def _estimate_columns(self, source: str, estimate: ChipEstimate | None) -> dict[str, Any]:
+    def _work(self) -> tuple[float, float]:
+        """Model FLOPs and tokens of a device per step."""
         case, cost = self.candidate.case, self.candidate.cost
         flops = 0 if isinstance(cost, Infeasible) else cost.model_flops() / case.mesh.size
-        tokens = case.batch_size * case.config.sequence / case.mesh.size
-        row = (estimate or ChipEstimate(0, 0)).as_row(flops, tokens)
-        bounds = {name.partition(".")[2]: value for name, value in row.items() if not name.startswith("replay.")}
+        return flops, case.batch_size * case.config.sequence / case.mesh.size
+
+    def _predicted_columns(self) -> dict[str, Any]:
+        seconds, (flops, tokens) = self.candidate.predicted_seconds, self._work()
+        rates = seconds, seconds and tokens / seconds, seconds and flops / seconds / self.chip.flops_per_second
+        return {f"predicted.{name}": value for name, value in zip(RATES, rates, strict=True)}
+
+    def _estimate_columns(self, source: str, estimate: ChipEstimate | None) -> dict[str, Any]:
+        row = (estimate or ChipEstimate(0, 0)).as_row(*self._work())
+        columns = {name.partition(".")[2]: value for name, value in row.items() if not name.startswith("replay.")}
         replayed = {name: row[f"replay.{name}"] for name in RATES} if estimate and estimate.replay else {}
-        return {f"{source}.{name}": value if estimate else None for name, value in (bounds | replayed).items()}
+        return {f"{source}.{name}": value if estimate else None for name, value in (columns | replayed).items()}
 
 
 def table(findings: Iterable[Finding]) -> list[str]:
-    """Table of the findings by formula."""
+    """Table of the findings by formula, with the rates of the predicted time, or else of the roofline."""
     header = (
         *("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB needed", "GiB sent", "bubble"),
-        *("predicted ms", "least ms", "tokens/s/device", "MFU", "bound by"),
+        *("predicted ms", "roofline ms", "tokens/s/device", "MFU", "bound by"),
     )
     align = ">", "<", "<", ">", "<", "<", ">", ">", ">", ">", ">", ">", ">", "<"
     return aligned([header, *map(_cells, findings)], align)
@@ -125,7 +133,8 @@ def table(findings: Iterable[Finding]) -> list[str]:
 
 def _cells(finding: Finding) -> tuple[str, ...]:
     row = finding.as_row()
-    least = row[f"formula.{SPEED}"], row["formula.model_flops_utilization"]
+    source = "formula" if row["predicted.step_seconds"] is None else "predicted"
+    rates = row[f"{source}.{SPEED}"], row[f"{source}.model_flops_utilization"]
     times = row["predicted.step_seconds"], row["formula.step_seconds"]
     return (
         known("d", row["rank"]),
@@ -134,7 +143,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
         gib(row["formula.sent_bytes"]),
         known(".1%", row["formula.bubble"]),
         *(known(",.1f", seconds and 1e3 * seconds) for seconds in times),
-        *map(known, (",.0f", ".1%"), least),
+        *map(known, (",.0f", ".1%"), rates),
         str(row["reason"] or row["formula.bound"]),
     )
 

@@ -1,15 +1,20 @@
 """What would lift the limit of a candidate: a neighbour in the search space, one change away, that is faster."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from benchmarks.cases import Case
-from benchmarks.search.advised import Choice, Choices, host_bytes, predicted, waiting_seconds
+from benchmarks.commandline.tables import aligned
+from benchmarks.devices.chips import GIB
+from benchmarks.devices.topology import Topology
+from benchmarks.search.advised import Choice, Choices, host_bytes, limits, predicted, waiting_seconds
 from benchmarks.seconds.machine import Machine
 from strategies import MeshSpec
 
 LEAST_SHARE = 0.02
 """Smaller shares of a step are not worth a change."""
+Limits = Mapping[str, float]
+"""What a choice waits for, as `limits` gives it."""
 
 
 class Lever(NamedTuple):
@@ -30,14 +35,26 @@ class Lever(NamedTuple):
     lacking_bytes: int
 
 
-def lever(choice: Choice, limits: Mapping[str, float], choices: Choices, machine: Machine) -> Lever | None:
+class Advice(NamedTuple):
+    """The best choice of a layout, what it waits for, and the change that lifts that, if there is one."""
+
+    choice: Choice
+    limits: Limits
+    lever: Lever | None
+
+    def as_row(self) -> dict[str, Any]:
+        """JSON values besides those of the choice."""
+        return {"waits_for": dict(self.limits), "lever": self.lever and self.lever._asdict()}
+
+
+def lever(choice: Choice, waits: Limits, choices: Choices, machine: Machine) -> Lever | None:
     """The change that saves a candidate most time, and the resource for which it then waits least of what it did.
 
     Only where no candidate that fits is faster, those count that are too large.
 
     Args:
         choice: the candidate.
-        limits: what it waits for, most first.
+        waits: what it waits for, most first, as `limits` gives it.
         choices: all candidates.
         machine: the devices.
 
@@ -52,11 +69,11 @@ def lever(choice: Choice, limits: Mapping[str, float], choices: Choices, machine
         best = min(candidates, key=lambda each: each.step_seconds, default=choice)
         saves = 1 - best.step_seconds / now
         if saves > LEAST_SHARE:
-            after = {name: waiting_seconds(best, name, machine, topology) for name in limits}
-            relief = {name: share * now - after[name] for name, share in limits.items()}
+            after = {name: waiting_seconds(best, name, machine, topology) for name in waits}
+            relief = {name: share * now - after[name] for name, share in waits.items()}
             resource = max(relief, key=lambda name: relief[name])
             lacking = max(0, host_bytes(best.cost, machine, topology) - machine.chip.memory_bytes)
-            return Lever(resource, limits[resource], change_of(choice.case, best.case), saves, lacking)
+            return Lever(resource, waits[resource], change_of(choice.case, best.case), saves, lacking)
     return None
 
 
@@ -85,3 +102,21 @@ def moved_axes(mesh: MeshSpec, other: MeshSpec) -> int:
     """
     one, two = mesh.sizes, other.sizes
     return sum(one.get(axis, 1) != two.get(axis, 1) for axis in {*one, *two})
+
+
+def advice_on(choices: Choices, its: Machine, topology: Topology) -> list[Advice]:
+    """The best of each layout, with what limits it and what lifts that."""
+    waits = [(each, limits(each, its, topology)) for each in choices.of_each_layout()]
+    return [Advice(each, waiting, lever(each, waiting, choices, its)) for each, waiting in waits]
+
+
+def lever_lines(advice: Sequence[Advice]) -> list[str]:
+    """For the best of each layout what lifts one of its limits, if anything does."""
+    rows = [("strategy", "mesh", "waits for", "one change away")]
+    for choice, _, lifts in advice:
+        if lifts:
+            more = f", and take {lifts.lacking_bytes / GIB:.1f} GiB that are not there" if lifts.lacking_bytes else ""
+            waiting = f"{lifts.resource}: {lifts.share:.0%} of the step"
+            change = f"{lifts.change} would save {lifts.saves:.0%}{more}"
+            rows.append((choice.case.strategy, str(choice.case.mesh), waiting, change))
+    return aligned(rows) if len(rows) > 1 else ["nothing that is one change away is faster"]

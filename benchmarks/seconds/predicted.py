@@ -58,7 +58,10 @@ def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timelin
 
 
 def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
-    """The least time of a step: its matmuls at the chip's peak with the pipeline's bubble, or its network traffic."""
+    """The least time of a step: its matmuls at the chip's peak with the pipeline's bubble, or its network traffic.
+
+    No step is faster. A roofline (search/ranking.py) also has memory traffic, of which caches may serve a part.
+    """
     devices, chip, outermost = cost.plan.mesh.size, machine.chip, machine.stack.outermost
     bubble = 0.0 if machine.stack.shared else cost.bubble
     compute = cost.least_flops / devices / (1 - bubble) / chip.flops_per_second
@@ -110,7 +113,8 @@ class StepSeconds:
         hidden = 0.0 if stack.shared else sum(parts.values())
         waits = max(0.0, launches * constants.kernel_seconds - hidden)
         parts = added(parts, {"launches": waits})
-        beside = stack.prefetches and self.plan.train.gather == "layer"
+        # The pipelines here have no loop over all layers in which weights are gathered ahead (training/overlap.py).
+        beside = stack.prefetches and self.plan.train.gather == "layer" and not self.plan.staged
         hidden = sum(parts.values()) if beside else 0.0
         return added(parts, {"gathers": max(0.0, self.gathers_seconds(GATHERED[way]) - hidden)})
 

@@ -13,6 +13,7 @@ from benchmarks.seconds.cells import Row, device
 from benchmarks.seconds.judging import Errors, errors_of
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.machines import UnknownMachine, machine_for
+from benchmarks.seconds.memory import held_bytes
 from benchmarks.seconds.predicted import bound_seconds, predict_seconds
 from benchmarks.seconds.published import COLUMNS, Run, run_of
 from benchmarks.seconds.timeline import Timeline
@@ -101,7 +102,7 @@ def as_csv(predictions: Sequence[Predicted]) -> str:
     for each in predictions:
         parts = each.timeline.parts if each.timeline else {}
         figures = {_column(name): f"{parts.get(name, 0.0):.6g}" for name in (*PARTS, *AFTER) if each.timeline}
-        memory = each.run and each.run.cost.needed_bytes / GB
+        memory = each.run and held_bytes(each.run.cost, each.run.stack) / GB
         numbers = {"predicted_seconds": each.step_seconds, "bound_seconds": each.bound_seconds}
         numbers["predicted_memory_gb"] = memory
         told = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}

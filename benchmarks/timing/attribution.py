@@ -108,7 +108,7 @@ def attribute(
         Exception: whatever went wrong.
     """
     programs: dict[str, Any] = {"step": training.program}
-    options = case.xla_options
+    options = step.xla_options_with(dict(case.compiler_options))
     for name, update in variants(case).items():
         begin()
         lowered = partial(jax.jit(update, donate_argnums=0).lower, step.state, step.batch)

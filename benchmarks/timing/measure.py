@@ -38,21 +38,21 @@ class Compilation(NamedTuple):
     options: Mapping[str, Any]
 
 
-def compile_step(step: Step, options: Mapping[str, Any] | None = None) -> Compilation:
+def compile_step(step: Step, given: Mapping[str, Any] | Sequence[tuple[str, str]] = ()) -> Compilation:
     """Compile a step ahead of time, from shapes alone.
 
     Args:
         step: the step.
-        options: XLA options by name; for those of a case see `Case.xla_options`.
+        given: XLA options, which go before those of the step.
 
     Raises:
         CompileError: with the compiler's error.
     """
-    options = options or {}
+    options = step.xla_options_with(dict(given))
     start = time.perf_counter()
     try:
         with compilations() as compiled:
-            program = step.lower().compile(dict(options))
+            program = step.lower().compile(options)
         return Compilation(program, time.perf_counter() - start, len(compiled), options)
     except Exception as error:
         raise CompileError(f"{type(error).__name__}: {error}") from error

@@ -58,10 +58,19 @@ def test_the_report_says_what_limits_the_best(tmp_path, capsys):
 
 
 def test_the_report_says_what_would_lift_a_limit(tmp_path, capsys):
-    """Each row shows what it waits for most, and lines below what of its neighbours is faster."""
+    """Each row shows what it waits for most, and lines below what of its neighbours is faster. So does the document."""
     slow = ("--topology=h100:8x8", "--set=inter_host_bandwidth=0.05x")
-    advice(tmp_path, *slow, "--preset=gpt2-xl", "--strategy=hsdp,zero1", "--mesh=data=64", "--mesh=data=4,fsdp=16")
+    told = advice(
+        tmp_path, *slow, "--preset=gpt2-xl", "--strategy=hsdp,zero1", "--mesh=data=64", "--mesh=data=4,fsdp=16"
+    )
     said = capsys.readouterr().out
+    (zero1,) = [row for row in told["choices"] if row["strategy"] == "zero1" and "lever" in row]
+    saves = zero1["lever"]["saves"]
+    assert f"network between hosts: {zero1['waits_for']['network between hosts']:.0%} of the step" in said
+    assert f"{zero1['lever']['change']} would save {saves:.0%}" in said
+    named = [row for row in told["choices"] if f"{row['strategy']} {row['mesh']}" == zero1["lever"]["change"]]
+    best = min(row["predicted_seconds"] for row in named)
+    assert saves == pytest.approx(1 - best / zero1["predicted_seconds"])
     assert re.search(r"^\d+=? +zero1 +data=64 .* network between hosts \d+%$", said, re.MULTILINE)
     lifts = r"^zero1 +data=64 +network between hosts: \d+% of the step +hsdp data=4,fsdp=16 would save \d+%$"
     assert re.search(lifts, said, re.MULTILINE)
@@ -174,9 +183,14 @@ def test_the_best_is_drawn(tmp_path, capsys):
 
 
 def test_nothing_fits(capsys):
-    """The report says so and what to do, and the status is 1."""
+    """The report says so and what to do, or why nothing is feasible, and the status is 1."""
     assert main(["--preset=gpt3-175b", "--topology=h100:1x8", "--batch-size=8", "--strategy=fsdp"]) == 1
     assert "no candidate fits; take more devices" in capsys.readouterr().out
+    assert main(["--preset=gpt2", "--topology=h100:1x8", "--batch-size=63", "--strategy=fsdp,tensor"]) == 1
+    said = capsys.readouterr().out
+    assert "no candidate fits" not in said
+    assert said.count("infeasible: ") == 2
+    assert "tensor=8 does not divide heads=12; tensor can be 1, 2, 3, 4, 6 or 12" in said
 
 
 @pytest.mark.parametrize(

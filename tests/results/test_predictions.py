@@ -12,7 +12,7 @@ from benchmarks import predict
 from results import predictions
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
 from results.notes import KEPT_OUT, NOTES
-from results.records.predictions import PARTS, errors_by, errors_of, judged, read
+from results.records.predictions import PARTS, errors_by, errors_of, judged, read, with_factors
 from results.records.reading import RecordError
 from tests.processes import ROOT
 
@@ -88,6 +88,16 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
     rows["error"] = rows["predicted_seconds"] / rows["step_seconds"] - 1
     assert errors_of(rows).regret == pytest.approx(0.5)
     assert errors_of(rows).rank is None
+
+
+def test_factors_leave_the_differences_inside_a_mesh() -> None:
+    """Each mesh has a median error of zero, and its runs keep their ratios."""
+    columns = {"source": "a", "work": "b", "mesh": ["data=4"] * 3 + ["data=2,tensor=2"]}
+    times = {"step_seconds": [4.0, 5.0, 6.0, 4.0], "predicted_seconds": [1.0, 1.0, 1.0, 9.0]}
+    found = with_factors(pd.DataFrame({**columns, **times}))
+    assert found["predicted_seconds"].tolist() == [5.0, 5.0, 5.0, 4.0]
+    assert found["error"].tolist() == pytest.approx([1 / 4, 0, -1 / 6, 0])
+    assert errors_of(found).regret == 0
 
 
 def test_memory_is_compared_where_it_was_published(predicted: Path) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks.devices.topology import DEVICE_KINDS, Topology
+from benchmarks.timing.measure import compile_step
 from strategies import PRESETS, STRATEGIES, TrainConfig
 from strategies import xla_options as module
 from strategies.training.overlap import V5E
-from strategies.xla_options import DEFAULTS, Default, has_option, xla_options
+from strategies.xla_options import DEFAULTS, Default, as_read, has_option, xla_options
 from tests.benchmarks.test_compile import case
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
@@ -31,22 +32,27 @@ TABLE = (
 
 
 @pytest.mark.parametrize(
-    ("platform", "strategy", "given", "expected"),
+    ("platform", "strategy", "expected"),
     [
-        ("tpu", "data", {}, {"xla_a": "1"}),
-        ("tpu", "fsdp", {"xla_d": "4"}, {"xla_a": "1", "xla_b": "2", "xla_d": "4"}),
-        ("tpu", "fsdp", {"xla_a": "", "xla_d": "true"}, {"xla_a": "", "xla_b": "2", "xla_d": "true"}),
-        ("gpu", "fsdp", {"xla_d": "true", "xla_e": "False"}, {"xla_c": "3", "xla_d": True, "xla_e": False}),
-        ("cpu", "fsdp", {"xla_d": "TRUE"}, {"xla_d": True}),
+        ("tpu", "data", {"xla_a": "1"}),
+        ("tpu", "fsdp", {"xla_a": "1", "xla_b": "2"}),
+        ("gpu", "fsdp", {"xla_c": "3"}),
+        ("cpu", "fsdp", {}),
     ],
 )
-def test_given_options_go_before_those_of_the_table(
-    monkeypatch: pytest.MonkeyPatch, platform: str, strategy: str, given: dict[str, str], expected: dict[str, Any]
+def test_options_of_the_table_are_of_a_platform_and_of_strategies(
+    monkeypatch: pytest.MonkeyPatch, platform: str, strategy: str, expected: dict[str, Any]
 ) -> None:
-    """A step has the options of its platform and strategy, unless the user gives others. Only libtpu reads `true`."""
+    """A step has the options of its platform and strategy."""
     monkeypatch.setattr(module, "DEFAULTS", TABLE)
     monkeypatch.setattr(module, "has_option", lambda *_: True)
-    assert xla_options(SimpleNamespace(platform=platform), strategy, TRAIN, given) == expected
+    assert xla_options(SimpleNamespace(platform=platform), strategy, TRAIN) == expected
+
+
+@pytest.mark.parametrize(("platform", "read"), [("tpu", "TRUE"), ("gpu", True), ("cpu", True)])
+def test_only_libtpu_reads_texts_as_booleans(platform: str, read: Any) -> None:
+    """Compilers for GPUs and CPUs get a Boolean for `TRUE`."""
+    assert as_read(platform, {"xla_a": "TRUE", "xla_b": "2"}) == {"xla_a": read, "xla_b": "2"}
 
 
 def test_options_of_the_table_may_need_options_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,19 +112,21 @@ def test_the_table_names_strategies_and_reasons() -> None:
         ("gpu", "tensor", {"halves": "off"}, {}),
         ("gpu", "three_d", {"prefetch": "off", "halves": "on"}, {}),
         ("tpu", "hsdp", {"prefetch": "on"}, {"xla_enable_async_all_gather": "true"}),
-        ("tpu", "data", {"prefetch": "off"}, {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}),
+        ("tpu", "data", {"prefetch": "off"}, {}),
     ],
 )
 def test_what_overlaps_has_options_that_hide_it(
     monkeypatch: pytest.MonkeyPatch, platform: str, strategy: str, options: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     """Of the committed table, GPUs have options for steps with prefetch, and for tensor with halves; TPUs for
-    strategies that gather.
+    strategies that gather. All steps of a platform are compiled without one of XLA's passes.
     """
     monkeypatch.setattr(module, "has_option", lambda *_: True)
+    passes = {"gpu": "rematerialization", "tpu": "while-loop-all-reduce-code-motion"}
+    of_all = {"xla_disable_hlo_passes": passes[platform]}
     found = xla_options(SimpleNamespace(platform=platform), strategy, replace(TRAIN, **options))
-    assert found.items() >= expected.items()
-    assert bool(found) == bool(expected)
+    assert found.items() >= (of_all | expected).items()
+    assert (found == of_all) == (not expected)
     assert ("xla_enable_async_all_gather" in found) == (platform == "tpu" and strategy != "data")
 
 
@@ -148,11 +156,13 @@ def test_a_step_is_compiled_with_the_options_of_its_strategy(monkeypatch: pytest
     np.testing.assert_allclose(metrics["loss"], inner["loss"], rtol=1e-6)
 
 
-def test_a_case_has_the_options_of_its_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strategy, devices and given options of a case say which options it is compiled with."""
+def test_given_options_go_before_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is compiled with the options of its strategy, unless the user gives others."""
     table = Default("cpu", {"xla_cpu_enable_fast_math": "False"}, "a test", frozenset({"fsdp"}))
     monkeypatch.setattr(module, "DEFAULTS", (table,))
-    assert case(strategy="data", mesh="data=4").xla_options == {}
-    assert case().xla_options == {"xla_cpu_enable_fast_math": False}
-    given = replace(case(), compiler_options=(("xla_cpu_enable_fast_math", "true"),))
-    assert given.xla_options == {"xla_cpu_enable_fast_math": True}
+    fast, size = {"xla_cpu_enable_fast_math": "true"}, {"xla_cpu_prefer_vector_width": "128"}
+    assert case(strategy="data", mesh="data=4").build().xla_options_with({}) == {}
+    step = case().build()
+    assert step.xla_options_with(size) == {"xla_cpu_enable_fast_math": False, **size}
+    assert step.xla_options_with(fast) == {"xla_cpu_enable_fast_math": True}
+    assert compile_step(step, tuple(fast.items())).options == {"xla_cpu_enable_fast_math": True}

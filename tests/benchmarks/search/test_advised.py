@@ -64,7 +64,7 @@ def test_candidates_within_the_error_are_tied(ranked):
     assert ranked.tied(0.0) == sum(each.step_seconds == first for each in ranked.best)
     error = (last - first) / (last + first)  # the last may take as long as the first
     assert ranked.tied(error + 1e-9) == len(ranked.best) > ranked.tied(error - 1e-3)
-    assert Choices((), (), 0).tied(0.5) == 0
+    assert Choices((), (), ()).tied(0.5) == 0
 
 
 def test_each_layout_has_its_fastest(ranked):

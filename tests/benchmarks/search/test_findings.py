@@ -5,8 +5,8 @@ import dataclasses
 from benchmarks.cases import Case
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import Topology
-from benchmarks.search.bounds import evaluated
 from benchmarks.search.findings import Finding, compiled_table, reason_template
+from benchmarks.search.ranking import evaluated
 from strategies import GPTConfig, MeshSpec
 
 

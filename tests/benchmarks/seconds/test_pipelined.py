@@ -8,6 +8,7 @@ from benchmarks.seconds.pipelined import named, passes, pipelined
 from benchmarks.seconds.stack import FIRST_AND_LAST, MESHMARK
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
+from tests.benchmarks.seconds.test_accounting import COMPUTING, seconds, step
 
 PASSES = {
     # Two stages, two microbatches. Of a stage's part F=1 and B=2. Forward all parts but the last send for 1/4, backward
@@ -52,3 +53,12 @@ def test_a_pipeline_of_two_stages_is_as_on_paper(name):
     assert max(each.end_seconds for each in found) == pytest.approx(total)
     names = [each.name for each in found if each.stage == 1 and each.name[0] in "FBW"]
     assert names == [named(op) for op in plan.schedule.orders[1]]
+
+
+def test_pipelines_wait_for_their_gathers():
+    """A stage has no layer ahead whose weights it could gather, so it waits for all of them."""
+    cost = step("three_d", "fsdp=4,pipeline=2")
+    waited = {each: seconds(cost, COMPUTING, prefetches=each)["gathers"] for each in (True, False)}
+    sent = sum(sum(parts.values()) for (_, axes), parts in cost.sent.items() if axes == ("fsdp",))
+    assert waited[True] == waited[False]
+    assert sent / 2 < waited[True] * 450e9 <= sent

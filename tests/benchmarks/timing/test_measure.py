@@ -69,7 +69,8 @@ def test_what_a_compiler_says_is_its_error() -> None:
         raise RuntimeError("INTERNAL: RET_CHECK failure")
 
     devices = np.array([SimpleNamespace(platform="tpu")])
-    step = SimpleNamespace(mesh=SimpleNamespace(devices=devices), lower=lambda: SimpleNamespace(compile=refuse))
+    mesh, lowered = SimpleNamespace(devices=devices), SimpleNamespace(compile=refuse)
+    step = SimpleNamespace(mesh=mesh, lower=lambda: lowered, xla_options_with=dict)
     with pytest.raises(CompileError, match="RuntimeError: INTERNAL: RET_CHECK failure"):
         compile_step(cast(Step, step))
 

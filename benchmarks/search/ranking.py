@@ -1,7 +1,8 @@
-"""Lower bounds on time and memory of a step from formulas alone, and the ranking of candidates by predicted time.
+"""Memory and roofline of a step from formulas alone, and the ranking of candidates by predicted time.
 
-The time bound is the roofline (roofline.py) with FLOPs and bytes from formulas: perfect overlap, and no waiting except
-for the pipeline bubble. Candidates are ranked by the prediction of benchmarks/seconds, which counts what is waited for.
+The roofline (roofline.py) has FLOPs and bytes from formulas: perfect overlap, and no waiting except for the pipeline
+bubble. Candidates are ranked by the prediction of benchmarks/seconds, which counts what is waited for. The bound of
+`predicted.bound_seconds` leaves out what the roofline estimates, such as memory traffic, and no step is faster.
 """
 
 from collections.abc import Iterable
@@ -32,46 +33,46 @@ class Candidate:
     Attributes:
         case: the case.
         cost: its cost by formulas, or why it is infeasible.
-        bound: memory and least time on a chip; None if the case is infeasible.
+        estimate: memory and roofline on a chip; None if the case is infeasible.
         predicted_seconds: predicted time of a step; None if the case is infeasible, or no machine was given.
     """
 
     case: Case
     cost: Cost | Infeasible
-    bound: ChipEstimate | None = None
+    estimate: ChipEstimate | None = None
     predicted_seconds: float | None = None
 
     @property
     def fits(self) -> bool:
         """Whether the case is feasible and fits into a chip's memory by formula."""
-        return self.bound is not None and self.bound.fits
+        return self.estimate is not None and self.estimate.fits
 
     @property
     def order(self) -> tuple[float, ...]:
         """Sort key, smaller is better.
 
-        Candidates that fit come first, by predicted time, or else by least time and then by time without overlap. Then
+        Candidates that fit come first, by predicted time, or else by roofline and then by time without overlap. Then
         come those that do not fit, by needed memory, and last the infeasible ones.
         """
-        if self.bound is None or self.bound.roofline is None:
+        if self.estimate is None or self.estimate.roofline is None:
             return (2,)
-        least = self.bound.roofline
-        if not self.bound.fits:
-            return 1, self.bound.needed_bytes
+        roofline = self.estimate.roofline
+        if not self.estimate.fits:
+            return 1, self.estimate.needed_bytes
         if self.predicted_seconds is not None:
-            return 0, self.predicted_seconds, self.bound.needed_bytes
-        without_overlap_seconds = least.compute_seconds + least.memory_seconds + least.network_seconds
-        return 0, least.step_seconds, without_overlap_seconds, self.bound.needed_bytes
+            return 0, self.predicted_seconds, self.estimate.needed_bytes
+        without_overlap_seconds = roofline.compute_seconds + roofline.memory_seconds + roofline.network_seconds
+        return 0, roofline.step_seconds, without_overlap_seconds, self.estimate.needed_bytes
 
 
 def ranked(cases: Iterable[Case], chip: Chip, machine: Machine | None = None) -> list[Candidate]:
-    """All candidates, best first: by the times that a machine is predicted to take, or else by their bounds."""
+    """All candidates, best first: by the times that a machine is predicted to take, or else by their rooflines."""
     return sorted((evaluated(case, chip, machine) for case in cases), key=lambda each: each.order)
 
 
 def best_per_layout(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The first feasible candidate of each strategy and set of mesh axes; the others are variations of these."""
-    return first_per_layout(each for each in candidates if each.bound)
+    return first_per_layout(each for each in candidates if each.estimate)
 
 
 def evaluated(case: Case, chip: Chip, machine: Machine | None = None) -> Candidate:
@@ -80,14 +81,16 @@ def evaluated(case: Case, chip: Chip, machine: Machine | None = None) -> Candida
         cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
     except Infeasible as error:
         return Candidate(case, error)
-    estimate = ChipEstimate(cost.needed_bytes, chip.memory_bytes, bound(case, cost, chip), chip.flops_per_second)
+    estimate = ChipEstimate(
+        cost.needed_bytes, chip.memory_bytes, formula_roofline(case, cost, chip), chip.flops_per_second
+    )
     assert case.topology
     return Candidate(
         case, cost, estimate, predict_seconds(cost, machine, case.topology).step_seconds if machine else None
     )
 
 
-def bound(case: Case, cost: Cost, chip: Chip) -> Roofline:
+def formula_roofline(case: Case, cost: Cost, chip: Chip) -> Roofline:
     """Roofline of a step by formulas. A pipeline bubble extends the compute time.
 
     FLOPs are those of the stage with the most layers, because the other stages wait for it.

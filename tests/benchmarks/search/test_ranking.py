@@ -1,4 +1,4 @@
-"""Candidates are bounded by formulas and ranked by the least time that they allow."""
+"""Candidates have memory and a roofline by formulas, and are ranked by the least time that they allow."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,8 +8,8 @@ import pytest
 from benchmarks.cases import Case
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import Topology
-from benchmarks.search.bounds import Candidate, best_per_layout, evaluated, memory_traffic_bytes, ranked
 from benchmarks.search.candidates import SearchSpace
+from benchmarks.search.ranking import Candidate, best_per_layout, evaluated, memory_traffic_bytes, ranked
 from strategies import GPTConfig, Infeasible, MeshSpec
 from strategies.costs.predict import Cost, predict
 from strategies.model.gpt import Block, param_count
@@ -33,12 +33,12 @@ def all_ranked(memory_bytes: int) -> list[Candidate]:
 
 def test_candidates_that_fit_come_first() -> None:
     """Candidates that fit come first, by time; then those that do not, by memory; infeasible ones last."""
-    needs = sorted(each.bound.needed_bytes for each in all_ranked(2**40) if each.bound)
+    needs = sorted(each.estimate.needed_bytes for each in all_ranked(2**40) if each.estimate)
     candidates = all_ranked(needs[len(needs) // 2])
-    kinds = [0 if each.fits else 1 if each.bound else 2 for each in candidates]
+    kinds = [0 if each.fits else 1 if each.estimate else 2 for each in candidates]
     assert kinds == sorted(kinds)
     assert set(kinds) == {0, 1, 2}
-    bounds = [each.bound for each in candidates if each.bound]
+    bounds = [each.estimate for each in candidates if each.estimate]
     times = [bound.roofline.step_seconds for bound in bounds if bound.fits and bound.roofline]
     assert times == sorted(times)
     assert len(set(times)) > 10
@@ -54,11 +54,11 @@ def test_formulas_are_those_of_predict() -> None:
         cost = predicted(each.case)
         outcomes.append(isinstance(cost, Cost))
         if isinstance(cost, Infeasible):
-            assert (str(each.cost), each.bound) == (str(cost), None)
+            assert (str(each.cost), each.estimate) == (str(cost), None)
         else:
             assert each.cost == cost
-            assert each.bound
-            assert each.bound.needed_bytes == sum(cost.arguments.values()) + sum(cost.temporaries.values())
+            assert each.estimate
+            assert each.estimate.needed_bytes == sum(cost.arguments.values()) + sum(cost.temporaries.values())
     assert 5 < sum(outcomes) < len(outcomes) - 5
 
 
@@ -74,10 +74,10 @@ def test_a_bubble_lengthens_the_compute_time() -> None:
     """The pipeline bubble lengthens the compute time; the FLOPs stay."""
     each = evaluated(case("pipeline", "pipeline=4", microbatches=4), CHIP)
     assert isinstance(each.cost, Cost)
-    assert each.bound
-    assert each.bound.roofline
+    assert each.estimate
+    assert each.estimate.roofline
     assert each.cost.bubble == pytest.approx(3 / 7)
-    busy = each.bound.roofline.compute_seconds * (1 - 3 / 7) * CHIP.flops_per_second
+    busy = each.estimate.roofline.compute_seconds * (1 - 3 / 7) * CHIP.flops_per_second
     assert busy == pytest.approx(sum(each.cost.flops.values()) / 4)
 
 
@@ -85,10 +85,10 @@ def test_virtual_devices_have_one_link() -> None:
     """Virtual devices count as a line of chips, so an all-reduce has one link."""
     each = evaluated(case("data", "data=8"), CHIP)
     assert isinstance(each.cost, Cost)
-    assert each.bound
-    assert each.bound.roofline
+    assert each.estimate
+    assert each.estimate.roofline
     expected = each.cost.sent_bytes / CHIP.link_bytes_per_second
-    assert each.bound.roofline.network_seconds == pytest.approx(expected)
+    assert each.estimate.roofline.network_seconds == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("remat", "passes"), [("dots", 2), ("full", 3)])
@@ -113,10 +113,10 @@ def test_fsdp_computes_with_whole_weights() -> None:
 def test_the_foremost_are_the_best_of_each_kind() -> None:
     """The foremost candidates are the best of each strategy and set of mesh axes, in order."""
     candidates = all_ranked(2**40)
-    kinds = [(each.case.strategy, *each.case.mesh.sizes) for each in candidates if each.bound]
+    kinds = [(each.case.strategy, *each.case.mesh.sizes) for each in candidates if each.estimate]
     found = best_per_layout(candidates)
     assert [(each.case.strategy, *each.case.mesh.sizes) for each in found] == list(dict.fromkeys(kinds))
-    assert all(each.order == min(o.order for o in candidates if o.bound and same(o, each)) for each in found)
+    assert all(each.order == min(o.order for o in candidates if o.estimate and same(o, each)) for each in found)
 
 
 def same(one: Candidate, other: Candidate) -> bool:
