@@ -39,14 +39,17 @@ from jaxtyping import Array
 
 from strategies.config import GPTConfig, TrainConfig
 from strategies.mesh import Devices, MeshSpec, are_virtual
+from strategies.model.causal_attention import causal_attention
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.order import after
+from strategies.model.reach import Reach
 from strategies.model.remat import GATHERED
 from strategies.model.weights import Weights, used_dtype
 from strategies.sharding.layout import Axes, Layout
 from strategies.sharding.weight_shards import Shards
 from strategies.step import Implementation, Step
 from strategies.strategy import Strategy
+from strategies.training.overlap import V5E
 from strategies.training.train_step import assemble
 
 AXES = ("fsdp",)
@@ -58,7 +61,12 @@ def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementa
 
     scatter = partial(shards.scatter, dtype=train.reduce_dtype)
 
+    by_token = mesh.devices.flat[0].device_kind in V5E and shards.count == mesh.size
+
     def gather(part: Array, dims: Sequence[str], dtype: str) -> Array:
+        if by_token and part.ndim == 3:  # [D,3,A], see `attend_by_token`
+            weight = gather(part.reshape(len(part), -1), dims[:2], dtype)
+            return weight.reshape(-1, *part.shape[1:])
         weight = _gather_scatter(shards, train.reduce_dtype, dims, dtype)(part)
         return weight if train.regather else checkpoint_name(weight, GATHERED)
 
@@ -74,7 +82,11 @@ def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementa
     if train.gather == "step":
         return Implementation(prepare_params=gather_all, reduce=scatter_all)
     return Implementation(
-        hooks=Hooks(gather=gather, head=head_first if are_virtual(mesh.devices.ravel()) else ONE_DEVICE.head),
+        hooks=Hooks(
+            gather=gather,
+            head=head_first if are_virtual(mesh.devices.ravel()) else ONE_DEVICE.head,
+            attend=attend_by_token if by_token else ONE_DEVICE.attend,
+        ),
         reduce=lambda loss, grads: (lax.psum(loss, shards.axes), grads),
     )
 
@@ -93,6 +105,20 @@ def _gather_scatter(shards: Shards, reduce_dtype: str, dims: Sequence[str], dtyp
     function = jax.custom_vjp(gather)
     function.defvjp(lambda part: (gather(part), None), lambda _, grad: (shards.scatter(grad, dims, reduce_dtype),))
     return function
+
+
+def attend_by_token(qkv_BTCA: Array, head_dim: int, kind: str, reach: Reach | None = None) -> Array:
+    """Causal attention to queries, keys and values that the projection writes token by token.
+
+    Splash attention takes heads first. If the projection writes heads first, libtpu copies its gathered weights for
+    that, 100 MB in each pass over a layer of gpt3-6.7b. Instead it copies queries, keys and values, 50 MB with a
+    sequence of 2,048 tokens. The weights are gathered as [D,3A]: gathered as [D,3,A], they would be copied again.
+
+    It is used on v5e where all devices shard the weights: a step on v5e:16x16 in bfloat16 with unroll=1 takes 692 ms
+    instead of 707 as replayed. hsdp is 1% slower with it, and 4% on v5p, which gathers ahead.
+    """
+    flat_NF = lax.optimization_barrier(qkv_BTCA.reshape(qkv_BTCA.shape[0] * qkv_BTCA.shape[1], -1))
+    return causal_attention(flat_NF.reshape(qkv_BTCA.shape), head_dim, kind, reach)
 
 
 @jax.custom_vjp

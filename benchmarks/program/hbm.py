@@ -79,7 +79,7 @@ class MemoryTraffic:
         instructions = inside.instructions.values()
         names = {each.name for each in instructions if each.opcode == "parameter" and each.operands == (str(index),)}
         for each in instructions:  # follow aliases of the parameter, in program order
-            if each.opcode == "bitcast" and names.intersection(each.operands):
+            if self._aliased(each) in names:
                 names.add(each.name)
         read = 0
         for each in instructions:
@@ -87,6 +87,20 @@ class MemoryTraffic:
                 if name in names:
                     read += self._read_by(each, position, inside, whole)
         return read
+
+    def _aliased(self, instruction: Instruction) -> str:
+        """Name of the operand of which an instruction is another view; empty if it is none.
+
+        TPU programs also have fusions that only view a parameter: of weights, behind a gather and before a matmul.
+        """
+        if instruction.opcode == "bitcast":
+            return instruction.operands[0]
+        if instruction.opcode == "fusion":
+            inside = self.computations[instruction.computation("calls")]
+            viewed = inside.unwrap(inside.root, "bitcast")
+            if viewed.opcode == "parameter":
+                return instruction.operands[int(viewed.operands[0])]
+        return ""
 
     def _read_by(self, user: Instruction, position: int, inside: Computation, whole: int) -> int:
         if user.opcode in ("bitcast", "tuple") or _in_chain(user):

@@ -40,7 +40,7 @@ TO_FLOAT32 = {dtype: math.sqrt(2 * 27 * CONFIG.layers / (8 * math.log(2))) * u f
     [
         ("three_d", {}),
         ("pipeline", {"reduce_dtype": "bfloat16", "microbatches": 4}),
-        ("data", {"reduce_dtype": "bfloat16", "bucket_bytes": 10_000}),
+        *nightly(("data", {"reduce_dtype": "bfloat16", "bucket_bytes": 10_000})),
         *nightly(*((name, {}) for name in STRATEGIES if name not in ("single", "three_d"))),
     ],
     ids=str,

@@ -2,8 +2,12 @@
 
 import pytest
 
+from benchmarks.program.compiled import read_program
 from strategies import MeshSpec
-from tests.strategies.equality import OF_MODEL, ROUNDING, assert_equal, single, train
+from strategies.costs.predict import predict
+from tests.strategies.costs.steps import by_axes, sent
+from tests.strategies.equality import CONFIG, OF_MODEL, ROUNDING, assert_equal, build, single, train
+from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly
 from tests.strategies.test_equality import HARDEST
 from tests.strategies.test_step import WIDEST
@@ -41,7 +45,28 @@ WHOLE = [
     ids=str,
 )
 def test_sparse_attention_equals_one_device(name, mesh, options):
-    """With a window or a stride, whether keys come from other devices or not, strategies compute what one computes."""
-    microbatches = 4 if "pipeline" in mesh.sizes else 1
+    """With a window or a stride, whether keys come from other devices or not, strategies compute what one computes.
+
+    And they send, to the byte, what the formulas say.
+    """
+    options = {"microbatches": 4 if "pipeline" in mesh.sizes else 1, **options}
     reference = single(**{key: options[key] for key in options if key in OF_MODEL})
-    assert_equal(train(name, mesh, microbatches=microbatches, **options), reference, ROUNDING["float32"])
+    assert_equal(train(name, mesh, **options), reference, ROUNDING["float32"])
+    if name != "auto":  # nothing is predicted of what the compiler partitions
+        step = build(name, mesh, **options)
+        program = read_program(compiled(step.lower()).as_text(), step.mesh.shape)
+        assert sent(program) == by_axes(predict(name, step.config, mesh, step.train))
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [(name, HARDEST[name]) if name == "context" else nightly((name, HARDEST[name]))[0] for name in HARDEST],
+)
+def test_a_window_of_the_sequence_is_dense_to_the_bit(name, mesh):
+    """Under every strategy it is the program of dense attention, to the letter."""
+    microbatches = 4 if "pipeline" in mesh.sizes else 1
+    whole, dense = (
+        build(name, mesh, microbatches=microbatches, **options).lower().as_text()
+        for options in ({"attention_window": CONFIG.sequence}, {})
+    )
+    assert whole == dense

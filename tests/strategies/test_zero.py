@@ -8,9 +8,11 @@ import pytest
 
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.costs.predict import predict
 from strategies.model.gpt import param_count
 from strategies.pipelining.jaxpr import Loop
 from strategies.training import sharded_update
+from tests.strategies import equality
 from tests.strategies.costs import steps
 from tests.strategies.costs.test_communication import inner
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
@@ -102,7 +104,7 @@ def test_options_of_one_strategy_change_no_result(name, mesh, options):
     assert_equal(train(name, MeshSpec.parse(mesh), **options), reference, ROUNDING[options.get("dtype", "float32")])
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "float16", "master": "float32"}], ids=str)
+@pytest.mark.parametrize("options", [{"dtype": "float16", "master": "float32"}, *nightly({})], ids=str)
 def test_weights_gathered_layer_by_layer_are_the_same(options, monkeypatch):
     """As GPUs gather updated weights: the step computes the same, and sends as many bytes, in a loop over layers."""
     monkeypatch.setattr(sharded_update, "GPUS", ("cpu",))
@@ -110,9 +112,10 @@ def test_weights_gathered_layer_by_layer_are_the_same(options, monkeypatch):
     reference = single(**{key: options[key] for key in options if key == "dtype"})
     mine = (*mine[:2], [state._replace(params=state.master or state.params) for state in mine[2]])
     assert_equal(mine, reference, ROUNDING[options.get("dtype", "float32")])
-    program, _ = steps.compiled("zero1", "data=4", steps.ODD, **options)
-    assert steps.sent(program) == steps.by_axes(steps.cost("zero1", "data=4", steps.ODD, **options))
-    assert {each.times for each in program.collectives if each.kind == "all_gather"} == {1, steps.ODD.layers}
+    step = equality.build("zero1", MeshSpec.parse("data=4"), **options)
+    program = read_program(compiled(step.lower()).as_text() or "", step.mesh.shape)
+    assert steps.sent(program) == steps.by_axes(predict("zero1", step.config, MeshSpec.parse("data=4"), step.train))
+    assert {each.times for each in program.collectives if each.kind == "all_gather"} == {1, step.config.layers}
 
 
 def test_each_bucket_is_one_all_reduce_of_the_compiled_program():

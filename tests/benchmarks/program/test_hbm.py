@@ -91,6 +91,28 @@ def test_a_fusion_reads_the_whole_of_what_it_does_not_only_slice() -> None:
     assert bytes_moved(INDEX, FUSED, before=fresh) == 128 + 512 + 128
 
 
+VIEWED = f"""%view (b: f32[1,8,16]) -> f32[8,16] {{
+  %b = f32[1,8,16]{{2,1,0:T(8,128)}} parameter(0)
+  ROOT %v = {HBM} bitcast(%b)
+}}
+
+%product (a: f32[8,16], b: f32[1,8,16]) -> f32[8,8] {{
+  %a = {HBM} parameter(0)
+  %b = f32[1,8,16]{{2,1,0:T(8,128)}} parameter(1)
+  %same = {HBM} fusion(%b), kind=kLoop, calls=%view
+  ROOT %m = f32[8,8]{{1,0:T(8,128)}} convolution(%a, %same), dim_labels=bf_oi->bf
+}}
+
+"""
+
+
+def test_what_a_nested_fusion_only_views_is_read_by_its_users() -> None:
+    """A matmul reads a weight in full, although it takes it from a nested fusion that only removes a dim."""
+    weight = "%w = f32[1,8,16]{2,1,0:T(8,128)} parameter(2)"
+    product = "%r = f32[8,8]{1,0:T(8,128)} fusion(%p, %w), kind=kOutput, calls=%product"
+    assert bytes_moved(weight, product, before=VIEWED) == 2 * 512 + 256
+
+
 WOVEN = f"""%begin (a: f32[8,16]) -> (f32[8,16], f32[32,16]) {{
   %a = {HBM} parameter(0)
   %g = f32[32,16]{{1,0:T(8,128)}} all-gather(%a), replica_groups={{{{0}}}}, frontend_attributes={{chain_id="0"}}

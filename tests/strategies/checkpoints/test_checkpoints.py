@@ -22,8 +22,9 @@ from tests.strategies.sampling import nightly
 HALF = 3
 """Steps before a save, and after it."""
 NAMES = tuple(VARIANTS)
-PAIRS = [(name, NAMES[(i + 5) % len(NAMES)]) for i, name in enumerate(NAMES)]
-"""Saved under the first, restored under the second: every variant once on both sides, and no two that are alike."""
+PAIRS = [(name, NAMES[(i + distance) % len(NAMES)]) for distance in (5, 7) for i, name in enumerate(NAMES)]
+"""Saved under the first, restored under the second. No two are alike, and each pair has its reverse: 5 + 7 variants
+further on is the same variant again."""
 OTHER_PAIRS = [pair for pair in itertools.product(NAMES, NAMES) if pair not in PAIRS]
 
 
@@ -43,9 +44,10 @@ def saved(tmp_path_factory):
 
 
 def test_the_pairs_have_every_strategy_on_both_sides():
-    """Each variant saves in one pair and restores in one, and so does each strategy; at night each with each."""
+    """Each variant saves in two pairs and restores in two, and so each strategy does; at night each with each."""
+    assert len({*PAIRS}) == len(PAIRS) == 24
     for side in zip(*PAIRS, strict=True):
-        assert sorted(side) == sorted(VARIANTS)
+        assert sorted(side) == sorted([*VARIANTS, *VARIANTS])
         assert {VARIANTS[variant][0] for variant in side} == {*STRATEGIES}
     assert {*PAIRS, *OTHER_PAIRS} == {*itertools.product(NAMES, NAMES)}
 

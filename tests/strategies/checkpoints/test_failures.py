@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from strategies import STRATEGIES, MeshSpec
 from strategies.checkpoints import zarr_arrays
 from strategies.checkpoints.info import CheckpointError, positions
 from strategies.checkpoints.info import read as read_info
+from strategies.checkpoints.save import UNFINISHED
 from tests.processes import LIMIT_SECONDS, environment
 from tests.strategies.checkpoints.variants import first_half, step_of
 from tests.strategies.equality import CONFIG, TRAIN, build
@@ -26,11 +28,11 @@ CHUNK = "mu/blocks.mlp.up_DF/c/3/0/0"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder with the same state at positions 1 and 2, saved under fsdp."""
+    """A folder with the same state at positions 1 and 2, saved under `single`, which writes fewest files."""
     folder = tmp_path_factory.mktemp("two") / "saved"
-    _, state = first_half("fsdp", 3)
+    _, state = first_half("single", 3)
     for position in (1, 2):
-        step_of("fsdp").save(state, folder, position=position).wait()
+        step_of("single").save(state, folder, position=position).wait()
     return folder
 
 
@@ -55,7 +57,7 @@ def flip(path):
 @pytest.mark.parametrize(
     ("harm", "file", "message"),
     [
-        (lambda path: path.unlink(), CHUNK, r"mu/blocks.mlp.up_DF has 63 of 64 chunks"),
+        (lambda path: path.unlink(), CHUNK, r"mu/blocks.mlp.up_DF has 7 of 8 chunks"),
         (truncate, CHUNK, r"mu/blocks.mlp.up_DF"),
         (flip, CHUNK, r"mu/blocks.mlp.up_DF"),
         (lambda path: path.unlink(), "params/head.norm.bias_D/zarr.json", r"params/head.norm.bias_D"),
@@ -69,8 +71,8 @@ def test_a_damaged_checkpoint_is_named(harm, file, message, two):
     harm(two / "2" / file)
     with pytest.raises(CheckpointError, match=rf"(?s)2 is damaged: .*{message}.*; restore another with at=1$"):
         step_of("tensor").restore(two)
-    _, state = first_half("fsdp", 3)
-    jax.tree.map(np.testing.assert_array_equal, step_of("fsdp").restore(two, at=1), state)
+    _, state = first_half("single", 3)
+    jax.tree.map(np.testing.assert_array_equal, step_of("single").restore(two, at=1), state)
 
 
 def test_a_checkpoint_without_an_array_is_damaged(two):
@@ -82,7 +84,7 @@ def test_a_checkpoint_without_an_array_is_damaged(two):
     with pytest.raises(
         CheckpointError, match=r"checkpoint.json lacks nu/embedding.token_VD; restore another with at=1"
     ):
-        step_of("fsdp").restore(two)
+        step_of("single").restore(two)
 
 
 def test_another_model_is_refused(two):
@@ -98,7 +100,7 @@ def test_another_model_is_refused(two):
 def test_another_padding_is_no_other_model(two):
     """The padding of the vocabulary is not saved: it may differ."""
     step = STRATEGIES["single"].build(dataclasses.replace(CONFIG, vocab_multiple=1), "data=1", TRAIN)
-    _, state = first_half("fsdp", 3)
+    _, state = first_half("single", 3)
     table = step.restore(two).params["embedding"]["token_VD"]
     assert table.shape[0] == CONFIG.vocab
     np.testing.assert_array_equal(table, state.params["embedding"]["token_VD"][: CONFIG.vocab])
@@ -109,7 +111,7 @@ def test_a_newer_format_is_refused(two):
     path = two / "2" / "checkpoint.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
     with pytest.raises(CheckpointError, match=r"2/checkpoint.json is of format 2, .* up to 1; take a newer meshmark"):
-        step_of("fsdp").restore(two)
+        step_of("single").restore(two)
 
 
 @pytest.mark.parametrize(
@@ -119,23 +121,23 @@ def test_a_newer_format_is_refused(two):
 def test_a_checkpoint_that_is_not_there(folder, at, message, two):
     """The error names the folder, and the checkpoints that it has."""
     with pytest.raises(CheckpointError, match=message):
-        step_of("fsdp").restore(two / folder, at=at)
+        step_of("single").restore(two / folder, at=at)
 
 
 def test_a_checkpoint_is_not_overwritten(two):
     """A second save at the same position is refused."""
-    _, state = first_half("fsdp", 3)
+    _, state = first_half("single", 3)
     with pytest.raises(CheckpointError, match=r"there is a checkpoint .*/2 already; remove it, or save to another"):
-        step_of("fsdp").save(state, two, position=2)
+        step_of("single").save(state, two, position=2)
 
 
 def test_facts_that_are_no_json_are_refused(two):
     """The caller's facts are checked before anything is written."""
-    _, state = first_half("fsdp", 3)
+    _, state = first_half("single", 3)
     with pytest.raises(CheckpointError, match=r"4 cannot be written: Object of type set is not JSON serializable"):
-        step_of("fsdp").save(state, two, position=4, metadata={"seen": {1}})
+        step_of("single").save(state, two, position=4, metadata={"seen": {1}})
     with pytest.raises(CheckpointError, match=r"4 cannot be written: Out of range float values are not JSON compliant"):
-        step_of("fsdp").save(state, two, position=4, metadata={"loss": float("nan")})
+        step_of("single").save(state, two, position=4, metadata={"loss": float("nan")})
     assert positions(two) == [1, 2]
 
 
@@ -145,14 +147,14 @@ def test_a_save_that_failed_does_not_fail_the_next_one(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError("the disk is full")
 
-    _, state = first_half("fsdp", 3)
+    _, state = first_half("single", 3)
     with monkeypatch.context() as full:
         full.setattr(zarr_arrays, "write", refuse)
-        saving = step_of("fsdp").save(state, tmp_path, position=1)
+        saving = step_of("single").save(state, tmp_path, position=1)
         for _ in range(2):
             with pytest.raises(CheckpointError, match="1 cannot be written: the disk is full"):
                 saving.wait()
-    step_of("fsdp").save(state, tmp_path, position=2).wait()
+    step_of("single").save(state, tmp_path, position=2).wait()
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
@@ -205,18 +207,62 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path):
     step_of("tensor").restore(tmp_path)
 
 
-@pytest.mark.parametrize("delay_seconds", [0.3, *nightly(0.05, 1)])
-def test_a_killed_save_leaves_the_last_good_one(delay_seconds, tmp_path):
-    """Kill -9 at any time in a save: what is there restores, and the next save clears up what is not whole."""
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system with room for two checkpoints of the small model under fsdp, and not for three."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("takes Linux and root, to mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.processes
+def test_a_file_system_without_space_leaves_the_last_good_one(small_disk):
+    """As above, on a file system that is really full."""
+    _, state = first_half("fsdp", 3)
+
+    def save(*new):
+        for position in new:
+            step_of("fsdp").save(state, small_disk / "saved", position=position).wait()
+
+    save(1)
+    with pytest.raises(CheckpointError, match=r"/saved/\d cannot be written: .*No space left on device"):
+        save(2, 3)
+    whole = positions(small_disk / "saved")
+    assert [path.name for path in sorted((small_disk / "saved").iterdir())] == [str(position) for position in whole]
+    for position in whole:
+        jax.tree.map(np.testing.assert_array_equal, step_of("fsdp").restore(small_disk / "saved", at=position), state)
+
+
+def stop_inside_save(writer, folder):
+    """Stop a process at a moment when a save has written some arrays and is not finished."""
+    while True:
+        time.sleep(0.01)
+        writer.send_signal(signal.SIGSTOP)
+        os.waitpid(writer.pid, os.WUNTRACED)  # until it has stopped
+        if list(folder.glob(f"*{UNFINISHED}/*/*/c")):
+            return
+        writer.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("saves", [1, *nightly(2, 5)])
+def test_a_killed_save_leaves_the_last_good_one(saves, tmp_path):
+    """Kill -9 inside a save, after so many saves: what is whole restores, and the next save removes what is not."""
     writer = start_writer(tmp_path, "endless")
-    time.sleep(delay_seconds)
+    while positions(tmp_path)[-1] < saves:
+        time.sleep(0.01)
+    stop_inside_save(writer, tmp_path)
     writer.kill()
     writer.communicate()
     assert writer.returncode == -signal.SIGKILL
+    assert list(tmp_path.glob(f"*{UNFINISHED}"))
     there = positions(tmp_path)
     for position in there:
         step_of("tensor").restore(tmp_path, at=position)
     _, state = first_half("tensor", 3)
     step_of("tensor").save(state, tmp_path, position=there[-1] + 1).wait()
-    assert not [*tmp_path.glob("*tmp")]
+    assert not list(tmp_path.glob(f"*{UNFINISHED}"))
     assert read_info(tmp_path).position == there[-1] + 1

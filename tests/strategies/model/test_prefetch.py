@@ -96,7 +96,7 @@ def test_an_iteration_communicates_for_its_neighbours(prefetch):
     assert (sum(late for _, late in products) == 0) == (prefetch == "on")
 
 
-@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("layers", [2, *nightly(3)])
 def test_few_layers_are_gathered_ahead_too(layers):
     """With loops of no or one iteration, and sums over replicas in them, gradients are those without prefetch."""
     config = dataclasses.replace(SMALL, layers=layers)

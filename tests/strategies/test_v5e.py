@@ -1,0 +1,34 @@
+"""What fsdp does on v5e alone, on CPUs that are taken for v5e."""
+
+from typing import Any
+
+import jax
+import pytest
+
+from strategies import MeshSpec, fsdp
+from tests.strategies.equality import ROUNDING, assert_equal, single, train
+from tests.strategies.sampling import nightly
+
+CASES = [
+    ("fsdp", "fsdp=4", {"remat": "full"}),
+    *nightly(
+        ("fsdp", "fsdp=8", {"reduce_dtype": "bfloat16", "dtype": "bfloat16"}),
+        ("fsdp", "fsdp=2", {"microbatches": 2}),
+        ("three_d", "fsdp=4", {"prefetch": "on"}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "options"), CASES, ids=str)
+def test_weights_gathered_flat_and_attention_by_token_equal_one_device(
+    name: str, mesh: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step with [D,3,A] gathered as [D,3A], and attention to what is written token by token, equals one device's."""
+    reference = single(**{key: options[key] for key in options if key == "dtype"})
+    taken = []
+    monkeypatch.setattr(fsdp, "V5E", (jax.devices()[0].device_kind,))
+    monkeypatch.setattr(fsdp, "causal_attention", lambda *given: taken.append(given) or attend(*given))
+    attend = fsdp.ONE_DEVICE.attend
+    mine = train(name, MeshSpec.parse(mesh), **options)
+    assert taken
+    assert_equal(mine, reference, ROUNDING[options.get("dtype", "float32")])
