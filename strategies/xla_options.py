@@ -117,6 +117,15 @@ DEFAULTS: tuple[Default, ...] = (
         frozenset({"hsdp"}),
         {"prefetch": "off", "reduce": "layer", "reduce_dtype": "bfloat16"},
     ),
+    Default(
+        "gpu",
+        {"xla_gpu_enable_while_loop_double_buffering": "true"},
+        "Run two layers in an iteration, so that gradients that wait for their sum are not copied to where the next "
+        "iteration expects them. For gpt3-6.7b in bfloat16 with master=float32, zero2 takes 177 ms instead of 185 as "
+        "replayed on 128 H100s, and 176 instead of 184 on 16. In float32 sums it gains nothing; data gets slower.",
+        frozenset({"zero1", "zero2"}),
+        {"reduce": "layer", "reduce_dtype": "bfloat16"},
+    ),
 )
 
 

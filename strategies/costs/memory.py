@@ -11,6 +11,7 @@ from strategies.model.gpt import Block
 from strategies.model.head import Head
 from strategies.model.prefetch import is_ordered
 from strategies.training.compression import padded
+from strategies.training.overlap import delays_sums
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
@@ -100,12 +101,14 @@ def stage_bytes(plan: Plan) -> int:
 def layer_work_bytes(plan: Plan) -> int:
     """Bytes to run the backward pass of one layer, in float32: its weights in full, and its working arrays.
 
-    With prefetch there are also the weights of the layer before it, and the gradients of the layer behind it.
+    With prefetch there are also the weights of the layer before it, and the gradients of the layer behind it. Sums that
+    run one layer late (`delays_sums`) have the latter alone, in the compute dtype.
     """
     # A loop over one layer is removed, and copies no weights out of the stack of layers.
     weights = whole_layer(plan) if plan.layers > 1 else 0
     wholes = 3 if plan.train.prefetch == "on" else 1
-    return 4 * (wholes * weights + Block.working_elements(plan.share))
+    behind = plan.share.itemsize * weights if delays_sums(plan.layout, plan.mesh.sizes, plan.config, plan.train) else 0
+    return 4 * (wholes * weights + Block.working_elements(plan.share)) + behind
 
 
 def head_work_bytes(plan: Plan) -> int:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig, TrainConfig
 from strategies.model.attention import Attention
+from strategies.model.delayed_sums import DelayedSums
 from strategies.model.embedding import Embedding
 from strategies.model.halves import by_halves
 from strategies.model.head import Head
@@ -164,6 +165,9 @@ class GPT(nnx.Module):
         if self.train_config.prefetch == "on":
             ordered = is_ordered(self.train_config, layers)
             return PrefetchedLayers(gather, jax.checkpoint(run, policy=policy), unroll, ordered)(stacked, x_BTD)
+
+        if self.hooks.delays_sums:
+            return DelayedSums(gather, jax.checkpoint(run, policy=policy), unroll)(stacked, x_BTD)
 
         def layer(x_BTD: Array, stored: nnx.State) -> tuple[Array, None]:
             return run(gather(stored), x_BTD), None

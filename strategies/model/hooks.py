@@ -23,6 +23,7 @@ class Hooks:
 
     Attributes:
         layer: stored weights of one layer, as the loop over layers reads them -> as `gather` takes them.
+        delays_sums: whether the backward pass runs the transpose of `layer`, which sums gradients, one layer late.
         gather: (a stored weight, of the blocks one layer's; names of its dims; dtype) -> the weight as it is used, in
             that dtype.
         sum: partial sums [B,T,D] of this device -> sums over devices, for its own tokens.
@@ -42,6 +43,7 @@ class Hooks:
     """
 
     layer: Callable[[Any], Any] = lambda weights: weights
+    delays_sums: bool = False
     gather: Callable[[Array, Sequence[str], str], Array] = lambda weight, dims, dtype: weight.astype(dtype)
     sum: Callable[[Array], Array] = lambda x: x
     all_tokens: Callable[[Array], Array] = lambda x: x

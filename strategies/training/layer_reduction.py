@@ -27,6 +27,7 @@ from strategies.sharding.layout import Layout
 from strategies.sharding.weight_shards import Shards
 from strategies.step import Differentiate, Divisor, Implementation, Tokens
 from strategies.training.gradients import cast
+from strategies.training.overlap import delays_sums
 
 Dims = Sequence[str]
 
@@ -47,6 +48,7 @@ class LayerReduction:
     Attributes:
         layout, train, implementation: those of the step.
         shards: of the weights over `Layout.updates`; None if each device updates all weights that it holds.
+        delayed: whether the sums run one layer late (model/delayed_sums.py).
         virtual: whether the devices are virtual CPU devices, which may deadlock.
     """
 
@@ -54,6 +56,7 @@ class LayerReduction:
     train: TrainConfig
     implementation: Implementation
     shards: Shards | None
+    delayed: bool
     virtual: bool
 
     @classmethod
@@ -64,12 +67,13 @@ class LayerReduction:
         if train.reduce != "layer":
             return None
         shards = layout.shards_of(layout.updates, config, mesh.shape) if layout.updates else None
-        return cls(layout, train, implementation, shards, are_virtual(mesh.devices.ravel()))
+        delayed = delays_sums(layout, mesh.shape, config, train)
+        return cls(layout, train, implementation, shards, delayed, are_virtual(mesh.devices.ravel()))
 
     @property
     def hooks(self) -> Hooks:
         """The hooks of the strategy, with one that runs each layer with its weights and sums their gradients."""
-        return replace(self.implementation.hooks, layer=self.run_layer)
+        return replace(self.implementation.hooks, layer=self.run_layer, delays_sums=self.delayed)
 
     def differentiate(self, differentiate: Differentiate) -> Differentiate:
         """A `Differentiate` whose gradients of the blocks are summed over devices."""

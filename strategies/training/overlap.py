@@ -1,8 +1,8 @@
 """The options of a step that let communication overlap with computation: their defaults, and what forbids them.
 
-`reduce="layer"` sums gradients in the backward loop over layers (layer_reduction.py), `prefetch="on"` gathers weights
-one layer ahead (model/prefetch.py), and `halves="on"` runs layers on two halves of the batch (model/halves.py). The
-default of all is "auto", which depends on the devices.
+`reduce="layer"` sums gradients in the backward loop over layers (layer_reduction.py, model/delayed_sums.py),
+`prefetch="on"` gathers weights one layer ahead (model/prefetch.py), and `halves="on"` runs layers on two halves of the
+batch (model/halves.py). The default of all is "auto", which depends on the devices.
 """
 
 from collections.abc import Mapping
@@ -62,6 +62,15 @@ def resolve_overlap(
         prefetch=_prefetch(layout, config, train, platform, kind),
         halves=_halves(layout, sizes, train, platform, kind),
     )
+
+
+def delays_sums(layout: Layout, sizes: Mapping[str, int], config: GPTConfig, train: TrainConfig) -> bool:
+    """Whether gradients are summed one layer behind (model/delayed_sums.py), by `train` as resolved.
+
+    Not where weights are gathered in the loop. With `prefetch` that delays sums already; without it hsdp gets slower: a
+    step of gpt3-6.7b over data=16,fsdp=8 H100s in float32 sums takes 306 ms as replayed, and 266 without delay.
+    """
+    return train.reduce == "layer" and config.layers > 1 and size_of(layout.shards, sizes) == 1
 
 
 def _reduce(layout: Layout, train: TrainConfig, platform: str | None) -> Literal["layer", "step"]:

@@ -7,9 +7,11 @@ import jax
 import pytest
 
 from strategies import STRATEGIES, MeshSpec, TrainConfig
+from strategies.costs.memory import block_elements, layer_work_bytes
 from tests.strategies.costs.steps import SMALL, cost
 from tests.strategies.costs.test_communication import communication, inner
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
+from tests.strategies.model.test_prefetch import bodies, follow
 from tests.strategies.sampling import nightly
 
 TRAIN = TrainConfig(batch_size=16)
@@ -82,3 +84,26 @@ def test_a_sharded_update_by_layer_holds_no_whole_gradients():
     step, layer = (cost("zero1", "data=8", reduce=reduce).temporaries["gradients"] for reduce in ("step", "layer"))
     blocks = sum(weight.elements for weight in cost("zero1", "data=8").plan.weights if weight.of_blocks)
     assert step - layer == 4 * blocks * 7 // 8
+
+
+@pytest.mark.parametrize(("name", "mesh", "late"), [("zero1", "data=8", True), ("hsdp", "data=2,fsdp=4", False)])
+def test_sums_run_one_layer_late(name, mesh, late):
+    """No reduce-scatter of the backward loop takes what the same iteration multiplies, unless weights are gathered in
+    the loop without prefetch.
+    """
+    train = dataclasses.replace(TRAIN, reduce="layer", prefetch="off")
+    built = STRATEGIES[name].build(SMALL, mesh, train, jax.devices()[:8])
+    program = jax.make_jaxpr(built.gradients)(built.state, built.batch)
+    loops = [body for body in bodies(program.jaxpr) if body.eqns]
+    found = [follow(body, [False] * len(body.invars), "dot_general", "reduce_scatter")[1:] for body in loops]
+    assert all(products > 0 for products, _ in found)
+    assert (sum(scatters for _, scatters in found) == 0) == late
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_late_sums_hold_the_gradients_of_one_layer_more(layers):
+    """By formula a layer's backward pass has the gradients of the layer behind beside it; a single layer has none."""
+    config = dataclasses.replace(SMALL, layers=layers)
+    step, layer = (cost("data", "data=8", config, reduce=reduce).plan for reduce in ("step", "layer"))
+    behind = 4 * block_elements(layer) // layers if layers > 1 else 0
+    assert layer_work_bytes(layer) - layer_work_bytes(step) == behind
