@@ -167,6 +167,8 @@ def _probes(here: Setting) -> Iterator[Probe]:
     if here.shared:
         yield from probes.attentions(here.devices)
         yield from probes.allocations()
+        yield from probes.turns(here.devices)
+        yield from probes.rings(here.devices)
     for count in GROUPS:
         if count <= here.devices:
             yield from probes.collectives(count)
