@@ -161,7 +161,9 @@ def rings(devices: int) -> Iterator[Probe]:
 
         run = repeated(devices, body, (sequences, tokens, 3, heads * head_dim), axis="context")
         scores = sequences * heads * tokens**2 * (2 * devices + 1) / 4
-        yield Probe("ring", devices, 14 * scores * head_dim, 0, run, scores=scores, matrices=14 * devices * sequences * heads)
+        yield Probe(
+            "ring", devices, 14 * scores * head_dim, 0, run, scores=scores, matrices=14 * devices * sequences * heads
+        )
 
 
 def streams(devices: int) -> Iterator[Probe]:

@@ -17,15 +17,15 @@ from benchmarks.failures import reason_of
 from benchmarks.search.advised import Choice, Choices
 from benchmarks.search.candidates import first_per_layout
 from benchmarks.seconds.judging import errors_of
-from benchmarks.timing.interleaved import BlockTimes, time_interleaved
+from benchmarks.timing.interleaved import BlockTimes, Interval, time_interleaved
 from benchmarks.timing.machine import disable_compilation_cache
 from benchmarks.timing.measure import Training, compile_step, steps_per_block
 from strategies.mesh import are_virtual
 
-ROUNDS = 5
+ROUNDS = 4
 FINALISTS = 6
 """So many of the fastest are timed again, in a final of more rounds. The fastest of many was lucky, too."""
-FINAL_ROUNDS = 15
+FINAL_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,32 @@ class AsMeasured:
     Attributes:
         rank: of the candidate by its prediction, from 1.
         choice: the candidate.
-        step_seconds: median over rounds, by the final for those that are in it; None if it was not measured.
+        seconds: of a step in each round, those of the final for who is in it; empty if it was not measured.
         final: whether it is in the final, which says what is fastest.
         reason: why it was not measured; empty if it was.
     """
 
     rank: int
     choice: Choice
-    step_seconds: float | None = None
+    seconds: tuple[float, ...] = ()
     final: bool = False
     reason: str = ""
 
+    @property
+    def step_seconds(self) -> float | None:
+        """Median over rounds; None if it was not measured."""
+        return statistics.median(self.seconds) if self.seconds else None
+
     def as_row(self) -> dict[str, Any]:
         """JSON values."""
-        measured = {"measured_seconds": self.step_seconds, "final": self.final, "reason": self.reason}
-        return {"rank": self.rank, "predicted_seconds": self.choice.step_seconds, **measured}
+        return {
+            "rank": self.rank,
+            "predicted_seconds": self.choice.step_seconds,
+            "measured_seconds": self.step_seconds,
+            "rounds_seconds": list(self.seconds),
+            "final": self.final,
+            "reason": self.reason,
+        }
 
 
 def to_measure(choices: Choices, count: int) -> list[Choice]:
@@ -101,8 +112,8 @@ def measured(choices: Choices, count: int) -> list[AsMeasured]:
         say(f"timing {len(trainings)} steps, interleaved")
         for rank, blocks in timed(trainings, rounds).items():
             reason = reason_of(blocks.error) if blocks.error else ""
-            seconds = None if reason else statistics.median(blocks.seconds)
-            results[rank] = replace(results[rank], step_seconds=seconds, final=final and not reason, reason=reason)
+            seconds = () if reason else tuple(blocks.seconds)
+            results[rank] = replace(results[rank], seconds=seconds, final=final and not reason, reason=reason)
         finalists = {each.rank for each in in_order(results.values())[:FINALISTS]} | {1}
         trainings = {rank: each for rank, each in trainings.items() if results[rank].rank in finalists}
     return in_order(results.values())
@@ -160,7 +171,9 @@ def report(results: Sequence[AsMeasured]) -> Iterator[str]:
     finalists = [each for each in known if each.final]
     if advised := next((each for each in finalists if each.rank == 1), None):
         loss = (advised.step_seconds or 0) / (finalists[0].step_seconds or 1) - 1
-        yield f"the advised step takes {loss:.1%} longer than the fastest that was measured"
+        likely = Interval.of_ratios(advised.seconds, finalists[0].seconds)
+        interval = f" (95% interval of rounds: {likely.low - 1:+.1%} to {likely.high - 1:+.1%})" if likely else ""
+        yield f"the advised step takes {loss:.1%} longer than the fastest that was measured{interval}"
     errors = errors_of([each.choice.step_seconds for each in known], [each.step_seconds or 0 for each in known])
     rank = "" if errors.rank_correlation is None else f", rank correlation {errors.rank_correlation:.2f}"
     yield f"predictions are off by {errors.median:.1%} in the median{rank}"

@@ -65,13 +65,16 @@ def test_the_fastest_and_the_advised_are_in_the_final(pretended: list[Timed]) ->
     assert reasons == {"MemoryError: too large", "RuntimeError: lost a device"}
     assert [each.step_seconds for each in found[-2:]] == [None, None]
     lines = "\n".join(report(found))
-    assert "the advised step takes 700.0% longer than the fastest that was measured" in lines
+    assert (
+        "the advised step takes 700.0% longer than the fastest that was measured (95% interval of rounds: +700.0%"
+        in lines
+    )
 
 
 def test_those_of_the_final_come_first() -> None:
     """A time of the first rounds says less."""
     best = choices().best
-    some = [AsMeasured(1, best[0], 3.0, True), AsMeasured(2, best[1], 1.0), AsMeasured(3, best[2], 2.0, True)]
+    some = [AsMeasured(1, best[0], (3.0,), True), AsMeasured(2, best[1], (1.0,)), AsMeasured(3, best[2], (2.0,), True)]
     assert [each.rank for each in in_order(some)] == [3, 1, 2]
 
 
