@@ -19,7 +19,6 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.timing.measure import Timeable
 from strategies.model.attention_kernels import attend
-from strategies.model.ring_attention import ring_attention
 
 AXIS = "devices"
 MATMULS = ((1024, 512, 128), (128, 512, 128), (1024, 64, 128), (64, 256, 256), (512, 512, 512), (64, 2048, 512))
@@ -34,6 +33,8 @@ COMPUTED = 3 / 4
 """Of the scores of a sequence of even length: the share that attention_kernels.py computes."""
 SENT_ELEMENTS = (2**10, 2**14, 2**18)
 """Elements of the operands of collectives."""
+TURNS = (1, 2, 4, 16)
+"""Pairs of matmuls between two collectives."""
 STREAMED_BYTES = 2**22
 FRESH_BYTES = 2**26
 Body = Callable[..., tuple[Any, ...]]
@@ -44,7 +45,7 @@ class Probe:
     """Something that is done over and over.
 
     Attributes:
-        kind: "matmul", "attention", "stream", "allocation", "dispatch", or a kind of collective.
+        kind: "matmul", "attention", "stream", "allocation", "turn", "dispatch", or a kind of collective.
         devices: that do it at the same time.
         work: FLOPs of a device, or bytes that it reads and writes, or sends.
         calls: collectives in it.
@@ -82,12 +83,10 @@ class Timed(Timeable):
         return time.perf_counter() - begin
 
 
-def repeated(
-    devices: int, body: Body, *shapes: tuple[int, ...], dtype: str = "float32", axis: str = AXIS
-) -> Callable[[int], None]:
+def repeated(devices: int, body: Body, *shapes: tuple[int, ...], dtype: str = "float32") -> Callable[[int], None]:
     """A compiled loop of `body` on each device, over arrays of these shapes; it returns others of the same shapes."""
-    mesh = jax.make_mesh((devices,), (axis,), devices=jax.devices()[:devices])
-    split = NamedSharding(mesh, P(axis))
+    mesh = jax.make_mesh((devices,), (AXIS,), devices=jax.devices()[:devices])
+    split = NamedSharding(mesh, P(AXIS))
     random = np.random.default_rng(0)
     arrays = [
         jax.device_put(jnp.asarray(random.normal(size=(devices * first, *rest)) / math.sqrt(first), dtype), split)
@@ -98,7 +97,7 @@ def repeated(
         return lax.fori_loop(0, times[0], lambda _, carried: body(*carried), arrays)
 
     mapped = jax.shard_map(
-        loop, mesh=mesh, in_specs=(P(), *[P(axis)] * len(arrays)), out_specs=P(axis), check_vma=False
+        loop, mesh=mesh, in_specs=(P(), *[P(AXIS)] * len(arrays)), out_specs=P(AXIS), check_vma=False
     )
     counts = lambda times: jax.device_put(np.full(1, times, "int32"), NamedSharding(mesh, P()))  # noqa: E731
     program = jax.jit(mapped).lower(counts(1), *arrays).compile()
@@ -135,35 +134,16 @@ def _attended(head_dim: int, qkv_BTCA: jax.Array) -> tuple[jax.Array]:
 
 
 def turns(devices: int) -> Iterator[Probe]:
-    """Yield matmuls of some of the devices, so many times each, and then a permutation that all devices wait for."""
-    m, n, k = 128, 512, 128
+    """Yield matmuls, several times, and then a permutation that all devices wait for."""
+    m, n, k = MATMULS[1]
     ring = [(place, (place + 1) % devices) for place in range(devices)]
-    for active, times in ((devices, 1), (devices, 4), (devices, 16), (1, 4), (2, 4), (devices // 2, 4)):
+    for times in TURNS:
 
-        def body(x: jax.Array, w: jax.Array, v: jax.Array, active: int = active, times: int = times) -> Any:
-            mine = jnp.where(lax.axis_index(AXIS) < active, times, 0)
-            made = lax.fori_loop(0, mine, lambda _, x: (x @ w) @ v, x)
-            return lax.ppermute(made, AXIS, ring), w, v
+        def body(x: jax.Array, w: jax.Array, v: jax.Array, times: int = times) -> tuple[jax.Array, ...]:
+            return lax.ppermute(lax.fori_loop(0, times, lambda _, x: (x @ w) @ v, x), AXIS, ring), w, v
 
         run = repeated(devices, body, (m, k), (k, n), (n, k))
-        share = active / devices
-        yield Probe("turn", devices, 4 * m * n * k * times * share, 0, run, (1 / k + 1 / n) / 2, scores=active)
-
-
-def rings(devices: int) -> Iterator[Probe]:
-    """Yield ring attention, forward and backward."""
-    for sequences, tokens, heads, head_dim in ((8, 16, 4, 32), (16, 8, 8, 8), (2, 64, 4, 32)):
-        attending = partial(ring_attention, head_dim=head_dim)
-
-        def body(qkv_BTCA: jax.Array, attending: Callable[[jax.Array], jax.Array] = attending) -> tuple[jax.Array]:
-            mixed_BTA, backward = jax.vjp(attending, qkv_BTCA)
-            return (qkv_BTCA + backward(mixed_BTA)[0],)
-
-        run = repeated(devices, body, (sequences, tokens, 3, heads * head_dim), axis="context")
-        scores = sequences * heads * tokens**2 * (2 * devices + 1) / 4
-        yield Probe(
-            "ring", devices, 14 * scores * head_dim, 0, run, scores=scores, matrices=14 * devices * sequences * heads
-        )
+        yield Probe("turn", devices, 4 * m * n * k * times, 0, run, (1 / k + 1 / n) / 2)
 
 
 def streams(devices: int) -> Iterator[Probe]:
