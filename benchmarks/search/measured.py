@@ -22,10 +22,10 @@ from benchmarks.timing.machine import disable_compilation_cache
 from benchmarks.timing.measure import Training, compile_step, steps_per_block
 from strategies.mesh import are_virtual
 
-ROUNDS = 4
-FINALISTS = 6
+ROUNDS = 3
+FINALISTS = 5
 """So many of the fastest are timed again, in a final of more rounds. The fastest of many was lucky, too."""
-FINAL_ROUNDS = 12
+FINAL_ROUNDS = 10
 
 
 @dataclass(frozen=True)
