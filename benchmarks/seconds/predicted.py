@@ -203,9 +203,11 @@ class StepSeconds:
         # Each device of Megatron-LM's tensor axis sends a part (Narayanan et al. 2021, section 4.1).
         elements = plan.residual / plan.tensors if stack.ends == FIRST_AND_LAST else plan.own_residual
         sent = elements / self.microbatches * BYTES[plan.train.dtype]
-        exchanges = plan.ticks.shared.edges >= 0
-        again = 1 - exchanges.any(axis=1).sum() / exchanges.sum()  # of the exchanges at the end of a tick
-        return self.network.seconds("permute", plan.over(plan.axes_of("layers")), sent, again=float(again))
+        again = 0.0
+        if stack.shared:  # of the exchanges at the end of a tick all but the first
+            exchanges = plan.ticks.shared.edges >= 0
+            again = 1 - float(exchanges.any(axis=1).sum() / exchanges.sum())
+        return self.network.seconds("permute", plan.over(plan.axes_of("layers")), sent, again=again)
 
     def after(self, backward_seconds: float) -> Parts:
         """Seconds of what follows the passes.
