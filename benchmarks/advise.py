@@ -24,7 +24,7 @@ from benchmarks.explain.memory import processes_that_fit
 from benchmarks.feasibility import WORKER_BYTES
 from benchmarks.feasibility import compiled as compile_cases
 from benchmarks.reporting.trace import trace
-from benchmarks.search import as_compiled, scaled
+from benchmarks.search import as_compiled, measured, scaled
 from benchmarks.search.advised import Choice, Choices, advised, limits
 from benchmarks.search.as_compiled import AsCompiled
 from benchmarks.search.cache import Cache
@@ -37,7 +37,7 @@ from benchmarks.seconds.machine import Machine
 
 DAY_SECONDS = 86_400
 SHOWN_LIMITS = 3
-OF_ONE = "trace", "compile", "tokens", "all"
+OF_ONE = "trace", "compile", "measure", "tokens", "all"
 """Options about the candidates of one topology."""
 BELONGING = {"tokens": ("price",), "scaling": ("sequences_per_device",), "compile": ("workers", "again")}
 """Options -> those that do something with them alone."""
@@ -220,6 +220,8 @@ def require_together(asked: argparse.Namespace) -> None:
     Raises:
         ValueError: an option is given without the one that it belongs to, or one of a single topology with --scaling.
     """
+    if asked.measure and not asked.devices:
+        raise ValueError("--measure times steps on the devices of this machine; give --devices here")
     if asked.scaling and (given := [name for name in OF_ONE if getattr(asked, name)]):
         raise ValueError(f"--{given[0]} is of one topology; leave --scaling out")
     for name, others in BELONGING.items():
@@ -269,10 +271,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     candidates = len(choices.best) + choices.too_large + choices.infeasible
     print(f"{candidates} candidates in {time.monotonic() - begin:.1f} s", file=sys.stderr)
     compiled = compile_best(choices, its, asked) if asked.compile else []
+    timed = measured.measured(choices, asked.measure) if asked.measure else []
     advice = advice_on(choices, its, space.topology)
     if asked.json:
-        save_text(asked.json, json.dumps(document(space, choices, advice, its, compiled), indent=1))
+        told = {**document(space, choices, advice, its, compiled), "measured": [each.as_row() for each in timed]}
+        save_text(asked.json, json.dumps(told, indent=1))
     print("\n".join(report(space, choices, advice, its, compiled, asked)))
+    if timed:
+        print("\n".join(["", *measured.report(timed)]))
     if asked.trace and choices.best:
         write_trace(asked.trace, choices.best[0], its)
     elif asked.trace:

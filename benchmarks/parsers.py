@@ -100,6 +100,8 @@ def advise() -> argparse.ArgumentParser:
     compiled = "compile the N best, and take the communication that is exposed from their schedules"
     add("--compile", type=whole, default=0, metavar="N", help=compiled)
     _declare_compiling(add)
+    timed = "with --devices here: time N candidates that differ, and say what the advised one loses"
+    add("--measure", type=whole, default=0, metavar="N", help=timed)
     add("--tokens", type=float, metavar="N", help="also print days and device-hours to train on N tokens")
     add("--price", type=float, metavar="X", help="of a device-hour; with --tokens, also print the money")
     scaling = "the best on each power of two of devices instead, with the same batch and one that grows with them"

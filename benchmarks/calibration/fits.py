@@ -55,7 +55,7 @@ def attention(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float,
 
 
 def links(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float, float]:
-    """Bytes per second of collectives, their seconds of latency, and `Stack.wait_seconds`.
+    """Bytes per second of collectives, their seconds of latency, and `Stack.again_seconds`.
 
     They are fitted by least squares of relative errors. Where devices share a host these are of all devices together:
     each adds its own latency and bytes.
@@ -67,6 +67,22 @@ def links(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float, flo
         rows.append((scale * each.calls * steps, scale * each.work, shared * each.calls / each.seconds))
     (latency, per_byte, wait), _ = nnls(np.array(rows), np.ones(len(rows)))
     return 1 / max(per_byte, 1e-15), float(latency), float(wait)
+
+
+def waits(timings: Sequence[Timing], latency: float, least: float) -> float:
+    """`Stack.wait_seconds`: the seconds of a collective after any work, of rounds with more and more work before it.
+
+    Args:
+        timings: work and a permutation, which all devices wait for; there may be none.
+        latency: of a step of a collective of one device.
+        least: the wait in a collective without work before it.
+    """
+    if not timings:
+        return least
+    rows = np.array([(each.work / each.seconds, 1 / each.seconds) for each in timings])
+    (_, seconds), _ = nnls(rows, np.ones(len(rows)))
+    devices = timings[0].devices
+    return max(least, float(seconds) - devices * (devices - 1) * latency)
 
 
 def predicted(runs: Sequence[Run], machine: Machine) -> np.ndarray:

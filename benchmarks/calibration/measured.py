@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 
 from benchmarks.calibration import probes, small_steps
-from benchmarks.calibration.fits import Timing, attention, fitted, links, matmuls, predicted, rate
+from benchmarks.calibration.fits import Timing, attention, fitted, links, matmuls, predicted, rate, waits
 from benchmarks.calibration.probes import Probe, Timed
 from benchmarks.devices.chips import Chip
 from benchmarks.explain.memory import states_budget_bytes
@@ -24,9 +24,12 @@ from strategies.mesh import are_virtual, platform_of
 ROUNDS = 5
 GROUPS = 2, 4, 8
 FITTED = "memory_efficiency", "kernel_seconds"
-SHARED = "wait_seconds", "alone_launches"
+SHARED = "kept_bytes", "alone_launches"
 """What small steps show, in which all of these act together: of all devices, and of those that share a host."""
-PASSES = "score_bytes", "optimizer_bytes", "fresh_bytes", "matrix_flops", "cores", "wait_seconds", "alone_launches"
+PASSES = (
+    *("score_bytes", "optimizer_bytes", "fresh_bytes", "kept_bytes", "matrix_flops", "cores"),
+    *("wait_seconds", "again_seconds", "alone_launches"),
+)
 """What is measured of the stack."""
 START = Constants(
     matmul_efficiency=1.0,
@@ -139,7 +142,7 @@ def machine_of(name: str, timings: Sequence[Timing], here: Setting) -> tuple[Mac
     streaming = rate(of["stream"], shared=here.shared)
     missing = ["the network between hosts; tell `meshmark advise` with --set inter_host_bandwidth=10Gbit/s"]
     exchanged = [each for each in timings if each.calls]
-    bandwidth, latency, wait = links(exchanged, shared=here.shared) if exchanged else (streaming, 0.0, 0.0)
+    bandwidth, latency, again = links(exchanged, shared=here.shared) if exchanged else (streaming, 0.0, 0.0)
     if not exchanged:
         missing.append("links: there is one device; they are taken to be as fast as its memory")
     chip = Chip(
@@ -156,7 +159,7 @@ def machine_of(name: str, timings: Sequence[Timing], here: Setting) -> tuple[Mac
     )
     dispatch = statistics.median(each.seconds for each in of["dispatch"])
     constants = replace(START, matmul_dim=matmul_dim, link_seconds=latency, step_seconds=dispatch)
-    stack = replace(here.stack, wait_seconds=wait)
+    stack = replace(here.stack, again_seconds=again, wait_seconds=waits(of.get("turn", []), latency, again))
     return Machine(name, chip, flops, 0, stack, constants, 0.0, "meshmark calibrate"), missing
 
 
@@ -167,6 +170,7 @@ def _probes(here: Setting) -> Iterator[Probe]:
     if here.shared:
         yield from probes.attentions(here.devices)
         yield from probes.allocations()
+        yield from probes.turns(here.devices)
     for count in GROUPS:
         if count <= here.devices:
             yield from probes.collectives(count)

@@ -33,6 +33,8 @@ COMPUTED = 3 / 4
 """Of the scores of a sequence of even length: the share that attention_kernels.py computes."""
 SENT_ELEMENTS = (2**10, 2**14, 2**18)
 """Elements of the operands of collectives."""
+TURNS = (1, 2, 4, 16)
+"""Pairs of matmuls between two collectives."""
 STREAMED_BYTES = 2**22
 FRESH_BYTES = 2**26
 Body = Callable[..., tuple[Any, ...]]
@@ -43,7 +45,7 @@ class Probe:
     """Something that is done over and over.
 
     Attributes:
-        kind: "matmul", "attention", "stream", "allocation", "dispatch", or a kind of collective.
+        kind: "matmul", "attention", "stream", "allocation", "turn", "dispatch", or a kind of collective.
         devices: that do it at the same time.
         work: FLOPs of a device, or bytes that it reads and writes, or sends.
         calls: collectives in it.
@@ -129,6 +131,19 @@ def attentions(devices: int) -> Iterator[Probe]:
 def _attended(head_dim: int, qkv_BTCA: jax.Array) -> tuple[jax.Array]:
     mixed_BTA, backward = jax.vjp(lambda qkv: attend(qkv, head_dim), qkv_BTCA)
     return (qkv_BTCA + backward(mixed_BTA)[0],)
+
+
+def turns(devices: int) -> Iterator[Probe]:
+    """Yield matmuls, several times, and then a permutation that all devices wait for."""
+    m, n, k = MATMULS[1]
+    ring = [(place, (place + 1) % devices) for place in range(devices)]
+    for times in TURNS:
+
+        def body(x: jax.Array, w: jax.Array, v: jax.Array, times: int = times) -> tuple[jax.Array, ...]:
+            return lax.ppermute(lax.fori_loop(0, times, lambda _, x: (x @ w) @ v, x), AXIS, ring), w, v
+
+        run = repeated(devices, body, (m, k), (k, n), (n, k))
+        yield Probe("turn", devices, 4 * m * n * k * times, 0, run, (1 / k + 1 / n) / 2)
 
 
 def streams(devices: int) -> Iterator[Probe]:

@@ -12,6 +12,7 @@ from benchmarks.devices.topology import CPU, Topology
 from benchmarks.seconds.published import Run
 from benchmarks.seconds.stack import Stack
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.config import Remat
 from strategies.costs.predict import predict
 from strategies.mesh import platform_of
 
@@ -24,6 +25,8 @@ MODELS = (
 """None of the presets."""
 SPREAD = (("context", MODELS[1]), ("pipeline", MODELS[3]), ("tensor", MODELS[1]), ("fsdp", MODELS[3]))
 """Steps of many short kernels and collectives: strategies on as many devices as there are, and models."""
+KEEPING = MODELS[1], MODELS[2]
+"""Models whose residuals are also kept as a whole, which shows what that costs."""
 BATCH_SIZE = 16
 
 
@@ -33,11 +36,14 @@ def steps(devices: int, stack: Stack, dtype: str) -> Iterator[tuple[Probe, Calla
         yield from (_step("data", count, config, stack, dtype) for config in MODELS)
     if devices > 1:
         yield from (_step(strategy, devices, config, stack, dtype) for strategy, config in SPREAD)
+    yield from (_step("data", devices, config, stack, dtype, "none") for config in KEEPING)
 
 
-def _step(strategy: str, devices: int, config: GPTConfig, stack: Stack, dtype: Any) -> tuple[Probe, Callable]:
+def _step(
+    strategy: str, devices: int, config: GPTConfig, stack: Stack, dtype: Any, remat: Remat = "dots"
+) -> tuple[Probe, Callable]:
     mesh = MeshSpec.parse(f"{strategy}={devices}")
-    train = TrainConfig(BATCH_SIZE, default_microbatches(strategy, mesh, BATCH_SIZE), dtype=dtype)
+    train = TrainConfig(BATCH_SIZE, default_microbatches(strategy, mesh, BATCH_SIZE), dtype=dtype, remat=remat)
     cost = predict(strategy, config, mesh, train, platform_of(jax.devices()[0]))
     return _probe(strategy, config, mesh, train), lambda seconds: Run(cost, Topology(CPU, (devices,)), stack, seconds)
 

@@ -13,6 +13,7 @@ from typing import Literal
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.stack import Stack
 from strategies.costs.plan import BYTES, Plan
+from strategies.model.gpt import Block
 
 Kind = Literal["matmul", "attention", "memory"]
 
@@ -116,6 +117,8 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     some = forward[-1:] if stack.fused_attention or stack.score_blocks else ahead
     last = len(weights) - 1
     full = forward if stack.repeats == "all" else forward[:last] + forward[last + 1 :]
+    kept = Kernel("memory", 0, stack.kept_bytes * Block.kept_bytes(share) / 2)
+    forward, backward = [*forward, kept], [*backward, kept]
     again = {"full": full, "dots": some, "none": []}[plan.train.remat]
     return Layer(tuple(forward), (*again, *backward))
 

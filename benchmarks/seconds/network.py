@@ -72,7 +72,7 @@ class Network:
     topology: Topology
     mesh: MeshSpec
 
-    def seconds(self, kind: str, axes: Axes, sent_bytes: float, calls: float = 1) -> float:
+    def seconds(self, kind: str, axes: Axes, sent_bytes: float, calls: float = 1, again: float = 0) -> float:
         """Seconds of collectives of one kind along some axes.
 
         Args:
@@ -80,11 +80,19 @@ class Network:
             axes: mesh axes along which the devices of a group differ.
             sent_bytes: that a device sends in all of them.
             calls: how many collectives that are.
+            again: how many of them come right after another one, or beside work.
         """
         where, chip = self.group(axes), self.machine.reached
         if self.machine.stack.shares_cards and kind not in ("permute", "all_to_all"):
             chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.alike)
-        return calls * self.latency_seconds(kind, where) + sent_bytes / bandwidth(chip, kind, where)
+        idle = (calls - again) * self.machine.stack.wait_seconds + again * self.machine.stack.again_seconds
+        latency = calls * self.latency_seconds(kind, where) + idle * self.idling(where)
+        return latency + sent_bytes / bandwidth(chip, kind, where)
+
+    def idling(self, where: Group) -> float:
+        """A device's share of the wait of all virtual devices of a host. While a smaller group waits, others work."""
+        sharing = self.machine.sharing(self.topology, self.mesh.size)
+        return 1 / sharing if self.machine.stack.shared and where.devices // where.hosts == sharing else 0.0
 
     def group(self, axes: Axes) -> Group:
         """Where the devices of a group lie that differ along some axes."""
@@ -93,8 +101,7 @@ class Network:
     def latency_seconds(self, kind: str, where: Group) -> float:
         """Latency of a collective: of a ring's steps inside a host, and of a tree's between hosts. A permute has one.
 
-        Virtual devices wait for each other in a permute, too. While a group waits, other devices have work for its
-        cores, unless it has all devices of the host.
+        Virtual devices wait for each other in a permute, too.
 
         NCCL takes rings inside a host, and trees between hosts where latency matters (Jeaugey 2019, "Massively Scale
         Your Deep Learning Training with NCCL 2.4").
@@ -102,9 +109,7 @@ class Network:
         constants = self.machine.constants
         inside = constants.link_seconds if where.devices > where.hosts else 0.0
         between = constants.network_seconds if where.hosts > 1 else 0.0
-        shared, sharing = self.machine.stack.shared, self.machine.sharing(self.topology, self.mesh.size)
-        if kind == "permute" and not shared:
+        if kind == "permute" and not self.machine.stack.shared:
             return max(inside, between)
         local = where.devices // where.hosts
-        idle = self.machine.stack.wait_seconds / sharing if shared and local == sharing else 0.0
-        return inside * (local - 1) + between * math.log2(max(2, where.hosts)) + idle
+        return inside * (local - 1) + between * math.log2(max(2, where.hosts))

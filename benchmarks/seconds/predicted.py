@@ -132,7 +132,9 @@ class StepSeconds:
                     calls = Passes(calls.forward, sum(calls))
                 share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / all_calls
                 sent = each.sent_bytes * share / self.microbatches / self.plan.layers
-                total += self.network.seconds(each.kind, each.axes, sent, getattr(calls, way))
+                # A ring sends beside its attention.
+                beside = getattr(calls, way) if each.what == "keys and values" and self.plan.share.ring > 1 else 0
+                total += self.network.seconds(each.kind, each.axes, sent, getattr(calls, way), beside)
                 if way == "backward" and each.what == "layers" and each.kind != "all_gather":
                     total -= self.hidden_sums_seconds(each, all_calls)
         return total
@@ -170,7 +172,8 @@ class StepSeconds:
         for each in self.traffic:
             if self.sharded(each) and each.what in wanted:
                 sent[each.kind] = sent.get(each.kind, 0) + each.sent_bytes / self.microbatches / self.plan.layers
-        return sum(self.network.seconds(kind, self.shards, count, self.gathers) for kind, count in sent.items())
+        calls = self.gathers
+        return sum(self.network.seconds(kind, self.shards, count, calls, calls - 1) for kind, count in sent.items())
 
     def first_gather_seconds(self) -> Passes:
         """Seconds of a microbatch's first gather and of its last scatter, which have nothing to hide behind."""
@@ -204,7 +207,11 @@ class StepSeconds:
         # Each device of Megatron-LM's tensor axis sends a part (Narayanan et al. 2021, section 4.1).
         elements = plan.residual / plan.tensors if stack.ends == FIRST_AND_LAST else plan.own_residual
         sent = elements / self.microbatches * BYTES[plan.train.dtype]
-        return self.network.seconds("permute", plan.over(plan.axes_of("layers")), sent)
+        again = 0.0
+        if stack.shared:  # of the exchanges at the end of a tick all but the first
+            exchanges = plan.ticks.shared.edges >= 0
+            again = 1 - float(exchanges.any(axis=1).sum() / exchanges.sum())
+        return self.network.seconds("permute", plan.over(plan.axes_of("layers")), sent, again=again)
 
     def after(self, backward_seconds: float) -> Parts:
         """Seconds of what follows the passes.

@@ -57,7 +57,11 @@ class Stack:
             library returns allocations of more than 32 MiB to the system (mallopt(3), M_MMAP_THRESHOLD).
         matrix_flops: of attention that take as long as one more matrix in a batch of matmuls.
         cores: of the host that virtual devices share.
-        wait_seconds: for which the cores idle while all devices of a host wait for each other in a collective.
+        kept_bytes: that take as long to read and write as keeping a byte for the backward pass: it is written, put into
+            the stack of all layers, and read. Residuals of all devices are larger than caches.
+        wait_seconds: for which the cores idle while all devices of a host wait for each other in a collective after
+            work of their own, when their threads have been taken off the cores.
+        again_seconds: the same in a collective right after another one.
         alone_launches: that a kernel of a layer costs if there are no more devices than cores. The threads of a kernel
             wait for each other, and no other device has work for their cores.
     """
@@ -89,7 +93,9 @@ class Stack:
     fresh_bytes: float = 0
     matrix_flops: float = 0
     cores: int = 0
+    kept_bytes: float = 0
     wait_seconds: float = 0
+    again_seconds: float = 0
     alone_launches: float = 1
 
 
@@ -172,6 +178,7 @@ VIRTUAL = Stack(
     end_kernels=45,
     update_kernels=100,
     accumulation_bytes=12,
+    kept_bytes=4,
     alone_launches=4,
 )
 STACKS: Mapping[str, Stack] = {stack.name: stack for stack in (MEGATRON, MPT, MESHMARK, VIRTUAL)}

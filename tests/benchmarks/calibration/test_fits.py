@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.calibration.fits import Timing, attention, fitted, links, matmuls, predicted
+from benchmarks.calibration.fits import Timing, attention, fitted, links, matmuls, predicted, waits
 from benchmarks.calibration.measured import FITTED, SHARED, START, Setting, machine_of, with_passes
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.seconds.published import Run
@@ -12,7 +12,7 @@ from benchmarks.seconds.stack import VIRTUAL
 from strategies import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
 
-FLOPS, DIM, BANDWIDTH, LATENCY, FRESH, MATRIX, WAIT = 2e11, 20.0, 1e10, 3e-6, 2e9, 1e-7, 4e-5
+FLOPS, DIM, BANDWIDTH, LATENCY, FRESH, MATRIX, WAIT, AFTER_WORK = 2e11, 20.0, 1e10, 3e-6, 2e9, 1e-7, 4e-5, 5e-4
 HERE = Setting(8, True, VIRTUAL, "float32")
 
 
@@ -29,6 +29,8 @@ def timings(*, shared):
     for flops, scores, matrices in ((1e8, 1e6, 1e3), (1e8, 1e7, 1e2), (1e9, 1e6, 1e3), (1e7, 1e5, 1e4)):
         seconds = flops / 5e10 + scores * 1e-9 + matrices * MATRIX
         yield Timing("attention", 8, flops, 0, 0, scores, matrices, scale(8) * seconds)
+    for work in (1e7, 4e7, 1e8):
+        yield Timing("turn", 8, work, 0, 0, 0, 0, 8 * work / FLOPS + 8 * 7 * LATENCY + AFTER_WORK)
     yield Timing("stream", 8, 1e6, 0, 0, 0, 0, scale(8) * 1e6 / 3e10)
     yield Timing("dispatch", 8, 0, 0, 0, 0, 0, 1e-4)
     yield Timing("allocation", 1, 1e6, 0, 0, 0, 0, 1e6 / FRESH)
@@ -51,7 +53,8 @@ def test_a_machine_has_the_rates_of_its_probes():
     assert machine.chip.flops_per_second == pytest.approx(FLOPS)
     assert machine.chip.memory_bytes_per_second == pytest.approx(3e10)
     assert machine.constants.step_seconds == 1e-4
-    assert machine.stack.wait_seconds == pytest.approx(WAIT)
+    assert machine.stack.again_seconds == pytest.approx(WAIT)
+    assert machine.stack.wait_seconds == pytest.approx(AFTER_WORK)
     assert len(missing) == 1
     alone = [each for each in timings(shared=True) if not each.calls]
     assert "links" in machine_of("host", alone, HERE)[1][1]
@@ -68,18 +71,26 @@ def test_constants_of_small_steps_are_recovered():
     planted = replace(
         machine,
         constants=replace(START, memory_efficiency=0.1, kernel_seconds=2e-6),
-        stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2, alone_launches=3),
+        stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2, alone_launches=3, kept_bytes=7),
     )
     runs = []
     steps = ("data", 8, 64), ("data", 2, 64), ("data", 2, 256), ("context", 8, 128), ("pipeline", 8, 64)
-    for strategy, size, embed in steps:
+    for strategy, size, embed, remat in (*((*step, "dots") for step in steps), ("data", 8, 256, "none")):
         model = GPTConfig(layers=8, embed=embed, heads=8, vocab=128, sequence=96)
-        cost = predict(strategy, model, f"{strategy}={size}", TrainConfig(16), CPU)
+        cost = predict(strategy, model, f"{strategy}={size}", TrainConfig(16, remat=remat), CPU)
         topology = Topology(CPU, (size,))
         runs.append(Run(cost, topology, VIRTUAL, None))
     made = [replace(run, step_seconds=seconds) for run, seconds in zip(runs, predicted(runs, planted), strict=True)]
-    start = replace(planted, constants=START, stack=replace(VIRTUAL, wait_seconds=WAIT, cores=2))
+    start = replace(planted, constants=START, stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2))
     found = fitted(made, start, (*FITTED, *SHARED))
     assert predicted(made, found) == pytest.approx([run.step_seconds for run in made], rel=1e-3)
     for name in ("memory_efficiency", "kernel_seconds"):
         assert getattr(found.constants, name) == pytest.approx(getattr(planted.constants, name), rel=0.05)
+
+
+def test_a_collective_after_work_waits_at_least_as_long_as_one_after_another():
+    """Where nothing was measured, or noise says less."""
+    made = [each for each in timings(shared=True) if each.kind == "turn"]
+    assert waits(made, LATENCY, WAIT) == pytest.approx(AFTER_WORK)
+    assert waits(made, LATENCY, 1e-2) == 1e-2
+    assert waits([], LATENCY, WAIT) == WAIT

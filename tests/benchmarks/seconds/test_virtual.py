@@ -65,12 +65,26 @@ def test_devices_that_are_alone_wait_for_their_own_threads():
 
 
 def test_cores_idle_only_while_all_devices_wait():
-    """Each device adds the latency of its group; a collective of the whole mesh adds a wait of all devices."""
-    its = replace(ITS, stack=replace(VIRTUAL, wait_seconds=1e-4))
+    """Each device adds the latency of its group; a collective of the whole mesh adds a wait of all devices, and a
+    shorter one right after another.
+    """
+    its = replace(ITS, stack=replace(VIRTUAL, wait_seconds=1e-4, again_seconds=3e-5))
     network = Network(its, Topology(CPU, (8,)), MeshSpec.parse("data=2,tensor=4"))
     for axes, hops, wait in ((("data",), 1, 0), (("tensor",), 3, 0), (("data", "tensor"), 7, 1e-4)):
         found = 8 * network.seconds("all_reduce", axes, sent_bytes=0)
         assert found == pytest.approx(8 * hops * CONSTANTS.link_seconds + wait)
+    several = 8 * network.seconds("all_reduce", ("data", "tensor"), sent_bytes=0, calls=5, again=3)
+    assert several == pytest.approx(5 * 8 * 7 * CONSTANTS.link_seconds + 2 * 1e-4 + 3 * 3e-5)
+
+
+def test_what_is_kept_is_written_and_read():
+    """Without rematerialisation more is kept, which costs memory traffic on virtual devices."""
+    light = replace(ITS, stack=replace(VIRTUAL, kept_bytes=0))
+    cost = {remat: seconds("data=8", remat=remat).parts["memory"] for remat in ("none", "dots", "full")}
+    free = {remat: seconds("data=8", light, remat=remat).parts["memory"] for remat in cost}
+    extra = {remat: cost[remat] - free[remat] for remat in cost}
+    assert extra["none"] > 2 * extra["dots"] > 4 * extra["full"] > 0
+    assert free["none"] < free["dots"]
 
 
 def test_all_that_layers_send_is_waited_for():

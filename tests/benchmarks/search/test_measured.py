@@ -1,0 +1,102 @@
+"""`meshmark advise --measure` times candidates that differ, here, and says what the advised one loses."""
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.advise import main
+from benchmarks.search import measured as module
+from benchmarks.search.measured import AsMeasured, in_order, measured, report, to_measure
+from tests.benchmarks.search.test_advised import choices
+from tests.benchmarks.seconds.virtual import FILE
+
+TINY = ("--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=8", "--batch-size=8", "--dtype=float32")
+
+
+class Timed:
+    """A training run that takes as long as it is told, and notes its blocks."""
+
+    def __init__(self, seconds: float, fails: bool = False) -> None:
+        self.seconds, self.fails, self.blocks = seconds, fails, 0
+        self.dispatch_seconds = 0.0
+
+    def block(self, steps: int) -> float:
+        """Take no time."""
+        if self.fails and self.blocks > 2:
+            raise RuntimeError("lost a device")
+        self.blocks += 1
+        return steps * self.seconds
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Timed]:
+    """Steps of 8, 7, 6 ... seconds in the order in which they begin; the third is too large, the fourth fails."""
+    begun: list[Timed] = []
+
+    def begin(case: Any, left: int | None) -> tuple[Any, int]:
+        begun.append(Timed(8.0 - len(begun), fails=len(begun) == 3))
+        if len(begun) == 3:
+            raise MemoryError("too large")
+        return begun[-1], 0
+
+    monkeypatch.setattr(module, "begun", begin)
+    return begun
+
+
+def test_steps_that_differ_are_measured_first() -> None:
+    """The best, the best of each other rematerialisation, of each strategy, and of each set of axes."""
+    best = choices().best
+    some = to_measure(choices(), 8)
+    assert some[0].cells == best[0].cells
+    assert {each.case.remat for each in some[:3]} == {each.case.remat for each in best}
+    assert len({id(each) for each in some}) == 8
+    assert {each.case.strategy for each in to_measure(choices(), 12)} == {each.case.strategy for each in best}
+    assert len(to_measure(choices(), 10**6)) == len(best)
+
+
+def test_the_fastest_and_the_advised_are_in_the_final(pretended: list[Timed]) -> None:
+    """The advised one, which is the slowest, is in it, too; what fails or is too large says so, and comes last."""
+    found = measured(choices(), 8)
+    final = [each for each in found if each.final]
+    assert [each.step_seconds for each in final] == [1.0, 2.0, 3.0, 4.0, 7.0, 8.0][:6]
+    assert final[-1].rank == 1
+    reasons = {each.reason for each in found if each.step_seconds is None}
+    assert reasons == {"MemoryError: too large", "RuntimeError: lost a device"}
+    assert [each.step_seconds for each in found[-2:]] == [None, None]
+    lines = "\n".join(report(found))
+    assert (
+        "the advised step takes 700.0% longer than the fastest that was measured (95% interval of rounds: +700.0%"
+        in lines
+    )
+
+
+def test_those_of_the_final_come_first() -> None:
+    """A time of the first rounds says less."""
+    best = choices().best
+    some = [AsMeasured(1, best[0], (3.0,), True), AsMeasured(2, best[1], (1.0,)), AsMeasured(3, best[2], (2.0,), True)]
+    assert [each.rank for each in in_order(some)] == [3, 1, 2]
+
+
+def test_real_steps_are_timed(tmp_path, capsys, monkeypatch) -> None:
+    """On the devices of this process; the document has their seconds beside the predicted ones."""
+    monkeypatch.setattr(module, "ROUNDS", 1)
+    monkeypatch.setattr(module, "FINAL_ROUNDS", 1)
+    host, path = tmp_path / "host.json", tmp_path / "advice.json"
+    host.write_text(json.dumps(FILE))
+    asked = ("--devices=here", *TINY, f"--machine={host}", "--measure=2", "--strategy=data", f"--json={path}")
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "the advised step takes" in said
+    rows = json.loads(path.read_text())["measured"]
+    assert [row["final"] for row in rows] == [True, True]
+    assert all(0 < row["measured_seconds"] < 60 and row["predicted_seconds"] > 0 for row in rows)
+    assert {row["rank"] for row in rows} >= {1}
+
+
+def test_steps_of_other_devices_are_not_timed(capsys) -> None:
+    """They are not here."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--topology=h100:1x8", *TINY, "--measure=2"])
+    assert ended.value.code == 2
+    assert "--measure times steps on the devices of this machine; give --devices here" in capsys.readouterr().err
