@@ -85,14 +85,20 @@ class Network:
         where, chip = self.group(axes), self.machine.reached
         if self.machine.stack.shares_cards and kind not in ("permute", "all_to_all"):
             chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.alike)
-        idle = (calls - again) * self.machine.stack.wait_seconds + again * self.machine.stack.again_seconds
-        latency = calls * self.latency_seconds(kind, where) + idle * self.idling(where)
+        latency = calls * self.latency_seconds(kind, where) + self.idle_seconds(where, calls, again)
         return latency + sent_bytes / bandwidth(chip, kind, where)
 
-    def idling(self, where: Group) -> float:
-        """A device's share of the wait of all virtual devices of a host. While a smaller group waits, others work."""
-        sharing = self.machine.sharing(self.topology, self.mesh.size)
-        return 1 / sharing if self.machine.stack.shared and where.devices // where.hosts == sharing else 0.0
+    def idle_seconds(self, where: Group, calls: float, again: float) -> float:
+        """A device's share of the waits of all virtual devices of a host, `again` of them short.
+
+        While a smaller group waits, others work. With no more devices than cores no thread is taken off its core.
+        """
+        stack, sharing = self.machine.stack, self.machine.sharing(self.topology, self.mesh.size)
+        if not stack.shared or where.devices // where.hosts < sharing:
+            return 0.0
+        if sharing <= stack.cores:
+            again = calls
+        return ((calls - again) * stack.wait_seconds + again * stack.again_seconds) / sharing
 
     def group(self, axes: Axes) -> Group:
         """Where the devices of a group lie that differ along some axes."""

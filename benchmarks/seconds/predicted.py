@@ -122,19 +122,20 @@ class StepSeconds:
         """Seconds of what a layer sends for one microbatch and waits for, "forward" or "backward"."""
         # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
         # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2), unless devices share their cores.
-        again = self.machine.stack.shared
-        gathers = Passes(1 / 3, 2 / 3 if again else 1 / 3)
+        third = self.machine.stack.shared
+        gathers = Passes(1 / 3, 2 / 3 if third else 1 / 3)
         total = 0.0
         for each in self.traffic:
             if each.what in OF_LAYERS:
                 calls, all_calls = self.calls(each.what)
-                if again and each.kind == "all_gather":
+                if third and each.kind == "all_gather":
                     calls = Passes(calls.forward, sum(calls))
                 share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / all_calls
                 sent = each.sent_bytes * share / self.microbatches / self.plan.layers
-                # A ring sends beside its attention.
-                beside = getattr(calls, way) if each.what == "keys and values" and self.plan.share.ring > 1 else 0
-                total += self.network.seconds(each.kind, each.axes, sent, getattr(calls, way), beside)
+                # A ring sends beside its attention, and tokens are gathered right after others were scattered.
+                ring = each.what == "keys and values" and self.plan.share.ring > 1
+                again = getattr(calls, way) if ring or each.kind == "all_gather" else 0
+                total += self.network.seconds(each.kind, each.axes, sent, getattr(calls, way), again)
                 if way == "backward" and each.what == "layers" and each.kind != "all_gather":
                     total -= self.hidden_sums_seconds(each, all_calls)
         return total

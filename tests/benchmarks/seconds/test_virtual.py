@@ -77,6 +77,23 @@ def test_cores_idle_only_while_all_devices_wait():
     assert several == pytest.approx(5 * 8 * 7 * CONSTANTS.link_seconds + 2 * 1e-4 + 3 * 3e-5)
 
 
+def test_no_more_devices_than_cores_wait_shortly():
+    """With a core for each device, no thread is taken off its core by another device's work."""
+    for cores, wait in ((7, 1e-4), (8, 3e-5)):
+        its = replace(ITS, stack=replace(VIRTUAL, cores=cores, wait_seconds=1e-4, again_seconds=3e-5))
+        network = Network(its, Topology(CPU, (8,)), MeshSpec.parse("data=8"))
+        found = 8 * network.seconds("all_reduce", ("data",), sent_bytes=0, calls=5)
+        assert found == pytest.approx(5 * (8 * 7 * CONSTANTS.link_seconds + wait))
+
+
+def test_tokens_are_gathered_right_after_a_scatter():
+    """Of what a layer's sequence parallelism waits for, only the reduce-scatters come after work of their own."""
+    its = replace(ITS, stack=replace(VIRTUAL, wait_seconds=1e-4, again_seconds=3e-5))
+    more = seconds("tensor=8", its).parts["sums of layers"] - seconds("tensor=8").parts["sums of layers"]
+    branches = PRESETS["nano"].layers * 2
+    assert more == pytest.approx(branches * (2 * 1e-4 + 3 * 3e-5))
+
+
 def test_what_is_kept_is_written_and_read():
     """Without rematerialisation more is kept, which costs memory traffic on virtual devices."""
     light = replace(ITS, stack=replace(VIRTUAL, kept_bytes=0))
