@@ -143,7 +143,7 @@ def begun(case: Case, left: int | None) -> tuple[Training, int]:
     taken = copies * shard_bytes(step.state)
     if left is not None and taken > left:
         raise MemoryError("its state does not fit beside those of the others")
-    program = compile_step(step, here.xla_options).program
+    program = compile_step(step, here.compiler_options).program
     tokens = np.random.default_rng(0).integers(0, here.config.vocab, (here.batch_size, here.config.sequence + 1))
     training = Training(program, step.init(jax.random.key(0)), [step.place(tokens)])
     training.block(1)

@@ -74,10 +74,12 @@ def test_constants_of_small_steps_are_recovered():
         stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2, alone_launches=3, kept_bytes=7),
     )
     runs = []
-    steps = ("data", 8, 64), ("data", 2, 64), ("data", 2, 256), ("context", 8, 128), ("pipeline", 8, 64)
-    for strategy, size, embed, remat in (*((*step, "dots") for step in steps), ("data", 8, 256, "none")):
+    kept = "data", 8, 256
+    steps = ("data", 8, 64), ("data", 2, 64), ("data", 2, 256), ("context", 8, 128), ("pipeline", 8, 64), kept
+    for strategy, size, embed in steps:
         model = GPTConfig(layers=8, embed=embed, heads=8, vocab=128, sequence=96)
-        cost = predict(strategy, model, f"{strategy}={size}", TrainConfig(16, remat=remat), CPU)
+        train = TrainConfig(16, remat="none" if (strategy, size, embed) == kept else "dots")
+        cost = predict(strategy, model, f"{strategy}={size}", train, CPU)
         topology = Topology(CPU, (size,))
         runs.append(Run(cost, topology, VIRTUAL, None))
     made = [replace(run, step_seconds=seconds) for run, seconds in zip(runs, predicted(runs, planted), strict=True)]
