@@ -24,7 +24,7 @@ Tree = Any
 
 @dataclass(frozen=True)
 class DelayedSums:
-    """Runs all layers in order: (weights of all layers, stacked [L,...], with L > 1; input of the first) -> output.
+    """Runs all layers in order: (weights of all layers, stacked [L,...], with L > 2; input of the first) -> output.
 
     Attributes:
         ready: stored weights of one layer -> its weights as it uses them; the transpose sums gradients over devices.

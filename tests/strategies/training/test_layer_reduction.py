@@ -92,7 +92,7 @@ def test_sums_run_one_layer_late(name, mesh, late):
     the loop without prefetch.
     """
     train = dataclasses.replace(TRAIN, reduce="layer", prefetch="off")
-    built = STRATEGIES[name].build(SMALL, mesh, train, jax.devices()[:8])
+    built = STRATEGIES[name].build(dataclasses.replace(SMALL, layers=3), mesh, train, jax.devices()[:8])
     program = jax.make_jaxpr(built.gradients)(built.state, built.batch)
     loops = [body for body in bodies(program.jaxpr) if body.eqns]
     found = [follow(body, [False] * len(body.invars), "dot_general", "reduce_scatter")[1:] for body in loops]
@@ -100,10 +100,10 @@ def test_sums_run_one_layer_late(name, mesh, late):
     assert (sum(scatters for _, scatters in found) == 0) == late
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [1, 2, 3])
 def test_late_sums_hold_the_gradients_of_one_layer_more(layers):
-    """By formula a layer's backward pass has the gradients of the layer behind beside it; a single layer has none."""
+    """By formula a layer's backward pass has the gradients of the layer behind beside it, with three or more."""
     config = dataclasses.replace(SMALL, layers=layers)
     step, layer = (cost("data", "data=8", config, reduce=reduce).plan for reduce in ("step", "layer"))
-    behind = 4 * block_elements(layer) // layers if layers > 1 else 0
+    behind = 4 * block_elements(layer) // layers if layers > 2 else 0
     assert layer_work_bytes(layer) - layer_work_bytes(step) == behind
