@@ -61,7 +61,7 @@ class Stack:
             the stack of all layers, and read. Residuals of all devices are larger than caches.
         wait_seconds: for which the cores idle while all devices of a host wait for each other in a collective after
             work of their own, when their threads have been taken off the cores.
-        again_seconds: the same in a collective right after another one.
+        again_seconds: the same in a collective right after another one, or with a core for each device.
         alone_launches: that a kernel of a layer costs if there are no more devices than cores. The threads of a kernel
             wait for each other, and no other device has work for their cores.
     """
