@@ -69,7 +69,7 @@ def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
     """Read what a checkpoint says of itself; `at` is its position, by default the latest.
 
     Raises:
-        CheckpointError: there is none, it is of a newer format, or it cannot be read.
+        CheckpointError: there is none, it is of a newer format or another position, or it cannot be read.
     """
     found = positions(local(folder))
     if not found or at not in (None, *found):
@@ -81,9 +81,12 @@ def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
         if (number := facts.pop("format")) > FORMAT:
             problem = f"{path} is of format {number}, and this meshmark reads formats up to {FORMAT}"
             raise CheckpointError(f"{problem}; take a newer meshmark")
-        return CheckpointInfo(**facts | {"config": GPTConfig(**facts["config"])})
+        info = CheckpointInfo(**facts | {"config": GPTConfig(**facts["config"])})
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise damaged(path.parent, f"{INFO}: {error}") from error
+    if str(info.position) != path.parent.name:
+        raise damaged(path.parent, f"{INFO} is that of position {info.position}")
+    return info
 
 
 def damaged(path: Path, problem: str) -> CheckpointError:
