@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.cases import Case, Selection
+from benchmarks.cases import Case, Selection, options_of
 from benchmarks.commandline.outputs import safe_name
 from benchmarks.options import available_devices, model, require_options, unique, values_of
 from benchmarks.timing.machine import PACKAGES
@@ -23,8 +23,11 @@ from strategies.model.gpt import param_count
 LEARNING = (
     *("batch_size", "learning_rate", "warmup_steps", "decay_steps", "final_learning_rate"),
     *("beta1", "beta2", "epsilon", "weight_decay", "clip_norm", "z_loss"),
+    *("dtype", "loss_scale", "loss_scale_growth_steps", "reduce_dtype", "compression", "compression_warmup"),
 )
-"""Fields of `TrainConfig` that change what is learnt, and not only how it is computed."""
+"""Fields of `TrainConfig` that change what is learnt, and not only the order in which it is computed."""
+OF_SOME_STRATEGIES = "reduce_dtype", "compression", "compression_warmup"
+"""Those of them that some strategies do not have."""
 CHECKPOINTS = "checkpoints"
 LOG = "log.jsonl"
 
@@ -91,24 +94,31 @@ class Plan:
     @property
     def recipe(self) -> dict[str, Any]:
         """What decides the losses, to rounding: a run is resumed only with the same recipe."""
-        learning = {name: getattr(self.train, name) for name in LEARNING}
+        learning = {name: getattr(self.train, name) for name in LEARNING if acts(name, self.train)}
+        others = {"seed": self.seed, "evaluation_batches": self.evaluation_batches}
         text = {"tokens": self.text.kind, "corpus_sha256": self.text.sha256}
-        return as_json({**dataclasses.asdict(self.case.config), **learning, **text, "seed": self.seed})
+        return as_json({**dataclasses.asdict(self.case.config), **learning, **text, **others})
 
     def require_continues(self, checkpoint: CheckpointInfo) -> None:
         """Check that this plan continues the run that wrote a checkpoint.
 
+        Options that its strategy does not have may differ, so that a run with compressed gradients can go on under a
+        strategy without compression. So may those that the recipe of an older checkpoint does not name.
+
         Raises:
-            ValueError: it ends before, or its recipe differs; the message names what does.
+            ValueError: it ends before, its recipe differs, or the checkpoint has none; the message names what differs.
         """
         if checkpoint.position > self.steps:
             position = checkpoint.position
             raise ValueError(f"the run in {self.out} is at step {position}; --steps must be at least {position}")
+        recipe = checkpoint.metadata.get("recipe")
+        if not recipe:
+            raise ValueError(f"the checkpoint in {self.out} has no recipe of a training run; train into another --out")
         # Of the model, the checkpoint's own: fields that did not exist when it was written have their defaults there.
-        before = as_json({**checkpoint.metadata.get("recipe", {}), **dataclasses.asdict(checkpoint.config)})
-        if differs := [
-            f"{name}={before.get(name)}, not {now}" for name, now in self.recipe.items() if before.get(name) != now
-        ]:
+        before = as_json({**recipe, **dataclasses.asdict(checkpoint.config)})
+        lacks = {*OF_SOME_STRATEGIES}.difference(options_of(self.case.strategy))
+        compared = {name: now for name, now in self.recipe.items() if name in before and name not in lacks}
+        if differs := [f"{name}={before[name]}, not {now}" for name, now in compared.items() if before[name] != now]:
             problem = f"the run in {self.out} has {'; '.join(differs)}"
             raise ValueError(f"{problem}; resume it with its own options, or train into another --out")
 
@@ -132,6 +142,17 @@ class Plan:
             "processes": jax.process_count(),
             "versions": {package: version(package) for package in PACKAGES},
         }
+
+
+def acts(name: str, train: TrainConfig) -> bool:
+    """Whether a field of `LEARNING` changes anything, given the others.
+
+    >>> acts("loss_scale", TrainConfig(1)), acts("loss_scale", TrainConfig(1, dtype="float16"))
+    (False, True)
+    """
+    if name == "compression_warmup":
+        return train.compression == "onebit"
+    return train.dtype == "float16" or not name.startswith("loss_scale")
 
 
 def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.train import main
 from benchmarks.training.plan import CHECKPOINTS, LOG
 from strategies.checkpoints.info import INFO, positions
-from tests.benchmarks.training.small_run import FSDP, RUN, SMALL, STEPS, lines, losses
+from tests.benchmarks.training.small_run import DATA, FSDP, RUN, SMALL, STEPS, lines, losses
 from tests.processes import LIMIT_SECONDS, ROOT, environment, finish_together, free_port, start_together
 from tests.strategies.equality import ROUNDING
 
@@ -171,6 +171,31 @@ def test_a_field_younger_than_the_checkpoint_has_its_default(half: Path) -> None
     assert main([*FSDP, *RUN, "--steps=4", f"--out={half}", "--resume"]) == 0
 
 
+def test_only_a_strategy_without_an_option_may_drop_it(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run with compressed gradients goes on under a strategy that has no compression, and not under one that has."""
+    path = half / CHECKPOINTS / "4" / INFO
+    facts = json.loads(path.read_text())
+    facts["metadata"]["recipe"] |= {"compression": "onebit", "compression_warmup": 7}
+    path.write_text(json.dumps(facts))
+    run = (*RUN, "--steps=4", f"--out={half}", "--resume")
+    with pytest.raises(SystemExit, match="2"):
+        main([*DATA, *run])
+    assert "has compression=onebit, not none; resume it" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([*DATA, *run, "--option=compression=onebit", "--option=compression_warmup=8"])
+    assert "has compression_warmup=7, not 8; resume it" in capsys.readouterr().err
+    assert main([*FSDP, *run]) == 0
+
+
+def test_a_checkpoint_without_a_recipe_is_not_resumed(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint that no training run has saved does not say on what it was trained."""
+    path = half / CHECKPOINTS / "4" / INFO
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"metadata": {}}))
+    with pytest.raises(SystemExit, match="2"):
+        main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume"])
+    assert "has no recipe of a training run; train into another --out" in capsys.readouterr().err
+
+
 def test_a_sample_of_bytes_has_bytes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a vocabulary beyond the byte values, a sample is drawn from the tokens that a text has."""
     assert main([*SMALL, "--vocab=512", "--steps=1", "--sample=40", f"--out={tmp_path / 'run'}"]) == 0
@@ -237,6 +262,10 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pyte
         (["--resume", "--learning-rate=1"], "has learning_rate=0.001, not 1.0"),
         (["--resume", "--steps=7"], "is at step 12; --steps must be at least 12"),
         (["--resume", "--layers=3"], "has layers=2, not 3"),
+        (["--resume", "--dtype=bfloat16"], "has dtype=float32, not bfloat16"),
+        (["--resume", "--option=reduce_dtype=bfloat16"], "has reduce_dtype=float32, not bfloat16"),
+        (["--resume", *DATA, "--option=compression=int8"], "has compression=none, not int8"),
+        (["--resume", "--evaluation-batches=3"], "has evaluation_batches=2, not 3"),
         ([], "has a run already; continue it by --resume, or name another --out"),
     ],
 )
