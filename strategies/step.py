@@ -222,7 +222,8 @@ class Step:
         """Restore a state that any strategy saved, sharded as this step shards it.
 
         Each device reads its own shards. Quantisation errors of compressed gradients are dropped, with a warning, if
-        this step keeps no such errors.
+        this step keeps no such errors. A loss scale is kept in float16 only. A float16 step begins with that of its
+        `TrainConfig` if the checkpoint has none.
 
         Args:
             folder: as `save` takes it.
