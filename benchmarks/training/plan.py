@@ -18,7 +18,7 @@ from benchmarks.timing.machine import PACKAGES
 from benchmarks.training.text import Text
 from strategies import STRATEGIES, GPTConfig, Step, TrainConfig
 from strategies.checkpoints.info import CheckpointInfo
-from strategies.model.gpt import param_count
+from strategies.model.gpt import param_count, resolved
 
 LEARNING = (
     *("batch_size", "learning_rate", "warmup_steps", "decay_steps", "final_learning_rate"),
@@ -97,7 +97,7 @@ class Plan:
         learning = {name: getattr(self.train, name) for name in LEARNING if acts(name, self.train)}
         others = {"seed": self.seed, "evaluation_batches": self.evaluation_batches}
         text = {"tokens": self.text.kind, "corpus_sha256": self.text.sha256}
-        return as_json({**dataclasses.asdict(self.case.config), **learning, **text, **others})
+        return as_json({**dataclasses.asdict(resolved(self.case.config)), **learning, **text, **others})
 
     def require_continues(self, checkpoint: CheckpointInfo) -> None:
         """Check that this plan continues the run that wrote a checkpoint.
@@ -115,7 +115,7 @@ class Plan:
         if not recipe:
             raise ValueError(f"the checkpoint in {self.out} has no recipe of a training run; train into another --out")
         # Of the model, the checkpoint's own: fields that did not exist when it was written have their defaults there.
-        before = as_json({**recipe, **dataclasses.asdict(checkpoint.config)})
+        before = as_json({**recipe, **dataclasses.asdict(resolved(checkpoint.config))})
         lacks = {*OF_SOME_STRATEGIES}.difference(options_of(self.case.strategy))
         compared = {name: now for name, now in self.recipe.items() if name in before and name not in lacks}
         if differs := [f"{name}={before[name]}, not {now}" for name, now in compared.items() if before[name] != now]:

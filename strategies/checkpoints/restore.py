@@ -13,6 +13,7 @@ from strategies.checkpoints.info import INFO, CheckpointError, damaged, local
 from strategies.checkpoints.info import read as read_info
 from strategies.checkpoints.save import wait_for_last
 from strategies.config import GPTConfig
+from strategies.model.gpt import resolved
 from strategies.step import State, Step
 
 
@@ -51,7 +52,8 @@ def restore(step: Step, folder: str | Path, at: int | None = None) -> State:
 
 def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None:
     """Refuse a checkpoint of another model. The padding of the vocabulary may differ: it is not saved."""
-    before, now = (dataclasses.asdict(dataclasses.replace(each, vocab_multiple=1)) for each in (saved, config))
+    unpadded = (dataclasses.replace(resolved(each), vocab_multiple=1) for each in (saved, config))
+    before, now = map(dataclasses.asdict, unpadded)
     if differs := [f"{name}={before[name]}, not {now[name]}" for name in now if before[name] != now[name]]:
         problem = f"the checkpoint {path} is of another model: {'; '.join(differs)}"
         raise CheckpointError(f"{problem}; build the step with the saved configuration")

@@ -8,6 +8,7 @@ which are the arrays kept for the backward pass.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from strategies.model.mlp import MLP
 from strategies.model.norm import LayerNorm
 from strategies.model.part import Part, Share
 from strategies.model.prefetch import PrefetchedLayers, is_ordered
+from strategies.model.reach import Reach
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
 from strategies.model.weights import Backward, Weights, used_dtype
 
@@ -244,6 +246,24 @@ def named_weights(tied: bool) -> Mapping[str, WeightInfo]:
     """The `WeightInfo` of each weight by name, such as "blocks.mlp.up_DF". It is the same for models of all sizes."""
     paths, _ = jax.tree.flatten_with_path(_weight_infos(tied), is_leaf=_is_info)
     return {".".join(key.key for key in path): info for path, info in paths}
+
+
+def resolved(config: GPTConfig) -> GPTConfig:
+    """The same model with the size of its MLP and the attention that its options amount to.
+
+    Two configurations are the same model if this is equal, up to the padding of the vocabulary.
+
+    >>> resolved(GPTConfig(layers=1, embed=8, heads=1, sequence=64, attention_window=64)).attention_window
+    >>> resolved(GPTConfig(layers=1, embed=8, heads=1, sequence=64, attention_stride=4)).attention_window
+    4
+    """
+    reach = Reach.of(config)
+    options: dict[str, Any] = {"mlp": config.mlp_dim}
+    if reach is None or not reach.summary:
+        window, stride = (None, None) if reach is None else (reach.window, reach.stride)
+        options |= {"attention_window": window, "attention_stride": stride}
+        options |= {"attention_pattern": "strided", "attention_summary": 1}
+    return replace(config, **options)
 
 
 def param_count(config: GPTConfig) -> int:

@@ -89,6 +89,39 @@ def test_another_padding_is_no_other_model(two):
     np.testing.assert_array_equal(table, state.params["embedding"]["token_VD"][: CONFIG.vocab])
 
 
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"mlp": 4 * CONFIG.embed},
+        {"attention_window": CONFIG.sequence},
+        {"attention_stride": 1},
+        {"attention_stride": CONFIG.sequence, "attention_pattern": "fixed", "attention_summary": 2},
+    ],
+    ids=str,
+)
+def test_a_model_may_be_written_in_other_words(same, two):
+    """Options that amount to the same sizes and the same attention are the same model."""
+    step = dataclasses.replace(step_of("single"), config=dataclasses.replace(CONFIG, **same))
+    _, state = first_half("single", 3)
+    jax.tree.map(np.testing.assert_array_equal, step.restore(two).params, state.params)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"mlp": 2 * CONFIG.embed}, "mlp=128, not 64"),
+        ({"attention_window": 4}, "attention_window=None, not 4"),
+        ({"attention_stride": 4}, "attention_window=None, not 4; attention_stride=None, not 4"),
+    ],
+    ids=str,
+)
+def test_other_sizes_and_other_attention_are_another_model(other, message, two):
+    """The error names what the options amount to."""
+    step = dataclasses.replace(step_of("single"), config=dataclasses.replace(CONFIG, **other))
+    with pytest.raises(CheckpointError, match=f"of another model: {message}; build the step"):
+        step.restore(two)
+
+
 def test_a_newer_format_is_refused(two):
     """A checkpoint of a later version says which formats this one reads."""
     path = two / "2" / "checkpoint.json"
