@@ -162,13 +162,15 @@ class Preparation:
             return {}
 
     def _profile_memory(self, entry: Entry, folder: Path) -> Iterator[dict[str, Any]]:
-        """Stage of the memory profile. A failure is only a warning, because the row is complete without."""
+        """Stages of the memory profile. A failure is only a warning, because the row is complete without."""
+        training = self.start(entry, batches=1)
+        yield {}  # as in `_train`: all processes must have memory for the state
         try:
-            live = profile_memory(self.start(entry, batches=1), folder)
+            live = profile_memory(training, folder)
         except OSError as error:
             warnings.warn(f"{entry.case}: no memory profile was written: {reason_of(error)}", stacklevel=2)
-        else:
-            yield {"memory": replace(entry.record.memory, **live)}
+            live = {}
+        yield {"memory": replace(entry.record.memory, **live)}  # in any case, as many stages in all processes
 
     def _read_program(self, entry: Entry) -> Program | None:
         """What the compiled program does; None, with a warning, if its text cannot be parsed."""

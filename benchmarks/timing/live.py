@@ -25,12 +25,14 @@ def profile_memory(training: Training, folder: Path) -> dict[str, int]:
         As `live_bytes`, for `parameter`, `optimizer` and `batch`.
 
     Raises:
-        OSError: a profile cannot be written.
+        OSError: a profile cannot be written. The step has run all the same.
     """
     jax.block_until_ready(training.state)
-    save_profile(folder, "at_rest")
-    training.trajectory(1)
-    jax.block_until_ready(training.state)
+    try:
+        save_profile(folder, "at_rest")
+    finally:  # without this process, the step of the others would wait in a collective
+        training.trajectory(1)
+        jax.block_until_ready(training.state)
     save_profile(folder, "after_step")
     batch = next(training.batches)
     return live_bytes(parameter=training.state.params, optimizer=training.state[1:], batch=batch)

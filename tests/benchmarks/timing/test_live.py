@@ -5,16 +5,20 @@ import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks.harness.corpus import read_corpus
-from benchmarks.harness.prepare import begin_training
+from benchmarks.harness.clock import Clock
+from benchmarks.harness.corpus import EMPTY_CORPUS, read_corpus
+from benchmarks.harness.prepare import Entry, Preparation, begin_training
+from benchmarks.record import Record
 from benchmarks.timing.live import live_bytes, profile_memory
 from strategies import STRATEGIES, GPTConfig, MeshSpec, Step, TrainConfig
 from strategies.costs.predict import predict
+from tests.benchmarks.harness.sessions import SINGLE
 from tests.benchmarks.running import rows, run
 from tests.strategies import quick
 from tests.strategies.sampling import nightly, unless_sampled
@@ -131,6 +135,27 @@ def test_a_profile_is_of_what_is_held(tmp_path: Path) -> None:
     assert held == sum(formula("fsdp")[kind] for kind in HELD)
     for moment in ("at_rest", "after_step"):
         assert profiled_bytes(tmp_path / "case" / f"{moment}.pprof") >= 8 * held
+    # Where no profile can be written the step runs all the same: other processes may have written theirs.
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        profile_memory(training, tmp_path / "file")
+    assert int(training.state.optimizer[0].count) == 2
+
+
+def test_a_profile_that_cannot_be_written_is_a_stage_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process that cannot write its profile warns, and takes as many stages as those that can."""
+    preparation = Preparation(EMPTY_CORPUS, Clock())
+    monkeypatch.setattr(preparation, "start", lambda *_, **__: None)
+    entry = Entry(SINGLE, Record.begin(SINGLE))
+
+    def stages(failure: OSError | None) -> int:
+        profile = Mock(return_value={"live_rest_bytes": 8}, side_effect=failure)
+        monkeypatch.setattr("benchmarks.harness.prepare.profile_memory", profile)
+        return len([*preparation._profile_memory(entry, tmp_path)])
+
+    whole = stages(None)
+    with pytest.warns(UserWarning, match="no memory profile was written: OSError: the disk is full"):
+        assert stages(OSError("the disk is full")) == whole
 
 
 @pytest.mark.factorisations
