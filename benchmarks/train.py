@@ -20,7 +20,7 @@ from benchmarks.failures import CompileError, reason_of
 from benchmarks.parsers import train as train_parser
 from benchmarks.timing.machine import disable_compilation_cache, use_virtual_devices
 from benchmarks.timing.measure import compile_step
-from benchmarks.training.log import SCHEMA_VERSION, Log
+from benchmarks.training.log import SCHEMA_VERSION, Log, LogError
 from benchmarks.training.loop import NotFinite, Run
 from benchmarks.training.plan import CHECKPOINTS, LOG, Plan
 from benchmarks.training.progress import Progress
@@ -50,14 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = processes.run_in_all(partial(Plan.of, option))
         step = processes.run_in_all(plan.build)
         position = processes.broadcast_first(partial(first_position, option, plan))
-    except (ValueError, processes.FailedElsewhere) as error:
+    except (ValueError, CheckpointError, processes.FailedElsewhere) as error:
         processes.end(in_order=True)
-        if isinstance(error, Unwritable):
+        if isinstance(error, Unwritable | CheckpointError):
             parser.exit(BROKEN_INPUT, f"{error}\n")
         parser.error(str(error))
     try:
         code = run(option, plan, step, position)
-    except CheckpointError as error:
+    except (CheckpointError, LogError) as error:
         code, reason = BROKEN_INPUT, str(error)
     except (CompileError, NotFinite) as error:
         code, reason = FAILED, reason_of(error)
@@ -74,6 +74,7 @@ def first_position(option: argparse.Namespace, plan: Plan) -> int:
 
     Raises:
         ValueError: there is no run to resume, it was trained otherwise, or there is one that would be overwritten.
+        CheckpointError: the folder of its checkpoints cannot be read.
     """
     require_folder(plan.out)
     checkpoints = plan.out / CHECKPOINTS

@@ -10,11 +10,18 @@ A run that is resumed writes another line of kind "run", with the step after whi
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commandline.outputs import cause
+
 SCHEMA_VERSION = 1
+
+
+class LogError(Exception):
+    """The log cannot be read or written. The message names the file and the problem."""
 
 
 class Log:
@@ -23,35 +30,67 @@ class Log:
     Args:
         path: of the file.
         after: keep the lines that are there up to this step, and cut off the rest; 0 begins anew.
+
+    Raises:
+        LogError: the file cannot be read or written, here and in `write` and `close`.
     """
 
     def __init__(self, path: Path, after: int = 0) -> None:
+        self._path = path
         kept = [line for line in read_lines(path) if after and line.get("step", 0) <= after]
         part = path.with_name(f"{path.name}.part")
-        part.write_text("".join(map(as_line, kept)))
-        part.replace(path)
-        self._file = path.open("a")
+        with named(path):
+            part.write_text("".join(map(as_line, kept)), encoding="utf-8")
+            part.replace(path)
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, kind: str, **facts: Any) -> None:
         """Append a line."""
-        self._file.write(as_line({"kind": kind, **facts}))
-        self._file.flush()
+        with named(self._path):
+            self._file.write(as_line({"kind": kind, **facts}))
+            self._file.flush()
 
     def close(self) -> None:
         """Wait until the lines are on disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with named(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Turn errors of the file system into one that names the log.
+
+    Raises:
+        LogError: such an error.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LogError(f"the log {path} cannot be read or written: {cause(error)}") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; none if there is no file. A last line that was cut short is left out."""
+    """The lines of a log; none if there is no file. A line that was cut short ends it.
+
+    Raises:
+        LogError: it cannot be read, is not UTF-8, or has a line that is JSON and no object.
+    """
     lines = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    try:
+        with named(path):
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+    except UnicodeDecodeError as error:
+        raise LogError(f"byte {error.start:,} of the log {path} is not UTF-8") from error
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
-            lines.append(json.loads(line))
+            facts = json.loads(line)
         except ValueError:
             break
+        if not isinstance(facts, dict):
+            raise LogError(f"line {number} of the log {path} is no JSON object")
+        lines.append(facts)
     return lines
 
 

@@ -11,6 +11,11 @@ from strategies.config import GPTConfig
 
 FORMAT = 1
 INFO = "checkpoint.json"
+KINDS = {
+    **dict.fromkeys(("config", "scalars", "arrays", "metadata"), dict),
+    **dict.fromkeys(("position", "step", "devices"), int),
+}
+"""What a JSON value must be, by the field of `CheckpointInfo`."""
 
 
 class CheckpointError(Exception):
@@ -60,9 +65,16 @@ def local(folder: str | Path) -> Path:
 
 
 def positions(folder: str | Path) -> list[int]:
-    """The positions of the checkpoints in a folder that are whole, in order."""
-    there = Path(folder).iterdir() if Path(folder).is_dir() else ()
-    return sorted(int(path.name) for path in there if path.name.isdecimal() and (path / INFO).is_file())
+    """The positions of the checkpoints in a folder that are whole, in order; none if there is no folder.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    try:
+        there = Path(folder).iterdir() if Path(folder).is_dir() else ()
+        return sorted(int(path.name) for path in there if path.name.isdecimal() and (path / INFO).is_file())
+    except OSError as error:
+        raise CheckpointError(f"the folder of checkpoints {folder} cannot be read: {error.strerror}") from error
 
 
 def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
@@ -78,9 +90,13 @@ def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
     path = Path(folder) / str(found[-1] if at is None else at) / INFO
     try:
         facts = json.loads(path.read_text())
+        if not isinstance(facts, dict):
+            raise TypeError("it is no JSON object")
         if (number := facts.pop("format")) > FORMAT:
             problem = f"{path} is of format {number}, and this meshmark reads formats up to {FORMAT}"
             raise CheckpointError(f"{problem}; take a newer meshmark")
+        if wrong := [f"{name}={facts[name]!r}" for name, kind in KINDS.items() if not isinstance(facts[name], kind)]:
+            raise TypeError(", ".join(wrong))
         info = CheckpointInfo(**facts | {"config": GPTConfig(**facts["config"])})
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise damaged(path.parent, f"{INFO}: {error}") from error

@@ -146,9 +146,9 @@ def save(
     )
     folder = info.local(folder)
     path = folder / str(facts.position)
-    if path.exists():
-        raise CheckpointError(f"there is a checkpoint {path} already; remove it, or save to another folder")
     try:
+        if path.exists():
+            raise CheckpointError(f"there is a checkpoint {path} already; remove it, or save to another folder")
         json.dumps(facts.metadata, allow_nan=False)
         if jax.process_index() == 0:
             _remove_unfinished(folder)

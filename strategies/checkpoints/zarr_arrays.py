@@ -25,7 +25,7 @@ def create(folder: Path, leaf: Leaf) -> ts.TensorStore:
         "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
     }
     spec = {**_spec(folder / leaf.name), "metadata": metadata, "store_data_equal_to_fill_value": True}
-    return ts.open(spec, create=True, open=True).result()
+    return _open(spec, create=True, open=True)
 
 
 def write(folder: Path, leaf: Leaf, shards: Iterable[tuple[Index, np.ndarray]]) -> None:
@@ -69,9 +69,11 @@ def open_array(folder: Path, name: str) -> ts.TensorStore:
     """Open an array for reading.
 
     Raises:
-        ValueError: it is not there, or has not all of its chunks.
+        ValueError: it is missing, or has not all of its chunks.
     """
-    store = ts.open(_spec(folder / name), open=True).result()
+    if not (folder / name / "zarr.json").is_file():
+        raise ValueError(f"{name} is missing")
+    store = _open(_spec(folder / name), open=True)
     chunk: Any = store.chunk_layout.read_chunk.shape
     expected = math.prod(math.ceil(size / part) for size, part in zip(store.shape, chunk, strict=True))
     there = sum(path.is_file() for path in (folder / name / "c").rglob("*"))
@@ -84,6 +86,14 @@ def on_threads(function: Any, arguments: Iterable[Any]) -> list[Any]:
     """Apply a function to each of the arguments, on some threads: most of the time they wait for the disk."""
     with ThreadPoolExecutor(8) as threads:
         return list(threads.map(function, arguments))
+
+
+def _open(spec: dict[str, Any], **how: bool) -> ts.TensorStore:
+    """Open an array. TensorStore's errors name the file, and then repeat the whole specification, which is left out."""
+    try:
+        return ts.open(spec, **how).result()
+    except ValueError as error:
+        raise ValueError(str(error).partition(" [tensorstore_spec=")[0]) from error
 
 
 def _spec(path: Path) -> dict[str, Any]:

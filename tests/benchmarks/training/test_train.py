@@ -196,6 +196,30 @@ def test_a_checkpoint_without_a_recipe_is_not_resumed(half: Path, capsys: pytest
     assert "has no recipe of a training run; train into another --out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"log.jsonl cannot be read or written: Is a directory"),
+        (b"{}\n\xff", r"byte 3 of the log .*log.jsonl is not UTF-8"),
+        (b'{"kind": "run"}\nnull\n', r"line 2 of the log .*log.jsonl is no JSON object"),
+    ],
+    ids=["a folder", "not UTF-8", "no object"],
+)
+def test_a_log_that_cannot_be_read_is_named(
+    half: Path, content: bytes | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A resumed run ends with 5 and a line that says what is wrong with its log, which stays as it is."""
+    log = half / LOG
+    log.unlink()
+    if content is None:
+        log.mkdir()
+    else:
+        log.write_bytes(content)
+    assert main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume"]) == 5
+    assert re.search(message, capsys.readouterr().err)
+    assert content is None or log.read_bytes() == content
+
+
 def test_a_sample_of_bytes_has_bytes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a vocabulary beyond the byte values, a sample is drawn from the tokens that a text has."""
     assert main([*SMALL, "--vocab=512", "--steps=1", "--sample=40", f"--out={tmp_path / 'run'}"]) == 0
@@ -215,44 +239,6 @@ def test_characters_are_learnt_and_written(tmp_path: Path, capsys: pytest.Captur
     assert main([*SMALL, *compressed, *often, *text, "--steps=60", "--learning-rate=1e-2", f"--out={out}"]) == 0
     assert capsys.readouterr().out.endswith("abcdefg\nabcdefg\nabcdefg\n\n")
     assert lines(out)[0]["model"]["vocab"] == 8
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            "--strategy=three_d --devices=8",
-            r"three_d on 8 devices has \d+ meshes; choose",
-        ),
-        ("--strategy=fsdp --devices=1", "fsdp on 1 devices has no mesh of its own; name one by --mesh"),
-        ("--strategy=fsdp --mesh=fsdp=3", "fsdp=3"),
-        ("--strategy=fsdp --devices=2 --mesh=fsdp=2", "--mesh says how many devices it takes"),
-        ("--strategy=fsdp --devices=2 --option=schedule=gpipe", "--option schedule changes none of the selected steps"),
-        ("--attention-window=4,8", r"--attention-window \(4, 8\) has several values, and a run trains with one"),
-        ("--vocab=100", "vocab=100 does not hold the 256 byte values"),
-        ("--tokens=chars --vocab=7", r"--vocab 7, and the corpus pydoc_data.topics has \d+ characters"),
-        ("--decay-steps=5 --warmup-steps=9", "decay_steps=5 ends before warmup_steps=9"),
-        ("--temperature=-1", "--temperature -1.0; it must be at least 0"),
-        ("--resume", "--resume: no checkpoint: .* has none"),
-        ("--strategy=fsdp --devices=2 --coordinator=host:1", "go together; --processes, --process-id missing"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(
-    options: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Invalid usage ends with 2 and a line that names the way out, before anything is compiled or written."""
-    with pytest.raises(SystemExit, match="2"):
-        main([*SMALL, *options.split(), f"--out={tmp_path / 'run'}"])
-    assert re.search(message, capsys.readouterr().err)
-    assert not (tmp_path / "run" / LOG).exists()
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An --out that is a file ends with 5 and a line that says so."""
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit, match="5"):
-        main([*SMALL, f"--out={tmp_path / 'file'}"])
-    assert "file cannot be written to: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

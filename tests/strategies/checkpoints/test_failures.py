@@ -27,6 +27,13 @@ def test_a_checkpoint_is_not_overwritten(two):
         step_of("single").save(state, two, position=2)
 
 
+def test_a_folder_that_cannot_be_is_refused(tmp_path):
+    """A folder that the file system refuses is one clear error."""
+    _, state = first_half("single", 3)
+    with pytest.raises(CheckpointError, match=r"x/3 cannot be written: .*File name too long"):
+        step_of("single").save(state, tmp_path / ("x" * 300))
+
+
 def test_facts_that_are_no_json_are_refused(two):
     """The caller's facts are checked before anything is written."""
     _, state = first_half("single", 3)

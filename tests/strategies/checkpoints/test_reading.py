@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from functools import partial
 
 import jax
 import numpy as np
@@ -28,23 +29,37 @@ def flip(path):
     path.write_bytes(content)
 
 
+def change(path, **facts):
+    """Change facts of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
 @pytest.mark.parametrize(
     ("harm", "file", "message"),
     [
         (lambda path: path.unlink(), CHUNK, r"mu/blocks.mlp.up_DF has 7 of 8 chunks"),
         (truncate, CHUNK, r"mu/blocks.mlp.up_DF"),
         (flip, CHUNK, r"mu/blocks.mlp.up_DF"),
-        (lambda path: path.unlink(), "params/head.norm.bias_D/zarr.json", r"params/head.norm.bias_D"),
+        (lambda path: path.unlink(), "params/head.norm.bias_D/zarr.json", r"params/head.norm.bias_D is missing"),
+        (truncate, "params/head.norm.bias_D/zarr.json", r"head.norm.bias_D/zarr.json\": Invalid JSON"),
         (truncate, "checkpoint.json", r"checkpoint.json"),
         (lambda path: path.write_text("{}"), "checkpoint.json", r"checkpoint.json: 'format'"),
+        (lambda path: path.write_text("3"), "checkpoint.json", r"checkpoint.json: it is no JSON object"),
+        (lambda path: path.write_text("null"), "checkpoint.json", r"checkpoint.json: it is no JSON object"),
+        (lambda path: path.write_bytes(b"\xff"), "checkpoint.json", r"checkpoint.json: 'utf-8' codec can't decode"),
+        (partial(change, arrays=3, metadata=[]), "checkpoint.json", r"checkpoint.json: arrays=3, metadata=\[\]"),
     ],
-    ids=["a chunk is missing", "a chunk is short", "a bit has flipped", "an array is missing", "half JSON", "no JSON"],
+    ids=[
+        *("a chunk is missing", "a chunk is short", "a bit has flipped"),
+        *("an array is missing", "half an array's JSON", "half JSON", "empty", "3", "null", "not UTF-8", "other kinds"),
+    ],
 )
 def test_a_damaged_checkpoint_is_named(harm, file, message, two):
     """The error names what is damaged and the checkpoint that is not, which restores."""
     harm(two / "2" / file)
-    with pytest.raises(CheckpointError, match=rf"(?s)2 is damaged: .*{message}.*; restore another with at=1$"):
+    with pytest.raises(CheckpointError, match=rf"(?s)2 is damaged: .*{message}.*; restore another with at=1$") as said:
         step_of("tensor").restore(two)
+    assert "tensorstore_spec" not in str(said.value)
     _, state = first_half("single", 3)
     jax.tree.map(np.testing.assert_array_equal, step_of("single").restore(two, at=1), state)
 
@@ -124,15 +139,22 @@ def test_other_sizes_and_other_attention_are_another_model(other, message, two):
 
 def test_a_newer_format_is_refused(two):
     """A checkpoint of a later version says which formats this one reads."""
-    path = two / "2" / "checkpoint.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    change(two / "2" / "checkpoint.json", format=2)
     with pytest.raises(CheckpointError, match=r"2/checkpoint.json is of format 2, .* up to 1; take a newer meshmark"):
         step_of("single").restore(two)
 
 
 @pytest.mark.parametrize(
     ("folder", "at", "message"),
-    [("", 3, r"no checkpoint of 3: .* has those of 1, 2"), ("nowhere", None, r"no checkpoint: .*nowhere has none")],
+    [
+        ("", 3, r"no checkpoint of 3: .* has those of 1, 2"),
+        ("nowhere", None, r"no checkpoint: .*nowhere has none"),
+        (
+            "x" * 300,
+            None,
+            r"x cannot be read: File name too long|no checkpoint: .*x has none",
+        ),
+    ],
 )
 def test_a_checkpoint_that_is_not_there(folder, at, message, two):
     """The error names the folder, and the checkpoints that it has."""

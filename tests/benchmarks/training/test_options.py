@@ -1,0 +1,50 @@
+"""Options of `meshmark train` that cannot work are refused before anything is compiled or written."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.train import main
+from benchmarks.training.plan import LOG
+from tests.benchmarks.training.small_run import SMALL
+
+pytestmark = pytest.mark.usefixtures("_built_once")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "--strategy=three_d --devices=8",
+            r"three_d on 8 devices has \d+ meshes; choose",
+        ),
+        ("--strategy=fsdp --devices=1", "fsdp on 1 devices has no mesh of its own; name one by --mesh"),
+        ("--strategy=fsdp --mesh=fsdp=3", "fsdp=3"),
+        ("--strategy=fsdp --devices=2 --mesh=fsdp=2", "--mesh says how many devices it takes"),
+        ("--strategy=fsdp --devices=2 --option=schedule=gpipe", "--option schedule changes none of the selected steps"),
+        ("--attention-window=4,8", r"--attention-window \(4, 8\) has several values, and a run trains with one"),
+        ("--vocab=100", "vocab=100 does not hold the 256 byte values"),
+        ("--tokens=chars --vocab=7", r"--vocab 7, and the corpus pydoc_data.topics has \d+ characters"),
+        ("--decay-steps=5 --warmup-steps=9", "decay_steps=5 ends before warmup_steps=9"),
+        ("--temperature=-1", "--temperature -1.0; it must be at least 0"),
+        ("--resume", "--resume: no checkpoint: .* has none"),
+        ("--strategy=fsdp --devices=2 --coordinator=host:1", "go together; --processes, --process-id missing"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(
+    options: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Invalid usage ends with 2 and a line that names the way out, before anything is compiled or written."""
+    with pytest.raises(SystemExit, match="2"):
+        main([*SMALL, *options.split(), f"--out={tmp_path / 'run'}"])
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "run" / LOG).exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An --out that is a file ends with 5 and a line that says so."""
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="5"):
+        main([*SMALL, f"--out={tmp_path / 'file'}"])
+    assert "file cannot be written to: " in capsys.readouterr().err
