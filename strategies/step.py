@@ -225,9 +225,15 @@ class Step:
         this step keeps no such errors. A loss scale is kept in float16 only. A float16 step begins with that of its
         `TrainConfig` if the checkpoint has none.
 
+        It waits for a save that is still running. If that fails, its `Saving` and the next save raise the failure. This
+        restores an older checkpoint, and warns if `at` does not name it.
+
         Args:
             folder: as `save` takes it.
             at: position of the checkpoint; default: the latest.
+
+        Returns:
+            The state, with every array in the shape, the dtype and the sharding that `state` has.
 
         Raises:
             CheckpointError: there is none, it is damaged, of another model, or of a newer format.

@@ -1,6 +1,7 @@
 """Restore: a checkpoint as the state of any step."""
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,25 @@ from strategies.checkpoints import residuals, zarr_arrays
 from strategies.checkpoints.canonical import Leaf, leaves
 from strategies.checkpoints.info import INFO, CheckpointError, damaged, local
 from strategies.checkpoints.info import read as read_info
-from strategies.checkpoints.save import wait_for_last
+from strategies.checkpoints.save import failure_of_last
 from strategies.config import GPTConfig
 from strategies.model.gpt import resolved
 from strategies.step import State, Step
 
 
 def restore(step: Step, folder: str | Path, at: int | None = None) -> State:
-    """The state of a checkpoint, sharded as the step shards it. See `Step.restore`."""
-    wait_for_last()
+    """The state of a checkpoint, sharded as the step shards it. See `Step.restore`.
+
+    Returns:
+        The state, with every array in the shape, the dtype and the sharding that `step.state` has.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, of another model, or of a newer format.
+    """
+    failure = failure_of_last(local(folder))
     info = read_info(folder, at)
+    if failure and at is None:
+        warnings.warn(f"{failure}; the one of {info.position} is restored", RuntimeWarning, stacklevel=3)
     path = local(folder) / str(info.position)
     _require_same_model(path, info.config, step.config)
     keeps_residuals = residuals.kept(info, step)

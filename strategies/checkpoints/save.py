@@ -118,6 +118,20 @@ def wait_for_last() -> None:
         _last.pop().wait()
 
 
+def failure_of_last(folder: Path) -> CheckpointError | None:
+    """Wait for a save that is still running. If it failed and was to be in this folder, return its failure.
+
+    The failure stays with its `Saving`, and with the next save: it is not that of whoever asks here.
+    """
+    for saving in [*_last]:
+        try:
+            saving.wait()
+        except CheckpointError as error:
+            _last.append(saving)
+            return error if saving.path.parent == folder else None
+    return None
+
+
 def save(
     step: Step,
     state: State,

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -59,6 +60,21 @@ def test_a_save_that_failed_does_not_fail_the_next_one(tmp_path, monkeypatch):
                 saving.wait()
     step_of("single").save(state, tmp_path, position=2).wait()
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
+
+
+def test_a_save_that_failed_does_not_fail_a_restore(two, monkeypatch):
+    """A restore warns if the latest checkpoint would be another one. The failure is left to the next save."""
+    _, state = first_half("single", 3)
+    with monkeypatch.context() as full:
+        full.setattr(zarr_arrays, "write", Mock(side_effect=OSError("the disk is full")))
+        step_of("single").save(state, two, position=3)
+        step_of("single").restore(two, at=1)
+        with pytest.warns(RuntimeWarning, match=r"/3 cannot be written: the disk is full; the one of 2 is restored"):
+            step_of("single").restore(two)
+    with pytest.raises(CheckpointError, match="/3 cannot be written: the disk is full"):
+        step_of("single").save(state, two, position=4)
+    step_of("single").save(state, two, position=4).wait()
+    assert positions(two) == [1, 2, 4]
 
 
 WRITER = """
