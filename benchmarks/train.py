@@ -95,7 +95,17 @@ def first_position(option: argparse.Namespace, plan: Plan) -> int:
 
 
 def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> int:
-    """Train from this position to the end, and write a sample."""
+    """Train from this position to the end, and write a sample.
+
+    Returns:
+        The exit status: 0 at the end, 130 if the run was told to stop.
+
+    Raises:
+        CheckpointError: a checkpoint cannot be read or written.
+        LogError: the log cannot be read or written.
+        CompileError: the step cannot be compiled.
+        NotFinite: a loss or a gradient norm is not finite.
+    """
     disable_compilation_cache()
     first = processes.is_first()
     stopping, checkpoints = Stopping(), plan.out / CHECKPOINTS

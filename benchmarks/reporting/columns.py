@@ -193,8 +193,8 @@ MEMORY = (
         "memory.live_<holder>_bytes",
         "bytes",
         "With `--memory-profile`: bytes of live arrays on one device after a step, by what holds them: `parameter`, "
-        "`optimizer` (moments, count, quantisation errors), `batch`, or `rest`, such as the loss. On CPUs all but the "
-        "rest are equal to the formulas.",
+        "`optimizer` (moments, count, master weights, quantisation errors, loss scale), `batch`, or `rest`, such as "
+        "the loss. On CPUs all but the rest are equal to the formulas.",
     ),
 )
 SECTIONS = {

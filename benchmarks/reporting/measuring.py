@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import os
 import platform
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -92,7 +93,7 @@ def begin_run(config: pytest.Config, selection: Selection, corpus_N: Corpus, clo
         option.trace_dir,
         option.case_timeout,
         option.attribution,
-        checkpoint_folder(option),
+        checkpoint_folder(config),
         option.benchmark_json,
         option.memory_profile,
         machine(option.machine) if option.machine else None,
@@ -117,11 +118,15 @@ def require_profiles(option: argparse.Namespace) -> None:
     require_folder(option.memory_profile)
 
 
-def checkpoint_folder(option: argparse.Namespace) -> Path | None:
-    """The folder for checkpoints, the same in all processes; None without `--checkpoint`."""
-    if not option.checkpoint:
+def checkpoint_folder(config: pytest.Config) -> Path | None:
+    """A folder for checkpoints, the same in all processes; None without `--checkpoint`. It is removed at the end."""
+    if not config.option.checkpoint:
         return None
-    return Path(processes.broadcast_first(lambda: tempfile.mkdtemp(prefix="meshmark-checkpoints-")))
+    first = processes.is_first()
+    folder = processes.broadcast_first(lambda: tempfile.mkdtemp(prefix="meshmark-checkpoints-") if first else "")
+    if first:
+        config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
+    return Path(folder)
 
 
 def read_selection(option: argparse.Namespace) -> tuple[Selection, Corpus]:
