@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from benchmarks.failures import CompileError
 from benchmarks.feasibility import compile_one
 from benchmarks.harness import prepare
 from benchmarks.harness.pool import run_in_processes
+from benchmarks.timing.measure import compile_step
 from strategies import GPTConfig, MeshSpec
 from strategies.training import sharded_update
 
@@ -270,3 +272,17 @@ def test_gpus_gather_updated_weights_in_place(monkeypatch: pytest.MonkeyPatch) -
         temporaries.append(info["memory.temp_bytes"])
     matrices = 4 * 12 * config.layers * config.embed**2
     assert temporaries[0] < temporaries[1] - matrices / 2
+
+
+@TAKES_CUDA
+@pytest.mark.factorisations
+@pytest.mark.parametrize("window", [32, None])
+def test_a_window_is_that_of_cudnn(window: int | None) -> None:
+    """On H100s attention in bfloat16 is cuDNN's forward and backward kernel, and a window is an argument of both."""
+    config = GPTConfig(layers=2, embed=128, heads=2, vocab=256, sequence=128, attention_window=window)
+    data = dataclasses.replace(case("h100:1x4", "data", "data=4"), config=config, dtype="bfloat16")
+    text = compile_step(data.build()).program.as_text() or ""
+    calls = [line for line in text.splitlines() if 'custom_call_target="__cudnn$fmha' in line]
+    targets = [re.findall(r"__cudnn\$(\w+)", line)[0] for line in calls]
+    assert sorted(targets) == ["fmhaSoftmax", "fmhaSoftmaxBackward"]
+    assert [re.findall(r'"sliding_window_length":"?(\d+)', line) for line in calls] == [[str(window or 0)]] * 2
