@@ -27,6 +27,8 @@ from strategies.step import State, Step
 
 UNFINISHED = ".orbax-checkpoint-tmp"
 """How the name of a folder ends while Orbax writes into it."""
+MOST_ERRORS = 10
+"""The most errors of a failed save that are dropped; Orbax has fewer."""
 TIMEOUT_SECONDS = 600
 """How long processes wait for each other at the end of a save."""
 
@@ -49,6 +51,7 @@ class Saving:
         try:
             self.finish()
         except (OSError, RuntimeError, ValueError) as error:
+            _abandon()
             shutil.rmtree(self.path.with_name(self.path.name + UNFINISHED), ignore_errors=True)
             problem = CheckpointError(f"the checkpoint {self.path} cannot be written: {error}")
             self.finish = partial(_fail, problem)
@@ -168,6 +171,7 @@ def save(
             _remove_unfinished(folder)
         _checkpointer().save(path, args=_Save(facts, arrays))
     except (OSError, RuntimeError, TypeError, ValueError) as error:
+        _abandon()
         raise CheckpointError(f"the checkpoint {path} cannot be written: {error}") from error
     saving = Saving(path, partial(_finish, folder, keep))
     _last.append(saving)
@@ -182,6 +186,18 @@ def _finish(folder: Path, keep: int | None) -> None:
             # First: without it, what is half removed is no checkpoint.
             (folder / str(position) / info.INFO).unlink(missing_ok=True)
             shutil.rmtree(folder / str(position), ignore_errors=True)
+
+
+def _abandon() -> None:
+    """Wait for the threads of a save that failed, and drop their errors, which Orbax would raise in the next save.
+
+    Orbax raises one error at a time. It writes its metadata on a thread of its own, at most once at each end of a save.
+    """
+    for _ in range(MOST_ERRORS):
+        try:
+            return _checkpointer().wait_until_finished()
+        except (OSError, RuntimeError, ValueError):
+            continue
 
 
 def _remove_unfinished(folder: Path) -> None:
