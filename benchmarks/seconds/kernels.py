@@ -76,10 +76,22 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Layer:
-    """The kernels of a layer for one microbatch. `backward` begins with what is recomputed."""
+    """The kernels of a layer for one microbatch.
+
+    Attributes:
+        forward: of the forward pass.
+        inputs: of the backward pass, without `weights`. They begin with what is recomputed.
+        weights: of the gradients of the weights of matmuls.
+    """
 
     forward: tuple[Kernel, ...]
-    backward: tuple[Kernel, ...]
+    inputs: tuple[Kernel, ...]
+    weights: tuple[Kernel, ...]
+
+    @property
+    def backward(self) -> tuple[Kernel, ...]:
+        """The kernels of the whole backward pass."""
+        return *self.inputs, *self.weights
 
 
 def matmul(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Kernel:
@@ -89,7 +101,7 @@ def matmul(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Ker
 
 
 def gradients_of(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Iterator[Kernel]:
-    """The two matmuls of the gradients of `matmul`."""
+    """The two matmuls of the gradients of `matmul`: of its first operand, and of its second."""
     yield matmul(m, k, n, itemsize, batch)
     yield matmul(k, n, m, itemsize, batch)
 
@@ -100,14 +112,14 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     itemsize = BYTES[plan.train.dtype]
     scale = itemsize / 2  # stacks state the bytes of two-byte dtypes
     tokens, embed = share.tokens, config.embed
-    weights = [
+    projections = [
         (tokens, 3 * share.head_features, embed),
         (tokens, embed, share.head_features),
         (tokens, share.mlp, embed),
         (tokens, embed, share.mlp),
     ]
-    forward = [matmul(*dims, itemsize) for dims in weights]
-    backward = [kernel for dims in weights for kernel in gradients_of(*dims, itemsize)]
+    forward = [matmul(*dims, itemsize) for dims in projections]
+    backward, weights = map(list, zip(*(gradients_of(*dims, itemsize) for dims in projections), strict=True))
     ahead, back = attention(plan, stack)
     forward += ahead
     backward += back
@@ -115,12 +127,12 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     forward.append(Kernel("memory", 0, stack.residual_bytes.forward * residual + stack.mlp_bytes.forward * hidden))
     backward.append(Kernel("memory", 0, stack.residual_bytes.backward * residual + stack.mlp_bytes.backward * hidden))
     some = forward[-1:] if stack.fused_attention or stack.score_blocks else ahead
-    last = len(weights) - 1
+    last = len(projections) - 1
     full = forward if stack.repeats == "all" else forward[:last] + forward[last + 1 :]
     kept = Kernel("memory", 0, stack.kept_bytes * Block.kept_bytes(share) / 2)
     forward, backward = [*forward, kept], [*backward, kept]
     again = {"full": full, "dots": some, "none": []}[plan.train.remat]
-    return Layer(tuple(forward), (*again, *backward))
+    return Layer(tuple(forward), (*again, *backward), tuple(weights))
 
 
 def beside_sums(plan: Plan) -> tuple[Kernel, Kernel]:

@@ -13,7 +13,7 @@ from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.network import Network, bandwidth, group
 from benchmarks.seconds.pipelined import pipelined
 from benchmarks.seconds.stack import FIRST_AND_LAST, NONE, Passes
-from benchmarks.seconds.timeline import Parts, Timeline, added, scaled
+from benchmarks.seconds.timeline import LayerSeconds, Parts, Timeline, added, scaled
 from strategies.costs.plan import BYTES
 from strategies.costs.predict import Cost
 from strategies.costs.traffic import SENT, Traffic
@@ -47,9 +47,10 @@ def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timelin
         parts = pipelined(cost.plan, machine.stack, layers, ends, step.send_seconds())
     else:
         times = cost.plan.train.microbatches
-        parts = scaled(added(*(scaled(each, cost.plan.layers) for each in layers), *ends), times)
+        inside = added(layers.forward, layers.backward)
+        parts = scaled(added(scaled(inside, cost.plan.layers), *ends), times)
         parts = added(parts, {"gathers": times * sum(step.first_gather_seconds())})
-    parts = added(parts, step.after(sum(layers[1].values())))
+    parts = added(parts, step.after(sum(layers.backward.values())))
     if not step.bubbles:
         parts = {**parts, "bubble": 0.0}
     parts = scaled(parts, step.sharing)
@@ -92,9 +93,17 @@ class StepSeconds:
         axes = self.plan.over(self.plan.axes_of("layers"))
         return self.plan.staged and not (self.machine.stack.shared and self.network.group(axes).hosts == 1)
 
-    def layers(self) -> tuple[Parts, Parts]:
-        """Seconds of a layer for one microbatch, forward and backward."""
-        return self.layer("forward"), self.layer("backward")
+    def layers(self) -> LayerSeconds:
+        """Seconds of a layer for one microbatch.
+
+        Gradients of weights have their share of the waits for launches, and of sharded weights they are scattered.
+        """
+        backward = self.layer("backward")
+        weights = seconds_by_kind(self.kernels.weights, self.machine)
+        working = sum(seconds for name, seconds in backward.items() if name not in ("launches", "gathers"))
+        weights["launches"] = backward["launches"] * (sum(weights.values()) / working if working else 0.0)
+        weights["gathers"] = self.gathers_seconds(("gradients",)) if self.plan.staged else 0.0
+        return LayerSeconds(self.layer("forward"), added(backward, scaled(weights, -1)), weights)
 
     def layer(self, way: str) -> Parts:
         """Seconds of a layer for one microbatch, "forward" or "backward", the latter with what it recomputes.
@@ -147,7 +156,8 @@ class StepSeconds:
             each: the sums of all layers and microbatches.
             all_calls: how many of them are of a layer and a microbatch.
         """
-        if not self.machine.stack.hides_sums:
+        apart = self.plan.staged and self.plan.schedule.splits_backward
+        if apart or not self.machine.stack.hides_sums:
             return 0.0
         sent = each.sent_bytes / self.microbatches / self.plan.layers / all_calls
         one = self.network.seconds(each.kind, each.axes, sent)
