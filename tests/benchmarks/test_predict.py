@@ -137,6 +137,26 @@ def test_what_a_row_says_changes_the_step(rows, write, tmp_path):
     assert (zero2, fully) == (zero1, zero3)
 
 
+@pytest.mark.parametrize("axes", [{"data": "8", "tensor": "8"}, {"data": "16", "pipeline": "4", "microbatches": "4"}])
+def test_a_sharded_optimizer_is_divided_over_the_data_axis(axes, rows, write, tmp_path):
+    """Beside other axes, too: it updates its part, holds 16 of 20 bytes in parts, and sends what an all-reduce does.
+
+    Weights are gathered in two bytes, as gradients are scattered; norms and biases in four.
+    """
+    row = {**rows[0], "microbatch_size": "", "embed": "3072", "layers": "32", **axes}
+    changes = [{"optimizer_sharded": name} for name in ("False", "True", "distributed")]
+    plain, sharded, named = predicted(tmp_path, write([{**row, **change} for change in changes]))
+    assert sharded["predicted_seconds"] == named["predicted_seconds"]
+    updates, seconds = (float(each["predicted.optimizer_seconds"]) for each in (sharded, plain))
+    assert updates == pytest.approx(seconds / int(axes["data"]), rel=1e-3)
+    sent = [float(each["predicted.gradients_seconds"]) for each in (sharded, plain)]
+    assert sent[0] == pytest.approx(sent[1], rel=0.01)
+    tensors, stages = int(axes.get("tensor", 1)), int(axes.get("pipeline", 1))
+    parameters = (12 * 32 * 3072**2 / stages + 3072 * 51200) / tensors
+    saved = float(plain["predicted_memory_gb"]) - float(sharded["predicted_memory_gb"])
+    assert saved == pytest.approx(16 * parameters * (1 - 1 / int(axes["data"])) / 1e9, rel=0.02)
+
+
 def test_constants_are_carried_over_to_devices_without_a_machine(rows, write, tmp_path, capsys):
     """Megatron-LM on H100 has no file: A100's constants and H100's specifications predict it; the report says so."""
     usual, faster = predicted(tmp_path, write([rows[0], {**rows[0], "device": "H100 SXM5 80GB"}]))
