@@ -10,6 +10,7 @@ from collections.abc import Collection
 from benchmarks.devices.topology import Topology
 from benchmarks.seconds.kernels import Kernel, beside_sums, head, layer, seconds_by_kind
 from benchmarks.seconds.machine import Machine
+from benchmarks.seconds.memory import first_stage_elements
 from benchmarks.seconds.network import Network, bandwidth, group
 from benchmarks.seconds.pipelined import pipelined
 from benchmarks.seconds.stack import FIRST_AND_LAST, NONE, Passes
@@ -25,6 +26,8 @@ OF_ENDS = "embedding", "head", "ends"
 """What the embedding and the head send for each microbatch, and what stages tell each other of it."""
 GATHERED = {"forward": ("weights",), "backward": ("weights again", "gradients")}
 """What layers gather and scatter for each microbatch in each pass, where weights are sharded."""
+OF_PARAMETERS = "gradients", "weights"
+"""What is sent once a step for each parameter that a device has."""
 BETWEEN_STAGES = "stages"
 """What stages send to their neighbours."""
 
@@ -239,25 +242,45 @@ class StepSeconds:
     def gradients_seconds(self, backward_seconds: float) -> float:
         """Seconds of what is sent once a step, without the sums of gradients that the last backward pass hides.
 
-        Weights are gathered after the update, beside nothing.
+        Weights are gathered after the update, beside nothing. The first stage may have more of both than others.
         """
+        held = self.elements / self.plan.elements
         gradients = others = 0.0
         for each in self.traffic:
             if each.what in (*OF_LAYERS, *OF_ENDS, BETWEEN_STAGES) or self.sharded(each):
                 continue
-            seconds = self.network.seconds(each.kind, each.axes, each.sent_bytes, calls=0)
+            sent = each.sent_bytes * (held if each.what in OF_PARAMETERS else 1)
+            seconds = self.network.seconds(each.kind, each.axes, sent, calls=0)
             if each.what == "gradients":
                 gradients += seconds
             else:
                 others += seconds
         hides = self.machine.stack.overlaps_gradients or self.plan.train.reduce == "layer"
-        return max(0.0, gradients - (backward_seconds if hides else 0.0)) + others
+        return max(0.0, gradients - (backward_seconds if hides else 0.0)) + others + self.tied_seconds()
+
+    @property
+    def elements(self) -> float:
+        """Parameters of a device. Of the first stage, the last to end, if only the ends have the table of tokens."""
+        alone = self.plan.staged and self.machine.stack.ends == FIRST_AND_LAST
+        return first_stage_elements(self.plan) if alone else self.plan.elements
+
+    def tied_seconds(self) -> float:
+        """Seconds to sum the gradients of a tied table over the first and the last stage, where both have it.
+
+        Megatron-LM does so after it has summed them over replicas, in the group of embeddings (megatron/training.py).
+        """
+        plan = self.plan
+        if not (plan.staged and plan.config.tied and self.machine.stack.ends == FIRST_AND_LAST):
+            return 0.0
+        table = BYTES[plan.train.reduce_dtype] * plan.padded_vocab * plan.config.embed // plan.tensors
+        where = self.network.first_and_last(plan.over(plan.axes_of("layers")))
+        return self.network.seconds_of("all_reduce", where, SENT["all_reduce"](table, where.devices))
 
     def optimizer_seconds(self) -> float:
         """Seconds to accumulate gradients of microbatches, and to update the parameters that the device updates."""
         stack = self.machine.stack
         times = self.microbatches if self.microbatches > 1 else 0
-        moved = (stack.optimizer_bytes / self.plan.updates + stack.accumulation_bytes * times) * self.plan.elements
+        moved = (stack.optimizer_bytes / self.plan.updates + stack.accumulation_bytes * times) * self.elements
         launches = stack.update_kernels * self.machine.constants.kernel_seconds
         return Kernel("memory", 0, moved).seconds(self.machine) + launches
 
