@@ -172,15 +172,26 @@ def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
         passes = (Kernel("memory", 0, moved * area) for moved in stack.score_bytes)
         forward, backward = map(list, zip(kernels, passes, strict=True))
         return forward, backward
-    sequences = share.tokens * share.contexts / config.sequence
-    queries, batch = config.sequence / share.contexts, sequences * heads
+    queries, batch = config.sequence / share.contexts, score_matrices(plan)
+    moved = stack.score_bytes if softmax_is_fused(plan, stack) else stack.unfused_bytes
     scores, values = (queries, keys, head), (queries, head, keys)
     forward = [matmul(*scores, itemsize, batch), matmul(*values, itemsize, batch)]
     backward = [kernel for dims in (scores, values) for kernel in gradients_of(*dims, itemsize, batch)]
     area = batch * queries * keys * itemsize / 2
-    forward.append(Kernel("memory", 0, stack.score_bytes.forward * area))
-    backward.append(Kernel("memory", 0, stack.score_bytes.backward * area))
+    forward.append(Kernel("memory", 0, moved.forward * area))
+    backward.append(Kernel("memory", 0, moved.backward * area))
     return forward, backward
+
+
+def score_matrices(plan: Plan) -> float:
+    """Sequences x heads of a microbatch on a device."""
+    share, config = plan.share, plan.config
+    return share.tokens * share.contexts / config.sequence * share.head_features / config.head_dim
+
+
+def softmax_is_fused(plan: Plan, stack: Stack) -> bool:
+    """Whether the fused softmax of a stack without fused attention takes the scores of a device."""
+    return score_matrices(plan) % stack.softmax_multiple == 0
 
 
 def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:

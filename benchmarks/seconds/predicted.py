@@ -8,7 +8,7 @@ timeline.step_seconds, timeline.parts
 from collections.abc import Collection
 
 from benchmarks.devices.topology import Topology
-from benchmarks.seconds.kernels import Kernel, beside_sums, head, layer, seconds_by_kind
+from benchmarks.seconds.kernels import Kernel, beside_sums, head, layer, seconds_by_kind, softmax_is_fused
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.memory import first_stage_elements
 from benchmarks.seconds.network import Network, bandwidth, group
@@ -118,6 +118,9 @@ class StepSeconds:
         launches = getattr(stack.kernels, way) + (self.plan.share.ring - 1) * getattr(stack.hop_kernels, way)
         if way == "backward" and self.plan.train.remat == "full":
             launches += stack.kernels.forward
+        if not softmax_is_fused(self.plan, stack):
+            repeated = way == "backward" and self.plan.train.remat != "none"
+            launches += getattr(stack.unfused_kernels, way) + repeated * stack.unfused_kernels.forward
         if self.sharing <= stack.cores:
             launches *= stack.alone_launches
         parts = seconds_by_kind(getattr(self.kernels, way), self.machine)

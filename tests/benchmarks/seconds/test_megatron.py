@@ -49,3 +49,23 @@ def test_the_first_stage_updates_the_whole_table():
     cost = step("three_d", "data=2,pipeline=4,tensor=2")
     found = seconds(cost, replace(IDEAL, stack=MEGATRON))["optimizer"]
     assert found == pytest.approx(MEGATRON.optimizer_bytes * FIRST / 3350e9, rel=1e-4)
+
+
+@pytest.mark.parametrize(("sequences", "tensors"), [(1, 8), (2, 8), (1, 4), (3, 4), (3, 8)])
+def test_softmax_is_fused_for_multiples_of_four_sequences_and_heads(sequences, tensors):
+    """Else it is five kernels in place of one, in each pass, and moves its float32 scores again and again.
+
+    MODEL has 16 heads. Softmax alone reads and writes scores in two bytes; five kernels convert, scale, mask, compute
+    and convert back. The backward pass reads the gradient, and of softmax its result, too.
+    """
+    fused = sequences * 16 // tensors % 4 == 0
+    cost = step("tensor", f"tensor={tensors}", batch_size=sequences, microbatches=1)
+    scores = LAYERS * sequences * 16 // tensors * TOKENS**2
+    usual, found = (
+        seconds(cost, replace(IDEAL, stack=stack, constants=replace(IDEAL.constants, kernel_seconds=1.0)))
+        for stack in (replace(MEGATRON, softmax_multiple=1), MEGATRON)
+    )
+    more = 0 if fused else (2 + 4) + 3 * (4 + 4) + (4 + 2) - 4 + (2 + 4) + (4 + 4 + 4) + 2 * (4 + 4) + (4 + 2) - 6
+    assert found["memory"] - usual["memory"] == pytest.approx(more * scores / 3350e9)
+    waited = found["launches"] - usual["launches"]
+    assert waited == pytest.approx(0 if fused else LAYERS * 8, rel=1e-3)
