@@ -165,6 +165,14 @@ def test_constants_are_carried_over_to_devices_without_a_machine(rows, write, tm
     assert "carried over to h100" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("hosts", "name"), [(1, "a100_megatron_host"), (2, "a100_megatron_cluster")])
+def test_constants_are_carried_over_from_as_many_hosts(hosts, name, rows, write, tmp_path):
+    """Single hosts and clusters of A100s are different machines, and so are those of other devices."""
+    devices = {"device": "H100", "devices": str(8 * hosts), "data": str(8 * hosts), "microbatch_size": ""}
+    (row,) = predicted(tmp_path, write([{**rows[0], **devices}]))
+    assert row["machine.source"].startswith(f"constants of {name}, carried over to h100")
+
+
 def test_a_machine_of_another_stack_is_refused(rows, write, tmp_path):
     """Constants of PyTorch FSDP say nothing of Megatron-LM."""
     (row,) = predicted(tmp_path, write(rows[:1]), "--machine=a100_fsdp")
