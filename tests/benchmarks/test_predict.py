@@ -6,7 +6,7 @@ import re
 import pytest
 
 from benchmarks.predict import main
-from benchmarks.seconds.tables import errors, model_of, predicted_rows, read_rows, work_of
+from benchmarks.seconds.tables import errors, mesh_of, model_of, predicted_rows, read_rows, work_of
 from tests.processes import ROOT
 
 PUBLISHED = ROOT / "results" / "published"
@@ -190,7 +190,8 @@ def test_a_row_that_cannot_be_expressed_is_kept_with_the_reason(name, rows, writ
     assert [bool(row["predicted_seconds"]) for row in told] == [True, False, True]
     assert problem in told[1]["problem"]
     said = capsys.readouterr().out
-    assert f"1 rows cannot be predicted: {told[1]['problem']}" in said
+    named = f"    row 2: {model_of(told[1])}, {mesh_of(told[1])}"
+    assert f"1 rows cannot be predicted: {told[1]['problem']}\n{named}\n" in said
     assert "2 of 3 rows are predicted and measured" in said
 
 
