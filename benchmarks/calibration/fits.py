@@ -37,6 +37,9 @@ CALIBRATED: Mapping[str, Range] = {
     # Kept bytes are written and read, at least, which may be four times as fast as the passes of other kernels. At most
     # each is also copied in the stack of all layers, into memory that the system provides first.
     "kept_bytes": Range(0.5, 32, VIRTUAL.kept_bytes),
+    # Float32 logits are written, read for their maximum and their sum, and read for their gradient, which is written.
+    # A core takes the exponential of a logit, forward and backward, while it could stream a hundred bytes or two.
+    "logit_bytes": Range(16, 512, VIRTUAL.logit_bytes),
     # A kernel costs one launch, and at most one more for each of the threads that wait for each other.
     "alone_launches": Range(1, 32, VIRTUAL.alone_launches),
 }

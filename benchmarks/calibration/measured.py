@@ -24,12 +24,12 @@ from strategies.mesh import are_virtual, platform_of
 ROUNDS = 5
 GROUPS = 2, 4, 8
 FITTED = "memory_efficiency", "kernel_seconds"
-SHARED = "kept_bytes", "alone_launches"
+SHARED = "kept_bytes", "logit_bytes", "alone_launches"
 ALONE = "attention_efficiency", "optimizer_bytes"
 """What small steps show, in which all of these act together: of all devices, of those that share a host, and of others.
 """
 PASSES = (
-    *("score_bytes", "optimizer_bytes", "fresh_bytes", "kept_bytes", "matrix_flops", "cores"),
+    *("score_bytes", "logit_bytes", "optimizer_bytes", "fresh_bytes", "kept_bytes", "matrix_flops", "cores"),
     *("wait_seconds", "again_seconds", "alone_launches"),
 )
 """What is measured of the stack."""

@@ -57,7 +57,7 @@ class Stack:
         update_kernels: launched for the optimizer.
         accumulation_bytes: read and written for each parameter to accumulate the gradient of a microbatch.
         fresh_bytes: that take as long to read and write as the system takes to provide a byte of temporaries. The C
-            library returns allocations of more than 32 MiB to the system (mallopt(3), M_MMAP_THRESHOLD).
+            library returns large ones to the system after each step (`RETURNED_BYTES` in predicted.py).
         matrix_flops: of attention that take as long as one more matrix in a batch of matmuls.
         cores: of the host that virtual devices share.
         kept_bytes: that take as long to read and write as keeping a byte for the backward pass: it is written, put into

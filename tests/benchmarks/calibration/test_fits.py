@@ -73,7 +73,7 @@ def planted():
     its = replace(
         machine,
         constants=replace(START, memory_efficiency=0.1, kernel_seconds=2e-6),
-        stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2, alone_launches=3, kept_bytes=7),
+        stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2, alone_launches=3, kept_bytes=7, logit_bytes=90),
     )
     return its, replace(its, constants=START, stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2))
 
@@ -82,10 +82,11 @@ def planted():
 def small_steps():
     """Small steps that were not measured."""
     runs = []
-    kept = "data", 8, 256
-    steps = ("data", 8, 64), ("data", 2, 64), ("data", 2, 256), ("context", 8, 128), ("pipeline", 8, 64), kept
+    kept, large = ("data", 8, 256), ("data", 8, 32)
+    steps = ("data", 8, 64), ("data", 2, 64), ("data", 2, 256), ("context", 8, 128), ("pipeline", 8, 64), kept, large
     for strategy, size, embed in steps:
-        model = GPTConfig(layers=8, embed=embed, heads=8, vocab=128, sequence=96)
+        vocab = 8192 if (strategy, size, embed) == large else 128
+        model = GPTConfig(layers=8, embed=embed, heads=8, vocab=vocab, sequence=96)
         train = TrainConfig(16, remat="none" if (strategy, size, embed) == kept else "dots")
         cost = predict(strategy, model, f"{strategy}={size}", train, CPU)
         topology = Topology(CPU, (size,))
