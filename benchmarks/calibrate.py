@@ -44,18 +44,23 @@ def report(found: Measured, seconds: float) -> list[str]:
         steps.append((model, str(run.cost.plan.mesh), f"{1e3 * seconds_measured:,.1f}", f"{1e3 * guess:,.1f}"))
     passes = {name: getattr(machine.stack, name) for name in PASSES}
     constants = {**dataclasses.asdict(machine.constants), **dataclasses.asdict(machine.chip), **passes}
-    figures = [(name, f"{value:.4g}") for name, value in constants.items() if isinstance(value, float)]
+    notes = dict.fromkeys(found.at_edges, "at an end of its range")
+    figures = [(name, f"{value:.4g}", notes.get(name, "")) for name, value in constants.items() if _is_number(value)]
     return [
         *aligned(lines, ["<", *">" * 4]),
         "",
         *aligned(steps, ["<", "<", ">", ">"]),
         "",
-        *aligned(figures, ["<", ">"]),
+        *aligned(figures, ["<", ">", "<"]),
         "",
         f"mean error of small steps that the constants are not fitted to: {machine.error:.0%}",
         *(f"not measured: {each}" for each in found.missing),
         f"calibrated in {seconds:.0f} s",
     ]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def document(found: Measured, when: datetime) -> Mapping[str, Any]:
@@ -69,6 +74,7 @@ def document(found: Measured, when: datetime) -> Mapping[str, Any]:
         "constants": dataclasses.asdict(machine.constants),
         "error": round(machine.error, 4),
         "source": f"meshmark calibrate, {when:%Y-%m-%d}, on {processor()}, {jax.device_count()} devices",
+        "at_edges": list(found.at_edges),
         "not_measured": list(found.missing),
         "measured": [each._asdict() for each in found.timings],
     }

@@ -39,7 +39,7 @@ recomputation were kept out: they are predictions, and the last column is their 
 NOTES = {
     CLUSTERS: """\
 **Megatron-LM on 64 to 512 A100s.** The runs were made with microsoft/Megatron-DeepSpeed (data/README.md of the
-source). 14 of the 88 predictions are over 10% too short; the other 74 are off by 2.2% on average, and by 10.5% at most.
+source). 13 of the 88 predictions are over 10% too short; the other 75 are off by 2.3% on average, and by 10.8% at most.
 
 - On 64 devices three rows stand alone. With `data=8,tensor=8` and 1 microbatch a step took 9.84 s; with 2, 4, 8 and
   16 microbatches it took 4.97 s, 5.02 s, 5.18 s and 5.62 s, and with 32 again 8.88 s. With `data=16,tensor=4` it
@@ -56,23 +56,23 @@ source). 14 of the 88 predictions are over 10% too short; the other 74 are off b
 Nothing in the table explains the ten rows. Other columns were tried:
 
 - Network cards. All ten have groups that share network cards, because their data axis has two or four devices in a
-  host. Of the 47 rows, the 27 without such groups have a mean error of 1.2%, a rank correlation of 0.97 and a regret of
+  host. Of the 47 rows, the 27 without such groups have a mean error of 1.3%, a rank correlation of 0.97 and a regret of
   0.7%; the 20 with them 13.4%, 0.49 and 57.8%. But gradients are summed once a step, and the missing time grows with
   the number of passes: with `tensor=2` it is 140 to 250 ms for each microbatch and each one that fits into the bubble,
   whatever its size. And of six rows with `tensor=2` on 64 and 256 devices five agree, as do ten of fourteen with
   `tensor=4` on 512.
-- Messages between stages. `tensor=1` sends twice as much as `tensor=2` in a message, and its row is off by 1.8%.
+- Messages between stages. `tensor=1` sends twice as much as `tensor=2` in a message, and its row is off by 1.9%.
 - Memory. By [the formulas for Megatron-LM](seconds.md#memory) seven of the ten need 28 to 45 GB of 86, and three 58 to
   69 GB. Two rows with `tensor=8` took longer than predicted, too, and need more than most: 256 devices with
-  microbatches of 16 sequences need 68 GB, and the prediction is 9% too short; 512 devices with microbatches of 12 on
-  two stages need 74 GB, and it is 5% too short. But the three rows of 64 devices with `data=64` need 75 to 82 GB, and
-  are off by less than 1%.
+  microbatches of 16 sequences need 67 GB, and the prediction is 9% too short; 512 devices with microbatches of 12 on
+  two stages need 74 GB, and it is 5% too short. But the three rows of 64 devices with `data=64` need 74 to 81 GB, and
+  are off by at most 1.4%.
 - The size of a microbatch. A larger one cannot make the work for a sequence longer, since its matmuls are larger and
   its launches are fewer. With `data=8,pipeline=16,tensor=4` a stage takes 23% longer for a sequence in microbatches of
   12 than of 4.
 
 These rows limit what a prediction can rank, and two aims are missed: a rank correlation of 0.9 and a regret of 2% for
-the configurations of one model on one cluster. 64 devices have 0.97 and 0%, 256 have 0.85 and 9.4%, and 512 have 0.72
+the configurations of one model on one cluster. 64 devices have 0.97 and 0%, 256 have 0.85 and 9.4%, and 512 have 0.71
 and 57.8%. A table above shows that no better account of meshes reaches the second of them: if each of the nine meshes
 of 256 devices and of the ten of 512 had a factor of its own, the regret would still be 9.4% and 4.7%. The best of 512
 devices is itself one of four numbers of microbatches on a mesh that took 13.88, 16.19, 15.63 and 18.53 s for 24, 16, 12

@@ -8,10 +8,49 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares, nnls
 
-from benchmarks.seconds.fitting import OUTLIER
-from benchmarks.seconds.machine import RANGES, Machine
+from benchmarks.seconds.fitting import EDGE, OUTLIER
+from benchmarks.seconds.machine import RANGES, Constants, Machine, Range
 from benchmarks.seconds.predicted import predict_seconds
 from benchmarks.seconds.published import Run
+from benchmarks.seconds.stack import MESHMARK, VIRTUAL
+
+START = Constants(
+    matmul_efficiency=1.0,
+    matmul_dim=0.0,
+    attention_efficiency=0.3,
+    memory_efficiency=0.3,
+    kernel_seconds=3e-6,
+    link_efficiency=1.0,
+    link_seconds=0.0,
+    network_efficiency=1.0,
+    network_seconds=0.0,
+    step_seconds=0.0,
+)
+CALIBRATED: Mapping[str, Range] = {
+    # No kernel streams faster than the probe that does nothing else; small and strided ones are far slower.
+    "memory_efficiency": Range(0.02, 1.0, START.memory_efficiency),
+    # From a function call of the host to the launch of a kernel by a host that is busy.
+    "kernel_seconds": Range(1e-7, 1e-4, START.kernel_seconds),
+    "attention_efficiency": Range(0.1, 1.0, START.attention_efficiency),
+    # AdamW reads four float32 arrays and writes three; as much again and more if it is not one kernel.
+    "optimizer_bytes": Range(28, 80, MESHMARK.optimizer_bytes),
+    # Kept bytes are written and read, at least, which may be four times as fast as the passes of other kernels. At most
+    # each is also copied in the stack of all layers, into memory that the system provides first.
+    "kept_bytes": Range(0.5, 32, VIRTUAL.kept_bytes),
+    # Float32 logits are written, read for their maximum and their sum, and read for their gradient, which is written.
+    # A core takes the exponential of a logit, forward and backward, while it could stream a hundred bytes or two.
+    "logit_bytes": Range(16, 512, VIRTUAL.logit_bytes),
+    # A kernel costs one launch, and at most one more for each of the threads that wait for each other.
+    "alone_launches": Range(1, 32, VIRTUAL.alone_launches),
+}
+"""What calibration fits to small steps: plausible values, and where a fit starts."""
+
+
+class Fitted(NamedTuple):
+    """A machine whose constants are fitted, and the names of those that lie at an end of their range."""
+
+    machine: Machine
+    at_edges: tuple[str, ...]
 
 
 class Timing(NamedTuple):
@@ -90,10 +129,15 @@ def predicted(runs: Sequence[Run], machine: Machine) -> np.ndarray:
     return np.array([predict_seconds(run.cost, machine, run.topology).step_seconds for run in runs])
 
 
-def fitted(runs: Sequence[Run], machine: Machine, names: Sequence[str]) -> Machine:
+def fitted(runs: Sequence[Run], machine: Machine, names: Sequence[str]) -> Fitted:
     """The machine with some of its constants and of the bytes of its stack fitted to measured steps.
 
     The fit is by robust least squares of logarithms.
+
+    Args:
+        runs: measured steps.
+        machine: with values for what is not fitted, and where the fit starts.
+        names: keys of `CALIBRATED`.
     """
     measured = np.array([run.step_seconds for run in runs])
 
@@ -108,5 +152,12 @@ def fitted(runs: Sequence[Run], machine: Machine, names: Sequence[str]) -> Machi
     def errors(logs: np.ndarray) -> np.ndarray:
         return np.log(predicted(runs, changed(logs)) / measured)
 
-    start = np.log([getattr(machine.constants if name in RANGES else machine.stack, name) for name in names])
-    return changed(least_squares(errors, start, loss="soft_l1", f_scale=OUTLIER).x)
+    low, high = (np.log([getattr(CALIBRATED[name], end) for name in names]) for end in ("low", "high"))
+    values = [getattr(machine.constants if name in RANGES else machine.stack, name) for name in names]
+    # A fit cannot start at an end of a range, where an earlier one may have ended.
+    margin = EDGE * (high - low)
+    start = np.clip(np.log(values), low + margin, high - margin)
+    found = least_squares(errors, start, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER).x
+    places = (found - low) / (high - low)
+    at_edges = [name for name, place in zip(names, places, strict=True) if min(place, 1 - place) < EDGE]
+    return Fitted(changed(found), tuple(at_edges))

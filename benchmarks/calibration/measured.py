@@ -9,11 +9,11 @@ from typing import NamedTuple
 import jax
 
 from benchmarks.calibration import probes, small_steps
-from benchmarks.calibration.fits import Timing, attention, fitted, links, matmuls, predicted, rate, waits
+from benchmarks.calibration.fits import START, Timing, attention, fitted, links, matmuls, predicted, rate, waits
 from benchmarks.calibration.probes import Probe, Timed
 from benchmarks.devices.chips import Chip
 from benchmarks.explain.memory import states_budget_bytes
-from benchmarks.seconds.machine import Constants, Machine
+from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.published import Run
 from benchmarks.seconds.stack import MESHMARK, VIRTUAL, Passes, Stack
 from benchmarks.timing.interleaved import BlockTimes, time_interleaved
@@ -24,25 +24,15 @@ from strategies.mesh import are_virtual, platform_of
 ROUNDS = 5
 GROUPS = 2, 4, 8
 FITTED = "memory_efficiency", "kernel_seconds"
-SHARED = "kept_bytes", "alone_launches"
-"""What small steps show, in which all of these act together: of all devices, and of those that share a host."""
+SHARED = "kept_bytes", "logit_bytes", "alone_launches"
+ALONE = "attention_efficiency", "optimizer_bytes"
+"""What small steps show, in which all of these act together: of all devices, of those that share a host, and of others.
+"""
 PASSES = (
-    *("score_bytes", "optimizer_bytes", "fresh_bytes", "kept_bytes", "matrix_flops", "cores"),
+    *("score_bytes", "logit_bytes", "optimizer_bytes", "fresh_bytes", "kept_bytes", "matrix_flops", "cores"),
     *("wait_seconds", "again_seconds", "alone_launches"),
 )
 """What is measured of the stack."""
-START = Constants(
-    matmul_efficiency=1.0,
-    matmul_dim=0.0,
-    attention_efficiency=0.3,
-    memory_efficiency=0.3,
-    kernel_seconds=3e-6,
-    link_efficiency=1.0,
-    link_seconds=0.0,
-    network_efficiency=1.0,
-    network_seconds=0.0,
-    step_seconds=0.0,
-)
 
 
 @dataclass(frozen=True)
@@ -54,12 +44,14 @@ class Measured:
         timings: of all probes.
         runs: the small steps.
         missing: what could not be measured.
+        at_edges: names of what was fitted and lies at an end of its range.
     """
 
     machine: Machine
     timings: Sequence[Timing]
     runs: Sequence[Run]
     missing: Sequence[str]
+    at_edges: Sequence[str]
 
 
 class Setting(NamedTuple):
@@ -91,11 +83,12 @@ def measured(name: str, say: Callable[[str], None]) -> Measured:
     timings = timed(all_probes)
     runs = [run_of(each.seconds) for (_, run_of), each in zip(steps, timings[-len(steps) :], strict=True)]
     machine, missing = machine_of(name, timings, here)
-    names = (*FITTED, *(SHARED if here.shared else ("attention_efficiency", "optimizer_bytes")))
+    names = (*FITTED, *(SHARED if here.shared else ALONE))
+    at_edges: Sequence[str] = ()
     for _ in range(2):  # measured passes depend on the memory efficiency, and the other way round
-        machine = fitted(runs, with_passes(machine, timings), names)
+        machine, at_edges = fitted(runs, with_passes(machine, timings), names)
     machine = with_passes(machine, timings)
-    return Measured(replace(machine, error=_error(runs, machine, names)), timings, runs, missing)
+    return Measured(replace(machine, error=_error(runs, machine, names)), timings, runs, missing, at_edges)
 
 
 def with_passes(machine: Machine, timings: Sequence[Timing]) -> Machine:
@@ -180,6 +173,6 @@ def _error(runs: Sequence[Run], machine: Machine, names: Sequence[str]) -> float
     """Mean error of predictions of each small step by constants that are fitted to the others."""
     errors = []
     for index, run in enumerate(runs):
-        others = fitted([*runs[:index], *runs[index + 1 :]], machine, names)
+        others, _ = fitted([*runs[:index], *runs[index + 1 :]], machine, names)
         errors.append(abs(predicted([run], others)[0] / (run.step_seconds or 1) - 1))
     return statistics.mean(errors)

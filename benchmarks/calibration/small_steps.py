@@ -27,6 +27,8 @@ SPREAD = (("context", MODELS[1]), ("pipeline", MODELS[3]), ("tensor", MODELS[1])
 """Steps of many short kernels and collectives: strategies on as many devices as there are, and models."""
 KEEPING = MODELS[1], MODELS[2]
 """Models whose residuals are also kept as a whole, which shows what that costs."""
+LARGE_VOCAB = GPTConfig(layers=2, embed=64, heads=4, vocab=8192, sequence=64)
+"""A model whose step is mostly logits and their loss."""
 BATCH_SIZE = 16
 
 
@@ -37,6 +39,7 @@ def steps(devices: int, stack: Stack, dtype: str) -> Iterator[tuple[Probe, Calla
     if devices > 1:
         yield from (_step(strategy, devices, config, stack, dtype) for strategy, config in SPREAD)
     yield from (_step("data", devices, config, stack, dtype, "none") for config in KEEPING)
+    yield _step("data", devices, LARGE_VOCAB, stack, dtype)
 
 
 def _step(

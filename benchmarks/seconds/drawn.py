@@ -50,7 +50,7 @@ def drawn(cost: Cost, machine: Machine, topology: Topology) -> Mapping[str, tupl
     ]
     end = max(each.end_seconds for each in found)
     stages = cost.plan.schedule.stages if staged else 1
-    after = step.after(sum(step.layers()[1].values()))
+    after = step.after(sum(step.layers().backward.values()))
     for name, seconds in (scaled(after, step.sharing) | {"fixed": machine.constants.step_seconds}).items():
         if seconds:
             found += [Pass(stage, name, end, {name: seconds}) for stage in range(stages)]
@@ -71,7 +71,7 @@ def _alone(step: StepSeconds) -> Iterator[Pass]:
     if plan.staged:
         first = NONE
         sends = pipelined(plan, step.machine.stack, layers, ends, step.send_seconds())["sends"] / times / 2
-    inside, begin = [scaled(each, plan.layers) for each in layers], 0.0
+    inside, begin = [scaled(each, plan.layers) for each in (layers.forward, layers.backward)], 0.0
     forward = added({"gathers": first.forward}, inside[0], ends[0], {"sends": sends})
     backward = added(ends[1], inside[1], {"gathers": first.backward, "sends": sends})
     for microbatch in range(times):

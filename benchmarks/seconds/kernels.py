@@ -76,10 +76,22 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Layer:
-    """The kernels of a layer for one microbatch. `backward` begins with what is recomputed."""
+    """The kernels of a layer for one microbatch.
+
+    Attributes:
+        forward: of the forward pass.
+        inputs: of the backward pass, without `weights`. They begin with what is recomputed.
+        weights: of the gradients of the weights of matmuls.
+    """
 
     forward: tuple[Kernel, ...]
-    backward: tuple[Kernel, ...]
+    inputs: tuple[Kernel, ...]
+    weights: tuple[Kernel, ...]
+
+    @property
+    def backward(self) -> tuple[Kernel, ...]:
+        """The kernels of the whole backward pass."""
+        return *self.inputs, *self.weights
 
 
 def matmul(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Kernel:
@@ -89,7 +101,7 @@ def matmul(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Ker
 
 
 def gradients_of(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Iterator[Kernel]:
-    """The two matmuls of the gradients of `matmul`."""
+    """The two matmuls of the gradients of `matmul`: of its first operand, and of its second."""
     yield matmul(m, k, n, itemsize, batch)
     yield matmul(k, n, m, itemsize, batch)
 
@@ -100,14 +112,14 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     itemsize = BYTES[plan.train.dtype]
     scale = itemsize / 2  # stacks state the bytes of two-byte dtypes
     tokens, embed = share.tokens, config.embed
-    weights = [
+    projections = [
         (tokens, 3 * share.head_features, embed),
         (tokens, embed, share.head_features),
         (tokens, share.mlp, embed),
         (tokens, embed, share.mlp),
     ]
-    forward = [matmul(*dims, itemsize) for dims in weights]
-    backward = [kernel for dims in weights for kernel in gradients_of(*dims, itemsize)]
+    forward = [matmul(*dims, itemsize) for dims in projections]
+    backward, weights = map(list, zip(*(gradients_of(*dims, itemsize) for dims in projections), strict=True))
     ahead, back = attention(plan, stack)
     forward += ahead
     backward += back
@@ -115,12 +127,12 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     forward.append(Kernel("memory", 0, stack.residual_bytes.forward * residual + stack.mlp_bytes.forward * hidden))
     backward.append(Kernel("memory", 0, stack.residual_bytes.backward * residual + stack.mlp_bytes.backward * hidden))
     some = forward[-1:] if stack.fused_attention or stack.score_blocks else ahead
-    last = len(weights) - 1
+    last = len(projections) - 1
     full = forward if stack.repeats == "all" else forward[:last] + forward[last + 1 :]
     kept = Kernel("memory", 0, stack.kept_bytes * Block.kept_bytes(share) / 2)
     forward, backward = [*forward, kept], [*backward, kept]
     again = {"full": full, "dots": some, "none": []}[plan.train.remat]
-    return Layer(tuple(forward), (*again, *backward))
+    return Layer(tuple(forward), (*again, *backward), tuple(weights))
 
 
 def beside_sums(plan: Plan) -> tuple[Kernel, Kernel]:
@@ -160,15 +172,26 @@ def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
         passes = (Kernel("memory", 0, moved * area) for moved in stack.score_bytes)
         forward, backward = map(list, zip(kernels, passes, strict=True))
         return forward, backward
-    sequences = share.tokens * share.contexts / config.sequence
-    queries, batch = config.sequence / share.contexts, sequences * heads
+    queries, batch = config.sequence / share.contexts, score_matrices(plan)
+    moved = stack.score_bytes if softmax_is_fused(plan, stack) else stack.unfused_bytes
     scores, values = (queries, keys, head), (queries, head, keys)
     forward = [matmul(*scores, itemsize, batch), matmul(*values, itemsize, batch)]
     backward = [kernel for dims in (scores, values) for kernel in gradients_of(*dims, itemsize, batch)]
     area = batch * queries * keys * itemsize / 2
-    forward.append(Kernel("memory", 0, stack.score_bytes.forward * area))
-    backward.append(Kernel("memory", 0, stack.score_bytes.backward * area))
+    forward.append(Kernel("memory", 0, moved.forward * area))
+    backward.append(Kernel("memory", 0, moved.backward * area))
     return forward, backward
+
+
+def score_matrices(plan: Plan) -> float:
+    """Sequences x heads of a microbatch on a device."""
+    share, config = plan.share, plan.config
+    return share.tokens * share.contexts / config.sequence * share.head_features / config.head_dim
+
+
+def softmax_is_fused(plan: Plan, stack: Stack) -> bool:
+    """Whether the fused softmax of a stack without fused attention takes the scores of a device."""
+    return score_matrices(plan) % stack.softmax_multiple == 0
 
 
 def head(plan: Plan, stack: Stack, parts: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:

@@ -111,27 +111,32 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
         hosts: that the run took. Some clusters and some single hosts of the same devices are different machines.
 
     Returns:
-        The machine whose file names such devices, or, where only the stack has files, one with its constants and the
-        specifications of these devices; its source says so.
+        The machine whose file names such devices, or, where only the stack has files for so many hosts, one with its
+        constants and the specifications of these devices; its source says so.
 
     Raises:
         UnknownMachine: no file has this stack, or these devices have no specifications.
     """
     files = _files()
-    of_stack = {name: told for name, told in files.items() if told["stack"] == stack}
+    of_stack = {name: told for name, told in files.items() if told["stack"] == stack and fits(told, hosts)}
     for name, told in of_stack.items():
-        few, most = told.get("hosts", [1, 10**6])
-        if kind in told["devices"] and few <= hosts <= most:
+        if kind in told["devices"]:
             return machine(name, kind)
     platform = CHIPS[kind].platform if kind in CHIPS else ""
     alike = {name: told for name, told in of_stack.items() if CHIPS[chip_of(told)].platform == platform}
     if not alike:
         raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(files)}")
-    # Constants of a GPU of the same generation, if there are any.
-    name, told = max(alike.items(), key=lambda each: chip_of(each[1])[0] == kind[0])
+    # Constants of a GPU of the same generation, if there are any, and rather of a file that says its numbers of hosts.
+    name, told = max(alike.items(), key=lambda each: (chip_of(each[1])[0] == kind[0], "hosts" in each[1]))
     carried = {key: value for key, value in told.items() if key not in ("chip", "specifications")}
     source = f"constants of {name}, carried over to {kind}"
     return parsed(f"{name} on {kind}", {**carried, "error": CARRIED_ERROR, "source": source}, kind)
+
+
+def fits(told: Mapping[str, Any], hosts: int) -> bool:
+    """Whether a machine file is for runs of so many hosts."""
+    few, most = told.get("hosts", [1, 10**6])
+    return few <= hosts <= most
 
 
 @cache

@@ -24,10 +24,16 @@ def megatron_bytes(plan: Plan) -> float:
 
     What CUDA, NCCL and the allocator keep comes on top.
     """
-    config = plan.config
-    table = (plan.padded_vocab / plan.tensors + config.sequence) * config.embed
-    parameters = sum(each.elements for each in plan.weights if each.of_blocks) + table
-    return parameters * (USED_BYTES + UPDATED_BYTES / plan.updates) + activation_bytes(plan)
+    return first_stage_elements(plan) * (USED_BYTES + UPDATED_BYTES / plan.updates) + activation_bytes(plan)
+
+
+def first_stage_elements(plan: Plan) -> float:
+    """Parameters of a device of the first stage: its layers, and the tables of tokens and positions.
+
+    Only the tensor axis splits the table of tokens. `Plan` splits it over the stages, too.
+    """
+    tables = (plan.padded_vocab / plan.tensors + plan.config.sequence) * plan.config.embed
+    return sum(each.elements for each in plan.weights if each.of_blocks) + tables
 
 
 def activation_bytes(plan: Plan) -> float:

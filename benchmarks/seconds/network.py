@@ -82,7 +82,11 @@ class Network:
             calls: how many collectives that are.
             again: how many of them come right after another one, or beside work.
         """
-        where, chip = self.group(axes), self.machine.reached
+        return self.seconds_of(kind, self.group(axes), sent_bytes, calls, again)
+
+    def seconds_of(self, kind: str, where: Group, sent_bytes: float, calls: float = 1, again: float = 0) -> float:
+        """Seconds of collectives of a group. Other arguments are those of `seconds`."""
+        chip = self.machine.reached
         if self.machine.stack.shares_cards and kind not in ("permute", "all_to_all"):
             chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.alike)
         latency = calls * self.latency_seconds(kind, where) + self.idle_seconds(where, calls, again)
@@ -103,6 +107,10 @@ class Network:
     def group(self, axes: Axes) -> Group:
         """Where the devices of a group lie that differ along some axes."""
         return group(self.topology, self.mesh, axes, self.machine.stack.outermost)
+
+    def first_and_last(self, axes: Axes) -> Group:
+        """Where the first and the last device along some axes lie."""
+        return Group(2, min(2, self.group(axes).hosts), ((2, False),))
 
     def latency_seconds(self, kind: str, where: Group) -> float:
         """Latency of a collective: of a ring's steps inside a host, and of a tree's between hosts. A permute has one.

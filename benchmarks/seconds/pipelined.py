@@ -3,23 +3,18 @@
 from collections.abc import Callable, Iterator
 
 from benchmarks.seconds.stack import FIRST_AND_LAST, Stack
-from benchmarks.seconds.timeline import Parts, Pass, added, scaled
+from benchmarks.seconds.timeline import LayerSeconds, Parts, Pass, added, scaled
 from strategies.costs.plan import Plan
 from strategies.pipelining.schedules import Costs, Op
 
-WEIGHTS_SHARE = 0.5
-"""Of a backward pass: the share of the gradients of weights, which zb-h1 runs apart."""
 
-
-def pipelined(
-    plan: Plan, stack: Stack, layers: tuple[Parts, Parts], ends: tuple[Parts, Parts], send_seconds: float
-) -> Parts:
+def pipelined(plan: Plan, stack: Stack, layers: LayerSeconds, ends: tuple[Parts, Parts], send_seconds: float) -> Parts:
     """Seconds of all passes of the stage that works most, by what they are spent on, and of the bubble.
 
     Args:
         plan: the step.
         stack: the software.
-        layers: seconds of a layer for one microbatch, forward and backward.
+        layers: seconds of a layer for one microbatch.
         ends: seconds of the embedding, the head and the loss for one microbatch, forward and backward.
         send_seconds: to send the residual stream of a microbatch to the next stage.
     """
@@ -33,13 +28,13 @@ def pipelined(
         duration = durations(plan, stack, layers, ends, send_seconds)
         starts = plan.schedule.starts(duration)
         seconds = max(start + duration(*each) for each, start in starts.items())
-    work = scaled(added(*layers), times * plan.layers)
+    work = scaled(added(layers.forward, layers.backward), times * plan.layers)
     busy = added(work, scaled(added(*ends), times), {"sends": sends})
     return added(busy, {"bubble": seconds - sum(busy.values())})
 
 
 def durations(
-    plan: Plan, stack: Stack, layers: tuple[Parts, Parts], ends: tuple[Parts, Parts], send_seconds: float
+    plan: Plan, stack: Stack, layers: LayerSeconds, ends: tuple[Parts, Parts], send_seconds: float
 ) -> Callable[[int, Op], float]:
     """The seconds of an operation on a stage. Both stages wait while one sends. Arguments are those of `pipelined`."""
     costs, schedule = _costs(plan, layers), plan.schedule
@@ -53,7 +48,7 @@ def durations(
 
 
 def passes(
-    plan: Plan, stack: Stack, layers: tuple[Parts, Parts], ends: tuple[Parts, Parts], send_seconds: float
+    plan: Plan, stack: Stack, layers: LayerSeconds, ends: tuple[Parts, Parts], send_seconds: float
 ) -> Iterator[Pass]:
     """When each stage runs which pass, and what it does besides. Arguments are those of `pipelined`."""
     run = _in_lockstep if stack.lockstep else _as_needed
@@ -61,7 +56,7 @@ def passes(
 
 
 def _in_lockstep(
-    plan: Plan, stack: Stack, layers: tuple[Parts, Parts], ends: tuple[Parts, Parts], send_seconds: float
+    plan: Plan, stack: Stack, layers: LayerSeconds, ends: tuple[Parts, Parts], send_seconds: float
 ) -> Iterator[Pass]:
     """Passes of stages that exchange arrays, and compute the loss of a microbatch together, at the end of a tick."""
     shared, stages, begin = plan.ticks.shared, range(plan.schedule.stages), 0.0
@@ -78,7 +73,7 @@ def _in_lockstep(
 
 
 def _as_needed(
-    plan: Plan, stack: Stack, layers: tuple[Parts, Parts], ends: tuple[Parts, Parts], send_seconds: float
+    plan: Plan, stack: Stack, layers: LayerSeconds, ends: tuple[Parts, Parts], send_seconds: float
 ) -> Iterator[Pass]:
     """Passes of stages that wait only for what they need."""
     for (stage, op), start in plan.schedule.starts(durations(plan, stack, layers, ends, send_seconds)).items():
@@ -99,11 +94,11 @@ def named(op: Op) -> str:
     return f"{op.kind}{op.microbatch}" + op.chunk * "'"
 
 
-def _work(plan: Plan, layers: tuple[Parts, Parts], op: Op) -> Parts:
+def _work(plan: Plan, layers: LayerSeconds, op: Op) -> Parts:
     """Seconds of an operation in the layers of its chunk."""
-    weights = WEIGHTS_SHARE if plan.schedule.splits_backward else 0.0
-    share = {"F": 1.0, "B": 1 - weights, "W": weights}[op.kind]
-    return scaled(layers[op.kind != "F"], share * plan.layers / plan.schedule.chunks)
+    backward = layers.inputs if plan.schedule.splits_backward else layers.backward
+    parts = {"F": layers.forward, "B": backward, "W": layers.weights}[op.kind]
+    return scaled(parts, plan.layers / plan.schedule.chunks)
 
 
 def _has_head(plan: Plan, stack: Stack, stage: int, op: Op) -> bool:
@@ -121,7 +116,6 @@ def _last(plan: Plan) -> tuple[int, int]:
     return plan.schedule.stages - 1, plan.schedule.chunks - 1
 
 
-def _costs(plan: Plan, layers: tuple[Parts, Parts]) -> Costs:
+def _costs(plan: Plan, layers: LayerSeconds) -> Costs:
     """Seconds of the passes of a whole stage for one microbatch."""
-    forward, backward = (plan.layers * sum(parts.values()) for parts in layers)
-    return Costs(forward, backward * (1 - WEIGHTS_SHARE), backward * WEIGHTS_SHARE)
+    return Costs(*(plan.layers * sum(parts.values()) for parts in layers))

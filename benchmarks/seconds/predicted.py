@@ -8,12 +8,13 @@ timeline.step_seconds, timeline.parts
 from collections.abc import Collection
 
 from benchmarks.devices.topology import Topology
-from benchmarks.seconds.kernels import Kernel, beside_sums, head, layer, seconds_by_kind
+from benchmarks.seconds.kernels import Kernel, beside_sums, head, layer, seconds_by_kind, softmax_is_fused
 from benchmarks.seconds.machine import Machine
+from benchmarks.seconds.memory import first_stage_elements
 from benchmarks.seconds.network import Network, bandwidth, group
 from benchmarks.seconds.pipelined import pipelined
 from benchmarks.seconds.stack import FIRST_AND_LAST, NONE, Passes
-from benchmarks.seconds.timeline import Parts, Timeline, added, scaled
+from benchmarks.seconds.timeline import LayerSeconds, Parts, Timeline, added, scaled
 from strategies.costs.plan import BYTES
 from strategies.costs.predict import Cost
 from strategies.costs.traffic import SENT, Traffic
@@ -25,12 +26,16 @@ OF_ENDS = "embedding", "head", "ends"
 """What the embedding and the head send for each microbatch, and what stages tell each other of it."""
 GATHERED = {"forward": ("weights",), "backward": ("weights again", "gradients")}
 """What layers gather and scatter for each microbatch in each pass, where weights are sharded."""
+OF_PARAMETERS = "gradients", "weights"
+"""What is sent once a step for each parameter that a device has."""
 BETWEEN_STAGES = "stages"
 """What stages send to their neighbours."""
 
-KEPT_BYTES = 2**25
-"""Larger allocations the GNU C library returns to the system when they are freed (malloc.c,
-DEFAULT_MMAP_THRESHOLD_MAX)."""
+KEPT_BYTES, RETURNED_BYTES = 20 * 2**20, 36 * 2**20
+"""Temporaries of a device that the C library keeps for the next step, and that it returns to the system. In between it
+returns a part, because the temporaries of several devices share a heap of 64 MiB (glibc's malloc/arena.c,
+HEAP_MAX_SIZE). Page faults of steps on eight devices, over their temporaries: 0 at 21 MiB, 0.2 at 24, 0.4 at 27, 0.6 at
+31, 0.9 at 36 and 1.0 at 38."""
 
 
 def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timeline:
@@ -47,9 +52,10 @@ def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timelin
         parts = pipelined(cost.plan, machine.stack, layers, ends, step.send_seconds())
     else:
         times = cost.plan.train.microbatches
-        parts = scaled(added(*(scaled(each, cost.plan.layers) for each in layers), *ends), times)
+        inside = added(layers.forward, layers.backward)
+        parts = scaled(added(scaled(inside, cost.plan.layers), *ends), times)
         parts = added(parts, {"gathers": times * sum(step.first_gather_seconds())})
-    parts = added(parts, step.after(sum(layers[1].values())))
+    parts = added(parts, step.after(sum(layers.backward.values())))
     if not step.bubbles:
         parts = {**parts, "bubble": 0.0}
     parts = scaled(parts, step.sharing)
@@ -92,9 +98,17 @@ class StepSeconds:
         axes = self.plan.over(self.plan.axes_of("layers"))
         return self.plan.staged and not (self.machine.stack.shared and self.network.group(axes).hosts == 1)
 
-    def layers(self) -> tuple[Parts, Parts]:
-        """Seconds of a layer for one microbatch, forward and backward."""
-        return self.layer("forward"), self.layer("backward")
+    def layers(self) -> LayerSeconds:
+        """Seconds of a layer for one microbatch.
+
+        Gradients of weights have their share of the waits for launches, and of sharded weights they are scattered.
+        """
+        backward = self.layer("backward")
+        weights = seconds_by_kind(self.kernels.weights, self.machine)
+        working = sum(seconds for name, seconds in backward.items() if name not in ("launches", "gathers"))
+        weights["launches"] = backward["launches"] * (sum(weights.values()) / working if working else 0.0)
+        weights["gathers"] = self.gathers_seconds(("gradients",)) if self.plan.staged else 0.0
+        return LayerSeconds(self.layer("forward"), added(backward, scaled(weights, -1)), weights)
 
     def layer(self, way: str) -> Parts:
         """Seconds of a layer for one microbatch, "forward" or "backward", the latter with what it recomputes.
@@ -106,6 +120,9 @@ class StepSeconds:
         launches = getattr(stack.kernels, way) + (self.plan.share.ring - 1) * getattr(stack.hop_kernels, way)
         if way == "backward" and self.plan.train.remat == "full":
             launches += stack.kernels.forward
+        if not softmax_is_fused(self.plan, stack):
+            repeated = way == "backward" and self.plan.train.remat != "none"
+            launches += getattr(stack.unfused_kernels, way) + repeated * stack.unfused_kernels.forward
         if self.sharing <= stack.cores:
             launches *= stack.alone_launches
         parts = seconds_by_kind(getattr(self.kernels, way), self.machine)
@@ -147,7 +164,8 @@ class StepSeconds:
             each: the sums of all layers and microbatches.
             all_calls: how many of them are of a layer and a microbatch.
         """
-        if not self.machine.stack.hides_sums:
+        apart = self.plan.staged and self.plan.schedule.splits_backward
+        if apart or not self.machine.stack.hides_sums:
             return 0.0
         sent = each.sent_bytes / self.microbatches / self.plan.layers / all_calls
         one = self.network.seconds(each.kind, each.axes, sent)
@@ -229,29 +247,50 @@ class StepSeconds:
     def gradients_seconds(self, backward_seconds: float) -> float:
         """Seconds of what is sent once a step, without the sums of gradients that the last backward pass hides.
 
-        Weights are gathered after the update, beside nothing.
+        Weights are gathered after the update, beside nothing. The first stage may have more of both than others.
         """
+        held = self.elements / self.plan.elements
         gradients = others = 0.0
         for each in self.traffic:
             if each.what in (*OF_LAYERS, *OF_ENDS, BETWEEN_STAGES) or self.sharded(each):
                 continue
-            seconds = self.network.seconds(each.kind, each.axes, each.sent_bytes, calls=0)
+            sent = each.sent_bytes * (held if each.what in OF_PARAMETERS else 1)
+            seconds = self.network.seconds(each.kind, each.axes, sent, calls=0)
             if each.what == "gradients":
                 gradients += seconds
             else:
                 others += seconds
         hides = self.machine.stack.overlaps_gradients or self.plan.train.reduce == "layer"
-        return max(0.0, gradients - (backward_seconds if hides else 0.0)) + others
+        return max(0.0, gradients - (backward_seconds if hides else 0.0)) + others + self.tied_seconds()
+
+    @property
+    def elements(self) -> float:
+        """Parameters of a device. Of the first stage, the last to end, if only the ends have the table of tokens."""
+        alone = self.plan.staged and self.machine.stack.ends == FIRST_AND_LAST
+        return first_stage_elements(self.plan) if alone else self.plan.elements
+
+    def tied_seconds(self) -> float:
+        """Seconds to sum the gradients of a tied table over the first and the last stage, where both have it.
+
+        Megatron-LM does so after it has summed them over replicas, in the group of embeddings (megatron/training.py).
+        """
+        plan = self.plan
+        if not (plan.staged and plan.config.tied and self.machine.stack.ends == FIRST_AND_LAST):
+            return 0.0
+        table = BYTES[plan.train.reduce_dtype] * plan.padded_vocab * plan.config.embed // plan.tensors
+        where = self.network.first_and_last(plan.over(plan.axes_of("layers")))
+        return self.network.seconds_of("all_reduce", where, SENT["all_reduce"](table, where.devices))
 
     def optimizer_seconds(self) -> float:
         """Seconds to accumulate gradients of microbatches, and to update the parameters that the device updates."""
         stack = self.machine.stack
         times = self.microbatches if self.microbatches > 1 else 0
-        moved = (stack.optimizer_bytes / self.plan.updates + stack.accumulation_bytes * times) * self.plan.elements
+        moved = (stack.optimizer_bytes / self.plan.updates + stack.accumulation_bytes * times) * self.elements
         launches = stack.update_kernels * self.machine.constants.kernel_seconds
         return Kernel("memory", 0, moved).seconds(self.machine) + launches
 
     def allocation_seconds(self) -> float:
         """Seconds for the system to provide the temporaries, where the host's allocator does not keep them."""
-        fresh = self.temporaries if self.temporaries > KEPT_BYTES else 0
+        returned = (self.temporaries - KEPT_BYTES) / (RETURNED_BYTES - KEPT_BYTES)
+        fresh = self.temporaries * min(1.0, max(0.0, returned))
         return Kernel("memory", 0, self.machine.stack.fresh_bytes * fresh).seconds(self.machine)

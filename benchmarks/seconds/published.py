@@ -5,7 +5,8 @@ a step.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from benchmarks.devices.topology import CLOUD_NAMES, Topology
 from benchmarks.seconds.cells import (
@@ -23,7 +24,7 @@ from benchmarks.seconds.cells import (
 )
 from benchmarks.seconds.stack import MEGATRON, MPT, Stack
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.costs.predict import Cost, predict
+from strategies.costs.predict import Cost, known, predict, predict_layout
 from strategies.mesh import MeshSpec
 
 COLUMNS = (
@@ -63,10 +64,30 @@ def run_of(row: Row) -> Run:
     layers, embed, heads, vocab, sequence, mlp = (whole(row, name) for name in names)
     config = GPTConfig(layers, embed, heads, vocab, sequence, mlp)
     sizes = sizes_of(row)
-    mesh = MeshSpec(tuple((axis, size) for axis, size in sizes.items() if size > 1) or (("data", 1),))
-    cost = predict(strategy_of(row, sizes), config, mesh, training_of(row, stack), "cuda")
+    cost = cost_of(row, sizes, config, training_of(row, stack))
     require_batch(row, sizes)
     return Run(cost, topology_of(row), stack, seconds(row, "step_seconds"))
+
+
+def cost_of(row: Row, sizes: Mapping[str, int], config: GPTConfig, train: TrainConfig) -> Cost:
+    """The step of a row by formulas.
+
+    Weights whose optimizer is sharded over data are gathered in the compute dtype, and updated in float32.
+
+    Raises:
+        Infeasible: the formulas do not know such a step.
+    """
+    mesh = MeshSpec(tuple((axis, size) for axis, size in sizes.items() if size > 1) or (("data", 1),))
+    strategy, sharded = strategy_of(row, sizes), sharded_of(row)
+    if mesh.sizes.get("data", 1) == 1 or sharded not in ("zero1", "zero2"):
+        return predict(strategy, config, mesh, train, "cuda")
+    train = replace(train, master="float32")
+    if strategy == sharded:
+        return predict(strategy, config, mesh, train, "cuda")
+    # Megatron-LM's distributed optimizer (megatron/optimizer/distrib_optimizer.py), which no strategy here has. It
+    # splits a flat buffer of all weights: whatever tensor splits is not split again.
+    layout = replace(known()["three_d"], shards=(), updates=("data",), scatters_each=sharded == "zero2")
+    return predict_layout(replace(layout, cuts_again=False), config, mesh, train, "cuda")
 
 
 def topology_of(row: Row) -> Topology:
@@ -140,10 +161,7 @@ def require_batch(row: Row, sizes: dict[str, int]) -> None:
 
 
 def strategy_of(row: Row, sizes: dict[str, int]) -> str:
-    """The strategy that spreads a step as the row says.
-
-    With a tensor or a pipeline axis the optimizer is that of `three_d`, which is not sharded over data.
-    """
+    """The strategy that spreads a step as the row says, but for an optimizer that is sharded beside other axes."""
     axes, sharded = {axis for axis, size in sizes.items() if size > 1}, sharded_of(row)
     if not axes:
         return "single"

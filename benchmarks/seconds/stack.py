@@ -28,6 +28,9 @@ class Stack:
         name: as published tables name it.
         fused_attention: whether scores stay on the chip.
         score_bytes: read and written by softmax and dropout, for each score, if attention is not fused.
+        softmax_multiple: the fused softmax takes only multiples of so many sequences x heads of a device.
+        unfused_bytes: like `score_bytes`, where it does not take them.
+        unfused_kernels: launched for a layer besides `kernels`, where it does not take them.
         residual_bytes: read and written by norms, dropout and residual sums, for each element of the residual stream.
         mlp_bytes: read and written by the activation function, for each hidden element of the MLP.
         logit_bytes: read and written by the loss, forward and backward, for each logit.
@@ -54,7 +57,7 @@ class Stack:
         update_kernels: launched for the optimizer.
         accumulation_bytes: read and written for each parameter to accumulate the gradient of a microbatch.
         fresh_bytes: that take as long to read and write as the system takes to provide a byte of temporaries. The C
-            library returns allocations of more than 32 MiB to the system (mallopt(3), M_MMAP_THRESHOLD).
+            library returns large ones to the system after each step (`RETURNED_BYTES` in predicted.py).
         matrix_flops: of attention that take as long as one more matrix in a batch of matmuls.
         cores: of the host that virtual devices share.
         kept_bytes: that take as long to read and write as keeping a byte for the backward pass: it is written, put into
@@ -85,6 +88,9 @@ class Stack:
     shares_cards: bool = False
     shared: bool = False
     score_blocks: bool = False
+    softmax_multiple: int = 1
+    unfused_bytes: Passes = NONE
+    unfused_kernels: Passes = NONE
     combines: bool = True
     hop_kernels: Passes = NONE
     end_kernels: float = 0
@@ -105,6 +111,10 @@ MEGATRON = Stack(
     # arrays, and one byte for each dropout mask.
     fused_attention=False,
     score_bytes=Passes(4 + 5, 5 + 6),  # softmax, dropout; their gradients
+    # Without the fused softmax: a kernel each to make float32, scale, mask in place, compute and make fp16; gradients.
+    softmax_multiple=4,  # FusedScaleMaskSoftmax.forward, attn_batch_size
+    unfused_bytes=Passes(6 + 8 + 8 + 8 + 6 + 5, 5 + 6 + 12 + 8 + 8 + 6),
+    unfused_kernels=Passes(5 - 1, 5 - 1),
     residual_bytes=Passes(2 * 4 + 2 * 7, 2 * 10 + 2 * 7 + 2 * 6),  # norms, bias and dropout and sum; gradients, sums
     mlp_bytes=Passes(4, 8),
     # cast, maximum, difference, exponentials, sum, quotient; gradient, cast back (megatron/mpu/cross_entropy.py)

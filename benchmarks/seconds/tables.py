@@ -9,13 +9,13 @@ from pathlib import Path
 
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import GB
-from benchmarks.seconds.cells import Row, device
+from benchmarks.seconds.cells import NOTHING, Row, device, text
 from benchmarks.seconds.judging import Errors, errors_of
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.machines import UnknownMachine, machine_for
 from benchmarks.seconds.memory import held_bytes
 from benchmarks.seconds.predicted import bound_seconds, predict_seconds
-from benchmarks.seconds.published import COLUMNS, Run, run_of
+from benchmarks.seconds.published import AXES, COLUMNS, Run, run_of
 from benchmarks.seconds.timeline import Timeline
 from strategies.config import Infeasible
 
@@ -96,8 +96,8 @@ def as_csv(predictions: Sequence[Predicted]) -> str:
         *(*map(_of_machine, OF_MACHINE), "problem"),
     )
     names = [*(name for name in columns if name not in added), *added]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, names, lineterminator="\n")
     writer.writeheader()
     for each in predictions:
         parts = each.timeline.parts if each.timeline else {}
@@ -108,7 +108,7 @@ def as_csv(predictions: Sequence[Predicted]) -> str:
         told = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
         its = {_of_machine(name): getattr(each.machine, name) for name in OF_MACHINE if each.machine}
         writer.writerow({**each.row, **dict.fromkeys(added), **told, **figures, **its, "problem": each.problem})
-    return text.getvalue()
+    return stream.getvalue()
 
 
 def _column(part: str) -> str:
@@ -122,6 +122,16 @@ def _of_machine(fact: str) -> str:
 def model_of(row: Row) -> str:
     """Name of a row's model by its sizes."""
     return f"{row['layers']} x {row['embed']}"
+
+
+def mesh_of(row: Row) -> str:
+    """A row's mesh, as its cells have it: axes of size one are left out.
+
+    >>> mesh_of({"data": "8", "fsdp": "", "pipeline": "1", "tensor": "many"})
+    'data=8,tensor=many'
+    """
+    sizes = {axis: text(row, axis) for axis in AXES}
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size not in (*NOTHING, "1")) or "one device"
 
 
 def work_of(row: Row) -> str:
@@ -152,9 +162,17 @@ def report(predictions: Sequence[Predicted]) -> list[str]:
         lines += [*aligned(table, ["<", *">" * 6]), ""]
     used = Counter(each.machine for each in predictions if each.machine)
     lines += [f"{count} rows by machine {its.name}: {its.source}" for its, count in used.most_common()]
-    problems = Counter(each.problem for each in predictions if each.problem)
-    lines += [f"{count} rows cannot be predicted: {problem}" for problem, count in problems.most_common()]
-    return [*lines, f"{len(judged)} of {len(predictions)} rows are predicted and measured"]
+    return [*lines, *_without(predictions), f"{len(judged)} of {len(predictions)} rows are predicted and measured"]
+
+
+def _without(predictions: Sequence[Predicted]) -> list[str]:
+    """Lines of the rows that cannot be predicted, by the reason. Rows are numbered from 1, all tables together."""
+    rows: dict[str, list[str]] = defaultdict(list)
+    for number, each in enumerate(predictions, 1):
+        if each.problem:
+            rows[each.problem].append(f"    row {number}: {model_of(each.row)}, {mesh_of(each.row)}")
+    frequent = sorted(rows.items(), key=lambda item: -len(item[1]))
+    return [line for problem, of in frequent for line in (f"{len(of)} rows cannot be predicted: {problem}", *of)]
 
 
 def errors(predictions: Sequence[Predicted]) -> Errors:

@@ -23,6 +23,25 @@ def scaled(parts: Parts, times: float) -> dict[str, float]:
     return {name: seconds * times for name, seconds in parts.items()}
 
 
+class LayerSeconds(NamedTuple):
+    """Seconds of a layer for one microbatch.
+
+    Attributes:
+        forward: of the forward pass.
+        inputs: of the gradients of its inputs, with what is recomputed and what else the backward pass does.
+        weights: of the gradients of its weights, which zb-h1 computes later.
+    """
+
+    forward: Parts
+    inputs: Parts
+    weights: Parts
+
+    @property
+    def backward(self) -> Parts:
+        """Seconds of the whole backward pass."""
+        return added(self.inputs, self.weights)
+
+
 class Pass(NamedTuple):
     """What a pipeline stage does from some time on.
 

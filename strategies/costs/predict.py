@@ -7,14 +7,14 @@
 The formulas are held against compiled programs in tests/strategies/costs/test_predict.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import strategies
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.costs import memory
 from strategies.costs.plan import Plan
-from strategies.costs.traffic import TERMS, Traffic
+from strategies.costs.traffic import TERMS, Term, Traffic
 from strategies.mesh import MeshSpec
 from strategies.model.attention import Attention
 from strategies.model.gpt import Block, flops_per_token
@@ -46,11 +46,31 @@ def predict(
     layouts = known()
     if strategy not in layouts:
         raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(layouts)}")
-    spec, layout = MeshSpec.of(mesh), layouts[strategy]
+    return predict_layout(layouts[strategy], config, mesh, train, platform, strategies.STRATEGIES[strategy].traffic)
+
+
+def predict_layout(
+    layout: Layout,
+    config: GPTConfig,
+    mesh: MeshSpec | str,
+    train: TrainConfig,
+    platform: str | None = None,
+    traffic: Sequence[Term] = (),
+) -> "Cost":
+    """Predict the cost of a step with a layout, which no strategy here may have.
+
+    Args:
+        layout: which mesh axes split what.
+        traffic: what the step sends besides what follows from its layout.
+        config, mesh, train, platform: as for `predict`.
+
+    Raises:
+        Infeasible: model, mesh and batch do not fit together.
+    """
+    spec = MeshSpec.of(mesh)
     train = resolve_overlap(layout, spec.sizes, config, train, platform)
     plan = Plan(config, spec, train, layout, platform)
-    terms = (*TERMS, *strategies.STRATEGIES[strategy].traffic)
-    return Cost(plan, tuple(each for term in terms for each in term(plan)))
+    return Cost(plan, tuple(each for term in (*TERMS, *traffic) for each in term(plan)))
 
 
 def known() -> Mapping[str, Layout]:

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from benchmarks.predict import main
-from benchmarks.seconds.tables import errors, model_of, predicted_rows, read_rows, work_of
+from benchmarks.seconds.tables import errors, mesh_of, model_of, predicted_rows, read_rows, work_of
 from tests.processes import ROOT
 
 PUBLISHED = ROOT / "results" / "published"
@@ -137,12 +137,40 @@ def test_what_a_row_says_changes_the_step(rows, write, tmp_path):
     assert (zero2, fully) == (zero1, zero3)
 
 
+@pytest.mark.parametrize("axes", [{"data": "8", "tensor": "8"}, {"data": "16", "pipeline": "4", "microbatches": "4"}])
+def test_a_sharded_optimizer_is_divided_over_the_data_axis(axes, rows, write, tmp_path):
+    """Beside other axes, too: it updates its part, holds 16 of 20 bytes in parts, and sends what an all-reduce does.
+
+    Weights are gathered in two bytes, as gradients are scattered; norms and biases in four.
+    """
+    row = {**rows[0], "microbatch_size": "", "embed": "3072", "layers": "32", **axes}
+    changes = [{"optimizer_sharded": name} for name in ("False", "True", "distributed")]
+    plain, sharded, named = predicted(tmp_path, write([{**row, **change} for change in changes]))
+    assert sharded["predicted_seconds"] == named["predicted_seconds"]
+    updates, seconds = (float(each["predicted.optimizer_seconds"]) for each in (sharded, plain))
+    assert updates == pytest.approx(seconds / int(axes["data"]), rel=1e-3)
+    sent = [float(each["predicted.gradients_seconds"]) for each in (sharded, plain)]
+    assert sent[0] == pytest.approx(sent[1], rel=0.01)
+    tensors, stages = int(axes.get("tensor", 1)), int(axes.get("pipeline", 1))
+    parameters = (12 * 32 * 3072**2 / stages + 3072 * 51200) / tensors
+    saved = float(plain["predicted_memory_gb"]) - float(sharded["predicted_memory_gb"])
+    assert saved == pytest.approx(16 * parameters * (1 - 1 / int(axes["data"])) / 1e9, rel=0.02)
+
+
 def test_constants_are_carried_over_to_devices_without_a_machine(rows, write, tmp_path, capsys):
     """Megatron-LM on H100 has no file: A100's constants and H100's specifications predict it; the report says so."""
     usual, faster = predicted(tmp_path, write([rows[0], {**rows[0], "device": "H100 SXM5 80GB"}]))
     assert float(faster["predicted_seconds"]) < float(usual["predicted_seconds"])
     assert faster["machine.name"].endswith(" on h100")
     assert "carried over to h100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("hosts", "name"), [(1, "a100_megatron_host"), (2, "a100_megatron_cluster")])
+def test_constants_are_carried_over_from_as_many_hosts(hosts, name, rows, write, tmp_path):
+    """Single hosts and clusters of A100s are different machines, and so are those of other devices."""
+    devices = {"device": "H100", "devices": str(8 * hosts), "data": str(8 * hosts), "microbatch_size": ""}
+    (row,) = predicted(tmp_path, write([{**rows[0], **devices}]))
+    assert row["machine.source"].startswith(f"constants of {name}, carried over to h100")
 
 
 def test_a_machine_of_another_stack_is_refused(rows, write, tmp_path):
@@ -162,7 +190,8 @@ def test_a_row_that_cannot_be_expressed_is_kept_with_the_reason(name, rows, writ
     assert [bool(row["predicted_seconds"]) for row in told] == [True, False, True]
     assert problem in told[1]["problem"]
     said = capsys.readouterr().out
-    assert f"1 rows cannot be predicted: {told[1]['problem']}" in said
+    named = f"    row 2: {model_of(told[1])}, {mesh_of(told[1])}"
+    assert f"1 rows cannot be predicted: {told[1]['problem']}\n{named}\n" in said
     assert "2 of 3 rows are predicted and measured" in said
 
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.calibration.fits import Timing, attention, fitted, links, matmuls, predicted, waits
-from benchmarks.calibration.measured import FITTED, SHARED, START, Setting, machine_of, with_passes
+from benchmarks import calibrate
+from benchmarks.calibration.fits import CALIBRATED, START, Timing, attention, fitted, links, matmuls, predicted, waits
+from benchmarks.calibration.measured import ALONE, FITTED, SHARED, Measured, Setting, machine_of, with_passes
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.seconds.published import Run
 from benchmarks.seconds.stack import VIRTUAL
@@ -65,29 +66,66 @@ def test_a_machine_has_the_rates_of_its_probes():
     assert whole.stack.fresh_bytes == pytest.approx(machine.reached.memory_bytes_per_second / FRESH)
 
 
-def test_constants_of_small_steps_are_recovered():
-    """A fit to steps of planted constants finds them again."""
+@pytest.fixture(scope="module")
+def planted():
+    """A machine of planted constants, and where a fit to its small steps starts."""
     machine, _ = machine_of("host", [*timings(shared=True)], HERE)
-    planted = replace(
+    its = replace(
         machine,
         constants=replace(START, memory_efficiency=0.1, kernel_seconds=2e-6),
-        stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2, alone_launches=3, kept_bytes=7),
+        stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2, alone_launches=3, kept_bytes=7, logit_bytes=90),
     )
+    return its, replace(its, constants=START, stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2))
+
+
+@pytest.fixture(scope="module")
+def small_steps():
+    """Small steps that were not measured."""
     runs = []
-    kept = "data", 8, 256
-    steps = ("data", 8, 64), ("data", 2, 64), ("data", 2, 256), ("context", 8, 128), ("pipeline", 8, 64), kept
+    kept, large = ("data", 8, 256), ("data", 8, 32)
+    steps = ("data", 8, 64), ("data", 2, 64), ("data", 2, 256), ("context", 8, 128), ("pipeline", 8, 64), kept, large
     for strategy, size, embed in steps:
-        model = GPTConfig(layers=8, embed=embed, heads=8, vocab=128, sequence=96)
+        vocab = 8192 if (strategy, size, embed) == large else 128
+        model = GPTConfig(layers=8, embed=embed, heads=8, vocab=vocab, sequence=96)
         train = TrainConfig(16, remat="none" if (strategy, size, embed) == kept else "dots")
         cost = predict(strategy, model, f"{strategy}={size}", train, CPU)
         topology = Topology(CPU, (size,))
         runs.append(Run(cost, topology, VIRTUAL, None))
-    made = [replace(run, step_seconds=seconds) for run, seconds in zip(runs, predicted(runs, planted), strict=True)]
-    start = replace(planted, constants=START, stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2))
-    found = fitted(made, start, (*FITTED, *SHARED))
+    return runs
+
+
+def measured(runs, machine):
+    """Steps that take as long as predicted."""
+    return [replace(run, step_seconds=seconds) for run, seconds in zip(runs, predicted(runs, machine), strict=True)]
+
+
+def test_constants_of_small_steps_are_recovered(planted, small_steps):
+    """A fit to steps of planted constants finds them again."""
+    its, start = planted
+    made = measured(small_steps, its)
+    found, at_edges = fitted(made, start, (*FITTED, *SHARED))
     assert predicted(made, found) == pytest.approx([run.step_seconds for run in made], rel=1e-3)
     for name in ("memory_efficiency", "kernel_seconds"):
-        assert getattr(found.constants, name) == pytest.approx(getattr(planted.constants, name), rel=0.05)
+        assert getattr(found.constants, name) == pytest.approx(getattr(its.constants, name), rel=0.05)
+    assert at_edges == ()
+
+
+def test_a_constant_stays_in_its_range_and_an_end_is_reported(planted, small_steps):
+    """Steps that seem to keep residuals for nothing leave `kept_bytes` at its least plausible value."""
+    its, start = planted
+    made = measured(small_steps, replace(its, stack=replace(its.stack, kept_bytes=0.0)))
+    found, at_edges = fitted(made, start, (*FITTED, *SHARED))
+    assert at_edges == ("kept_bytes",)
+    assert CALIBRATED["kept_bytes"].low <= found.stack.kept_bytes < 1.1 * CALIBRATED["kept_bytes"].low
+    told = calibrate.report(Measured(found, [], [], [], at_edges), 1.0)
+    assert [line.split()[0] for line in told if line.endswith("at an end of its range")] == ["kept_bytes"]
+
+
+def test_all_that_is_fitted_has_a_range_around_where_it_starts():
+    """Also what is fitted only on devices that do not share a host."""
+    assert {*CALIBRATED} == {*FITTED, *SHARED, *ALONE}
+    for low, high, start in CALIBRATED.values():
+        assert 0 < low < start < high
 
 
 def test_a_collective_after_work_waits_at_least_as_long_as_one_after_another():

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.seconds.pipelined import named, passes, pipelined
+from benchmarks.seconds.predicted import StepSeconds
 from benchmarks.seconds.stack import FIRST_AND_LAST, MESHMARK
+from benchmarks.seconds.timeline import LayerSeconds
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
-from tests.benchmarks.seconds.test_accounting import COMPUTING, seconds, step
+from tests.benchmarks.seconds.test_accounting import COMPUTING, LAYERS, seconds, step, topology_of
 
 PASSES = {
     # Two stages, two microbatches. Of a stage's part F=1 and B=2. Forward all parts but the last send for 1/4, backward
@@ -23,9 +25,9 @@ PASSES = {
     # of stage 0 follow one another: 3f + 2 (f' + b') + 2 (b + 1/4) + b.
     "interleaved": ("interleaved", False, {}, 1.5, 16.75),
     "interleaved, head on the last stage": ("interleaved", True, {"ends": FIRST_AND_LAST}, 1.5, 19.75),
-    # The backward pass is halved, b=1, b'=5/4 and w=1, which sends nothing. Stage 0: F0 F1 B0 W0 B1 W1; stage 1: F0 B0
-    # F1 B1 W0 W1. B1 of stage 0 follows that of stage 1, which ends at f + 2 (f' + b'): 23/4 + b + w.
-    "zb-h1": ("zb-h1", False, {}, 0.5, 7.75),
+    # The backward pass is split, b=5/4, b'=3/2 and w=3/4, which sends nothing. Stage 0: F0 F1 B0 W0 B1 W1; stage 1: F0
+    # B0 F1 B1 W0 W1. B1 of stage 0 follows that of stage 1, which ends at f + 2 (f' + b'): 25/4 + b + w.
+    "zb-h1": ("zb-h1", False, {}, 0.5, 8.25),
     # All stages exchange at the end of a tick. Ticks: F0; F1 F0; F1; B1; B1 B0; B0. After the first two and after the
     # fourth and the fifth something is sent. Each microbatch has the head's 1/2 + 1 on all stages.
     "lockstep": ("gpipe", True, {"lockstep": True, "ends": "all"}, 1.0, 3 * 1 + 3 * 2 + 4 / 4 + 2 * 1.5),
@@ -40,9 +42,9 @@ def test_a_pipeline_of_two_stages_is_as_on_paper(name):
     model = GPTConfig(layers=2 * chunks, embed=128, heads=4, sequence=128)
     plan = predict("pipeline", model, "pipeline=2", TrainConfig(4, 2, schedule=schedule)).plan
     stack = replace(MESHMARK, **{"lockstep": False, **changes})
-    layers = {"matmul": 0.75, "sums": 0.25}, {"matmul": 2.0}
+    layers = LayerSeconds({"matmul": 0.75, "sums": 0.25}, {"matmul": 1.25}, {"matmul": 0.75})
     if schedule == "zb-h1":
-        layers = {"matmul": 1.0}, {"matmul": 1.0, "attention": 1.0}
+        layers = LayerSeconds({"matmul": 1.0}, {"matmul": 0.25, "attention": 1.0}, {"matmul": 0.75})
     ends = ({"head": 0.5}, {"head": 1.0}) if headed else ({}, {})
     parts = pipelined(plan, stack, layers, ends, 0.25)
     assert sum(parts.values()) == pytest.approx(total)
@@ -53,6 +55,23 @@ def test_a_pipeline_of_two_stages_is_as_on_paper(name):
     assert max(each.end_seconds for each in found) == pytest.approx(total)
     names = [each.name for each in found if each.stage == 1 and each.name[0] in "FBW"]
     assert names == [named(op) for op in plan.schedule.orders[1]]
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("tensors", [1, 2])
+def test_a_split_backward_pass_takes_as_long_as_its_flops(remat, tensors):
+    """Gradients of weights have their own matmuls and no sums; what is recomputed belongs to those of the inputs.
+
+    The FLOPs are those of `Cost.passes`. Attention computes the same three quarters of scores as the formulas count.
+    """
+    cost = step("three_d", f"pipeline=8,tensor={tensors}", schedule="zb-h1", remat=remat, microbatches=16)
+    stack = replace(MESHMARK, fused_attention=False, score_blocks=True)
+    found = StepSeconds(cost, replace(COMPUTING, stack=stack), topology_of(cost)).layers()
+    flops = cost.plan.share.tokens / LAYERS / tensors / COMPUTING.matmul_flops_per_second
+    computed = [parts["matmul"] + parts.get("attention", 0) for parts in found]
+    assert computed == pytest.approx([flops * each for each in cost.passes])
+    assert found.weights.get("sums of layers", 0) == 0
+    assert (found.inputs["sums of layers"] > 0) == (tensors > 1)
 
 
 def test_pipelines_wait_for_their_gathers():

@@ -13,6 +13,7 @@ from benchmarks.seconds.network import Network, group
 from benchmarks.seconds.pipelined import pipelined
 from benchmarks.seconds.predicted import bound_seconds, predict_seconds
 from benchmarks.seconds.stack import MEGATRON, MESHMARK, MPT
+from benchmarks.seconds.timeline import LayerSeconds
 from strategies import MeshSpec
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
@@ -120,7 +121,7 @@ def test_every_constant_moves_a_prediction_its_way(constant):
 def test_without_sends_and_ends_the_bubble_is_that_of_the_schedule(schedule):
     """The bubble of a pipeline whose stages do nothing but their layers is the closed formula's."""
     plan = step("pipeline", mesh="pipeline=4", schedule=schedule, microbatches=8).plan
-    parts = pipelined(plan, MEGATRON, ({"matmul": 1.0}, {"matmul": 2.0}), ({}, {}), 0.0)
+    parts = pipelined(plan, MEGATRON, LayerSeconds({"matmul": 1.0}, {"matmul": 1.5}, {"matmul": 0.5}), ({}, {}), 0.0)
     assert parts["bubble"] / sum(parts.values()) == pytest.approx(plan.schedule.bubble(Costs(1, 1, 1)))
 
 

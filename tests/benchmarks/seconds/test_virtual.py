@@ -12,7 +12,7 @@ from benchmarks.seconds.machines import UnknownMachine, machine, parsed
 from benchmarks.seconds.network import Network
 from benchmarks.seconds.predicted import predict_seconds
 from benchmarks.seconds.stack import MESHMARK, VIRTUAL
-from strategies import PRESETS, MeshSpec
+from strategies import PRESETS, GPTConfig, MeshSpec
 from strategies.config import TrainConfig
 from strategies.costs.predict import predict
 from tests.benchmarks.seconds.virtual import CONSTANTS, FILE, HOST, ITS
@@ -154,10 +154,16 @@ def test_blocks_of_scores_have_the_flops_of_the_formulas():
 
 
 def test_large_temporaries_are_allocated_anew():
-    """Temporaries of more than 32 MiB cost their first use; smaller ones do not."""
+    """Temporaries of 36 MiB on a device cost their first use, those of 20 MiB do not, and in between a part of them."""
     its = replace(ITS, stack=replace(VIRTUAL, fresh_bytes=8))
-    assert seconds("data=1", its).parts["allocation"] > 0
     assert "allocation" not in seconds("data=8", its).parts
+    rate = ITS.reached.memory_bytes_per_second
+    for layers, share in ((1, 0.0), (4, 0.76), (8, 1.0)):
+        model = GPTConfig(layers=layers, embed=256, heads=8, vocab=512, sequence=128)
+        cost = predict("data", model, "data=8", TrainConfig(16), CPU)
+        whole = 8 * 8 * sum(cost.temporaries.values()) / rate
+        paid = predict_seconds(cost, its, Topology(CPU, (8,))).parts.get("allocation", 0.0)
+        assert paid / whole == pytest.approx(share, abs=0.01)
 
 
 def test_a_machine_file_may_hold_all_specifications(tmp_path):
