@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
@@ -23,6 +24,35 @@ use_virtual_devices()
 jax.config.update("jax_platforms", "cpu")  # tests need eight devices, whatever accelerator is there
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
 gc.set_threshold(10_000)  # traces are many long-lived objects, which take long to scan
+gc.disable()  # until all tests are imported (see `pytest_collection_finish`)
+
+LONGEST = (
+    "benchmarks/test_interrupted_run.py",
+    "benchmarks/cluster/test_process_runs.py",
+    "benchmarks/harness/test_supervise.py",
+    "benchmarks/training/test_train.py",
+    "benchmarks/test_run.py",
+    "test_own_strategy.py",
+)
+"""Files that start first, the longest first. They take a minute and more, much of it waiting for other processes."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest files first, so that no process of pytest-xdist ends with one of them while others idle.
+
+    Raises:
+        FileNotFoundError: one of them has another name now.
+    """
+    here = Path(__file__).parent
+    order = {(here / name).resolve(strict=True): place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """Never scan for garbage what was imported and collected: it lives until the end."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
