@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.arguments import add_options
 from benchmarks.cluster.joining import several_processes_requested
+from benchmarks.commandline.importing import collection_paused
 from benchmarks.harness.journal import journal_path
 from benchmarks.harness.supervise import supervise, supervised
 from benchmarks.reporting.publish import hide_timing_table, require_storage, require_writable
@@ -60,7 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not (supervised() or config.option.collectonly):
         return
     try:
-        from benchmarks.reporting import measuring
+        with collection_paused():
+            from benchmarks.reporting import measuring
     except (ValueError, RuntimeError) as error:  # such as an invalid JAX setting in the environment
         raise pytest.UsageError(f"JAX cannot be loaded: {error}") from error
     config.pluginmanager.register(measuring, "meshmark-measuring")

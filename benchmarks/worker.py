@@ -26,6 +26,7 @@ import jax
 import strategies
 from benchmarks.arguments import declare, declare_text
 from benchmarks.cases import Case
+from benchmarks.commandline.importing import resume_collection
 from benchmarks.failures import reason_of, status_of
 from benchmarks.harness.corpus import Corpus, read_corpus
 from benchmarks.harness.prepare import begin_training, first_steps
@@ -117,6 +118,7 @@ def reserve_stdout() -> IO[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
+    resume_collection()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.worker", description="Time blocks of steps on request.")
     declare(parser.add_argument)
     declare_text(parser.add_argument)

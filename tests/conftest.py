@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
@@ -23,6 +24,40 @@ use_virtual_devices()
 jax.config.update("jax_platforms", "cpu")  # tests need eight devices, whatever accelerator is there
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
 gc.set_threshold(10_000)  # traces are many long-lived objects, which take long to scan
+gc.disable()  # until all tests are imported (see `pytest_collection_finish`)
+
+FIRST = (
+    "benchmarks/test_interrupted_run.py",
+    "benchmarks/test_run.py",
+    "test_own_strategy.py",
+    "benchmarks/harness/test_session.py",
+    "benchmarks/cluster/test_process_runs.py",
+    "benchmarks/training/test_train.py",
+    "benchmarks/harness/test_supervise.py",
+)
+"""Files that start first.
+
+They take half a minute and more, much of it waiting for other processes. Where several tests of a file share a run, a
+process of pytest-xdist that steals half of the file repeats the run; it steals what would start last.
+"""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start long files first, so that none is split, and no process of pytest-xdist ends with one while others idle.
+
+    Raises:
+        FileNotFoundError: one of them has another name now.
+    """
+    here = Path(__file__).parent
+    order = {(here / name).resolve(strict=True): place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """Never scan for garbage what was imported and collected: it lives until the end."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

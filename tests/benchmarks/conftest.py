@@ -10,14 +10,14 @@ import pytest
 from benchmarks.cases import Case
 from benchmarks.training.plan import Plan
 from strategies import Step, TrainConfig
-from tests.benchmarks.planted import SHORT_BLOCK_SECONDS
+from tests.benchmarks.short_blocks import shorten
 
 
 @pytest.fixture(scope="module")
 def _short_blocks() -> Iterator[None]:
     """Shorten timed blocks, for files in which nothing depends on their length."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.timing.measure.BLOCK_SECONDS", SHORT_BLOCK_SECONDS)
+        shorten(patch)
         yield
 
 

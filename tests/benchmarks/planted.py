@@ -22,6 +22,7 @@ import pytest
 import strategies
 from strategies import STRATEGIES, Step, Strategy
 from tests.benchmarks.faults import FAULTS
+from tests.benchmarks.short_blocks import shorten
 from tests.benchmarks.toy_steps import toy
 
 
@@ -40,8 +41,6 @@ def plant(name: str, fault: Callable[[Step], Step]) -> Strategy:
     return Strategy(name, ("data",), build)
 
 
-SHORT_BLOCK_SECONDS = 0.005
-"""The length of a timed block in tests that do not depend on how long a step takes."""
 PLANTED = {fault.__name__: plant(fault.__name__, fault) for fault in FAULTS}
 TOYS = PLANTED | {name: plant(name, lambda step: step) for name in ("single", "data")}
 
@@ -54,9 +53,9 @@ def pytest_load_initial_conftests() -> None:
     if name:
         offered |= {"single": TOYS[name], "data": TOYS["data"]}
     strategies.STRATEGIES = MappingProxyType(offered)
-    from benchmarks.timing import machine, measure  # imported now, so that they read this registry
+    shorten(pytest.MonkeyPatch())
+    from benchmarks.timing import machine  # imported now, so that it reads this registry
 
-    measure.BLOCK_SECONDS = SHORT_BLOCK_SECONDS
     if name:
         machine.matmul_flops_per_second = lambda dtype: 1e11
 

@@ -3,7 +3,12 @@
 The supervisor must not load JAX, so the plugin does nothing there.
 """
 
+from benchmarks.commandline.importing import collection_paused
 from benchmarks.harness.supervise import supervised
 
 if supervised():
-    from tests.benchmarks.planted import pytest_benchmark_update_json, pytest_load_initial_conftests  # noqa: F401
+    with collection_paused():
+        from tests.benchmarks.planted import (  # noqa: F401
+            pytest_benchmark_update_json,
+            pytest_load_initial_conftests,
+        )

@@ -43,13 +43,23 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
         assert "collected" not in ended.stdout
 
 
-@pytest.mark.parametrize("folder", [ROOT, None], ids=["checkout", "elsewhere"])
-def test_the_package_is_found_by_its_name(tmp_path: Path, folder: Path | None) -> None:
-    """`--pyargs benchmarks` knows the options, in a checkout and elsewhere, and reports a wrong one in one line."""
+@pytest.mark.parametrize(
+    ("folder", "option", "message"),
+    [
+        (ROOT, "--resume", "--resume continues a run that was stopped; give the --benchmark-json of that run"),
+        (None, "--strategy=ddp", "argument --strategy: 'ddp' is no strategy; there are single, data, "),
+    ],
+    ids=["checkout", "elsewhere"],
+)
+def test_the_package_is_found_by_its_name(tmp_path: Path, folder: Path | None, option: str, message: str) -> None:
+    """`--pyargs benchmarks` knows the options, in a checkout and elsewhere, and reports a wrong one in one line.
+
+    The supervisor refuses the first, and the process that measures the second, which needs the registry.
+    """
     plugin = "-p", "no:meshmark", "-p", "benchmarks.plugin"  # as its entry point has it, installed or not
-    ended = finish(bare(*plugin, "--pyargs", "benchmarks", "--strategy=ddp", folder=folder or tmp_path))
+    ended = finish(bare(*plugin, "--pyargs", "benchmarks", option, folder=folder or tmp_path))
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
-    assert ended.stderr.startswith("ERROR: argument --strategy: 'ddp' is no strategy; there are single, data, ")
+    assert ended.stderr.startswith(f"ERROR: {message}")
 
 
 def test_a_misspelt_folder_is_a_line(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from benchmarks.timing.measure import Training
-from benchmarks.worker import PROTOCOL, TimingServer, serve
+from benchmarks.worker import PROTOCOL, TimingServer, main, serve
 from results.gates.paired.workers import PROTOCOL as SPOKEN
 from results.records.reading import Case
-from tests.processes import ROOT
+from tests.processes import ROOT, environment
 
 TINY = ("--layers=1", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--mesh=data=1")
 SINGLE = "single-data=1-b4"
@@ -28,7 +28,7 @@ Ask = Callable[..., dict[str, Any]]
 def ask() -> Iterator[Ask]:
     """Ask a worker that has one feasible and one infeasible case."""
     command = [sys.executable, "-m", "benchmarks.worker", *TINY, "--strategy=single,tensor"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, text=True) as worker:
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=-1, stdout=-1, text=True) as worker:
         assert worker.stdin
         assert worker.stdout
         questions, answers = worker.stdin, worker.stdout
@@ -118,9 +118,11 @@ print("answer", file=answers, flush=True)
         ("--vocab=100", "vocab=100 does not hold the 256 byte values"),
     ],
 )
-def test_a_selection_that_means_nothing_is_refused(option: str, message: str) -> None:
+def test_a_selection_that_means_nothing_is_refused(
+    option: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A bad option ends the worker with exit status 2 and the message that `pytest benchmarks` gives."""
-    command = [sys.executable, "-m", "benchmarks.worker", *TINY, option]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert message in done.stderr
+    monkeypatch.setattr("benchmarks.worker.reserve_stdout", io.StringIO)  # stdout is that of all tests
+    with pytest.raises(SystemExit, match="2"):
+        main([*TINY, option])
+    assert message in capsys.readouterr().err

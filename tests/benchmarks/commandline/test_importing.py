@@ -1,0 +1,27 @@
+"""Garbage collection while a command is imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes import ROOT
+
+PROGRAM = """
+import gc, sys
+usual, sys.argv = gc.get_threshold(), [sys.argv[1]]
+from benchmarks.commandline.ending import run
+print(gc.get_threshold()[0] > usual[0])
+run(lambda: print(gc.get_threshold() == usual and gc.isenabled(), gc.get_freeze_count() > 0))
+"""
+
+
+@pytest.mark.parametrize(("program", "paused"), [("-m", True), ("/usr/bin/meshmark", True), ("mine.py", False)])
+def test_collection_is_paused_until_a_command_runs(program: str, paused: bool) -> None:
+    """Libraries of a command are imported with hardly any collection, and are never scanned. When the command runs,
+    garbage is collected as usual. A program that imports the package keeps its own settings.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{paused}\nTrue {paused}\n"
