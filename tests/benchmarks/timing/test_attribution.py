@@ -112,6 +112,7 @@ def test_variants_keep_master_weights() -> None:
         assert jax.tree.map(lambda array: (array.shape, array.dtype), state) == expected, name
 
 
+@pytest.mark.usefixtures("_short_blocks")  # the slow half takes longer, and the others hardly anything
 @pytest.mark.parametrize(("half", "part"), [("gradients", "compute_seconds"), *nightly(("apply", "optimizer_seconds"))])
 def test_time_is_attributed_to_the_slow_half(monkeypatch: pytest.MonkeyPatch, half: str, part: str) -> None:
     """If one half of a step sleeps, the step's time is attributed to that half."""
