@@ -43,7 +43,7 @@ def _of_cudnn(kernel: Instruction, computation: Computation, matmuls: int) -> in
     scores = re.search(r'"intermediate_tensor_shape":[^\]]*"([0-9]+)"\]', config)
     tokens = int(scores[1]) if scores else keys[1]
     row = matmuls * 2 * math.prod(queries)
-    window = re.search(r'"sliding_window_length":"?([1-9][0-9]*)', config)
+    window = re.search(r'"sliding_window_length":\s*"?([1-9][0-9]*)', config)
     if window and (reach := Reach(int(window[1]))).skips(tokens):
         return row * reach.computed_keys(tokens)
     if tokens % 2 or '"mask_type":"NO_MASK"' in config.replace(" ", ""):

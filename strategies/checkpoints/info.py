@@ -97,7 +97,7 @@ def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
             raise CheckpointError(f"{problem}; take a newer meshmark")
         if wrong := [f"{name}={facts[name]!r}" for name, kind in KINDS.items() if not isinstance(facts[name], kind)]:
             raise TypeError(", ".join(wrong))
-        info = CheckpointInfo(**facts | {"config": GPTConfig(**facts["config"])})
+        info = CheckpointInfo(config=GPTConfig(**facts.pop("config")), **facts)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise damaged(path.parent, f"{INFO}: {error}") from error
     if str(info.position) != path.parent.name:

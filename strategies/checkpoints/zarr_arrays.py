@@ -88,7 +88,7 @@ def on_threads(function: Any, arguments: Iterable[Any]) -> list[Any]:
         return list(threads.map(function, arguments))
 
 
-def _open(spec: dict[str, Any], **how: bool) -> ts.TensorStore:
+def _open(spec: dict[str, Any], **how: Any) -> ts.TensorStore:
     """Open an array. TensorStore's errors name the file, and then repeat the whole specification, which is left out."""
     try:
         return ts.open(spec, **how).result()

@@ -95,7 +95,7 @@ def test_attention_of_cudnn_to_a_chunk_counts_all_keys(mask: str, keys: int) -> 
 @pytest.mark.parametrize(("window", "keys"), [(16, 24), (128, 96), (0, 96)])
 def test_a_window_of_cudnn_counts_its_blocks(window: int, keys: int) -> None:
     """A window counts the keys of blocks that sparse attention computes; a window of all tokens, or none, is dense."""
-    config = f'{{"cudnn_fmha_backend_config":{{"sliding_window_length":{window}}}}}'
+    config = f'{{"cudnn_fmha_backend_config": {{"sliding_window_length": {window}}}}}'
     lines = (
         "%q = bf16[2,128,8,32]{3,1,2,0} parameter(1)",
         '%f = (bf16[2,8,128,32], f32[2,8,128]) custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", '
