@@ -160,7 +160,7 @@ def require_batch(row: Row, sizes: dict[str, int]) -> None:
         raise Infeasible(f"{problem}, and batch_size is {whole(row, 'batch_size')}")
 
 
-def strategy_of(row: Row, sizes: dict[str, int]) -> str:
+def strategy_of(row: Row, sizes: Mapping[str, int]) -> str:
     """The strategy that spreads a step as the row says, but for an optimizer that is sharded beside other axes."""
     axes, sharded = {axis for axis, size in sizes.items() if size > 1}, sharded_of(row)
     if not axes:
