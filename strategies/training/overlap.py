@@ -20,8 +20,9 @@ V5E = "TPU v5 lite", "TPU v5e"
 """JAX's names of v5e, whose defaults differ from those of other TPUs.
 
 Weights are not gathered ahead. Over all chips of v5e:16x16 a reduce-scatter becomes an all-reduce, of which less is
-hidden with prefetch: a step of fsdp with gpt3-6.7b takes 778 ms as replayed, and 707 ms without. hsdp and three_d gain
-2%. Other kinds gain more: fsdp takes 233 ms instead of 266 on v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16."""
+hidden with prefetch: a step of fsdp with gpt3-6.7b takes 778 ms as replayed, and without 707, or 692 since fsdp.py
+attends by token. hsdp gains 1% and three_d 2%, for the weights and gradients of another layer in memory. Other kinds
+gain more: fsdp takes 233 ms instead of 266 on v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16."""
 
 HALVED_TPUS = *V5E, "TPU v5", "TPU v5p"
 """JAX's names of the TPUs on which layers run on halves of the batch: v5e and v5p.

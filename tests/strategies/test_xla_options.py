@@ -113,6 +113,12 @@ def test_the_table_names_strategies_and_reasons() -> None:
         ("gpu", "tensor", {"halves": "on"}, {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"}),
         ("gpu", "tensor", {"halves": "off"}, {}),
         ("gpu", "three_d", {"prefetch": "off", "halves": "on"}, {}),
+        (
+            "gpu",
+            "three_d",
+            {"prefetch": "off", "halves": "on", "reduce_dtype": "bfloat16"},
+            {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
+        ),
         ("tpu", "hsdp", {"prefetch": "on"}, {"xla_enable_async_all_gather": "true"}),
         ("tpu", "data", {"prefetch": "off"}, {"xla_enable_async_all_reduce": "true"}),
         ("tpu", "tensor", {"prefetch": "off"}, {}),
