@@ -125,10 +125,11 @@ class _Ledger:
     def decomposed(self) -> Iterator[Rewrite]:
         """All-reduces of full arrays in place of stated all-gathers or reduce-scatters, by array."""
         full: Counter[tuple[str, Axes, str]] = Counter()
+        stated = {(term.kind, term.axes) for term in self.cost.traffic}
         for each in self.compiled:
-            if any(term.kind == each.decomposed and term.axes == each.axes for term in self.cost.traffic):
-                for array in filter(dims, each.arrays):  # scalars are not sharded
-                    full[each.decomposed, each.axes, array] += each.times * bytes_of(array)
+            for array, kind in zip(each.arrays, each.decomposed, strict=False):  # those of other collectives have none
+                if (kind, each.axes) in stated and dims(array):  # scalars are not sharded
+                    full[kind, each.axes, array] += each.times * bytes_of(array)
         for (kind, axes, array), whole in full.items():
             part = whole // self.plan.size(*axes) if kind == "all_gather" else whole
             self.left["all_reduce", axes] -= whole

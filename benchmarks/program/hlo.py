@@ -75,17 +75,17 @@ class Computation:
             raise HLOError(f"%{instruction.name}: operand {index} is a {producer.opcode}, not a {opcode}")
         return producer
 
-    def unwrap(self, instruction: Instruction, opcode: str) -> Instruction:
-        """Follow first operands past this opcode, such as copy or bitcast, and return the first other instruction.
+    def unwrap(self, instruction: Instruction, *opcodes: str) -> Instruction:
+        """Follow first operands past these opcodes, such as copy or bitcast, and return the first other instruction.
 
         Raises:
             HLOError: the instructions form a cycle.
         """
         for _ in self.instructions:
-            if instruction.opcode != opcode:
+            if instruction.opcode not in opcodes:
                 return instruction
             instruction = self.operand(instruction, 0)
-        raise HLOError(f"%{instruction.name}: a {opcode} of itself")
+        raise HLOError(f"%{instruction.name}: a {instruction.opcode} of itself")
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
         """The instructions that produce all operands."""

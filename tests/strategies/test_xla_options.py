@@ -14,7 +14,7 @@ from benchmarks.devices.topology import DEVICE_KINDS, Topology
 from benchmarks.timing.measure import compile_step
 from strategies import PRESETS, STRATEGIES, TrainConfig
 from strategies import xla_options as module
-from strategies.training.overlap import V5E
+from strategies.training.overlap import HALVED_TPUS
 from strategies.xla_options import DEFAULTS, Default, as_read, has_option, xla_options
 from tests.benchmarks.test_compile import case
 
@@ -23,6 +23,7 @@ TAKES_CUDA = pytest.mark.skipif(
     Topology.parse("h100:1x4").compiler_version is None, reason="takes the gpu extra: pip install -e '.[gpu]'"
 )
 TRAIN = TrainConfig(batch_size=1)
+SMALLEST = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1"}
 TABLE = (
     Default("tpu", {"xla_a": "1"}, "all strategies"),
     Default("tpu", {"xla_b": "2"}, "one of them", frozenset({"fsdp"})),
@@ -92,8 +93,9 @@ def test_the_installed_compiler_has_all_options_of_the_table(kind: str) -> None:
 @TAKES_LIBTPU
 def test_kinds_of_chips_have_the_names_that_jax_gives_them() -> None:
     """A case knows JAX's name of its devices without a compiler, where defaults depend on it."""
-    assert {*DEVICE_KINDS.values()} <= {*V5E}
-    assert all(Topology.parse(f"{name}:4x4").devices()[0].device_kind == kind for name, kind in DEVICE_KINDS.items())
+    assert {*DEVICE_KINDS.values()} <= {*HALVED_TPUS}
+    found = {name: Topology.parse(shape).devices()[0].device_kind for name, shape in SMALLEST.items()}
+    assert found == DEVICE_KINDS
 
 
 def test_the_table_names_strategies_and_reasons() -> None:
@@ -111,8 +113,15 @@ def test_the_table_names_strategies_and_reasons() -> None:
         ("gpu", "tensor", {"halves": "on"}, {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"}),
         ("gpu", "tensor", {"halves": "off"}, {}),
         ("gpu", "three_d", {"prefetch": "off", "halves": "on"}, {}),
+        (
+            "gpu",
+            "three_d",
+            {"prefetch": "off", "halves": "on", "reduce_dtype": "bfloat16"},
+            {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
+        ),
         ("tpu", "hsdp", {"prefetch": "on"}, {"xla_enable_async_all_gather": "true"}),
-        ("tpu", "data", {"prefetch": "off"}, {}),
+        ("tpu", "data", {"prefetch": "off"}, {"xla_enable_async_all_reduce": "true"}),
+        ("tpu", "tensor", {"prefetch": "off"}, {}),
     ],
 )
 def test_what_overlaps_has_options_that_hide_it(
@@ -127,7 +136,7 @@ def test_what_overlaps_has_options_that_hide_it(
     found = xla_options(SimpleNamespace(platform=platform), strategy, replace(TRAIN, **options))
     assert found.items() >= (of_all | expected).items()
     assert (found == of_all) == (not expected)
-    assert ("xla_enable_async_all_gather" in found) == (platform == "tpu" and strategy != "data")
+    assert ("xla_enable_async_all_gather" in found) == (platform == "tpu" and strategy == "hsdp")
 
 
 def fusions(program: Any) -> int:

@@ -1,5 +1,6 @@
 """The ZeRO family: what each stage shards, and that options change when bytes are sent and no result."""
 
+import collections
 import dataclasses
 import math
 
@@ -8,6 +9,7 @@ import pytest
 
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.costs.memory import block_elements
 from strategies.costs.predict import predict
 from strategies.model.gpt import param_count
 from strategies.pipelining.jaxpr import Loop
@@ -127,6 +129,22 @@ def test_each_bucket_is_one_all_reduce_of_the_compiled_program():
     left = 4 * (WEIGHTS + 1) % bucket
     assert sorted(sizes) == [2 * left * 7 // 8] + 4 * (WEIGHTS + 1) // bucket * [2 * bucket * 7 // 8]
     assert {each.kind for each in program.collectives} == {"all_reduce"}
+
+
+def test_with_reduce_layer_each_layer_has_its_own_buckets():
+    """Compiled, each layer's gradients are cut into buckets, all full but the last; so is the rest, with the loss."""
+    bucket, config = 20_000, steps.UNTIED
+    program, _ = steps.compiled("data", "data=8", config, reduce="layer", bucket_bytes=bucket)
+    plan = steps.cost("data", "data=8", config).plan
+    layer = 4 * block_elements(plan) // config.layers
+    expected = collections.Counter()
+    for size, times in ((layer, config.layers), (4 * (plan.elements + 1) - config.layers * layer, 1)):
+        expected.update({bucket: times * (size // bucket), size % bucket: times})
+    found = collections.Counter()
+    for each in program.collectives:
+        found[each.operand_bytes] += each.times
+    assert found == expected
+    assert expected[bucket] > 3 * config.layers
 
 
 @pytest.mark.parametrize(

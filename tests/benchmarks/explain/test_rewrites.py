@@ -76,7 +76,7 @@ def test_all_gather_that_became_an_all_reduce() -> None:
     rest = operands(stated, "all_gather", FSDP) - 384 * 64 * 2 // 8
     compiled = [
         *as_stated(stated, ("all_gather", FSDP)),
-        sends(stated, "all_reduce", FSDP, "bf16[384,64]", decomposed="all_gather"),
+        sends(stated, "all_reduce", FSDP, "bf16[384,64]", decomposed=("all_gather",)),
         sends(stated, "all_gather", FSDP, f"u8[{rest}]"),
     ]
     (found,) = check(stated, compiled)
@@ -91,7 +91,7 @@ def test_reduce_scatter_that_became_an_all_reduce() -> None:
     whole = operands(stated, "reduce_scatter", FSDP)
     compiled = [
         *as_stated(stated, ("reduce_scatter", FSDP)),
-        sends(stated, "all_reduce", FSDP, f"u8[{whole}]", decomposed="reduce_scatter"),
+        sends(stated, "all_reduce", FSDP, f"u8[{whole}]", decomposed=("reduce_scatter",)),
     ]
     once = SENT["reduce_scatter"](whole, 8)
     assert check(stated, compiled) == [
@@ -102,7 +102,7 @@ def test_reduce_scatter_that_became_an_all_reduce() -> None:
 def test_all_reduce_is_not_taken_for_what_is_not_stated() -> None:
     """An all-reduce is no rewritten reduce-scatter if none is predicted over its axes."""
     stated = cost("data", "data=8")
-    more = sends(stated, "all_reduce", ("data",), "f32[64]", decomposed="reduce_scatter")
+    more = sends(stated, "all_reduce", ("data",), "f32[64]", decomposed=("reduce_scatter",))
     (found,) = check(stated, [*as_stated(stated), more])
     assert found == Rewrite("unexplained", "all_reduce", ("data",), 0, more.sent_bytes)
 
@@ -111,7 +111,7 @@ def test_a_scalar_is_no_array_that_was_gathered() -> None:
     """All-reduces of scalars such as the loss are not taken for rewritten gathers."""
     stated = cost("zero1", "data=8")
     compiled = as_stated(stated, ("all_reduce", ("data",)))
-    compiled.append(sends(stated, "all_reduce", ("data",), "f32[]", "f32[]", decomposed="all_gather"))
+    compiled.append(sends(stated, "all_reduce", ("data",), "f32[]", "f32[]", decomposed=("all_gather",) * 2))
     assert check(stated, compiled) == []
 
 

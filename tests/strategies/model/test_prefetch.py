@@ -8,7 +8,7 @@ import pytest
 from jax.extend.core import Var
 
 from strategies import STRATEGIES, MeshSpec, TrainConfig
-from tests.strategies.costs.steps import ODD, SMALL, cost
+from tests.strategies.costs.steps import ODD, SMALL, UNTIED, cost
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
 from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly
@@ -94,6 +94,19 @@ def test_an_iteration_communicates_for_its_neighbours(prefetch):
     assert all(count > 0 for count, _ in (*gathers, *products))
     assert [late == 0 for _, late in gathers] == [prefetch == "on"] * 2
     assert (sum(late for _, late in products) == 0) == (prefetch == "on")
+
+
+@pytest.mark.parametrize(("microbatches", "waits"), [(1, False), (2, True)])
+def test_gathers_of_both_ends_wait_for_no_layer(microbatches, waits):
+    """With prefetch=on no gather takes what a matmul gave, also of embedding and head: compilers may begin each
+    ahead. With several microbatches the gathers before the two loops wait (`is_ordered`).
+    """
+    train = TrainConfig(16, remat="full", prefetch="on", microbatches=microbatches)
+    built = STRATEGIES["fsdp"].build(UNTIED, "fsdp=8", train)
+    program = jax.make_jaxpr(built.gradients)(built.state, built.batch).jaxpr
+    _, products, gathers = follow(program, [False] * len(program.invars), "dot_general", "all_gather")
+    assert products > 0
+    assert (gathers > 0) == waits
 
 
 @pytest.mark.parametrize("layers", [2, *nightly(3)])

@@ -79,13 +79,13 @@ TENSOR = Layout(batch=("data",), dims={"head_features": ("tensor",), "mlp": ("te
     ids=str,
 )
 def test_an_even_number_of_sequences_is_halved(layout, sizes, options, default):
-    """By default GPUs and v5e run layers that a tensor axis splits on two halves of an even number of sequences, unless
-    a context axis splits these. Other devices do not.
+    """By default GPUs, v5e and v5p run layers that a tensor axis splits on two halves of an even number of sequences,
+    unless a context axis splits these. Other devices do not.
     """
     train = dataclasses.replace(TRAIN, **options)
-    for platform, kind in (("gpu", ""), ("cuda", ""), ("tpu", "TPU v5 lite")):
+    for platform, kind in (("gpu", ""), ("cuda", ""), ("tpu", "TPU v5 lite"), ("tpu", "TPU v5")):
         assert resolve_overlap(layout, sizes, SMALL, train, platform, kind).halves == default
-    for platform, kind in (("cpu", ""), (None, ""), ("tpu", "TPU v5")):
+    for platform, kind in (("cpu", ""), (None, ""), ("tpu", "TPU v6 lite")):
         assert resolve_overlap(layout, sizes, SMALL, train, platform, kind).halves == "off"
 
 
@@ -164,7 +164,7 @@ def test_a_step_has_what_its_strategy_implements(monkeypatch, implementation, re
     ("kind", "reduce", "prefetch", "halves"),
     [
         ("h100:2x4", "layer", "on", "on"),
-        ("v5p:2x2x2", "step", "on", "off"),
+        ("v5p:2x2x2", "step", "on", "on"),
         ("v5e:4x2", "step", "off", "on"),
         ("cpu:8", "step", "off", "off"),
     ],
