@@ -110,8 +110,7 @@ def test_the_table_names_strategies_and_reasons() -> None:
     [
         ("gpu", "hsdp", {"prefetch": "on"}, {"xla_gpu_enable_while_loop_double_buffering": True}),
         ("gpu", "hsdp", {"prefetch": "off"}, {}),
-        ("gpu", "tensor", {"halves": "on"}, {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"}),
-        ("gpu", "tensor", {"halves": "off"}, {}),
+        ("gpu", "tensor", {"halves": "on"}, {}),
         ("gpu", "three_d", {"prefetch": "off", "halves": "on"}, {}),
         (
             "gpu",
@@ -127,7 +126,7 @@ def test_the_table_names_strategies_and_reasons() -> None:
 def test_what_overlaps_has_options_that_hide_it(
     monkeypatch: pytest.MonkeyPatch, platform: str, strategy: str, options: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    """Of the committed table, GPUs have options for steps with prefetch, and for tensor with halves; TPUs for
+    """Of the committed table, GPUs have options for steps with prefetch, and for pipelines with halves; TPUs for
     strategies that gather. All steps of a platform are compiled without one of XLA's passes.
     """
     monkeypatch.setattr(module, "has_option", lambda *_: True)
