@@ -106,8 +106,8 @@ DEFAULTS: tuple[Default, ...] = (
         "gpu",
         {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
         "Let the collectives of both halves of a batch be in flight at once. For gpt3-6.7b on 128 H100s, three_d over "
-        "data=4,pipeline=4,tensor=8 with halves and 16 microbatches, a step takes 283 ms instead of 294 as replayed. In "
-        "float32 sums it gains nothing, and a step of tensor=8 takes 227 ms instead of 224.",
+        "data=4,pipeline=4,tensor=8 with halves and 16 microbatches, a step takes 283 ms instead of 294 as replayed. "
+        "In float32 sums it gains nothing, and a step of tensor=8 takes 227 ms instead of 224.",
         frozenset({"three_d"}),
         {"prefetch": "off", "halves": "on", "reduce_dtype": "bfloat16"},
     ),
