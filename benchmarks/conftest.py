@@ -13,7 +13,12 @@ from benchmarks.cluster.joining import several_processes_requested
 from benchmarks.commandline.importing import collection_paused
 from benchmarks.harness.journal import journal_path
 from benchmarks.harness.supervise import supervise, supervised
-from benchmarks.reporting.publish import hide_timing_table, require_storage, require_writable
+from benchmarks.reporting.publish import (
+    hide_timing_table,
+    require_pytest_benchmark,
+    require_storage,
+    require_writable,
+)
 
 HERE = Path(__file__).resolve().parent
 STARTED = pytest.StashKey[bool]()
@@ -36,6 +41,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         return None
     if getattr(option, "numprocesses", None):
         raise pytest.UsageError("cases are timed one at a time, because they would slow each other down; leave out -n")
+    require_pytest_benchmark()
     report = option.benchmark_json
     try:
         alone = not several_processes_requested(option)
