@@ -17,8 +17,9 @@ from jaxtyping import Array
 
 
 def by_halves(layer: Callable[[Array], Array], x_BTD: Array) -> Array:
-    """Run a layer on each half of the sequences. B is even."""
-    middle, end = x_BTD.shape[0] // 2, x_BTD.shape[0]
-    # `jnp.split` would be an operation that zb-h1 stores the result of (pipelining/split_backward.py).
-    halves = lax.slice_in_dim(x_BTD, 0, middle), lax.slice_in_dim(x_BTD, middle, end)
-    return jnp.concatenate([layer(half) for half in halves])
+    """Run a layer on each half of the sequences. B is even.
+
+    The gradient of `lax.split` joins those of the halves. Those of two slices would be padded and added up: for
+    gpt3-6.7b in bfloat16 over fsdp=16,tensor=8 H100s, a step then takes 224 ms as replayed instead of 216.
+    """
+    return jnp.concatenate([layer(half) for half in lax.split(x_BTD, [x_BTD.shape[0] // 2] * 2)])

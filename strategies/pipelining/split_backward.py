@@ -15,7 +15,7 @@ from jax.extend import core
 
 from strategies.pipelining.jaxpr import Loop, Values, bind, evaluate, run
 
-VIEWS = {"broadcast_in_dim", "convert_element_type", "pvary", "reshape", "slice", "squeeze", "transpose"}
+VIEWS = {"broadcast_in_dim", "convert_element_type", "pvary", "reshape", "slice", "split", "squeeze", "transpose"}
 """Operations that cost next to nothing: the second half repeats them, unless their result is the smaller one."""
 ELEMENTWISE = {"add", "div", "exp", "integer_pow", "max", "mul", "neg", "rsqrt", "select_n", "square", "sub", "tanh"}
 """Cheap operations: the second half repeats them if their operands are stored anyway, or are small."""

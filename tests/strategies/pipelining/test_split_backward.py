@@ -13,6 +13,7 @@ from flax import nnx
 from benchmarks.program.compiled import read_program
 from strategies import PRESETS, TrainConfig
 from strategies.model.gpt import GPT
+from strategies.model.halves import by_halves
 from strategies.pipelining.split_backward import SplitBackward
 from tests.strategies.quick import compiled
 
@@ -96,3 +97,14 @@ def test_inputs_and_gradients_of_matmuls_lie_between_the_halves(remat, width, dt
     elements = width * CONFIG.embed + (2 if remat == "full" else 0)
     assert sum(part.size for part in parts.between) == elements * CONFIG.layers * X_BTD.size // CONFIG.embed
     assert {part.dtype for part in parts.between if part.size >= X_BTD.size} == {jnp.dtype(dtype)}
+
+
+def test_halves_of_a_batch_are_not_kept_beside_the_batch():
+    """A layer on two halves (model/halves.py) that is run again: gradients of the output lie between, and no inputs."""
+    layer = jax.checkpoint(lambda w_DF, x_BTD: by_halves(lambda half_BTD: half_BTD @ w_DF, x_BTD))
+
+    def backward(known, dy_BTF):
+        return jax.vjp(layer, *known)[1](dy_BTF)
+
+    known, dy_BTF = (jnp.ones((32, 8)), X_BTD), jnp.ones((*X_BTD.shape[:2], 8))
+    assert sum(part.size for part in SplitBackward(backward, known, dy_BTF).between) == dy_BTF.size
