@@ -111,13 +111,15 @@ def test_the_table_names_strategies_and_reasons() -> None:
         ("gpu", "hsdp", {"prefetch": "on"}, {"xla_gpu_enable_while_loop_double_buffering": True}),
         ("gpu", "hsdp", {"prefetch": "off"}, {}),
         ("gpu", "tensor", {"halves": "on"}, {}),
-        ("gpu", "three_d", {"prefetch": "off", "halves": "on"}, {}),
+        ("gpu", "three_d", {"prefetch": "off", "halves": "off"}, {}),
         (
             "gpu",
             "three_d",
-            {"prefetch": "off", "halves": "on", "reduce_dtype": "bfloat16"},
+            {"prefetch": "off", "halves": "on"},
             {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
         ),
+        ("gpu", "zero1", {"reduce": "layer"}, {"xla_gpu_enable_while_loop_double_buffering": True}),
+        ("gpu", "zero1", {"reduce": "step"}, {}),
         ("tpu", "hsdp", {"prefetch": "on"}, {"xla_enable_async_all_gather": "true"}),
         ("tpu", "data", {"prefetch": "off"}, {"xla_enable_async_all_reduce": "true"}),
         ("tpu", "tensor", {"prefetch": "off"}, {}),
@@ -126,8 +128,8 @@ def test_the_table_names_strategies_and_reasons() -> None:
 def test_what_overlaps_has_options_that_hide_it(
     monkeypatch: pytest.MonkeyPatch, platform: str, strategy: str, options: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    """Of the committed table, GPUs have options for steps with prefetch, and for pipelines with halves; TPUs for
-    strategies that gather. All steps of a platform are compiled without one of XLA's passes.
+    """Of the committed table, GPUs have options for steps with prefetch, for three_d with halves, and for ZeRO by
+    layer; TPUs for strategies that gather. All steps of a platform are compiled without one of XLA's passes.
     """
     monkeypatch.setattr(module, "has_option", lambda *_: True)
     passes = {"gpu": "rematerialization", "tpu": "while-loop-all-reduce-code-motion"}
