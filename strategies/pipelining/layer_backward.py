@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool
 
 from strategies.model.layer_passes import Leaves, Run, backward, forward, read_slot, write_slot, zeros_buffer
@@ -78,7 +79,7 @@ class Passes:
         """Gradient of the output -> gradient of the input, and the weight gradients with this microbatch added."""
 
         def work(dy_BTD: Array, _: Any, layer: Array, position: Array) -> tuple[Array, Leaves]:
-            known = self._layer(layer), read_slot(slots.kept, turn.kept, position)
+            known = self._layer(layer), jax.tree.map(_row_major, read_slot(slots.kept, turn.kept, position))
             dlayer, dx_BTD = backward(self.run, known, dy_BTD)
             return dx_BTD, dlayer
 
@@ -174,6 +175,17 @@ class Passes:
 
         positions = jnp.arange(self.layers_per_chunk)
         return lax.scan(step, (state, buffers), positions, reverse=reverse, unroll=self.unroll)[0]
+
+
+def _row_major(x: Array) -> Array:
+    """Fix the layout of a residual that is read from a buffer, for GPUs.
+
+    Otherwise XLA chooses one for what takes it, and transposes the whole buffer for each pass. For gpt3-6.7b on 8 H100s
+    over pipeline=8 with 16 microbatches in bfloat16, a step of 1f1b with remat=none then takes 1,088 ms as replayed
+    instead of 581, and 12 GiB more. With remat=dots it takes 598 ms instead of 513, and 2 GiB more.
+    """
+    layout = Layout(tuple(range(x.ndim)))
+    return lax.platform_dependent(x, cuda=lambda x: with_layout_constraint(x, layout), default=lambda x: x)
 
 
 def _is_fixed(x: Array) -> bool:
