@@ -113,7 +113,17 @@ class StepSeconds:
         working = sum(seconds for name, seconds in backward.items() if name not in ("launches", "gathers"))
         weights["launches"] = backward["launches"] * (sum(weights.values()) / working if working else 0.0)
         weights["gathers"] = self.gathers_seconds(("gradients",)) if self.plan.staged else 0.0
-        return LayerSeconds(self.layer("forward"), added(backward, scaled(weights, -1)), weights)
+        whole = LayerSeconds(self.layer("forward"), added(backward, scaled(weights, -1)), weights)
+        return LayerSeconds(*(scaled(parts, self.filled) for parts in whole))
+
+    @property
+    def filled(self) -> float:
+        """Share of the work of a slot for a layer: of virtual devices together, empty slots of some stages have none.
+
+        Elsewhere the stage counts that has most layers.
+        """
+        together = self.plan.staged and not self.bubbles
+        return self.plan.config.layers / self.plan.layer_slots if together else 1.0
 
     def layer(self, way: str) -> Parts:
         """Seconds of a layer for one microbatch, "forward" or "backward", the latter with what it recomputes.
@@ -150,7 +160,7 @@ class StepSeconds:
                 ring = each.what == "keys and values" and self.plan.share.ring > 1
                 yield each.axes, 0 if ring else getattr(self.sums.calls(each.what)[0], way)
         if self.sharded.axes and self.plan.train.gather == "layer":
-            yield self.sharded.axes, 1
+            yield self.sharded.axes, len(GATHERED[way])
 
     def gathers_seconds(self, wanted: Collection[str]) -> float:
         """Seconds of a layer's collectives of sharded weights and gradients for one microbatch, by what they send.
@@ -202,7 +212,7 @@ class StepSeconds:
         axes = plan.over(plan.axes_of("layers"))
         work = sum(each.seconds(self.machine) for each in (*self.kernels.forward, *self.kernels.backward))
         calls, work = plan.ticks.exchanges, self.microbatches * plan.layers * work
-        skew = self.network.skew_seconds(axes, work, (1 - again) * calls) / calls
+        skew = self.network.skew_seconds(axes, self.filled * work, (1 - again) * calls) / calls
         return self.network.seconds("permute", axes, sent, again=again) + skew
 
     def after(self, backward_seconds: float) -> Parts:
