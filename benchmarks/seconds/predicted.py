@@ -213,7 +213,9 @@ class StepSeconds:
         work = sum(each.seconds(self.machine) for each in (*self.kernels.forward, *self.kernels.backward))
         calls, work = plan.ticks.exchanges, self.microbatches * plan.layers * work
         skew = self.network.skew_seconds(axes, self.filled * work, (1 - again) * calls) / calls
-        return self.network.seconds("permute", axes, sent, again=again) + skew
+        ticks = len(plan.schedule.table[0])
+        launches = stack.tick_kernels * ticks * self.machine.constants.kernel_seconds / plan.ticks.exchanges
+        return self.network.seconds("permute", axes, sent, again=again) + skew + launches
 
     def after(self, backward_seconds: float) -> Parts:
         """Seconds of what follows the passes.
@@ -269,7 +271,8 @@ class StepSeconds:
         """Seconds to accumulate gradients of microbatches, and to update the parameters that the device updates."""
         stack = self.machine.stack
         times = self.microbatches if self.microbatches > 1 else 0
-        copied = stack.update_bytes if self.plan.layout.updates else 0.0
+        at_once = self.plan.layout.updates or (self.sharded.axes and self.plan.train.gather == "step")
+        copied = stack.update_bytes * self.plan.gathered if at_once else 0.0
         of_each = stack.optimizer_bytes / self.plan.updates + stack.accumulation_bytes * times + copied
         moved = self.far * of_each * self.elements
         launches = stack.update_kernels * self.machine.constants.kernel_seconds

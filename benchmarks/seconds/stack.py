@@ -58,11 +58,12 @@ class Stack:
         combines: whether collectives of several arrays are combined into one.
         hop_kernels: launched for a layer for each hop of ring attention.
         end_kernels: launched for the embedding, the head and the loss of a microbatch.
+        tick_kernels: launched for a tick of a pipeline, besides those of layers and ends.
         update_kernels: launched for the optimizer.
         weight_bytes: read and written for each weight of a layer and microbatch, to take it out of the stack of all
             layers, and to put its gradient into another.
-        update_bytes: read and written for each gradient and each updated weight that devices share, to bring it into
-            another layout and back.
+        update_bytes: read and written for each weight of all layers that is gathered at once and its gradient, to bring
+            both into another layout and back.
         cold_bytes: that take as long to stream as a byte of weights, gradients and optimizer state that caches do not
             hold.
         cache_bytes: of the host's last cache.
@@ -114,6 +115,7 @@ class Stack:
     full_kernels: Passes | None = None
     none_kernels: Passes = NONE
     end_kernels: float = 0
+    tick_kernels: float = 0
     update_kernels: float = 0
     weight_bytes: Passes = NONE
     update_bytes: float = 0
@@ -219,6 +221,7 @@ VIRTUAL = Stack(
     combines=False,
     hop_kernels=Passes(35, 27),
     end_kernels=45,
+    tick_kernels=24,
     update_kernels=100,
     weight_bytes=Passes(4 + 4, 4 + 4 + 4 + 4 + 4),  # copied out, twice; the gradient copied into a stack of zeros
     update_bytes=8 + 8,

@@ -90,12 +90,25 @@ def test_caches_hold_a_share_of_what_all_devices_have():
     assert parts_of(cost, cold)["optimizer"] == pytest.approx(3 * parts_of(cost, warm)["optimizer"])
 
 
-def test_a_sharded_update_copies_whole_gradients_and_weights():
-    """Into the layout in which they are scattered, and back, on each device."""
-    cost = cost_of("data=8", strategy="zero1")
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "gather"),
+    [("zero1", "data=8", "layer"), ("fsdp", "fsdp=8", "step"), ("fsdp", "fsdp=8", "layer")],
+)
+def test_what_is_gathered_at_once_is_copied(strategy, mesh, gather):
+    """All weights and gradients, whole, into the layout in which they are scattered, and back, on each device."""
+    cost = cost_of(mesh, strategy=strategy, gather=gather)
+    whole = cost_of("data=8").plan.elements if (strategy, gather) != ("fsdp", "layer") else 0
     more = parts_of(cost)["optimizer"] - parts_of(cost, replace(VIRTUAL, update_bytes=0))["optimizer"]
-    wanted = 8 * VIRTUAL.update_bytes * cost.plan.elements / ITS.reached.memory_bytes_per_second
-    assert more == pytest.approx(wanted)
+    wanted = 8 * VIRTUAL.update_bytes * whole / ITS.reached.memory_bytes_per_second
+    assert more == pytest.approx(wanted, abs=1e-12)
+
+
+def test_each_tick_has_kernels_of_its_own():
+    """Besides those of layers and ends, on every stage."""
+    cost = cost_of("pipeline=4", microbatches=8)
+    more = parts_of(cost)["sends"] - parts_of(cost, replace(VIRTUAL, tick_kernels=0))["sends"]
+    ticks = len(cost.plan.schedule.table[0])
+    assert more == pytest.approx(4 * ticks * VIRTUAL.tick_kernels * CONSTANTS.kernel_seconds)
 
 
 def test_an_array_that_is_kept_costs_a_kernel():
