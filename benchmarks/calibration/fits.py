@@ -10,6 +10,7 @@ from scipy.optimize import least_squares, nnls
 
 from benchmarks.seconds.fitting import EDGE, OUTLIER
 from benchmarks.seconds.machine import RANGES, Constants, Machine, Range
+from benchmarks.seconds.network import touched
 from benchmarks.seconds.predicted import predict_seconds
 from benchmarks.seconds.published import Run
 from benchmarks.seconds.stack import MESHMARK, VIRTUAL
@@ -34,12 +35,14 @@ CALIBRATED: Mapping[str, Range] = {
     "attention_efficiency": Range(0.1, 1.0, START.attention_efficiency),
     # AdamW reads four float32 arrays and writes three; as much again and more if it is not one kernel.
     "optimizer_bytes": Range(28, 80, MESHMARK.optimizer_bytes),
-    # Kept bytes are written and read, at least, which may be four times as fast as the passes of other kernels. At most
-    # each is also copied in the stack of all layers, into memory that the system provides first.
-    "kept_bytes": Range(0.5, 32, VIRTUAL.kept_bytes),
+    # What one kernel writes and another reads is counted whether it is kept or not. If the first writes it into the
+    # stack of all layers, keeping costs nothing; at most each byte is copied into memory that the system provides.
+    "kept_bytes": Range(0.01, 32, VIRTUAL.kept_bytes),
     # Float32 logits are written, read for their maximum and their sum, and read for their gradient, which is written.
     # A core takes the exponential of a logit, forward and backward, while it could stream a hundred bytes or two.
     "logit_bytes": Range(16, 512, VIRTUAL.logit_bytes),
+    # From devices that end together to a last one that works alone, on one of two cores, for as long as the others.
+    "skew": Range(0.001, 0.5, 0.1),
     # A kernel costs one launch, and at most one more for each of the threads that wait for each other.
     "alone_launches": Range(1, 32, VIRTUAL.alone_launches),
 }
@@ -64,6 +67,8 @@ class Timing(NamedTuple):
     scores: float
     matrices: float
     seconds: float
+    inverse_columns: float = 0.0
+    inverse_transposed: float = 0.0
 
 
 def rate(timings: Sequence[Timing], *, shared: bool) -> float:
@@ -77,6 +82,20 @@ def matmuls(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float]:
     rows = [(work, work * each.inverse_dim) for work, each in zip(works, timings, strict=True)]
     (per_flop, per_dim), _ = nnls(np.array(rows), np.ones(len(rows)))
     return float(1 / per_flop), float(per_dim / per_flop)
+
+
+def packed_matmuls(timings: Sequence[Timing]) -> tuple[float, float, float]:
+    """FLOPs per second of large matmuls of a host, `Stack.column_dim` and `Stack.transposed_dim`.
+
+    They are fitted by least squares of relative errors.
+    """
+    works = [each.work * each.devices / each.seconds for each in timings]
+    rows = [
+        (work, work * each.inverse_columns, work * each.inverse_transposed)
+        for work, each in zip(works, timings, strict=True)
+    ]
+    (per_flop, per_column, per_transposed), _ = nnls(np.array(rows), np.ones(len(rows)))
+    return float(1 / per_flop), float(per_column / per_flop), float(per_transposed / per_flop)
 
 
 def attention(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float, float]:
@@ -103,7 +122,8 @@ def links(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float, flo
     for each in timings:
         steps = 1 if each.kind == "permute" and not shared else each.devices - 1
         scale = (each.devices if shared else 1) / each.seconds
-        rows.append((scale * each.calls * steps, scale * each.work, shared * each.calls / each.seconds))
+        moved = each.work * (touched(each.kind, each.devices) if shared else 1)
+        rows.append((scale * each.calls * steps, scale * moved, shared * each.calls / each.seconds))
     (latency, per_byte, wait), _ = nnls(np.array(rows), np.ones(len(rows)))
     return 1 / max(per_byte, 1e-15), float(latency), float(wait)
 
@@ -153,7 +173,10 @@ def fitted(runs: Sequence[Run], machine: Machine, names: Sequence[str]) -> Fitte
         return np.log(predicted(runs, changed(logs)) / measured)
 
     low, high = (np.log([getattr(CALIBRATED[name], end) for name in names]) for end in ("low", "high"))
-    values = [getattr(machine.constants if name in RANGES else machine.stack, name) for name in names]
+    values = [
+        getattr(machine.constants if name in RANGES else machine.stack, name) or CALIBRATED[name].start
+        for name in names
+    ]
     # A fit cannot start at an end of a range, where an earlier one may have ended.
     margin = EDGE * (high - low)
     start = np.clip(np.log(values), low + margin, high - margin)

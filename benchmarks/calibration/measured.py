@@ -4,12 +4,24 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
 from benchmarks.calibration import probes, small_steps
-from benchmarks.calibration.fits import START, Timing, attention, fitted, links, matmuls, predicted, rate, waits
+from benchmarks.calibration.fits import (
+    START,
+    Timing,
+    attention,
+    fitted,
+    links,
+    matmuls,
+    packed_matmuls,
+    predicted,
+    rate,
+    waits,
+)
 from benchmarks.calibration.probes import Probe, Timed
 from benchmarks.devices.chips import Chip
 from benchmarks.explain.memory import states_budget_bytes
@@ -24,13 +36,14 @@ from strategies.mesh import are_virtual, platform_of
 ROUNDS = 5
 GROUPS = 2, 4, 8
 FITTED = "memory_efficiency", "kernel_seconds"
-SHARED = "kept_bytes", "logit_bytes", "alone_launches"
+SHARED = "kept_bytes", "logit_bytes", "alone_launches", "skew"
 ALONE = "attention_efficiency", "optimizer_bytes"
 """What small steps show, in which all of these act together: of all devices, of those that share a host, and of others.
 """
 PASSES = (
     *("score_bytes", "logit_bytes", "optimizer_bytes", "fresh_bytes", "kept_bytes", "matrix_flops", "cores"),
-    *("wait_seconds", "again_seconds", "alone_launches"),
+    *("wait_seconds", "again_seconds", "alone_launches", "cold_bytes", "cache_bytes", "column_dim", "transposed_dim"),
+    "skew",
 )
 """What is measured of the stack."""
 
@@ -93,7 +106,9 @@ def measured(name: str, say: Callable[[str], None]) -> Measured:
 
 def with_passes(machine: Machine, timings: Sequence[Timing]) -> Machine:
     """The machine with measured passes over scores and fresh memory, as bytes that take as long to stream."""
-    fresh, attending = ([each for each in timings if each.kind == kind] for kind in ("allocation", "attention"))
+    fresh, attending, cold = (
+        [each for each in timings if each.kind == kind] for kind in ("allocation", "attention", "cold")
+    )
     if not machine.stack.shared:
         return machine
     streaming = machine.reached.memory_bytes_per_second
@@ -105,6 +120,8 @@ def with_passes(machine: Machine, timings: Sequence[Timing]) -> Machine:
         fresh_bytes=streaming / rate(fresh, shared=True),
         score_bytes=Passes(*(per_byte * each for each in planned)),
         matrix_flops=matrix_seconds * flops,
+        cold_bytes=max(1.0, streaming / rate(cold, shared=True)),
+        cache_bytes=cache_bytes(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     )
     constants = replace(machine.constants, attention_efficiency=flops / machine.matmul_flops_per_second)
@@ -122,7 +139,7 @@ def timed(all_probes: Sequence[Probe]) -> list[Timing]:
     return [
         Timing(
             *(each.kind, each.devices, each.work, each.calls, each.inverse_dim, each.scores, each.matrices),
-            statistics.median(blocks.seconds),
+            *(statistics.median(blocks.seconds), each.inverse_columns, each.inverse_transposed),
         )
         for each, blocks in zip(all_probes, times.values(), strict=True)
     ]
@@ -131,7 +148,12 @@ def timed(all_probes: Sequence[Probe]) -> list[Timing]:
 def machine_of(name: str, timings: Sequence[Timing], here: Setting) -> tuple[Machine, list[str]]:
     """The machine that probes show, and what they do not show."""
     of = {kind: [each for each in timings if each.kind == kind] for kind in {each.kind for each in timings}}
-    flops, matmul_dim = matmuls(of["matmul"], shared=here.shared)
+    stack, matmul_dim = here.stack, 0.0
+    if here.shared:
+        flops, columns, transposed = packed_matmuls(of["matmul"])
+        stack = replace(stack, column_dim=columns, transposed_dim=transposed)
+    else:
+        flops, matmul_dim = matmuls(of["matmul"], shared=False)
     streaming = rate(of["stream"], shared=here.shared)
     missing = ["the network between hosts; tell `meshmark advise` with --set inter_host_bandwidth=10Gbit/s"]
     exchanged = [each for each in timings if each.calls]
@@ -152,16 +174,27 @@ def machine_of(name: str, timings: Sequence[Timing], here: Setting) -> tuple[Mac
     )
     dispatch = statistics.median(each.seconds for each in of["dispatch"])
     constants = replace(START, matmul_dim=matmul_dim, link_seconds=latency, step_seconds=dispatch)
-    stack = replace(here.stack, again_seconds=again, wait_seconds=waits(of.get("turn", []), latency, again))
+    stack = replace(stack, again_seconds=again, wait_seconds=waits(of.get("turn", []), latency, again))
     return Machine(name, chip, flops, 0, stack, constants, 0.0, "meshmark calibrate"), missing
 
 
+def cache_bytes() -> int:
+    """Bytes of the largest cache of the first core, as Linux states them; 0 where it does not."""
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=0)
+
+
 def _probes(here: Setting) -> Iterator[Probe]:
-    yield from probes.matmuls(here.devices, here.dtype, 1 if here.shared else probes.LARGER)
+    if here.shared:
+        yield from probes.matmuls(here.devices, here.dtype, 1, probes.NARROW)
+    else:
+        yield from probes.matmuls(here.devices, here.dtype, probes.LARGER)
     yield from probes.streams(here.devices)
     yield from probes.dispatches(here.devices)
     if here.shared:
         yield from probes.attentions(here.devices)
+        yield from probes.cold_streams(here.devices)
         yield from probes.allocations()
         yield from probes.turns(here.devices)
     for count in GROUPS:

@@ -5,7 +5,7 @@ Legend of dims: n devices of the mesh, which split the first dim of every array.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +23,8 @@ from strategies.model.attention_kernels import attend
 AXIS = "devices"
 MATMULS = ((1024, 512, 128), (128, 512, 128), (1024, 64, 128), (64, 256, 256), (512, 512, 512), (64, 2048, 512))
 """Dims m, n, k of matmuls of virtual devices."""
+NARROW = ((2048, 16, 128), (1024, 64, 128), (2048, 256, 512))
+"""The same where a tensor axis leaves few columns, for virtual devices only."""
 GRADIENTS = ((1024, 512, 128), (128, 512, 128), (512, 512, 512))
 """The same of matmuls with their gradients of weights: a third of the matmuls of a step, as of these probes."""
 LARGER = 8
@@ -36,6 +38,10 @@ SENT_ELEMENTS = (2**10, 2**14, 2**18)
 TURNS = (1, 2, 4, 16)
 """Pairs of matmuls between two collectives."""
 STREAMED_BYTES = 2**22
+COLD_BYTES = 2**26
+"""Of an array that caches do not hold."""
+COLD_PASSES = 8
+"""Over such an array in one run, so that what a program needs to start counts little."""
 FRESH_BYTES = 2**26
 Body = Callable[..., tuple[Any, ...]]
 
@@ -45,11 +51,13 @@ class Probe:
     """Something that is done over and over.
 
     Attributes:
-        kind: "matmul", "attention", "stream", "allocation", "turn", "dispatch", or a kind of collective.
+        kind: "matmul", "attention", "stream", "cold", "allocation", "turn", "dispatch", or a kind of collective.
         devices: that do it at the same time.
         work: FLOPs of a device, or bytes that it reads and writes, or sends.
         calls: collectives in it.
         inverse_dim: of its matmuls, the mean of one over the contracted dim.
+        inverse_columns: likewise the mean of one over the columns; of those alone that transpose no operand.
+        inverse_transposed: likewise of those that transpose their first operand.
         scores: of attention, that a device computes.
         matrices: of its batches of matmuls.
         run: does it so many times, and waits for it.
@@ -63,6 +71,8 @@ class Probe:
     inverse_dim: float = 0.0
     scores: float = 0.0
     matrices: float = 0.0
+    inverse_columns: float = 0.0
+    inverse_transposed: float = 0.0
 
 
 class Timed(Timeable):
@@ -83,8 +93,13 @@ class Timed(Timeable):
         return time.perf_counter() - begin
 
 
-def repeated(devices: int, body: Body, *shapes: tuple[int, ...], dtype: str = "float32") -> Callable[[int], None]:
-    """A compiled loop of `body` on each device, over arrays of these shapes; it returns others of the same shapes."""
+def repeated(
+    devices: int, body: Body, *shapes: tuple[int, ...], dtype: str = "float32", donated: bool = False
+) -> Callable[[int], None]:
+    """A compiled loop of `body` on each device, over arrays of these shapes; it returns others of the same shapes.
+
+    Each run starts with the same arrays, or with `donated` with those that the last one has returned in their place.
+    """
     mesh = jax.make_mesh((devices,), (AXIS,), devices=jax.devices()[:devices])
     split = NamedSharding(mesh, P(AXIS))
     random = np.random.default_rng(0)
@@ -100,22 +115,35 @@ def repeated(devices: int, body: Body, *shapes: tuple[int, ...], dtype: str = "f
         loop, mesh=mesh, in_specs=(P(), *[P(AXIS)] * len(arrays)), out_specs=P(AXIS), check_vma=False
     )
     counts = lambda times: jax.device_put(np.full(1, times, "int32"), NamedSharding(mesh, P()))  # noqa: E731
-    program = jax.jit(mapped).lower(counts(1), *arrays).compile()
+    donates = tuple(range(1, 1 + len(arrays))) if donated else ()
+    program = jax.jit(mapped, donate_argnums=donates).lower(counts(1), *arrays).compile()
 
     def run(times: int) -> None:
-        jax.block_until_ready(program(counts(times), *arrays))
+        nonlocal arrays
+        results = jax.block_until_ready(program(counts(times), *arrays))
+        arrays = [*results] if donated else arrays
 
     return run
 
 
-def matmuls(devices: int, dtype: str, scale: int) -> Iterator[Probe]:
-    """Yield pairs of matmuls [m,k] x [k,n] x [n,k] and [k,m] x ([m,k] x [k,n]), with all dims larger by `scale`."""
-    for m, n, k in ((scale * m, scale * n, scale * k) for m, n, k in MATMULS):
+def matmuls(devices: int, dtype: str, scale: int, narrow: Sequence[tuple[int, int, int]] = ()) -> Iterator[Probe]:
+    """Yield pairs of matmuls [m,k] x [k,n] x [n,k] and [k,m] x ([m,k] x [k,n]), with all dims larger by `scale`.
+
+    Args:
+        devices: that compute them.
+        dtype: of their operands.
+        scale: of dims.
+        narrow: further dims m, n, k of both kinds.
+    """
+    for m, n, k in ((scale * m, scale * n, scale * k) for m, n, k in (*MATMULS, *narrow)):
         run = repeated(devices, lambda x, w, v: ((x @ w) @ v, w, v), (m, k), (k, n), (n, k), dtype=dtype)
-        yield Probe("matmul", devices, 4 * m * n * k, 0, run, (1 / k + 1 / n) / 2)
-    for m, n, k in ((scale * m, scale * n, scale * k) for m, n, k in GRADIENTS):
+        mean = (1 / k + 1 / n) / 2
+        yield Probe("matmul", devices, 4 * m * n * k, 0, run, mean, inverse_columns=mean)
+    for m, n, k in ((scale * m, scale * n, scale * k) for m, n, k in (*GRADIENTS, *narrow)):
         run = repeated(devices, lambda x, w: (x, x.T @ (x @ w)), (m, k), (k, n), dtype=dtype)
-        yield Probe("matmul", devices, 4 * m * n * k, 0, run, (1 / k + 1 / m) / 2)
+        half = 1 / n / 2
+        work, mean = 4 * m * n * k, (1 / k + 1 / m) / 2
+        yield Probe("matmul", devices, work, 0, run, mean, inverse_columns=half, inverse_transposed=half)
 
 
 def attentions(devices: int) -> Iterator[Probe]:
@@ -150,6 +178,16 @@ def streams(devices: int) -> Iterator[Probe]:
     """Yield a pass that reads and writes an array."""
     run = repeated(devices, lambda x: (x * 0.5 + 1,), (STREAMED_BYTES // 4,))
     yield Probe("stream", devices, 2 * STREAMED_BYTES, 0, run)
+
+
+def cold_streams(devices: int) -> Iterator[Probe]:
+    """Yield passes that read and write an array which is larger than caches, in place."""
+
+    def passes(x: jax.Array) -> tuple[jax.Array]:
+        return (lax.fori_loop(0, COLD_PASSES, lambda _, x: x * 0.5 + 1, x),)
+
+    run = repeated(devices, passes, (COLD_BYTES // 4,), donated=True)
+    yield Probe("cold", devices, 2 * COLD_BYTES * COLD_PASSES, 0, run)
 
 
 def allocations() -> Iterator[Probe]:

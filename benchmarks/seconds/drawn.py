@@ -25,6 +25,7 @@ LANES = {
     "gathers": EXPOSED,
     "sums of layers": EXPOSED,
     "sums of ends": EXPOSED,
+    "skew": EXPOSED,
     "sends": EXPOSED,
     "gradients": EXPOSED,
     "launches": HOST,

@@ -51,6 +51,7 @@ class Kernel:
         moved_bytes: that it reads and writes in memory.
         dims: m, n, k of a matmul [m,k] x [k,n], and how many there are in the batch.
         itemsize: bytes of an element; 4 for float32.
+        transposed: whether the first operand of a matmul is transposed.
     """
 
     kind: Kind
@@ -58,6 +59,7 @@ class Kernel:
     moved_bytes: float
     dims: tuple[float, float, float, float] = (0, 0, 0, 0)
     itemsize: int = 2
+    transposed: bool = False
 
     def seconds(self, machine: Machine) -> float:
         """Seconds on a machine: of its FLOPs or of its bytes, whichever take longer."""
@@ -71,7 +73,8 @@ class Kernel:
         m, n, k, batch = self.dims
         rate = best * constants.matmul_efficiency
         filled = tiles_filled(m, n, batch, machine.cores) if machine.cores else 1.0
-        return max(self.flops / rate / filled * (1 + constants.matmul_dim / k), streaming)
+        packed = (machine.stack.transposed_dim if self.transposed else machine.stack.column_dim) / n
+        return max(self.flops / rate / filled * (1 + constants.matmul_dim / k + packed), streaming)
 
 
 @dataclass(frozen=True)
@@ -94,20 +97,26 @@ class Layer:
         return *self.inputs, *self.weights
 
 
-def matmul(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Kernel:
+def matmul(m: float, n: float, k: float, itemsize: int, batch: float = 1, *, transposed: bool = False) -> Kernel:
     """A batch of matmuls [m,k] x [k,n]."""
     moved = batch * itemsize * (m * k + k * n + m * n)
-    return Kernel("matmul", 2 * batch * m * n * k, moved, (m, n, k, batch), itemsize)
+    return Kernel("matmul", 2 * batch * m * n * k, moved, (m, n, k, batch), itemsize, transposed)
 
 
 def gradients_of(m: float, n: float, k: float, itemsize: int, batch: float = 1) -> Iterator[Kernel]:
     """The two matmuls of the gradients of `matmul`: of its first operand, and of its second."""
     yield matmul(m, k, n, itemsize, batch)
-    yield matmul(k, n, m, itemsize, batch)
+    yield matmul(k, n, m, itemsize, batch, transposed=True)
 
 
-def layer(plan: Plan, stack: Stack) -> Layer:
-    """The kernels of a layer on one device, for one microbatch."""
+def layer(plan: Plan, stack: Stack, far: float = 1) -> Layer:
+    """The kernels of a layer on one device, for one microbatch.
+
+    Args:
+        plan: the step.
+        stack: the software.
+        far: how many bytes take as long to stream as a byte of weights (caches.py).
+    """
     share, config = plan.share, plan.config
     itemsize = BYTES[plan.train.dtype]
     scale = itemsize / 2  # stacks state the bytes of two-byte dtypes
@@ -130,9 +139,17 @@ def layer(plan: Plan, stack: Stack) -> Layer:
     last = len(projections) - 1
     full = forward if stack.repeats == "all" else forward[:last] + forward[last + 1 :]
     kept = Kernel("memory", 0, stack.kept_bytes * Block.kept_bytes(share) / 2)
-    forward, backward = [*forward, kept], [*backward, kept]
+    stacked = [Kernel("memory", 0, far * each * layer_weights(plan)) for each in stack.weight_bytes]
+    forward, backward = [*forward, kept, stacked[0]], [*backward, kept, stacked[1]]
     again = {"full": full, "dots": some, "none": []}[plan.train.remat]
     return Layer(tuple(forward), (*again, *backward), tuple(weights))
+
+
+def layer_weights(plan: Plan) -> float:
+    """Weights of a layer that a device takes out of the stack of its layers. One layer alone is not stacked."""
+    if plan.layers == 1:
+        return 0.0
+    return plan.gathered * sum(each.elements for each in plan.weights if each.of_blocks) / plan.layers
 
 
 def beside_sums(plan: Plan) -> tuple[Kernel, Kernel]:

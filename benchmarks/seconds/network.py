@@ -64,6 +64,15 @@ def bandwidth(chip: Chip, kind: str, where: Group) -> float:
     return switch_bandwidth(chip, kind, where.devices, where.hosts)
 
 
+def touched(kind: str, devices: int) -> float:
+    """Bytes that a virtual device reads or writes in a collective, for each that it sends: it copies its own part, too.
+
+    >>> touched("all_gather", 2), touched("permute", 2)
+    (2.0, 1.0)
+    """
+    return 1.0 if kind == "permute" or devices == 1 else devices / (devices - 1)
+
+
 @dataclass(frozen=True)
 class Network:
     """The links of a machine under a mesh on a topology."""
@@ -90,6 +99,8 @@ class Network:
         if self.machine.stack.shares_cards and kind not in ("permute", "all_to_all"):
             chip = replace(chip, network_bytes_per_second=chip.network_bytes_per_second / where.alike)
         latency = calls * self.latency_seconds(kind, where) + self.idle_seconds(where, calls, again)
+        if self.machine.stack.shared and where.hosts == 1:
+            sent_bytes *= touched(kind, where.devices)
         return latency + sent_bytes / bandwidth(chip, kind, where)
 
     def idle_seconds(self, where: Group, calls: float, again: float) -> float:
@@ -98,11 +109,31 @@ class Network:
         While a smaller group waits, others work. With no more devices than cores no thread is taken off its core.
         """
         stack, sharing = self.machine.stack, self.machine.sharing(self.topology, self.mesh.size)
-        if not stack.shared or where.devices // where.hosts < sharing:
+        if not self.all_wait(where):
             return 0.0
         if sharing <= stack.cores:
             again = calls
         return ((calls - again) * stack.wait_seconds + again * stack.again_seconds) / sharing
+
+    def all_wait(self, where: Group) -> bool:
+        """Whether a collective of a group stops all virtual devices of a host."""
+        sharing = self.machine.sharing(self.topology, self.mesh.size)
+        return self.machine.stack.shared and where.devices // where.hosts >= sharing
+
+    def skew_seconds(self, axes: Axes, work_seconds: float, calls: float) -> float:
+        """A device's share of the time for which the cores idle, because devices do not end their work together.
+
+        Without the waits that `idle_seconds` has for the same collectives.
+
+        Args:
+            axes: of the collectives that follow work.
+            work_seconds: of a device, before all of them.
+            calls: how many they are.
+        """
+        sharing, stack = self.machine.sharing(self.topology, self.mesh.size), self.machine.stack
+        if sharing <= stack.cores or not self.all_wait(self.group(axes)):
+            return 0.0
+        return max(0.0, stack.skew * work_seconds - calls * stack.wait_seconds / sharing)
 
     def group(self, axes: Axes) -> Group:
         """Where the devices of a group lie that differ along some axes."""

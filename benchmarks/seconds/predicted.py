@@ -5,27 +5,32 @@ timeline = predict_seconds(predict("tensor", config, "tensor=8", train), its, To
 timeline.step_seconds, timeline.parts
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from benchmarks.devices.topology import Topology
-from benchmarks.seconds.kernels import Kernel, beside_sums, head, layer, seconds_by_kind, softmax_is_fused
+from benchmarks.seconds.caches import far_bytes
+from benchmarks.seconds.kernels import (
+    Kernel,
+    head,
+    layer,
+    seconds_by_kind,
+    softmax_is_fused,
+)
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.memory import first_stage_elements
 from benchmarks.seconds.network import Network, bandwidth, group
 from benchmarks.seconds.pipelined import pipelined
+from benchmarks.seconds.sharded import GATHERED, Sharded
 from benchmarks.seconds.stack import FIRST_AND_LAST, NONE, Passes
+from benchmarks.seconds.sums import OF_LAYERS, LayerSums
 from benchmarks.seconds.timeline import LayerSeconds, Parts, Timeline, added, scaled
 from strategies.costs.plan import BYTES
 from strategies.costs.predict import Cost
-from strategies.costs.traffic import SENT, Traffic
-from strategies.model.gpt import Block
+from strategies.costs.traffic import SENT
+from strategies.sharding.layout import Axes
 
-OF_LAYERS = "layers", "keys and values", "tokens and heads"
-"""What layers send for each microbatch, as traffic.py names it. The device waits for it."""
 OF_ENDS = "embedding", "head", "ends"
 """What the embedding and the head send for each microbatch, and what stages tell each other of it."""
-GATHERED = {"forward": ("weights",), "backward": ("weights again", "gradients")}
-"""What layers gather and scatter for each microbatch in each pass, where weights are sharded."""
 OF_PARAMETERS = "gradients", "weights"
 """What is sent once a step for each parameter that a device has."""
 BETWEEN_STAGES = "stages"
@@ -86,11 +91,11 @@ class StepSeconds:
         self.sharing = machine.sharing(topology, cost.plan.mesh.size)
         self.temporaries = sum(cost.temporaries.values())
         self.network = Network(machine, topology, cost.plan.mesh)
-        self.kernels = layer(cost.plan, machine.stack)
+        self.far = far_bytes(cost, machine.stack, self.sharing)
+        self.kernels = layer(cost.plan, machine.stack, self.far)
         self.microbatches = cost.plan.train.microbatches
-        self.shards = cost.plan.over(cost.plan.layout.shards)
-        of_blocks = [each for each in cost.plan.weights if each.of_blocks and {*self.shards} & {*each.axes}]
-        self.gathers = 1 if machine.stack.combines else len(of_blocks)
+        self.sharded = Sharded(cost.plan, cost.traffic, self.network)
+        self.sums = LayerSums(cost.plan, cost.traffic, self.network)
 
     @property
     def bubbles(self) -> bool:
@@ -108,7 +113,17 @@ class StepSeconds:
         working = sum(seconds for name, seconds in backward.items() if name not in ("launches", "gathers"))
         weights["launches"] = backward["launches"] * (sum(weights.values()) / working if working else 0.0)
         weights["gathers"] = self.gathers_seconds(("gradients",)) if self.plan.staged else 0.0
-        return LayerSeconds(self.layer("forward"), added(backward, scaled(weights, -1)), weights)
+        whole = LayerSeconds(self.layer("forward"), added(backward, scaled(weights, -1)), weights)
+        return LayerSeconds(*(scaled(parts, self.filled) for parts in whole))
+
+    @property
+    def filled(self) -> float:
+        """Share of the work of a slot for a layer: of virtual devices together, empty slots of some stages have none.
+
+        Elsewhere the stage counts that has most layers.
+        """
+        together = self.plan.staged and not self.bubbles
+        return self.plan.config.layers / self.plan.layer_slots if together else 1.0
 
     def layer(self, way: str) -> Parts:
         """Seconds of a layer for one microbatch, "forward" or "backward", the latter with what it recomputes.
@@ -118,15 +133,18 @@ class StepSeconds:
         """
         stack, constants = self.machine.stack, self.machine.constants
         launches = getattr(stack.kernels, way) + (self.plan.share.ring - 1) * getattr(stack.hop_kernels, way)
-        if way == "backward" and self.plan.train.remat == "full":
-            launches += stack.kernels.forward
+        others = {"full": stack.full_kernels or Passes(0, stack.kernels.forward), "none": stack.none_kernels}
+        launches += getattr(others.get(self.plan.train.remat, NONE), way)
         if not softmax_is_fused(self.plan, stack):
             repeated = way == "backward" and self.plan.train.remat != "none"
             launches += getattr(stack.unfused_kernels, way) + repeated * stack.unfused_kernels.forward
         if self.sharing <= stack.cores:
             launches *= stack.alone_launches
         parts = seconds_by_kind(getattr(self.kernels, way), self.machine)
-        parts = added(parts, {"sums of layers": self.sums_seconds(way)})
+        # Between the hops of a ring there is attention alone, a part at a time.
+        work = sum(seconds for kind, seconds in parts.items() if kind != "attention" or self.plan.share.ring == 1)
+        skews = max([self.network.skew_seconds(axes, work, calls) for axes, calls in self.waits(way)], default=0.0)
+        parts = added(parts, {"sums of layers": self.sums.seconds(way), "skew": skews})
         hidden = 0.0 if stack.shared else sum(parts.values())
         waits = max(0.0, launches * constants.kernel_seconds - hidden)
         parts = added(parts, {"launches": waits})
@@ -135,74 +153,35 @@ class StepSeconds:
         hidden = sum(parts.values()) if beside else 0.0
         return added(parts, {"gathers": max(0.0, self.gathers_seconds(GATHERED[way]) - hidden)})
 
-    def sums_seconds(self, way: str) -> float:
-        """Seconds of what a layer sends for one microbatch and waits for, "forward" or "backward"."""
-        # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
-        # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2), unless devices share their cores.
-        third = self.machine.stack.shared
-        gathers = Passes(1 / 3, 2 / 3 if third else 1 / 3)
-        total = 0.0
+    def waits(self, way: str) -> Iterator[tuple[Axes, float]]:
+        """Yield mesh axes of the collectives of a layer, and how many of them follow work that nothing runs beside."""
         for each in self.traffic:
-            if each.what in OF_LAYERS:
-                calls, all_calls = self.calls(each.what)
-                if third and each.kind == "all_gather":
-                    calls = Passes(calls.forward, sum(calls))
-                share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / all_calls
-                sent = each.sent_bytes * share / self.microbatches / self.plan.layers
-                # A ring sends beside its attention, and tokens are gathered right after others were scattered.
+            if each.what in OF_LAYERS and each.kind != "all_gather":
                 ring = each.what == "keys and values" and self.plan.share.ring > 1
-                again = getattr(calls, way) if ring or each.kind == "all_gather" else 0
-                total += self.network.seconds(each.kind, each.axes, sent, getattr(calls, way), again)
-                if way == "backward" and each.what == "layers" and each.kind != "all_gather":
-                    total -= self.hidden_sums_seconds(each, all_calls)
-        return total
-
-    def hidden_sums_seconds(self, each: Traffic, all_calls: int) -> float:
-        """Seconds of a layer's sums of gradients of inputs that run beside the matmuls of gradients of weights.
-
-        Args:
-            each: the sums of all layers and microbatches.
-            all_calls: how many of them are of a layer and a microbatch.
-        """
-        apart = self.plan.staged and self.plan.schedule.splits_backward
-        if apart or not self.machine.stack.hides_sums:
-            return 0.0
-        sent = each.sent_bytes / self.microbatches / self.plan.layers / all_calls
-        one = self.network.seconds(each.kind, each.axes, sent)
-        return sum(min(one, kernel.seconds(self.machine)) for kernel in beside_sums(self.plan))
-
-    def calls(self, what: str) -> tuple[Passes, int]:
-        """Collectives that a layer waits for, forward and backward, and how many the traffic of a layer counts.
-
-        A stack that repeats whole layers also repeats the last sum.
-        """
-        branches, full = len(Block.branches()), self.plan.train.remat == "full"
-        if what == "keys and values" and (ring := self.plan.share.ring) > 1:
-            return Passes(ring - 1, 2 * ring - 1), 3 * ring - 2
-        if what == "tokens and heads":
-            return (Passes(2, 4), 6) if full else (Passes(2, 2), 4)
-        counted = 2 * branches + (branches - 1 if full else 0)  # as traffic.py counts them
-        done = 3 * branches if full and self.machine.stack.repeats == "all" else counted
-        return Passes(branches, done - branches), counted
+                yield each.axes, 0 if ring else getattr(self.sums.calls(each.what)[0], way)
+        if self.sharded.axes and self.plan.train.gather == "layer":
+            yield self.sharded.axes, len(GATHERED[way])
 
     def gathers_seconds(self, wanted: Collection[str]) -> float:
-        """Seconds of a layer's collectives of sharded weights and gradients for one microbatch, by what they send."""
-        sent: dict[str, float] = {}
-        for each in self.traffic:
-            if self.sharded(each) and each.what in wanted:
-                sent[each.kind] = sent.get(each.kind, 0) + each.sent_bytes / self.microbatches / self.plan.layers
-        calls = self.gathers
-        return sum(self.network.seconds(kind, self.shards, count, calls, calls - 1) for kind, count in sent.items())
+        """Seconds of a layer's collectives of sharded weights and gradients for one microbatch, by what they send.
+
+        Zero with `gather="step"`, which gathers all layers at once (`whole_gathers_seconds`).
+        """
+        if self.plan.train.gather == "step":
+            return 0.0
+        return self.sharded.seconds(wanted, self.plan.layers * self.microbatches, of_layer=True)
+
+    def whole_gathers_seconds(self) -> float:
+        """Seconds in which `gather="step"` gathers all weights before the passes and scatters gradients after them."""
+        if self.plan.train.gather == "layer":
+            return 0.0
+        return sum(self.sharded.seconds(wanted, 1, of_layer=False) for wanted in GATHERED.values())
 
     def first_gather_seconds(self) -> Passes:
         """Seconds of a microbatch's first gather and of its last scatter, which have nothing to hide behind."""
         if not self.machine.stack.prefetches or self.plan.train.gather == "step":
             return NONE
         return Passes(self.gathers_seconds(("weights",)), self.gathers_seconds(("gradients",)))
-
-    def sharded(self, each: Traffic) -> bool:
-        """Whether this is traffic of weights that are sharded between steps."""
-        return bool(self.shards) and each.axes == self.shards
 
     def ends(self) -> tuple[Parts, Parts]:
         """Seconds of the embedding, the head and the loss for one microbatch, forward and backward."""
@@ -230,7 +209,13 @@ class StepSeconds:
         if stack.shared:  # of the exchanges at the end of a tick all but the first
             exchanges = plan.ticks.shared.edges >= 0
             again = 1 - float(exchanges.any(axis=1).sum() / exchanges.sum())
-        return self.network.seconds("permute", plan.over(plan.axes_of("layers")), sent, again=again)
+        axes = plan.over(plan.axes_of("layers"))
+        work = sum(each.seconds(self.machine) for each in (*self.kernels.forward, *self.kernels.backward))
+        calls, work = plan.ticks.exchanges, self.microbatches * plan.layers * work
+        skew = self.network.skew_seconds(axes, self.filled * work, (1 - again) * calls) / calls
+        ticks = len(plan.schedule.table[0])
+        launches = stack.tick_kernels * ticks * self.machine.constants.kernel_seconds / plan.ticks.exchanges
+        return self.network.seconds("permute", axes, sent, again=again) + skew + launches
 
     def after(self, backward_seconds: float) -> Parts:
         """Seconds of what follows the passes.
@@ -239,6 +224,7 @@ class StepSeconds:
             backward_seconds: of a layer for one microbatch.
         """
         return {
+            "gathers": self.whole_gathers_seconds(),
             "gradients": self.gradients_seconds(self.plan.layers * backward_seconds),
             "optimizer": self.optimizer_seconds(),
             "allocation": self.allocation_seconds(),
@@ -252,7 +238,7 @@ class StepSeconds:
         held = self.elements / self.plan.elements
         gradients = others = 0.0
         for each in self.traffic:
-            if each.what in (*OF_LAYERS, *OF_ENDS, BETWEEN_STAGES) or self.sharded(each):
+            if each.what in (*OF_LAYERS, *OF_ENDS, BETWEEN_STAGES) or self.sharded.has(each):
                 continue
             sent = each.sent_bytes * (held if each.what in OF_PARAMETERS else 1)
             seconds = self.network.seconds(each.kind, each.axes, sent, calls=0)
@@ -285,7 +271,10 @@ class StepSeconds:
         """Seconds to accumulate gradients of microbatches, and to update the parameters that the device updates."""
         stack = self.machine.stack
         times = self.microbatches if self.microbatches > 1 else 0
-        moved = (stack.optimizer_bytes / self.plan.updates + stack.accumulation_bytes * times) * self.elements
+        at_once = self.plan.layout.updates or (self.sharded.axes and self.plan.train.gather == "step")
+        copied = stack.update_bytes * self.plan.gathered if at_once else 0.0
+        of_each = stack.optimizer_bytes / self.plan.updates + stack.accumulation_bytes * times + copied
+        moved = self.far * of_each * self.elements
         launches = stack.update_kernels * self.machine.constants.kernel_seconds
         return Kernel("memory", 0, moved).seconds(self.machine) + launches
 

@@ -35,7 +35,7 @@ class Stack:
         mlp_bytes: read and written by the activation function, for each hidden element of the MLP.
         logit_bytes: read and written by the loss, forward and backward, for each logit.
         optimizer_bytes: read and written by the optimizer, gradient clipping and casts, for each parameter.
-        kernels: launched for a layer.
+        kernels: launched for a layer; with recomputation of attention alone, where a stack has that.
         repeats: what full recomputation repeats of a layer: all of it, or all but its last matmul and the sum after it,
             whose results the backward pass does not need.
         reduce_dtype: of gradients while they are summed over devices.
@@ -43,7 +43,11 @@ class Stack:
         prefetches: whether weights are gathered, and their gradients scattered, beside the compute of other layers.
         hides_sums: whether gradients of a branch's inputs are summed or scattered over the tensor axis beside the
             matmul of the gradient of its first weight.
+        halves_hide: share of the sums over the tensor axis that runs beside the other half of the batch with
+            `TrainConfig.halves`.
         shares_cards: whether groups that have several but not all devices of their hosts use the same network cards.
+        full_kernels: launched for a layer besides `kernels` with `remat="full"`; None if that repeats the forward pass.
+        none_kernels: likewise with `remat="none"`.
         ends: who embeds and computes the loss in a pipeline: the "first and last" stage, or "all" stages.
         outermost: mesh axes that lie outside of all others when devices are numbered host by host, outermost first.
         lockstep: whether all stages of a pipeline exchange arrays at the end of each tick.
@@ -54,7 +58,17 @@ class Stack:
         combines: whether collectives of several arrays are combined into one.
         hop_kernels: launched for a layer for each hop of ring attention.
         end_kernels: launched for the embedding, the head and the loss of a microbatch.
+        tick_kernels: launched for a tick of a pipeline, besides those of layers and ends.
         update_kernels: launched for the optimizer.
+        weight_bytes: read and written for each weight of a layer and microbatch, to take it out of the stack of all
+            layers, and to put its gradient into another.
+        update_bytes: read and written for each weight of all layers that is gathered at once and its gradient, to bring
+            both into another layout and back.
+        cold_bytes: that take as long to stream as a byte of weights, gradients and optimizer state that caches do not
+            hold.
+        cache_bytes: of the host's last cache.
+        column_dim: a matmul [m,k] x [k,n] takes 1 + column_dim / n times as long, because the first operand is packed.
+        transposed_dim: the same of gradients of weights, where the operand that is packed is transposed.
         accumulation_bytes: read and written for each parameter to accumulate the gradient of a microbatch.
         fresh_bytes: that take as long to read and write as the system takes to provide a byte of temporaries. The C
             library returns large ones to the system after each step (`RETURNED_BYTES` in predicted.py).
@@ -65,6 +79,10 @@ class Stack:
         wait_seconds: for which the cores idle while all devices of a host wait for each other in a collective after
             work of their own, when their threads have been taken off the cores.
         again_seconds: the same in a collective right after another one, or with a core for each device.
+        token_bytes: read and written for each element of the residual stream to bring it into the layout in which it is
+            gathered or scattered over a tensor axis.
+        skew: idle time of the cores, as a share of the work of a layer, where all devices of a host wait for each other
+            after it: they do not end at the same time, and the last one does not have work for all cores.
         alone_launches: that a kernel of a layer costs if there are no more devices than cores. The threads of a kernel
             wait for each other, and no other device has work for their cores.
     """
@@ -85,6 +103,7 @@ class Stack:
     lockstep: bool
     outermost: tuple[str, ...] = ()
     hides_sums: bool = False
+    halves_hide: float = 0
     shares_cards: bool = False
     shared: bool = False
     score_blocks: bool = False
@@ -93,8 +112,17 @@ class Stack:
     unfused_kernels: Passes = NONE
     combines: bool = True
     hop_kernels: Passes = NONE
+    full_kernels: Passes | None = None
+    none_kernels: Passes = NONE
     end_kernels: float = 0
+    tick_kernels: float = 0
     update_kernels: float = 0
+    weight_bytes: Passes = NONE
+    update_bytes: float = 0
+    cold_bytes: float = 1
+    cache_bytes: float = 0
+    column_dim: float = 0
+    transposed_dim: float = 0
     accumulation_bytes: float = 0
     fresh_bytes: float = 0
     matrix_flops: float = 0
@@ -102,6 +130,8 @@ class Stack:
     kept_bytes: float = 0
     wait_seconds: float = 0
     again_seconds: float = 0
+    token_bytes: float = 0
+    skew: float = 0
     alone_launches: float = 1
 
 
@@ -164,6 +194,8 @@ MESHMARK = Stack(
     prefetches=True,
     ends="all",
     lockstep=True,
+    # In schedules that XLA compiled for H100, v5e and v5p (docs/topologies.md), 15% to 20% less is waited for.
+    halves_hide=0.16,
 )
 VIRTUAL = Stack(
     name="meshmark on virtual devices",
@@ -175,6 +207,9 @@ VIRTUAL = Stack(
     logit_bytes=MESHMARK.logit_bytes,
     optimizer_bytes=MESHMARK.optimizer_bytes,
     kernels=Passes(54, 74),
+    # An array that is kept is put into the stack of all layers by a kernel of its own.
+    full_kernels=Passes(-12, 28),
+    none_kernels=Passes(12, 1),
     repeats="all but the last",
     reduce_dtype="float32",
     overlaps_gradients=False,
@@ -186,7 +221,11 @@ VIRTUAL = Stack(
     combines=False,
     hop_kernels=Passes(35, 27),
     end_kernels=45,
+    tick_kernels=24,
     update_kernels=100,
+    weight_bytes=Passes(4 + 4, 4 + 4 + 4 + 4 + 4),  # copied out, twice; the gradient copied into a stack of zeros
+    update_bytes=8 + 8,
+    token_bytes=4 + 4,
     accumulation_bytes=12,
     kept_bytes=4,
     alone_launches=4,

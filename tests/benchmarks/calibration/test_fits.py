@@ -5,7 +5,18 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import calibrate
-from benchmarks.calibration.fits import CALIBRATED, START, Timing, attention, fitted, links, matmuls, predicted, waits
+from benchmarks.calibration.fits import (
+    CALIBRATED,
+    START,
+    Timing,
+    attention,
+    fitted,
+    links,
+    matmuls,
+    packed_matmuls,
+    predicted,
+    waits,
+)
 from benchmarks.calibration.measured import ALONE, FITTED, SHARED, Measured, Setting, machine_of, with_passes
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.seconds.published import Run
@@ -14,34 +25,43 @@ from strategies import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
 
 FLOPS, DIM, BANDWIDTH, LATENCY, FRESH, MATRIX, WAIT, AFTER_WORK = 2e11, 20.0, 1e10, 3e-6, 2e9, 1e-7, 4e-5, 5e-4
+COLUMN, TRANSPOSED, STREAMING, COLD = 15.0, 80.0, 3e10, 5e9
 HERE = Setting(8, True, VIRTUAL, "float32")
 
 
 def timings(*, shared):
     """Seconds of probes on a machine of planted constants."""
     scale = lambda devices: devices if shared else 1  # noqa: E731
-    for work, inverse_dim in ((1e9, 1 / 64), (4e9, 1 / 512), (1e8, 1 / 128)):
-        yield Timing("matmul", 8, work, 0, inverse_dim, 0, 0, scale(8) * work / FLOPS * (1 + DIM * inverse_dim))
+    for work, dim, columns, transposed in ((1e9, 64, 64, 0), (4e9, 512, 99, 16), (1e8, 128, 32, 64), (1e8, 32, 128, 0)):
+        inverses = 1 / columns, 1 / transposed if transposed else 0.0
+        factor = 1 + COLUMN * inverses[0] + TRANSPOSED * inverses[1] if shared else 1 + DIM / dim
+        yield Timing("matmul", 8, work, 0, 1 / dim, 0, 0, scale(8) * work / FLOPS * factor, *inverses)
     for devices in (2, 4, 8):
         for kind, work in (("all_reduce", 1e3), ("all_reduce", 1e6), ("permute", 1e5)):
             hops = 1 if kind == "permute" and not shared else devices - 1
-            seconds = scale(devices) * (hops * LATENCY + work / BANDWIDTH) + shared * WAIT
+            copied = devices / (devices - 1) if shared and kind != "permute" else 1  # also a device's own part
+            seconds = scale(devices) * (hops * LATENCY + work * copied / BANDWIDTH) + shared * WAIT
             yield Timing(kind, devices, work, 1, 0, 0, 0, seconds)
     for flops, scores, matrices in ((1e8, 1e6, 1e3), (1e8, 1e7, 1e2), (1e9, 1e6, 1e3), (1e7, 1e5, 1e4)):
         seconds = flops / 5e10 + scores * 1e-9 + matrices * MATRIX
         yield Timing("attention", 8, flops, 0, 0, scores, matrices, scale(8) * seconds)
     for work in (1e7, 4e7, 1e8):
         yield Timing("turn", 8, work, 0, 0, 0, 0, 8 * work / FLOPS + 8 * 7 * LATENCY + AFTER_WORK)
-    yield Timing("stream", 8, 1e6, 0, 0, 0, 0, scale(8) * 1e6 / 3e10)
+    yield Timing("stream", 8, 1e6, 0, 0, 0, 0, scale(8) * 1e6 / STREAMING)
+    yield Timing("cold", 8, 1e6, 0, 0, 0, 0, scale(8) * 1e6 / COLD)
     yield Timing("dispatch", 8, 0, 0, 0, 0, 0, 1e-4)
     yield Timing("allocation", 1, 1e6, 0, 0, 0, 0, 1e6 / FRESH)
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_rates_are_recovered(shared):
-    """Matmuls give their rate and how it depends on the contracted dim; collectives give bandwidth and latency."""
+    """Matmuls give their rate and how it depends on their dims; collectives give bandwidth and latency."""
     made = [*timings(shared=shared)]
-    assert matmuls([each for each in made if each.kind == "matmul"], shared=shared) == pytest.approx((FLOPS, DIM))
+    products = [each for each in made if each.kind == "matmul"]
+    if shared:
+        assert packed_matmuls(products) == pytest.approx((FLOPS, COLUMN, TRANSPOSED))
+    else:
+        assert matmuls(products, shared=False) == pytest.approx((FLOPS, DIM))
     assert attention([each for each in made if each.scores], shared=shared) == pytest.approx((5e10, 1e-9, MATRIX))
     assert links([each for each in made if each.calls], shared=shared) == pytest.approx(
         (BANDWIDTH, LATENCY, shared * WAIT)
@@ -52,13 +72,17 @@ def test_a_machine_has_the_rates_of_its_probes():
     """Each probe sets its constant; what no probe shows is named."""
     machine, missing = machine_of("host", [*timings(shared=True)], HERE)
     assert machine.chip.flops_per_second == pytest.approx(FLOPS)
-    assert machine.chip.memory_bytes_per_second == pytest.approx(3e10)
+    assert machine.chip.memory_bytes_per_second == pytest.approx(STREAMING)
     assert machine.constants.step_seconds == 1e-4
+    assert (machine.stack.column_dim, machine.stack.transposed_dim) == pytest.approx((COLUMN, TRANSPOSED))
     assert machine.stack.again_seconds == pytest.approx(WAIT)
     assert machine.stack.wait_seconds == pytest.approx(AFTER_WORK)
     assert len(missing) == 1
     alone = [each for each in timings(shared=True) if not each.calls]
     assert "links" in machine_of("host", alone, HERE)[1][1]
+    for efficiency, cold in ((0.5, 0.5 * STREAMING / COLD), (0.1, 1)):  # kernels may be slower than memory
+        its = replace(machine, constants=replace(machine.constants, memory_efficiency=efficiency))
+        assert with_passes(its, [*timings(shared=True)]).stack.cold_bytes == pytest.approx(cold)
     whole = with_passes(machine, [*timings(shared=True)])
     assert whole.constants.attention_efficiency == pytest.approx(5e10 / FLOPS)
     assert whole.stack.matrix_flops == pytest.approx(MATRIX * 5e10)
@@ -73,7 +97,7 @@ def planted():
     its = replace(
         machine,
         constants=replace(START, memory_efficiency=0.1, kernel_seconds=2e-6),
-        stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2, alone_launches=3, kept_bytes=7, logit_bytes=90),
+        stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2, alone_launches=3, kept_bytes=7, logit_bytes=90, skew=0.2),
     )
     return its, replace(its, constants=START, stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2))
 

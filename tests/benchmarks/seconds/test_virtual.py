@@ -105,12 +105,17 @@ def test_what_is_kept_is_written_and_read():
 
 
 def test_all_that_layers_send_is_waited_for():
-    """Nothing hides the third gather of a branch's inputs: all bytes take their time, and all calls their latency."""
+    """Nothing hides the third gather of a branch's inputs: all bytes take their time, and all calls their latency.
+
+    A device also copies its own part, and all tokens into the layout of each collective.
+    """
     cost = predict("tensor", PRESETS["nano"], "tensor=8", TrainConfig(16), CPU)
     sent = sum(each.sent_bytes for each in cost.traffic if each.what == "layers")
     calls = PRESETS["nano"].layers * 2 * (3 + 2)  # two branches: three gathers and two reduce-scatters
     bytes_per_second = HOST.link_bytes_per_second * CONSTANTS.link_efficiency
-    wanted = 8 * (sent / bytes_per_second + calls * 7 * CONSTANTS.link_seconds)
+    elements = cost.plan.share.tokens * PRESETS["nano"].embed
+    copies = calls * VIRTUAL.token_bytes * elements / ITS.reached.memory_bytes_per_second
+    wanted = 8 * (sent * 8 / 7 / bytes_per_second + calls * 7 * CONSTANTS.link_seconds + copies)
     assert seconds("tensor=8").parts["sums of layers"] == pytest.approx(wanted)
 
 

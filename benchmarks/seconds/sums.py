@@ -1,0 +1,89 @@
+"""Seconds of the collectives of a layer's activations: sums over the tensor axis, tokens, keys and values."""
+
+from dataclasses import dataclass
+
+from benchmarks.seconds.kernels import Kernel, beside_sums
+from benchmarks.seconds.network import Network
+from benchmarks.seconds.stack import Passes
+from strategies.costs.plan import Plan
+from strategies.costs.traffic import Traffic
+from strategies.model.gpt import Block
+
+OF_LAYERS = "layers", "keys and values", "tokens and heads"
+"""What layers send for each microbatch, as traffic.py names it. The device waits for it."""
+
+
+@dataclass(frozen=True)
+class LayerSums:
+    """What the layers of a step send, and wait for."""
+
+    plan: Plan
+    traffic: tuple[Traffic, ...]
+    network: Network
+
+    def seconds(self, way: str) -> float:
+        """Seconds of what a layer sends for one microbatch and waits for, "forward" or "backward".
+
+        On two halves of the batch a layer has twice as many collectives, and waits for a part of them. Those of both
+        halves can be in flight at once, so that their latency counts once, but not if devices share their cores.
+        """
+        stack, halved = self.network.machine.stack, self.plan.train.halves == "on"
+        times = 2 if halved and stack.shared else 1
+        # Inputs of branches are gathered forward, backward, and again for gradients of weights. The third of these is
+        # hidden behind the matmul before it (Korthikanti et al. 2022, section 4.2.2), unless devices share their cores.
+        third = stack.shared
+        gathers = Passes(1 / 3, 2 / 3 if third else 1 / 3)
+        total = 0.0
+        for each in self.traffic:
+            if each.what in OF_LAYERS:
+                calls, all_calls = self.calls(each.what)
+                if third and each.kind == "all_gather":
+                    calls = Passes(calls.forward, sum(calls))
+                share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / all_calls
+                sent = each.sent_bytes * share / self.plan.train.microbatches / self.plan.layers
+                # A ring sends beside its attention, and tokens are gathered right after others were scattered.
+                ring = each.what == "keys and values" and self.plan.share.ring > 1
+                again = getattr(calls, way) if ring or each.kind == "all_gather" else 0
+                total += self.network.seconds(each.kind, each.axes, sent, times * getattr(calls, way), times * again)
+                if each.what == "layers" and each.kind != "all_reduce":
+                    total += getattr(calls, way) * self.layout_seconds()
+                if way == "backward" and each.what == "layers" and each.kind != "all_gather":
+                    total -= self.hidden_sums_seconds(each, all_calls)
+        return total * (1 - stack.halves_hide) if halved else total
+
+    def layout_seconds(self) -> float:
+        """Seconds to bring a microbatch's tokens into the layout in which they are gathered, and back after a scatter.
+
+        One sequence alone is in it.
+        """
+        tokens, config = self.plan.share.tokens, self.plan.config
+        moved = self.network.machine.stack.token_bytes * tokens * config.embed if tokens > config.sequence else 0.0
+        return Kernel("memory", 0, moved).seconds(self.network.machine)
+
+    def hidden_sums_seconds(self, each: Traffic, all_calls: int) -> float:
+        """Seconds of a layer's sums of gradients of inputs that run beside the matmuls of gradients of weights.
+
+        Args:
+            each: the sums of all layers and microbatches.
+            all_calls: how many of them are of a layer and a microbatch.
+        """
+        apart = self.plan.staged and self.plan.schedule.splits_backward
+        if apart or not self.network.machine.stack.hides_sums:
+            return 0.0
+        sent = each.sent_bytes / self.plan.train.microbatches / self.plan.layers / all_calls
+        one = self.network.seconds(each.kind, each.axes, sent)
+        return sum(min(one, kernel.seconds(self.network.machine)) for kernel in beside_sums(self.plan))
+
+    def calls(self, what: str) -> tuple[Passes, int]:
+        """Collectives that a layer waits for, forward and backward, and how many the traffic of a layer counts.
+
+        A stack that repeats whole layers also repeats the last sum.
+        """
+        branches, full = len(Block.branches()), self.plan.train.remat == "full"
+        if what == "keys and values" and (ring := self.plan.share.ring) > 1:
+            return Passes(ring - 1, 2 * ring - 1), 3 * ring - 2
+        if what == "tokens and heads":
+            return (Passes(2, 4), 6) if full else (Passes(2, 2), 4)
+        counted = 2 * branches + (branches - 1 if full else 0)  # as traffic.py counts them
+        done = 3 * branches if full and self.network.machine.stack.repeats == "all" else counted
+        return Passes(branches, done - branches), counted
