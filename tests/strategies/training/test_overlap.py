@@ -79,13 +79,14 @@ TENSOR = Layout(batch=("data",), dims={"head_features": ("tensor",), "mlp": ("te
     ids=str,
 )
 def test_an_even_number_of_sequences_is_halved(layout, sizes, options, default):
-    """By default GPUs, v5e and v5p run layers that a tensor axis splits on two halves of an even number of sequences,
-    unless a context axis splits these. Other devices do not.
+    """By default GPUs, v5e, v5p and v6e run layers that a tensor axis splits on two halves of an even number of
+    sequences, unless a context axis splits these. Other devices do not.
     """
     train = dataclasses.replace(TRAIN, **options)
-    for platform, kind in (("gpu", ""), ("cuda", ""), ("tpu", "TPU v5 lite"), ("tpu", "TPU v5")):
+    tpus = [("tpu", kind) for kind in ("TPU v5 lite", "TPU v5", "TPU v6 lite")]
+    for platform, kind in (("gpu", ""), ("cuda", ""), *tpus):
         assert resolve_overlap(layout, sizes, SMALL, train, platform, kind).halves == default
-    for platform, kind in (("cpu", ""), (None, ""), ("tpu", "TPU v6 lite")):
+    for platform, kind in (("cpu", ""), (None, ""), ("tpu", "TPU v4")):
         assert resolve_overlap(layout, sizes, SMALL, train, platform, kind).halves == "off"
 
 
