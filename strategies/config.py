@@ -137,9 +137,9 @@ class TrainConfig:
             ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
         prefetch: with gather="layer", whether fsdp gathers weights one layer ahead (model/prefetch.py). "auto" is "on"
-            where possible on GPUs, with the options of xla_options.py, and on TPUs other than v5e.
+            where possible on GPUs, with the options of xla_options.py, and on most TPUs (training/overlap.py).
         halves: whether a layer that a tensor axis splits runs on two halves of the batch (model/halves.py). "auto" is
-            "on" where possible on GPUs, v5e and v5p.
+            "on" where possible on GPUs, v5e, v5p and v6e.
         bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each
             layer; None sums each weight's by itself.
         compression: the data strategy sums gradients in 8 bits ("int8"), or after the warm-up momentum in 1 bit

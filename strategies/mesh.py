@@ -13,6 +13,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from strategies.config import Infeasible
+from strategies.torus import in_rings
 
 AXES = ["data", "fsdp", "pipeline", "context", "tensor"]
 """All mesh axes, outermost first. Inner axes communicate most and belong on the fastest links. `register` adds axes."""
@@ -102,7 +103,8 @@ class MeshSpec:
     def over(self, axes: Sequence[str], devices: Devices | None = None) -> Mesh:
         """Make a `jax.sharding.Mesh` with the given axes. An axis that the spec leaves out has size one.
 
-        On a torus an axis is mapped to whole dims of the torus if possible, otherwise to a part of one dim.
+        On a torus an axis is mapped to whole dims of the torus if possible, otherwise to a part of one dim. On a
+        torus of two dims the innermost axis then takes a ring of neighbours in two rows (torus.py).
 
         Args:
             axes: names of the axes of the mesh, outermost first.
@@ -123,10 +125,10 @@ class MeshSpec:
         shape = tuple(self.sizes.get(name, 1) for name in axes)
         types = (AxisType.Auto,) * len(shape)
         try:
-            return jax.make_mesh(shape, tuple(axes), axis_types=types, devices=devices)
+            device_array = jax.make_mesh(shape, tuple(axes), axis_types=types, devices=devices).devices
         except NotImplementedError:  # except on v5e, `jax.make_mesh` does not map an axis to a part of a torus dim
             device_array = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-            return Mesh(device_array, tuple(axes), axis_types=types)
+        return Mesh(in_rings(device_array), tuple(axes), axis_types=types)
 
     def _require_available(self) -> None:
         """Check that JAX has enough devices.

@@ -37,7 +37,7 @@ def predict(
         mesh: a `MeshSpec`, or its text.
         train: batch, dtypes and options.
         platform: "tpu", "cuda", "cpu" or another. It decides what "auto" is for `attention`, `reduce`,
-            `prefetch` (as on TPUs other than v5e), `halves` and `context_attention`. By default these are as on CPUs.
+            `prefetch` (as on v5p), `halves` and `context_attention`. By default these are as on CPUs.
 
     Raises:
         Infeasible: the strategy has no formulas (auto, or a strategy without a layout), or model, mesh and batch do not

@@ -22,13 +22,20 @@ V5E = "TPU v5 lite", "TPU v5e"
 Weights are not gathered ahead. Over all chips of v5e:16x16 a reduce-scatter becomes an all-reduce, of which less is
 hidden with prefetch: a step of fsdp with gpt3-6.7b takes 778 ms as replayed, and without 707, or 692 since fsdp.py
 attends by token. hsdp gains 1% and three_d 2%, for the weights and gradients of another layer in memory. Other kinds
-gain more: fsdp takes 233 ms instead of 266 on v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16."""
+gain more: fsdp takes 234 ms instead of 246 on v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16; hsdp over
+data=16,fsdp=128 on the latter 301 ms instead of 317."""
 
-HALVED_TPUS = *V5E, "TPU v5", "TPU v5p"
-"""JAX's names of the TPUs on which layers run on halves of the batch: v5e and v5p.
+V6E = "TPU v6 lite", "TPU v6e"
+"""JAX's names of v6e, where weights are gathered ahead unless groups of devices hold the model once each.
 
-For gpt3-6.7b, a step of three_d over fsdp=32,tensor=8 on v5e:16x16 takes 1,277 ms instead of 1,354 as replayed, and
-over fsdp=256,tensor=8 on v5p:8x16x16 401 ms instead of 436. On other TPUs halves were not measured, and are off."""
+With gpt3-6.7b on v6e:16x16 a step of hsdp over data=16,fsdp=16 takes 302 ms with prefetch as replayed, and 297 without."""
+
+HALVED_TPUS = *V5E, *V6E, "TPU v5", "TPU v5p"
+"""JAX's names of the TPUs on which layers run on halves of the batch: v5e, v5p and v6e.
+
+For gpt3-6.7b, a step of three_d over fsdp=32,tensor=8 on v5e:16x16 takes 926 ms instead of 970 as replayed, and
+over fsdp=256,tensor=8 on v5p:8x16x16 401 ms instead of 436; over fsdp=32,tensor=8 on v6e:16x16 334 ms instead of 350.
+On other TPUs halves were not measured, and are off."""
 
 
 def resolve_overlap(
@@ -96,7 +103,8 @@ def _prefetch(
     problem = _prefetch_problem(layout, config, train)
     if problem and train.prefetch == "on":
         raise Infeasible(f"prefetch=on {problem}")
-    default = platform in (*GPUS, "tpu") and kind not in V5E and not problem
+    slower = kind in V5E or (kind in V6E and layout.replicas)
+    default = platform in (*GPUS, "tpu") and not slower and not problem
     return "on" if train.prefetch == "on" or default else "off"
 
 

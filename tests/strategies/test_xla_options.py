@@ -23,7 +23,7 @@ TAKES_CUDA = pytest.mark.skipif(
     Topology.parse("h100:1x4").compiler_version is None, reason="takes the gpu extra: pip install -e '.[gpu]'"
 )
 TRAIN = TrainConfig(batch_size=1)
-SMALLEST = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1"}
+SMALLEST = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 TABLE = (
     Default("tpu", {"xla_a": "1"}, "all strategies"),
     Default("tpu", {"xla_b": "2"}, "one of them", frozenset({"fsdp"})),

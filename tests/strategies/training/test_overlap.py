@@ -51,13 +51,19 @@ def test_by_default_gpus_overlap_where_that_sends_no_more(layout, options, reduc
         assert (found.reduce, found.prefetch) == ("step", "off")
 
 
-@pytest.mark.parametrize(("kind", "prefetch"), [("TPU v5", "on"), ("TPU v6 lite", "on"), ("TPU v5 lite", "off")])
-def test_tpus_gather_ahead_except_v5e(kind, prefetch):
-    """By default TPUs gather weights one layer ahead, except v5e; they sum gradients after the loop."""
-    found = resolve_overlap(Layout(batch=("data", "fsdp"), shards=("fsdp",)), SIZES, SMALL, TRAIN, "tpu", kind)
-    assert (found.reduce, found.prefetch) == ("step", prefetch)
-    asked = dataclasses.replace(TRAIN, prefetch="on")
-    assert resolve_overlap(Layout(batch=("fsdp",), shards=("fsdp",)), SIZES, SMALL, asked, "tpu", kind).prefetch == "on"
+@pytest.mark.parametrize(
+    ("kind", "groups", "alone"), [("TPU v5", "on", "on"), ("TPU v6 lite", "off", "on"), ("TPU v5 lite", "off", "off")]
+)
+def test_tpus_gather_ahead_where_that_is_faster(kind, groups, alone):
+    """By default v5p gathers weights one layer ahead, v6e if all devices share them, and v5e does not; all of them sum
+    gradients after the loop.
+    """
+    hybrid, fsdp = Layout(batch=("data", "fsdp"), shards=("fsdp",)), Layout(batch=("fsdp",), shards=("fsdp",))
+    for layout, prefetch in ((hybrid, groups), (fsdp, alone)):
+        found = resolve_overlap(layout, SIZES, SMALL, TRAIN, "tpu", kind)
+        assert (found.reduce, found.prefetch) == ("step", prefetch)
+        asked = dataclasses.replace(TRAIN, prefetch="on")
+        assert resolve_overlap(layout, SIZES, SMALL, asked, "tpu", kind).prefetch == "on"
 
 
 TENSOR = Layout(batch=("data",), dims={"head_features": ("tensor",), "mlp": ("tensor",)})
@@ -79,13 +85,14 @@ TENSOR = Layout(batch=("data",), dims={"head_features": ("tensor",), "mlp": ("te
     ids=str,
 )
 def test_an_even_number_of_sequences_is_halved(layout, sizes, options, default):
-    """By default GPUs, v5e and v5p run layers that a tensor axis splits on two halves of an even number of sequences,
-    unless a context axis splits these. Other devices do not.
+    """By default GPUs, v5e, v5p and v6e run layers that a tensor axis splits on two halves of an even number of
+    sequences, unless a context axis splits these. Other devices do not.
     """
     train = dataclasses.replace(TRAIN, **options)
-    for platform, kind in (("gpu", ""), ("cuda", ""), ("tpu", "TPU v5 lite"), ("tpu", "TPU v5")):
+    tpus = [("tpu", kind) for kind in ("TPU v5 lite", "TPU v5", "TPU v6 lite")]
+    for platform, kind in (("gpu", ""), ("cuda", ""), *tpus):
         assert resolve_overlap(layout, sizes, SMALL, train, platform, kind).halves == default
-    for platform, kind in (("cpu", ""), (None, ""), ("tpu", "TPU v6 lite")):
+    for platform, kind in (("cpu", ""), (None, ""), ("tpu", "TPU v4")):
         assert resolve_overlap(layout, sizes, SMALL, train, platform, kind).halves == "off"
 
 
