@@ -98,7 +98,7 @@ DEFAULTS: tuple[Default, ...] = (
         "Let several collectives be in flight at once, and run two layers in an iteration, so that gathered weights "
         "are not copied to where the next iteration expects them. For gpt3-6.7b on 128 H100s with prefetch, fsdp=128 "
         "in bfloat16, a step takes 131 ms instead of 192 as replayed, and 5 ms of sending are exposed instead of 44. "
-        "hsdp over data=16,fsdp=8 takes 160 ms instead of 224, and 217 without prefetch and options; three_d over "
+        "hsdp over data=16,fsdp=8 takes 160 ms instead of 224, and 218 without prefetch and options; three_d over "
         "fsdp=16,tensor=8 takes 216 ms instead of 285, and without halves 240 instead of 277.",
         training={"prefetch": "on"},
     ),
@@ -117,7 +117,7 @@ DEFAULTS: tuple[Default, ...] = (
         "gpu",
         {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
         "Let sums between hosts and gathers inside a host be in flight at once. For gpt3-6.7b on 128 H100s, hsdp over "
-        "data=16,fsdp=8 without prefetch, a step takes 178.6 ms instead of 217.8 as replayed. With reduce=step or "
+        "data=16,fsdp=8 without prefetch, a step takes 179 ms instead of 218 as replayed. With reduce=step or "
         "float32 the option makes that step slower, by 13 to 17%.",
         frozenset({"hsdp"}),
         {"prefetch": "off", "reduce": "layer", "reduce_dtype": "bfloat16"},
