@@ -128,8 +128,8 @@ DEFAULTS: tuple[Default, ...] = (
         "Run two layers in an iteration, so that gradients that wait for their sum, and weights that were gathered, "
         "are not copied to where the next iteration expects them. For gpt3-6.7b in bfloat16 with master=float32, zero1 "
         "takes 174 ms instead of 187 as replayed on 128 H100s, and 173 instead of 187 on 16; in float32 sums 188 "
-        "instead of 193, and 199 instead of 201. data gets slower. With reduce=step and two microbatches zero1 takes "
-        "446 ms instead of 452, and 15 GiB more.",
+        "instead of 193, and 199 instead of 201. data gets slower. With two microbatches, and so reduce=step, zero1 "
+        "with master=float32 in bfloat16 sums takes 416 ms instead of 421 on 128 H100s, and 15 GiB more.",
         frozenset({"zero1", "zero2"}),
         {"reduce": "layer"},
     ),
