@@ -98,7 +98,7 @@ DEFAULTS: tuple[Default, ...] = (
         "Let several collectives be in flight at once, and run two layers in an iteration, so that gathered weights "
         "are not copied to where the next iteration expects them. For gpt3-6.7b on 128 H100s with prefetch, fsdp=128 "
         "in bfloat16, a step takes 131 ms instead of 192 as replayed, and 5 ms of sending are exposed instead of 44. "
-        "hsdp over data=16,fsdp=8 takes 160 ms instead of 224, and 217 without prefetch and options; three_d over "
+        "hsdp over data=16,fsdp=8 takes 160 ms instead of 224, and 218 without prefetch and options; three_d over "
         "fsdp=16,tensor=8 takes 216 ms instead of 285, and without halves 240 instead of 277.",
         training={"prefetch": "on"},
     ),
@@ -117,7 +117,7 @@ DEFAULTS: tuple[Default, ...] = (
         "gpu",
         {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
         "Let sums between hosts and gathers inside a host be in flight at once. For gpt3-6.7b on 128 H100s, hsdp over "
-        "data=16,fsdp=8 without prefetch, a step takes 178.6 ms instead of 217.8 as replayed. With reduce=step or "
+        "data=16,fsdp=8 without prefetch, a step takes 179 ms instead of 218 as replayed. With reduce=step or "
         "float32 the option makes that step slower, by 13 to 17%.",
         frozenset({"hsdp"}),
         {"prefetch": "off", "reduce": "layer", "reduce_dtype": "bfloat16"},
@@ -128,8 +128,8 @@ DEFAULTS: tuple[Default, ...] = (
         "Run two layers in an iteration, so that gradients that wait for their sum, and weights that were gathered, "
         "are not copied to where the next iteration expects them. For gpt3-6.7b in bfloat16 with master=float32, zero1 "
         "takes 174 ms instead of 187 as replayed on 128 H100s, and 173 instead of 187 on 16; in float32 sums 188 "
-        "instead of 193, and 199 instead of 201. data gets slower. With reduce=step and two microbatches zero1 takes "
-        "446 ms instead of 452, and 15 GiB more.",
+        "instead of 193, and 199 instead of 201. data gets slower. With two microbatches, and so reduce=step, zero1 "
+        "with master=float32 in bfloat16 sums takes 416 ms instead of 421 on 128 H100s, and 15 GiB more.",
         frozenset({"zero1", "zero2"}),
         {"reduce": "layer"},
     ),

@@ -89,17 +89,21 @@ def rewrites(cost: Cost, compiled: Sequence[Collective]) -> list[Rewrite]:
 
 
 def summarized(found: Sequence[Rewrite]) -> list[Rewrite]:
-    """One rewrite per name and axes, for a report: the costliest array, and the number of further ones."""
-    groups: dict[tuple[str, Axes], list[Rewrite]] = {}
+    """One rewrite per name and axes, for a report: the costliest array, and the number of further ones.
+
+    Unexplained bytes of different kinds of collectives stay apart. In a sum, fewer of one would cancel more of another.
+    """
+    groups: dict[tuple[str, Axes, str], list[Rewrite]] = {}
     for each in found:
-        groups.setdefault((each.name, each.axes), []).append(each)
+        kind = each.what if each.name == "unexplained" else ""
+        groups.setdefault((each.name, each.axes, kind), []).append(each)
     return [
         Rewrite(
             *(name, _several([each.what for each in group]), axes),
             sum(each.stated_bytes for each in group),
             sum(each.sent_bytes for each in group),
         )
-        for (name, axes), group in groups.items()
+        for (name, axes, _), group in groups.items()
     ]
 
 

@@ -219,15 +219,21 @@ def _origin(instruction: Instruction) -> str:
 
 
 def _writes_own_part(operand: Instruction, computation: Computation, computations: Mapping[str, Computation]) -> bool:
-    """Whether an operand is an array of one number, zero, into which a device has written its part."""
+    """Whether an operand is an array of one number, zero, into which a device has written its part.
+
+    A fusion may do that, beside other results.
+    """
 
     def source(instruction: Instruction) -> Instruction:
         return computation.unwrap(instruction, "bitcast", "copy", "copy-done", "copy-start")
 
-    written, index = source(operand), "0"
+    written, index, result = source(operand), "0", 0
+    if written.opcode == "get-tuple-element":
+        written, result = computation.operand(written, 0), int(written["index"])
     if written.opcode == "fusion":
         inside = computations[written.computation("calls")]
-        update = inside.unwrap(inside.root, "bitcast")
+        root = inside.operand(inside.root, result) if inside.root.opcode == "tuple" else inside.root
+        update = inside.unwrap(root, "bitcast")
         if update.opcode != "dynamic-update-slice" or (array := inside.operand(update, 0)).opcode != "parameter":
             return False
         index = array.operands[0]

@@ -178,7 +178,7 @@ class Passes:
 
 
 def _row_major(x: Array) -> Array:
-    """Fix the layout of a residual that is read from a buffer, for GPUs.
+    """Fix the layout of a residual that is read from a buffer, for NVIDIA GPUs.
 
     Otherwise XLA chooses one for what takes it, and transposes the whole buffer for each pass. For gpt3-6.7b on 8 H100s
     over pipeline=8 with 16 microbatches in bfloat16, a step of 1f1b with remat=none then takes 1,088 ms as replayed

@@ -222,6 +222,12 @@ def test_digest_adds_up_what_has_one_name() -> None:
     assert summarized(found) == [Rewrite("all_gather_as_all_reduce", "bf16[384,64] and 1 more", FSDP, 13, 26), found[1]]
 
 
+def test_digest_does_not_add_up_what_is_unexplained() -> None:
+    """Unexplained bytes of two kinds of collectives stay two lines, though one sends more and the other fewer."""
+    found = [Rewrite("unexplained", "reduce_scatter", FSDP, 0, 7), Rewrite("unexplained", "all_gather", FSDP, 7, 0)]
+    assert summarized(found) == found
+
+
 def test_flops_besides_those_stated() -> None:
     """FLOPs beyond the prediction are named: recomputed logits, a padded vocabulary, or unexplained."""
     stated = cost("fsdp", "fsdp=8")

@@ -90,7 +90,17 @@ COMBINED = f"""HloModule m
   ROOT %added = f32[8] scatter(%zeros, %at, %part), to_apply=%region_0.0
 }}
 
-ENTRY %main (at: u32[], part: f32[2], dw: f32[8], old: f32[8]) -> (f32[8], f32[8], f32[8], f32[8], f32[8]) {{
+%update (zeros: f32[8], at: u32[], part: f32[2], old: f32[8]) -> (f32[8], f32[8]) {{
+  %zeros = f32[8] parameter(0)
+  %at = u32[] parameter(1)
+  %part = f32[2] parameter(2)
+  %old = f32[8] parameter(3)
+  %double = f32[8] add(%old, %old)
+  %written = f32[8] dynamic-update-slice(%zeros, %part, %at)
+  ROOT %both = (f32[8], f32[8]) tuple(%double, %written)
+}}
+
+ENTRY %main (at: u32[], part: f32[2], dw: f32[8], old: f32[8]) -> (SEVEN) {{
   %at = u32[] parameter(0)
   %part = f32[2] parameter(1)
   %dw = f32[8] parameter(2)
@@ -103,9 +113,12 @@ ENTRY %main (at: u32[], part: f32[2], dw: f32[8], old: f32[8]) -> (f32[8], f32[8
   %own = f32[8] dynamic-update-slice(%zeros, %part, %at)
   %added = f32[8] fusion(%zeros, %at, %part), kind=kCustom, calls=%scatter
   %kept = f32[8] dynamic-update-slice(%old, %part, %at)
-  ROOT %sums = (f32[8], f32[8], f32[8], f32[8], f32[8]) all-reduce(%done, %dw, %own, %added, %kept), {GROUPS}, SAID
+  %updated = (f32[8], f32[8]) fusion(%zeros, %at, %part, %old), kind=kLoop, calls=%update
+  %first = f32[8] get-tuple-element(%updated), index=0
+  %second = f32[8] get-tuple-element(%updated), index=1
+  ROOT %sums = (SEVEN) all-reduce(%done, %dw, %own, %added, %kept, %first, %second), {GROUPS}, SAID
 }}
-"""
+""".replace("SEVEN", ", ".join(["f32[8]"] * 7))
 
 
 @pytest.mark.parametrize("said", ['to_apply=%add, metadata={op_name="jit(update)/all_gather"}', "to_apply=%r.0.clone"])
@@ -113,7 +126,7 @@ def test_origins_of_combined_all_reduces_are_told_apart(said: str) -> None:
     """Of a combined all-reduce, arrays of zeros with a device's own part were gathered, and the others scattered."""
     (found,) = read_program(COMBINED.replace("SAID", said), MESH).collectives
     gathered, scattered = "all_gather", "reduce_scatter"
-    assert found.decomposed == (gathered, scattered, gathered, scattered, scattered)
+    assert found.decomposed == (gathered, scattered, gathered, scattered, scattered, scattered, gathered)
 
 
 def test_sums_are_of_the_type_of_the_result() -> None:

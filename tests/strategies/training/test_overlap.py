@@ -16,7 +16,7 @@ from tests.strategies.costs.steps import SMALL
 
 TRAIN = TrainConfig(batch_size=16)
 GPUS, OTHERS = ("gpu", "cuda"), ("cpu", None)
-SIZES = {"data": 2, "fsdp": 2, "pipeline": 2, "tensor": 2}
+SIZES = {"data": 2, "fsdp": 2, "context": 2, "pipeline": 2, "tensor": 2, "replica": 1}
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,14 @@ def test_by_default_gpus_overlap_where_that_sends_no_more(layout, options, reduc
     ("kind", "groups", "alone"), [("TPU v5", "on", "on"), ("TPU v6 lite", "off", "on"), ("TPU v5 lite", "off", "off")]
 )
 def test_tpus_gather_ahead_where_that_is_faster(kind, groups, alone):
-    """By default v5p gathers weights one layer ahead, v6e if all devices share them, and v5e does not; all of them sum
-    gradients after the loop.
+    """By default v5p gathers weights one layer ahead, v6e unless an axis of the batch replicates them, and v5e never.
+
+    A context axis or an axis of one device changes nothing. All of them sum gradients after the loop.
     """
     hybrid, fsdp = Layout(batch=("data", "fsdp"), shards=("fsdp",)), Layout(batch=("fsdp",), shards=("fsdp",))
-    for layout, prefetch in ((hybrid, groups), (fsdp, alone)):
+    around = dataclasses.replace(fsdp, tokens=("context",))
+    one_group = dataclasses.replace(hybrid, batch=("replica", "fsdp"))
+    for layout, prefetch in ((hybrid, groups), (fsdp, alone), (around, alone), (one_group, alone)):
         found = resolve_overlap(layout, SIZES, SMALL, TRAIN, "tpu", kind)
         assert (found.reduce, found.prefetch) == ("step", prefetch)
         asked = dataclasses.replace(TRAIN, prefetch="on")
