@@ -28,7 +28,8 @@ data=16,fsdp=128 on the latter 301 ms instead of 317."""
 V6E = "TPU v6 lite", "TPU v6e"
 """JAX's names of v6e, where weights are gathered ahead unless groups of devices hold the model once each.
 
-With gpt3-6.7b on v6e:16x16 a step of hsdp over data=16,fsdp=16 takes 302 ms with prefetch as replayed, and 297 without."""
+With gpt3-6.7b on v6e:16x16 a step of hsdp over data=16,fsdp=16 takes 302 ms with prefetch as replayed, and 297
+without."""
 
 HALVED_TPUS = *V5E, *V6E, "TPU v5", "TPU v5p"
 """JAX's names of the TPUs on which layers run on halves of the batch: v5e, v5p and v6e.
