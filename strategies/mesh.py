@@ -104,7 +104,7 @@ class MeshSpec:
         """Make a `jax.sharding.Mesh` with the given axes. An axis that the spec leaves out has size one.
 
         On a torus an axis is mapped to whole dims of the torus if possible, otherwise to a part of one dim. On a
-        torus of two dims the innermost axis then takes a ring of neighbours in two rows (torus.py).
+        torus of two dims an innermost axis of tensor or fsdp then takes a ring of neighbours in two rows (torus.py).
 
         Args:
             axes: names of the axes of the mesh, outermost first.
@@ -128,7 +128,7 @@ class MeshSpec:
             device_array = jax.make_mesh(shape, tuple(axes), axis_types=types, devices=devices).devices
         except NotImplementedError:  # except on v5e, `jax.make_mesh` does not map an axis to a part of a torus dim
             device_array = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        return Mesh(in_rings(device_array), tuple(axes), axis_types=types)
+        return Mesh(in_rings(device_array, axes), tuple(axes), axis_types=types)
 
     def _require_available(self) -> None:
         """Check that JAX has enough devices.

@@ -23,11 +23,18 @@ MODELS = (
     GPTConfig(layers=8, embed=64, heads=8, vocab=128, sequence=128),
 )
 """None of the presets."""
-SPREAD = (("context", MODELS[1]), ("pipeline", MODELS[3]), ("tensor", MODELS[1]), ("fsdp", MODELS[3]))
-"""Steps of many short kernels and collectives: strategies on as many devices as there are, and models."""
+SHALLOW = GPTConfig(layers=2, embed=256, heads=8, vocab=512, sequence=128)
+SPREAD = (("context", SHALLOW), ("pipeline", MODELS[3]), ("tensor", SHALLOW), ("fsdp", MODELS[3]))
+"""Steps of many short kernels and collectives: strategies on as many devices as there are, and models.
+
+On eight virtual devices their temporaries, and those of `LARGE_VOCAB`, are small enough for the C library to keep them
+(predicted.py). Between 20 and 36 MiB a device it keeps more in one process than in another: of `tensor` with four
+layers 6 to 82 MiB of a step were page faults, and the step took 244 to 264 ms. With twice the tokens that of
+`LARGE_VOCAB` took 37 or 45 ms.
+"""
 KEEPING = MODELS[1], MODELS[2]
 """Models whose residuals are also kept as a whole, which shows what that costs."""
-LARGE_VOCAB = GPTConfig(layers=2, embed=64, heads=4, vocab=8192, sequence=64)
+LARGE_VOCAB = GPTConfig(layers=2, embed=64, heads=4, vocab=8192, sequence=32)
 """A model whose step is mostly logits and their loss."""
 BATCH_SIZE = 16
 

@@ -10,14 +10,16 @@ from jax.sharding import Mesh
 from benchmarks.devices.topology import Topology
 from strategies import MeshSpec
 from strategies.mesh import DEVICES_PER_CHIP
+from strategies.torus import in_rings
 
 
 @dataclass(frozen=True, eq=False)
 class DevicePosition:
-    """Stands in for a JAX device: the two attributes that roofline.py reads."""
+    """Stands in for a JAX device: the attributes that roofline.py and strategies/torus.py read."""
 
     coords: tuple[int, ...]
     process_index: int
+    device_kind: str
 
 
 def device_count(topology: Topology) -> int:
@@ -34,13 +36,15 @@ def topology_mesh(topology: Topology, spec: MeshSpec) -> Mesh:
     """Mesh of all devices of a topology, in the order that the steps use.
 
     If the compiler of the topology is not installed, the mesh holds `DevicePosition`s in row-major order of the
-    topology's shape. Virtual devices form a line on each host. GPUs are ordered by host.
+    topology's shape, on v5e and v6e with the same rings as steps. Virtual devices form a line on each host. GPUs are
+    ordered by host.
     """
     if topology.chip and topology.compiler_version:
         return spec.over(tuple(spec.sizes), topology.devices())
     positions = [
-        DevicePosition(coords, coords[0] if topology.hosts > 1 else 0)
+        DevicePosition(coords, coords[0] if topology.hosts > 1 else 0, topology.device_kind)
         for coords in np.ndindex(topology.shape)
         for _ in range(DEVICES_PER_CHIP[topology.kind])
     ]
-    return Mesh(np.array(positions).reshape(tuple(spec.sizes.values())), tuple(spec.sizes))
+    axes = tuple(spec.sizes)
+    return Mesh(in_rings(np.array(positions).reshape(tuple(spec.sizes.values())), axes), axes)

@@ -6,7 +6,8 @@ traffic is added up although caches may serve a part of it.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
@@ -71,14 +72,34 @@ def collective_bandwidth(chip: Chip, mesh: Mesh, kind: str, axes: tuple[str, ...
     return torus_bandwidth(chip, kind, torus_dims(chip, mesh, group))
 
 
-def torus_dims(chip: Chip, mesh: Mesh, group: Iterable[Any]) -> tuple[tuple[int, bool], ...]:
-    """For each dim of the torus in which a group has several positions: how many, and whether they form a ring.
+class Along(NamedTuple):
+    """The positions of a group of chips along a dim of their torus.
 
-    A group that does not span a whole dim forms a line in it.
+    Attributes:
+        extent: how many positions.
+        ring: whether they form a ring; otherwise they form a line.
+        gap: links from one position to the next, which as many groups share.
     """
-    whole, part = extents(mesh.devices.flat), extents(group)
-    rings = zip(chip.rings(whole), part, whole, strict=True)
-    return tuple((extent, ring and extent == full) for ring, extent, full in rings if extent > 1)
+
+    extent: int
+    ring: bool
+    gap: int = 1
+
+
+def torus_dims(chip: Chip, mesh: Mesh, group: Iterable[Any]) -> tuple[Along, ...]:
+    """The dims of the torus in which a group has several positions.
+
+    A group whose positions are spread evenly over a whole ring forms a ring; otherwise it forms a line.
+    """
+    whole, part = positions(mesh.devices.flat), positions(group)
+    rings = zip(chip.rings([len(each) for each in whole]), part, whole, strict=True)
+    return tuple(_along(places, ring, full) for ring, places, full in rings if len(places) > 1)
+
+
+def _along(places: Sequence[int], ring: bool, full: Sequence[int]) -> Along:
+    """Positions in a dim, which is a ring or a line, with coordinates `full`; all in order."""
+    gap = min(full.index(after) - full.index(before) for before, after in pairwise(places))
+    return Along(len(places), ring and gap * len(places) == len(full), gap)
 
 
 def links(chip: Chip, mesh: Mesh, axes: Sequence[str]) -> tuple[str, ...]:
@@ -102,7 +123,12 @@ def group_along(mesh: Mesh, axes: Sequence[str]) -> list[Any]:
 
 def extents(group: Iterable[Any]) -> list[int]:
     """Number of distinct coordinates of a group of devices in each dim of their torus."""
-    return [len(set(places)) for places in zip(*(device.coords for device in group), strict=True)]
+    return [len(places) for places in positions(group)]
+
+
+def positions(group: Iterable[Any]) -> list[list[int]]:
+    """Distinct coordinates of a group of devices in each dim of their torus, in order."""
+    return [sorted(set(places)) for places in zip(*(device.coords for device in group), strict=True)]
 
 
 def switch_bandwidth(chip: Chip, kind: str, devices: int, hosts: int) -> float:
@@ -129,7 +155,7 @@ def switch_bandwidth(chip: Chip, kind: str, devices: int, hosts: int) -> float:
     )
 
 
-def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[tuple[int, bool]]) -> float:
+def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[Along]) -> float:
     """Bytes per second that a chip of a torus can send, with one link to each neighbour.
 
     A ring uses both of a chip's links along a dim (Jouppi et al. 2023, "TPU v4", section 2). A line is as slow as its
@@ -137,16 +163,17 @@ def torus_bandwidth(chip: Chip, kind: str, dims: Sequence[tuple[int, bool]]) -> 
     all-to-all, data travels a quarter of a ring's extent on average and occupies that many links; a line takes twice as
     long, because its middle is one link instead of two. The cores of one chip share its memory.
 
+    Where a group has gaps, other groups lie in them and send at the same time: each has its share of the links between.
+
     Args:
         chip: specifications of the chip.
         kind: kind of collective.
-        dims: for each dim of the torus in which the group has several positions: how many, and whether they form a
-            ring.
+        dims: dims of the torus in which the group has several positions.
     """
     if not dims:
         return chip.memory_bytes_per_second
     if kind == "permute":
-        return chip.link_bytes_per_second
-    links = sum(2 if ring else 1 for _, ring in dims)
-    hops = max(1.0, sum(extent for extent, _ in dims) / 4) if kind == "all_to_all" else 1.0
+        return chip.link_bytes_per_second / max(each.gap for each in dims)
+    links = sum((2 if each.ring else 1) / each.gap for each in dims)
+    hops = max(1.0, sum(each.extent for each in dims) / 4) if kind == "all_to_all" else 1.0
     return links * chip.link_bytes_per_second / hops

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import topology_mesh
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.roofline import group_along, switch_bandwidth, torus_bandwidth, torus_dims
+from benchmarks.explain.roofline import Along, group_along, switch_bandwidth, torus_bandwidth, torus_dims
 from benchmarks.seconds.machine import Machine
 from strategies import MeshSpec
 from strategies.sharding.layout import Axes
@@ -22,14 +22,14 @@ class Group:
     Attributes:
         devices: in the group.
         hosts: that they are on; 1 on a torus, whose links do not end at a host.
-        dims: of a torus: the extent of the group along each dim, and whether it is a ring. Other devices form a line,
-            as virtual devices do that stand for chips of a torus.
+        dims: of a torus: the positions of the group along each dim. Other devices form a line, as virtual devices do
+            that stand for chips of a torus.
         alike: groups on the same hosts that have several but not all of their devices, this one included.
     """
 
     devices: int
     hosts: int = 1
-    dims: tuple[tuple[int, bool], ...] = ()
+    dims: tuple[Along, ...] = ()
     alike: int = 1
 
 
@@ -51,7 +51,7 @@ def group(topology: Topology, spec: MeshSpec, axes: Axes, outermost: Axes = ()) 
         count = len(np.unique(along))
         inside = along.size // count
         alike = topology.shape[-1] // inside if count > 1 and inside > 1 else 1
-        return Group(along.size, count, ((along.size, False),), alike)
+        return Group(along.size, count, (Along(along.size, ring=False),), alike)
     mesh, chip = topology_mesh(topology, spec), topology.chip
     members = group_along(mesh, axes)
     return Group(len(members), 1, torus_dims(chip, mesh, members))
@@ -141,7 +141,7 @@ class Network:
 
     def first_and_last(self, axes: Axes) -> Group:
         """Where the first and the last device along some axes lie."""
-        return Group(2, min(2, self.group(axes).hosts), ((2, False),))
+        return Group(2, min(2, self.group(axes).hosts), (Along(2, ring=False),))
 
     def latency_seconds(self, kind: str, where: Group) -> float:
         """Latency of a collective: of a ring's steps inside a host, and of a tree's between hosts. A permute has one.

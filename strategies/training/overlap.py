@@ -34,8 +34,8 @@ replayed."""
 HALVED_TPUS = *V5E, *V6E, "TPU v5", "TPU v5p"
 """JAX's names of the TPUs on which layers run on halves of the batch: v5e, v5p and v6e.
 
-For gpt3-6.7b, a step of three_d over fsdp=32,tensor=8 on v5e:16x16 takes 926 ms instead of 970 as replayed, and
-over fsdp=256,tensor=8 on v5p:8x16x16 401 ms instead of 436; over fsdp=32,tensor=8 on v6e:16x16 334 ms instead of 350.
+For gpt3-6.7b, a step of three_d over fsdp=32,tensor=8 on v5e:16x16 takes 947 ms instead of 987 as replayed, and
+over fsdp=256,tensor=8 on v5p:8x16x16 401 ms instead of 436; over fsdp=32,tensor=8 on v6e:16x16 339 ms instead of 356.
 On other TPUs halves were not measured, and are off."""
 
 

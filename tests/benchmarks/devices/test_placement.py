@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.devices.placement import device_count, topology_mesh
 from benchmarks.devices.topology import Topology
+from benchmarks.explain.roofline import collective_bandwidth, extents, group_along
 from strategies import MeshSpec
 from strategies.mesh import AXES, factorisations
 
@@ -25,12 +26,50 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     topology_mesh.cache_clear()
 
 
+@pytest.fixture
+def libtpu() -> None:
+    """The compiler of TPUs is installed."""
+
+
 @pytest.mark.usefixtures("nothing_compiles")
 def test_chips_are_in_order_of_their_shape() -> None:
     """Devices follow the order of the torus coordinates: the last mesh axis lies along the last dim."""
-    mesh = topology_mesh(Topology.parse("v5e:2x4"), MeshSpec.parse("data=2,tensor=4"))
-    assert mesh.axis_names == ("data", "tensor")
+    mesh = topology_mesh(Topology.parse("v5e:2x4"), MeshSpec.parse("data=2,context=4"))
+    assert mesh.axis_names == ("data", "context")
     assert [[device.coords for device in row] for row in mesh.devices] == [[(i, j) for j in range(4)] for i in range(2)]
+
+
+@pytest.mark.parametrize(
+    "fixture",
+    [
+        "nothing_compiles",
+        pytest.param("libtpu", marks=pytest.mark.skipif(NO_TPU, reason="takes the tpu extra: pip install -e '.[tpu]'")),
+    ],
+)
+@pytest.mark.parametrize(
+    ("text", "mesh", "block", "links"),
+    [
+        ("v5e:16x16", "fsdp=32,tensor=8", [2, 4], {"tensor": 2, "fsdp": 2 / 2 + 2 / 4}),
+        ("v5e:4x4", "data=4,tensor=4", [2, 2], {"tensor": 2, "data": 1 / 2 + 1 / 2}),
+        ("v6e:16x16", "pipeline=64,context=4", [1, 4], {"context": 1, "pipeline": 2 + 2 / 4}),
+    ],
+)
+def test_chips_of_the_innermost_axis_lie_in_two_rows(
+    text: str, mesh: str, block: list[int], links: dict[str, float], fixture: str, request: pytest.FixtureRequest
+) -> None:
+    """With and without the compiler, a group of tensor or fsdp on v5e is a block of two rows, and bandwidths agree.
+
+    Groups that are not neighbours share the links between, and other axes have a part of a row.
+    """
+    request.getfixturevalue(fixture)
+    topology = Topology.parse(text)
+    assert topology.chip
+    placed = topology_mesh(topology, MeshSpec.parse(mesh))
+    inner = placed.axis_names[-1]
+    assert sorted(extents(group_along(placed, (inner,))))[-2:] == block
+    for axis, count in links.items():
+        found = collective_bandwidth(topology.chip, placed, "all_gather", (axis,))
+        assert found == pytest.approx(count * topology.chip.link_bytes_per_second)
 
 
 @pytest.mark.usefixtures("nothing_compiles")

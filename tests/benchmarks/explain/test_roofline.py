@@ -81,6 +81,24 @@ def test_a_part_of_a_ring_is_a_line():
     assert collective_bandwidth(V5P, spread, "all_gather", ("data", "fsdp")) == 2 * V5P.link_bytes_per_second
 
 
+@pytest.mark.parametrize(
+    ("sizes", "kind", "axes", "links"),
+    [
+        ({"data": 4, "fsdp": 2, "tensor": 8}, "all_gather", ("fsdp",), 2 / 2),  # every second of a ring of 4
+        ({"data": 2, "fsdp": 2, "tensor": 16}, "all_gather", ("data",), 2 / 2),
+        ({"data": 2, "fsdp": 32}, "all_gather", ("data",), 2 / 2),
+        ({"data": 8, "tensor": 8}, "all_gather", ("data",), 2 + 2 / 2),
+        ({"data": 4, "fsdp": 2, "tensor": 8}, "permute", ("fsdp",), 1 / 2),
+        ({"data": 8, "tensor": 8}, "permute", ("data",), 1 / 2),
+        ({"data": 2, "fsdp": 32}, "all_to_all", ("data",), 2 / 2),
+    ],
+)
+def test_groups_share_the_links_in_their_gaps(sizes, kind, axes, links):
+    """Where as many groups as a gap has links use all of them, each has its share."""
+    speed = collective_bandwidth(V5P, mesh(sizes, cube), kind, axes)
+    assert speed == pytest.approx(links * V5P.link_bytes_per_second)
+
+
 def test_an_all_gather_on_v5e_takes_as_long_as_published():
     """An all-gather of 32 MiB over 4 chips of v5e:8x4 takes 560 us at 45 GB/s a link.
 

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 
 from benchmarks.devices.topology import Topology
+from benchmarks.explain.roofline import Along
 from benchmarks.seconds.kernels import head, layer, tiles_filled
 from benchmarks.seconds.machine import RANGES
 from benchmarks.seconds.machines import machine, machine_names
@@ -172,7 +173,7 @@ def test_a_torus_has_rings_along_whole_dims():
     """A group of chips lies along dims of the torus; a dim that it spans whole is a ring."""
     cube = Topology.parse("v5p:4x4x4")
     assert group(cube, MeshSpec.parse("data=4,fsdp=16"), ("data",)).devices == 4
-    assert group(cube, MeshSpec.parse("fsdp=64"), ("fsdp",)).dims == ((4, True),) * 3
+    assert group(cube, MeshSpec.parse("fsdp=64"), ("fsdp",)).dims == (Along(4, ring=True),) * 3
 
 
 def test_tiles_that_fill_the_last_wave_are_faster():
