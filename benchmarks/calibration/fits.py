@@ -41,8 +41,8 @@ CALIBRATED: Mapping[str, Range] = {
     # Float32 logits are written, read for their maximum and their sum, and read for their gradient, which is written.
     # A core takes the exponential of a logit, forward and backward, while it could stream a hundred bytes or two.
     "logit_bytes": Range(16, 512, VIRTUAL.logit_bytes),
-    # From devices that end together to a last one that works alone, on one of two cores, for as long as the others.
-    "skew": Range(0.001, 0.5, 0.1),
+    # From devices that end together to a last one that works alone for all of its work.
+    "skew": Range(0.001, 1, 0.5),
     # A kernel costs one launch, and at most one more for each of the threads that wait for each other.
     "alone_launches": Range(1, 32, VIRTUAL.alone_launches),
 }

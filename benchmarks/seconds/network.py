@@ -123,7 +123,9 @@ class Network:
     def skew_seconds(self, axes: Axes, work_seconds: float, calls: float) -> float:
         """A device's share of the time for which the cores idle, because devices do not end their work together.
 
-        Without the waits that `idle_seconds` has for the same collectives.
+        At worst the last device works alone, on one core, for all of its work. With c cores that takes c times as long
+        as on all of them, so that the others idle for c - 1 times its seconds. `Stack.skew` is a share of that. The
+        waits that `idle_seconds` has for the same collectives are a part of it.
 
         Args:
             axes: of the collectives that follow work.
@@ -133,7 +135,7 @@ class Network:
         sharing, stack = self.machine.sharing(self.topology, self.mesh.size), self.machine.stack
         if sharing <= stack.cores or not self.all_wait(self.group(axes)):
             return 0.0
-        return max(0.0, stack.skew * work_seconds - calls * stack.wait_seconds / sharing)
+        return max(0.0, stack.skew * (stack.cores - 1) * work_seconds - calls * stack.wait_seconds) / sharing
 
     def group(self, axes: Axes) -> Group:
         """Where the devices of a group lie that differ along some axes."""

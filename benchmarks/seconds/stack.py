@@ -81,8 +81,8 @@ class Stack:
         again_seconds: the same in a collective right after another one, or with a core for each device.
         token_bytes: read and written for each element of the residual stream to bring it into the layout in which it is
             gathered or scattered over a tensor axis.
-        skew: idle time of the cores, as a share of the work of a layer, where all devices of a host wait for each other
-            after it: they do not end at the same time, and the last one does not have work for all cores.
+        skew: idle time of the cores where all devices of a host wait for each other after the work of a layer, as a
+            share of the most there can be: that the last device does all of its work alone, on one core.
         alone_launches: that a kernel of a layer costs if there are no more devices than cores. The threads of a kernel
             wait for each other, and no other device has work for their cores.
     """
