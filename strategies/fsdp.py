@@ -49,7 +49,7 @@ from strategies.sharding.layout import Axes, Layout
 from strategies.sharding.weight_shards import Shards
 from strategies.step import Implementation, Step
 from strategies.strategy import Strategy
-from strategies.training.overlap import V5E
+from strategies.torus import V5E
 from strategies.training.train_step import assemble
 
 AXES = ("fsdp",)

@@ -1,12 +1,14 @@
 """Order of chips on a torus of two dims, v5e and v6e: an innermost axis of tensor or fsdp takes rings of neighbours."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-TWO_DIMS = "TPU v5 lite", "TPU v5e", "TPU v6 lite", "TPU v6e"
-"""JAX's names of the chips with a torus of two dims: v5e and v6e."""
+V5E = "TPU v5 lite", "TPU v5e"
+V6E = "TPU v6 lite", "TPU v6e"
+TWO_DIMS = *V5E, *V6E
+"""JAX's names of v5e and v6e, the chips with a torus of two dims."""
 
 RINGED = "fsdp", "tensor"
 """Axes whose gathers and reduce-scatters are most of what a step sends."""
@@ -44,8 +46,7 @@ def in_rings(devices: np.ndarray, axes: Sequence[str]) -> np.ndarray:
     if devices.flat[0].device_kind not in TWO_DIMS or axis not in RINGED or size < 4 or size % 2:
         return devices
     grid = _rectangle(devices)
-    group = {tuple(device.coords) for device in devices.reshape(-1, size)[0]}
-    along = [dim for dim in range(len(next(iter(group)))) if len({coords[dim] for coords in group}) > 1]
+    along = [dim for dim, places in enumerate(positions(devices.reshape(-1, size)[0])) if len(places) > 1]
     if grid is None or len(along) != 1:
         return devices
     rows = grid if along == [1] else grid.T
@@ -57,10 +58,15 @@ def in_rings(devices: np.ndarray, axes: Sequence[str]) -> np.ndarray:
     return rings.reshape(devices.shape)
 
 
+def positions(group: Iterable[Any]) -> list[list[int]]:
+    """Distinct coordinates of a group of devices in each dim of their torus, in order."""
+    return [sorted(set(places)) for places in zip(*(device.coords for device in group), strict=True)]
+
+
 def _rectangle(devices: np.ndarray) -> np.ndarray | None:
     """The devices by their first two coordinates; None if they are no full rectangle without gaps in these."""
     places: dict[tuple[int, ...], Any] = {tuple(device.coords): device for device in devices.flat}
-    extents = [sorted({coords[dim] for coords in places}) for dim in range(len(next(iter(places))))]
+    extents = positions(devices.flat)
     shape = [len(extent) for extent in extents[:2]]
     gaps = any(extent[-1] - extent[0] + 1 != len(extent) for extent in extents)
     if gaps or len(places) != devices.size or np.prod(shape) != devices.size:

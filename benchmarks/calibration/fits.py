@@ -76,26 +76,32 @@ def rate(timings: Sequence[Timing], *, shared: bool) -> float:
     return statistics.median(each.work * (each.devices if shared else 1) / each.seconds for each in timings)
 
 
-def matmuls(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float]:
-    """FLOPs per second of large matmuls, and `Constants.matmul_dim`, by least squares of relative errors."""
-    works = [each.work * (each.devices if shared else 1) / each.seconds for each in timings]
-    rows = [(work, work * each.inverse_dim) for work, each in zip(works, timings, strict=True)]
-    (per_flop, per_dim), _ = nnls(np.array(rows), np.ones(len(rows)))
-    return float(1 / per_flop), float(per_dim / per_flop)
+def matmuls(timings: Sequence[Timing]) -> tuple[float, float]:
+    """FLOPs per second of large matmuls of a device, and `Constants.matmul_dim`."""
+    flops, dim = _rate_and_dims([(each.work / each.seconds, each.inverse_dim) for each in timings])
+    return flops, dim
 
 
 def packed_matmuls(timings: Sequence[Timing]) -> tuple[float, float, float]:
-    """FLOPs per second of large matmuls of a host, `Stack.column_dim` and `Stack.transposed_dim`.
+    """FLOPs per second of large matmuls of a host, `Stack.column_dim` and `Stack.transposed_dim`."""
+    flops, column, transposed = _rate_and_dims(
+        [(each.work * each.devices / each.seconds, each.inverse_columns, each.inverse_transposed) for each in timings]
+    )
+    return flops, column, transposed
+
+
+def _rate_and_dims(found: Sequence[tuple[float, ...]]) -> Sequence[float]:
+    """FLOPs per second of large matmuls, and the dims at which others take twice as long.
 
     They are fitted by least squares of relative errors.
+
+    Args:
+        found: FLOPs per second of each matmul, and one over each of its dims.
     """
-    works = [each.work * each.devices / each.seconds for each in timings]
-    rows = [
-        (work, work * each.inverse_columns, work * each.inverse_transposed)
-        for work, each in zip(works, timings, strict=True)
-    ]
-    (per_flop, per_column, per_transposed), _ = nnls(np.array(rows), np.ones(len(rows)))
-    return float(1 / per_flop), float(per_column / per_flop), float(per_transposed / per_flop)
+    rows = np.array(found)
+    rows[:, 1:] *= rows[:, :1]
+    (per_flop, *per_dims), _ = nnls(rows, np.ones(len(rows)))
+    return [float(each / per_flop) for each in (1.0, *per_dims)]
 
 
 def attention(timings: Sequence[Timing], *, shared: bool) -> tuple[float, float, float]:

@@ -153,7 +153,7 @@ def machine_of(name: str, timings: Sequence[Timing], here: Setting) -> tuple[Mac
         flops, columns, transposed = packed_matmuls(of["matmul"])
         stack = replace(stack, column_dim=columns, transposed_dim=transposed)
     else:
-        flops, matmul_dim = matmuls(of["matmul"], shared=False)
+        flops, matmul_dim = matmuls(of["matmul"])
     streaming = rate(of["stream"], shared=here.shared)
     missing = ["the network between hosts; tell `meshmark advise` with --set inter_host_bandwidth=10Gbit/s"]
     exchanged = [each for each in timings if each.calls]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 
 from benchmarks.devices.chips import Chip
+from strategies.torus import positions
 
 Sent = tuple[str, tuple[str, ...], float]
 """Communication of a device per step: kind of collective, mesh axes, bytes sent."""
@@ -124,11 +125,6 @@ def group_along(mesh: Mesh, axes: Sequence[str]) -> list[Any]:
 def extents(group: Iterable[Any]) -> list[int]:
     """Number of distinct coordinates of a group of devices in each dim of their torus."""
     return [len(places) for places in positions(group)]
-
-
-def positions(group: Iterable[Any]) -> list[list[int]]:
-    """Distinct coordinates of a group of devices in each dim of their torus, in order."""
-    return [sorted(set(places)) for places in zip(*(device.coords for device in group), strict=True)]
 
 
 def switch_bandwidth(chip: Chip, kind: str, devices: int, hosts: int) -> float:

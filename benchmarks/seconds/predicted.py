@@ -9,13 +9,7 @@ from collections.abc import Collection, Iterator
 
 from benchmarks.devices.topology import Topology
 from benchmarks.seconds.caches import far_bytes
-from benchmarks.seconds.kernels import (
-    Kernel,
-    head,
-    layer,
-    seconds_by_kind,
-    softmax_is_fused,
-)
+from benchmarks.seconds.kernels import Kernel, head, layer, seconds_by_kind, softmax_is_fused
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.memory import first_stage_elements
 from benchmarks.seconds.network import Network, bandwidth, group
@@ -157,8 +151,8 @@ class StepSeconds:
         """Yield mesh axes of the collectives of a layer, and how many of them follow work that nothing runs beside."""
         for each in self.traffic:
             if each.what in OF_LAYERS and each.kind != "all_gather":
-                ring = each.what == "keys and values" and self.plan.share.ring > 1
-                yield each.axes, 0 if ring else getattr(self.sums.calls(each.what)[0], way)
+                beside = self.sums.is_of_ring(each.what)
+                yield each.axes, 0 if beside else getattr(self.sums.calls(each.what)[0], way)
         if self.sharded.axes and self.plan.train.gather == "layer":
             yield self.sharded.axes, len(GATHERED[way])
 

@@ -42,8 +42,7 @@ class LayerSums:
                 share = getattr(gathers, way) if each.kind == "all_gather" else getattr(calls, way) / all_calls
                 sent = each.sent_bytes * share / self.plan.train.microbatches / self.plan.layers
                 # A ring sends beside its attention, and tokens are gathered right after others were scattered.
-                ring = each.what == "keys and values" and self.plan.share.ring > 1
-                again = getattr(calls, way) if ring or each.kind == "all_gather" else 0
+                again = getattr(calls, way) if self.is_of_ring(each.what) or each.kind == "all_gather" else 0
                 total += self.network.seconds(each.kind, each.axes, sent, times * getattr(calls, way), times * again)
                 if each.what == "layers" and each.kind != "all_reduce":
                     total += getattr(calls, way) * self.layout_seconds()
@@ -74,13 +73,18 @@ class LayerSums:
         one = self.network.seconds(each.kind, each.axes, sent)
         return sum(min(one, kernel.seconds(self.network.machine)) for kernel in beside_sums(self.plan))
 
+    def is_of_ring(self, what: str) -> bool:
+        """Whether this is sent around a ring, beside attention."""
+        return what == "keys and values" and self.plan.share.ring > 1
+
     def calls(self, what: str) -> tuple[Passes, int]:
         """Collectives that a layer waits for, forward and backward, and how many the traffic of a layer counts.
 
         A stack that repeats whole layers also repeats the last sum.
         """
         branches, full = len(Block.branches()), self.plan.train.remat == "full"
-        if what == "keys and values" and (ring := self.plan.share.ring) > 1:
+        if self.is_of_ring(what):
+            ring = self.plan.share.ring
             return Passes(ring - 1, 2 * ring - 1), 3 * ring - 2
         if what == "tokens and heads":
             return (Passes(2, 4), 6) if full else (Passes(2, 2), 4)

@@ -15,21 +15,7 @@ from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import GPUS, platform_of
 from strategies.sharding.layout import Layout, size_of
 from strategies.step import Implementation
-
-V5E = "TPU v5 lite", "TPU v5e"
-"""JAX's names of v5e, whose defaults differ from those of other TPUs.
-
-Weights are not gathered ahead. Over all chips of v5e:16x16 a reduce-scatter becomes an all-reduce, of which less is
-hidden with prefetch: a step of fsdp with gpt3-6.7b takes 778 ms as replayed, and without 707, or 692 since fsdp.py
-attends by token. hsdp gains 1% and three_d 2%, for the weights and gradients of another layer in memory. Other kinds
-gain more: fsdp takes 234 ms instead of 246 on v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16; hsdp over
-data=16,fsdp=128 on the latter 301 ms instead of 317."""
-
-V6E = "TPU v6 lite", "TPU v6e"
-"""JAX's names of v6e, where weights are gathered ahead unless an axis splits the batch and replicates weights.
-
-With gpt3-6.7b on v6e:16x16 a step of hsdp over data=16,fsdp=16 takes 302 ms with prefetch, and 297 without, as
-replayed."""
+from strategies.torus import V5E, V6E
 
 HALVED_TPUS = *V5E, *V6E, "TPU v5", "TPU v5p"
 """JAX's names of the TPUs on which layers run on halves of the batch: v5e, v5p and v6e.
@@ -99,6 +85,14 @@ def _reduce(layout: Layout, train: TrainConfig, platform: str | None) -> Literal
 def _prefetch(
     layout: Layout, config: GPTConfig, train: TrainConfig, platform: str | None, kind: str
 ) -> Literal["on", "off"]:
+    """Resolve `prefetch`. Weights are not gathered ahead on v5e, nor on v6e where an axis of the batch replicates them.
+
+    Over all chips of v5e:16x16 a reduce-scatter becomes an all-reduce, of which less is hidden with prefetch: a step of
+    fsdp with gpt3-6.7b takes 778 ms as replayed, and without 707, or 692 since fsdp.py attends by token. hsdp gains 1%
+    and three_d 2%, for the weights and gradients of another layer in memory. On v6e:16x16 hsdp over data=16,fsdp=16
+    takes 302 ms with prefetch, and 297 without. Elsewhere prefetch gains: fsdp takes 234 ms instead of 246 on
+    v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16; hsdp over data=16,fsdp=128 on the latter 301 ms instead of 317.
+    """
     if not layout.shards or train.prefetch == "off":
         return "off"
     problem = _prefetch_problem(layout, config, train)

@@ -61,7 +61,7 @@ def test_rates_are_recovered(shared):
     if shared:
         assert packed_matmuls(products) == pytest.approx((FLOPS, COLUMN, TRANSPOSED))
     else:
-        assert matmuls(products, shared=False) == pytest.approx((FLOPS, DIM))
+        assert matmuls(products) == pytest.approx((FLOPS, DIM))
     assert attention([each for each in made if each.scores], shared=shared) == pytest.approx((5e10, 1e-9, MATRIX))
     assert links([each for each in made if each.calls], shared=shared) == pytest.approx(
         (BANDWIDTH, LATENCY, shared * WAIT)
