@@ -81,6 +81,11 @@ class Network:
     topology: Topology
     mesh: MeshSpec
 
+    @property
+    def sharing(self) -> int:
+        """How many devices share the cores of a host."""
+        return self.machine.sharing(self.topology, self.mesh.size)
+
     def seconds(self, kind: str, axes: Axes, sent_bytes: float, calls: float = 1, again: float = 0) -> float:
         """Seconds of collectives of one kind along some axes.
 
@@ -108,34 +113,38 @@ class Network:
 
         While a smaller group waits, others work. With no more devices than cores no thread is taken off its core.
         """
-        stack, sharing = self.machine.stack, self.machine.sharing(self.topology, self.mesh.size)
+        stack = self.machine.stack
         if not self.all_wait(where):
             return 0.0
-        if sharing <= stack.cores:
+        if self.sharing <= stack.cores:
             again = calls
-        return ((calls - again) * stack.wait_seconds + again * stack.again_seconds) / sharing
+        return ((calls - again) * stack.wait_seconds + again * stack.again_seconds) / self.sharing
 
     def all_wait(self, where: Group) -> bool:
         """Whether a collective of a group stops all virtual devices of a host."""
-        sharing = self.machine.sharing(self.topology, self.mesh.size)
-        return self.machine.stack.shared and where.devices // where.hosts >= sharing
+        return self.machine.stack.shared and where.devices // where.hosts >= self.sharing
 
-    def skew_seconds(self, axes: Axes, work_seconds: float, calls: float) -> float:
+    def skew_seconds(self, axes: Axes, work_seconds: float, share: float) -> float:
         """A device's share of the time for which the cores idle, because devices do not end their work together.
 
         At worst the last device works alone, on one core, for all of its work. With c cores that takes c times as long
-        as on all of them, so that the others idle for c - 1 times its seconds. `Stack.skew` is a share of that. The
-        waits that `idle_seconds` has for the same collectives are a part of it.
+        as on all of them, so that the others idle for c - 1 times its seconds. Where only a part of the devices wait
+        for each other, others have work for the cores, unless they wait, too: the chance of both is taken to be the
+        square of that part.
 
         Args:
-            axes: of the collectives that follow work.
-            work_seconds: of a device, before all of them.
-            calls: how many they are.
+            axes: along which devices wait for each other.
+            work_seconds: of a device, before they do.
+            share: of the worst: a skew of the stack.
         """
-        sharing, stack = self.machine.sharing(self.topology, self.mesh.size), self.machine.stack
-        if sharing <= stack.cores or not self.all_wait(self.group(axes)):
-            return 0.0
-        return max(0.0, stack.skew * (stack.cores - 1) * work_seconds - calls * stack.wait_seconds) / sharing
+        where = self.group(axes)
+        local = where.devices // where.hosts
+        return share * (local / self.sharing) ** 2 * self.alone_seconds(work_seconds) if local > 1 else 0.0
+
+    def alone_seconds(self, work_seconds: float) -> float:
+        """A device's share of the time for which other cores idle, if one device does all of its work alone."""
+        stack = self.machine.stack
+        return max(0, stack.cores - 1) * work_seconds / self.sharing if self.sharing > stack.cores else 0.0
 
     def group(self, axes: Axes) -> Group:
         """Where the devices of a group lie that differ along some axes."""

@@ -5,7 +5,10 @@ timeline = predict_seconds(predict("tensor", config, "tensor=8", train), its, To
 timeline.step_seconds, timeline.parts
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from functools import cached_property
+
+import numpy as np
 
 from benchmarks.devices.topology import Topology
 from benchmarks.seconds.caches import far_bytes
@@ -30,11 +33,12 @@ OF_PARAMETERS = "gradients", "weights"
 BETWEEN_STAGES = "stages"
 """What stages send to their neighbours."""
 
-KEPT_BYTES, RETURNED_BYTES = 20 * 2**20, 36 * 2**20
-"""Temporaries of a device that the C library keeps for the next step, and that it returns to the system. In between it
-returns a part, because the temporaries of several devices share a heap of 64 MiB (glibc's malloc/arena.c,
-HEAP_MAX_SIZE). Page faults of steps on eight devices, over their temporaries: 0 at 21 MiB, 0.2 at 24, 0.4 at 27, 0.6 at
-31, 0.9 at 36 and 1.0 at 38."""
+RETURNED = ((14, 0.0), (20, 0.28), (30, 0.28), (34, 0.9), (64, 1.0))
+"""MiB of temporaries of a device, and the share of them that the C library returns to the system after a step, so that
+they are page faults of the next one. A block of more than 32 MiB has pages of its own (glibc's malloc/malloc.c,
+DEFAULT_MMAP_THRESHOLD_MAX); one of up to 64 MiB has none on the first device of eight, whose heap grows. Smaller blocks
+of several devices share heaps of 64 MiB (malloc/arena.c, HEAP_MAX_SIZE). These are means of 130 steps on eight devices.
+Of a single step between 20 and 32 MiB the share is anything from 0 to 0.7."""
 
 
 def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timeline:
@@ -57,6 +61,8 @@ def predict_seconds(cost: Cost, machine: Machine, topology: Topology) -> Timelin
     parts = added(parts, step.after(sum(layers.backward.values())))
     if not step.bubbles:
         parts = {**parts, "bubble": 0.0}
+    everywhere, share = tuple(cost.plan.mesh.sizes), machine.stack.step_skew
+    parts = added(parts, {"skew": step.network.skew_seconds(everywhere, sum(parts.values()), share)})
     parts = scaled(parts, step.sharing)
     parts = added(parts, {"fixed": machine.constants.step_seconds})
     return Timeline({name: seconds for name, seconds in parts.items() if seconds})
@@ -137,8 +143,8 @@ class StepSeconds:
         parts = seconds_by_kind(getattr(self.kernels, way), self.machine)
         # Between the hops of a ring there is attention alone, a part at a time.
         work = sum(seconds for kind, seconds in parts.items() if kind != "attention" or self.plan.share.ring == 1)
-        skews = max([self.network.skew_seconds(axes, work, calls) for axes, calls in self.waits(way)], default=0.0)
-        parts = added(parts, {"sums of layers": self.sums.seconds(way), "skew": skews})
+        skew = self.network.skew_seconds(self.waiting, work, stack.skew)
+        parts = added(parts, {"sums of layers": self.sums.seconds(way), "skew": skew})
         hidden = 0.0 if stack.shared else sum(parts.values())
         waits = max(0.0, launches * constants.kernel_seconds - hidden)
         parts = added(parts, {"launches": waits})
@@ -147,14 +153,12 @@ class StepSeconds:
         hidden = sum(parts.values()) if beside else 0.0
         return added(parts, {"gathers": max(0.0, self.gathers_seconds(GATHERED[way]) - hidden)})
 
-    def waits(self, way: str) -> Iterator[tuple[Axes, float]]:
-        """Yield mesh axes of the collectives of a layer, and how many of them follow work that nothing runs beside."""
-        for each in self.traffic:
-            if each.what in OF_LAYERS and each.kind != "all_gather":
-                beside = self.sums.is_of_ring(each.what)
-                yield each.axes, 0 if beside else getattr(self.sums.calls(each.what)[0], way)
-        if self.sharded.axes and self.plan.train.gather == "layer":
-            yield self.sharded.axes, len(GATHERED[way])
+    @cached_property
+    def waiting(self) -> Axes:
+        """Mesh axes along which devices wait for each other in a layer."""
+        of_layers = {axis for each in self.traffic if each.what in OF_LAYERS for axis in each.axes}
+        gathered = self.sharded.axes if self.plan.train.gather == "layer" else ()
+        return self.plan.over(of_layers.union(gathered))
 
     def gathers_seconds(self, wanted: Collection[str]) -> float:
         """Seconds of a layer's collectives of sharded weights and gradients for one microbatch, by what they send.
@@ -205,11 +209,11 @@ class StepSeconds:
             again = 1 - float(exchanges.any(axis=1).sum() / exchanges.sum())
         axes = plan.over(plan.axes_of("layers"))
         work = sum(each.seconds(self.machine) for each in (*self.kernels.forward, *self.kernels.backward))
-        calls, work = plan.ticks.exchanges, self.microbatches * plan.layers * work
-        skew = self.network.skew_seconds(axes, self.filled * work, (1 - again) * calls) / calls
-        ticks = len(plan.schedule.table[0])
-        launches = stack.tick_kernels * ticks * self.machine.constants.kernel_seconds / plan.ticks.exchanges
-        return self.network.seconds("permute", axes, sent, again=again) + skew + launches
+        work *= self.filled * self.microbatches * plan.layers
+        skew = self.network.skew_seconds(axes, work, stack.skew)
+        launches = stack.tick_kernels * len(plan.schedule.table[0]) * self.machine.constants.kernel_seconds
+        each = self.network.seconds("permute", axes, sent, again=again)
+        return each + (skew + launches) / plan.ticks.exchanges
 
     def after(self, backward_seconds: float) -> Parts:
         """Seconds of what follows the passes.
@@ -274,6 +278,6 @@ class StepSeconds:
 
     def allocation_seconds(self) -> float:
         """Seconds for the system to provide the temporaries, where the host's allocator does not keep them."""
-        returned = (self.temporaries - KEPT_BYTES) / (RETURNED_BYTES - KEPT_BYTES)
-        fresh = self.temporaries * min(1.0, max(0.0, returned))
+        sizes, shares = zip(*RETURNED, strict=True)
+        fresh = self.temporaries * float(np.interp(self.temporaries / 2**20, sizes, shares))
         return Kernel("memory", 0, self.machine.stack.fresh_bytes * fresh).seconds(self.machine)

@@ -69,9 +69,11 @@ class Stack:
         cache_bytes: of the host's last cache.
         column_dim: a matmul [m,k] x [k,n] takes 1 + column_dim / n times as long, because the first operand is packed.
         transposed_dim: the same of gradients of weights, where the operand that is packed is transposed.
+        transposed_bytes: that take as long to stream as copying an element where a collective joins or splits the
+            innermost dim of an array, because it is brought into a layout in which that is the outermost.
         accumulation_bytes: read and written for each parameter to accumulate the gradient of a microbatch.
         fresh_bytes: that take as long to read and write as the system takes to provide a byte of temporaries. The C
-            library returns large ones to the system after each step (`RETURNED_BYTES` in predicted.py).
+            library returns large ones to the system after each step (`RETURNED` in predicted.py).
         matrix_flops: of attention that take as long as one more matrix in a batch of matmuls.
         cores: of the host that virtual devices share.
         kept_bytes: that take as long to read and write as keeping a byte for the backward pass: it is written, put into
@@ -83,6 +85,7 @@ class Stack:
             gathered or scattered over a tensor axis.
         skew: idle time of the cores where all devices of a host wait for each other after the work of a layer, as a
             share of the most there can be: that the last device does all of its work alone, on one core.
+        step_skew: the same share at the end of a step, after all of its work.
         alone_launches: that a kernel of a layer costs if there are no more devices than cores. The threads of a kernel
             wait for each other, and no other device has work for their cores.
     """
@@ -123,6 +126,7 @@ class Stack:
     cache_bytes: float = 0
     column_dim: float = 0
     transposed_dim: float = 0
+    transposed_bytes: float = 0
     accumulation_bytes: float = 0
     fresh_bytes: float = 0
     matrix_flops: float = 0
@@ -132,6 +136,7 @@ class Stack:
     again_seconds: float = 0
     token_bytes: float = 0
     skew: float = 0
+    step_skew: float = 0
     alone_launches: float = 1
 
 

@@ -39,6 +39,7 @@ class Weight:
         dims: names of its dims.
         backward: whether the backward pass needs it.
         axes: mesh axes that split it.
+        last_axes: those that split its last dim.
         elements: number of its elements on one device.
     """
 
@@ -46,6 +47,7 @@ class Weight:
     dims: Dims
     backward: Backward
     axes: Axes
+    last_axes: Axes
     elements: int
 
     @property
@@ -270,9 +272,10 @@ class Plan:
         sizes = dict(self.config.dim_sizes, vocab=self.padded_vocab, layers=self.layer_slots)
         spec = self.layout.spec(self.config, self.mesh.sizes)
         return tuple(
-            Weight(name, dims, backward, axes, math.prod(sizes[dim] for dim in dims) // self.size(*axes))
+            Weight(name, dims, backward, axes, last, math.prod(sizes[dim] for dim in dims) // self.size(*axes))
             for name, (dims, backward) in named_weights(self.config.tied).items()
-            for axes in [tuple(jax.tree.leaves(tuple(spec(dims))))]
+            for split in [tuple(spec(dims))]
+            for axes, last in [(tuple(jax.tree.leaves(split)), tuple(jax.tree.leaves(split[len(dims) - 1 :])))]
         )
 
     def dtype(self, weight: Weight) -> Dtype:

@@ -9,6 +9,7 @@ Bytes are those of the program's dtypes. XLA's CPU backend sends bfloat16 as flo
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from strategies.costs.plan import BYTES, Plan, Weight
 from strategies.model.gpt import Block
@@ -40,6 +41,7 @@ class Traffic:
         operand_bytes: bytes of the operands of all these collectives in a step.
         sent_bytes: bytes that the device sends for them.
         dtype: of what is sent.
+        innermost: whether parts of the last dim of a matrix are sent, whose elements are not next to each other.
     """
 
     what: str
@@ -48,25 +50,26 @@ class Traffic:
     operand_bytes: int
     sent_bytes: int
     dtype: str = "float32"
+    innermost: bool = False
 
 
 Term = Callable[[Plan], Iterator[Traffic]]
 
 
 def traffic(
-    plan: Plan, what: str, kind: str, axes: Axes, elements: int, *, dtype: str = "float32"
+    plan: Plan, what: str, kind: str, axes: Axes, elements: int, *, dtype: str = "float32", innermost: bool = False
 ) -> Iterator[Traffic]:
     """Yield the traffic of collectives over `axes` whose operands have `elements` elements in all; none on one device.
 
-    `what`, `kind` and `dtype` are those of `Traffic`. Where devices communicate by gloo, a reduce-scatter is an
-    all-to-all (sharding/collectives.py).
+    `what`, `kind`, `dtype` and `innermost` are those of `Traffic`. Where devices communicate by gloo, a reduce-scatter
+    is an all-to-all (sharding/collectives.py).
     """
     over = plan.over(axes)
     if kind == "reduce_scatter" and communicates_by_gloo():
         kind = "all_to_all"
     if over and elements:
         operand = BYTES[dtype] * elements
-        yield Traffic(what, kind, over, operand, SENT[kind](operand, plan.size(*over)), dtype)
+        yield Traffic(what, kind, over, operand, SENT[kind](operand, plan.size(*over)), dtype, innermost)
 
 
 def gradients(plan: Plan) -> Iterator[Traffic]:
@@ -118,10 +121,12 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
         elif by_layer:
             once = of_ends(plan, weight) * weight.elements
         scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
+        innermost = is_matrix(weight.dims) and bool({*axes} & {*weight.last_axes})
+        term = partial(traffic, plan, axes=axes, innermost=innermost)
         dtype, reduce_dtype = plan.dtype(weight), plan.train.reduce_dtype
-        yield from traffic(plan, "weights", "all_gather", axes, once, dtype=dtype)
-        yield from traffic(plan, "weights again", "all_gather", axes, again, dtype=dtype)
-        yield from traffic(plan, "gradients", "reduce_scatter", axes, scattered * whole, dtype=reduce_dtype)
+        yield from term("weights", "all_gather", elements=once, dtype=dtype)
+        yield from term("weights again", "all_gather", elements=again, dtype=dtype)
+        yield from term("gradients", "reduce_scatter", elements=scattered * whole, dtype=reduce_dtype)
 
 
 def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:

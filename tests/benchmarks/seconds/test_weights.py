@@ -129,31 +129,56 @@ def test_few_columns_make_a_matmul_slow():
             assert kernel.seconds(fast) == pytest.approx(kernel.flops / its.reached.flops_per_second * (1 + dim / n))
 
 
-@pytest.mark.parametrize("mesh", ["tensor=8", "fsdp=8", "context=8", "pipeline=8", "data=8", "data=2,tensor=4"])
-def test_devices_end_together_or_all_wait_for_the_last(mesh):
-    """Where all devices wait for each other after each layer, cores idle for a share of its work."""
-    cost = cost_of(mesh, replace(MODEL, layers=8), microbatches=8 if mesh.startswith("pipeline") else 1)
-    even, uneven, more = (parts_of(cost, replace(WAITING, wait_seconds=0, skew=skew)) for skew in (0, 0.1, 0.2))
+WAITERS = {
+    **dict.fromkeys(("tensor=8", "fsdp=8", "context=8", "pipeline=8", "fsdp=4,tensor=2"), 8),
+    **{"data=2,tensor=4": 4, "data=2,fsdp=4": 4, "data=2,pipeline=4": 4, "data=4,fsdp=2": 2, "data=8": 0},
+}
+"""Meshes, and how many of their devices wait for each other after the work of a layer or of a tick."""
+
+
+@pytest.mark.parametrize("mesh", WAITERS)
+def test_devices_end_together_or_wait_for_the_last(mesh):
+    """After each layer's work cores idle for a share of it: the less, the fewer devices wait for each other."""
+    strategy = "hsdp" if mesh in ("data=2,fsdp=4", "data=4,fsdp=2") else None
+    options = {"microbatches": 8 if "pipeline" in mesh else 1, **({"strategy": strategy} if strategy else {})}
+    cost = cost_of(mesh, replace(MODEL, layers=8), batch_size=64, **options)
+    even, uneven, more = (parts_of(cost, replace(WAITING, skew=skew)) for skew in (0, 0.1, 0.2))
     idle, twice = (sum(each[name] - even[name] for name in ("skew", "sends")) for each in (uneven, more))
-    if mesh in ("data=8", "data=2,tensor=4"):
-        assert idle == twice == 0
-        return
     work = even["matmul"] + even["memory"] + (0 if mesh == "context=8" else even["attention"])
-    assert idle == pytest.approx(0.1 * (WAITING.cores - 1) / 8 * work)
+    assert idle == pytest.approx(0.1 * (WAITERS[mesh] / 8) ** 2 * (WAITING.cores - 1) / 8 * work, abs=1e-12)
     assert twice == pytest.approx(2 * idle)
 
 
-@pytest.mark.parametrize("mesh", ["tensor=8", "fsdp=8"])
-def test_what_is_waited_for_anyway_counts_once(mesh):
-    """A wait that is shorter than devices are apart is a part of it; a longer one stands for both."""
+@pytest.mark.parametrize("mesh", ["data=8", "tensor=8", "pipeline=8"])
+def test_all_devices_wait_for_the_last_at_the_end_of_a_step(mesh):
+    """Whatever they wait for before; where each has a core of its own no core idles."""
+    cost = cost_of(mesh, replace(MODEL, layers=8), microbatches=8 if mesh == "pipeline=8" else 1)
 
-    def waited(skew, wait):
-        parts = parts_of(cost_of(mesh), replace(WAITING, skew=skew, wait_seconds=wait, again_seconds=0))
-        return sum(parts.get(name, 0.0) for name in ("skew", "gathers", "sums of layers"))
+    def step(**changes):
+        its = replace(ITS, stack=replace(WAITING, **changes))
+        return predict_seconds(cost, its, Topology(CPU, (8,))).step_seconds
 
-    assert waited(0.1, 1e-7) == pytest.approx(waited(0.1, 0))
-    assert waited(0.1, 1e-2) == pytest.approx(waited(0, 1e-2))
-    assert waited(0.1, 1e-2) > waited(0.1, 0)
+    work = step() - CONSTANTS.step_seconds
+    assert step(step_skew=0.4) - step() == pytest.approx(0.4 * (WAITING.cores - 1) / 8 * work)
+    assert step(step_skew=0.4, cores=8) == step(cores=8)
+
+
+@pytest.mark.parametrize("gather", ["layer", "step"])
+def test_parts_of_innermost_dims_are_copied(gather):
+    """Gathered weights whose last dim is sharded, and gradients before they are scattered: whole, and the part.
+
+    With a tensor axis these are the second matrix of each branch, and both tables of tokens.
+    """
+    cost = cost_of("fsdp=4,tensor=2", replace(MODEL, tied=False), gather=gather, remat="full")
+    copying = replace(VIRTUAL, transposed_bytes=100)
+    seconds = parts_of(cost, copying)["gathers"] - parts_of(cost)["gathers"]
+    embed, hidden, vocab = MODEL.embed, MODEL.embed // 2, MODEL.vocab // 2
+    of_layers, tables = MODEL.layers * (hidden * embed + 4 * hidden * embed), 2 * vocab * embed
+    times = 3 if gather == "layer" else 2  # forward, again backward, and gradients
+    elements = (times * of_layers + 2 * tables) * (1 + 1 / 4)
+    assert seconds == pytest.approx(8 * elements * 100 / ITS.reached.memory_bytes_per_second)
+    alone = cost_of("fsdp=8", gather=gather)
+    assert parts_of(alone, copying)["gathers"] == parts_of(alone)["gathers"]
 
 
 def test_halves_hide_a_part_of_the_sums():
