@@ -43,6 +43,7 @@ CALIBRATED: Mapping[str, Range] = {
     "logit_bytes": Range(16, 512, VIRTUAL.logit_bytes),
     # From devices that end together to a last one that works alone for all of its work.
     "skew": Range(0.001, 1, 0.5),
+    "step_skew": Range(0.001, 1, 0.5),
     # A kernel costs one launch, and at most one more for each of the threads that wait for each other.
     "alone_launches": Range(1, 32, VIRTUAL.alone_launches),
 }
@@ -183,10 +184,15 @@ def fitted(runs: Sequence[Run], machine: Machine, names: Sequence[str]) -> Fitte
         getattr(machine.constants if name in RANGES else machine.stack, name) or CALIBRATED[name].start
         for name in names
     ]
-    # A fit cannot start at an end of a range, where an earlier one may have ended.
     margin = EDGE * (high - low)
-    start = np.clip(np.log(values), low + margin, high - margin)
-    found = least_squares(errors, start, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER).x
+
+    def nearest(start: np.ndarray, loss: str) -> np.ndarray:
+        # A fit cannot start at an end of a range, where an earlier one may have ended.
+        start = np.clip(start, low + margin, high - margin)
+        return least_squares(errors, start, bounds=(low, high), loss=loss, f_scale=OUTLIER).x
+
+    # Far from the measured seconds a robust loss is flat. So it begins where a fit by squares ends.
+    found = nearest(nearest(np.log(values), "linear"), "soft_l1")
     places = (found - low) / (high - low)
     at_edges = [name for name, place in zip(names, places, strict=True) if min(place, 1 - place) < EDGE]
     return Fitted(changed(found), tuple(at_edges))

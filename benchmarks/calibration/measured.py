@@ -36,14 +36,14 @@ from strategies.mesh import are_virtual, platform_of
 ROUNDS = 5
 GROUPS = 2, 4, 8
 FITTED = "memory_efficiency", "kernel_seconds"
-SHARED = "kept_bytes", "logit_bytes", "alone_launches", "skew"
+SHARED = "kept_bytes", "logit_bytes", "alone_launches", "skew", "step_skew"
 ALONE = "attention_efficiency", "optimizer_bytes"
 """What small steps show, in which all of these act together: of all devices, of those that share a host, and of others.
 """
 PASSES = (
     *("score_bytes", "logit_bytes", "optimizer_bytes", "fresh_bytes", "kept_bytes", "matrix_flops", "cores"),
     *("wait_seconds", "again_seconds", "alone_launches", "cold_bytes", "cache_bytes", "column_dim", "transposed_dim"),
-    "skew",
+    *("transposed_bytes", "skew", "step_skew"),
 )
 """What is measured of the stack."""
 
@@ -106,8 +106,8 @@ def measured(name: str, say: Callable[[str], None]) -> Measured:
 
 def with_passes(machine: Machine, timings: Sequence[Timing]) -> Machine:
     """The machine with measured passes over scores and fresh memory, as bytes that take as long to stream."""
-    fresh, attending, cold = (
-        [each for each in timings if each.kind == kind] for kind in ("allocation", "attention", "cold")
+    fresh, attending, cold, transposed = (
+        [each for each in timings if each.kind == kind] for kind in ("allocation", "attention", "cold", "transpose")
     )
     if not machine.stack.shared:
         return machine
@@ -120,6 +120,7 @@ def with_passes(machine: Machine, timings: Sequence[Timing]) -> Machine:
         fresh_bytes=streaming / rate(fresh, shared=True),
         score_bytes=Passes(*(per_byte * each for each in planned)),
         matrix_flops=matrix_seconds * flops,
+        transposed_bytes=streaming / rate(transposed, shared=True),
         cold_bytes=max(1.0, streaming / rate(cold, shared=True)),
         cache_bytes=cache_bytes(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -194,6 +195,7 @@ def _probes(here: Setting) -> Iterator[Probe]:
     yield from probes.dispatches(here.devices)
     if here.shared:
         yield from probes.attentions(here.devices)
+        yield from probes.transposes(here.devices)
         yield from probes.cold_streams(here.devices)
         yield from probes.allocations()
         yield from probes.turns(here.devices)

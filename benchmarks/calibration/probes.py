@@ -38,6 +38,8 @@ SENT_ELEMENTS = (2**10, 2**14, 2**18)
 TURNS = (1, 2, 4, 16)
 """Pairs of matmuls between two collectives."""
 STREAMED_BYTES = 2**22
+TRANSPOSED = (384, 384)
+"""Dims of a matrix, which a loop can transpose over and over. Of 256 to 768, only a power of two took longer."""
 COLD_BYTES = 2**26
 """Of an array that caches do not hold."""
 COLD_PASSES = 8
@@ -51,9 +53,10 @@ class Probe:
     """Something that is done over and over.
 
     Attributes:
-        kind: "matmul", "attention", "stream", "cold", "allocation", "turn", "dispatch", or a kind of collective.
+        kind: "matmul", "attention", "stream", "transpose", "cold", "allocation", "turn", "dispatch", or a kind of
+            collective.
         devices: that do it at the same time.
-        work: FLOPs of a device, or bytes that it reads and writes, or sends.
+        work: FLOPs of a device, or bytes that it reads and writes, or sends; of "transpose" elements.
         calls: collectives in it.
         inverse_dim: of its matmuls, the mean of one over the contracted dim.
         inverse_columns: likewise the mean of one over the columns; of those alone that transpose no operand.
@@ -172,6 +175,12 @@ def turns(devices: int) -> Iterator[Probe]:
 
         run = repeated(devices, body, (m, k), (k, n), (n, k))
         yield Probe("turn", devices, 4 * m * n * k * times, 0, run, (1 / k + 1 / n) / 2)
+
+
+def transposes(devices: int) -> Iterator[Probe]:
+    """Yield copies of a matrix into the layout of its transpose."""
+    run = repeated(devices, lambda x: (x.T * 0.5 + 1,), TRANSPOSED)
+    yield Probe("transpose", devices, math.prod(TRANSPOSED), 0, run)
 
 
 def streams(devices: int) -> Iterator[Probe]:

@@ -1,6 +1,7 @@
 """Training steps of small models, which show what a layer does besides matmuls."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from benchmarks.devices.topology import CPU, Topology
 from benchmarks.seconds.published import Run
 from benchmarks.seconds.stack import Stack
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
-from strategies.config import Remat
+from strategies.config import Infeasible, Remat
 from strategies.costs.predict import predict
 from strategies.mesh import platform_of
 
@@ -40,17 +41,30 @@ BATCH_SIZE = 16
 
 
 def steps(devices: int, stack: Stack, dtype: str) -> Iterator[tuple[Probe, Callable[[float], Run]]]:
-    """Yield steps on two and on all devices, each with a function that makes a run of its seconds."""
+    """Yield steps on two and on all devices, each with a function that makes a run of its seconds.
+
+    Those that do not fit the number of devices are left out.
+    """
+    for strategy, count, config, remat in _wanted(devices):
+        with suppress(Infeasible):
+            yield _step(strategy, count, config, stack, dtype, remat)
+
+
+def _wanted(devices: int) -> Iterator[tuple[str, int, GPTConfig, Remat]]:
+    """Yield strategies, numbers of devices, models, and what their backward passes recompute."""
     for count in sorted({min(2, devices), devices}):
-        yield from (_step("data", count, config, stack, dtype) for config in MODELS)
+        for config in MODELS:
+            yield "data", count, config, "dots"
     if devices > 1:
-        yield from (_step(strategy, devices, config, stack, dtype) for strategy, config in SPREAD)
-    yield from (_step("data", devices, config, stack, dtype, "none") for config in KEEPING)
-    yield _step("data", devices, LARGE_VOCAB, stack, dtype)
+        for strategy, config in SPREAD:
+            yield strategy, devices, config, "dots"
+    for config in KEEPING:
+        yield "data", devices, config, "none"
+    yield "data", devices, LARGE_VOCAB, "dots"
 
 
 def _step(
-    strategy: str, devices: int, config: GPTConfig, stack: Stack, dtype: Any, remat: Remat = "dots"
+    strategy: str, devices: int, config: GPTConfig, stack: Stack, dtype: Any, remat: Remat
 ) -> tuple[Probe, Callable]:
     mesh = MeshSpec.parse(f"{strategy}={devices}")
     train = TrainConfig(BATCH_SIZE, default_microbatches(strategy, mesh, BATCH_SIZE), dtype=dtype, remat=remat)

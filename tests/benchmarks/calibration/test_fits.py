@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import calibrate
+from benchmarks.calibration import small_steps as small_steps_module
 from benchmarks.calibration.fits import (
     CALIBRATED,
     START,
@@ -25,7 +26,7 @@ from strategies import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
 
 FLOPS, DIM, BANDWIDTH, LATENCY, FRESH, MATRIX, WAIT, AFTER_WORK = 2e11, 20.0, 1e10, 3e-6, 2e9, 1e-7, 4e-5, 5e-4
-COLUMN, TRANSPOSED, STREAMING, COLD = 15.0, 80.0, 3e10, 5e9
+COLUMN, TRANSPOSED, STREAMING, COLD, COPIED = 15.0, 80.0, 3e10, 5e9, 1e9
 HERE = Setting(8, True, VIRTUAL, "float32")
 
 
@@ -49,6 +50,7 @@ def timings(*, shared):
         yield Timing("turn", 8, work, 0, 0, 0, 0, 8 * work / FLOPS + 8 * 7 * LATENCY + AFTER_WORK)
     yield Timing("stream", 8, 1e6, 0, 0, 0, 0, scale(8) * 1e6 / STREAMING)
     yield Timing("cold", 8, 1e6, 0, 0, 0, 0, scale(8) * 1e6 / COLD)
+    yield Timing("transpose", 8, 1e5, 0, 0, 0, 0, scale(8) * 1e5 / COPIED)
     yield Timing("dispatch", 8, 0, 0, 0, 0, 0, 1e-4)
     yield Timing("allocation", 1, 1e6, 0, 0, 0, 0, 1e6 / FRESH)
 
@@ -88,6 +90,7 @@ def test_a_machine_has_the_rates_of_its_probes():
     assert whole.stack.matrix_flops == pytest.approx(MATRIX * 5e10)
     assert whole.stack.cores > 0
     assert whole.stack.fresh_bytes == pytest.approx(machine.reached.memory_bytes_per_second / FRESH)
+    assert whole.stack.transposed_bytes == pytest.approx(machine.reached.memory_bytes_per_second / COPIED)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +100,11 @@ def planted():
     its = replace(
         machine,
         constants=replace(START, memory_efficiency=0.1, kernel_seconds=2e-6),
-        stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2, alone_launches=3, kept_bytes=7, logit_bytes=90, skew=0.2),
+        stack=replace(
+            VIRTUAL,
+            **{"wait_seconds": 3e-4, "cores": 2, "alone_launches": 3, "kept_bytes": 7, "logit_bytes": 90},
+            **{"skew": 0.2, "step_skew": 0.4},
+        ),
     )
     return its, replace(its, constants=START, stack=replace(VIRTUAL, wait_seconds=3e-4, cores=2))
 
@@ -158,3 +165,21 @@ def test_a_collective_after_work_waits_at_least_as_long_as_one_after_another():
     assert waits(made, LATENCY, WAIT) == pytest.approx(AFTER_WORK)
     assert waits(made, LATENCY, 1e-2) == 1e-2
     assert waits([], LATENCY, WAIT) == WAIT
+
+
+def test_small_steps_that_do_not_fit_the_devices_are_left_out(monkeypatch):
+    """Of any number of devices some steps remain, and each is of a strategy that the others have, too."""
+    built = []
+    monkeypatch.setattr(
+        small_steps_module, "_probe", lambda strategy, _config, mesh, _train: built.append((strategy, mesh.size))
+    )
+
+    def steps(devices):
+        built.clear()
+        _ = [*small_steps_module.steps(devices, VIRTUAL, "float32")]
+        return [*built]
+
+    assert {strategy for strategy, _ in steps(8)} == {"data", "context", "pipeline", "tensor", "fsdp"}
+    assert ("pipeline", 16) not in steps(16)
+    assert ("data", 16) in steps(16)
+    assert {size for _, size in steps(3)} == {2, 3}
