@@ -137,6 +137,8 @@ class Network:
             work_seconds: of a device, before they do.
             share: of the worst: a skew of the stack.
         """
+        if not (axes and share):
+            return 0.0
         where = self.group(axes)
         local = where.devices // where.hosts
         return share * (local / self.sharing) ** 2 * self.alone_seconds(work_seconds) if local > 1 else 0.0
