@@ -114,15 +114,11 @@ class Network:
         While a smaller group waits, others work. With no more devices than cores no thread is taken off its core.
         """
         stack = self.machine.stack
-        if not self.all_wait(where):
+        if not (stack.shared and where.devices // where.hosts >= self.sharing):
             return 0.0
         if self.sharing <= stack.cores:
             again = calls
         return ((calls - again) * stack.wait_seconds + again * stack.again_seconds) / self.sharing
-
-    def all_wait(self, where: Group) -> bool:
-        """Whether a collective of a group stops all virtual devices of a host."""
-        return self.machine.stack.shared and where.devices // where.hosts >= self.sharing
 
     def skew_seconds(self, axes: Axes, work_seconds: float, share: float) -> float:
         """A device's share of the time for which the cores idle, because devices do not end their work together.
