@@ -3,8 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from strategies.schema import Amount, Count, Positive, Whole, require_types
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 ReduceDtype = Literal["float32", "bfloat16"]
@@ -26,7 +29,11 @@ class Infeasible(ValueError):
     """Model, mesh and batch do not fit together. The message names the numbers and the legal values."""
 
 
-_SIZES = ("layers", "embed", "heads", "vocab", "sequence", "mlp", "vocab_multiple")
+Layers = Annotated[int, Meta(ge=1, le=100_000)]
+Size = Annotated[int, Meta(ge=1, le=2**40)]
+"""A size of a model or of a batch. Far above all that exists, so that sums over sizes end soon and fit into 63 bits."""
+Beta = Annotated[float, Meta(ge=0, lt=1)]
+LossScale = Annotated[float, Meta(ge=LOSS_SCALES[0], le=LOSS_SCALES[1])]
 
 
 @dataclass(frozen=True)
@@ -44,29 +51,26 @@ class GPTConfig:
         attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
 
     Raises:
-        Infeasible: a size is below one, `heads` does not divide `embed`, or the options of attention exclude each
-            other.
+        Infeasible: a field is of another type or out of range, `heads` does not divide `embed`, or the options of
+            attention exclude each other.
     """
 
-    layers: int
-    embed: int
-    heads: int
-    vocab: int = 50257
-    sequence: int = 1024
-    mlp: int | None = None
+    layers: Layers
+    embed: Size
+    heads: Size
+    vocab: Size = 50257
+    sequence: Size = 1024
+    mlp: Size | None = None
     tied: bool = True
-    vocab_multiple: int = 128
-    attention_window: int | None = None
-    attention_stride: int | None = None
+    vocab_multiple: Size = 128
+    attention_window: Size | None = None
+    attention_stride: Size | None = None
     attention_pattern: AttentionPattern = "strided"
-    attention_summary: int = 1
+    attention_summary: Size = 1
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
-        for name in (*_SIZES, "attention_window", "attention_stride", "attention_summary"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise Infeasible(f"{name}={size}; it must be at least 1")
+        """Check types, ranges and sizes."""
+        require_types(self, Infeasible)
         if self.embed % self.heads:
             raise Infeasible(f"heads={self.heads} does not divide embed={self.embed}; {legal(self.embed, 'it')}")
         _require_pattern(self)
@@ -160,88 +164,63 @@ class TrainConfig:
         final_learning_rate: the learning rate after `decay_steps`.
 
     Raises:
-        Infeasible: a number is out of its range, `microbatches` does not divide `batch_size`, an option has an unknown
-            value, or compression is combined with another way to sum gradients.
+        Infeasible: a field is of another type or out of range, `microbatches` does not divide `batch_size`, or
+            compression is combined with another way to sum gradients.
     """
 
-    batch_size: int
-    microbatches: int = 1
+    batch_size: Size
+    microbatches: Size = 1
     dtype: Dtype = "float32"
     master: Master = "none"
     remat: Remat = "dots"
     attention: Attention = "auto"
-    unroll: int = 1
+    unroll: Layers = 1
     schedule: PipelineSchedule = "1f1b"
-    chunks: int = 2
+    chunks: Layers = 2
     sequence_parallel: bool = True
     gather: Gather = "layer"
     regather: bool = True
     prefetch: Switch = "auto"
     halves: Switch = "auto"
-    bucket_bytes: int | None = None
+    bucket_bytes: Annotated[int, Meta(ge=4, le=2**62)] | None = None
     compression: Compression = "none"
-    compression_warmup: int = 20
+    compression_warmup: Count = 20
     reduce: Reduce = "auto"
     reduce_dtype: ReduceDtype = "float32"
     context_attention: ContextAttention = "auto"
-    logits_bytes: int | None = None
-    z_loss: float = 0.0
-    loss_scale: float = 2.0**15
-    loss_scale_growth_steps: int = 2000
-    learning_rate: float = 3e-4
-    warmup_steps: int = 0
-    decay_steps: int | None = None
-    final_learning_rate: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0
+    logits_bytes: Count | None = None
+    z_loss: Amount = 0.0
+    loss_scale: LossScale = 2.0**15
+    loss_scale_growth_steps: Count = 2000
+    learning_rate: Amount = 3e-4
+    warmup_steps: Whole = 0
+    decay_steps: Count | None = None
+    final_learning_rate: Amount = 0.0
+    beta1: Beta = 0.9
+    beta2: Beta = 0.95
+    epsilon: Positive = 1e-8
+    weight_decay: Amount = 0.1
+    clip_norm: Annotated[float, Meta(gt=0)] = 1.0  # inf clips nothing
 
     def __post_init__(self) -> None:
-        """Check numbers and options."""
-        for name in ("batch_size", "microbatches", "unroll", "chunks", "compression_warmup", "loss_scale_growth_steps"):
-            if getattr(self, name) < 1:
-                raise Infeasible(f"{name}={getattr(self, name)}; it must be at least 1")
-        if self.bucket_bytes is not None and self.bucket_bytes < 4:
-            raise Infeasible(f"bucket_bytes={self.bucket_bytes}; it must be at least 4, for one gradient in float32")
-        if not self.clip_norm > 0:
-            raise Infeasible(f"clip_norm={self.clip_norm}; it must be above 0, and inf clips nothing")
-        if not self.z_loss >= 0:
-            raise Infeasible(f"z_loss={self.z_loss}; it must be at least 0")
-        if not LOSS_SCALES[0] <= self.loss_scale <= LOSS_SCALES[1] or math.frexp(self.loss_scale)[0] != 0.5:
+        """Check types and ranges, and what goes together."""
+        require_types(self, Infeasible)
+        if math.frexp(self.loss_scale)[0] != 0.5:
             raise Infeasible(f"loss_scale={self.loss_scale}; it must be a power of 2 from 1 to 2**64")
         if self.batch_size % self.microbatches:
             problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
-        for name, known in _known().items():
-            if getattr(self, name) not in known:
-                raise Infeasible(f"{name}={getattr(self, name)!r}; it can be {', '.join(known)}")
         _require_alone(self)
         _require_optimizer(self)
 
 
-@cache
-def _known() -> Mapping[str, tuple[str, ...]]:
-    """Fields of `TrainConfig` that are one of several words, and these. A search makes thousands of such objects."""
-    kinds = get_type_hints(TrainConfig).items()
-    return {name: get_args(kind) for name, kind in kinds if get_origin(kind) is Literal}
-
-
 def _require_optimizer(train: TrainConfig) -> None:
-    """Refuse betas out of range, a learning rate that is not positive, and a decay that ends before the warmup."""
-    for name, beta in {"beta1": train.beta1, "beta2": train.beta2}.items():
-        if not 0 <= beta < 1:
-            raise Infeasible(f"{name}={beta}; it must be at least 0 and below 1")
-    if not train.weight_decay >= 0:
-        raise Infeasible(f"weight_decay={train.weight_decay}; it must be at least 0")
+    """Refuse a final learning rate above the highest, and a decay of nothing or one that ends before the warmup."""
     peak, final, warmup, decay = train.learning_rate, train.final_learning_rate, train.warmup_steps, train.decay_steps
-    if not 0 <= peak < math.inf or (decay is not None and not peak):
-        raise Infeasible(f"learning_rate={peak}; it must be at least 0, and above 0 with decay_steps")
-    if not 0 <= final <= peak:
+    if decay is not None and not peak:
+        raise Infeasible(f"learning_rate={peak}; it must be above 0 with decay_steps")
+    if final > peak:
         raise Infeasible(f"final_learning_rate={final}; it must be from 0 to learning_rate={peak}")
-    if warmup < 0:
-        raise Infeasible(f"warmup_steps={warmup}; it must be at least 0")
     if decay is not None and decay <= warmup:
         raise Infeasible(f"decay_steps={decay} ends before warmup_steps={warmup}; give more than {warmup} for both")
 
@@ -249,8 +228,6 @@ def _require_optimizer(train: TrainConfig) -> None:
 def _require_pattern(config: GPTConfig) -> None:
     """Refuse options of sparse attention that have no meaning together."""
     pattern, stride, summary = config.attention_pattern, config.attention_stride, config.attention_summary
-    if pattern not in get_args(AttentionPattern):
-        raise Infeasible(f"attention_pattern={pattern!r}; it can be {', '.join(get_args(AttentionPattern))}")
     if stride is not None and config.sequence % stride:
         problem = f"attention_stride={stride} does not divide sequence={config.sequence}"
         raise Infeasible(f"{problem}; {legal(config.sequence, 'it')}")
@@ -278,14 +255,22 @@ def _require_alone(train: TrainConfig) -> None:
         raise Infeasible(f"{problem}, which sends codes; leave one of them out")
 
 
+SHOWN_DIVISORS = 24
+"""Most divisors that a message lists: the numbers up to 360 have no more."""
+
+
 def legal(number: int, subject: str) -> str:
     """State in words the divisors of a number, for error messages.
 
     >>> legal(8, "tensor")
     'tensor can be 1, 2, 4 or 8'
     """
-    divisors = [str(d) for d in range(1, number + 1) if number % d == 0]
-    return f"{subject} can be {' or '.join(filter(None, [', '.join(divisors[:-1]), divisors[-1]]))}"
+    small = [d for d in range(1, min(math.isqrt(number), 10**6) + 1) if number % d == 0]
+    divisors = sorted({*small, *(number // d for d in small)})
+    texts = [str(d) for d in divisors]
+    if len(texts) > SHOWN_DIVISORS:
+        return f"{subject} can be {', '.join(texts[: SHOWN_DIVISORS - 1])} ... or {texts[-1]}"
+    return f"{subject} can be {' or '.join(filter(None, [', '.join(texts[:-1]), texts[-1]]))}"
 
 
 def require_divides(axis: str, size: int, **numbers: int) -> None:

@@ -57,9 +57,13 @@ def test_flops_are_six_a_weight_plus_attention():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"layers": 0}, "layers=0; it must be at least 1"),
+        ({"layers": 0}, "layers=0; it must be a whole number of at least 1"),
         ({"heads": 3}, "heads=3 does not divide embed=128; it can be 1, 2, 4, 8, 16, 32, 64 or 128"),
-        ({"vocab": -1}, "vocab=-1; it must be at least 1"),
+        ({"vocab": -1}, "vocab=-1; it must be a whole number of at least 1"),
+        ({"embed": 99_999_999_999}, "heads=8 does not divide embed=99999999999; it can be 1, 3, 9, .* or 99999999999"),
+        ({"tied": "no"}, "tied='no'; it must be true or false"),
+        ({"layers": 2.5}, "layers=2.5; it must be a whole number"),
+        ({"layers": 10**9}, "layers=1000000000; it must be a whole number of at most 100000"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused(sizes, message):
@@ -71,15 +75,21 @@ def test_a_model_that_cannot_be_is_refused(sizes, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size=0; it must be at least 1"),
-        ({"batch_size": 8, "clip_norm": 0.0}, "clip_norm=0.0; it must be above 0"),
+        ({"batch_size": 0}, "batch_size=0; it must be a whole number of at least 1"),
+        ({"batch_size": 8, "clip_norm": 0.0}, "clip_norm=0.0; it must be a number above 0"),
         ({"batch_size": 6, "microbatches": 4}, "microbatches=4 does not divide batch_size=6; it can be 1, 2, 3 or 6"),
         ({"batch_size": 8, "dtype": "float64"}, "dtype='float64'; it can be float32, bfloat16, float16"),
         ({"batch_size": 8, "reduce_dtype": "float16"}, "reduce_dtype='float16'; it can be float32, bfloat16"),
-        ({"batch_size": 8, "loss_scale": 0.5}, r"loss_scale=0.5; it must be a power of 2 from 1 to 2\*\*64"),
+        ({"batch_size": 8, "loss_scale": 0.5}, "loss_scale=0.5; it must be a number of at least 1"),
         ({"batch_size": 8, "loss_scale": 1000.0}, "loss_scale=1000.0; it must be a power of 2"),
-        ({"batch_size": 8, "loss_scale": float("nan")}, "loss_scale=nan; it must be a power of 2"),
-        ({"batch_size": 8, "loss_scale_growth_steps": 0}, "loss_scale_growth_steps=0; it must be at least 1"),
+        ({"batch_size": 8, "loss_scale": float("nan")}, "loss_scale=nan; it must be a number of at least 1"),
+        (
+            {"batch_size": 8, "loss_scale_growth_steps": 0},
+            "loss_scale_growth_steps=0; it must be a whole number of at least 1",
+        ),
+        ({"batch_size": 8, "regather": "off"}, "regather='off'; it must be true or false"),
+        ({"batch_size": 8, "sequence_parallel": 1}, "sequence_parallel=1; it must be true or false"),
+        ({"batch_size": "8"}, "batch_size='8'; it must be a whole number"),
         ({"batch_size": 8, "remat": "some"}, "remat='some'; it can be none, dots, full"),
         ({"batch_size": 8, "gather": "never"}, "gather='never'; it can be layer, step"),
         ({"batch_size": 8, "compression": "zip"}, "compression='zip'; it can be none, int8, onebit"),
@@ -87,14 +97,14 @@ def test_a_model_that_cannot_be_is_refused(sizes, message):
             {"batch_size": 8, "compression": "int8", "bucket_bytes": 4},
             "bucket_bytes=4 does not go with compression=int8",
         ),
-        ({"batch_size": 8, "bucket_bytes": 3}, "bucket_bytes=3; it must be at least 4"),
-        ({"batch_size": 8, "learning_rate": -1.0}, "learning_rate=-1.0; it must be at least 0"),
+        ({"batch_size": 8, "bucket_bytes": 3}, "bucket_bytes=3; it must be a whole number of at least 4"),
+        ({"batch_size": 8, "learning_rate": -1.0}, "learning_rate=-1.0; it must be a number of at least 0"),
         ({"batch_size": 8, "learning_rate": 0.0, "decay_steps": 9}, "learning_rate=0.0; .* above 0 with decay_steps"),
         ({"batch_size": 8, "final_learning_rate": 1.0}, "final_learning_rate=1.0; it must be from 0 to .*=0.0003"),
-        ({"batch_size": 8, "warmup_steps": -1}, "warmup_steps=-1; it must be at least 0"),
+        ({"batch_size": 8, "warmup_steps": -1}, "warmup_steps=-1; it must be a whole number of at least 0"),
         ({"batch_size": 8, "warmup_steps": 5, "decay_steps": 5}, "decay_steps=5 ends before warmup_steps=5; give more"),
-        ({"batch_size": 8, "beta2": 1.0}, "beta2=1.0; it must be at least 0 and below 1"),
-        ({"batch_size": 8, "weight_decay": -0.1}, "weight_decay=-0.1; it must be at least 0"),
+        ({"batch_size": 8, "beta2": 1.0}, "beta2=1.0; it must be a number below 1"),
+        ({"batch_size": 8, "weight_decay": -0.1}, "weight_decay=-0.1; it must be a number of at least 0"),
     ],
 )
 def test_a_step_that_cannot_be_is_refused(options, message):

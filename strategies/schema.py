@@ -1,0 +1,283 @@
+"""Strict types for everything that is read: JSON files, tables and configurations. They need neither JAX nor pandas.
+
+msgspec converts nothing silently: no text where a number is meant, no number where true or false is meant, no NaN.
+"""
+
+import csv
+import io
+import json
+import re
+import reprlib
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+MOST = 2.0**63
+"""No amount that is read needs more than 63 bits. It also refuses infinities."""
+Number = Annotated[float, Meta(ge=-MOST, lt=MOST)]
+Amount = Annotated[float, Meta(ge=0, lt=MOST)]
+Positive = Annotated[float, Meta(gt=0, lt=MOST)]
+Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+
+T = TypeVar("T")
+
+WORDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "str": "a text",
+    "bool": "true or false",
+    "null": "null",
+    "object": "an object",
+    "array": "a list",
+}
+"""Names of types in msgspec's messages, in words."""
+BOUNDS = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
+LARGEST_BYTES = 2**30
+"""Larger files are refused: the largest runs have a few MiB."""
+
+
+class SchemaError(ValueError):
+    """A value or a file is not of its schema. The message is one line: the place, the value, and what it can be."""
+
+
+def checked(value: Any, kind: type[T] | Any, where: str) -> T:
+    """Return a value as its type, which may be a `msgspec.Struct` or any annotation.
+
+    Args:
+        value: of JSON types.
+        kind: the type; lists of fields become structs, and lists become tuples where it says so.
+        where: the file, or what the value is, for the message.
+
+    Raises:
+        SchemaError: it is of another type or out of range.
+
+    >>> checked({"devices": 8}, dict[str, Count], "run.json")
+    {'devices': 8}
+    >>> checked([3, -1], list[Amount], "run.json: samples")
+    Traceback (most recent call last):
+    strategies.schema.SchemaError: run.json: samples[1] is -1; it must be a number of at least 0
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        said, _, path = str(error).partition(" - at `$")
+        path = path.removesuffix("`")
+        raise SchemaError(_message(said, path, _at(value, path), kind, where)) from None
+
+
+def checked_fields(facts: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
+    """Check the values of some keys; a mapping may have others.
+
+    Raises:
+        SchemaError: a key is missing, or its value is of another type.
+    """
+    if missing := [name for name in kinds if name not in facts]:
+        raise SchemaError(f"{where} lacks {', '.join(missing)}")
+    for name, kind in kinds.items():
+        checked(facts[name], kind, f"{where}: {name}")
+
+
+def require_types(config: Any, error: type[ValueError] = SchemaError) -> None:
+    """Check each field of a dataclass against its annotation.
+
+    Args:
+        config: the dataclass.
+        error: what is raised.
+
+    Raises:
+        ValueError: a field is of another type or out of range; as `error`.
+    """
+    try:
+        msgspec.convert(vars(config), _struct(type(config)))
+    except msgspec.ValidationError as problem:
+        said, _, path = str(problem).partition(" - at `$.")
+        name = path.removesuffix("`").partition("[")[0]
+        kind = get_type_hints(type(config), include_extras=True)[name]
+        value = reprlib.repr(getattr(config, name))
+        raise error(f"{name}={value}; {_allowed(said, kind)}") from None
+
+
+def read_json(path: Path, written_by: str = "") -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: the file.
+        written_by: which command writes such files, for the message.
+
+    Raises:
+        SchemaError: the file is missing, too large, cannot be read, or is no valid JSON.
+    """
+    return decode_json(read_bytes(path, written_by), str(path))
+
+
+def decode_json(text: bytes | str, where: str) -> Any:
+    """Decode JSON (RFC 8259) without duplicate keys, NaN, infinities and lone surrogates.
+
+    Raises:
+        SchemaError: the text is something else.
+    """
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    try:
+        value = msgspec.json.decode(data)
+        json.loads(data, object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise SchemaError(f"{where} is cut short or not JSON: {error}") from None
+    return value
+
+
+def read_table(path: Path, columns: Collection[str] = (), written_by: str = "") -> list[dict[str, str]]:
+    """Read the rows of a CSV file (RFC 4180) with a header. Cells are texts without space around them.
+
+    Args:
+        path: the file, in UTF-8. Empty lines are left out.
+        columns: that it must have.
+        written_by: which command writes such files, for the message.
+
+    Raises:
+        SchemaError: the file cannot be read, is no CSV, has no rows, lacks a column, or has one twice; or a row has
+            more or fewer cells than the header.
+    """
+    try:
+        lines = csv.reader(io.StringIO(read_bytes(path, written_by).decode("utf-8-sig"), newline=""), strict=True)
+        table = [(lines.line_num, [cell.strip() for cell in line]) for line in lines]
+    except UnicodeDecodeError as error:
+        raise SchemaError(f"{shown(path)} is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
+    except csv.Error as error:
+        raise SchemaError(f"{shown(path)} is not CSV: {error}") from None
+    table = [(number, cells) for number, cells in table if any(cells)]
+    header = table[0][1] if table else []
+    if twice := [name for name in dict.fromkeys(header) if header.count(name) > 1]:
+        raise SchemaError(f"{shown(path)} has the column {reprlib.repr(twice[0])} twice")
+    if missing := [name for name in columns if name not in header]:
+        raise SchemaError(f"{shown(path)} lacks the columns {', '.join(missing)}; it needs {', '.join(columns)}")
+    if len(table) < 2:
+        raise SchemaError(f"{shown(path)} has no rows")
+    for number, cells in table[1:]:
+        if len(cells) != len(header):
+            raise SchemaError(f"{shown(path)}: line {number} has {len(cells)} cells, and the header {len(header)}")
+    return [dict(zip(header, cells, strict=True)) for _, cells in table[1:]]
+
+
+def read_bytes(path: Path, written_by: str = "") -> bytes:
+    """Read a regular file.
+
+    Raises:
+        SchemaError: it is missing, no file, too large, compressed, or cannot be read.
+    """
+    way_out = f"; {written_by}" if written_by else ""
+    try:
+        if not path.exists():
+            raise SchemaError(f"{shown(path)} does not exist{way_out}")
+        if path.is_dir():
+            raise SchemaError(f"{shown(path)} is a folder, not a file{way_out}")
+        if not path.is_file():
+            raise SchemaError(f"{shown(path)} is a pipe or a device; name a file")
+        if (size := path.stat().st_size) > LARGEST_BYTES:
+            raise SchemaError(f"{shown(path)} has {size:,} bytes; files up to {LARGEST_BYTES:,} are read")
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        if isinstance(error, SchemaError):
+            raise
+        raise SchemaError(f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if content.startswith(b"\x1f\x8b"):
+        raise SchemaError(f"{shown(path)} is compressed with gzip; unpack it first")
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise SchemaError(f"{shown(path)} is UTF-16; save it as UTF-8")
+    return content
+
+
+def shown(path: Path) -> str:
+    """A path as printable text of at most 300 characters; bytes that are not UTF-8 become `?`."""
+    text = str(path).encode("utf-8", "replace").decode("utf-8")
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= 300 else f"{text[:100]}...{text[-100:]}"
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that occurs twice, of which readers of JSON silently take one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the key {reprlib.repr(twice)} occurs twice in an object")
+    return found
+
+
+@cache
+def _struct(kind: type) -> type[msgspec.Struct]:
+    """The fields of a dataclass as a struct, by which all are checked in one call. A search checks thousands."""
+    hints = get_type_hints(kind, include_extras=True)
+    return msgspec.defstruct(kind.__name__, [(field.name, hints[field.name]) for field in fields(kind)])
+
+
+def _message(said: str, path: str, value: Any, kind: Any, where: str) -> str:
+    """One line from msgspec's message, the place and the value there."""
+    place = f"{where}{path}" if path.startswith("[") or not path else f"{where}: {path[1:]}"
+    if found := re.fullmatch(r"Object missing required field `(.*)`", said):
+        return f"{place} lacks {found[1]}"
+    if found := re.fullmatch(r"Object contains unknown field `(.*)`", said):
+        return f"{place} has an unknown field {found[1]!r}"
+    return f"{place} is {reprlib.repr(value)}; {_allowed(said, _inner(kind, path))}"
+
+
+def _allowed(said: str, kind: Any) -> str:
+    """What a value must be, in words.
+
+    >>> _allowed("Expected `float | null`, got `str`", None), _allowed("Expected `int` >= 1", None)
+    ('it must be a number or null', 'it must be a whole number of at least 1')
+    """
+    if said.startswith("Invalid enum value") and (choices := _choices(kind)):
+        return f"it can be {', '.join(map(str, choices))}"
+    found = re.fullmatch(r"Expected `([^`]*)`(?: (>=|>|<=|<) ([^,]*))?(?:, got .*)?", said)
+    if not found:
+        return said[0].lower() + said[1:]
+    words = "it must be " + " or ".join(WORDS.get(name, name) for name in found[1].split(" | "))
+    if not found[2]:
+        return words
+    limit = f"{float(found[3]):g}" if "." in found[3] else found[3]
+    return f"{words} {BOUNDS[found[2]]} {limit}"
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """The values of a `Literal`, also inside a union or an annotation."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    inner = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
+    unions = get_origin(kind) in (Annotated, Union, UnionType)
+    return tuple(value for each in inner for value in _choices(each)) if unions else ()
+
+
+def _steps(path: str) -> list[str | int]:
+    """The steps of a path in msgspec's messages: names, and numbers of items."""
+    return [int(number) if number else name for name, number in re.findall(r"\.([^.\[]+)|\[([0-9]+)\]", path)]
+
+
+def _at(value: Any, path: str) -> Any:
+    """The value at a path in msgspec's messages; the value around it where the path does not say which."""
+    try:
+        for step in _steps(path):
+            value = value[step]
+    except (LookupError, TypeError):
+        pass
+    return value
+
+
+def _inner(kind: Any, path: str) -> Any:
+    """The annotation of a field or item at a path; None if the path leads elsewhere."""
+    for step in _steps(path):
+        options = [kind, *get_args(kind)] if get_origin(kind) in (Annotated, Union, UnionType) else [kind]
+        inside = None
+        for option in options:
+            if isinstance(step, str) and isinstance(option, type) and issubclass(option, msgspec.Struct):
+                inside = get_type_hints(option, include_extras=True).get(step)
+            elif isinstance(step, int) and get_origin(option) in (list, tuple):
+                inside = get_args(option)[0]
+        kind = inside
+    return kind

@@ -1,0 +1,158 @@
+"""What is read is of its type, or is refused in one line that names the place, the value and what it can be."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+
+from strategies.schema import (
+    Amount,
+    Count,
+    Number,
+    SchemaError,
+    checked,
+    checked_fields,
+    decode_json,
+    read_bytes,
+    read_table,
+    require_types,
+)
+
+
+class Point(msgspec.Struct):
+    """A record with a choice and a number."""
+
+    kind: Literal["a", "b"]
+    x: Number
+
+
+class Document(msgspec.Struct):
+    """A record with a list of others."""
+
+    points: list[Point]
+    count: Count
+    bytes: Amount | None = None
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"points": [{"kind": "c", "x": 1}], "count": 1}, r"f: points\[0\].kind is 'c'; it can be a, b"),
+        ({"points": [{"kind": "a", "x": math.inf}], "count": 1}, r"f: points\[0\].x is inf; it must be a number below"),
+        ({"points": [{"kind": "a"}], "count": 1}, r"f: points\[0\] lacks x"),
+        ({"points": 3, "count": 1}, "f: points is 3; it must be a list"),
+        ({"points": [], "count": True}, "f: count is True; it must be a whole number"),
+        ({"points": [], "count": 0}, "f: count is 0; it must be a whole number of at least 1"),
+        ({"points": [], "count": 1.0}, "f: count is 1.0; it must be a whole number"),
+        ({"points": [], "count": 1, "bytes": math.nan}, "f: bytes is nan; it must be a number of at least 0"),
+        ({"points": [], "count": 1, "bytes": "2"}, "f: bytes is '2'; it must be a number or null"),
+        (3, "f is 3; it must be an object"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(value, message):
+    """The message names the place, the value and what it can be."""
+    with pytest.raises(SchemaError, match=message) as refused:
+        checked(value, Document, "f")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_value_of_its_type_is_returned():
+    """Whole numbers are numbers; fields that may be left out have their defaults."""
+    found = checked({"points": [{"kind": "a", "x": 1}], "count": 2}, Document, "f")
+    assert found == Document([Point("a", 1.0)], 2)
+
+
+def test_missing_keys_are_named():
+    """A mapping must have the keys that are asked for, and may have others."""
+    checked_fields({"x": 1, "other": object()}, {"x": Number}, "row 3")
+    with pytest.raises(SchemaError, match="row 3 lacks y, z"):
+        checked_fields({"x": 1}, {"x": Number, "y": Number, "z": Number}, "row 3")
+
+
+@dataclass
+class Config:
+    """A configuration."""
+
+    size: Count = 1
+    on: bool = True
+
+
+@pytest.mark.parametrize(("field", "value"), [("size", True), ("size", 1.5), ("size", None), ("on", "no"), ("on", 0)])
+def test_a_configuration_is_of_its_types(field, value):
+    """A text or a number is not taken for true or false, nor a fraction for a count."""
+    with pytest.raises(LookupError, match=f"{field}={value!r}; it must be"):
+        require_types(Config(**{field: value}), LookupError)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b'{"a": NaN}',
+        b'{"a": 1e999}',
+        b'{"a": "\\ud800"}',
+        b'{"a": 1, "a": 2}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"a": %s}' % (b"1" * 5000),
+        b"{} x",
+        '{"a": 1}'.encode("utf-16"),
+        "\ud800",
+    ],
+)
+def test_what_is_no_json_is_refused(text):
+    """Python's own reader takes NaN, infinities, keys that occur twice and lone surrogates."""
+    with pytest.raises(SchemaError, match="f is cut short or not JSON"):
+        decode_json(text, "f")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "lacks the columns a"),
+        (b"a,b\n", "has no rows"),
+        (b"a,a\n1,2\n", "has the column 'a' twice"),
+        (b"b,c\n1,2\n", "lacks the columns a"),
+        (b'a,b\n1,"2\n', "is not CSV: unexpected end of data"),
+        (b"a,b\n1,2\n\n3,4,5\n", "line 4 has 3 cells, and the header 2"),
+        (b"a,b\n1\n", "line 2 has 1 cells, and the header 2"),
+        (b"a\n\xff\n", "is not UTF-8 at byte 2"),
+        ("a\n1\n".encode("utf-16"), "is UTF-16; save it as UTF-8"),
+        (b"\x1f\x8b\x08", "is compressed with gzip; unpack it first"),
+    ],
+)
+def test_a_table_that_is_damaged_is_refused(content, message, tmp_path):
+    """No cell moves into another column, and no column hides another."""
+    path = tmp_path / "t.csv"
+    path.write_bytes(content)
+    with pytest.raises(SchemaError, match=message):
+        read_table(path, ["a"])
+
+
+def test_a_table_is_read(tmp_path):
+    """A byte order mark, empty lines and space around cells are no content."""
+    path = tmp_path / "t.csv"
+    path.write_bytes(b'\xef\xbb\xbfa, b\n , \n"1,5", 2 \n')
+    assert read_table(path, ["a"]) == [{"a": "1,5", "b": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/dev/null", "is a pipe or a device; name a file"),
+        ("/", "is a folder, not a file"),
+        ("/missing", "/missing does not exist"),
+        ("/\udcff", r"/\? does not exist"),
+        ("\0", "(does not exist|cannot be read)"),
+        ("x" * 5000, "cannot be read: File name too long"),
+    ],
+)
+def test_what_is_no_file_is_refused(path, message):
+    """The message says what is there instead, in printable text of a bounded length."""
+    with pytest.raises(SchemaError, match=message) as refused:
+        read_bytes(Path(path))
+    assert len(str(refused.value)) < 400
+    str(refused.value).encode()
