@@ -60,8 +60,8 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     chip: str | None = None
     hosts: tuple[Count, Count] = ANY_HOSTS
-    specifications: dict[str, Any] = {}  # noqa: RUF012 (a struct copies it)
-    passes: dict[str, Any] = {}  # noqa: RUF012
+    specifications: dict[str, Any] = {}
+    passes: dict[str, Any] = {}
     at_edges: tuple[str, ...] = ()
     not_measured: tuple[str, ...] = ()
     measured: tuple[dict[str, Any], ...] = ()

@@ -72,7 +72,7 @@ def test_a_fit_is_no_worse_than_where_it_started(table, tmp_path):
         (
             ["{unmeasured}", "--machine=a100_fsdp"],
             2,
-            "no row is measured and can be expressed; give rows with step_seconds",
+            "no row is measured and can be expressed; give rows",
         ),
         (["{table}", "--machine=a100_fsdp", "--out={table}"], 5, "would overwrite the input"),
         (["{few}", "--machine=a100_fsdp"], 2, "2 runs cannot fix"),

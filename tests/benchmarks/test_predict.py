@@ -130,7 +130,7 @@ WRONG = {
     "no whole number": ({"layers": "2.5"}, "layers='2.5'; it must be a whole number of at least 1"),
     "a decimal comma": (
         {"step_seconds": "3,5"},
-        "step_seconds='3,5'; it must be seconds from 1e-06 to 1e+07 with a decimal",
+        "step_seconds='3,5'; it must be seconds from 1e-06 to 1e+07",
     ),
     "no thousands": ({"vocab": "51,20"}, "vocab='51,20'; it must be a whole number of at least 1, such as 51,200"),
     "other digits": ({"layers": "\u0663\u0660"}, "it must be a whole number of at least 1"),
