@@ -17,11 +17,12 @@ import jax
 
 from benchmarks import parsers
 from benchmarks.calibration.fits import predicted
-from benchmarks.calibration.measured import PASSES, Measured, measured
+from benchmarks.calibration.measured import Measured, measured
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_file, save_text
 from benchmarks.commandline.tables import aligned
+from benchmarks.seconds.stack import MEASURED
 from benchmarks.timing.machine import disable_compilation_cache, use_virtual_devices
 
 
@@ -42,7 +43,7 @@ def report(found: Measured, seconds: float) -> list[str]:
         config, seconds_measured = run.cost.plan.config, run.step_seconds or 0.0
         model = f"{config.layers} x {config.embed}, sequence {config.sequence}"
         steps.append((model, str(run.cost.plan.mesh), f"{1e3 * seconds_measured:,.1f}", f"{1e3 * guess:,.1f}"))
-    passes = {name: getattr(machine.stack, name) for name in PASSES}
+    passes = {name: getattr(machine.stack, name) for name in MEASURED}
     constants = {**dataclasses.asdict(machine.constants), **dataclasses.asdict(machine.chip), **passes}
     notes = dict.fromkeys(found.at_edges, "at an end of its range")
     figures = [(name, f"{value:.4g}", notes.get(name, "")) for name, value in constants.items() if _is_number(value)]
@@ -70,7 +71,7 @@ def document(found: Measured, when: datetime) -> Mapping[str, Any]:
         "stack": machine.stack.name,
         "devices": [jax.devices()[0].device_kind],
         "specifications": dataclasses.asdict(machine.chip),
-        "passes": {name: getattr(machine.stack, name) for name in PASSES},
+        "passes": {name: getattr(machine.stack, name) for name in MEASURED},
         "constants": dataclasses.asdict(machine.constants),
         "error": round(machine.error, 4),
         "source": f"meshmark calibrate, {when:%Y-%m-%d}, on {processor()}, {jax.device_count()} devices",

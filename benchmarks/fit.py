@@ -5,63 +5,62 @@ python -m benchmarks.fit results/published/megatron_a100_clusters.csv --machine 
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
-from benchmarks.commandline.ending import BROKEN_INPUT, run
-from benchmarks.commandline.main import WRONG_USAGE
-from benchmarks.commandline.outputs import Unwritable, require_file, save_text
+from benchmarks.commandline.ending import run
+from benchmarks.commandline.outputs import require_apart, require_file, save_text
 from benchmarks.commandline.tables import aligned
 from benchmarks.parsers import fit_runs
+from benchmarks.refusing import refusing
 from benchmarks.seconds.fitting import Fit, fit, left_out, predicted
 from benchmarks.seconds.judging import Errors, errors_of
 from benchmarks.seconds.machine import RANGES, Machine
-from benchmarks.seconds.machines import FOLDER, UnknownMachine, as_file, machine
+from benchmarks.seconds.machines import as_file, machine, machine_path
 from benchmarks.seconds.published import Run, run_of
 from benchmarks.seconds.tables import Row, cluster_of, model_of, read_rows
 from strategies.config import Infeasible
+from strategies.schema import read_json
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Fit a machine's constants to the runs of tables, and report the errors of runs that a fit has not seen.
 
     Raises:
-        SystemExit: a table cannot be read, or the machine is not known.
+        SystemExit: a table cannot be read, the machine is not known, there are too few measured runs, or the output
+            cannot be written.
     """
     parser = fit_runs()
     asked: argparse.Namespace = parser.parse_args(arguments)
-    try:
+    with refusing(parser):
+        path = machine_path(asked.machine)
         if asked.out:
+            require_apart({"--out": asked.out}, (*asked.runs, path))
             require_file(asked.out)
         start = machine(asked.machine)
-        rows, runs = expressed([row for path in asked.runs for row in read_rows(path)])
+        rows, runs = expressed([row for path in asked.runs for row in read_rows(path)], start)
         found = fit(runs, start, asked.only)
-    except (Unwritable, UnknownMachine) as error:
-        parser.exit(WRONG_USAGE, f"{parser.prog}: {error}\n")
-    except (OSError, ValueError) as error:
-        parser.exit(BROKEN_INPUT, f"{parser.prog}: {error}\n")
     errors = errors_by_group(rows, runs, start, found, asked.only)
     print("\n".join([*constants_table(found), "", *errors_table(errors)]))
     if asked.out:
-        path = FOLDER / f"{start.name}.json"
-        told = json.loads((path if path.exists() else Path(asked.machine)).read_text())
         source = f"fitted to {len(runs)} runs of {', '.join(path.name for path in asked.runs)}"
-        save_text(asked.out, as_file(told, found.constants, [*errors.values()][-1].mean, source))
+        with refusing(parser):
+            save_text(asked.out, as_file(read_json(path), found.constants, [*errors.values()][-1].mean, source))
         print(f"\nwrote {asked.out}")
 
 
-def expressed(rows: Sequence[Row]) -> tuple[list[Row], list[Run]]:
-    """The rows that the formulas know and that were measured, and their runs."""
+def expressed(rows: Sequence[Row], start: Machine) -> tuple[list[Row], list[Run]]:
+    """The rows that the formulas know, that were measured, and that are of the machine's stack, and their runs."""
     kept: list[Row] = []
     runs: list[Run] = []
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         try:
             one = run_of(row)
         except Infeasible as error:
-            print(f"left out: {error}")
+            print(f"left out: row {number}: {error}")
             continue
-        if one.step_seconds:
+        if one.stack.name != start.stack.name:
+            print(f"left out: row {number}: it is of {one.stack.name}, and machine {start.name} of {start.stack.name}")
+        elif one.step_seconds:
             kept.append(row)
             runs.append(one)
     return kept, runs
@@ -83,7 +82,10 @@ def errors_by_group(
     guesses = {"the runs that were fitted": predicted(runs, start, found.constants)}
     for name, key in (("models", model_of), ("clusters", cluster_of)):
         if len({*(groups := [key(row) for row in rows])}) > 1:
-            guesses[f"{name} that were left out"] = left_out(runs, groups, start, only)
+            try:
+                guesses[f"{name} that were left out"] = left_out(runs, groups, start, only)
+            except ValueError as error:
+                print(f"without one of the {name}: {error}")
     measured = [run.step_seconds or 0.0 for run in runs]
     return {name: errors_of(each.tolist(), measured) for name, each in guesses.items()}
 

@@ -5,11 +5,11 @@ python -m benchmarks.predict RUNS.csv --out PREDICTED.csv
 
 import argparse
 
-from benchmarks.commandline.ending import BROKEN_INPUT, run
-from benchmarks.commandline.main import WRONG_USAGE
-from benchmarks.commandline.outputs import Unwritable, require_file, save_text
+from benchmarks.commandline.ending import run
+from benchmarks.commandline.outputs import require_apart, require_file, save_text
 from benchmarks.parsers import predict_runs
-from benchmarks.seconds.machines import UnknownMachine, machine
+from benchmarks.refusing import refusing
+from benchmarks.seconds.machines import machine
 from benchmarks.seconds.tables import as_csv, predicted_rows, read_rows, report
 
 
@@ -17,22 +17,20 @@ def main(arguments: list[str] | None = None) -> None:
     """Predict the runs of a table and print the errors.
 
     Raises:
-        SystemExit: the table cannot be read, or a machine is not known.
+        SystemExit: the table cannot be read, a machine is not known, or the output cannot be written.
     """
     parser = predict_runs()
     asked: argparse.Namespace = parser.parse_args(arguments)
-    try:
+    with refusing(parser):
         if asked.out:
+            require_apart({"--out": asked.out}, asked.runs)
             require_file(asked.out)
         its = machine(asked.machine) if asked.machine else None
         rows = [row for path in asked.runs for row in read_rows(path)]
-    except (Unwritable, UnknownMachine) as error:
-        parser.exit(WRONG_USAGE, f"{parser.prog}: {error}\n")
-    except (OSError, ValueError) as error:
-        parser.exit(BROKEN_INPUT, f"{parser.prog}: {error}\n")
     predictions = predicted_rows(rows, its)
     if asked.out:
-        save_text(asked.out, as_csv(predictions))
+        with refusing(parser):
+            save_text(asked.out, as_csv(predictions))
         print(f"wrote {asked.out}")
     print("\n".join(report(predictions)))
 

@@ -16,9 +16,6 @@ from strategies.config import Infeasible
 from strategies.names import UnknownName
 from strategies.pipelining.schedules import SCHEDULES, Schedule
 
-MOST_CELLS = 300_000
-"""Largest table that is printed, in pairs of cells (a forward and a backward pass). It takes a few seconds."""
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the arguments and run the command that they name."""
@@ -141,9 +138,6 @@ def asked(options: argparse.Namespace) -> Schedule:
         if (number := getattr(options, name)) is not None and number < 1:
             raise Infeasible(f"--{name} {number}; it must be at least 1")
     chunks = (2 if options.name == "interleaved" else 1) if options.chunks is None else options.chunks
-    if (cells := options.stages * (options.stages + chunks * options.microbatches)) > MOST_CELLS:
-        size = f"--stages {options.stages} and --microbatches {options.microbatches}"
-        raise Infeasible(f"{size} make a table of some {2 * cells:,} cells; take fewer, for {2 * MOST_CELLS:,} at most")
     return SCHEDULES[options.name](options.stages, options.microbatches, chunks)
 
 

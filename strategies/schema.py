@@ -241,6 +241,8 @@ def _allowed(said: str, kind: Any) -> str:
     words = "it must be " + " or ".join(WORDS.get(name, name) for name in found[1].split(" | "))
     if not found[2]:
         return words
+    if ends := _ends(kind):
+        return f"{words} from {ends[0]:g} to {ends[1]:g}"
     limit = f"{float(found[3]):g}" if "." in found[3] else found[3]
     return f"{words} {BOUNDS[found[2]]} {limit}"
 
@@ -252,6 +254,13 @@ def _choices(kind: Any) -> tuple[Any, ...]:
     inner = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
     unions = get_origin(kind) in (Annotated, Union, UnionType)
     return tuple(value for each in inner for value in _choices(each)) if unions else ()
+
+
+def _ends(kind: Any) -> tuple[float, float] | None:
+    """Both ends of a range of fractions; None if it has no two ends."""
+    metas = [meta for option in (kind, *get_args(kind)) for meta in getattr(option, "__metadata__", ())]
+    ranges = [(meta.ge, meta.le) for meta in metas if isinstance(meta.ge, float) and isinstance(meta.le, float)]
+    return ranges[0] if ranges else None
 
 
 def _steps(path: str) -> list[str | int]:

@@ -40,12 +40,6 @@ SHARED = "kept_bytes", "logit_bytes", "alone_launches", "skew", "step_skew"
 ALONE = "attention_efficiency", "optimizer_bytes"
 """What small steps show, in which all of these act together: of all devices, of those that share a host, and of others.
 """
-PASSES = (
-    *("score_bytes", "logit_bytes", "optimizer_bytes", "fresh_bytes", "kept_bytes", "matrix_flops", "cores"),
-    *("wait_seconds", "again_seconds", "alone_launches", "cold_bytes", "cache_bytes", "column_dim", "transposed_dim"),
-    *("transposed_bytes", "skew", "step_skew"),
-)
-"""What is measured of the stack."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from strategies.schema import Amount, Positive, Whole
 
 GB, GIB, TFLOP = 10**9, 2**30, 10**12
 
@@ -28,15 +33,15 @@ class Chip:
         source: where the figures were published.
     """
 
-    platform: str
-    flops_per_second: float
-    memory_bytes: int
-    memory_bytes_per_second: float
-    link_bytes_per_second: float
-    torus_dims: int
-    ring_multiple: int
-    slice_chips: int
-    network_bytes_per_second: float
+    platform: Literal["tpu", "cuda", "cpu"]
+    flops_per_second: Positive
+    memory_bytes: Whole
+    memory_bytes_per_second: Positive
+    link_bytes_per_second: Positive
+    torus_dims: Annotated[int, Meta(ge=0, le=3)]
+    ring_multiple: Whole
+    slice_chips: Whole
+    network_bytes_per_second: Amount
     source: str
 
     def rings(self, extents: Sequence[int]) -> tuple[bool, ...]:

@@ -1,7 +1,7 @@
 """Cells of tables that other people wrote: numbers, truths and names, in the spellings that occur."""
 
-import math
 import re
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,50 +41,57 @@ CHUNKS = "chunks", "virtual_stages", "interleave", "virtual_pipeline"
 """Columns that may have the number of model chunks on a pipeline stage."""
 
 
+WHOLE = re.compile(r"([0-9]{1,18}|[0-9]{1,3}(,[0-9]{3}){1,5})(\.0*)?")
+"""Counts. A comma separates three digits at a time, so a decimal comma is none."""
+DECIMAL = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?")
+LEAST_SECONDS, MOST_SECONDS = 1e-6, 1e7
+"""Of a step."""
+
+
 def text(row: Row, column: str) -> str:
     """A cell in lower case, without space around it; empty if there is none."""
     value = row.get(column)
     return "" if value is None else str(value).strip().lower()
 
 
-def number(row: Row, column: str) -> float | None:
-    """The number in a cell; None if it is empty.
-
-    Raises:
-        Infeasible: it is no number.
-
-    >>> number({"vocab": "51,200"}, "vocab"), number({"vocab": " "}, "vocab")
-    (51200.0, None)
-    """
-    cell = text(row, column).replace(",", "")
-    if cell in NOTHING:
-        return None
-    try:
-        return float(cell)
-    except ValueError:
-        raise Infeasible(f"{column}={row[column]!r} is no number") from None
-
-
 def whole(row: Row, column: str, default: int | None = None) -> int:
-    """The whole number of at least 1 in a cell; the default if it is empty.
+    """The whole number of at least 1 in a cell; the default if it is empty. Thousands may be separated by commas.
 
     Raises:
-        Infeasible: it is another number, or there is neither a number nor a default.
+        Infeasible: it is something else, or there is neither a number nor a default.
 
-    >>> whole({"data": "8.0"}, "data"), whole({"data": ""}, "data", 1)
-    (8, 1)
+    >>> whole({"vocab": "51,200"}, "vocab"), whole({"data": "8.0"}, "data"), whole({"data": ""}, "data", 1)
+    (51200, 8, 1)
     """
-    value = number(row, column)
-    value = default if value is None else value
-    if value is None or not math.isfinite(value) or value != int(value) or value < 1:
-        raise Infeasible(f"{column}={row.get(column)!r}; it must be a whole number of at least 1")
-    return int(value)
+    cell = text(row, column)
+    if cell in NOTHING and default is not None:
+        return default
+    if not WHOLE.fullmatch(cell) or (value := int(cell.partition(".")[0].replace(",", ""))) < 1:
+        raise Infeasible(f"{column}={told(row, column)}; it must be a whole number of at least 1, such as 51,200")
+    return value
 
 
 def seconds(row: Row, column: str) -> float | None:
-    """The seconds in a cell; None if it has no positive, finite number."""
-    value = number(row, column)
-    return value if value is not None and 0 < value < math.inf else None
+    """The seconds in a cell; None if it is empty.
+
+    Raises:
+        Infeasible: it is no number of seconds of a step.
+
+    >>> seconds({"step_seconds": "3.5"}, "step_seconds"), seconds({"step_seconds": ""}, "step_seconds")
+    (3.5, None)
+    """
+    cell = text(row, column)
+    if cell in NOTHING:
+        return None
+    if not DECIMAL.fullmatch(cell) or not LEAST_SECONDS <= float(cell) <= MOST_SECONDS:
+        problem = f"it must be seconds from {LEAST_SECONDS:g} to {MOST_SECONDS:g} with a decimal point, such as 3.5"
+        raise Infeasible(f"{column}={told(row, column)}; {problem}")
+    return float(cell)
+
+
+def told(row: Row, column: str) -> str:
+    """A cell as a message shows it."""
+    return reprlib.repr(row.get(column))
 
 
 def named(row: Row, column: str, names: Mapping[str, Any]) -> Any:
@@ -96,7 +103,7 @@ def named(row: Row, column: str, names: Mapping[str, Any]) -> Any:
     cell = text(row, column).replace("-", "_")
     if cell in names:
         return names[cell]
-    raise Infeasible(f"{column}={row.get(column)!r} is not known; it can be {', '.join(filter(None, names))}")
+    raise Infeasible(f"{column}={told(row, column)} is not known; it can be {', '.join(filter(None, names))}")
 
 
 def schedule(row: Row) -> tuple[str, int]:
@@ -115,7 +122,8 @@ def schedule(row: Row) -> tuple[str, int]:
             return ("interleaved", max(2, chunks)) if interleaved else (known, 1)
     if name in NOTHING:
         return ("interleaved", chunks) if chunks > 1 else ("1f1b", 1)
-    raise Infeasible(f"schedule={row['schedule']!r} is not known; known are {', '.join(each for _, each in SCHEDULES)}")
+    names = ", ".join(each for _, each in SCHEDULES)
+    raise Infeasible(f"schedule={told(row, 'schedule')} is not known; known are {names}")
 
 
 def device(row: Row) -> str:

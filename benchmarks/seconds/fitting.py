@@ -47,12 +47,16 @@ def fit(runs: Sequence[Run], machine: Machine, only: Collection[str] = ()) -> Fi
         only: names of constants to fit; by default all on which the runs depend.
 
     Raises:
-        ValueError: `only` has a name that is no constant, or there are fewer runs than constants to fit.
+        ValueError: `only` has a name that is no constant, no run is measured, or fewer than there are constants to fit.
     """
-    measured = np.array([run.step_seconds for run in runs])
     if unknown := {*only} - {*RANGES}:
         raise ValueError(f"{', '.join(sorted(unknown))} is no constant; the constants are {', '.join(RANGES)}")
-    free = [name for name in only or RANGES if depends(runs, machine, name)]
+    if not runs:
+        raise ValueError("no row is measured and can be expressed; give rows with step_seconds")
+    measured = np.array([run.step_seconds for run in runs])
+    free = [name for name in dict.fromkeys(only or RANGES) if depends(runs, machine, name)]
+    if not free:
+        raise ValueError(f"no prediction of these runs depends on {', '.join(only)}; name other constants")
     if len(runs) < len(free):
         raise ValueError(f"{len(runs)} runs cannot fix {len(free)} constants; give at least as many runs")
     low = np.array([RANGES[name].low for name in free])

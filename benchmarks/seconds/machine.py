@@ -32,6 +32,13 @@ RANGES: Mapping[str, Range] = {
     "step_seconds": Range(0.0, 0.02, 0.005),
 }
 """Plausible ranges of `Constants`. A fit that ends at the edge of a range says so."""
+CALIBRATED_RANGES: Mapping[str, Range] = {
+    name: {"seconds": Range(0.0, 1.0, each.start), "dim": Range(0.0, 1e6, each.start)}.get(
+        name.rpartition("_")[2], Range(1e-6, 1.0, each.start)
+    )
+    for name, each in RANGES.items()
+} | {"attention_efficiency": Range(1e-6, 1e6, RANGES["attention_efficiency"].start)}
+"""Possible values of calibrated constants, which are of measured rates and of any host, such as a slow CPU."""
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,16 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPU_KINDS, GPUS
-from benchmarks.seconds.machine import RANGES, Constants, Machine
-from benchmarks.seconds.stack import STACKS, Passes
+from benchmarks.seconds.machine import CALIBRATED_RANGES, RANGES, Constants, Machine, Range
+from benchmarks.seconds.stack import MEASURED, STACKS, Passes, Stack
+from strategies.schema import Amount, Count, Whole, checked, read_json
 
 FOLDER = Path(__file__).parent.parent / "devices" / "machines"
 
@@ -26,13 +30,95 @@ ACHIEVED: Mapping[str, float] = {
 """Kind of device -> the best rate that was measured for any matmul. Of others it is the peak."""
 
 
+ANY_HOSTS = 1, 10**6
+
+
 class UnknownMachine(ValueError):
-    """There is no such machine file, or it cannot be read; the message names those that exist."""
+    """There is no such machine, or its chip or stack is not known; the message names those that are."""
+
+
+class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a machine file says.
+
+    Attributes:
+        stack: name of a `Stack`.
+        devices: kinds of devices that it predicts, as `CHIPS` or JAX name them.
+        constants: all of `Constants`.
+        error: mean error of predictions, as a fraction.
+        source: where the figures come from.
+        chip: the kind whose specifications it has; by default the first of `devices`.
+        hosts: the fewest and the most hosts of the runs that it predicts.
+        specifications: fields of `Chip` that differ from those of the kind; all fields where the kind is not known.
+        passes: fields of `Stack` that were measured.
+        at_edges, not_measured, measured: notes of a calibration, for people.
+    """
+
+    stack: str
+    devices: Annotated[tuple[str, ...], Meta(min_length=1)]
+    constants: dict[str, Any]
+    error: Annotated[float, Meta(ge=0.0, le=100.0)]
+    source: str
+    chip: str | None = None
+    hosts: tuple[Count, Count] = ANY_HOSTS
+    specifications: dict[str, Any] = {}
+    passes: dict[str, Any] = {}
+    at_edges: tuple[str, ...] = ()
+    not_measured: tuple[str, ...] = ()
+    measured: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The kind of devices that it describes, or the first of several."""
+        return self.chip or self.devices[0]
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether all specifications were measured, instead of published."""
+        return {*self.specifications} == {field.name for field in dataclasses.fields(Chip)}
+
+    def fits(self, hosts: int) -> bool:
+        """Whether it is for runs of so many hosts."""
+        few, most = self.hosts
+        return few <= hosts <= most
+
+
+def _ranged(ranges: Mapping[str, Range]) -> type[msgspec.Struct]:
+    """The schema of constants that lie in ranges."""
+    kinds = [(name, Annotated[float, Meta(ge=each.low, le=each.high)]) for name, each in ranges.items()]
+    return msgspec.defstruct("Constants", kinds, forbid_unknown_fields=True)
+
+
+def _some(name: str, kinds: Mapping[str, Any]) -> type[msgspec.Struct]:
+    """The schema of an object that has some of these fields."""
+    fields = [(field, kind | UnsetType, UNSET) for field, kind in kinds.items()]
+    return msgspec.defstruct(name, fields, forbid_unknown_fields=True)
+
+
+PUBLISHED_CONSTANTS, CALIBRATED_CONSTANTS = _ranged(RANGES), _ranged(CALIBRATED_RANGES)
+SPECIFICATIONS = _some("Specifications", get_type_hints(Chip, include_extras=True))
+OF_STACK = {float: Amount, int: Whole, Passes: tuple[Amount, Amount]}
+PASSES = _some("Passes", {name: OF_STACK[get_type_hints(Stack)[name]] for name in MEASURED})
 
 
 def machine_names() -> tuple[str, ...]:
-    """Names of all machine files."""
+    """Names of all packaged machine files."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+
+
+def machine_path(name: str) -> Path:
+    """The file of a machine.
+
+    Args:
+        name: of a file in `FOLDER` without its suffix, or the path of another.
+
+    Raises:
+        UnknownMachine: there is none.
+    """
+    if name.endswith(".json"):
+        return Path(name)
+    if name not in machine_names():
+        raise UnknownMachine(f"machine {name!r} is not known; known are {', '.join(machine_names())}, or a path")
+    return FOLDER / f"{name}.json"
 
 
 @cache
@@ -40,43 +126,56 @@ def machine(name: str, kind: str | None = None) -> Machine:
     """The machine of a name, or of the path of a machine file.
 
     Args:
-        name: of a file in `FOLDER` without its suffix, or the path of another.
+        name: as for `machine_path`.
         kind: of its devices, if the file is for several kinds; by default the first of them.
 
     Raises:
-        UnknownMachine: there is none, or a constant is missing or unknown.
+        UnknownMachine: there is none, or its chip or stack is not known.
+        SchemaError: the file cannot be read, or a field is missing, unknown or out of range.
     """
-    path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
-    if not path.exists():
-        raise UnknownMachine(f"machine {name!r} is not known; known are {', '.join(machine_names())}, or a path")
-    return parsed(path.stem, json.loads(path.read_text()), kind)
+    path = machine_path(name)
+    return parsed(path.stem, read_json(path, "`meshmark calibrate` writes one"), kind, str(path))
 
 
-def parsed(name: str, told: Mapping[str, Any], kind: str | None = None) -> Machine:
-    """The machine that a file describes. Arguments are as for `machine`.
+def parsed(name: str, told: Any, kind: str | None = None, where: str = "") -> Machine:
+    """The machine that the content of a file describes. Arguments and errors are as for `machine`."""
+    return made(name, read_file(told, where or f"machine {name}"), kind)
+
+
+def read_file(told: Any, where: str) -> MachineFile:
+    """The content of a machine file.
 
     Raises:
-        UnknownMachine: its chip or stack is not known, or its constants are not those of `Constants`.
+        SchemaError: a field is missing, unknown, of another type, or out of range.
     """
-    if wrong := {*told.get("constants", ())} ^ {*RANGES}:
-        raise UnknownMachine(f"machine {name}: constants {', '.join(sorted(wrong))} are missing, or not known")
-    chosen = kind if kind and "chip" not in told else chip_of(told)
-    specifications = told.get("specifications", {})
-    whole = {*specifications} == {field.name for field in dataclasses.fields(Chip)}
-    for what, value, known in (("chip", chosen, CHIPS), ("stack", told.get("stack"), STACKS)):
+    file = checked(told, MachineFile, where)
+    checked(file.constants, CALIBRATED_CONSTANTS if file.calibrated else PUBLISHED_CONSTANTS, f"{where}: constants")
+    checked(file.specifications, SPECIFICATIONS, f"{where}: specifications")
+    checked(file.passes, PASSES, f"{where}: passes")
+    return file
+
+
+def made(name: str, file: MachineFile, kind: str | None = None) -> Machine:
+    """The machine of a file.
+
+    Raises:
+        UnknownMachine: its chip or stack is not known.
+    """
+    chosen, whole = (kind if kind and not file.chip else file.kind), file.calibrated
+    for what, value, known in (("chip", chosen, CHIPS), ("stack", file.stack, STACKS)):
         if value not in known and not (whole and what == "chip"):
             raise UnknownMachine(f"machine {name}: {what} {value!r} is not known; known are {', '.join(known)}")
-    chip = Chip(**specifications) if whole else dataclasses.replace(CHIPS[chosen], **specifications)
+    chip = Chip(**file.specifications) if whole else dataclasses.replace(CHIPS[chosen], **file.specifications)
+    if chip.torus_dims and not chip.ring_multiple:
+        raise UnknownMachine(f"machine {name}: ring_multiple is 0; it must be at least 1 where there is a torus")
     # Whole specifications are measured ones: their rate of matmuls is reached, and waves of tiles are in it.
     cores = GPUS[chosen]["core_count"] if chosen in GPUS and not whole else 0
     achieved = chip.flops_per_second if whole else ACHIEVED.get(chosen, chip.flops_per_second)
-    constants = Constants(**told["constants"])
-    passes = {
-        name: Passes(*value) if isinstance(value, list) else value for name, value in told.get("passes", {}).items()
-    }
-    stack = dataclasses.replace(STACKS[told["stack"]], **passes)
+    passes = {name: Passes(*value) if isinstance(value, list) else value for name, value in file.passes.items()}
+    stack = dataclasses.replace(STACKS[file.stack], **passes)
     share = float32_share(GPU_KINDS.get(chosen, chosen), chip)  # calibrated files have JAX's names
-    return Machine(name, chip, achieved, cores, stack, constants, told["error"], told["source"], share)
+    constants = Constants(**file.constants)
+    return Machine(name, chip, achieved, cores, stack, constants, file.error, file.source, share)
 
 
 def float32_share(kind: str, chip: Chip) -> float:
@@ -91,11 +190,6 @@ def float32_share(kind: str, chip: Chip) -> float:
         gpu = GPUS[kind]
         return 2 * gpu["fpus_per_core"] * gpu["core_count"] * gpu["clock_rate_ghz"] * 1e9 / chip.flops_per_second
     return 1 / 6 if chip.platform == "tpu" else 1.0
-
-
-def chip_of(told: Mapping[str, Any]) -> str:
-    """The kind of devices that a file describes, or the first of several."""
-    return told.get("chip") or told["devices"][0]
 
 
 CARRIED_ERROR = 0.2
@@ -118,31 +212,26 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
         UnknownMachine: no file has this stack, or these devices have no specifications.
     """
     files = _files()
-    of_stack = {name: told for name, told in files.items() if told["stack"] == stack and fits(told, hosts)}
-    for name, told in of_stack.items():
-        if kind in told["devices"]:
+    of_stack = {name: file for name, file in files.items() if file.stack == stack and file.fits(hosts)}
+    for name, file in of_stack.items():
+        if kind in file.devices:
             return machine(name, kind)
     platform = CHIPS[kind].platform if kind in CHIPS else ""
-    alike = {name: told for name, told in of_stack.items() if CHIPS[chip_of(told)].platform == platform}
+    alike = {name: file for name, file in of_stack.items() if CHIPS[file.kind].platform == platform}
     if not alike:
         raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(files)}")
     # Constants of a GPU of the same generation, if there are any, and rather of a file that says its numbers of hosts.
-    name, told = max(alike.items(), key=lambda each: (chip_of(each[1])[0] == kind[0], "hosts" in each[1]))
-    carried = {key: value for key, value in told.items() if key not in ("chip", "specifications")}
+    name, file = max(alike.items(), key=lambda each: (each[1].kind[0] == kind[0], each[1].hosts != ANY_HOSTS))
     source = f"constants of {name}, carried over to {kind}"
-    return parsed(f"{name} on {kind}", {**carried, "error": CARRIED_ERROR, "source": source}, kind)
-
-
-def fits(told: Mapping[str, Any], hosts: int) -> bool:
-    """Whether a machine file is for runs of so many hosts."""
-    few, most = told.get("hosts", [1, 10**6])
-    return few <= hosts <= most
+    carried = msgspec.structs.replace(file, chip=None, specifications={}, error=CARRIED_ERROR, source=source)
+    return made(f"{name} on {kind}", carried, kind)
 
 
 @cache
-def _files() -> Mapping[str, Mapping[str, Any]]:
-    """What all machine files say, by name. A table asks for each of its rows."""
-    return {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in machine_names()}
+def _files() -> Mapping[str, MachineFile]:
+    """All packaged machine files, by name. A table asks for each of its rows."""
+    paths = [FOLDER / f"{name}.json" for name in machine_names()]
+    return {path.stem: read_file(read_json(path), str(path)) for path in paths}
 
 
 def as_file(told: Mapping[str, Any], constants: Constants, error: float, source: str) -> str:

@@ -20,6 +20,7 @@ from benchmarks.seconds.cells import (
     schedule,
     seconds,
     text,
+    told,
     whole,
 )
 from benchmarks.seconds.stack import MEGATRON, MPT, Stack
@@ -116,7 +117,7 @@ def stack_of(row: Row) -> Stack:
     if "fsdp" in name or "mpt" in name:
         return MPT
     raise Infeasible(
-        f"the kernels of stack {row.get('stack')!r} are not known; known are {MEGATRON.name} and {MPT.name}"
+        f"the kernels of stack {told(row, 'stack')} are not known; known are {MEGATRON.name} and {MPT.name}"
     )
 
 

@@ -10,6 +10,14 @@ FIRST_AND_LAST = "first and last"
 """Only the first stage embeds, and only the last computes the loss."""
 
 
+MEASURED = (
+    *("score_bytes", "logit_bytes", "optimizer_bytes", "fresh_bytes", "kept_bytes", "matrix_flops", "cores"),
+    *("wait_seconds", "again_seconds", "alone_launches", "cold_bytes", "cache_bytes", "column_dim", "transposed_dim"),
+    *("transposed_bytes", "skew", "step_skew"),
+)
+"""Stack fields that calibration overwrites."""
+
+
 class Passes(NamedTuple):
     """A number for the forward pass and one for the backward pass."""
 

@@ -18,6 +18,7 @@ from benchmarks.seconds.predicted import bound_seconds, predict_seconds
 from benchmarks.seconds.published import AXES, COLUMNS, Run, run_of
 from benchmarks.seconds.timeline import Timeline
 from strategies.config import Infeasible
+from strategies.schema import read_table
 
 PARTS = "matmul", "attention", "memory", "launches", "sums of layers", "gathers", "head", "sums of ends"
 AFTER = "sends", "bubble", "gradients", "optimizer", "fixed"
@@ -56,19 +57,9 @@ def read_rows(path: Path) -> list[Row]:
     """Rows of a CSV file.
 
     Raises:
-        ValueError: it has no rows, or lacks columns.
+        SchemaError: it cannot be read, has no rows, or lacks columns.
     """
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(file)
-        header = [name.strip() for name in next(lines, [])]
-        rows: list[Row] = [
-            {name: cell.strip() for name, cell in zip(header, line, strict=False)} for line in lines if any(line)
-        ]
-    if not rows:
-        raise ValueError(f"{path} has no rows")
-    if missing := [name for name in COLUMNS if name not in header]:
-        raise ValueError(f"{path} lacks the columns {', '.join(missing)}; it needs {', '.join(COLUMNS)}")
-    return rows
+    return list(read_table(path, COLUMNS))
 
 
 def predicted_rows(rows: Iterable[Row], machine: Machine | None = None) -> list[Predicted]:

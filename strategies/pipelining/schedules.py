@@ -38,6 +38,8 @@ class Costs(NamedTuple):
     weights: float = 1.0
 
 
+MOST_CELLS = 300_000
+"""Largest table of a schedule, in pairs of cells (a forward and a backward pass). It takes a few seconds."""
 EQUAL = Costs()
 
 
@@ -244,6 +246,10 @@ def _require(name: str, stages: int, microbatches: int, chunks: int, most_chunks
             raise Infeasible(f"schedule {name} of {what}={number}; it must be at least 1")
     if chunks > most_chunks:
         raise Infeasible(f"schedule {name} has one chunk a stage, not {chunks}; take interleaved for more")
+    if (cells := stages * (stages + chunks * microbatches)) > MOST_CELLS:
+        size = f"schedule {name} of stages={stages}, microbatches={microbatches} and chunks={chunks}"
+        problem = f"{size} makes a table of some {2 * cells:,} cells"
+        raise Infeasible(f"{problem}; take fewer, for {2 * MOST_CELLS:,} at most")
 
 
 def _cell(op: Op | None, chunks: int) -> str:

@@ -4,6 +4,7 @@ Inputs and residuals wait in buffers of slots. There are as few slots as the sch
 is reused as soon as its content has been used. The buffer of arrivals has one more slot, the last, that no stage reads.
 """
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -218,10 +219,11 @@ def slots(lifetimes: Lifetimes) -> tuple[dict[Key, int], int]:
     2
     """
     assigned: dict[Key, int] = {}
-    ends: dict[int, list[int]] = {}
+    slots_of: dict[int, tuple[list[int], list[tuple[int, int]]]] = {}
     for key, (start, end) in sorted(lifetimes.items(), key=lambda item: item[1]):
-        of_stage = ends.setdefault(key[0], [])
-        slot = next((slot for slot, until in enumerate(of_stage) if until <= start), len(of_stage))
-        of_stage[slot : slot + 1] = [end]
-        assigned[key] = slot
-    return assigned, max(map(len, ends.values()), default=0)
+        free, busy = slots_of.setdefault(key[0], ([], []))  # heaps: free slots, and (end tick, slot)
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        assigned[key] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, assigned[key]))
+    return assigned, max((len(free) + len(busy) for free, busy in slots_of.values()), default=0)

@@ -21,10 +21,15 @@ def table(tmp_path_factory):
     """A table of some published runs, one of which has a stack that is not known."""
     rows = [*read_rows(FSDP)[::4]]
     path = tmp_path_factory.mktemp("runs") / "runs.csv"
+    return write_rows(path, [*rows, {**rows[0], "stack": "nanoGPT"}])
+
+
+def write_rows(path, rows):
+    """Write a CSV file and return its path."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
-        writer.writerows([*rows, {**rows[0], "stack": "nanoGPT"}])
+        writer.writerows(rows)
     return path
 
 
@@ -41,7 +46,7 @@ def test_what_is_written_is_a_machine(table, tmp_path, capsys):
     assert its.stack == start.stack
     assert its.source == f"fitted to {len(read_rows(table)) - 1} runs of runs.csv"
     assert 0 < its.error < 0.2
-    assert "left out: the kernels of stack 'nanoGPT' are not known" in said
+    assert "the kernels of stack 'nanoGPT' are not known" in said
     assert "models that were left out" in said
 
 
@@ -62,17 +67,24 @@ def test_a_fit_is_no_worse_than_where_it_started(table, tmp_path):
     ("arguments", "status", "problem"),
     [
         (["{table}", "--machine=abacus"], 2, "machine 'abacus' is not known"),
-        (["{table}", "--machine=a100_fsdp", "--only=luck"], 5, "luck is no constant; the constants are matmul_eff"),
-        (["{folder}/none.csv", "--machine=a100_fsdp"], 5, "No such file"),
-        (["{few}", "--machine=a100_fsdp"], 5, "2 runs cannot fix"),
-        (["{table}", "--machine=a100_fsdp", "--out={table}/fitted.json"], 2, "cannot be written"),
+        (["{table}", "--machine=a100_fsdp", "--only=luck"], 2, "luck is no constant; the constants are matmul_eff"),
+        (["{folder}/none.csv", "--machine=a100_fsdp"], 5, "does not exist"),
+        (
+            ["{unmeasured}", "--machine=a100_fsdp"],
+            2,
+            "no row is measured and can be expressed; give rows",
+        ),
+        (["{table}", "--machine=a100_fsdp", "--out={table}"], 5, "would overwrite the input"),
+        (["{few}", "--machine=a100_fsdp"], 2, "2 runs cannot fix"),
+        (["{table}", "--machine=a100_fsdp", "--out={table}/fitted.json"], 5, "cannot be written"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(arguments, status, problem, table, tmp_path, capsys):
     """With a line that says what is wrong."""
     few = tmp_path / "few.csv"
     few.write_text("".join(table.read_text().splitlines(keepends=True)[:3]))
+    unmeasured = write_rows(tmp_path / "unmeasured.csv", [{**row, "step_seconds": ""} for row in read_rows(table)])
     with pytest.raises(SystemExit) as ended:
-        main([text.format(table=table, few=few, folder=tmp_path) for text in arguments])
+        main([text.format(table=table, few=few, unmeasured=unmeasured, folder=tmp_path) for text in arguments])
     assert ended.value.code == status
     assert problem in capsys.readouterr().err

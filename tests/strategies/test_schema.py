@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
@@ -35,6 +35,7 @@ class Document(msgspec.Struct):
     points: list[Point]
     count: Count
     bytes: Amount | None = None
+    share: Annotated[float, msgspec.Meta(ge=0.5, le=1.0)] | None = None
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,7 @@ class Document(msgspec.Struct):
         ({"points": [], "count": 1.0}, "f: count is 1.0; it must be a whole number"),
         ({"points": [], "count": 1, "bytes": math.nan}, "f: bytes is nan; it must be a number of at least 0"),
         ({"points": [], "count": 1, "bytes": "2"}, "f: bytes is '2'; it must be a number or null"),
+        ({"points": [], "count": 1, "share": 1.5}, "f: share is 1.5; it must be a number from 0.5 to 1"),
         (3, "f is 3; it must be an object"),
     ],
 )
