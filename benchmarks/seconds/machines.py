@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPU_KINDS, GPUS
-from benchmarks.seconds.machine import RANGES, Constants, Machine
+from benchmarks.seconds.machine import NOT_FITTED, RANGES, Constants, Machine
 from benchmarks.seconds.stack import STACKS, Passes
 
 FOLDER = Path(__file__).parent.parent / "devices" / "machines"
@@ -129,7 +129,7 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
     # Constants of a GPU of the same generation, if there are any, and rather of a file that says its numbers of hosts.
     name, told = max(alike.items(), key=lambda each: (chip_of(each[1])[0] == kind[0], "hosts" in each[1]))
     carried = {key: value for key, value in told.items() if key not in ("chip", "specifications")}
-    source = f"constants of {name}, carried over to {kind}"
+    source = f"{NOT_FITTED}: constants of {name}, carried over to {kind}"
     return parsed(f"{name} on {kind}", {**carried, "error": CARRIED_ERROR, "source": source}, kind)
 
 
