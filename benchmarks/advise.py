@@ -7,17 +7,14 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks import parsers
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
-from benchmarks.commandline.tables import aligned
-from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.explain.memory import processes_that_fit
@@ -25,136 +22,21 @@ from benchmarks.feasibility import WORKER_BYTES
 from benchmarks.feasibility import compiled as compile_cases
 from benchmarks.reporting.trace import trace
 from benchmarks.search import as_compiled, measured, scaled
-from benchmarks.search.advised import Choice, Choices, advised, limits
+from benchmarks.search.advice_report import cost_lines, document, report
+from benchmarks.search.advised import Choice, Choices, advised
 from benchmarks.search.as_compiled import AsCompiled
 from benchmarks.search.cache import Cache
-from benchmarks.search.candidates import SearchSpace
-from benchmarks.search.levers import LEAST_SHARE, Advice, Limits, advice_on, lever_lines
+from benchmarks.search.candidates import Doublings, SearchSpace
+from benchmarks.search.levers import advice_on
 from benchmarks.search.request import chosen_machine, search_space, topology_here
 from benchmarks.search.scaled import powers_of_two, sized
 from benchmarks.seconds.drawn import drawn
 from benchmarks.seconds.machine import Machine
 
-DAY_SECONDS = 86_400
-SHOWN_LIMITS = 3
 OF_ONE = "trace", "compile", "measure", "tokens", "all"
 """Options about the candidates of one topology."""
 BELONGING = {"tokens": ("price",), "scaling": ("sequences_per_device",), "compile": ("workers", "again")}
 """Options -> those that do something with them alone."""
-
-
-def report(
-    space: SearchSpace,
-    choices: Choices,
-    advice: Sequence[Advice],
-    its: Machine,
-    compiled: Sequence[AsCompiled],
-    asked: argparse.Namespace,
-) -> list[str]:
-    """The lines of the report."""
-    devices = device_count(space.topology)
-    work = f"{space.preset}, {space.batch_size} x {space.config.sequence} tokens, {space.dtype}"
-    counts = f"{len(choices.best)} candidates fit, {choices.too_large} are too large, {choices.infeasible} infeasible"
-    lines = [f"{work}, on {devices} devices of {space.topology}", counts, f"machine {its.name}: {its.source}", ""]
-    if not choices.best and choices.larger:
-        return [*lines, "no candidate fits; take more devices, a smaller batch, or --remat full"]
-    if not choices.best:
-        return [*lines, *(f"infeasible: {problem}" for problem in dict.fromkeys(choices.problems))]
-    shown = list(choices.best) if asked.all else choices.of_each_layout()
-    waits = {id(each.choice): each.limits for each in advice}
-    waits |= {id(each): limits(each, its, space.topology) for each in shown if id(each) not in waits}
-    lines += table(shown, waits, choices, its)
-    tied = choices.tied(its.error)
-    best = choices.best[0]
-    lines += ["", f"predictions are off by {its.error:.0%} on average: the first {tied} of all candidates are tied"]
-    lines += ["", *limit_lines(best, waits[id(best)])]
-    lines += ["", *lever_lines(advice)]
-    if compiled:
-        lines += ["", *as_compiled.table(compiled)]
-    if asked.tokens:
-        fastest = compiled[0].step_seconds if compiled else None
-        rate = space.batch_size * space.config.sequence / (fastest or best.step_seconds)
-        lines += ["", *cost_lines(rate, devices, asked.tokens, asked.price)]
-    return lines
-
-
-def table(shown: Sequence[Choice], waits: Mapping[int, Limits], choices: Choices, its: Machine) -> list[str]:
-    """The lines of the table of choices, of which `waits` has the limits by id."""
-    ranks = {id(each): rank for rank, each in enumerate(choices.best, start=1)}
-    tied = choices.tied(its.error)
-    rows: list[tuple[str, ...]] = [
-        (
-            *("rank", "strategy", "mesh", "microbatches", "remat", "options"),
-            *("GiB", "ms", "least ms", "tokens/s", "MFU", "waits for"),
-        )
-    ]
-    for each in shown:
-        resource, share = next(iter(waits[id(each)].items()))
-        rank = ranks[id(each)]
-        rows.append(
-            (
-                f"{rank}{'=' if rank <= tied > 1 else ''}",
-                *each.cells,
-                f"{each.needed_bytes / GIB:.1f}",
-                f"{1e3 * each.step_seconds:,.0f}",
-                f"{1e3 * each.bound_seconds:,.0f}",
-                f"{each.tokens_per_second:,.0f}",
-                f"{each.utilization(its):.0%}",
-                f"{resource} {share:.0%}",
-            )
-        )
-    return aligned(rows, [*"<<<><<", *">" * 5, "<"])
-
-
-def limit_lines(best: Choice, waits: Limits) -> list[str]:
-    """What limits the best choice, and where its time goes."""
-    saved = [(name, share) for name, share in waits.items() if share > LEAST_SHARE]
-    lines = [f"without waiting for {name} the best would save {share:.0%}" for name, share in saved[:SHOWN_LIMITS]]
-    spent = sorted(best.timeline.parts.items(), key=lambda each: -each[1])
-    return [*lines, "of its step: " + ", ".join(f"{name} {seconds / best.step_seconds:.0%}" for name, seconds in spent)]
-
-
-def cost_lines(tokens_per_second: float, devices: int, tokens: float, price: float | None) -> list[str]:
-    """Days, device-hours and money to train on so many tokens."""
-    seconds = tokens / tokens_per_second
-    hours = seconds * devices / 3600
-    money = "" if price is None else f", {hours * price:,.0f} at {price:g} an hour"
-    return [f"{tokens:.3g} tokens take {seconds / DAY_SECONDS:,.1f} days and {hours:,.0f} device-hours{money}"]
-
-
-def document(
-    space: SearchSpace, choices: Choices, advice: Sequence[Advice], its: Machine, compiled: Sequence[AsCompiled]
-) -> dict[str, Any]:
-    """All choices as JSON values, with what limits the best of each layout and what lifts that."""
-    of_layouts = {id(each.choice): each.as_row() for each in advice}
-    return {
-        "kind": "advice",
-        "schema_version": 1,
-        "topology": str(space.topology),
-        "preset": space.preset,
-        "batch_size": space.batch_size,
-        "dtype": space.dtype,
-        "machine": its.name,
-        "error": its.error,
-        "tied": choices.tied(its.error),
-        "too_large": choices.too_large,
-        "infeasible": choices.infeasible,
-        "compiled": [each.as_row() for each in compiled],
-        "choices": [
-            {**row(rank, each, its), **of_layouts.get(id(each), {})} for rank, each in enumerate(choices.best, start=1)
-        ],
-    }
-
-
-def row(rank: int, choice: Choice, its: Machine) -> Mapping[str, Any]:
-    """One choice as JSON values."""
-    return {
-        "rank": rank,
-        **choice.as_row(its),
-        "needed_bytes": choice.needed_bytes,
-        "bound_seconds": choice.bound_seconds,
-        "parts": dict(choice.timeline.parts),
-    }
 
 
 def write_trace(path: Path, best: Choice, its: Machine) -> None:
@@ -267,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.scaling:
         return scaling(space, asked, its)
     begin = time.monotonic()
-    choices = advised(space.cases(), its, space.topology)
+    choices = advised(space.cases(), its, space.topology, Doublings(every=bool(asked.microbatches)))
     candidates = len(choices.best) + choices.too_large + choices.infeasible
     print(f"{candidates} candidates in {time.monotonic() - begin:.1f} s", file=sys.stderr)
     compiled = compile_best(choices, its, asked) if asked.compile else []
@@ -276,7 +158,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.json:
         told = {**document(space, choices, advice, its, compiled), "measured": [each.as_row() for each in timed]}
         save_text(asked.json, json.dumps(told, indent=1))
-    print("\n".join(report(space, choices, advice, its, compiled, asked)))
+    print("\n".join(report(space, choices, advice, its, compiled, asked.all)))
+    if asked.tokens and choices.best:
+        fastest = compiled[0].step_seconds if compiled else None
+        rate = space.batch_size * space.config.sequence / (fastest or choices.best[0].step_seconds)
+        print("\n".join(["", *cost_lines(rate, device_count(space.topology), asked.tokens, asked.price, its)]))
     if timed:
         print("\n".join(["", *measured.report(timed)]))
     if asked.trace and choices.best:

@@ -16,6 +16,7 @@ from benchmarks.cases import Case
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
+from benchmarks.commandline.tables import wrapped
 from benchmarks.compile import compile_case
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
@@ -23,7 +24,7 @@ from benchmarks.explain.memory import processes_that_fit
 from benchmarks.harness.pool import Outcome, run_in_processes
 from benchmarks.reporting.terminal import progress
 from benchmarks.search import cache
-from benchmarks.search.candidates import SearchSpace
+from benchmarks.search.candidates import MEMORY_FRACTION, Doublings, SearchSpace
 from benchmarks.search.findings import Finding, compiled_table, displayed, rejections, table
 from benchmarks.search.ranking import best_per_layout, ranked
 from benchmarks.search.request import chosen_chip, search_space
@@ -33,11 +34,6 @@ from benchmarks.seconds.stack import MESHMARK
 from strategies.model.gpt import param_count
 
 PROGRESS_SECONDS = 5.0
-MEMORY_FRACTION = 0.85
-"""Candidates that by formula need more than this fraction of a chip's memory are compiled last.
-
-The formulas model XLA's CPU backend. Of the compiled steps of gpt3-6.7b, those for H100 needed up to 19% less and 2%
-more than the formulas say, and those for v5p 3 to 13% more, except zero2 with 44% more."""
 WORKER_BYTES = 4 * GIB
 """Host memory per compiling process. A GPT with 6.7 billion parameters took up to 2 GiB."""
 COMPILER_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
@@ -127,13 +123,12 @@ def search(
         budget: seconds for all compilations.
     """
     begin, chip = time.monotonic(), machine.chip
-    candidates = ranked(with_progress(space.cases()), chip, machine)
+    doublings = Doublings(every=bool(space.microbatches))
+    candidates = ranked(with_progress(space.cases()), chip, machine, doublings)
     findings = [Finding(rank, each, chip) for rank, each in enumerate(candidates, start=1)]
     log(f"{len(findings)} candidates by formulas in {time.monotonic() - begin:.1f} s")
     fitting = [each for each in candidates if each.fits]
-    with_headroom = [
-        each for each in fitting if each.estimate and each.estimate.needed_bytes <= MEMORY_FRACTION * chip.memory_bytes
-    ]
+    with_headroom = [each for each in fitting if each.has_room]
     to_compile = dict.fromkeys(each.case for each in (*best_per_layout(with_headroom), *with_headroom, *fitting))
     outcomes = compiled(list(to_compile)[:compile_best], stored, at_once, budget)
     return [
@@ -147,16 +142,19 @@ def report(space: SearchSpace, findings: Sequence[Finding], everything: bool) ->
     """The report as text."""
     chip, by_status = findings[0].chip, [each.status for each in findings]
     counts = ", ".join(f"{by_status.count(status)} {text}" for status, text in STATUSES.items())
+    tight = sum(each.candidate.fits and not each.candidate.has_room for each in findings)
+    margin = f"{tight} of those that fit have less room than the {1 - MEMORY_FRACTION:.0%} by which formulas may be off"
     what = "by formulas" if everything else "by formulas, the best of each strategy and set of mesh axes"
     parts = [
-        [f"{_problem(space)}, {chip.memory_bytes / GIB:.1f} GiB each", f"{len(findings)} candidates: {counts}"],
+        wrapped(f"{_problem(space)}, {chip.memory_bytes / GIB:.1f} GiB each"),
+        [*wrapped(f"{len(findings)} candidates: {counts}"), *wrapped(f"{margin}; they are compiled last")],
         [what, *table(displayed(findings, everything))],
     ]
     if lines := compiled_table(findings):
         parts.append(["as compiled, with the relative error of the formulas", *lines])
     if lines := [*rejections(findings), *_without_formulas(space)]:
-        parts.append(["rejected", *lines])
-    return "\n\n".join("\n".join(part) for part in parts)
+        parts.append(["rejected", *(part for line in lines for part in wrapped(line))])
+    return "\n\n".join("\n".join(part) for part in [parts[0] + parts[1], *parts[2:]])
 
 
 def _without_formulas(space: SearchSpace) -> Iterator[str]:

@@ -18,10 +18,7 @@ FLOORS = "strategies", "benchmarks", "results"
 MODULES = sorted(path.relative_to(ROOT) for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
 NAMES = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
 COMMANDS = "benchmarks.commandline"
-"""What all commands share: of `benchmarks`, `results` may import this alone; it needs the standard library.
-
-Its tables load `rich`.
-"""
+"""What all commands share: of `benchmarks`, `results` may import this alone; it needs the standard library."""
 SCHEMA = "strategies.schema"
 """How what is read is checked: of `strategies`, `results` may import this alone; it needs no JAX."""
 FORBIDDEN = {
@@ -84,13 +81,9 @@ def test_no_circle_leads_from_room_to_room():
     ids=str,
 )
 def test_what_commands_share_needs_the_standard_library_alone(path):
-    """So `results` runs where JAX is not installed, and a command that is refused is refused at once.
-
-    Tables load `rich` when there is one to show.
-    """
+    """So `results` runs where JAX is not installed, and a command that is refused is refused at once."""
     names = {name for name in imported(path) if not name.startswith(COMMANDS)}
-    tables = {"rich"} if path.stem == "tables" else set()
-    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names | tables
+    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "strategies" / "model").glob("*.py")), ids=lambda path: path.stem)

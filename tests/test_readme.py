@@ -30,6 +30,18 @@ def test_every_file_that_it_links_to_is_there(page):
     assert not [path for path in linked if not (page.parent / path).exists()]
 
 
+def test_pages_link_only_to_what_the_site_has():
+    """The site is built from docs/ alone, and `mkdocs build --strict` refuses other links."""
+    docs = ROOT / "docs"
+    linked = {
+        (page, path)
+        for page in docs.rglob("*.md")
+        for path in re.findall(r"\]\(([^)#:]+)\)", page.read_text())
+        if not (page.parent / path).resolve().is_relative_to(docs)
+    }
+    assert not linked
+
+
 def test_every_page_is_found():
     """From README, and in the contents of what is built from docs/."""
     linked = re.findall(r"\]\(docs/([^)#:]+)\)", README.read_text())

@@ -1,20 +1,38 @@
-"""Plain-text tables as wide as the terminal: cells wrap where the columns do not fit, and nothing is cut off."""
+"""Plain-text tables and sentences as wide as the terminal: what does not fit wraps, and nothing is cut off."""
 
-import io
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
-from importlib.util import find_spec
 
-PLAIN_WIDTH = 160
+PLAIN_WIDTH = 100
 """Width in characters if the output is not a terminal, as in the log of a CI job."""
 LEAST_WIDTH = 6
 """Least width of a column in characters, including the gap after it."""
+GAP = 2
+"""Spaces between columns."""
 
 
 def screen_width() -> int:
     """Return the width of the terminal in characters, or `PLAIN_WIDTH` if the output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
+
+
+def wrapped(text: str, width: int | None = None) -> list[str]:
+    """Return the lines of a sentence; continued lines are indented by two spaces more than the first.
+
+    Args:
+        text: one line. A word that is wider than the screen stays whole, so that commands and paths can be copied.
+        width: width of the screen in characters; by default that of the terminal, or `PLAIN_WIDTH`.
+
+    >>> wrapped("  a step takes long", 12)
+    ['  a step', '    takes', '    long']
+    """
+    indent = " " * (len(text) - len(text.lstrip()))
+    room = max(width or screen_width(), len(indent) + LEAST_WIDTH)
+    shape = {"initial_indent": indent, "subsequent_indent": f"{indent}  "}
+    return textwrap.wrap(text.strip(), room, break_long_words=False, break_on_hyphens=False, **shape) or [""]
 
 
 def aligned(
@@ -33,28 +51,55 @@ def aligned(
     """
     if not rows:
         return []
-    room, columns = width or screen_width(), len(rows[0])
-    sides = align or "<" * columns
+    columns = len(rows[0])
+    room = max(width or screen_width(), LEAST_WIDTH * columns) - GAP * (columns - 1)
     widths = [max(letters, *map(len, column)) for letters, *column in zip(least or [0] * columns, *rows, strict=True)]
-    # A plain checkout runs where rich is not installed. Its wide tables have long lines.
-    if sum(widths) + 2 * (columns - 1) <= room or find_spec("rich") is None:
-        shapes = [f"{side}{letters}" for side, letters in zip(sides, widths, strict=True)]
-        return ["  ".join(map(format, row, shapes)).rstrip() for row in rows]
-    return folded(rows, sides, max(room, LEAST_WIDTH * columns))
+    if sum(widths) > room:
+        columns_of_pieces = ((piece for cell in column for piece in pieces(cell)) for column in zip(*rows, strict=True))
+        widths = narrowed(widths, [max(len(piece.rstrip()) for piece in column) for column in columns_of_pieces], room)
+    shapes = [f"{side}{letters}" for side, letters in zip(align or "<" * columns, widths, strict=True)]
+    return [(" " * GAP).join(map(format, line, shapes)).rstrip() for row in rows for line in folded(row, widths)]
 
 
-def folded(rows: Sequence[Sequence[str]], sides: Sequence[str], width: int) -> list[str]:
-    """Return the lines of a table whose cells wrap so that all columns fit."""
-    from rich.console import Console  # importing it takes a tenth of a second
-    from rich.table import Table
-    from rich.text import Text
+def narrowed(widths: Sequence[int], unbroken: Sequence[int], room: int) -> list[int]:
+    """Return narrower widths of columns that fit into `room` characters: the widest column loses a character first.
 
-    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-    for side in sides:
-        table.add_column(justify="right" if side == ">" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console = Console(file=io.StringIO(), width=width, color_system=None, force_jupyter=False, legacy_windows=False)
-    with console.capture() as shown:
-        console.print(table)
-    return [line.rstrip() for line in shown.get().removesuffix("\n").split("\n")]
+    Columns keep the width of their longest piece, `unbroken`, as long as others can lose more.
+    """
+    widths = list(widths)
+    while sum(widths) > room:
+        wide = [at for at, letters in enumerate(widths) if letters > unbroken[at]] or range(len(widths))
+        widths[max(wide, key=lambda at: widths[at])] -= 1
+    return widths
+
+
+def folded(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
+    """Return the lines of a row whose cells wrap at these widths."""
+    cells = [fold(cell, letters) for cell, letters in zip(row, widths, strict=True)]
+    height = max(map(len, cells))
+    return [*zip(*(lines + [""] * (height - len(lines)) for lines in cells), strict=True)]
+
+
+def fold(cell: str, width: int) -> list[str]:
+    """Return the lines of a cell: it breaks at spaces and after commas, and in words that are wider than the column.
+
+    >>> fold("data=2,fsdp=2 layer", 8), fold("pipeline", 5)
+    (['data=2,', 'fsdp=2', 'layer'], ['pipel', 'ine'])
+    """
+    lines = [""]
+    for piece in pieces(cell):
+        if len((lines[-1] + piece).rstrip()) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += piece
+        while len(lines[-1].rstrip()) > width:
+            lines[-1:] = [lines[-1][:width], lines[-1][width:].lstrip()]
+    return [line.rstrip() for line in lines]
+
+
+def pieces(cell: str) -> list[str]:
+    """Return the parts of a cell that stay on one line as long as they fit.
+
+    >>> pieces("data=2,fsdp=2 layer")
+    ['data=2,', 'fsdp=2 ', 'layer']
+    """
+    return re.findall(r"[^ ,]*[ ,]+|[^ ,]+", cell) or [""]

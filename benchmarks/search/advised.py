@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.cases import Case, option_texts
+from benchmarks.cases import Case
 from benchmarks.devices.topology import Topology
-from benchmarks.search.candidates import first_per_layout
+from benchmarks.search.candidates import MEMORY_FRACTION, Doublings, first_per_layout, layout_cells
 from benchmarks.seconds.machine import Constants, Machine
 from benchmarks.seconds.predicted import bound_seconds, predict_seconds
 from benchmarks.seconds.timeline import Timeline
@@ -15,6 +15,8 @@ from strategies.costs.predict import Cost, predict
 
 ENDLESS = 1e6
 """Factor of a resource that no longer limits anything."""
+MOST_ERROR = 0.99
+"""A time of which the prediction is off by more has no upper end."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,7 @@ class Choice:
     @property
     def cells(self) -> tuple[str, ...]:
         """Cells of a table that say how the step is spread."""
-        case = self.case
-        return case.strategy, str(case.mesh), str(case.microbatches), case.remat, " ".join(option_texts(case.options))
+        return layout_cells(self.case)
 
     @property
     def step_seconds(self) -> float:
@@ -77,7 +78,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """All candidates: those that fit, fastest first, those that are too large, and why the others are infeasible."""
+    """All candidates: those that fit with room, fastest first, those that do not, and why the others are infeasible."""
 
     best: tuple[Choice, ...]
     larger: tuple[tuple[Case, Cost], ...]
@@ -97,31 +98,54 @@ class Choices:
         """How many predictions, from the first, differ by less than their errors. They may be in any order."""
         if not self.best:
             return 0
-        limit = self.best[0].step_seconds * (1 + error) / (1 - error)
-        return sum(each.step_seconds <= limit for each in self.best)
+        low, high = plausible(error)
+        return sum(each.step_seconds * low <= self.best[0].step_seconds * high for each in self.best)
 
     def of_each_layout(self) -> list[Choice]:
         """The fastest of each strategy and set of mesh axes, fastest first."""
         return first_per_layout(self.best)
 
 
-def advised(cases: Iterable[Case], machine: Machine, topology: Topology) -> Choices:
-    """Predict all candidates on the devices of a topology."""
+def plausible(error: float) -> tuple[float, float]:
+    """Factors of a predicted time between which the time is, if the prediction is off by its mean error.
+
+    >>> [round(factor, 2) for factor in plausible(0.2)]
+    [0.83, 1.25]
+    """
+    return 1 / (1 + error), 1 / (1 - min(error, MOST_ERROR))
+
+
+def advised(cases: Iterable[Case], machine: Machine, topology: Topology, doublings: Doublings | None = None) -> Choices:
+    """Predict all candidates on the devices of a topology.
+
+    Args:
+        cases: the candidates, those with fewer microbatches before those with more.
+        machine: predicts their seconds.
+        topology: the devices.
+        doublings: says which of them to leave out; by default none.
+    """
+    doublings = doublings or Doublings(every=True)
     best: list[Choice] = []
     larger: list[tuple[Case, Cost]] = []
     problems: list[str] = []
-    for case in cases:
+    for case in filter(doublings.worth, cases):
         try:
             cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
         except Infeasible as error:
             problems.append(str(error))
             continue
-        if host_bytes(cost, machine, topology) > machine.chip.memory_bytes:
+        if host_bytes(cost, machine, topology) > usable_bytes(machine):
             larger.append((case, cost))
             continue
         best.append(predicted(case, cost, machine, topology))
+        doublings.add(case, best[-1].step_seconds)
     best.sort(key=lambda each: (each.step_seconds, each.needed_bytes))
     return Choices(tuple(best), tuple(larger), tuple(problems))
+
+
+def usable_bytes(machine: Machine) -> float:
+    """Memory that a candidate may need by formulas, with a margin for their error."""
+    return MEMORY_FRACTION * machine.chip.memory_bytes
 
 
 def host_bytes(cost: Cost, machine: Machine, topology: Topology) -> int:

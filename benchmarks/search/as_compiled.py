@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.cases import Case
-from benchmarks.commandline.tables import aligned
+from benchmarks.commandline.tables import aligned, wrapped
 from benchmarks.compile import compile_entry
 from benchmarks.devices.chips import GIB
 from benchmarks.explain.replay import EXPOSED, replay
@@ -116,7 +116,7 @@ def table(compiled: Sequence[AsCompiled]) -> list[str]:
     """The lines of the table of compiled candidates."""
     rows: list[tuple[str, ...]] = [
         (
-            *("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB compiled"),
+            *("rank", "strategy", "mesh", "options", "GiB compiled"),
             *("exposed ms predicted", "as compiled", "ms predicted", "as compiled", ""),
         )
     ]
@@ -132,4 +132,4 @@ def table(compiled: Sequence[AsCompiled]) -> list[str]:
             )
         )
     title = "as compiled: the compiler's schedule, at the rates of the machine, says what communication is exposed"
-    return [title, *aligned(rows, [*"<<<><<", *">" * 5, "<"])]
+    return [*wrapped(title), *aligned(rows, [*"<<<<", *">" * 5, "<"])]

@@ -13,6 +13,7 @@ from benchmarks.explain.replay import PARTS as REPLAYED
 from benchmarks.explain.replay import Replay
 from benchmarks.explain.roofline import Roofline
 from benchmarks.reporting.terminal import gib, known
+from benchmarks.search.candidates import layout_cells
 from benchmarks.search.ranking import Candidate, best_per_layout
 from strategies import Infeasible
 
@@ -124,11 +125,10 @@ class Finding:
 def table(findings: Iterable[Finding]) -> list[str]:
     """Table of the findings by formula, with the rates of the predicted time, or else of the roofline."""
     header = (
-        *("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB needed", "GiB sent", "bubble"),
-        *("predicted ms", "roofline ms", "tokens/s/device", "MFU", "bound by"),
+        *("rank", "strategy", "mesh", "options", "GiB needed", "GiB sent", "bubble"),
+        *("predicted ms", "roofline ms", "tokens/s a device", "MFU", "bound by"),
     )
-    align = ">", "<", "<", ">", "<", "<", ">", ">", ">", ">", ">", ">", ">", "<"
-    return aligned([header, *map(_cells, findings)], align)
+    return aligned([header, *map(_cells, findings)], [*"><<<", *">" * 7, "<"])
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     times = row["predicted.step_seconds"], row["formula.step_seconds"]
     return (
         known("d", row["rank"]),
-        *layout_cells(row),
+        *layout_cells(finding.candidate.case),
         gib(row["formula.needed_bytes"]),
         gib(row["formula.sent_bytes"]),
         known(".1%", row["formula.bubble"]),
@@ -155,12 +155,11 @@ def compiled_table(findings: Iterable[Finding]) -> list[str]:
     not fit follow, and last those with unknown time.
     """
     header = (
-        *("rank", "strategy", "mesh", "microbatches", "remat", "options", "GiB needed", "formula", "GiB sent"),
-        *("formula", "tokens/s/device", "formula", "MFU", "compiled"),
+        *("rank", "strategy", "mesh", "options", "GiB needed", "formula", "GiB sent", "formula"),
+        *("tokens/s a device", "formula", "MFU", "compiled"),
     )
-    align = ">", "<", "<", ">", "<", "<", ">", ">", ">", ">", ">", ">", ">", "<"
     asked = sorted((each for each in findings if each.compiled or each.reason), key=_slowness)
-    return aligned([header, *map(_compiled_cells, asked)], align) if asked else []
+    return aligned([header, *map(_compiled_cells, asked)], [*"><<<", *">" * 7, "<"]) if asked else []
 
 
 def _slowness(finding: Finding) -> tuple[float, ...]:
@@ -177,7 +176,7 @@ def _compiled_cells(finding: Finding) -> tuple[str, ...]:
     unread = "" if row["compiled.sent_bytes"] is not None else ", but its program cannot be parsed"
     return (
         known("d", row["rank"]),
-        *layout_cells(row),
+        *layout_cells(finding.candidate.case),
         gib(row["compiled.needed_bytes"]),
         relative_error(row["formula.needed_bytes"], row["compiled.needed_bytes"]),
         gib(row["compiled.sent_bytes"]),
@@ -196,11 +195,6 @@ def relative_error(formula: float | None, compiled: float | None) -> str:
     ('-10.0%', '')
     """
     return f"{formula / compiled - 1:+.1%}" if formula is not None and compiled else ""
-
-
-def layout_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Cells that identify a candidate."""
-    return row["strategy"], row["mesh"], str(row["microbatches"]), row["remat"], row["options"]
 
 
 def rejections(findings: Iterable[Finding]) -> Iterator[str]:

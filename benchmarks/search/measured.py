@@ -159,14 +159,14 @@ def timed(trainings: dict[str, Training], rounds: int) -> dict[str, BlockTimes]:
 
 def report(results: Sequence[AsMeasured]) -> Iterator[str]:
     """The lines about what was measured."""
-    header = *("rank", "strategy", "mesh", "microbatches", "remat", "options"), *("ms predicted", "measured", "")
+    header = *("rank", "strategy", "mesh", "options"), *("ms predicted", "measured", "")
     rows: list[tuple[str, ...]] = [header]
     for each in results:
         seconds = "" if each.step_seconds is None else f"{1e3 * each.step_seconds:,.1f}"
         note = each.reason or ("final" if each.final else "")
         rows.append((str(each.rank), *each.choice.cells, f"{1e3 * each.choice.step_seconds:,.1f}", seconds, note))
     yield f"as measured: {ROUNDS} interleaved rounds, and {FINAL_ROUNDS} of the final"
-    yield from aligned(rows, [*"<<<><<", *">>", "<"])
+    yield from aligned(rows, [*"<<<<", *">>", "<"])
     known = [each for each in results if each.step_seconds]
     finalists = [each for each in known if each.final]
     if advised := next((each for each in finalists if each.rank == 1), None):

@@ -15,7 +15,7 @@ from benchmarks.devices.placement import topology_mesh
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.roofline import Roofline, collective_bandwidth
-from benchmarks.search.candidates import first_per_layout
+from benchmarks.search.candidates import MEMORY_FRACTION, Doublings, first_per_layout
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.predicted import predict_seconds
 from strategies import Infeasible, MeshSpec
@@ -48,6 +48,12 @@ class Candidate:
         return self.estimate is not None and self.estimate.fits
 
     @property
+    def has_room(self) -> bool:
+        """Whether it fits with a margin for the error of formulas."""
+        known = self.estimate
+        return known is not None and known.needed_bytes <= MEMORY_FRACTION * known.capacity_bytes
+
+    @property
     def order(self) -> tuple[float, ...]:
         """Sort key, smaller is better.
 
@@ -65,9 +71,20 @@ class Candidate:
         return 0, roofline.step_seconds, without_overlap_seconds, self.estimate.needed_bytes
 
 
-def ranked(cases: Iterable[Case], chip: Chip, machine: Machine | None = None) -> list[Candidate]:
-    """All candidates, best first: by the times that a machine is predicted to take, or else by their rooflines."""
-    return sorted((evaluated(case, chip, machine) for case in cases), key=lambda each: each.order)
+def ranked(
+    cases: Iterable[Case], chip: Chip, machine: Machine | None = None, doublings: Doublings | None = None
+) -> list[Candidate]:
+    """All candidates, best first: by the times that a machine is predicted to take, or else by their rooflines.
+
+    Those that `doublings` finds not worth a prediction are left out; by default none are.
+    """
+    doublings = doublings or Doublings(every=True)
+    candidates = []
+    for case in filter(doublings.worth, cases):
+        candidates.append(evaluated(case, chip, machine))
+        if candidates[-1].has_room:
+            doublings.add(case, candidates[-1].order[1])
+    return sorted(candidates, key=lambda each: each.order)
 
 
 def best_per_layout(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from benchmarks.cases import Case
-from benchmarks.commandline.tables import aligned
+from benchmarks.commandline.tables import aligned, wrapped
 from benchmarks.devices.topology import Topology, balanced_factors
 from benchmarks.search.advised import Choice, advised, limits
-from benchmarks.search.candidates import SearchSpace
+from benchmarks.search.candidates import Doublings, SearchSpace
 from benchmarks.seconds.machine import Machine
 
 Scaling = Literal["strong", "weak"]
@@ -78,7 +78,8 @@ def points(space: SearchSpace, base: Topology, sizes: tuple[int, ...], each: int
             its = replace(
                 space, topology=topology, batch_size=batch, options=tuple((OPTIONS | dict(space.options)).items())
             )
-            best = advised(filter(usual, its.cases()), machine, topology).best[:1]
+            doublings = Doublings(every=bool(space.microbatches))
+            best = advised(filter(usual, its.cases()), machine, topology, doublings).best[:1]
             found = limits(best[0], machine, topology) if best else {}
             yield Point(scaling, topology, devices, batch, best[0] if best else None, found)
 
@@ -136,8 +137,6 @@ def report(space: SearchSpace, found: list[Point], machine: Machine) -> list[str
             "batch",
             "strategy",
             "mesh",
-            "microbatches",
-            "remat",
             "options",
             "ms",
             "tokens/s",
@@ -148,13 +147,13 @@ def report(space: SearchSpace, found: list[Point], machine: Machine) -> list[str
     for point in found:
         place = point.scaling, str(point.devices), str(point.batch_size)
         if not (best := point.choice):
-            table.append((*place, "nothing fits", *[""] * 8))
+            table.append((*place, "nothing fits", *[""] * 6))
             continue
         times = f"{1e3 * best.step_seconds:,.0f}", f"{best.tokens_per_second:,.0f}", f"{best.utilization(machine):.0%}"
         table.append((*place, *best.cells, *times, f"{point.limit} {point.limits[point.limit]:.0%}"))
     work = f"{space.preset}, {space.config.sequence} tokens in a sequence, {space.dtype}, on {space.topology.kind}"
-    known = f"machine {machine.name}, off by {machine.error:.0%} on average: {machine.source}"
-    return [work, known, "", *aligned(table, [*"<>><<><<", *">>>", "<"])]
+    known = f"machine {machine.name}, {machine.error_text}: {machine.source}"
+    return [*wrapped(work), *wrapped(known), "", *aligned(table, [*"<>><<<", *">>>", "<"])]
 
 
 def powers_of_two(first: int, last: int) -> tuple[int, ...]:

@@ -71,6 +71,8 @@ class Constants:
     step_seconds: float
 
 
+NOT_FITTED = "Not fitted"
+"""How the source of a machine begins whose constants and error are not measured, but assumed."""
 START = Constants(**{name: each.start for name, each in RANGES.items()})
 
 
@@ -99,6 +101,17 @@ class Machine:
     error: float
     source: str
     float32_share: float = 1.0
+
+    @property
+    def assumed(self) -> bool:
+        """Whether nobody measured what its stack reaches of such devices, nor how far predictions are off."""
+        return self.source.startswith(NOT_FITTED)
+
+    @property
+    def error_text(self) -> str:
+        """How far predictions are off, in words that say whether anybody measured that."""
+        off = f"off by {self.error:.0%} on average"
+        return f"assumed to be {off}, which nobody measured" if self.assumed else off
 
     @cached_property
     def reached(self) -> Chip:

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPU_KINDS, GPUS
-from benchmarks.seconds.machine import CALIBRATED_RANGES, RANGES, Constants, Machine, Range
+from benchmarks.seconds.machine import CALIBRATED_RANGES, NOT_FITTED, RANGES, Constants, Machine, Range
 from benchmarks.seconds.stack import MEASURED, STACKS, Passes, Stack
 from strategies.schema import Amount, Count, Whole, checked, read_json
 
@@ -222,7 +222,7 @@ def machine_for(kind: str, stack: str, hosts: int) -> Machine:
         raise UnknownMachine(f"no machine has devices {kind!r} under {stack}; name one of {', '.join(files)}")
     # Constants of a GPU of the same generation, if there are any, and rather of a file that says its numbers of hosts.
     name, file = max(alike.items(), key=lambda each: (each[1].kind[0] == kind[0], each[1].hosts != ANY_HOSTS))
-    source = f"constants of {name}, carried over to {kind}"
+    source = f"{NOT_FITTED}: constants of {name}, carried over to {kind}"
     carried = msgspec.structs.replace(file, chip=None, specifications={}, error=CARRIED_ERROR, source=source)
     return made(f"{name} on {kind}", carried, kind)
 

@@ -222,7 +222,7 @@ def test_constants_are_carried_over_from_as_many_hosts(hosts, name, rows, write,
     """Single hosts and clusters of A100s are different machines, and so are those of other devices."""
     devices = {"device": "H100", "devices": str(8 * hosts), "data": str(8 * hosts), "microbatch_size": ""}
     (row,) = predicted(tmp_path, write([{**rows[0], **devices}]))
-    assert row["machine.source"].startswith(f"constants of {name}, carried over to h100")
+    assert row["machine.source"].startswith(f"Not fitted: constants of {name}, carried over to h100")
 
 
 def test_a_machine_of_another_stack_is_refused(rows, write, tmp_path):

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.commandline import tables
-from benchmarks.commandline.tables import LEAST_WIDTH, PLAIN_WIDTH, aligned
+from benchmarks.commandline.tables import LEAST_WIDTH, PLAIN_WIDTH, aligned, wrapped
 
 CELLS = st.text("ab=,[]/ 1", max_size=60).map(str.strip)
 
@@ -37,9 +36,16 @@ def test_output_that_is_no_terminal_is_plain(monkeypatch: pytest.MonkeyPatch) ->
     assert line == "mesh  " + "x" * (PLAIN_WIDTH - 6)
 
 
-def test_a_wide_table_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without rich a wide table has long lines, and nothing of it is lost."""
-    rows = [("mesh", "x" * 60), ("fsdp=8", "y")]
-    assert max(map(len, aligned(rows, width=40))) <= 40
-    monkeypatch.setattr(tables, "find_spec", lambda name: None)
-    assert aligned(rows, width=40) == ["mesh    " + "x" * 60, "fsdp=8  y"]
+def test_cells_break_between_words() -> None:
+    """Words and sizes of a mesh stay whole as long as there is room for them."""
+    rows = [("mesh", "waits for"), ("data=2,fsdp=2", "links inside a host")]
+    folded = ["mesh          waits for", "data=2,       links inside", "fsdp=2        a host"]
+    assert aligned(rows, width=27) == folded
+
+
+@given(text=CELLS, width=st.integers(1, 200))
+def test_sentences_wrap(text: str, width: int) -> None:
+    """No word is lost or broken; a line is wider than the screen only if it has a single word."""
+    lines = wrapped(text, width)
+    assert " ".join(lines).split() == text.split()
+    assert all(len(line) <= max(width, LEAST_WIDTH) or len(line.split()) == 1 for line in lines)

@@ -1,5 +1,6 @@
 """docs/seconds.md has every constant as the code describes it, and shows what the commands print."""
 
+import inspect
 import re
 import textwrap
 
@@ -18,7 +19,8 @@ EXAMPLES = re.findall(EXAMPLE, PAGE, re.MULTILINE)
 
 def test_every_constant_has_its_range_and_meaning():
     """A row for each, with the words of its docstring."""
-    described = re.findall(r"^ {8}(\w+): (.*?)(?=^ {8}\w+: |\Z)", Constants.__doc__ or "", re.MULTILINE | re.DOTALL)
+    doc = inspect.getdoc(Constants) or ""  # with the same indentation on every Python
+    described = re.findall(r"^ {4}(\w+): (.*?)(?=^ {4}\w+: |\Z)", doc, re.MULTILINE | re.DOTALL)
     meanings = {name: " ".join(text.split()) for name, text in described}
     assert {*meanings} == {*RANGES}
     for name, (low, high, _) in RANGES.items():
