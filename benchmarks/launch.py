@@ -25,6 +25,7 @@ from typing import IO
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
+from benchmarks.commandline.parser import Parser
 from benchmarks.statuses import NORMAL_EXITS
 
 GRACE_SECONDS = 30.0
@@ -33,7 +34,7 @@ GRACE_SECONDS = 30.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("python -m benchmarks.launch"),
         description="Run `pytest benchmarks` in several processes on this machine.",
     )

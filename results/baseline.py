@@ -1,6 +1,5 @@
 """Writes the committed baseline of the exact gate, one file per JAX version: `python -m results.baseline RUN.json`."""
 
-import argparse
 import json
 import re
 import reprlib
@@ -10,11 +9,13 @@ from typing import Any
 
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
-from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
+from benchmarks.commandline.outputs import require_file, require_folder, save_text
+from benchmarks.commandline.parser import Parser
 from results.gates.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
 from results.gates.metrics import other_axes
-from results.gates.verdict import EXIT_CODES
 from results.records.reading import SCHEMA_VERSION, Case, RecordError
+from results.refusing import refusing
+from strategies.schema import shown
 
 BASELINES = Path(__file__).parent / "baselines"
 # Statuses that a baseline may store. Other failures need not recur, and a baseline would make them the expected result.
@@ -77,7 +78,9 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
     """
     version = snapshot.facts["jax"]
     if not isinstance(version, str) or not re.fullmatch(r"[\w.+-]+", version):
-        raise RecordError(f"{snapshot.path} has the JAX version {reprlib.repr(version)}; run the benchmarks again")
+        raise RecordError(
+            f"{shown(snapshot.path)} has the JAX version {reprlib.repr(version)}; run the benchmarks again"
+        )
     path = folder / f"jax-{version}.json"
     text = json.dumps(as_baseline(snapshot), indent=1) + "\n"
     require_folder(folder)
@@ -88,7 +91,7 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("python -m results.baseline"),
         description="Write the baseline to commit, with which `python -m results.regress exact` compares later runs.",
     )
@@ -97,10 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--out", type=Path, metavar="DIR", default=BASELINES, help="folder to write to; default: %(default)s"
     )
     options = parser.parse_args(arguments)
-    try:
+    with refusing(parser):
         print(write_baseline(read_snapshot(options.run), options.out))
-    except (RecordError, Unwritable) as error:
-        parser.exit(EXIT_CODES["broken input"], f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -5,14 +5,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import WRONG_USAGE, program
+from benchmarks.commandline.main import program
+from benchmarks.commandline.parser import Parser
 from results.forms import FORMS
 from results.gates.report import changed_lines, listed, own_words, ratio, shared_words
 from results.gates.stored import compare_runs
-from results.gates.verdict import Finding, NotComparable, Report
-from results.records.reading import RecordError
+from results.gates.verdict import Finding, Report
+from results.refusing import refusing
+from strategies.schema import shown
 
 SIDES = "<>>><<"
 EPILOG = """exit codes:
@@ -70,7 +71,7 @@ def text(times: Report, counters: Report, names: Sequence[str], form: str) -> It
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("python -m results.compare"),
         description="Compare stored runs case by case: each of the other runs with the first.",
         epilog=EPILOG,
@@ -80,16 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("others", nargs="+", type=Path, metavar="B.json", help="a run to compare with A.json")
     parser.add_argument("--format", choices=tuple(FORMS), default="text", help="output format; default: %(default)s")
     options = parser.parse_args(arguments)
-    try:
+    with refusing(parser):
         for number, other in enumerate(options.others):
             times, counters = compare_runs(options.base, other)
-            stems = options.base.stem, other.stem
-            names = stems if len(set(stems)) == 2 else (str(options.base), str(other))
+            paths = options.base, other
+            stems = tuple(shown(Path(path.stem)) for path in paths)
+            names = stems if len(set(stems)) == 2 else tuple(map(shown, paths))
             print(*[""] * (number > 0), *text(times, counters, names, options.format), sep="\n")
-    except NotComparable as error:
-        parser.exit(WRONG_USAGE, f"not comparable: {error}\n")
-    except RecordError as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
 
 
 if __name__ == "__main__":

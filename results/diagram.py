@@ -3,22 +3,21 @@
 python -m strategies show --json | python -m results.diagram --out docs/strategies
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import require_folder, safe_name, save_text
+from benchmarks.commandline.parser import Parser
 from results.figures.communication import communication
 from results.records.overviews import WRITTEN_BY, read
-from results.refusing import refusing
+from results.refusing import read_stdin, refusing
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("python -m results.diagram"),
         description="Draw what each device holds and sends, from overviews on stdin: "
         "python -m strategies show --json | python -m results.diagram --out DIR",
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the pictures, STRATEGY.svg")
     out = parser.parse_args(arguments).out
     with refusing(parser, WRITTEN_BY):
-        overviews = read(sys.stdin.read())
+        overviews = read(read_stdin())
         require_folder(out)
         for overview in overviews:
             path = out / f"{safe_name(overview.strategy)}.svg"

@@ -1,32 +1,30 @@
 """Writes a run as CSV or Markdown: `python -m results.export RUN.json --format markdown`."""
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
-from benchmarks.commandline.outputs import Unwritable, require_apart, require_file, save_text
+from benchmarks.commandline.outputs import require_apart, require_file, save_text
+from benchmarks.commandline.parser import Parser
 from results.compare import milliseconds
 from results.forms import FORMS
 from results.gates.counters import KEPT
-from results.records.reading import RecordError, is_amount, is_number, is_text, read_run, records_of
+from results.records.reading import read_run, records_of
+from results.refusing import refusing
 
 Record = Mapping[str, Any]
 
 SHORT = ("strategy", "mesh", "batch", "step time", "95% interval", "tokens/s", "time/single", "MiB/device", "")
 SIDES = "<<>><>>><"
 NEEDED = (
-    KEPT
-    | dict.fromkeys(("strategy", "mesh"), is_text)
-    | dict.fromkeys(("global_batch_sequences", "tokens_per_second", "memory.total_bytes"), is_amount)
-    | dict.fromkeys(("step_seconds_median", "step_seconds_low", "step_seconds_high", "relative_to_single"), is_number)
+    *(*KEPT, "strategy", "mesh", "global_batch_sequences", "tokens_per_second", "memory.total_bytes"),
+    *("step_seconds_median", "step_seconds_low", "step_seconds_high", "relative_to_single"),
 )
-"""Keys that a record must have for the short table, with the checks of their values."""
+"""Columns that a record must have for the short table."""
 
 
 def short(record: Record) -> tuple[str, ...]:
@@ -88,7 +86,7 @@ def table(records: Sequence[Record], form: str, columns: Sequence[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("python -m results.export"), description="Write a run as CSV or Markdown, a row for each case."
     )
     add = parser.add_argument
@@ -109,14 +107,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--out", type=Path, metavar="FILE", help="file to write; default: stdout")
     options = parser.parse_args(arguments)
     try:
-        if options.out:
-            require_apart({"--out": options.out}, [options.run])
-            require_file(options.out)
-        records = records_of(options.run, read_run(options.run), NEEDED)
-        written = f"{table(records, options.format, options.columns)}\n"
-        save_text(options.out, written) if options.out else sys.stdout.write(written)
-    except (RecordError, Unwritable) as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
+        with refusing(parser):
+            if options.out:
+                require_apart({"--out": options.out}, [options.run])
+                require_file(options.out)
+            records = records_of(options.run, read_run(options.run), NEEDED)
+            written = f"{table(records, options.format, options.columns)}\n"
+            save_text(options.out, written) if options.out else sys.stdout.write(written)
     except ValueError as error:
         parser.error(str(error))
 

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from benchmarks.commandline.tables import aligned
 from results.gates.report import escaped
@@ -32,12 +33,24 @@ def as_markdown(rows: Cells, sides: str) -> str:
 def as_csv(rows: Cells, sides: str = "") -> str:
     r"""Format a table as comma-separated values (RFC 4180, but with "\n" between lines); `sides` is ignored.
 
-    >>> as_csv([("mesh", "ms"), ("data=2,tensor=4", "1.5")])
-    'mesh,ms\n"data=2,tensor=4",1.5'
+    Spreadsheets run texts that begin as formulas do. They get a single quote in front, as OWASP advises.
+
+    >>> as_csv([("mesh", "ms"), ("data=2,tensor=4", "-1.5"), ("=1+1", "")])
+    'mesh,ms\n"data=2,tensor=4",-1.5\n\'=1+1,'
     """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows([map(harmless, row) for row in rows])
     return text.getvalue().removesuffix("\n")
+
+
+def harmless(cell: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula. A sign alone is none, and a number stays as it is."""
+    if len(cell) < 2 or not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+        return cell
+    with suppress(ValueError):
+        float(cell)
+        return cell
+    return f"'{cell}"
 
 
 FORMS: dict[str, Callable[[Cells, str], str]] = {"text": as_text, "markdown": as_markdown, "csv": as_csv}

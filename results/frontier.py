@@ -7,32 +7,44 @@ python -m results.frontier FILE [--out PICTURE]
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import matplotlib as mpl
+import msgspec
 import pandas as pd
 import seaborn as sns
+from msgspec import Meta
 
 from benchmarks.commandline.ending import run as run_command
 from results import parsers
 from results.figures.feasibility import BYTES, SPEED, figure_of
 from results.figures.pictures import REPRODUCIBLE, draw, draw_file
-from results.records.reading import RecordError, check_kinds, is_amount, is_text, read_json
+from results.records.reading import check_rows, read_document
+from strategies.schema import Amount, Count, Scalar, shown
 
 SCHEMA_VERSION = 1
-FACTS = {
-    "topology": str,
-    "chip": str,
-    "devices": int,
-    "capacity_bytes": int,
-    "preset": str,
-    "param_count": int,
-    "global_batch_sequences": int,
-    "sequence_tokens": int,
-    "dtype": str,
-}
+WRITTEN_BY = "`python -m benchmarks.feasibility --json FILE`"
 NUMBERS = [f"{source}.{name}" for source in ("formula", "compiled") for name in (BYTES, SPEED)]
-KEYS = dict.fromkeys(("status", "strategy", "mesh"), is_text) | dict.fromkeys(NUMBERS, is_amount)
+COLUMNS = {
+    **{"status": str, "strategy": str, "mesh": str | None},
+    **dict.fromkeys(NUMBERS, Amount | None),
+}
+"""Columns that a candidate has, with their types; it has others."""
+
+
+class Search(msgspec.Struct, frozen=True):
+    """The result of a search; the fields but the last are facts that all candidates share."""
+
+    topology: str
+    chip: str
+    devices: Count
+    capacity_bytes: Count
+    preset: str
+    param_count: Count
+    global_batch_sequences: Count
+    sequence_tokens: Count
+    dtype: str
+    candidates: Annotated[list[dict[str, Scalar]], Meta(min_length=1)]
 
 
 def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
@@ -44,24 +56,12 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     Raises:
         RecordError: the file cannot be read, or the search did not write it.
     """
-    document = read_json(path)
-    if not isinstance(document, dict) or document.get("kind") != "feasibility":
-        raise RecordError(f"{path} was not written by `python -m benchmarks.feasibility --json FILE`")
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise RecordError(f"{path} has schema {document.get('schema_version')}, not {SCHEMA_VERSION}; run it again")
-    for fact, kind in FACTS.items():
-        if type(document.get(fact)) is not kind:
-            raise RecordError(f"{path}: {fact} is {document.get(fact)!r}, not {kind.__name__}; run it again")
-        if kind is int and document[fact] < 1:
-            raise RecordError(f"{path}: {fact} is {document[fact]}, not at least 1; run it again")
-    candidates = document.get("candidates")
-    if not isinstance(candidates, list) or not candidates or not all(isinstance(each, dict) for each in candidates):
-        raise RecordError(f"{path}: `candidates` is not a list of rows; run the search again")
-    for candidate in candidates:
-        check_kinds(f"{path}: candidate {candidate.get('rank')}", candidate, KEYS)
+    facts = msgspec.structs.asdict(read_document(path, "feasibility", SCHEMA_VERSION, Search, WRITTEN_BY))
+    candidates = facts.pop("candidates")
+    check_rows(candidates, COLUMNS, f"{shown(path)}: candidates")
     rows = pd.DataFrame(candidates)
     rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
-    return {fact: document[fact] for fact in FACTS}, rows
+    return facts, rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

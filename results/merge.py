@@ -3,22 +3,25 @@
 python -m results.merge A.json B.json --out M.json
 """
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import WRONG_USAGE, program
-from benchmarks.commandline.outputs import Unwritable, require_apart, require_file, save_text
+from benchmarks.commandline.main import program
+from benchmarks.commandline.outputs import require_apart, require_file, save_text
+from benchmarks.commandline.parser import Parser
 from results.gates.counters import KEPT
 from results.gates.verdict import NotComparable
 from results.records.machine import other_machine
-from results.records.reading import LAUNCH, UNTIMED, RecordError, facts_of, read_run, records_of, rows_of
+from results.records.reading import LAUNCH, UNTIMED, Case, facts_of, read_run, records_of, rows_of
+from results.refusing import refusing
+from strategies.schema import shown
 
 Run = Mapping[str, Any]
+NAMED = 3
+"""Most cases that a message names."""
 
 
 def merge(runs: Mapping[Path, Run]) -> dict[str, Any]:
@@ -31,14 +34,17 @@ def merge(runs: Mapping[Path, Run]) -> dict[str, Any]:
         The merged run, in the format of pytest-benchmark.
 
     Raises:
-        NotComparable: two runs differ in machine, versions or programs, or are the same run; the message names both.
+        NotComparable: two runs differ in machine, versions, programs or cases, or are the same run; the message names
+            both.
     """
     (first, base), *others = runs.items()
     for path, run in others:
-        if why := other_machine(base["machine_info"], run["machine_info"], (str(first), str(path))):
+        if why := other_machine(base["machine_info"], run["machine_info"], (shown(first), shown(path))):
             raise NotComparable(f"{why}: launches must be from one machine")
+    if unshared := unshared_cases(runs):
+        raise NotComparable(f"{listed(unshared)}; launches must have the same cases, or add --only-shared-cases")
     merged = {**base, "benchmarks": [], UNTIMED: [], "launches": []}
-    programs: dict[tuple[Any, ...], tuple[Path, Any]] = {}
+    programs: dict[Case, tuple[Path, Any]] = {}
     samples: dict[str, Path] = {}
     for path, run in runs.items():
         require_same_programs(path, run, programs)
@@ -46,28 +52,55 @@ def merge(runs: Mapping[Path, Run]) -> dict[str, Any]:
         before = len(merged["launches"])
         for name in ("benchmarks", UNTIMED):
             merged[name] += [numbered(row, before) for row in run.get(name, [])]
-        merged["launches"] += run.get("launches") or [{"file": str(path), "datetime": run.get("datetime")}]
+        merged["launches"] += run.get("launches") or [{"file": shown(path), "datetime": run.get("datetime")}]
     return merged
+
+
+def case_of(row: Mapping[str, Any]) -> Case:
+    """Return the case of a row."""
+    return Case.of({**facts_of(row), "name": row.get("name")}, str(row.get("name")))
+
+
+def unshared_cases(runs: Mapping[Path, Run]) -> dict[Case, str]:
+    """Return the cases that only some launches have, each with the file of a launch that lacks it."""
+    launches: dict[tuple[Path, int], set[Case]] = {}
+    for path, run in runs.items():
+        for row in rows_of(run):
+            launches.setdefault((path, row.get(LAUNCH) or 1), set()).add(case_of(row))
+    cases = dict.fromkeys(case for found in launches.values() for case in found)
+    lacking = {case: [shown(path) for (path, _), found in launches.items() if case not in found] for case in cases}
+    return {case: files[0] for case, files in lacking.items() if files}
+
+
+def listed(unshared: Mapping[Case, str]) -> str:
+    """Say which cases are not in which file."""
+    texts = [f"{case} is not in {file}" for case, file in sorted(unshared.items())[:NAMED]]
+    more = len(unshared) - len(texts)
+    return "; ".join([*texts, *([f"{more} more cases are only in some runs"] if more else [])])
+
+
+def without(run: Run, cases: Mapping[Case, str]) -> Run:
+    """Return a run without some cases."""
+    kept = {name: [row for row in run.get(name, []) if case_of(row) not in cases] for name in ("benchmarks", UNTIMED)}
+    return {**run, **kept}
 
 
 def numbered(row: Mapping[str, Any], before: int) -> dict[str, Any]:
     """Return a row with its group and its launch number, which starts after the `before` launches merged so far."""
-    return {**row, "group": row.get("name"), LAUNCH: before + row.get(LAUNCH, 1)}
+    return {**row, "group": row["name"], LAUNCH: before + (row.get(LAUNCH) or 1)}
 
 
-def require_same_programs(path: Path, run: Run, programs: dict[tuple[Any, ...], tuple[Path, Any]]) -> None:
+def require_same_programs(path: Path, run: Run, programs: dict[Case, tuple[Path, Any]]) -> None:
     """Check that each case has the same compiled program as in earlier runs, and add it to `programs`.
 
     Raises:
         NotComparable: a program differs, because the code, the model or an option changed.
     """
-    for row in rows_of(path, run):
-        facts = facts_of(row)
-        case = row.get("name"), *(facts.get(fact) for fact in ("preset", "microbatches", "dtype", "remat"))
-        program = facts.get("compiled.hash")
-        earlier, its_program = programs.setdefault(case, (path, program))
+    for row in rows_of(run):
+        program = facts_of(row)["compiled.hash"]
+        earlier, its_program = programs.setdefault(case_of(row), (path, program))
         if program is not None and its_program is not None and program != its_program:
-            why = f"{row.get('name')} is program {its_program} in {earlier} and {program} in {path}"
+            why = f"{row['name']} is program {its_program} in {shown(earlier)} and {program} in {shown(path)}"
             raise NotComparable(f"{why}: launches must be of one program; `meshmark compare` compares two")
 
 
@@ -80,36 +113,51 @@ def require_other_samples(path: Path, run: Run, samples: dict[str, Path]) -> Non
     for row in run["benchmarks"]:
         times = json.dumps(row.get("stats"))
         if times in samples and row.get("stats"):
-            raise NotComparable(f"{samples[times]} and {path} hold the same run; merge separate runs")
+            raise NotComparable(f"{shown(samples[times])} and {shown(path)} hold the same run; merge separate runs")
     samples |= {json.dumps(row.get("stats")): path for row in run["benchmarks"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("python -m results.merge"),
         description="Merge runs of the same programs on one machine. Each run becomes a launch, "
         "and intervals are computed over launches.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json", help="a run, measured or merged")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    only = "merge the cases that all runs have, and leave out the others; default: refuse runs of different cases"
+    parser.add_argument("--only-shared-cases", action="store_true", help=only)
     options = parser.parse_args(arguments)
-    try:
-        if len(set(options.runs)) < max(2, len(options.runs)):
-            parser.error("give two or more different runs")
+    if len(set(options.runs)) < max(2, len(options.runs)):
+        parser.error("give two or more different runs")
+    with refusing(parser):
         require_apart({"--out": options.out}, options.runs)
         require_file(options.out)
-        runs = {path: read_run(path) for path in options.runs}
-        for path, run in runs.items():
-            records_of(path, run, KEPT)
-        merged = merge(runs)
+        runs = {path: meshmark_rows(path, read_run(path)) for path in options.runs}
+        unshared = unshared_cases(runs) if options.only_shared_cases else {}
+        merged = merge({path: without(run, unshared) for path, run in runs.items()})
+        cases = {row["group"] for row in rows_of(merged)}
+        if not cases:
+            raise NotComparable(f"{listed(unshared)}; no case is in all runs")
         save_text(options.out, json.dumps(merged) + "\n")
-    except NotComparable as error:
-        parser.exit(WRONG_USAGE, f"{error}\n")
-    except (RecordError, Unwritable) as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
-    cases = {row["group"] for row in [*merged["benchmarks"], *merged[UNTIMED]]}
-    print(f"{options.out}: {len(merged['launches'])} launches of {len(cases)} cases")
+    if unshared:
+        print(f"left out: {listed(unshared)}")
+    print(f"{shown(options.out)}: {len(merged['launches'])} launches of {len(cases)} cases")
+
+
+def meshmark_rows(path: Path, run: Run) -> Run:
+    """Return a run without the rows of other benchmarks.
+
+    Raises:
+        RecordError: a row has a value of another type, or none is of meshmark.
+    """
+    records_of(path, run, KEPT)
+    kept = {
+        name: [row for row in run.get(name, []) if "schema_version" in facts_of(row)]
+        for name in ("benchmarks", UNTIMED)
+    }
+    return {**run, **kept}
 
 
 if __name__ == "__main__":

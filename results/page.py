@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_apart, require_file, save_text
+from benchmarks.commandline.outputs import require_apart, require_file, save_text
 from results import parsers
 from results.figures.curves import workloads
 from results.figures.palette import STRATEGY_COLOURS
 from results.frontier import read
-from results.records.reading import RecordError, read_json
+from results.records.reading import read_json
 from results.records.rows import load
-from results.webpage.assemble import PlotlyMissing, page, plotly_source, run_section, search_section
+from results.refusing import refusing
+from results.webpage.assemble import page, plotly_source, run_section, search_section
 from results.webpage.candidates import search_data, search_words
 from results.webpage.columns import run_data
 from results.webpage.machine import machine_facts
@@ -60,12 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = parsers.page()
     options = parser.parse_args(arguments)
     out = options.out or options.files[0].with_suffix(".html")
-    try:
+    with refusing(parser):
         require_apart({"--out" if options.out else "the page": out}, options.files)
         require_file(out)
         save_text(out, page_of(options.files, plotly_source()))
-    except (RecordError, Unwritable, PlotlyMissing) as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
     print(out)
 
 

@@ -1,18 +1,18 @@
 """Command-line parsers of the commands that draw. They load neither pandas nor matplotlib, so that `--help` is fast."""
 
-import argparse
 from pathlib import Path
 
 from benchmarks.commandline.main import program
+from benchmarks.commandline.parser import Parser
 from results.arguments import count, interval
 
 FILES = "written by pytest benchmarks --benchmark-json; or log.jsonl, written by python -m benchmarks.train"
 
 
-def plot() -> argparse.ArgumentParser:
+def plot() -> Parser:
     """Return the parser of `meshmark plot`."""
     about = "Draw the figures of benchmark runs, or the loss curves of training runs over one another."
-    parser = argparse.ArgumentParser(program("python -m results.plot"), description=about)
+    parser = Parser(program("python -m results.plot"), description=about)
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
     add(
@@ -26,20 +26,20 @@ def plot() -> argparse.ArgumentParser:
     return parser
 
 
-def page() -> argparse.ArgumentParser:
+def page() -> Parser:
     """Return the parser of `meshmark page`."""
     about = "Write an HTML page about runs and searches."
-    parser = argparse.ArgumentParser(program("python -m results.page"), description=about)
+    parser = Parser(program("python -m results.page"), description=about)
     written = "written by pytest benchmarks --benchmark-json, or by python -m benchmarks.feasibility --json"
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=written)
     parser.add_argument("--out", type=Path, metavar="PAGE", help="default: NAME.html, in the folder of the first FILE")
     return parser
 
 
-def frontier() -> argparse.ArgumentParser:
+def frontier() -> Parser:
     """Return the parser of `meshmark frontier`."""
     about = "Draw the result of a search: memory per device against the upper bound on throughput."
-    parser = argparse.ArgumentParser(program("python -m results.frontier"), description=about)
+    parser = Parser(program("python -m results.frontier"), description=about)
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="written by python -m benchmarks.feasibility --json")
     add(
@@ -51,10 +51,10 @@ def frontier() -> argparse.ArgumentParser:
     return parser
 
 
-def predictions() -> argparse.ArgumentParser:
+def predictions() -> Parser:
     """Return the parser of `meshmark predictions`."""
     about = "Write a page that compares predicted with published seconds: errors, every row, and two pictures."
-    parser = argparse.ArgumentParser(program("python -m results.predictions"), description=about)
+    parser = Parser(program("python -m results.predictions"), description=about)
     add = parser.add_argument
     add("file", type=Path, metavar="PREDICTED.csv", help="written by python -m benchmarks.predict --out")
     folder = "folder of published.md, published.png and published-parts.png"
@@ -62,10 +62,10 @@ def predictions() -> argparse.ArgumentParser:
     return parser
 
 
-def scaling() -> argparse.ArgumentParser:
+def scaling() -> Parser:
     """Return the parser of `meshmark scaling`."""
     about = "Draw predicted time of a step and utilization against devices, for strong and weak scaling."
-    parser = argparse.ArgumentParser(program("python -m results.scaling"), description=about)
+    parser = Parser(program("python -m results.scaling"), description=about)
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="written by python -m benchmarks.advise --scaling N..N --json")
     picture = "picture to write; its suffix selects the format; default: FILE with the suffix .png"
@@ -73,18 +73,18 @@ def scaling() -> argparse.ArgumentParser:
     return parser
 
 
-def timeline() -> argparse.ArgumentParser:
+def timeline() -> Parser:
     """Return the parser of `meshmark timeline`."""
     about = "Draw a pipeline schedule, which `python -m strategies schedule NAME --json` writes to stdin."
-    parser = argparse.ArgumentParser(program("python -m results.timeline"), description=about)
+    parser = Parser(program("python -m results.timeline"), description=about)
     parser.add_argument("out", type=Path, metavar="FILE", help="picture to write; its suffix selects the format")
     return parser
 
 
-def lanes() -> argparse.ArgumentParser:
+def lanes() -> Parser:
     """Return the parser of `meshmark lanes`."""
     about = "Draw a replayed step as lanes: compute, memory traffic and waits of a device, and what its links send."
-    parser = argparse.ArgumentParser(program("python -m results.lanes"), description=about)
+    parser = Parser(program("python -m results.lanes"), description=about)
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="written by python -m benchmarks.compile --trace")
     add("--between", type=interval, metavar="MS,MS", help="draw this part of the step; default: all of it")
@@ -93,9 +93,9 @@ def lanes() -> argparse.ArgumentParser:
     return parser
 
 
-def shards() -> argparse.ArgumentParser:
+def shards() -> Parser:
     """Return the parser of `meshmark shards`."""
     about = "Draw which device holds which part of each array, which `python -m strategies show STRATEGY --json` lists."
-    parser = argparse.ArgumentParser(program("python -m results.shards"), description=about)
+    parser = Parser(program("python -m results.shards"), description=about)
     parser.add_argument("out", type=Path, metavar="FILE", help="picture to write; its suffix selects the format")
     return parser

@@ -11,9 +11,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, apart, require_folder, safe_name, save
+from benchmarks.commandline.outputs import apart, require_folder, safe_name, save
 from results import parsers
 from results.figures import windows
 from results.figures.canvas import Look, look_of
@@ -23,6 +22,8 @@ from results.figures.losses import loss_curves
 from results.figures.pictures import METADATA, REPRODUCIBLE, draw
 from results.records.rows import RecordError, load
 from results.records.training import SUFFIX, TrainingRun, read_training
+from results.refusing import refusing
+from strategies.schema import shown
 
 
 def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
@@ -109,7 +110,7 @@ def plot_of(files: Sequence[Path], batch: int | None) -> Callable[[Path], list[P
         rows = load(files)
         return lambda folder: plot(rows, folder, batch)
     if others := [file for file in files if file.suffix != SUFFIX]:
-        raise RecordError(f"{logs[0]} is a log of training, and {others[0]} is not; plot them apart")
+        raise RecordError(f"{shown(logs[0])} is a log of training, and {shown(others[0])} is not; plot them apart")
     if batch:
         raise RecordError("--batch-size chooses among measured cases, and the log of a training run has none")
     runs = read_training(files)
@@ -123,12 +124,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first = options.files[0]
     out = options.out or first.with_name(f"{first.stem}-figures")  # the hyphen: it shadows no package
     paths: list[Path] = []
-    try:
+    with refusing(parser):
         draw_into = plot_of(options.files, options.batch_size)
         require_folder(out)
         save(out, lambda folder: paths.extend(draw_into(folder)))
-    except (RecordError, Unwritable) as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
     print(*paths, sep="\n")
 
 

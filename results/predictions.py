@@ -10,9 +10,8 @@ import matplotlib as mpl
 import pandas as pd
 import seaborn as sns
 
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_apart, require_file, save, save_text
+from benchmarks.commandline.outputs import require_apart, require_file, save, save_text
 from results import parsers
 from results.figures.pictures import REPRODUCIBLE, draw
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
@@ -20,6 +19,8 @@ from results.forms import as_markdown
 from results.notes import ABOUT_MEMORY, BEGIN, KEPT_OUT, NOTES
 from results.records.predictions import MEMORY, Errors, errors_by, judged, read, with_factors
 from results.records.reading import RecordError
+from results.refusing import refusing
+from strategies.schema import shown
 
 PAGE, PICTURE, PARTS_PICTURE = "published.md", "published.png", "published-parts.png"
 LEAST_SPREADS = 5
@@ -185,12 +186,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     names = PAGE, PICTURE, PARTS_PICTURE
     paths = [options.out / name for name in names]
-    try:
+    with refusing(parser):
         require_apart(dict(zip(names, paths, strict=True)), [options.file])
         rows = read(options.file)
         known = judged(rows)
         if known.empty:
-            raise RecordError(f"{options.file} has no row that is both predicted and measured")
+            raise RecordError(f"{shown(options.file)} has no row that is both predicted and measured")
         for path in paths:
             require_file(path)
         save_text(paths[0], page(rows))
@@ -198,8 +199,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sns.set_theme(style="whitegrid", rc=REPRODUCIBLE)
             for path, figure in zip(paths[1:], (predicted_figure(known), parts_figure(known)), strict=True):
                 save(path, lambda to, drawn=figure: draw(drawn, to, dpi=110))
-    except (RecordError, Unwritable) as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
     print("\n".join(map(str, paths)))
 
 

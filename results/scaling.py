@@ -6,22 +6,43 @@ python -m results.scaling FILE [--out PICTURE]
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import matplotlib as mpl
+import msgspec
 import pandas as pd
 import seaborn as sns
+from msgspec import Meta
 
 from benchmarks.commandline.ending import run as run_command
 from results import parsers
+from results.figures.palette import Limit
 from results.figures.pictures import REPRODUCIBLE, draw, draw_file
 from results.figures.scaling import figure_of
-from results.records.reading import RecordError, check_kinds, is_amount, is_text, read_json
+from results.records.reading import read_document
+from strategies.schema import Amount, Count, Positive, checked_fields, shown
 
 SCHEMA_VERSION = 1
-FACTS = {"device": str, "preset": str, "sequence_tokens": int, "dtype": str, "machine": str, "error": float}
-NUMBERS = "devices", "batch_size", "predicted_seconds", "tokens_per_second", "model_flops_utilization"
-KEYS = {**dict.fromkeys(("scaling", "strategy", "mesh", "limit"), is_text), **dict.fromkeys(NUMBERS, is_amount)}
+WRITTEN_BY = "`python -m benchmarks.advise --scaling N..N --json FILE`"
+POINT: dict[str, Any] = {"scaling": Literal["strong", "weak"], "devices": Count, "batch_size": Count}
+"""Columns that a point has, with their types; it has others."""
+CHOICE: dict[str, Any] = {
+    **{"strategy": str, "mesh": str, "limit": Limit},
+    **dict.fromkeys(("predicted_seconds", "tokens_per_second", "model_flops_utilization"), Positive),
+}
+"""Columns of what was chosen at a point; None where nothing fits."""
+
+
+class Scaling(msgspec.Struct, frozen=True):
+    """Predicted times against devices; the fields but the last are facts that all points share."""
+
+    device: str
+    preset: str
+    sequence_tokens: Count
+    dtype: str
+    machine: str
+    error: Amount
+    points: Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
 def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
@@ -33,20 +54,12 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     Raises:
         RecordError: the file cannot be read, or another command wrote it.
     """
-    document = read_json(path)
-    if not isinstance(document, dict) or document.get("kind") != "scaling":
-        raise RecordError(f"{path} was not written by `python -m benchmarks.advise --scaling N..N --json FILE`")
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise RecordError(f"{path} has schema {document.get('schema_version')}, not {SCHEMA_VERSION}; run it again")
-    for fact, kind in FACTS.items():
-        if type(document.get(fact)) is not kind:
-            raise RecordError(f"{path}: {fact} is {document.get(fact)!r}, not {kind.__name__}; run it again")
-    points = document.get("points")
-    if not isinstance(points, list) or not points or not all(isinstance(each, dict) for each in points):
-        raise RecordError(f"{path}: `points` is not a list of rows; run it again")
-    for point in points:
-        check_kinds(f"{path}: {point.get('devices')} devices", point, KEYS)
-    return {fact: document[fact] for fact in FACTS}, pd.DataFrame(points)
+    facts = msgspec.structs.asdict(read_document(path, "scaling", SCHEMA_VERSION, Scaling, WRITTEN_BY))
+    points = facts.pop("points")
+    for number, point in enumerate(points):
+        fits = point.get("predicted_seconds") is not None
+        checked_fields(point, POINT | (CHOICE if fits else dict.fromkeys(CHOICE)), f"{shown(path)}: points[{number}]")
+    return facts, pd.DataFrame(points)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,18 +10,26 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from strategies.config import Infeasible
 from strategies.names import UnknownName
 from strategies.pipelining.schedules import SCHEDULES, Schedule
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that names what is wrong and `--help`, without lines of usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the command with 2."""
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see --help\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the arguments and run the command that they name."""
     # `meshmark show` runs this, too (benchmarks/commandline/main.py).
     name = "meshmark" if sys.argv[0].startswith("meshmark ") else "python -m strategies"
-    parser = argparse.ArgumentParser(prog=name, description="Ask about strategies.")
+    parser = Parser(prog=name, description="Ask about strategies.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_list(commands.add_parser("list", help="list all strategies, with their mesh axes and options"))
     add_schedule(commands.add_parser("schedule", help="print what the stages of a pipeline do, tick by tick"))

@@ -9,6 +9,7 @@ import json
 import re
 import reprlib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,8 @@ Amount = Annotated[float, Meta(ge=0, lt=MOST)]
 Positive = Annotated[float, Meta(gt=0, lt=MOST)]
 Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Scalar = bool | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | Number | str | None
+"""What a cell of a row can be whose column has no narrower type."""
 
 T = TypeVar("T")
 
@@ -69,6 +72,9 @@ def checked(value: Any, kind: type[T] | Any, where: str) -> T:
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$")
         path = path.removesuffix("`")
+        mapping, unnamed, _ = path.partition("[...]")
+        if unnamed:
+            _check_values(_at(value, mapping), _inner(kind, mapping), _place(where, mapping))
         raise SchemaError(_message(said, path, _at(value, path), kind, where)) from None
 
 
@@ -217,9 +223,22 @@ def _struct(kind: type) -> type[msgspec.Struct]:
     return msgspec.defstruct(kind.__name__, [(field.name, hints[field.name]) for field in fields(kind)])
 
 
+def _check_values(mapping: Any, kind: Any, where: str) -> None:
+    """Check the values of a mapping one by one, because msgspec does not say which is wrong."""
+    for option in (kind, *get_args(kind)):
+        if get_origin(option) is dict and isinstance(mapping, dict):
+            for name, value in mapping.items():
+                checked(value, get_args(option)[1], f"{where}: {name}")
+
+
+def _place(where: str, path: str) -> str:
+    """The file, and the path in msgspec's messages."""
+    return f"{where}{path}" if path.startswith("[") or not path else f"{where}: {path[1:]}"
+
+
 def _message(said: str, path: str, value: Any, kind: Any, where: str) -> str:
     """One line from msgspec's message, the place and the value there."""
-    place = f"{where}{path}" if path.startswith("[") or not path else f"{where}: {path[1:]}"
+    place = _place(where, path)
     if found := re.fullmatch(r"Object missing required field `(.*)`", said):
         return f"{place} lacks {found[1]}"
     if found := re.fullmatch(r"Object contains unknown field `(.*)`", said):
@@ -270,11 +289,9 @@ def _steps(path: str) -> list[str | int]:
 
 def _at(value: Any, path: str) -> Any:
     """The value at a path in msgspec's messages; the value around it where the path does not say which."""
-    try:
+    with suppress(LookupError, TypeError):
         for step in _steps(path):
             value = value[step]
-    except (LookupError, TypeError):
-        pass
     return value
 
 

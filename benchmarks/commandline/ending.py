@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,7 +39,8 @@ def quiet_while_importing() -> None:
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Run the `main` of a command, whose imports are done, and exit with the code that it returns; None means 0.
 
-    The exit code is 130 after Ctrl-C, 141 if the reader closed the output pipe, and 5 if stdout's disk is full.
+    The exit code is 130 after Ctrl-C, 141 if the reader closed the output pipe, and 5 if stdout is closed, as by `>&-`,
+    or its disk is full. What stdout cannot encode, as names of files that are not UTF-8, is written with backslashes.
 
     Raises:
         SystemExit: always, with the exit code.
@@ -46,6 +48,11 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     resume_collection()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.stdout is None:  # a file that is opened now could become stdout
+        print("stdout is closed; redirect it, as to /dev/null", file=sys.stderr)
+        sys.exit(BROKEN_INPUT)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             code = main() or 0

@@ -1,8 +1,11 @@
 """Draws each collective as a lane: every device's data before and after it, with lines from senders to receivers."""
 
+import dataclasses
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from results.figures.grid import COLOURS, MARGIN, WIDTH, Grid, shade, size
 from results.figures.svg import GREY, INK, LINE, Drawing, tint
@@ -61,7 +64,7 @@ def draw_exchanges(drawing: Drawing, grid: Grid) -> None:
         if (sent_bytes := sum(each.sent_bytes for each in members)) < SMALL * total:
             small += members
         else:
-            draw_lane(drawing, grid, replace(lane, sent_bytes=sent_bytes))
+            draw_lane(drawing, grid, msgspec.structs.replace(lane, sent_bytes=sent_bytes))
     draw_key(drawing)
     draw_small(drawing, small)
 
@@ -81,7 +84,7 @@ def lanes(sent: Sequence[Sent]) -> dict[Sent, list[Sent]]:
     found: dict[Sent, list[Sent]] = {}
     for each in sent:
         what = each.what if each.what in ATTENTION else each.array
-        found.setdefault(replace(each, what=what, sent_bytes=0), []).append(each)
+        found.setdefault(msgspec.structs.replace(each, what=what, sent_bytes=0), []).append(each)
     return found
 
 
@@ -150,13 +153,13 @@ def after(overview: Overview, lane: Sent, device: Device) -> list[Segment]:
             if sends(overview, lane, other, device)
         ]
         parts = len(arrived)
-        return [replace(each, start=i / parts, end=(i + 1) / parts) for i, each in enumerate(arrived)]
+        return [dataclasses.replace(each, start=i / parts, end=(i + 1) / parts) for i, each in enumerate(arrived)]
     if lane.kind == "reduce_scatter":
         return [own(overview, lane, device)]
     whole = segments(overview, lane, device)
     if lane.kind == "all_to_all":
         index, count = overview.part(device, lane.along)
-        return [replace(each, top=index / count, bottom=(index + 1) / count) for each in whole]
+        return [dataclasses.replace(each, top=index / count, bottom=(index + 1) / count) for each in whole]
     return whole
 
 

@@ -19,10 +19,10 @@ TOKENS = {"bytes": "bytes", "chars": "characters"}
 
 def loss_curves(runs: Sequence[TrainingRun]) -> Figure:
     """Draw training and validation loss against steps; beside them, if `single` is among the runs, the differences."""
-    names = list(strategy_looks(run.facts["strategy"] for run in runs))
-    runs = sorted(runs, key=lambda run: names.index(run.facts["strategy"]))
+    names = list(strategy_looks(run.facts.strategy for run in runs))
+    runs = sorted(runs, key=lambda run: names.index(run.facts.strategy))
     looks = _looks_of(runs)
-    reference = next((run for run in runs if run.facts["strategy"] == REFERENCE), None)
+    reference = next((run for run in runs if run.facts.strategy == REFERENCE), None)
     compared = reference is not None and len(runs) > 1
     figure = Figure(figsize=(12 if compared else 8, 5), layout="constrained")
     first, *others = figure.subplots(1, 2 if compared else 1, squeeze=False)[0]
@@ -50,15 +50,16 @@ def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
         return values[0] if len({*values}) == 1 else None
 
     facts = [run.facts for run in runs]
-    training = [each["training"] for each in facts]
-    name, count, kind = (common([each[key] for each in facts]) for key in ("preset", "parameters", "device_kind"))
-    batch, rate = (common([each[key] for each in training]) for key in ("batch_size", "learning_rate"))
-    corpus = facts[0]["corpus"]
+    name, count = common([each.preset for each in facts]), common([each.parameters for each in facts])
+    batch = common([each.training.batch_size for each in facts])
+    rate = common([each.training.learning_rate for each in facts])
+    kind = common([each.device_kind for each in facts])
+    corpus = facts[0].corpus
     parts = [
         name and f"{name} ({parameters(count)})",
         batch and f"{batch} sequences a step",
         rate and f"learning rate {rate:g}",
-        f"{TOKENS[corpus['tokens']]} of {Path(corpus['name']).name}",
+        f"{TOKENS[corpus.tokens]} of {Path(corpus.name).name}",
         kind and f"on {kind}",
     ]
     return [", ".join(part for part in parts if part)]
@@ -79,11 +80,11 @@ def _looks_of(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
 
     Curves that lie over one another stay visible, because each is thinner than the one before.
     """
-    looks = strategy_looks(run.facts["strategy"] for run in runs)
+    looks = strategy_looks(run.facts.strategy for run in runs)
     found: list[dict[str, Any]] = []
     styles = "-", "--", "-.", ":"
     for run in runs:
-        look = looks[run.facts["strategy"]]
+        look = looks[run.facts.strategy]
         before = sum(each["color"] == look.colour and each["marker"] == look.marker for each in found)
         width = 1 + 0.5 * (len(runs) - 1 - len(found))
         found.append(

@@ -6,7 +6,7 @@ marker of its own tells it apart without colour.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from results.figures.curves import PARTS, TIMES
 from results.records.predictions import PARTS as SPENT
@@ -29,11 +29,16 @@ STRATEGY_COLOURS = {
 }
 """The strategies of meshmark, in the order in which legends name them."""
 
-LIMITS = (
-    *("matmuls", "memory bandwidth", "links inside a host", "network between hosts", "latency", "launches"),
+Limit = Literal[
+    "matmuls",
+    "memory bandwidth",
+    "links inside a host",
+    "network between hosts",
+    "latency",
+    "launches",
     "pipeline bubble",
-)
-"""Names of what limits a step, as `benchmarks.advise --scaling` writes them."""
+]
+"""What limits a step, as `benchmarks.advise --scaling` writes it."""
 
 INDIGO, TEAL, SAND, RED, SKY, BROWN, BLACK = "#332288", "#2aa198", "#e8d88a", "#dd6655", "#88ccee", "#8a4513", "#222222"
 
@@ -59,7 +64,7 @@ LANE_COLOURS = {
 SPENT_COLOURS = dict(zip(SPENT, (INDIGO, SKY, BROWN, RED, TEAL, SAND, BLACK), strict=True))
 """What the predicted time of a step is spent on."""
 
-LIMIT_COLOURS = dict(zip(LIMITS, (INDIGO, SKY, TEAL, RED, SAND, BROWN, BLACK), strict=True))
+LIMIT_COLOURS = dict(zip(get_args(Limit), (INDIGO, SKY, TEAL, RED, SAND, BROWN, BLACK), strict=True))
 """What limits a predicted step."""
 
 

@@ -8,9 +8,8 @@ from typing import TypeVar
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
-from benchmarks.commandline.ending import BROKEN_INPUT
-from benchmarks.commandline.outputs import Unwritable, require_apart, require_picture, save
-from results.records.reading import RecordError
+from benchmarks.commandline.outputs import require_apart, require_picture, save
+from results.refusing import refusing
 
 Content = TypeVar("Content")
 
@@ -42,11 +41,9 @@ def draw_file(
         draw_content: draws what was read to a path.
     """
     out = options.out or options.file.with_suffix(".png")
-    try:
+    with refusing(parser):
         require_apart({"--out" if options.out else "the picture": out}, [options.file])
         content = read(options.file)
         require_picture(out, FORMATS)
         save(out, lambda path: draw_content(content, path))
-    except (RecordError, Unwritable) as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
     print(out)

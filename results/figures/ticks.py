@@ -1,22 +1,20 @@
 """Draws a pipeline schedule below a picture of devices: one row per stage, one cell per tick."""
 
-from typing import Any
-
 from results.figures.grid import MARGIN, WIDTH
 from results.figures.svg import GREY, INK, Drawing, tint
-from results.records.schedules import KINDS
+from results.records.schedules import KINDS, Operation, Schedule
 
 COLOURS = {"F": "#1f9d73", "B": "#d4622a", "W": "#8257b5"}
 LABEL, CELL = 42, 17
 """Width of the labels of stages, and height of a cell."""
 
 
-def draw_timetable(drawing: Drawing, schedule: dict[str, Any]) -> None:
+def draw_timetable(drawing: Drawing, schedule: Schedule) -> None:
     """Draw the operation of each stage at each tick, with the number of its microbatch."""
-    rows = schedule["stages"]
+    rows = schedule.stages
     width = (WIDTH - LABEL - 2 * MARGIN) / len(rows[0])
     drawing.y += 26
-    drawing.text(MARGIN, drawing.y, f"the schedule: {schedule['schedule']}", 13, font_weight="bold")
+    drawing.text(MARGIN, drawing.y, f"the schedule: {schedule.schedule}", 13, font_weight="bold")
     drawing.text(WIDTH - MARGIN, drawing.y, "time \u2192", 10, GREY, text_anchor="end")
     drawing.y += 8
     for stage, row in enumerate(rows):
@@ -25,15 +23,15 @@ def draw_timetable(drawing: Drawing, schedule: dict[str, Any]) -> None:
             if op:
                 draw_cell(drawing, MARGIN + LABEL + tick * width, width, op)
         drawing.y += CELL
-    draw_kinds(drawing, {op["kind"] for row in rows for op in row if op})
+    draw_kinds(drawing, {op.kind for row in rows for op in row if op})
 
 
-def draw_cell(drawing: Drawing, x: float, width: float, op: dict[str, Any]) -> None:
+def draw_cell(drawing: Drawing, x: float, width: float, op: Operation) -> None:
     """Draw one operation. Chunks of the model after the first are paler, and narrow cells have no number."""
-    colour = tint(COLOURS[op["kind"]], 0.45 if op["chunk"] == 0 else 0.25)
+    colour = tint(COLOURS[op.kind], 0.45 if op.chunk == 0 else 0.25)
     drawing.rect(x, drawing.y, 0.93 * width, CELL - 1, colour, rx=min(2, width / 4))
     if width > 11:
-        drawing.text(x + 0.465 * width, drawing.y + 12, str(op["microbatch"]), 10, INK, text_anchor="middle")
+        drawing.text(x + 0.465 * width, drawing.y + 12, str(op.microbatch), 10, INK, text_anchor="middle")
 
 
 def draw_kinds(drawing: Drawing, kinds: set[str]) -> None:

@@ -2,7 +2,7 @@
 
 import reprlib
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,29 +10,29 @@ from typing import Any
 from results.gates.metrics import EXACT, METRICS, other_axes
 from results.gates.verdict import Measure
 from results.records.reading import (
+    SCHEMA_VERSION,
     Case,
     RecordError,
     as_run,
-    check_kinds,
-    check_schema,
-    is_amount,
-    is_number,
-    is_text,
+    check_columns,
+    check_version,
     read_json,
     records_of,
 )
+from strategies.schema import Count, checked_fields, shown
 
 COUNTERS = tuple(metric.name for metric in EXACT)
 DIRECTIONS = {metric.name: metric.better for metric in EXACT}
 PASSED = "ok"
-# Keys of a row in a baseline, with the checks of their values. A run's row also has the tracked metrics.
-KEPT = dict.fromkeys(("status", "reason", "compiled.hash"), is_text) | dict.fromkeys(COUNTERS, is_amount)
+# Keys of a row in a baseline. A run's row also has the tracked metrics.
+KEPT = ("status", "reason", "compiled.hash", *COUNTERS)
 # The packages whose version may change a compiled program.
 COMPILER = ("jax", "jaxlib", "flax", "optax")
 # Keys of `machine_info` that may also change a compiled program.
 SETTINGS = ("xla_flags", "libtpu_init_args", "jax_settings", "platform", "platform_version", "device_kind")
-FACTS = dict.fromkeys((*COMPILER, *SETTINGS, "arch"), is_text) | {"device_count": is_number}
-REFRESH = "write it again with `python -m results.baseline RUN.json`"
+FACTS = dict.fromkeys((*COMPILER, *SETTINGS, "arch"), str | None) | {"device_count": Count | None}
+WRITTEN_BY = "`python -m results.baseline RUN.json`"
+REFRESH = f"write it again with {WRITTEN_BY}"
 
 
 @dataclass(frozen=True)
@@ -76,62 +76,54 @@ def read_snapshot(path: Path) -> Snapshot:
 
 def snapshot_of_run(path: Path, run: Mapping[str, Any]) -> Snapshot:
     """Return the counters of a run in the format of pytest-benchmark."""
-    records = records_of(path, run, KEPT | dict.fromkeys(METRICS, is_amount))
+    records = records_of(path, run, (*KEPT, *METRICS))
     return Snapshot(path, *machine_of(path, run["machine_info"]), by_case(path, records))
 
 
 def snapshot_of_baseline(path: Path, baseline: Mapping[str, Any]) -> Snapshot:
     """Return the counters of a baseline. In a case that passed, counters neither stored nor `unknown` are zero."""
-    check_schema(path, baseline.get("schema_version"))
-    machine, cases = baseline.get("machine_info"), baseline.get("cases")
-    if not isinstance(machine, dict) or not isinstance(cases, list) or not all(map(has_name, cases)):
-        raise RecordError(f"{path} has no `machine_info`, or no list of `cases` with names; {REFRESH}")
+    check_version(shown(path), baseline.get("schema_version"), SCHEMA_VERSION, WRITTEN_BY)
+    checked_fields(baseline, {"machine_info": dict[str, Any], "cases": list[dict[str, Any]]}, shown(path))
     if baseline.get("better") != DIRECTIONS:
-        raise RecordError(f"{path} {difference_of_directions(baseline.get('better'))}; {REFRESH}")
-    return Snapshot(path, *machine_of(path, machine), by_case(path, (whole(path, row) for row in cases)))
-
-
-def has_name(row: Any) -> bool:
-    """Return whether a value can be a row of a baseline."""
-    return isinstance(row, dict) and isinstance(row.get("name"), str)
+        raise RecordError(f"{shown(path)} {difference_of_directions(baseline.get('better'))}; {REFRESH}")
+    machine, cases = baseline["machine_info"], baseline["cases"]
+    return Snapshot(path, *machine_of(path, machine), by_case(path, [whole(path, row) for row in cases]))
 
 
 def whole(path: Path, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of a baseline with the counters that the file leaves out."""
-    unknown = row.get("unknown", [])
-    if not isinstance(unknown, list) or not all(isinstance(name, str) for name in unknown):
-        raise RecordError(f"{path}: {row['name']} has no list of `unknown` metrics; {REFRESH}")
+    where = f"{shown(path)}: {row.get('name')}"
+    checked_fields({"unknown": [], **row}, {"unknown": list[str]}, where)
     left_out = dict.fromkeys(COUNTERS, 0 if row.get("status") == PASSED else None)
-    record = {"reason": None, "compiled.hash": None, **left_out, **row, **dict.fromkeys(unknown)}
-    check_kinds(f"{path}: {row['name']}", record, KEPT)
+    record = {"reason": None, "compiled.hash": None, **left_out, **row, **dict.fromkeys(row.get("unknown", []))}
+    record.pop("unknown", None)
+    check_columns(record, KEPT, where)
     return record
 
 
-def by_case(path: Path, records: Iterable[Mapping[str, Any]]) -> dict[Case, dict[str, Any]]:
+def by_case(path: Path, records: Sequence[Mapping[str, Any]]) -> dict[Case, dict[str, Any]]:
     """Return records by case; raise `RecordError` if there is none, or if a case has two."""
     rows: dict[Case, dict[str, Any]] = {}
     for record in records:
-        case = Case.of(record)
+        case = Case.of(record, f"{shown(path)}: {record.get('name')}")
         if case in rows:
-            raise RecordError(f"{path} has {case} twice; run the benchmarks again")
-        others = {metric.name: is_amount for metric in other_axes(record)}
-        check_kinds(f"{path}: {record['name']}", record, others)
-        rows[case] = {key: value if value == value else None for key, value in record.items()}  # no NaN
+            raise RecordError(f"{shown(path)} has {case} twice; run the benchmarks again")
+        rows[case] = {**record}
     if not rows:
-        raise RecordError(f"{path} has no case; {REFRESH}")
+        raise RecordError(f"{shown(path)} has no case; {REFRESH}")
     return rows
 
 
 def machine_of(path: Path, machine: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the counters' fingerprint, and the facts that it is a hash of."""
-    fingerprint, versions, cpu = (machine.get(key) for key in ("counters_fingerprint", "versions", "cpu"))
-    if not isinstance(fingerprint, str) or not isinstance(versions, dict):
-        raise RecordError(f"{path} lacks counters_fingerprint or versions in machine_info; run the benchmarks again")
+    where = f"{shown(path)}: machine_info"
+    checked_fields(machine, {"counters_fingerprint": str, "versions": dict[str, Any]}, where)
+    versions, cpu = machine["versions"], machine.get("cpu")
     facts = {package: versions.get(package) for package in COMPILER}
     facts |= {key: machine.get(key) for key in (*SETTINGS, "device_count")}
     facts["arch"] = cpu.get("arch") if isinstance(cpu, dict) else None
-    check_kinds(f"{path}: machine_info", facts, FACTS)
-    return fingerprint, facts
+    checked_fields(facts, FACTS, where)
+    return machine["counters_fingerprint"], facts
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float] | tuple[()]:

@@ -14,6 +14,7 @@ from results.gates.metrics import EXACT, Allowance, Metric, of_an_axis, other_ax
 from results.gates.verdict import Finding, Report
 from results.records.machine import differences
 from results.records.reading import Case
+from strategies.schema import shown
 
 Row = Mapping[str, Any]
 Rows = Mapping[Case, Row]
@@ -79,7 +80,7 @@ def compare(
         allowed: allowances by metric, which replace the metrics' default allowances.
         only_head_cases: count cases that are missing in HEAD, but do not judge them.
     """
-    title = f"exact counters, {base.path} -> {head.path}"
+    title = f"exact counters, {shown(base.path)} -> {shown(head.path)}"
     measures = tuple(head.measures())
     if reason := other_compiler(base, head) or nothing_to_hold(base.rows, head.rows):
         return Report(title, measures=measures, refusal="not comparable", reason=reason)

@@ -4,8 +4,9 @@ import json
 from typing import Any
 from xml.etree import ElementTree
 
+from benchmarks.commandline.parser import plain
 from results.gates.metrics import METRICS
-from results.gates.report import cells, plain, summary
+from results.gates.report import cells, summary
 from results.gates.verdict import RED, Finding, Report
 
 

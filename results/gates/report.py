@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from benchmarks.commandline.parser import plain
 from benchmarks.commandline.tables import aligned, screen_width
 from results.gates.metrics import METRICS
 from results.gates.verdict import RED, Finding, Report
@@ -122,15 +123,6 @@ def ratio(finding: Finding) -> str:
         return ""
     bounds = " ({:.3f} to {:.3f})".format(*finding.interval) if finding.interval else ""
     return f"{finding.ratio:.3f}x{bounds}"
-
-
-def plain(text: str) -> str:
-    """Convert any text to one line of printable characters.
-
-    >>> plain("out of memory\\n\\x1b[31m12 GiB")
-    'out of memory \ufffd[31m12 GiB'
-    """
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))
 
 
 def markdown_table(findings: Sequence[Finding], shared: Sequence[str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from results.gates.verdict import Finding, NotComparable, Report
 from results.records.launches import MIN_LAUNCHES, Change
 from results.records.machine import other_machine
 from results.records.reading import read_run
+from strategies.schema import shown
 
 METRIC = "step_seconds_median"
 EFFECT = 0.05
@@ -33,12 +34,12 @@ def compare_runs(base: Path, head: Path) -> tuple[Report, Report]:
         RecordError: a file is not a complete run.
         NotComparable: machine, versions or configuration differ; the message names the differences.
     """
-    runs, names = [read_run(base), read_run(head)], (str(base), str(head))
+    runs, names = [read_run(base), read_run(head)], (shown(base), shown(head))
     if why := other_machine(runs[0]["machine_info"], runs[1]["machine_info"], names):
         raise NotComparable(f"{why}: step times compare only where these are equal")
     before, after = snapshot_of_run(base, runs[0]), snapshot_of_run(head, runs[1])
     if not before.rows.keys() & after.rows.keys():
-        raise NotComparable(f"{nothing_to_hold(before.rows, after.rows)}; BASE is {base} and HEAD is {head}")
+        raise NotComparable(f"{nothing_to_hold(before.rows, after.rows)}; BASE is {names[0]} and HEAD is {names[1]}")
     return times(before, after), counters(before, after)
 
 
@@ -52,7 +53,7 @@ def times(base: Snapshot, head: Snapshot) -> Report:
         for case, row in base.rows.items()
     ]
     findings += [Finding(str(case), "new", head=seconds(row), note=ending(row)) for case, row in new.items()]
-    return Report(f"step times, {base.path} -> {head.path}", tuple(findings), remarks=made_of(base, head))
+    return Report(f"step times, {shown(base.path)} -> {shown(head.path)}", tuple(findings), remarks=made_of(base, head))
 
 
 def judge_time(case: str, base: Mapping[str, Any], head: Mapping[str, Any]) -> Finding:
@@ -99,7 +100,7 @@ def counters(base: Snapshot, head: Snapshot) -> Report:
     """Report on the exact counters of cases that passed in both runs, judged as in the exact gate."""
     both = [case for case, row in base.rows.items() if row["status"] == head.rows.get(case, {}).get("status") == PASSED]
     findings = [each for case in both for each in judge_case(str(case), base.rows[case], head.rows[case], {})]
-    return Report(f"exact counters, {base.path} -> {head.path}", tuple(findings))
+    return Report(f"exact counters, {shown(base.path)} -> {shown(head.path)}", tuple(findings))
 
 
 def seconds(row: Mapping[str, Any]) -> float | None:

@@ -1,18 +1,21 @@
 """Reads the table that `python -m benchmarks.predict --out` writes, and judges its predictions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import pandas as pd
 
-from results.records.reading import RecordError
+from strategies.schema import Amount, Count, Positive, SchemaError, checked, read_table, shown
 
 AXES = "data", "fsdp", "pipeline", "tensor"
-NUMBERS = (
-    *("layers", "embed", "sequence", "devices", "batch_size", "microbatches", *AXES),
-    *("step_seconds", "predicted_seconds", "machine.error"),
-)
+SIZES = "layers", "embed", "sequence", "devices", "batch_size", "microbatches", *AXES
+SECONDS = "step_seconds", "predicted_seconds"
+NUMBERS = *SIZES, *SECONDS, "machine.error"
+NOTHING = "", "-", "nan", "none", "null", "n/a"
+"""Cells of numbers that are not known."""
+WRITTEN_BY = "write it with `python -m benchmarks.predict RUNS.csv --out PREDICTED.csv`"
 MEMORY = "memory_gb", "predicted_memory_gb"
 """Published and predicted memory of a device. Tables need not have it."""
 TEXTS = "source", "device", "recompute", "problem", "machine.name", "machine.source"
@@ -62,17 +65,14 @@ def read(path: Path) -> pd.DataFrame:
     Raises:
         RecordError: the file cannot be read, or `benchmarks.predict` did not write it.
     """
-    try:
-        rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:  # pandas' own errors of parsing are ValueErrors
-        raise RecordError(f"{path} cannot be read as CSV: {error}") from error
     names = [f"predicted.{part}_seconds" for parts in PARTS.values() for part in parts]
-    if missing := [name for name in (*NUMBERS, *TEXTS, *names) if name not in rows]:
-        written = "write it with `python -m benchmarks.predict RUNS.csv --out PREDICTED.csv`"
-        raise RecordError(f"{path} lacks {', '.join(missing[:3])}; {written}")
-    rows = rows.reindex(columns=list(dict.fromkeys((*rows.columns, *MEMORY))))
-    numbers = [*NUMBERS, *MEMORY, *names]
-    rows[numbers] = rows[numbers].apply(pd.to_numeric, errors="coerce")
+    table = read_table(path, [*NUMBERS, *TEXTS, *names], WRITTEN_BY)
+    kinds = {**dict.fromkeys(SIZES, Count | None), **dict.fromkeys((*SECONDS, *MEMORY), Positive | None)}
+    kinds |= dict.fromkeys((*names, "machine.error"), Amount | None)
+    rows = pd.DataFrame(
+        [{**row, **numbers_in(row, kinds, f"{shown(path)}: row {place}")} for place, row in enumerate(table, start=1)]
+    )
+    rows[list(kinds)] = rows[list(kinds)].astype(float)
     parts = {
         f"part.{name}": rows[[f"predicted.{part}_seconds" for part in inside]].sum(axis=1)
         for name, inside in PARTS.items()
@@ -80,9 +80,45 @@ def read(path: Path) -> pd.DataFrame:
     return named(rows.assign(error=rows["predicted_seconds"] / rows["step_seconds"] - 1, **parts))
 
 
+def numbers_in(row: Mapping[str, str], kinds: Mapping[str, Any], where: str) -> dict[str, float | None]:
+    """Return the numbers of a row. Those of a row that could not be predicted may be anything: its problem says why.
+
+    Raises:
+        RecordError: a cell of a row that was predicted is no number, or out of range.
+    """
+    found: dict[str, float | None] = {}
+    for name, kind in kinds.items():
+        try:
+            found[name] = number_in(row.get(name, ""), kind, f"{where}: {name}")
+        except SchemaError:
+            if not row["problem"]:
+                raise
+            found[name] = None
+    return found
+
+
+def number_in(cell: str, kind: Any, where: str) -> float | None:
+    """Return the number in a cell, as JSON writes numbers; None if the cell is empty.
+
+    Raises:
+        RecordError: it is another text, or out of range.
+
+    >>> number_in("51.2", Positive | None, "row 1"), number_in("-", Positive | None, "row 1")
+    (51.2, None)
+    """
+    if cell.lower() in NOTHING:
+        return None
+    try:
+        value = msgspec.json.decode(cell)
+    except msgspec.DecodeError:
+        value = cell
+    whole = isinstance(value, float) and value.is_integer()
+    return checked(int(value) if whole else value, kind, where)
+
+
 def named(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with the names that `read` describes."""
-    sizes = {name: rows[name].map("{:.0f}".format) for name in NUMBERS[:-3]}
+    sizes = {name: rows[name].map("{:.0f}".format) for name in SIZES}
     model, cluster = sizes["layers"] + " x " + sizes["embed"], sizes["devices"] + " x " + rows["device"]
     mesh = rows[list(AXES)].apply(mesh_of, axis=1)
     work = model + ", " + sizes["batch_size"] + " x " + sizes["sequence"] + " tokens, " + cluster

@@ -1,12 +1,16 @@
-"""Reads the files of `pytest benchmarks --benchmark-json=...` row by row, and validates them."""
+"""Reads the files of `pytest benchmarks --benchmark-json=...` row by row, and checks them."""
 
-import json
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from results.records.launches import united
+import msgspec
+
+from results.records.columns import type_of
+from results.records.launches import INTERVALS, united
+from strategies import schema
+from strategies.schema import Amount, Count, Positive, Scalar, SchemaError, checked, checked_fields, shown
 
 SCHEMA_VERSION = 4
 UNTIMED = "untimed"
@@ -14,49 +18,42 @@ UNTIMED = "untimed"
 LAUNCH = "launch"
 """Key of the launch number in a row of merged runs."""
 WRITTEN_BY = "a file written by `pytest benchmarks --benchmark-json=FILE`"
-
-
-class RecordError(ValueError):
-    """A file that cannot be read as meshmark records, or that cannot be read together with another."""
-
-
-def is_text(value: Any) -> bool:
-    """Return whether a value is a text, or unknown (None)."""
-    return value is None or isinstance(value, str)
-
-
-def is_flag(value: Any) -> bool:
-    """Return whether a value is true or false, or unknown (None)."""
-    return value is None or isinstance(value, bool)
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number, NaN, or unknown (None). No recorded amount needs more than 63 bits."""
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) >= 2**63)
-
-
-def is_amount(value: Any) -> bool:
-    """Return whether a value is a number of at least 0, NaN, or unknown (None)."""
-    return is_number(value) and not (value is not None and value < 0)
-
-
-def is_positive(value: Any) -> bool:
-    """Return whether a value is a number above 0, NaN, or unknown (None)."""
-    return is_number(value) and not (value is not None and value <= 0)
-
-
-def is_sample(value: Any) -> bool:
-    """Return whether a value is a measured time: a number above 0."""
-    return value is not None and is_positive(value) and value == value
-
-
-KINDS: dict[Callable[[Any], bool], str] = {
-    is_text: "a text",
-    is_flag: "true or false",
-    is_number: "a number",
-    is_amount: "a number of at least 0",
-    is_positive: "a number above 0",
+WAY_OUT = (
+    "write it with `pytest benchmarks --benchmark-json=FILE`, or a baseline with `python -m results.baseline RUN.json`"
+)
+Rows = list[dict[str, Any]]
+RUN: dict[str, Any] = {"benchmarks": Rows, "machine_info": dict[str, Any]}
+"""Keys of a run, with the types of their values."""
+OPTIONAL: dict[str, Any] = {
+    **{UNTIMED: Rows, "launches": Rows},
+    **{"commit_info": dict[str, Any] | None, "datetime": str | None},
 }
+"""Keys that a run may have."""
+MACHINE: dict[str, Any] = {
+    **dict.fromkeys(("fingerprint", "counters_fingerprint", "platform", "device_kind"), str | None),
+    **{"cpu": dict[str, Any] | None, "versions": dict[str, str | None] | None, "device_count": Count | None},
+    **{"virtual_devices": bool | None, "matmul_flops_per_second": dict[str, Amount] | None},
+}
+"""Keys that the machine of a run may have, with the types of their values."""
+
+RecordError = SchemaError
+"""A file cannot be read as meshmark records, or cannot be read together with another."""
+Document = TypeVar("Document")
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """The step times of a row in seconds."""
+
+    data: tuple[Positive, ...] | None = None
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row of a run; `extra_info` has the columns, and `launch` is the number of the launch in merged runs."""
+
+    name: str
+    extra_info: dict[str, Scalar]
+    stats: Stats | None = None
+    launch: Count | None = None
 
 
 class Case(NamedTuple):
@@ -64,27 +61,20 @@ class Case(NamedTuple):
 
     name: str
     preset: str
-    microbatches: int
+    microbatches: Count
     dtype: str
     remat: str
-    sequence_tokens: int
-    param_count: int
+    sequence_tokens: Count
+    param_count: Count
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> "Case":
-        """Return the case of a record.
+    def of(cls, record: Mapping[str, Any], where: str) -> "Case":
+        """Return the case of a record; `where` names it in messages.
 
         Raises:
             RecordError: a fact is missing, of another type, or a number below 1.
         """
-        for fact, kind in cls.__annotations__.items():
-            if type(record.get(fact)) is not kind:
-                value = reprlib.repr(record.get(fact))
-                raise RecordError(
-                    f"{record.get('name')}: {fact} is {value}, not {kind.__name__}; run the benchmarks again"
-                )
-            if kind is int and record[fact] < 1:
-                raise RecordError(f"{record.get('name')}: {fact} is {record[fact]}, not at least 1; run it again")
+        checked_fields(record, cls.__annotations__, where)
         return cls(*(record[fact] for fact in cls._fields))
 
     def __str__(self) -> str:
@@ -100,20 +90,49 @@ class Case(NamedTuple):
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
+    """Read a run or a baseline as JSON.
 
     Raises:
-        RecordError: the file is missing, unreadable, empty, truncated or not JSON.
+        RecordError: the file is missing, cannot be read, or is no JSON.
     """
-    if not path.is_file():
-        raise RecordError(
-            f"{path} does not exist; write it with `pytest benchmarks --benchmark-json={path}`, "
-            "or a baseline with `python -m results.baseline RUN.json`"
-        )
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is cut short or not JSON ({error}); run the benchmarks again") from error
+    return schema.read_json(path, WAY_OUT)
+
+
+def read_document(path: Path, kind: str, version: int, form: type[Document], written_by: str) -> Document:
+    """Read a JSON document that a command wrote.
+
+    Args:
+        path: the file.
+        kind: the document's `kind`.
+        version: the `schema_version` that is read.
+        form: the type of the document.
+        written_by: the command that writes it, for messages.
+
+    Raises:
+        RecordError: the file cannot be read, or is another kind of document, of another version, or not of the type.
+    """
+    document = schema.read_json(path, f"write it with {written_by}")
+    if not isinstance(document, dict) or document.get("kind") != kind:
+        raise RecordError(f"{shown(path)} was not written by {written_by}")
+    check_version(shown(path), document.get("schema_version"), version, written_by)
+    return checked(document, form, shown(path))
+
+
+def check_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Any], where: str) -> None:
+    """Raise `RecordError` if a row lacks a column or has a value of another type. Rows may have other columns."""
+    for number, row in enumerate(rows):
+        checked_fields(row, columns, f"{where}[{number}]")
+
+
+def check_version(where: str, found: Any, version: int, written_by: str) -> None:
+    """Raise `RecordError` unless the schema version that was found is the one that is read."""
+    if type(found) is int and found == version:
+        return
+    newer = type(found) is int and found > version
+    raise RecordError(
+        f"{where} has schema_version {reprlib.repr(found)} and this meshmark reads {version}; "
+        f"{'update meshmark, or write' if newer else 'write'} it again with {written_by}"
+    )
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -131,116 +150,69 @@ def as_run(path: Path, content: Any) -> dict[str, Any]:
     Raises:
         RecordError: it is something else.
     """
-    if not isinstance(content, dict) or not {"benchmarks", "machine_info"} <= content.keys():
+    if not isinstance(content, dict) or not RUN.keys() <= content.keys():
         raise RecordError(
-            f"{path} is JSON but not pytest-benchmark's (no `benchmarks` and `machine_info`); pass {WRITTEN_BY}"
+            f"{shown(path)} is JSON but not pytest-benchmark's (no `benchmarks` and `machine_info`); pass {WRITTEN_BY}"
         )
-    benchmarks, machine = content["benchmarks"], content["machine_info"]
-    if not isinstance(machine, dict) or not isinstance(benchmarks, list):
-        raise RecordError(f"{path} has no list of `benchmarks` and no `machine_info` with names; pass {WRITTEN_BY}")
+    checked_fields(content, RUN | known(OPTIONAL, content), shown(path))
+    machine = content["machine_info"]
+    checked_fields(machine, known(MACHINE, machine), f"{shown(path)}: machine_info")
     return content
 
 
-def records_of(path: Path, run: Mapping[str, Any], keys: Mapping[str, Callable[[Any], bool]]) -> list[dict[str, Any]]:
-    """Return the records of a run: each has all `keys`, and also `name`, `file`, `fingerprint` and `samples`.
+def known(kinds: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the types of the facts that are there."""
+    return {name: kind for name, kind in kinds.items() if name in facts}
+
+
+def records_of(path: Path, run: Mapping[str, Any], needed: Collection[str]) -> list[dict[str, Any]]:
+    """Return the records of a run: each has all `needed` columns, and `name`, `file`, `fingerprint` and `samples`.
 
     The launches of a case in merged runs become one record, with their number in `launches` (see
     `results.records.launches.united`).
 
-    Args:
-        path: the file of the run.
-        run: the content that `as_run` returned.
-        keys: the facts that a record must have, each with the check of its value.
-
     Raises:
-        RecordError: there is no record, or one has another schema, lacks a key or has an invalid value.
+        RecordError: there is no record, or one has another schema, lacks a column or has a value of another type.
     """
-    rows = [row for row in rows_of(path, run) if isinstance(row, dict) and "schema_version" in facts_of(row)]
+    rows = [row for row in rows_of(run) if "schema_version" in facts_of(row)]
     if not rows:
         raise RecordError(
-            f"{path} has {len(rows_of(path, run))} benchmarks, none of meshmark (no `schema_version` in extra_info); "
+            f"{shown(path)} has {len(rows_of(run))} benchmarks, none of meshmark (no `schema_version` in extra_info); "
             f"pass {WRITTEN_BY}"
         )
-    machine = run["machine_info"].get("fingerprint")
-    if not is_text(machine):
-        raise RecordError(f"{path} has the fingerprint {reprlib.repr(machine)}, not a text; run the benchmarks again")
-    for row in rows:
-        check_schema(path, facts_of(row)["schema_version"])
-        if not isinstance(row.get("name"), str):
-            raise RecordError(
-                f"{path} has a row whose name is {reprlib.repr(row.get('name'))}; run the benchmarks again"
-            )
-        check_kinds(f"{path}: {row['name']}", facts_of(row), keys)
-    about = {"file": str(path), "fingerprint": machine}
+    about = {"file": shown(path), "fingerprint": run["machine_info"].get("fingerprint")}
     launches: dict[Any, list[dict[str, Any]]] = {}
     for number, row in enumerate(rows):
-        record = facts_of(row) | about | {"name": row["name"], "samples": samples_of(path, row)}
+        where = f"{shown(path)}: {row.get('name', f'row {number + 1}')}"
+        check_version(shown(path), facts_of(row)["schema_version"], SCHEMA_VERSION, "`pytest benchmarks`")
+        found = checked(row, Row, where)
+        check_columns(found.extra_info, needed, where)
+        samples = (found.stats and found.stats.data) or ()
+        record = found.extra_info | about | {"name": found.name, "samples": samples}
         case = tuple(record.get(fact) for fact in Case._fields)
-        launches.setdefault(case if launch_of(path, row) else number, []).append(record)
+        launches.setdefault(case if found.launch else number, []).append(record)
     return list(map(united, launches.values()))
 
 
-def launch_of(path: Path, row: Mapping[str, Any]) -> int | None:
-    """Return the launch number of a row in merged runs; None if runs were not merged.
+def check_columns(facts: Mapping[str, Any], needed: Collection[str], where: str) -> None:
+    """Check the columns of a row.
 
     Raises:
-        RecordError: the launch is not a whole number of at least 1.
+        RecordError: a column is missing or of another type, or an interval does not hold its median.
     """
-    launch = row.get(LAUNCH)
-    if launch is not None and (type(launch) is not int or launch < 1):
-        raise RecordError(f"{path}: {row['name']} is of launch {reprlib.repr(launch)}, not of a number; merge it again")
-    return launch
+    checked_fields(facts, {name: type_of(name) for name in (*facts, *needed)}, where)
+    for column, name in INTERVALS.items():
+        low, median, high = (facts.get(each) for each in (f"{name}_low", column, f"{name}_high"))
+        if None not in (low, median, high) and not low <= median <= high:
+            raise RecordError(f"{where}: {column} is {median}, outside of its interval from {low} to {high}")
 
 
-def rows_of(path: Path, run: Mapping[str, Any]) -> list[Any]:
-    """Return all rows of a run: the timed ones, and those without samples, which are stored apart for other programs.
-
-    Raises:
-        RecordError: the rows without samples are not a list.
-    """
-    untimed = run.get(UNTIMED, [])
-    if not isinstance(untimed, list):
-        raise RecordError(f"{path} has {reprlib.repr(untimed)} as `{UNTIMED}`, not a list; run the benchmarks again")
-    return [*run["benchmarks"], *untimed]
+def rows_of(run: Mapping[str, Any]) -> Rows:
+    """Return all rows of a run: the timed ones, and those without samples, which are stored apart."""
+    return [*run["benchmarks"], *run.get(UNTIMED, [])]
 
 
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a row, its `extra_info`; empty if another program wrote the row."""
     facts = row.get("extra_info")
     return facts if isinstance(facts, dict) else {}
-
-
-def samples_of(path: Path, row: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the step times of a row in seconds; empty if nothing was timed.
-
-    Raises:
-        RecordError: a sample is not a number above 0.
-    """
-    stats = row.get("stats") or {}
-    samples = stats.get("data") if isinstance(stats, dict) else stats
-    if samples is None:
-        return ()
-    if not isinstance(samples, list) or not all(map(is_sample, samples)):
-        raise RecordError(f"{path}: {row['name']} has samples that are not numbers above 0; run the benchmarks again")
-    return tuple(samples)
-
-
-def check_schema(path: Path, version: Any) -> None:
-    """Raise `RecordError` unless the schema version is the one that this meshmark reads."""
-    if version == SCHEMA_VERSION and type(version) is int:
-        return
-    newer = isinstance(version, int | float) and version > SCHEMA_VERSION
-    raise RecordError(
-        f"{path} has schema_version {reprlib.repr(version)} and this meshmark reads {SCHEMA_VERSION}; "
-        f"{'update meshmark, or run' if newer else 'run'} the benchmarks again with this one"
-    )
-
-
-def check_kinds(where: str, facts: Mapping[str, Any], keys: Mapping[str, Callable[[Any], bool]]) -> None:
-    """Raise `RecordError` if facts lack a key or have an invalid value."""
-    if missing := [key for key in keys if key not in facts]:
-        raise RecordError(f"{where} lacks {', '.join(missing)}; run the benchmarks again")
-    for key, is_kind in keys.items():
-        if not is_kind(facts[key]):
-            value = reprlib.repr(facts[key])
-            raise RecordError(f"{where}: {key} is {value}, not {KINDS[is_kind]}; run the benchmarks again")

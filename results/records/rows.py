@@ -8,16 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from results.records.reading import (
-    RecordError,
-    is_amount,
-    is_flag,
-    is_number,
-    is_positive,
-    is_text,
-    read_run,
-    records_of,
-)
+from results.records.columns import ATTRIBUTED, COUNTS, MEMORY, TIMES
+from results.records.reading import RecordError, read_run, records_of
 
 # Rows are comparable only on the same machine: these columns must be equal in all rows.
 MACHINE = ["fingerprint", "platform", "device_kind", "virtual_devices"]
@@ -26,54 +18,13 @@ WORKLOAD = ["preset", "param_count", "sequence_tokens", "dtype", "remat", "atten
 # Options of sparse attention. Records of older versions lack them: their attention is dense.
 ATTENTION = ["attention_window", "attention_stride", "attention_pattern", "attention_summary"]
 
-TEXTS = ["status", "reason", "strategy", "mesh", "platform", "device_kind", "preset", "dtype", "remat"]
-FLAGS = ["virtual_devices", "matches_single", "noisy"]
-NUMBERS = [
-    "schema_version",
-    "devices",
-    "param_count",
-    "global_batch_sequences",
-    "sequence_tokens",
-    "microbatches",
-    "tokens_per_second",
-    "step_seconds_median",
-    "step_seconds_low",
-    "step_seconds_high",
-    "relative_to_single",
-    "relative_to_single_low",
-    "relative_to_single_high",
-    "canary_ratio_low",
-    "canary_ratio_high",
-    "attribution.compute_seconds",
-    "attribution.exposed_communication_seconds",
-    "attribution.schedule_bubble_seconds",
-    "attribution.lockstep_bubble_seconds",
-    "attribution.recomputation_seconds",
-    "attribution.optimizer_seconds",
-    "attribution.dispatch_seconds",
-    "memory.argument_bytes",
-    "memory.parameter_bytes",
-    "memory.optimizer_bytes",
-    "memory.temp_bytes",
-    "memory.output_bytes",
-    "memory.alias_bytes",
-    "memory.total_bytes",
-]
+NUMBERS = [*COUNTS, *TIMES, *ATTRIBUTED, *MEMORY]
 OPTIONAL = ["processes", "predicted.bubble", "predicted.lockstep_bubble"]
 """Numbers that records of the same schema may lack, which were written before there were such columns."""
-POSITIVE = [
-    *("devices", "param_count", "global_batch_sequences", "sequence_tokens", "microbatches"),
-    *("tokens_per_second", "step_seconds_median", "step_seconds_low", "step_seconds_high"),
-    *("relative_to_single", "relative_to_single_low", "relative_to_single_high"),
+NEEDED = [
+    *("status", "reason", "strategy", "mesh", "platform", "device_kind", "preset", "dtype", "remat"),
+    *("virtual_devices", "matches_single", "noisy", *NUMBERS),
 ]
-AMOUNTS = [name for name in NUMBERS if name.startswith("memory.")]
-KEYS = (
-    dict.fromkeys(TEXTS, is_text)
-    | dict.fromkeys(FLAGS, is_flag)
-    | dict.fromkeys(NUMBERS, is_number)
-    | dict.fromkeys(POSITIVE, is_positive)
-    | dict.fromkeys(AMOUNTS, is_amount)
-)
 
 
 def load(paths: Iterable[str | Path]) -> pd.DataFrame:
@@ -87,10 +38,9 @@ def load(paths: Iterable[str | Path]) -> pd.DataFrame:
     Raises:
         RecordError: a file is missing, is not a complete file of records, or is not comparable with the others.
     """
-    rows = pd.DataFrame([record for path in paths for record in records_of(Path(path), read_run(Path(path)), KEYS)])
+    rows = pd.DataFrame([record for path in paths for record in records_of(Path(path), read_run(Path(path)), NEEDED)])
     rows = rows.reindex(columns=[*rows.columns, *(name for name in ["options", *OPTIONAL] if name not in rows)])
-    rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
-    rows[OPTIONAL] = rows[OPTIONAL].apply(pd.to_numeric, errors="coerce")
+    rows[[*NUMBERS, *OPTIONAL]] = rows[[*NUMBERS, *OPTIONAL]].apply(pd.to_numeric)
     rows = with_attention(rows)
     refuse_several_machines(rows)
     refuse_repeated_rows(rows)

@@ -1,11 +1,12 @@
 """Reads traces of replayed and predicted steps, which `compile` and `advise` of benchmarks write with --trace."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from results.records.reading import RecordError, read_json
+import msgspec
+
+from strategies.schema import Amount, SchemaError, checked, read_json, shown
 
 WRITTEN_BY = "write one with `python -m benchmarks.compile --topology v5e:4x4 --strategy fsdp --trace FILE`"
 
@@ -34,38 +35,72 @@ class Trace(NamedTuple):
     processes: Mapping[str, Mapping[str, list[Span]]]
 
 
+class Facts(msgspec.Struct, frozen=True):
+    """What the trace is of."""
+
+    kind: Literal["replay", "prediction"]
+    case: str
+    devices: str
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A trace in Chrome's format."""
+
+    otherData: Facts
+    traceEvents: list[dict[str, Any]]
+
+
+class Label(msgspec.Struct, frozen=True):
+    """What a process or a lane is called."""
+
+    name: str
+
+
+class Named(msgspec.Struct, frozen=True):
+    """An event that names a process or a lane."""
+
+    pid: int
+    args: Label
+
+
+class Occurred(msgspec.Struct, frozen=True):
+    """An event that is a span, in microseconds."""
+
+    pid: int
+    cat: str
+    ts: Amount
+    dur: Amount
+
+
 def read(path: Path) -> Trace:
     """Read a trace.
 
     Raises:
         RecordError: the file cannot be read, or is no trace of a replayed or predicted step.
     """
-    document = read_json(path)
-    facts = document.get("otherData") if isinstance(document, dict) else None
-    if not isinstance(facts, dict) or facts.get("kind") not in KINDS:
-        raise RecordError(f"{path} is no trace of a replayed or predicted step; {WRITTEN_BY}")
+    content = read_json(path, WRITTEN_BY)
+    if not isinstance(content, dict) or "otherData" not in content:
+        raise SchemaError(f"{shown(path)} is no trace of a replayed or predicted step; {WRITTEN_BY}")
+    document = checked(content, Document, shown(path))
     lanes: dict[int, dict[str, list[Span]]] = {}
     names: dict[int, str] = {}
-    try:
-        for event in document["traceEvents"]:
-            if event["name"] == "process_name":
-                names[event["pid"]] = event["args"]["name"]
-            elif event["name"] == "thread_name":
-                lanes.setdefault(event["pid"], {})[event["args"]["name"]] = []
-            elif event["ph"] == "X":
-                lanes[event["pid"]][event["cat"]].append(Span(_ms(event["ts"]), _ms(event["dur"])))
-    except (LookupError, TypeError, ValueError) as error:
-        raise RecordError(f"{path} has an event that is no span of a lane ({error!r}); {WRITTEN_BY}") from error
+    for number, event in enumerate(document.traceEvents):
+        where, what = f"{shown(path)}: traceEvents[{number}]", event.get("name")
+        if what in ("process_name", "thread_name"):
+            named = checked(event, Named, where)
+            if what == "process_name":
+                names[named.pid] = named.args.name
+            else:
+                lanes.setdefault(named.pid, {})[named.args.name] = []
+        elif event.get("ph") == "X":
+            span = checked(event, Occurred, where)
+            if span.cat not in lanes.get(span.pid, {}):
+                raise SchemaError(f"{where} is in the lane {span.cat!r}, which no event before it names; {WRITTEN_BY}")
+            lanes[span.pid][span.cat].append(Span(span.ts / 1e3, span.dur / 1e3))
     if not any(spans for own in lanes.values() for spans in own.values()):
-        raise RecordError(f"{path} is the trace of a step in which nothing happens; {WRITTEN_BY}")
+        raise SchemaError(f"{shown(path)} is the trace of a step in which nothing happens; {WRITTEN_BY}")
     processes = {
         names.get(pid, str(pid)): {lane: sorted(spans) for lane, spans in own.items()} for pid, own in lanes.items()
     }
-    return Trace(f"{facts.get('case')} on {facts.get('devices')}", KINDS[facts["kind"]], processes)
-
-
-def _ms(microseconds: Any) -> float:
-    """Milliseconds; ValueError unless they are finite and at least 0."""
-    if not 0 <= microseconds < math.inf:
-        raise ValueError(f"{microseconds} microseconds")
-    return microseconds / 1e3
+    facts = document.otherData
+    return Trace(f"{facts.case} on {facts.devices}", KINDS[facts.kind], processes)

@@ -1,22 +1,57 @@
 """Reads the logs of training runs, which `python -m benchmarks.train` writes as JSON Lines."""
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import pandas as pd
 
-from results.records.reading import RecordError, check_kinds, is_number, is_positive, is_text
+from results.records.reading import RecordError, check_version
+from strategies.schema import Count, Number, Positive, Whole, checked, decode_json, read_bytes, shown
 
 SUFFIX = ".jsonl"
 """How the names of logs end. Files of `pytest benchmarks` end otherwise."""
 SCHEMA_VERSION = 1
-WRITTEN_BY = "a log that `python -m benchmarks.train` wrote"
-FACTS = {"strategy": is_text, "mesh": is_text, "preset": is_text, "parameters": is_positive, "device_kind": is_text}
-TRAINING = {"batch_size": is_positive, "learning_rate": is_positive}
-STEP = {"step": is_positive, "loss": is_number}
-EVALUATION = {"step": is_number, "loss": is_number}
+WRITTEN_BY = "`python -m benchmarks.train`"
+
+
+class Corpus(msgspec.Struct, frozen=True):
+    """The text that was trained on."""
+
+    name: str
+    sha256: str
+    tokens: Literal["bytes", "chars"]
+
+
+class Training(msgspec.Struct, frozen=True):
+    """How it was trained."""
+
+    batch_size: Count
+    learning_rate: Positive
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What was run: the first line of a log, and one more each time that it was resumed."""
+
+    strategy: str
+    mesh: str
+    preset: str
+    parameters: Count
+    device_kind: str
+    corpus: Corpus
+    training: Training
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """A line of a step or of an evaluation. The loss is None if it was not finite."""
+
+    step: Whole
+    loss: Number | None
+
+
+LINES: dict[str, Any] = {"run": Facts, "step": Loss, "evaluation": Loss}
+"""Kinds of lines."""
 
 
 class TrainingRun(NamedTuple):
@@ -31,7 +66,7 @@ class TrainingRun(NamedTuple):
     """
 
     path: Path
-    facts: Mapping[str, Any]
+    facts: Facts
     spread: tuple[str, ...]
     steps: pd.DataFrame
     evaluations: pd.DataFrame
@@ -46,37 +81,39 @@ def read_training(paths: Iterable[Path]) -> list[TrainingRun]:
     runs = [_run_of(path, _lines(path)) for path in paths]
     for run in runs[1:]:
         for fact in ("sha256", "tokens"):
-            if (first := runs[0].facts["corpus"].get(fact)) != (other := run.facts["corpus"].get(fact)):
-                problem = f"the losses of {runs[0].path} and {run.path} do not compare: {fact} of the corpus is"
+            if (first := getattr(runs[0].facts.corpus, fact)) != (other := getattr(run.facts.corpus, fact)):
+                files = f"{shown(runs[0].path)} and {shown(run.path)}"
+                problem = f"the losses of {files} do not compare: {fact} of the corpus is"
                 raise RecordError(f"{problem} {first} and {other}; plot them apart")
     return runs
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log. A last line that was cut short, as by a full disk, is left out."""
-    if not path.is_file():
-        raise RecordError(f"{path} does not exist; pass {WRITTEN_BY}")
-    try:
-        texts = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        lines = [json.loads(text) for text in texts if text.endswith("\n")]
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not JSON Lines ({error}); pass {WRITTEN_BY}") from error
-    if not lines or not all(isinstance(line, dict) for line in lines) or lines[0].get("kind") != "run":
-        raise RecordError(f"{path} does not begin with what was run; pass {WRITTEN_BY}")
-    return lines
+def _lines(path: Path) -> list[tuple[str, Any]]:
+    """The kind and the values of each line of a log. A last line that was cut short, as by a full disk, is left out."""
+    texts = read_bytes(path, f"pass a log of {WRITTEN_BY}").splitlines(keepends=True)
+    found: list[tuple[str, Any]] = []
+    for number, text in enumerate(texts, start=1):
+        if text.endswith(b"\n"):
+            where = f"{shown(path)}: line {number}"
+            line = checked(decode_json(text, where), dict[str, Any], where)
+            kind = line.get("kind")
+            if number == 1 and kind != "run":
+                break
+            if number == 1:
+                check_version(shown(path), line.get("schema_version"), SCHEMA_VERSION, WRITTEN_BY)
+            if isinstance(kind, str) and kind in LINES:
+                found.append((kind, checked(line, LINES[kind], where)))
+    if not found:
+        raise RecordError(f"{shown(path)} does not begin with what was run; pass a log of {WRITTEN_BY}")
+    return found
 
 
-def _run_of(path: Path, lines: list[dict[str, Any]]) -> TrainingRun:
-    facts = lines[0]
-    if facts.get("schema_version") != SCHEMA_VERSION:
-        raise RecordError(f"{path} has schema {facts.get('schema_version')}, not {SCHEMA_VERSION}; train again")
-    if not isinstance(facts.get("corpus"), dict) or not isinstance(facts.get("training"), dict):
-        raise RecordError(f"{path} does not say on what was trained; pass {WRITTEN_BY}")
-    parts = {kind: [line for line in lines if line.get("kind") == kind] for kind in ("run", "step", "evaluation")}
-    for kind, keys in (("run", FACTS), ("step", STEP), ("evaluation", EVALUATION)):
-        for line in parts[kind]:
-            check_kinds(f"{path}: a line of kind {kind}", line, keys)
-    check_kinds(f"{path}: training", facts["training"], TRAINING)
-    spread = tuple(dict.fromkeys(f"{line['strategy']} {line['mesh']}" for line in parts["run"]))
-    tables = (pd.DataFrame(parts[kind], columns=["step", "loss"], dtype=float) for kind in ("step", "evaluation"))
-    return TrainingRun(path, facts, spread, *tables)
+def _run_of(path: Path, lines: list[tuple[str, Any]]) -> TrainingRun:
+    spread = tuple(dict.fromkeys(f"{line.strategy} {line.mesh}" for kind, line in lines if kind == "run"))
+    steps, evaluations = (
+        pd.DataFrame(
+            [(line.step, line.loss) for kind, line in lines if kind == wanted], columns=["step", "loss"], dtype=float
+        )
+        for wanted in ("step", "evaluation")
+    )
+    return TrainingRun(path, lines[0][1], spread, steps, evaluations)

@@ -7,13 +7,14 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from benchmarks.commandline.outputs import Unwritable
 from results.webpage.words import LOUD
 
 SCRIPTS = "format", "charts", "table", "details", "run", "density", "main"
 """The page's scripts in load order: each uses only those before it."""
 
 
-class PlotlyMissing(ValueError):
+class PlotlyMissing(Unwritable):
     """Plotly is not installed; the message names the command that installs it."""
 
 

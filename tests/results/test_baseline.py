@@ -120,20 +120,26 @@ def test_a_run_without_its_version_is_no_baseline(tmp_path: Path, capsys: pytest
         run = write_run(tmp_path / "run.json", [row()], versions={"jax": version})
         with pytest.raises(SystemExit, match="5"):
             main([str(run), "--out", str(tmp_path / "baselines")])
-        assert f"has the JAX version {version!r}; run the benchmarks again" in capsys.readouterr().err
+        assert f"the JAX version is {version!r}; run the benchmarks again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema_version": 2}, "has schema_version 2 and this meshmark reads 4; run"),
+        (
+            {"schema_version": 2},
+            "has schema_version 2 and this meshmark reads 4; write it again with `python -m results.baseline RUN.json`",
+        ),
         ({"schema_version": None}, "has schema_version None and this meshmark reads 4"),
         ({"better": None}, "does not say which way its metrics are `better`"),
         ({"better": {}}, "says of compiled.flops that better is 'unknown', and this meshmark that it is 'lower'"),
         ({"cases": []}, r"has no case; write it again with `python -m results.baseline RUN.json`"),
-        ({"cases": {}}, "or no list of `cases` with names"),
-        ({"cases": [{"name": "test_step[x]", "status": "ok"}]}, r"test_step\[x\]: preset is None, not str"),
-        ({"machine_info": {}}, "lacks counters_fingerprint or versions in machine_info"),
+        ({"cases": {}}, "cases is {}; it must be a list"),
+        (
+            {"cases": [{"name": "test_step[x]", "status": "ok"}]},
+            r"test_step\[x\] lacks preset, microbatches, dtype, remat, sequence_tokens, param_count",
+        ),
+        ({"machine_info": {}}, "machine_info lacks counters_fingerprint, versions"),
     ],
 )
 def test_a_baseline_that_could_mislead_is_refused(baseline: Path, changes: dict[str, Any], message: str) -> None:

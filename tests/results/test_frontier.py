@@ -143,12 +143,15 @@ def test_the_command_writes_a_picture(found: Path, capsys: pytest.CaptureFixture
     ("change", "message"),
     [
         ({"kind": "compiled"}, "was not written by `python -m benchmarks.feasibility"),
-        ({"schema_version": 2}, "has schema 2, not 1"),
-        ({"capacity_bytes": None}, "capacity_bytes is None, not int"),
-        ({"candidates": []}, "`candidates` is not a list of rows"),
+        (
+            {"schema_version": 2},
+            "has schema_version 2 and this meshmark reads 1; update meshmark, or write it again with `python -m",
+        ),
+        ({"capacity_bytes": None}, "capacity_bytes is None; it must be a whole number"),
+        ({"candidates": []}, r"candidates is \[\]; "),
         (
             {"candidates": [{"status": "fits", "strategy": "fsdp", "mesh": "fsdp=8"}]},
-            "candidate None lacks formula.needed_bytes",
+            r"candidates\[0\] lacks formula.needed_bytes",
         ),
     ],
 )

@@ -92,6 +92,7 @@ def test_the_command_writes_a_picture(path: Path, capsys: pytest.CaptureFixture[
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+FACTS = {"kind": "replay", "case": "fsdp", "devices": "v5e:4x4"}
 LANE = {"ph": "M", "pid": 0, "name": "thread_name", "args": {"name": "compute"}}
 SPAN = {"ph": "X", "pid": 0, "name": "dot", "cat": "compute", "ts": 0, "dur": 1}
 
@@ -101,10 +102,10 @@ SPAN = {"ph": "X", "pid": 0, "name": "dot", "cat": "compute", "ts": 0, "dur": 1}
     [
         (None, "is no trace of a replayed or predicted step; write one with `python -m benchmarks.compile"),
         ([], "is the trace of a step in which nothing happens"),
-        ([SPAN], "has an event that is no span of a lane (KeyError(0))"),
-        ([LANE, SPAN | {"dur": -1}], "has an event that is no span of a lane (ValueError('-1 microseconds'))"),
-        ([LANE, SPAN | {"dur": "long"}], "has an event that is no span of a lane (TypeError"),
-        ([LANE, "span"], "has an event that is no span of a lane (TypeError"),
+        ([SPAN], "traceEvents[0] is in the lane 'compute', which no event before it names"),
+        ([LANE, SPAN | {"dur": -1}], "traceEvents[1]: dur is -1; it must be a number of at least 0"),
+        ([LANE, SPAN | {"dur": "long"}], "traceEvents[1]: dur is 'long'; it must be a number"),
+        ([LANE, "span"], "traceEvents[1] is 'span'; it must be an object"),
     ],
 )
 def test_what_is_no_trace_is_not_drawn(
@@ -112,7 +113,7 @@ def test_what_is_no_trace_is_not_drawn(
 ) -> None:
     """What is no trace ends the command with 5 and a line that says so, before anything is drawn."""
     path = tmp_path / "step.json"
-    path.write_text(json.dumps([] if events is None else {"otherData": {"kind": "replay"}, "traceEvents": events}))
+    path.write_text(json.dumps([] if events is None else {"otherData": FACTS, "traceEvents": events}))
     with pytest.raises(SystemExit, match="5"):
         main([str(path)])
     assert words in capsys.readouterr().err

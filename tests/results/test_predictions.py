@@ -158,11 +158,9 @@ def test_what_is_no_such_table_is_refused(tmp_path: Path, capsys: pytest.Capture
     """With the command that writes one."""
     path = tmp_path / "other.csv"
     path.write_text("source,device\na,b\n")
-    with pytest.raises(
-        RecordError, match=r"lacks layers, embed, sequence; write it with `python -m benchmarks\.predict"
-    ):
+    with pytest.raises(RecordError, match=r"lacks the columns layers, embed, sequence"):
         read(path)
-    for wrong, problem in ((path, "lacks layers"), (tmp_path / "none.csv", "cannot be read as CSV")):
+    for wrong, problem in ((path, "lacks layers"), (tmp_path / "none.csv", "none.csv does not exist; write it with")):
         with pytest.raises(SystemExit) as ended:
             predictions.main([str(wrong), f"--out={tmp_path}"])
         assert ended.value.code == 5

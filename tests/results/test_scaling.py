@@ -89,10 +89,13 @@ def test_the_example_can_be_drawn() -> None:
     ("change", "message"),
     [
         ({"kind": "advice"}, "was not written by `python -m benchmarks.advise --scaling"),
-        ({"schema_version": 2}, "has schema 2, not 1"),
-        ({"error": None}, "error is None, not float"),
-        ({"points": []}, "`points` is not a list of rows"),
-        ({"points": [{"scaling": "weak"}]}, "None devices lacks strategy"),
+        (
+            {"schema_version": 2},
+            "has schema_version 2 and this meshmark reads 1; update meshmark, or write it again with `python -m",
+        ),
+        ({"error": None}, "error is None; it must be a number"),
+        ({"points": []}, r"points is \[\]; "),
+        ({"points": [{"scaling": "weak"}]}, r"points\[0\] lacks devices, batch_size"),
     ],
 )
 def test_what_is_no_such_file_is_refused(path: Path, change: dict[str, Any], message: str) -> None:

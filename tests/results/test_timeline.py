@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.patches import Rectangle
 
+from results.records.schedules import read
 from results.timeline import main, timeline
 from strategies import __main__ as strategies
 
@@ -22,14 +23,19 @@ def drawn(*arguments: str) -> dict:
 @pytest.mark.parametrize(("name", "operations"), [("gpipe", 2), ("zb-h1", 3)])
 def test_each_operation_is_a_cell(name: str, operations: int) -> None:
     """Each operation is a cell at its tick and stage, labelled with its microbatch; idle ticks have none."""
-    schedule = drawn(name, "--stages=3", "--microbatches=4")
+    schedule = read(json.dumps(drawn(name, "--stages=3", "--microbatches=4")))
     (axes,) = timeline(schedule).axes
     cells = {patch.get_xy() for patch in axes.patches if isinstance(patch, Rectangle)}
-    rows = enumerate(schedule["stages"])
+    rows = enumerate(schedule.stages)
     assert cells == {(tick, stage) for stage, row in rows for tick, op in enumerate(row) if op}
     assert len(cells) == operations * 3 * 4
     labels = {(text.get_position()[0] - 0.5, text.get_position()[1] - 0.5): text.get_text() for text in axes.texts}
-    assert labels == {(t, s): str(schedule["stages"][s][t]["microbatch"]) for t, s in cells}
+    assert labels == {
+        (tick, stage): str(op.microbatch)
+        for stage, row in enumerate(schedule.stages)
+        for tick, op in enumerate(row)
+        if op
+    }
 
 
 def test_the_command_writes_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,5 +128,5 @@ def test_rows_without_samples_are_read(tmp_path: Path) -> None:
     path.write_text(json.dumps(content | {"untimed": [failed("oom", "data", "data=2")]}))
     assert [row["status"] for row in read_snapshot(path).rows.values()] == ["ok", "oom"]
     path.write_text(json.dumps(content | {"untimed": 7}))
-    with pytest.raises(RecordError, match="has 7 as `untimed`, not a list"):
+    with pytest.raises(RecordError, match="untimed is 7; it must be a list"):
         read_snapshot(path)

@@ -97,5 +97,5 @@ def test_hostile_json_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     """A folder in place of a file raises a RecordError."""
-    with pytest.raises(RecordError, match="does not exist"):
+    with pytest.raises(RecordError, match="is a folder, not a file"):
         read_snapshot(tmp_path)
