@@ -200,7 +200,7 @@ def check_columns(facts: Mapping[str, Any], needed: Collection[str], where: str)
     Raises:
         RecordError: a column is missing or of another type, or an interval does not hold its median.
     """
-    checked_fields(facts, {name: type_of(name) for name in (*facts, *needed)}, where)
+    checked_fields(facts, {name: type_of(name) for name in {**dict.fromkeys(needed), **facts}}, where)
     for column, name in INTERVALS.items():
         low, median, high = (facts.get(each) for each in (f"{name}_low", column, f"{name}_high"))
         if None not in (low, median, high) and not low <= median <= high:
