@@ -32,7 +32,7 @@ EPILOG = """exit codes:
   1  red: a case is worse, slower, or vanished
   2  the command cannot be understood
   3  inconclusive: too noisy to tell (paired only)
-  4  not comparable: other versions, flags or devices, or no case in common
+  4  not comparable: other versions (without --across-versions), flags or devices, or no case in common
   5  broken input: a file is missing, cut short, foreign, empty, or of another schema; or a report cannot be written
 """
 

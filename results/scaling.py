@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     points = facts.pop("points")
     for number, point in enumerate(points):
         fits = point.get("predicted_seconds") is not None
-        checked_fields(point, POINT | (CHOICE if fits else dict.fromkeys(CHOICE)), f"{shown(path)}: points[{number}]")
+        checked_fields(point, POINT | (CHOICE if fits else {}), f"{shown(path)}: points[{number}]")
     return facts, pd.DataFrame(points)
 
 

@@ -30,7 +30,7 @@ def timeline(schedule: Schedule) -> Figure:
     for tick, stage, op in done:
         colour, alpha = PASS_COLOURS[op.kind], 1 - 0.55 * op.chunk / chunks
         axes.add_patch(Rectangle((tick, stage), 1, 1, facecolor=colour, edgecolor="white", alpha=alpha))
-        axes.text(tick + 0.5, stage + 0.5, op.microbatch, ha="center", va="center", fontsize="x-small")
+        axes.text(tick + 0.5, stage + 0.5, str(op.microbatch), ha="center", va="center", fontsize="x-small")
     axes.set(xlim=(0, ticks), ylim=(len(stages), 0), xlabel="tick", ylabel="stage")
     axes.set_yticks([stage + 0.5 for stage in range(len(stages))], [str(stage) for stage in range(len(stages))])
     kinds = {op.kind for *_, op in done}

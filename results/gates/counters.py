@@ -30,7 +30,10 @@ KEPT = ("status", "reason", "compiled.hash", *COUNTERS)
 COMPILER = ("jax", "jaxlib", "flax", "optax")
 # Keys of `machine_info` that may also change a compiled program.
 SETTINGS = ("xla_flags", "libtpu_init_args", "jax_settings", "platform", "platform_version", "device_kind")
-FACTS = dict.fromkeys((*COMPILER, *SETTINGS, "arch"), str | None) | {"device_count": Count | None}
+FACTS: dict[str, Any] = {
+    **dict.fromkeys((*COMPILER, *SETTINGS, "arch"), str | None),
+    **dict.fromkeys(("device_count",), Count | None),
+}
 WRITTEN_BY = "`python -m results.baseline RUN.json`"
 REFRESH = f"write it again with {WRITTEN_BY}"
 

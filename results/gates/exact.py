@@ -4,13 +4,15 @@ import argparse
 import difflib
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from results.gates.counters import COUNTERS, PASSED, Snapshot, read_snapshot
+from results.arguments import percent
+from results.gates.counters import COMPILER, COUNTERS, PASSED, Snapshot, read_snapshot
 from results.gates.metrics import EXACT, Allowance, Metric, of_an_axis, other_axes
+from results.gates.report import listed
 from results.gates.verdict import Finding, Report
 from results.records.machine import differences
 from results.records.reading import Case
@@ -18,6 +20,8 @@ from strategies.schema import shown
 
 Row = Mapping[str, Any]
 Rows = Mapping[Case, Row]
+VERSIONED = *COMPILER, "jax_settings", "platform_version"
+"""Facts that may differ across versions."""
 SEEN_BY_RUNNING = "a retrace in every step", "a loss that is NaN"
 """Regressions that only running a step shows. A test checks the names against the planted regressions of the proof."""
 
@@ -36,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "default: 0. METRIC may contain *; repeatable, the last one applies",
     )
     parser.add_argument(
+        "--across-versions",
+        type=percent,
+        metavar="TOLERANCE",
+        help="compare runs of different versions: list the counters that differ, and judge which got worse by more "
+        "than TOLERANCE, such as 5%%",
+    )
+    parser.add_argument(
         "--only-head-cases",
         action="store_true",
         help="judge only the cases that are in HEAD; the other cases of BASE are counted but do not count as vanished",
@@ -50,7 +61,8 @@ def run(options: argparse.Namespace) -> Report:
     """
     allowed = {name: allowance for part in options.allow for name, allowance in part.items()}
     base, head = read_snapshot(options.base), read_snapshot(options.head)
-    return compare(base, head, allowed, only_head_cases=options.only_head_cases)
+    tolerance = options.across_versions and Allowance(100 * options.across_versions, percent=True)
+    return compare(base, head, allowed, only_head_cases=options.only_head_cases, tolerance=tolerance)
 
 
 def rule(text: str) -> dict[str, Allowance]:
@@ -71,7 +83,12 @@ def rule(text: str) -> dict[str, Allowance]:
 
 
 def compare(
-    base: Snapshot, head: Snapshot, allowed: Mapping[str, Allowance], *, only_head_cases: bool = False
+    base: Snapshot,
+    head: Snapshot,
+    allowed: Mapping[str, Allowance],
+    *,
+    only_head_cases: bool = False,
+    tolerance: Allowance | None = None,
 ) -> Report:
     """Judge HEAD by BASE, case by case and metric by metric.
 
@@ -79,10 +96,11 @@ def compare(
         base, head: the two runs or baselines.
         allowed: allowances by metric, which replace the metrics' default allowances.
         only_head_cases: count cases that are missing in HEAD, but do not judge them.
+        tolerance: versions may differ, and this is how much worse each counter may get; None if they must be equal.
     """
     title = f"exact counters, {shown(base.path)} -> {shown(head.path)}"
     measures = tuple(head.measures())
-    if reason := other_compiler(base, head) or nothing_to_hold(base.rows, head.rows):
+    if reason := other_compiler(base, head, tolerance is not None) or nothing_to_hold(base.rows, head.rows):
         return Report(title, measures=measures, refusal="not comparable", reason=reason)
     new = {case: row for case, row in head.rows.items() if case not in base.rows}
     absent = {case: row for case, row in base.rows.items() if case not in head.rows}
@@ -91,11 +109,12 @@ def compare(
         finding
         for case, row in base.rows.items()
         if case in head.rows
-        for finding in judge_case(str(case), row, head.rows[case], allowed)
+        for finding in judge_case(str(case), row, head.rows[case], allowed, tolerance)
     ]
     findings += [Finding(str(case), "vanished", note=whereabouts(case, row, new)) for case, row in vanished.items()]
     findings += [Finding(str(case), "new", note=ending(row)) for case, row in new.items()]
-    about = (*remarks(findings), *about_absent(len(absent), only_head_cases), *blind_spots(head.rows))
+    versions = (*differences(base.facts, head.facts, ("BASE", "HEAD")), *by_counter(findings)) if tolerance else ()
+    about = (*versions, *remarks(findings), *about_absent(len(absent), only_head_cases), *blind_spots(head.rows))
     return Report(title, tuple(findings), measures, about)
 
 
@@ -115,7 +134,22 @@ def blind_spots(head: Rows) -> list[str]:
     return [f"not checked, because no step was run: {unseen}; a run without --compile-only shows them"]
 
 
-def judge_case(case: str, base: Row, head: Row, allowed: Mapping[str, Allowance]) -> list[Finding]:
+def by_counter(findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield a remark on each counter that differs in some case: the range of its ratios, and how many got worse."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.metric:
+            groups.setdefault(finding.metric, []).append(finding)
+    for metric, found in groups.items():
+        ratios = [finding.ratio for finding in found if finding.ratio is not None]
+        extent = f", {min(ratios):.3f}x to {max(ratios):.3f}x" if ratios else ""
+        cases = f"{len(found)} {'case' if len(found) == 1 else 'cases'}"
+        yield f"{metric} differs in {cases}{extent}; {listed(Counter(finding.word for finding in found))}"
+
+
+def judge_case(
+    case: str, base: Row, head: Row, allowed: Mapping[str, Allowance], tolerance: Allowance | None = None
+) -> list[Finding]:
     """Judge one case: return a finding for each metric that differs, or a single one for the whole case."""
     passed = base["status"] == PASSED, head["status"] == PASSED
     if passed == (True, False):
@@ -128,7 +162,9 @@ def judge_case(case: str, base: Row, head: Row, allowed: Mapping[str, Allowance]
     nothing = {metric.name: 0 for metric in others}  # a row has no bytes along an axis that it lacks
     base, head = {**nothing, **base}, {**nothing, **head}
     judged = (
-        judge_metric(case, metric, base, head, allowed.get(metric.name, metric.allowance))
+        judge_metric(
+            case, metric, base, head, allowed.get(metric.name, tolerance or metric.allowance), exact=not tolerance
+        )
         for metric in (*EXACT, *others)
     )
     found = [finding for finding in judged if finding]
@@ -147,8 +183,10 @@ def other_dtypes(base: Row, head: Row) -> str:
     return f"its arrays are {now}, were {before}"
 
 
-def judge_metric(case: str, metric: Metric, base: Row, head: Row, allowance: Allowance) -> Finding | None:
-    """Judge one metric; None if it is equal."""
+def judge_metric(
+    case: str, metric: Metric, base: Row, head: Row, allowance: Allowance, *, exact: bool
+) -> Finding | None:
+    """Judge one metric; None if it is equal. Unless `exact`, it is better only by more than the allowance, too."""
     before, now = base[metric.name], head[metric.name]
     if before == now:
         return None
@@ -158,6 +196,8 @@ def judge_metric(case: str, metric: Metric, base: Row, head: Row, allowance: All
         reason = f": {head['reason']}" if head["reason"] else ""
         return Finding(case, "worse", metric.name, base=before, note=f"not known in HEAD{reason}")
     word = metric.judge(before, now, allowance)
+    if not exact and word != "worse":
+        word = "better" if abs(now - before) > allowance.of(before) else "within tolerance"
     note = f"allowed: {allowance}" if word == "same" else ""
     return Finding(case, word, metric.name, before, now, now / before if before else None, note=note)
 
@@ -180,15 +220,22 @@ def whereabouts(case: Case, row: Row, candidates: Rows) -> str:
     return f"renamed? {twins[0].name} is the same program" if len(twins) == 1 else ""
 
 
-def other_compiler(base: Snapshot, head: Snapshot) -> str:
-    """Explain why counters could differ without a change of the code; "" if machine and versions agree."""
+def other_compiler(base: Snapshot, head: Snapshot, across_versions: bool) -> str:
+    """Explain why counters could differ without a change of the code; "" if machine and versions agree.
+
+    Across versions, only the packages, their settings and the platform's version may differ.
+    """
     if base.fingerprint == head.fingerprint:
         return ""
-    why = (
-        "; ".join(differences(base.facts, head.facts, ("BASE", "HEAD")))
-        or f"counters_fingerprint is {base.fingerprint} in BASE and {head.fingerprint} in HEAD"
-    )
-    return f"{why}: counters compare only where these are equal"
+    free = VERSIONED if across_versions else ()
+    ours, theirs = ({name: value for name, value in each.facts.items() if name not in free} for each in (base, head))
+    found = [*differences(ours, theirs, ("BASE", "HEAD"))]
+    if across_versions:
+        return f"{'; '.join(found)}: versions compare only where these are equal" if found else ""
+    why = "; ".join(found) or f"counters_fingerprint is {base.fingerprint} in BASE and {head.fingerprint} in HEAD"
+    versions = any(base.facts[name] != head.facts[name] for name in COMPILER)
+    way_out = "; --across-versions 5% compares two versions" if versions else ""
+    return f"{why}: counters compare only where these are equal{way_out}"
 
 
 def nothing_to_hold(base: Rows, head: Rows) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from benchmarks.commandline.parser import plain
-from results.gates.metrics import METRICS
+from results.gates.metrics import metric_of
 from results.gates.report import cells, summary
 from results.gates.verdict import RED, Finding, Report
 
@@ -44,8 +44,8 @@ def action_json(report: Report) -> str:
     """
     entries = []
     for measure in report.measures:
-        metric = METRICS[measure.metric]
-        if metric.better == "lower":
+        metric = metric_of(measure.metric)
+        if metric and metric.better == "lower":
             entry = {"name": f"{plain(measure.case)} {metric.name}", "unit": metric.unit, "value": measure.value}
             if measure.low is not None and measure.high is not None:
                 entry["range"] = f"{measure.low:.6g} to {measure.high:.6g}"

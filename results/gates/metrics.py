@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Self
 
 Better = Literal["lower", "higher"]
@@ -102,9 +103,19 @@ METRICS = {metric.name: metric for metric in (*EXACT, *TRACKED)}
 _OF_AN_AXIS = re.compile(rf"compiled\.sent_bytes\.({'|'.join(COLLECTIVES)})\.[a-z]+")
 
 
+@cache
 def of_an_axis(name: str) -> bool:
     """Return whether a column is the bytes of a kind of collective along some mesh axis, built in or not."""
     return _OF_AN_AXIS.fullmatch(name) is not None
+
+
+def metric_of(name: str) -> Metric | None:
+    """Return the metric of a column, also of your own mesh axes; None if the column is none.
+
+    >>> metric_of("compiled.sent_bytes.permute.toy").unit, metric_of("preset")
+    ('bytes', None)
+    """
+    return METRICS.get(name) or (Metric(name, "bytes") if of_an_axis(name) else None)
 
 
 def other_axes(*rows: Mapping[str, Any]) -> tuple[Metric, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.commandline.parser import plain
 from benchmarks.commandline.tables import aligned, screen_width
-from results.gates.metrics import METRICS
+from results.gates.metrics import metric_of
 from results.gates.verdict import RED, Finding, Report
 
 # GitHub refuses a comment of more than 65,536 characters, and there may be two tables in it.
@@ -99,7 +99,7 @@ def listed(counts: Counter) -> str:
 
 def cells(finding: Finding) -> tuple[str, ...]:
     """Return the cells of a finding: word, metric, values, ratio and note."""
-    metric = METRICS.get(finding.metric)
+    metric = metric_of(finding.metric)
     values = ""
     if metric:
         values = f"{number(finding.base)} -> {number(finding.head)} {metric.unit}"

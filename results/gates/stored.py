@@ -36,7 +36,9 @@ def compare_runs(base: Path, head: Path) -> tuple[Report, Report]:
     """
     runs, names = [read_run(base), read_run(head)], (shown(base), shown(head))
     if why := other_machine(runs[0]["machine_info"], runs[1]["machine_info"], names):
-        raise NotComparable(f"{why}: step times compare only where these are equal")
+        versions = runs[0]["machine_info"].get("versions") != runs[1]["machine_info"].get("versions")
+        way_out = "; `meshmark regress exact --across-versions 5%` compares compiled programs" if versions else ""
+        raise NotComparable(f"{why}: step times compare only where these are equal{way_out}")
     before, after = snapshot_of_run(base, runs[0]), snapshot_of_run(head, runs[1])
     if not before.rows.keys() & after.rows.keys():
         raise NotComparable(f"{nothing_to_hold(before.rows, after.rows)}; BASE is {names[0]} and HEAD is {names[1]}")

@@ -5,14 +5,14 @@ programs.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Word = Literal["vanished", "worse", "slower", "inconclusive", "new", "better", "faster", "same"]
+Word = Literal["vanished", "worse", "slower", "inconclusive", "new", "better", "faster", "within tolerance", "same"]
 Refusal = Literal["not comparable", "broken input"]
 Verdict = Literal["green", "red", "inconclusive"] | Refusal
 
 # Gravest first: the gravest finding of a case determines its word and its place in the report.
-WORDS: tuple[Word, ...] = ("vanished", "worse", "slower", "inconclusive", "new", "better", "faster", "same")
+WORDS: tuple[Word, ...] = get_args(Word)
 RED: frozenset[Word] = frozenset({"vanished", "worse", "slower"})
 
 # 2 is argparse's own, for a command that cannot be understood.

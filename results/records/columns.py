@@ -1,5 +1,6 @@
 """Types of the columns of a row of a run, which is the `extra_info` of a benchmark."""
 
+from functools import cache
 from typing import Any
 
 from strategies.schema import Amount, Count, Number, Positive, Scalar
@@ -44,6 +45,7 @@ TYPES: dict[str, Any] = {
 """Types by name; None means that a value is unknown."""
 
 
+@cache
 def type_of(name: str) -> Any:
     """Return the type of a column. All of a compiled program and of its memory are amounts, also along your own axes.
 

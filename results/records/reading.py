@@ -31,8 +31,9 @@ OPTIONAL: dict[str, Any] = {
 """Keys that a run may have."""
 MACHINE: dict[str, Any] = {
     **dict.fromkeys(("fingerprint", "counters_fingerprint", "platform", "device_kind"), str | None),
-    **{"cpu": dict[str, Any] | None, "versions": dict[str, str | None] | None, "device_count": Count | None},
-    **{"virtual_devices": bool | None, "matmul_flops_per_second": dict[str, Amount] | None},
+    **{"cpu": dict[str, Any] | None, "versions": dict[str, str | None] | None, "virtual_devices": bool | None},
+    **dict.fromkeys(("device_count",), Count | None),
+    **{"matmul_flops_per_second": dict[str, Amount] | None},
 }
 """Keys that the machine of a run may have, with the types of their values."""
 
@@ -200,11 +201,11 @@ def check_columns(facts: Mapping[str, Any], needed: Collection[str], where: str)
     Raises:
         RecordError: a column is missing or of another type, or an interval does not hold its median.
     """
-    checked_fields(facts, {name: type_of(name) for name in (*facts, *needed)}, where)
+    checked_fields(facts, {name: type_of(name) for name in {**dict.fromkeys(needed), **facts}}, where)
     for column, name in INTERVALS.items():
-        low, median, high = (facts.get(each) for each in (f"{name}_low", column, f"{name}_high"))
-        if None not in (low, median, high) and not low <= median <= high:
-            raise RecordError(f"{where}: {column} is {median}, outside of its interval from {low} to {high}")
+        ends: list[Any] = [facts.get(each) for each in (f"{name}_low", column, f"{name}_high")]
+        if None not in ends and ends != sorted(ends):
+            raise RecordError(f"{where}: {column} is {ends[1]}, outside of its interval from {ends[0]} to {ends[2]}")
 
 
 def rows_of(run: Mapping[str, Any]) -> Rows:

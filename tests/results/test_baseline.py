@@ -120,7 +120,7 @@ def test_a_run_without_its_version_is_no_baseline(tmp_path: Path, capsys: pytest
         run = write_run(tmp_path / "run.json", [row()], versions={"jax": version})
         with pytest.raises(SystemExit, match="5"):
             main([str(run), "--out", str(tmp_path / "baselines")])
-        assert f"the JAX version is {version!r}; run the benchmarks again" in capsys.readouterr().err
+        assert f"has the JAX version {version!r}; run the benchmarks again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

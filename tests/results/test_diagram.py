@@ -100,12 +100,15 @@ def test_the_command_writes_a_picture_for_each(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"mesh": [["data", 0]]}, "the mesh is"),
+        ({"mesh": [["data", 0]]}, "mesh[0][1] is 0; it must be a whole number of at least 1"),
         ({"mesh": [["data", 17]]}, "data has 17 devices; a picture has room for 16"),
         ({"mesh": [["fsdp", 4]]}, "the mesh has no axis 'data'"),
-        ({"held": 1}, "no overview of a strategy"),
-        ({"held": [{"what": "x", "held_bytes": 1, "rows": [], "columns": [], "table": []}]}, "'x' is none of batch"),
-        ({"schedule": {"schedule": "1f1b", "chunks": 0}}, "`chunks` is 0"),
+        ({"held": 1}, "held is 1; it must be a list"),
+        (
+            {"held": [{"what": "x", "held_bytes": 1, "rows": [], "columns": [], "table": []}]},
+            "what is 'x'; it can be batch, weights",
+        ),
+        ({"schedule": {"schedule": "1f1b", "chunks": 0}}, "chunks is 0; it must"),
     ],
 )
 def test_what_is_no_overview_is_refused(

@@ -160,7 +160,10 @@ def test_what_is_no_such_table_is_refused(tmp_path: Path, capsys: pytest.Capture
     path.write_text("source,device\na,b\n")
     with pytest.raises(RecordError, match=r"lacks the columns layers, embed, sequence"):
         read(path)
-    for wrong, problem in ((path, "lacks layers"), (tmp_path / "none.csv", "none.csv does not exist; write it with")):
+    for wrong, problem in (
+        (path, "lacks the columns layers"),
+        (tmp_path / "none.csv", "none.csv does not exist; write it with"),
+    ):
         with pytest.raises(SystemExit) as ended:
             predictions.main([str(wrong), f"--out={tmp_path}"])
         assert ended.value.code == 5

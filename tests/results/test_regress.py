@@ -24,7 +24,7 @@ from tests.results.synthetic import MACHINE, edited, failed, row, sweep, write_r
 # Run the command where JAX, and everything else that is slow to import, cannot be imported.
 WITHOUT = """
 import runpy, sys
-for absent in ("jax", "flax", "optax", "strategies", "numpy", "scipy", "pandas", "matplotlib", "seaborn"):
+for absent in ("jax", "flax", "optax", "numpy", "scipy", "pandas", "matplotlib", "seaborn"):
     sys.modules[absent] = None
 runpy.run_module("results.regress", run_name="__main__")
 """
@@ -127,7 +127,10 @@ def recorded() -> list[dict[str, Any]]:
     cases = selected(parser.parse_args(["--strategy=data,fsdp", "--devices=2"])).cases()
     records = [Record(case, "cpu", "cpu", virtual_devices=True, status="ok", compile_only=True) for case in cases]
     records = [
-        replace(record, compiled=dict.fromkeys(COMPILED_KEYS, 1) | {"compiled.hash": str(record.case)})
+        replace(
+            record,
+            compiled=dict.fromkeys(COMPILED_KEYS, 1) | {"compiled.hash": str(record.case), "compiled.dtypes": "f32"},
+        )
         for record in records
     ]
     return [
@@ -174,12 +177,15 @@ BROKEN = {
     "cut short": (content(row())[:-9], "is cut short or not JSON"),
     "another program's": ('{"results": []}', "is JSON but not pytest-benchmark's"),
     "without rows": (content(), "has 0 benchmarks, none of meshmark"),
-    "older": (content(row(schema_version=2)), "has schema_version 2 and this meshmark reads 4; run the benchmarks"),
+    "older": (content(row(schema_version=2)), "has schema_version 2 and this meshmark reads 4; write it again"),
     "newer": (content(row(schema_version=5)), "has schema_version 5 and this meshmark reads 4; update meshmark"),
-    "without fingerprint": (content(row(), counters_fingerprint=None), "lacks counters_fingerprint"),
-    "without a counter": (content(lacking), "lacks compiled.flops; run the benchmarks again"),
+    "without fingerprint": (content(row(), counters_fingerprint=None), "machine_info: counters_fingerprint is None"),
+    "without a counter": (content(lacking), "lacks compiled.flops"),
     "one case twice": (content(row(), row()), r"has test_step\[single-data=1-b16\] .* twice"),
-    "text for a number": (content(edited(row(), {"memory.temp_bytes": "9"})), "memory.temp_bytes is '9', not a number"),
+    "text for a number": (
+        content(edited(row(), {"memory.temp_bytes": "9"})),
+        "memory.temp_bytes is '9'; it must be a number",
+    ),
 }
 
 

@@ -116,7 +116,7 @@ def test_show_draws_what_it_says(
     [
         ([overview("data").as_dict(), overview("fsdp").as_dict()], "stdin has 2 overviews, and a picture is of one"),
         ([overview("fsdp", "nano", "fsdp=128", 128).as_dict()], "has 128 devices; a picture has room for 64"),
-        ([overview("data").as_dict() | {"arrays": [{"name": "x"}]}], "stdin[0]: arrays[0] lacks what; print one with"),
+        ([overview("data").as_dict() | {"arrays": [{"name": "x"}]}], "stdin[0].arrays[0] lacks what; print one with"),
     ],
 )
 def test_what_is_no_single_overview_is_refused(

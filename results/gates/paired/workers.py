@@ -15,6 +15,7 @@ from typing import IO, Any, Self
 from results.gates.paired.checkouts import Checkout, CheckoutError
 from results.gates.verdict import NotComparable
 from results.records.reading import Case
+from strategies.schema import checked, decode_json
 
 PROTOCOL = 1
 """Version of the protocol of requests and answers; equal to the one in benchmarks/worker.py."""
@@ -86,7 +87,7 @@ class Worker:
             raise WorkerFailure("hung", f"no answer in {self._patience_seconds:g} s\n{self.end()}".rstrip()) from None
         if not line:
             raise self._died()
-        answer = json.loads(line)
+        answer = checked(decode_json(line, "the answer of a worker"), dict[str, Any], "the answer of a worker")
         if "error" in answer:
             raise WorkerFailure(answer["error"], answer["reason"])
         return answer
@@ -162,7 +163,7 @@ def introduce(checkout: Checkout, selection: Sequence[str], patience_seconds: fl
         )
     if answer["root"] != str(checkout.root):
         raise CheckoutError(f"{checkout.name} would run the code in {answer['root']}; unset PYTHONSAFEPATH")
-    cases = {str(Case.of(facts)): facts["id"] for facts in answer["cases"]}
+    cases = {str(Case.of(facts, f"a case of {checkout.name}")): facts["id"] for facts in answer["cases"]}
     return Introduction(cases, answer["environment"], answer["devices"])
 
 

@@ -140,7 +140,5 @@ def test_a_number_is_a_number(tmp_path: Path) -> None:
     """Text in place of a number raises a RecordError."""
     content = json.dumps({"machine_info": {}, "benchmarks": [row(tokens_per_second="UNSERIALIZABLE[1.0]")]})
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(
-        RecordError, match=r"b16\]: tokens_per_second is 'UNSERIALIZABLE\[1.0\]'; it must be a number above 0 or null"
-    ):
+    with pytest.raises(RecordError, match=r"b16\]: tokens_per_second is 'UNSERIALIZABLE\[1.0\]'; it must be a number"):
         load([tmp_path / "run.json"])
