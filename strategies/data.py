@@ -11,6 +11,8 @@ each layer has buckets of its own. A device sends the same number of elements. W
 in float32, and their sum is not exact (training/compression.py).
 """
 
+import bisect
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -20,8 +22,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from strategies.config import GPTConfig, TrainConfig
-from strategies.mesh import Devices, MeshSpec
+from strategies.config import GPTConfig, Infeasible, TrainConfig
+from strategies.mesh import Devices, MeshSpec, platform_of
+from strategies.model.gpt import named_weights
 from strategies.model.order import after
 from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout
@@ -29,10 +32,13 @@ from strategies.step import Implementation, Step
 from strategies.strategy import Strategy
 from strategies.training.compression import compressed
 from strategies.training.gradients import cast
+from strategies.training.overlap import resolve_overlap
 from strategies.training.train_step import assemble
 
 AXES = ("data",)
 LAYOUT = Layout(batch=AXES)
+MOST_BUCKETS = 1000
+"""The most all-reduces that `bucket_bytes` may make. XLA's CPU backend takes TODO."""
 BACKWARD = ("head", "blocks", "embedding")
 """The parts of the model, in the order in which the backward pass computes their gradients."""
 
@@ -101,6 +107,33 @@ def sum_in_buckets(arrays: list[Array], bucket_bytes: int) -> list[Array]:
     return [jnp.concatenate(piece).reshape(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 
 
+def require_few_buckets(config: GPTConfig, train: TrainConfig) -> None:
+    """Refuse `bucket_bytes` so small that the program would have more than `MOST_BUCKETS` all-reduces.
+
+    Args:
+        config: the model.
+        train: with `reduce` resolved: with "layer" the buckets of one layer are in the program once, in a loop.
+
+    Raises:
+        Infeasible: names the number of buckets, and the smallest `bucket_bytes` for this model.
+    """
+    sizes, itemsize = {**config.dim_sizes, "vocab": config.vocab_rows()}, jnp.dtype(train.reduce_dtype).itemsize
+    layer = ends = 0
+    for name, (dims, _) in named_weights(config.tied).items():
+        elements = math.prod(sizes[dim] for dim in dims if dim != "layers")
+        layer, ends = (layer + elements, ends) if name.startswith("blocks.") else (layer, ends + elements)
+    groups = (layer, ends) if train.reduce == "layer" else (config.layers * layer + ends,)
+
+    def count(bucket_bytes: int) -> int:
+        return sum(-(-elements // (bucket_bytes // itemsize)) for elements in groups)
+
+    if (buckets := count(train.bucket_bytes or sum(groups) * itemsize)) > MOST_BUCKETS:
+        possible = range(itemsize, sum(groups) * itemsize + 1, itemsize)
+        least = possible[bisect.bisect_left(possible, -MOST_BUCKETS, key=lambda bucket_bytes: -count(bucket_bytes))]
+        problem = f"bucket_bytes={train.bucket_bytes} makes {buckets:,} buckets, more than a compiler takes in minutes"
+        raise Infeasible(f"{problem}; take at least bucket_bytes={least}, for {MOST_BUCKETS:,} or fewer")
+
+
 def stack(loss: Array, grads: Weights) -> tuple[Array, Weights]:
     """Sum the loss. Each device keeps its share of the gradients, as [1,...]: compression.py sums them later."""
     return lax.psum(loss, AXES), jax.tree.map(lambda grad: grad[None], grads)
@@ -115,6 +148,8 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
             sum_replicas=stack, optimizer=optimizer, inexact=f"compression={train.compression}"
         )
     elif train.bucket_bytes:
+        devices_used = mesh.over(AXES, devices).devices.flat
+        require_few_buckets(config, resolve_overlap(LAYOUT, mesh.sizes, config, train, platform_of(devices_used[0])))
         buckets_of = {"bucket_bytes": train.bucket_bytes, "dtype": train.reduce_dtype}
         implementation = Implementation(
             sum_replicas=partial(all_reduce_buckets, **buckets_of), sum_layer=partial(all_reduce_layer, **buckets_of)

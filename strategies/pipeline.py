@@ -72,7 +72,7 @@ def scheduled(schedule: Schedule, slots: tuple[int, ...], train: TrainConfig) ->
 
         parts = Parts(
             embed=lambda ends, tokens_bS: model(ends).embed(tokens_bS[:, :-1]),
-            run=lambda layer, x_bTD: model(ends, layer).run(x_bTD),
+            run=lambda layer, x_bTD: model(ends, layer).run(x_bTD, in_loop=True),
             loss=lambda ends, y_bTD, tokens_bS: model(ends).losses(y_bTD, tokens_bS[:, 1:]).sum() / divisor,
         )
         tokens_MbS = tokens_BS.reshape(schedule.microbatches, -1, tokens_BS.shape[-1])

@@ -29,6 +29,8 @@ class Strategy:
         usual_axes: axes of the meshes that are measured by default; None for all.
         traffic: terms for what the strategy's own hooks send, besides what follows from the layout: functions like
             those of `TERMS` in costs/traffic.py.
+        replica_sums: the term for what `Implementation.sum_replicas` sends, in place of the layout's all-reduce of loss
+            and gradients; None if the strategy leaves that as it is, or sends as much.
         twins: for a strategy that the compiler partitions, the mesh axes that may be combined, and the hand-written
             strategy that does the same on them.
     """
@@ -42,6 +44,7 @@ class Strategy:
     microbatches: int = 1
     usual_axes: tuple[str, ...] | None = None
     traffic: tuple[Callable[..., Iterator[Any]], ...] = ()
+    replica_sums: Callable[..., Iterator[Any]] | None = None
     twins: Mapping[tuple[str, ...], str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from benchmarks.program.collectives import Collective, OverlappedWork
 from benchmarks.program.compiled import Program
 from benchmarks.units import amount
+from strategies.costs.traffic import Bytes
 
 OVERLAP_KINDS = ("beside_matmuls", "beside_memory", "beside_nothing", "waited_for")
 SENT = tuple(f"overlap.sent_bytes.{overlap_kind}" for overlap_kind in OVERLAP_KINDS)
@@ -29,7 +30,7 @@ def overlap(program: Program) -> Mapping[str, int | str | None]:
     groups: dict[tuple[str, tuple[str, ...], str], OverlapTotals] = {}
     for each in program.collectives:
         groups.setdefault((each.kind, each.axes, overlap_kind(each)), OverlapTotals()).add(each)
-    sent = {name: sum(group.sent_bytes for key, group in groups.items() if key[2] == name) for name in OVERLAP_KINDS}
+    sent = {name: int(sum(group.sent_bytes for key, group in groups.items() if key[2] == name)) for name in OVERLAP_KINDS}
     most_first = sorted(groups.items(), key=lambda item: -item[1].sent_bytes)
     text = "; ".join(
         f"{kind} over {','.join(axes)}: {group.describe(name)}" for (kind, axes, name), group in most_first
@@ -56,7 +57,7 @@ class OverlapTotals:
         memory_bytes: overlapped bytes of memory traffic.
     """
 
-    sent_bytes: int = 0
+    sent_bytes: Bytes = 0
     flops: int = 0
     memory_bytes: int = 0
 
@@ -78,4 +79,4 @@ class OverlapTotals:
         done = [amount(self.flops, "FLOP")] if self.flops else []
         moved = [f"{amount(self.memory_bytes, 'B')} of memory"] if self.memory_bytes else []
         overlapped = f" ({', '.join([*done, *moved])})" if done or moved else ""
-        return f"{amount(self.sent_bytes, 'B')} {kind.replace('_', ' ')}{overlapped}"
+        return f"{amount(int(self.sent_bytes), 'B')} {kind.replace('_', ' ')}{overlapped}"

@@ -8,6 +8,7 @@ from benchmarks.program.collectives import axis_of
 from benchmarks.program.compiled import ROW_KEYS
 from strategies import Infeasible
 from strategies.costs.predict import Cost, predict
+from strategies.costs.traffic import Bytes
 
 SENT = tuple(key for key in ROW_KEYS if key.startswith("compiled.sent_bytes."))
 
@@ -25,7 +26,7 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
     twin = case.twin
     cost = cost_of(twin or case)
     sent = {key: compiled.get(key) for key in SENT}
-    by_axis = dict.fromkeys(SENT, 0)
+    by_axis: dict[str, Bytes] = dict.fromkeys(SENT, 0)
     for (kind, axes), parts in cost.sent.items() if cost else ():
         by_axis[f"compiled.sent_bytes.{kind}.{axis_of(axes)}"] += sum(parts.values())
     total = compiled.get("compiled.sent_bytes")
@@ -37,7 +38,7 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
         "predicted.bubble": cost and cost.bubble,
         "predicted.lockstep_bubble": cost and cost.lockstep_bubble,
         "sent_over_predicted": total / cost.sent_bytes if total is not None and cost and cost.sent_bytes else None,
-        "sent_as_predicted": sent == by_axis if total is not None and cost and not twin else None,
+        "sent_as_predicted": sent == {key: int(exact) for key, exact in by_axis.items()} if total is not None and cost and not twin else None,
     }
 
 

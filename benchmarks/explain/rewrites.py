@@ -82,7 +82,7 @@ def rewrites(cost: Cost, compiled: Sequence[Collective]) -> list[Rewrite]:
         *ledger.gathered_again(),
         *ledger.unexplained(),
     ]
-    sent = sum(each.times * each.sent_bytes for each in compiled)
+    sent = int(sum(each.times * each.sent_bytes for each in compiled))
     if rounding := sent - cost.sent_bytes - sum(each.cost_bytes for each in found):
         found.append(Rewrite("rounding", "sums", (), 0, rounding))
     return sorted(found, key=lambda each: -abs(each.cost_bytes))
@@ -124,7 +124,7 @@ class _Ledger:
 
     def sent(self, kind: str, axes: Axes, operand_bytes: int) -> int:
         """Bytes that a device sends for operands of this size."""
-        return SENT[kind](operand_bytes, self.plan.size(*axes))
+        return int(SENT[kind](operand_bytes, self.plan.size(*axes)))
 
     def decomposed(self) -> Iterator[Rewrite]:
         """All-reduces of full arrays in place of stated all-gathers or reduce-scatters, by array."""

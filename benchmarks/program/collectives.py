@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.program.hlo import Computation, HLOError, Instruction, arrays, bytes_of, integers
 from benchmarks.program.replica_groups import replica_groups
-from strategies.costs.traffic import SENT
+from strategies.costs.traffic import SENT, Bytes
 
 KINDS = tuple(SENT)
 SEVERAL = "several"
@@ -54,7 +54,7 @@ class Collective:
         axes: mesh axes along which the devices of a group differ, in the mesh's order.
         times: number of executions per step.
         in_loop: whether it is inside a loop.
-        sent_bytes: bytes that a device sends per execution, rounded down. This is the lower bound (NCCL tests,
+        sent_bytes: bytes that a device sends per execution, exactly. This is the lower bound (NCCL tests,
             doc/PERFORMANCE.md): for operands of b bytes in a group of n, all-gather b (n-1), reduce-scatter and
             all-to-all b (n-1)/n, all-reduce twice that, permute b.
         operand_bytes: bytes of a device's operands per execution. For an all-reduce, bytes of its result, which has the
@@ -74,7 +74,7 @@ class Collective:
     axes: tuple[str, ...]
     times: int
     in_loop: bool
-    sent_bytes: int
+    sent_bytes: Bytes
     operand_bytes: int = field(default=0, compare=False)
     arrays: tuple[str, ...] = field(default=(), compare=False)
     source: str = field(default="", compare=False)

@@ -27,8 +27,8 @@ class Work:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that the device sends in all executions of all collectives."""
-        return sum(each.times * each.sent_bytes for each in self.collectives)
+        """Bytes that the device sends in all executions of all collectives, rounded down."""
+        return int(sum(each.times * each.sent_bytes for each in self.collectives))
 
     def __add__(self, other: "Work") -> "Work":
         return Work(

@@ -21,6 +21,10 @@ PARTS = {
 }
 """Parts of the step time: header in the summary -> name in the `attribution` columns."""
 MIB = 2**20
+MARK = "!"
+"""Stands before a number that is not as predicted."""
+MEMORY_ERROR = 0.15
+"""Relative error of the formulas for memory up to which a row has no mark, as the tests allow."""
 
 
 def progress(done: int, total: int, text: str, seconds_left: float | None) -> str:
@@ -148,13 +152,36 @@ def cells(row: Row, times: Iterable[str], several: bool) -> tuple[str, ...]:
         str(info["global_batch_sequences"]),
         known(",.0f", info["tokens_per_second"]),
         *(cell for time in times for cell in interval(info, TIMES[time])),
-        mib(info["memory.total_bytes"]),
+        MARK * holds_otherwise(info) + mib(info["memory.total_bytes"]),
         mib(None if None in held else sum(held)),
-        mib(info["compiled.sent_bytes"]),
+        MARK * sends_otherwise(info) + mib(info["compiled.sent_bytes"]),
         mib(info["predicted.sent_bytes"]),
         *((between(info),) if several else ()),
         verdict(info),
     )
+
+
+def sends_otherwise(info: dict[str, Any]) -> bool:
+    """Whether a step sends other bytes than the formulas say, by any kind of collective over any axis."""
+    return info["sent_as_predicted"] is False
+
+
+def holds_otherwise(info: dict[str, Any]) -> bool:
+    """Whether the compiler plans more or less memory than the formulas say, by more than `MEMORY_ERROR`."""
+    held = (info["memory.total_bytes"], info["predicted.argument_bytes"], info["predicted.temp_bytes"])
+    if None in held:
+        return False
+    planned, *predicted = held
+    return abs(planned - sum(predicted)) > MEMORY_ERROR * sum(predicted)
+
+
+def unpredicted(rows: Iterable[Row]) -> list[str]:
+    """Return the lines that explain the marks in the summary; none if nothing is marked."""
+    infos = [row.extra_info for row in rows]
+    sent, held = (sum(map(otherwise, infos)) for otherwise in (sends_otherwise, holds_otherwise))
+    lines = [f"{MARK} MiB sent is not what the formulas say ({sent} of {len(infos)} rows); `rewrites.text` says why"]
+    lines += [f"{MARK} MiB/device is not within {MEMORY_ERROR:.0%} of what they say ({held} of {len(infos)} rows)"]
+    return [line for line, count in zip(lines, (sent, held), strict=True) if count]
 
 
 def between(info: dict[str, Any]) -> str:

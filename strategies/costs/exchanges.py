@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from strategies.config import TrainConfig
 from strategies.costs.predict import Cost
-from strategies.costs.traffic import Traffic
+from strategies.costs.traffic import Bytes, Traffic
 from strategies.mesh import MeshSpec
 from strategies.pipelining.schedules import Schedule
 from strategies.pipelining.timetable import Ticks
@@ -71,7 +71,7 @@ def exchanges(
     cost: Cost, layout: Layout, mesh: MeshSpec, train: TrainConfig, schedule: Schedule | None
 ) -> Iterator[Sent]:
     """What a device sends, in the order of the step. Terms that differ only in the weight they send are summed."""
-    total: dict[tuple[str, str, str, Axes, str], int] = {}
+    total: dict[tuple[str, str, str, Axes, str], Bytes] = {}
     for each in cost.traffic:
         what = "gradients' norm" if each.what == "norm" else each.what
         key = what, array_of(each), each.kind, each.axes, when(each, layout, train)
@@ -80,7 +80,7 @@ def exchanges(
         total.items(), key=lambda item: WHEN.index(item[0][4])
     ):
         links = links_of(along, mesh, schedule, layout) if kind == "permute" else ()
-        yield Sent(what, array, kind, along, moment, split(array, layout, train), links, sent_bytes)
+        yield Sent(what, array, kind, along, moment, split(array, layout, train), links, int(sent_bytes))
 
 
 def array_of(each: Traffic) -> str:

@@ -9,6 +9,7 @@ from strategies.costs.plan import BYTES, Plan
 from strategies.mesh import GPUS
 from strategies.model.gpt import Block
 from strategies.model.head import Head
+from strategies.model.layer_loop import layers_at_once
 from strategies.model.prefetch import is_ordered
 from strategies.training.compression import padded
 from strategies.training.overlap import delays_sums
@@ -105,10 +106,10 @@ def layer_work_bytes(plan: Plan) -> int:
     run one layer late (`delays_sums`) have the latter alone, in the compute dtype. With `unroll` there are also the
     other layers of the iteration (`further_layer_bytes`).
     """
-    # A loop over one layer is removed, and copies no weights out of the stack of layers.
-    weights = whole_layer(plan) if plan.layers > 1 else 0
+    # Compilers remove a stage's loop over one layer, which then copies no weights out of the stack of layers.
+    weights = whole_layer(plan) if plan.layers > 1 or not plan.staged else 0
     wholes = 3 if plan.train.prefetch == "on" else 1
-    others = (min(plan.train.unroll, plan.layers) - 1) * further_layer_bytes(plan)
+    others = (layers_at_once(plan.layers, plan.train.unroll) - 1) * further_layer_bytes(plan)
     return 4 * (wholes * weights + Block.working_elements(plan.share)) + behind_bytes(plan) + others
 
 

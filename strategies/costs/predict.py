@@ -14,7 +14,7 @@ import strategies
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.costs import memory
 from strategies.costs.plan import Plan
-from strategies.costs.traffic import TERMS, Term, Traffic
+from strategies.costs.traffic import TERMS, Bytes, Term, Traffic, replica_sums
 from strategies.mesh import MeshSpec
 from strategies.model.attention import Attention
 from strategies.model.gpt import Block, flops_per_token
@@ -23,6 +23,7 @@ from strategies.model.reach import Reach
 from strategies.model.splash_attention import BACKWARD_MATMULS
 from strategies.pipelining.schedules import Costs
 from strategies.sharding.layout import Axes, Layout
+from strategies.strategy import Strategy
 from strategies.training.overlap import resolve_overlap
 
 
@@ -46,7 +47,7 @@ def predict(
     layouts = known()
     if strategy not in layouts:
         raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(layouts)}")
-    return predict_layout(layouts[strategy], config, mesh, train, platform, strategies.STRATEGIES[strategy].traffic)
+    return predict_layout(layouts[strategy], config, mesh, train, platform, terms(strategies.STRATEGIES[strategy]))
 
 
 def predict_layout(
@@ -55,13 +56,13 @@ def predict_layout(
     mesh: MeshSpec | str,
     train: TrainConfig,
     platform: str | None = None,
-    traffic: Sequence[Term] = (),
+    terms: Sequence[Term] = TERMS,
 ) -> "Cost":
     """Predict the cost of a step with a layout, which no strategy here may have.
 
     Args:
         layout: which mesh axes split what.
-        traffic: what the step sends besides what follows from its layout.
+        terms: of what the step sends; by default those that follow from its layout.
         config, mesh, train, platform: as for `predict`.
 
     Raises:
@@ -70,7 +71,13 @@ def predict_layout(
     spec = MeshSpec.of(mesh)
     train = resolve_overlap(layout, spec.sizes, config, train, platform)
     plan = Plan(config, spec, train, layout, platform)
-    return Cost(plan, tuple(each for term in (*TERMS, *traffic) for each in term(plan)))
+    return Cost(plan, tuple(each for term in terms for each in term(plan)))
+
+
+def terms(strategy: Strategy) -> tuple[Term, ...]:
+    """The terms of what a strategy sends: those of its layout, or what replaces them, and its own."""
+    of_layout = (strategy.replica_sums or term if term is replica_sums else term for term in TERMS)
+    return (*of_layout, *strategy.traffic)
 
 
 def known() -> Mapping[str, Layout]:
@@ -92,9 +99,9 @@ class Cost:
     traffic: tuple[Traffic, ...]
 
     @property
-    def sent(self) -> Mapping[tuple[str, Axes], Mapping[str, int]]:
+    def sent(self) -> Mapping[tuple[str, Axes], Mapping[str, Bytes]]:
         """Bytes that a device sends in a step, by kind of collective and mesh axes, and by what they are."""
-        total: dict[tuple[str, Axes], dict[str, int]] = {}
+        total: dict[tuple[str, Axes], dict[str, Bytes]] = {}
         for each in self.traffic:
             parts = total.setdefault((each.kind, each.axes), {})
             parts[each.what] = parts.get(each.what, 0) + each.sent_bytes
@@ -103,7 +110,7 @@ class Cost:
     @property
     def sent_bytes(self) -> int:
         """Bytes that a device sends in a step, by all collectives."""
-        return sum(each.sent_bytes for each in self.traffic)
+        return int(sum(each.sent_bytes for each in self.traffic))
 
     @property
     def arguments(self) -> Mapping[str, int]:
@@ -143,8 +150,7 @@ class Cost:
             does so twice, and once more their gradients (splash_attention.py).
         recomputed: with `remat="full"` the backward pass of a block begins with its forward pass, except its last
             matmul and the scores, which exist then (Korthikanti et al. 2022, section 4), but not in fused kernels;
-            and logits that are computed in chunks are recomputed. If `unroll` is the number of layers there is no loop
-            over layers, and the compiler may merge all recomputation with the forward pass.
+            and logits that are computed in chunks are recomputed.
         padding: of the vocabulary.
         empty: empty slots of stages with fewer layers than the largest. They are not computed, but the FLOPs that are
             counted in a compiled program include them.

@@ -9,6 +9,7 @@ Bytes are those of the program's dtypes. XLA's CPU backend sends bfloat16 as flo
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 
 from strategies.costs.plan import BYTES, Plan, Weight
@@ -19,11 +20,19 @@ from strategies.sharding.layout import Axes
 from strategies.training.compression import BLOCK, padded
 from strategies.training.sharded_update import held_dtype
 
-SENT: Mapping[str, Callable[[int, int], int]] = {
-    "all_reduce": lambda operand, group: 2 * operand * (group - 1) // group,
+Bytes = int | Fraction
+"""Bytes that a device sends on average: a group of 3 may not divide them. Sums are exact, and rounded down at the end."""
+
+
+def _exactly(numerator: int, denominator: int) -> Bytes:
+    return Fraction(numerator, denominator) if numerator % denominator else numerator // denominator
+
+
+SENT: Mapping[str, Callable[[int, int], Bytes]] = {
+    "all_reduce": lambda operand, group: _exactly(2 * operand * (group - 1), group),
     "all_gather": lambda operand, group: operand * (group - 1),
-    "reduce_scatter": lambda operand, group: operand * (group - 1) // group,
-    "all_to_all": lambda operand, group: operand * (group - 1) // group,
+    "reduce_scatter": lambda operand, group: _exactly(operand * (group - 1), group),
+    "all_to_all": lambda operand, group: _exactly(operand * (group - 1), group),
     "permute": lambda operand, group: operand,
 }
 """(bytes of the operand, devices in the group) -> bytes that each device sends, at least (Thakur et al. 2005,
@@ -48,7 +57,7 @@ class Traffic:
     kind: str
     axes: Axes
     operand_bytes: int
-    sent_bytes: int
+    sent_bytes: Bytes
     dtype: str = "float32"
     innermost: bool = False
 
@@ -72,15 +81,20 @@ def traffic(
         yield Traffic(what, kind, over, operand, SENT[kind](operand, plan.size(*over)), dtype, innermost)
 
 
-def gradients(plan: Plan) -> Iterator[Traffic]:
-    """gradients.py: each gradient once a step, over the axes along which weights are replicated; and the loss.
+def losses(plan: Plan) -> Iterator[Traffic]:
+    """train_step.py: the loss, over the axes that split the batch and weights or updates."""
+    for axes in (plan.layout.shards, plan.layout.updates):
+        yield from traffic(plan, "loss", "all_reduce", axes, 1)
+
+
+def replica_sums(plan: Plan) -> Iterator[Traffic]:
+    """gradients.py: the loss, and each gradient once a step, over the axes along which weights are replicated.
 
     With compression="int8" codes are sent instead (compression.py). With "onebit" this is what the warm-up steps send:
-    in a compiled program the larger branch of a conditional counts.
+    in a compiled program the larger branch of a conditional counts. `Strategy.replica_sums` replaces this term.
     """
-    replicas, layout = plan.layout.replicas, plan.layout
-    for axes in (layout.shards, layout.updates, replicas):
-        yield from traffic(plan, "loss", "all_reduce", axes, 1)
+    replicas = plan.layout.replicas
+    yield from traffic(plan, "loss", "all_reduce", replicas, 1)
     if plan.train.compression == "int8":
         codes = padded(plan.elements, plan.size(*replicas))
         for kind, count in (("all_to_all", codes), ("all_gather", codes // plan.size(*replicas))):
@@ -107,8 +121,7 @@ def updates(plan: Plan) -> Iterator[Traffic]:
 def gathers(plan: Plan) -> Iterator[Traffic]:
     """fsdp.py: gathers of sharded weights, and reduce-scatters of their gradients.
 
-    The gradient of a tied table is scattered for each of its two uses. The layers are assumed to be a loop: if `unroll`
-    is the number of layers, the compiler merges some gathers of the backward pass with those of the forward pass.
+    The gradient of a tied table is scattered for each of its two uses.
     """
     if not (axes := plan.layout.shards):
         return
@@ -237,5 +250,5 @@ def norm(plan: Plan) -> Iterator[Traffic]:
         yield from traffic(plan, "norm", "all_reduce", axes, 1)
 
 
-TERMS: tuple[Term, ...] = (gathers, updates, gradients, stages, attention, layers, vocabulary, norm)
+TERMS: tuple[Term, ...] = (gathers, updates, losses, replica_sums, stages, attention, layers, vocabulary, norm)
 """All terms. They apply to every strategy: a term whose axes split nothing yields nothing."""

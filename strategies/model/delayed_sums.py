@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array
 
+from strategies.model.layer_loop import scan_layers
 from strategies.model.layer_passes import Run, backward, forward, read_slot, write_slot
 from strategies.model.order import after
 
@@ -48,7 +48,7 @@ class DelayedSums:
         def step(x_BTD: Array, layer: Tree) -> tuple[Array, Any]:
             return forward(self.run, self.ready(layer), x_BTD)
 
-        y_BTD, kept = lax.scan(step, x_BTD, stored, unroll=self.unroll)
+        y_BTD, kept = scan_layers(step, x_BTD, stored, unroll=self.unroll)
         return y_BTD, (stored, kept)
 
     def _backward(self, known: Any, dy_BTD: Array) -> tuple[Tree, Array]:
@@ -73,5 +73,5 @@ class DelayedSums:
         kept_last = after(dy_BTD, read_slot(kept, final))
         dweights, dx_BTD = backward(self.run, (self.ready(read_slot(stored, final)), kept_last), dy_BTD)
         carried = dx_BTD, dweights, jax.tree.map(jnp.zeros_like, stored)
-        (dx_BTD, dweights, grads), _ = lax.scan(step, carried, jnp.arange(final), reverse=True, unroll=self.unroll)
+        (dx_BTD, dweights, grads), _ = scan_layers(step, carried, jnp.arange(final), reverse=True, unroll=self.unroll)
         return summed(grads, dweights, 0), dx_BTD

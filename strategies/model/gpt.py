@@ -25,6 +25,7 @@ from strategies.model.embedding import Embedding
 from strategies.model.halves import by_halves
 from strategies.model.head import Head
 from strategies.model.hooks import ONE_DEVICE, Hooks
+from strategies.model.layer_loop import layers_at_once, scan_layers
 from strategies.model.mlp import MLP
 from strategies.model.norm import LayerNorm
 from strategies.model.part import Part, Share
@@ -151,11 +152,15 @@ class GPT(nnx.Module):
         """Embed the tokens. The residual stream is in the compute dtype."""
         return self._ready(nnx.split(self.embedding))(tokens_BT, self.hooks)
 
-    def run(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Run all blocks of this device in order. `TrainConfig.remat` says what the backward pass recomputes."""
+    def run(self, x_BTD: Float[Array, "B T D"], *, in_loop: bool = False) -> Float[Array, "B T D"]:
+        """Run all blocks of this device in order. `TrainConfig.remat` says what the backward pass recomputes.
+
+        With `in_loop` there is one block, and the caller loops over them.
+        """
         graph, stacked = nnx.split(self.blocks)
         layers = jax.tree.leaves(stacked)[0].shape[0]
-        policy, unroll = LAYER_POLICIES[self.train_config.remat], self.train_config.unroll
+        policy = LAYER_POLICIES[self.train_config.remat]
+        unroll = layers_at_once(layers, self.train_config.unroll)
 
         def gather(stored: nnx.State) -> nnx.State:
             return nnx.split(self._ready((graph, self.hooks.layer(stored))))[1]
@@ -174,10 +179,9 @@ class GPT(nnx.Module):
         def layer(x_BTD: Array, stored: nnx.State) -> tuple[Array, None]:
             return run(gather(stored), x_BTD), None
 
-        # XLA merges no common subexpressions across loops, so recomputation in a loop needs no barrier
-        # (`prevent_cse`). A loop of one iteration is not a loop when XLA has compiled it, and needs the barrier.
-        layer = jax.checkpoint(layer, policy=policy, prevent_cse=layers <= unroll)
-        return lax.scan(layer, x_BTD, stacked, unroll=unroll)[0]
+        # XLA merges no common subexpressions across loops, so recomputation in a loop needs no barrier (`prevent_cse`).
+        layer = jax.checkpoint(layer, policy=policy, prevent_cse=in_loop)
+        return (lax.scan if in_loop else scan_layers)(layer, x_BTD, stacked, unroll=unroll)[0]
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
         """Loss of each token, from the residual stream after the last block."""

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from strategies.config import Infeasible, TrainConfig
 from strategies.model.hooks import Hooks
+from strategies.model.layer_loop import scan_kept
 from strategies.model.remat import TOTALS
 
 
@@ -49,7 +50,8 @@ def losses(
     # A chunk has as many tokens of each part (p) of them: parts are on devices of their own.
     x_CpnD = x_ND.reshape(parts, -1, at_once, x_ND.shape[1]).swapaxes(0, 1)
     targets_Cpn = targets_N.reshape(parts, -1, at_once).swapaxes(0, 1)
-    return lax.map(lambda chunk: of_chunk(*chunk), (x_CpnD, targets_Cpn)).swapaxes(0, 1).reshape(-1)
+    _, losses_Cpn = scan_kept(lambda carry, chunk: (carry, of_chunk(*chunk)), (), (x_CpnD, targets_Cpn))
+    return losses_Cpn.swapaxes(0, 1).reshape(-1)
 
 
 def _losses(x_ND: Array, token_VD: Array, targets_N: Array, hooks: Hooks, vocab: int, z_loss: float) -> Array:

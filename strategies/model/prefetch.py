@@ -19,10 +19,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array
 
 from strategies.config import TrainConfig
+from strategies.model.layer_loop import scan_layers
 from strategies.model.layer_passes import Run, backward, forward, read_slot, write_slot
 from strategies.model.order import after
 
@@ -74,7 +74,7 @@ class PrefetchedLayers:
             return (y_BTD, following), kept
 
         first = self._gather_after(x_BTD, read_slot(stored, 0))
-        (x_BTD, last), kept = lax.scan(step, (x_BTD, first), jnp.arange(_count(stored) - 1), unroll=self.unroll)
+        (x_BTD, last), kept = scan_layers(step, (x_BTD, first), jnp.arange(_count(stored) - 1), unroll=self.unroll)
         y_BTD, kept_last = forward(self.run, last, x_BTD)
         return y_BTD, (stored, kept, last, kept_last)
 
@@ -101,7 +101,7 @@ class PrefetchedLayers:
         preceding = self._gather_after(dy_BTD, read_slot(stored, final - 1))
         dweights, dx_BTD = backward(self.run, (last, kept_last), dy_BTD)
         carried = dx_BTD, preceding, dweights, jax.tree.map(jnp.zeros_like, stored)
-        carried, _ = lax.scan(step, carried, jnp.arange(1, final), reverse=True, unroll=self.unroll)
+        carried, _ = scan_layers(step, carried, jnp.arange(1, final), reverse=True, unroll=self.unroll)
         dx_BTD, weights, later, grads = carried
         grads = summed(grads, later, 1)
         dweights, dx_BTD = backward(self.run, (weights, after(dx_BTD, read_slot(kept, 0))), dx_BTD)
