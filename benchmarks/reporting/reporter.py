@@ -7,7 +7,16 @@ import pytest
 
 from benchmarks.commandline.tables import PLAIN_WIDTH
 from benchmarks.harness.session import Session
-from benchmarks.reporting.terminal import absent, checkpoints, noise, outcome, progress, table, where_time_goes
+from benchmarks.reporting.terminal import (
+    absent,
+    checkpoints,
+    noise,
+    outcome,
+    progress,
+    resolution,
+    table,
+    where_time_goes,
+)
 from benchmarks.timing.equality import CHECKED_STEPS
 from benchmarks.timing.measure import BLOCK_SECONDS
 
@@ -53,7 +62,7 @@ class Reporter:
         rows = list(self.session.rows.values())
         width = self.config.get_terminal_writer().fullwidth if terminalreporter.isatty else PLAIN_WIDTH
         absent_devices = self.config.option.topology
-        for line in absent(rows, width) if absent_devices else [*table(rows, width), *noise(rows)]:
+        for line in absent(rows, width) if absent_devices else [*resolution(rows), *table(rows, width), *noise(rows)]:
             terminalreporter.write_line(line)
         others = {"where the time of a step goes": where_time_goes, "checkpoints": checkpoints}
         for title, lines_of in others.items():
