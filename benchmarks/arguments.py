@@ -16,8 +16,11 @@ if TYPE_CHECKING:  # it takes longer to load than a help may
     import pytest
 
 DEVICES = (1, 2, 8)
-BATCH_SIZES = (8, 16)
+BATCH_SIZES = (16, 8)
+"""The largest first: its rows are the curve over numbers of devices."""
 ROUNDS = 20
+EXTRA_SECONDS = 40.0
+"""Comparable steps whose `ROUNDS` took less time are timed until then, where their intervals are wide."""
 MIN_ROUNDS = 6
 """The fewest samples whose extremes enclose the median with 95% confidence."""
 CASE_TIMEOUT = 600.0
@@ -78,7 +81,8 @@ def declare_measuring(add: Callable[..., Any]) -> None:
         "machine file, by name or path (`meshmark calibrate` writes one): also predict the time of each step by it"
     )
     add("--machine", metavar="FILE", help=machine)
-    add("--rounds", type=rounds, metavar="N", default=ROUNDS, help="timed blocks per case; default: %(default)s")
+    times = f"timed blocks per case; default: {ROUNDS}, and more if these take less than {EXTRA_SECONDS:g} seconds"
+    add("--rounds", type=rounds, metavar="N", help=times)
     add("--resume", action="store_true", help="continue the interrupted run with the same --benchmark-json")
     add("--trace-dir", type=Path, metavar="DIR", help="write a profiler trace of each case, apart from timed blocks")
 

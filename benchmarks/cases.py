@@ -131,8 +131,7 @@ class Selection:
         config: sizes of the model.
         dtype: of the computation.
         remat: what the backward pass recomputes.
-        sparse: measure batch sizes below the largest only for `single` and, for each other strategy, on the mesh with
-            the most devices and then the most axes. That shows how time depends on the batch size.
+        sparse: measure a part that shows how time depends on devices and on the batch size (`_shown`).
         options: values to vary of further `TrainConfig` fields, for the strategies that have them.
         topology: of devices that need not be present.
         compiler_options: of every case.
@@ -157,15 +156,33 @@ class Selection:
     def cases(self) -> list[Case]:
         """All cases, ordered by attention window, then by batch size and then by strategy."""
         strategy_meshes, common = list(self._strategy_meshes()), (self.topology, self.compiler_options)
-        widest = dict(sorted(strategy_meshes, key=lambda each: (each[1].size, len(each[1].sizes))))
         return [
             Case(name, mesh, self.preset, config, size, parts, self.dtype, self.remat, options, *common)
             for config in self._configs()
             for size in self.batch_sizes
-            for name, mesh in strategy_meshes
-            if not self.sparse or size == max(self.batch_sizes) or mesh == widest[name]
+            for name, mesh in (self._shown(strategy_meshes, size) if self.sparse else strategy_meshes)
             for parts in self.microbatches or [default_microbatches(name, mesh, size)]
             for options in self._variations(name)
+        ]
+
+    def _shown(self, pairs: list[tuple[str, MeshSpec]], batch_size: int) -> list[tuple[str, MeshSpec]]:
+        """The strategies and meshes that a sparse selection measures with a batch size.
+
+        Strategies that are named have all their meshes with the largest batch, and with smaller ones the mesh with the
+        most devices and then the most axes. By default, when all strategies are measured, a strategy has one mesh for
+        each number of devices, the one with the most axes; and a smaller batch is measured on the largest mesh of each
+        single axis, for the first strategy that has it.
+        """
+        by_axes = sorted(pairs, key=lambda pair: len(pair[1].sizes))
+        widest = dict(sorted(by_axes, key=lambda pair: pair[1].size))
+        if batch_size == max(self.batch_sizes):
+            of_each_size = {(name, mesh.size): mesh for name, mesh in by_axes}
+            return [pair for pair in pairs if self.strategies or pair[1] == of_each_size[pair[0], pair[1].size]]
+        first = {mesh: name for name, mesh in reversed(pairs) if len(mesh.sizes) == 1}
+        return [
+            (name, mesh)
+            for name, mesh in pairs
+            if mesh == widest[name] and (self.strategies or first.get(mesh) == name)
         ]
 
     def _configs(self) -> list[GPTConfig]:

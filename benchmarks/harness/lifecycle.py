@@ -32,6 +32,7 @@ class RunSettings:
     Attributes:
         corpus_N: the text to train on.
         rounds: number of timed blocks of each case.
+        extra_seconds: if these take less time, cases with a wide interval get more blocks until then.
         compile_only: only compile, and run nothing.
         trace: folder for a profiler trace of each case, which is recorded apart from the timed blocks.
         case_timeout: seconds without progress after which a case ends with a timeout.
@@ -44,6 +45,7 @@ class RunSettings:
 
     corpus_N: Corpus
     rounds: int = MIN_ROUNDS
+    extra_seconds: float = 0.0
     compile_only: bool = False
     trace: Path | None = None
     case_timeout: float = 600.0

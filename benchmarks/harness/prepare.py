@@ -21,6 +21,7 @@ from benchmarks.explain.predicted import cost_of
 from benchmarks.failures import CompileError, reason_of, status_of
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import Batch, Corpus
+from benchmarks.harness.initial_states import InitialStates
 from benchmarks.program.compiled import HLOError, Program, read_program
 from benchmarks.program.deadlock import require_no_deadlock
 from benchmarks.record import RESOLVED, Record
@@ -76,7 +77,7 @@ class Preparation:
     ) -> None:
         self.corpus_N, self.clock, self.memory_profile, self.checkpoints = corpus_N, clock, memory_profile, checkpoints
         self.machine = machine
-        self._inits: dict[Any, Callable[..., Any]] = {}
+        self._initial_states = InitialStates(clock)
         self._references: dict[Case, Entry | str] = {}
         self._trajectories: dict[Case, Trajectory] = {}
 
@@ -192,11 +193,8 @@ class Preparation:
     def start(self, entry: Entry, batches: int = BATCHES) -> Training:
         """Start a training run on the corpus from its beginning, with so many batches, which repeat."""
         assert entry.step
-        layout = entry.case.strategy, entry.case.mesh, entry.case.options
-        if layout not in self._inits:  # the initialisation does not depend on the batch size
-            with self.clock.phase("compile"):
-                self._inits[layout] = entry.step.init.lower(jax.random.key(SEED)).compile()
-        return begin_training(entry.step, entry.program, self._inits[layout], self.corpus_N, batches)
+        init = partial(self._initial_states.begin, entry.case, entry.step)
+        return begin_training(entry.step, entry.program, init, self.corpus_N, batches)
 
     def _check(self, entry: Entry, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
         """Compare the first steps with one device's. `matches_single` is False until they are shown to be equal."""

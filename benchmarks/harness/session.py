@@ -36,6 +36,7 @@ class Session:
         self.cases: Sequence[Case] = ()
         self.say: Callable[[str], None] = lambda text: None
         self._reported: set[str] = set()
+        self._compiled_ahead: set[Case] = set()
         self._lifecycle = Lifecycle(settings, journal)
         self._preparation = Preparation(
             settings.corpus_N,
@@ -57,6 +58,7 @@ class Session:
             return
         entry = lifecycle.entries[str(case)] = Entry(case, Record.begin(case, compile_only=self.settings.compile_only))
         with lifecycle.failures_end([entry]):
+            self._compile_single_ahead(case.single)
             if case != case.single and not self.settings.compile_only:
                 self._reference(case.single)  # first, so that a failure of the reference is not attributed to this case
             lifecycle.begin(str(case))
@@ -69,6 +71,14 @@ class Session:
                     lifecycle.watchdog.beat(str(case))
         if self.settings.compile_only and not entry.error:
             lifecycle.end(entry, status="ok")
+
+    def _compile_single_ahead(self, single: Case) -> None:
+        """Let the single-device process, if there is one, compile a reference at once: nothing is timed now."""
+        if single in self._compiled_ahead or self.settings.compile_only or self._lifecycle.given_up(single):
+            return
+        self._compiled_ahead.add(single)
+        if has_single_device_process():
+            single_device_process().compile_ahead(single)
 
     def _stage(self, case: Case, stages: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
         """Run the next stage of a case; None after the last.

@@ -5,7 +5,7 @@ threads. Beside eight virtual devices, `single` takes a fifth longer than where 
 traced and attributed in another process with one device, interleaved with the steps of this process.
 
 This process compiles `single` as well, like every other case, for the facts of its program and to train the reference
-for losses and gradients.
+for losses and gradients. The other one compiles at the same time.
 """
 
 import atexit
@@ -28,7 +28,9 @@ from benchmarks.cases import Case
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.failures import ProcessDied, Status, reason_of, status_of
+from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import Corpus, corpus_source, map_file
+from benchmarks.harness.initial_states import InitialStates
 from benchmarks.harness.pool import ignoring_signals
 from benchmarks.harness.prepare import begin_training, first_steps
 from benchmarks.harness.supervise import cause_of_death
@@ -71,10 +73,8 @@ class SingleDeviceProcess:
             FailedElsewhere: the method failed; has its status and reason.
             ProcessDied: the process has died.
         """
-        self._asked += 1
         try:
-            self._connection.send((self._asked, request.__name__, arguments))
-            answer, failure = self._answer(self._asked, begin)
+            answer, failure = self._answer(self._send(request, *arguments), begin)
         except (EOFError, OSError) as error:
             self._process.join()
             death = cause_of_death(self._process.exitcode or 0)
@@ -86,13 +86,24 @@ class SingleDeviceProcess:
             raise FailedElsewhere(*failure)
         return answer
 
+    def _send(self, request: Callable[..., Any], *arguments: Any) -> int:
+        """Send a request, and return its id."""
+        self._asked += 1
+        self._connection.send((self._asked, request.__name__, arguments))
+        return self._asked
+
     def _answer(self, request_id: int, begin: Callable[[], None]) -> tuple[Any, tuple[Status, str] | None]:
-        """Wait for the answer to a request. Answers to requests that Ctrl-C interrupted may come before it."""
+        """Wait for the answer to a request. Answers that nobody waits for, as after Ctrl-C, may come before it."""
         while True:
             answered_id, answer, failure = self._connection.recv()
             if answered_id == request_id:
                 return answer, failure
             begin()
+
+    def compile_ahead(self, case: Case) -> None:
+        """Have the process compile a case while this one goes on. If that fails, `train` fails in the same way."""
+        with suppress(OSError):  # it has died, which the next request finds out
+            self._send(_DeviceServer.compile_ahead, case)
 
     def train(self, case: Case, corpus_N: Corpus) -> "RemoteTraining":
         """Compile a case there, train its first steps on the corpus, and return the training run."""
@@ -178,16 +189,20 @@ class _DeviceServer:
 
     def __init__(self, begin: Callable[[], None]) -> None:
         self.begin, self.trainings = begin, dict[int, Training]()
+        self.initial_states = InitialStates(Clock())
 
-    @lru_cache(maxsize=1)  # noqa: B019 (there is one server per process)
+    @lru_cache(maxsize=2)  # noqa: B019 (there is one server per process; the next program is compiled ahead)
     def compiled(self, case: Case) -> tuple[Step, Any]:
         step = case.build()
         return step, compile_step(step, case.compiler_options).program
 
+    def compile_ahead(self, case: Case) -> None:
+        self.compiled(case)
+
     def train(self, case: Case, source: Path | Corpus) -> tuple[int, Trajectory]:
         step, program = self.compiled(case)
         corpus_N = map_file(source) if isinstance(source, Path) else source
-        training = begin_training(step, program, step.init, corpus_N)
+        training = begin_training(step, program, partial(self.initial_states.begin, case, step), corpus_N)
         begun = first_steps(training)
         training_id = max(self.trainings, default=0) + 1
         self.trainings[training_id] = training

@@ -1,5 +1,6 @@
 """Times a group of comparable cases interleaved, compares them, and traces and attributes them if requested."""
 
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from benchmarks.harness.lifecycle import Lifecycle, RunSettings
 from benchmarks.harness.prepare import Entry, Preparation
 from benchmarks.harness.single_device import RemoteTraining, has_single_device_process, single_device_process
 from benchmarks.timing.attribution import Attribution, attribute
-from benchmarks.timing.interleaved import MIN_ROUNDS, BlockTimes, Interval, time_interleaved
+from benchmarks.timing.interleaved import MIN_ROUNDS, WIDE, BlockTimes, Interval, time_interleaved
 from benchmarks.timing.measure import Training, steps_per_block, trace
 
 CANARY = "canary"
@@ -68,8 +69,7 @@ class TimingGroup:
         self.say(f"timing {len(self.entries)} comparable steps, interleaved")
         try:
             with self.clock.phase("timed"):
-                begin = lambda name: self.lifecycle.begin(str(participants[name].case))  # noqa: E731
-                time_interleaved(self.trainings, self.times, self.settings.rounds, begin)
+                self._time(lambda name: self.lifecycle.begin(str(participants[name].case)))
         except BaseException:
             # Finish the cases with enough blocks even after Ctrl-C, unless other processes would have to agree.
             if processes.count() == 1:
@@ -82,6 +82,23 @@ class TimingGroup:
         for training in self.trainings.values():
             if isinstance(training, RemoteTraining):
                 training.drop()
+
+    def _time(self, begin: Callable[[str], None]) -> None:
+        """Time all cases for the rounds that were asked for, then those with a wide interval while time is left.
+
+        A case that leaves does not come back, so blocks with the same index stay of the same round.
+        """
+        end = time.monotonic() + self.settings.extra_seconds
+        time_interleaved(self.trainings, self.times, self.settings.rounds, begin)
+        while wide := processes.broadcast_first(lambda: self._wide() if time.monotonic() < end else []):
+            time_interleaved({name: self.trainings[name] for name in wide}, self.times, 1, begin)
+
+    def _wide(self) -> list[str]:
+        """Names of the steps to time further: those with a wide ratio to the baseline, which is timed with them."""
+        baseline = str(self.baseline.case)
+        ratios = {name: paired(self.times, name, baseline) for name in self.trainings if not self.times[name].error}
+        wide = [name for name, ratio in ratios.items() if ratio and ratio.half_width > WIDE]
+        return [baseline, *wide] if wide and baseline in ratios else []
 
     @property
     def baseline(self) -> Entry:

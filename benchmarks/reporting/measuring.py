@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks.arguments import parse_deferred
+from benchmarks.arguments import EXTRA_SECONDS, ROUNDS, parse_deferred
 from benchmarks.cases import Case, Selection
 from benchmarks.cluster import processes
 from benchmarks.cluster.heartbeat import HeartbeatSender
@@ -88,7 +88,8 @@ def begin_run(config: pytest.Config, selection: Selection, corpus_N: Corpus, clo
     config.stash[HEART] = HeartbeatSender()
     settings = RunSettings(
         corpus_N,
-        option.rounds,
+        option.rounds or ROUNDS,
+        0.0 if option.rounds else EXTRA_SECONDS,
         option.compile_only,
         option.trace_dir,
         option.case_timeout,

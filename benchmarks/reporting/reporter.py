@@ -13,6 +13,7 @@ from benchmarks.reporting.terminal import (
     noise,
     outcome,
     progress,
+    resolution,
     table,
     unpredicted,
     where_time_goes,
@@ -62,7 +63,8 @@ class Reporter:
         rows = list(self.session.rows.values())
         width = self.config.get_terminal_writer().fullwidth if terminalreporter.isatty else PLAIN_WIDTH
         absent_devices = self.config.option.topology
-        for line in absent(rows, width) if absent_devices else [*table(rows, width), *unpredicted(rows), *noise(rows)]:
+        measured = [*resolution(rows), *table(rows, width), *unpredicted(rows), *noise(rows)]
+        for line in absent(rows, width) if absent_devices else measured:
             terminalreporter.write_line(line)
         others = {"where the time of a step goes": where_time_goes, "checkpoints": checkpoints}
         for title, lines_of in others.items():

@@ -1,6 +1,7 @@
 """Progress lines of a run, and the tables of its summary."""
 
 import re
+import statistics
 from collections.abc import Iterable
 from typing import Any
 
@@ -236,6 +237,28 @@ def verdict(info: dict[str, Any]) -> str:
     if info["kind"] == "compiled":
         return "compiled only"
     return "equal" if info["matches_single"] else str(info["reason"])
+
+
+def resolution(rows: Iterable[Row]) -> list[str]:
+    """Return a line on the differences between step times that a run can tell apart, for each batch size.
+
+    That is what half of the intervals of time/single reach from their median, or what two copies of a step differed by
+    if that is more.
+    """
+    limits: dict[int, float] = {}
+    infos: list[dict[str, Any]] = [row.extra_info for row in rows if row.extra_info["canary_ratio"] is not None]
+    for batch in dict.fromkeys(info["global_batch_sequences"] for info in infos):
+        group = [info for info in infos if info["global_batch_sequences"] == batch]
+        canaries = [abs(info[f"canary_ratio_{end}"] - 1) for info in group for end in ("low", "high")]
+        single = "relative_to_single"
+        halves = [
+            (info[f"{single}_high"] - info[f"{single}_low"]) / 2 / info[single]
+            for info in group
+            if info[single] is not None and info["strategy"] != "single"
+        ]
+        limits[batch] = max(*canaries, statistics.median(halves) if halves else 0.0)
+    told = " and ".join(f"{limit:.1%} with batch {batch}" for batch, limit in limits.items())
+    return [f"this run cannot tell apart step times that differ by less than {told}"] if limits else []
 
 
 def noise(rows: Iterable[Row]) -> list[str]:

@@ -77,6 +77,10 @@ def time_interleaved(
         order = [name for name in order if times[name].error is None]
 
 
+WIDE = 0.03
+"""Half width of an interval, as a part of the median, above which more rounds are worth their time."""
+
+
 @dataclass(frozen=True)
 class Interval:
     """A median with a 95% confidence interval.
@@ -89,6 +93,11 @@ class Interval:
     median: float
     low: float
     high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the width, as a part of the median."""
+        return (self.high - self.low) / 2 / self.median
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval | None":

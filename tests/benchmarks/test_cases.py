@@ -40,6 +40,26 @@ def test_default_selection_has_every_strategy_count_and_batch() -> None:
     assert len(set(map(str, cases))) == len(cases)
 
 
+def test_sparse_selection_has_every_strategy_count_and_batch() -> None:
+    """A default run has every strategy, count and batch size: one mesh for each strategy and count, and with the small
+    batch one strategy for each axis. Those are cases of the whole selection.
+    """
+    cases = dataclasses.replace(EVERYTHING, sparse=True).cases()
+    assert set(map(str, cases)) < set(ids())
+    assert {case.strategy for case in cases if case.batch_size == 16} == set(STRATEGIES)
+    placed = [(case.strategy, case.mesh.size) for case in cases if case.batch_size == 16]
+    assert {size for _, size in placed} == {1, 2, 8}
+    assert len(set(placed)) == len(placed)
+    small = [str(case.mesh) for case in cases if case.batch_size == 8]
+    assert small == ["data=1", "data=8", "fsdp=8", "tensor=8", "context=8", "pipeline=8"]
+
+
+def test_sparse_selection_of_named_strategies_has_all_their_meshes() -> None:
+    """Strategies that are named have all meshes with the largest batch, and the widest with the small one."""
+    chosen = ids(strategies=("hsdp",), sparse=True)
+    assert chosen == ["hsdp-data=4,fsdp=2-b8", "hsdp-data=2,fsdp=4-b16", "hsdp-data=4,fsdp=2-b16"]
+
+
 @pytest.mark.parametrize("case", EVERYTHING.cases(), ids=str)
 def test_default_cases_are_feasible(case: Case) -> None:
     """Every default case builds: its mesh, batch and microbatches fit the default model."""

@@ -26,7 +26,7 @@ from benchmarks.harness.single_device import (
     single_device_process,
 )
 from benchmarks.timing.interleaved import MIN_ROUNDS
-from benchmarks.timing.measure import Training
+from benchmarks.timing.measure import Training, compilations
 from strategies import GPTConfig, MeshSpec
 
 CONFIG = GPTConfig(layers=1, embed=16, heads=2, vocab=256, sequence=16)
@@ -74,6 +74,26 @@ def test_single_in_its_own_process_matches_this_one(device: SingleDeviceProcess,
     training.drop()
     with pytest.raises(FailedElsewhere, match="KeyError"):
         training.block(1)
+
+
+def test_what_is_compiled_ahead_is_not_compiled_again() -> None:
+    """The server compiles a case before it is asked to train it, and then only initialises its state."""
+    server = _DeviceServer(lambda: None)
+    server.compile_ahead(SINGLE)
+    with compilations() as compiled:
+        server.train(SINGLE, CORPUS)
+    assert [name for name in compiled if "init" not in name] == []
+
+
+def test_what_fails_ahead_fails_when_it_is_needed(device: SingleDeviceProcess) -> None:
+    """Nobody waits for what is compiled ahead. A failure is that of the training run, and later requests are served."""
+    device.compile_ahead(DATA)
+    with pytest.raises(FailedElsewhere, match="devices"):
+        device.train(DATA, CORPUS)
+    device.compile_ahead(SINGLE)
+    training = device.train(SINGLE, CORPUS)
+    assert training.block(1) > 0
+    training.drop()
 
 
 def test_a_mapped_text_is_sent_by_its_name(tmp_path: Path) -> None:

@@ -3,7 +3,16 @@
 from dataclasses import replace
 
 from benchmarks.explain.memory import StepMemory
-from benchmarks.reporting.terminal import MIB, checkpoints, noise, outcome, progress, table, where_time_goes
+from benchmarks.reporting.terminal import (
+    MIB,
+    checkpoints,
+    noise,
+    outcome,
+    progress,
+    resolution,
+    table,
+    where_time_goes,
+)
 from benchmarks.timing.checkpoint import CheckpointTimes
 from benchmarks.timing.interleaved import Interval
 from tests.benchmarks.test_record import CASE, MEASURED, NOTHING_KNOWN
@@ -72,6 +81,16 @@ def test_noise_is_said() -> None:
         "noise: the same step timed twice differed by -20.0% to +0.0%, -2.0% to +4.0%; THIS RUN IS NOISY"
     ]
     assert noise([INFEASIBLE.as_row()]) == []
+
+
+def test_what_a_run_can_tell_apart_is_said() -> None:
+    """It is the half width of the usual interval, or what a step differed from itself by if that is more."""
+    sharp = replace(MEASURED, relative_to_single=Interval(2.0, 1.8, 2.2), canary=Interval(1.0, 0.98, 1.04))
+    loud = replace(sharp, case=replace(CASE, batch_size=8), canary=Interval(1.0, 0.8, 1.0))
+    assert resolution([sharp.as_row(), INFEASIBLE.as_row(), loud.as_row()]) == [
+        "this run cannot tell apart step times that differ by less than 10.0% with batch 16 and 20.0% with batch 8"
+    ]
+    assert resolution([NOTHING_KNOWN.as_row()]) == []
 
 
 def test_parts_of_the_time_are_shown_in_percent() -> None:

@@ -1,0 +1,60 @@
+"""Initial training states, equal for all steps that are compared.
+
+On CPUs they are computed once and copied to the other steps, because the program that initialises a state takes XLA's
+CPU compiler as long as the step itself, and runs once. On GPUs and TPUs every state is initialised where it is sharded:
+one device or the host may be too small to hold it.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.cases import Case
+from benchmarks.cluster import processes
+from benchmarks.harness.clock import Clock
+from strategies import State, Step
+
+
+class InitialStates:
+    """Initial states of a run, which all start from the same random key."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._programs: dict[Any, Any] = {}
+        self._host_states: dict[Any, State] = {}
+
+    def begin(self, case: Case, step: Step, key: jax.Array) -> State:
+        """The initial state of a case, sharded as its step shards it.
+
+        Args:
+            case: the case.
+            step: its step.
+            key: the random key, the same in all calls.
+        """
+        values = (case.config, case.dtype, case.options, step.layer_slots, shapes_of(step))
+        if values in self._host_states:
+            return jax.tree.map(_place, self._host_states[values], step.state)
+        state = self._init(case, step)(key)
+        if jax.devices()[0].platform == "cpu" and processes.count() == 1:
+            self._host_states[values] = jax.device_get(state)
+        return state
+
+    def _init(self, case: Case, step: Step) -> Any:
+        """The compiled initialisation of a step. It does not depend on the batch size."""
+        layout = case.strategy, case.mesh, case.options
+        if layout not in self._programs:
+            with self._clock.phase("compile"):
+                self._programs[layout] = step.init.lower(jax.random.key(0)).compile()
+        return self._programs[layout]
+
+
+def shapes_of(step: Step) -> tuple[Any, ...]:
+    """Structure, shapes and dtypes of a step's state, which a padded vocabulary or further optimizer state change."""
+    leaves, structure = jax.tree.flatten(step.state)
+    return structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def _place(host: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """A copy of a host array, sharded. The step donates it, so it must not share the host array's memory."""
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda part: np.array(host[part]))
