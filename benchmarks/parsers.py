@@ -10,7 +10,6 @@ from benchmarks.arguments import (
     CASE_TIMEOUT,
     LISTED,
     commas,
-    count,
     declare,
     declare_compiler,
     declare_measuring,
@@ -21,12 +20,11 @@ from benchmarks.arguments import (
     mesh,
     option,
     remat,
-    seconds,
     strategy,
     topology,
-    whole,
 )
 from benchmarks.commandline.main import program
+from benchmarks.commandline.parsing import Parser, amount, count, positive, seconds, shown, whole, workers
 from benchmarks.devices.chips import CHIPS
 from strategies.config import Dtype, Remat
 
@@ -39,7 +37,7 @@ writes the results. `pytest --pyargs benchmarks --help` describes them."""
 def measure() -> argparse.ArgumentParser:
     """Return the parser of `meshmark measure`. It only prints the help, because pytest parses the options itself."""
     about = "Time strategies on the devices of this machine."
-    parser = argparse.ArgumentParser(program("pytest benchmarks"), description=about, epilog=PYTEST)
+    parser = Parser(program("pytest benchmarks"), description=about, epilog=PYTEST)
     declare_measuring(parser.add_argument)
     declare_processes(
         parser.add_argument_group("multi-process runs; start each process with the same options").add_argument
@@ -50,7 +48,7 @@ def measure() -> argparse.ArgumentParser:
 def compile_cases() -> argparse.ArgumentParser:
     """Return the parser of `meshmark compile`."""
     about = "Compile steps for devices that need not be present, and report their FLOPs, sent bytes and memory."
-    parser = argparse.ArgumentParser(program("python -m benchmarks.compile"), description=about)
+    parser = Parser(program("python -m benchmarks.compile"), description=about)
     parser.add_argument("--topology", type=topology, required=True, help="such as v5p:4x4x4, h100:2x8 or cpu:64")
     traced = "write the replayed step to this file, in Chrome's trace format, for ui.perfetto.dev and results.lanes"
     parser.add_argument("--trace", type=Path, metavar="FILE", help=traced)
@@ -63,7 +61,7 @@ def search() -> argparse.ArgumentParser:
     about = (
         "Search for strategies and meshes that fit a model on a topology: rank all by formulas, and compile the best."
     )
-    parser = argparse.ArgumentParser(program("python -m benchmarks.feasibility"), description=about)
+    parser = Parser(program("python -m benchmarks.feasibility"), description=about)
     add = parser.add_argument
     add("--topology", type=topology, required=True, metavar="TOPOLOGY", help="such as v5p:4x4x4, h100:8x8 or cpu:16")
     add("--chip", choices=tuple(CHIPS), help="the chip that the devices of cpu:N represent")
@@ -86,7 +84,7 @@ def search() -> argparse.ArgumentParser:
 def advise() -> argparse.ArgumentParser:
     """Return the parser of `meshmark advise`."""
     about = "Advise how to spread a model: rank the search space by predicted seconds, and say what limits the best."
-    parser = argparse.ArgumentParser(program("python -m benchmarks.advise"), description=about)
+    parser = Parser(program("python -m benchmarks.advise"), description=about)
     add = parser.add_argument
     devices = parser.add_mutually_exclusive_group(required=True).add_argument
     devices("--topology", type=topology, metavar="TOPOLOGY", help="such as h100:1x8, a100:8x8 or v5p:4x4x4")
@@ -102,8 +100,8 @@ def advise() -> argparse.ArgumentParser:
     _declare_compiling(add)
     timed = "with --devices here: time N candidates that differ, and say what the advised one loses"
     add("--measure", type=whole, default=0, metavar="N", help=timed)
-    add("--tokens", type=float, metavar="N", help="also print days and device-hours to train on N tokens")
-    add("--price", type=float, metavar="X", help="of a device-hour; with --tokens, also print the money")
+    add("--tokens", type=positive, metavar="N", help="also print days and device-hours to train on N tokens")
+    add("--price", type=amount, metavar="X", help="of a device-hour; with --tokens, also print the money")
     scaling = "the best on each power of two of devices instead, with the same batch and one that grows with them"
     add("--scaling", type=sizes, metavar="N..N", help=f"{scaling}; such as 8..16384")
     weak = "with --scaling: sequences a device in weak scaling; default: the batch over the smallest number of devices"
@@ -122,15 +120,19 @@ def sizes(text: str) -> tuple[int, int]:
     (8, 16384)
     """
     first, _, last = text.partition("..")
-    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of devices such as 8..16384")
-    return int(first), int(last)
+    try:
+        begin, end = count(first), count(last)
+    except argparse.ArgumentTypeError:
+        begin = end = 0
+    if not 0 < begin <= end:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a range of devices such as 8..16384")
+    return begin, end
 
 
 def calibrate() -> argparse.ArgumentParser:
     """Return the parser of `meshmark calibrate`."""
     about = "Measure the devices of this machine, and write a machine file, by which times of steps are predicted."
-    parser = argparse.ArgumentParser(program("python -m benchmarks.calibrate"), description=about)
+    parser = Parser(program("python -m benchmarks.calibrate"), description=about)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the machine file, such as mine.json")
     return parser
 
@@ -150,7 +152,7 @@ def assignment(text: str) -> tuple[str, str]:
 def train() -> argparse.ArgumentParser:
     """Return the parser of `meshmark train`."""
     about = "Train a GPT on text under one strategy, with checkpoints, and log the loss."
-    parser = argparse.ArgumentParser(program("python -m benchmarks.train"), description=about)
+    parser = Parser(program("python -m benchmarks.train"), description=about)
     add = parser.add_argument
     add("--strategy", type=strategy, default="single", metavar="NAME", help=f"default: %(default)s; {LISTED}")
     add("--devices", type=count, metavar="N", help="number of devices; default: all, or 1 for single")
@@ -173,7 +175,7 @@ def train() -> argparse.ArgumentParser:
 def predict_runs() -> argparse.ArgumentParser:
     """Return the parser of `meshmark predict`."""
     about = "Predict the seconds of published training runs, and say how far the predictions are off."
-    parser = argparse.ArgumentParser(program("python -m benchmarks.predict"), description=about)
+    parser = Parser(program("python -m benchmarks.predict"), description=about)
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUNS.csv", help="tables with the columns of results/published")
     add("--out", type=Path, metavar="FILE", help="write the rows with their predictions to this CSV file")
@@ -185,7 +187,7 @@ def predict_runs() -> argparse.ArgumentParser:
 def fit_runs() -> argparse.ArgumentParser:
     """Return the parser of `meshmark fit`."""
     about = "Fit the constants of a machine to measured training runs, with cross-validation by model and by size."
-    parser = argparse.ArgumentParser(program("python -m benchmarks.fit"), description=about)
+    parser = Parser(program("python -m benchmarks.fit"), description=about)
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUNS.csv", help="tables with the columns of results/published")
     add("--machine", required=True, metavar="NAME", help="machine file to start from, by name or path")
@@ -247,8 +249,8 @@ def _declare_compiling(add: Callable[..., Any]) -> None:
     """Declare how candidates of a search are compiled."""
     budget = "time for compiling, in seconds; default: %(default)s"
     add("--time-budget", type=seconds, default=BUDGET_SECONDS, metavar="S", help=budget)
-    workers = "number of compiling processes; default: as many as memory and cores allow"
-    add("--workers", type=count, metavar="N", help=workers)
+    at_once = "number of compiling processes; default: as many as memory and cores allow"
+    add("--workers", type=workers, metavar="N", help=at_once)
     folder = "cache of compilation results; default: %(default)s"
     add("--cache", type=Path, default=default_cache(), metavar="DIR", help=folder)
     add("--again", action="store_true", help="ignore cached results, compile again and replace them")

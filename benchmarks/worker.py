@@ -11,7 +11,6 @@ answers on stdout, one line of JSON each, until stdin ends:
 A failure is answered with {"error": STATUS, "reason": "in one line"}, and the process continues.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -27,6 +26,7 @@ import strategies
 from benchmarks.arguments import declare, declare_text
 from benchmarks.cases import Case
 from benchmarks.commandline.importing import resume_collection
+from benchmarks.commandline.parsing import Parser
 from benchmarks.failures import reason_of, status_of
 from benchmarks.harness.corpus import Corpus, read_corpus
 from benchmarks.harness.prepare import begin_training, first_steps
@@ -119,7 +119,7 @@ def reserve_stdout() -> IO[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     resume_collection()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.worker", description="Time blocks of steps on request.")
+    parser = Parser(prog="python -m benchmarks.worker", description="Time blocks of steps on request.")
     declare(parser.add_argument)
     declare_text(parser.add_argument)
     options = parser.parse_args(arguments)

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 from benchmarks.commandline.main import program
-from results.arguments import count, interval
+from benchmarks.commandline.parsing import count
+from results.arguments import interval
 
 FILES = "written by pytest benchmarks --benchmark-json; or log.jsonl, written by python -m benchmarks.train"
 

@@ -52,7 +52,7 @@ class Cache:
     refresh: bool = False
 
     def get(self, case: Case) -> dict[str, Any] | None:
-        """Cached columns of a case; None if there is no entry, it was changed since it was stored, or with `refresh`."""
+        """Cached columns of a case; None if there is none, it was changed since, or with `refresh`."""
         if self.refresh:
             return None
         try:
