@@ -41,7 +41,7 @@ def running(process: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("command", "least"), [((*COMMAND, *LONG), 2), ((*LAUNCH, *LONG), 5)], ids=["run", "launch"])
+@pytest.mark.parametrize(("command", "least"), [((*COMMAND, *LONG), 2), ((*LAUNCH, *LONG), 4)], ids=["run", "launch"])
 def test_nothing_outlives_a_command_that_is_killed(command: tuple[str, ...], least: int, tmp_path: Path) -> None:
     """After SIGKILL of the process that was started, all others are gone within two seconds, wherever they are."""
     env = environment(JAX_NUM_CPU_DEVICES=2, SINGLE="")
