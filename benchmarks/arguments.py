@@ -9,6 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from benchmarks.commandline.values import count, seconds, shown, whole
 from strategies.config import AttentionPattern, Dtype, Remat
 from strategies.presets import PRESETS
 
@@ -215,30 +216,17 @@ def commas(read: Callable[[str], T]) -> Callable[[str], list[T]]:
     return read_all
 
 
-def count(text: str) -> int:
-    """Parse a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count; give a whole number of at least 1")
-    return int(text)
-
-
 def window(text: str) -> int | None:
     """Parse the tokens of an attention window; None for dense attention."""
     return None if text == "dense" else count(text)
 
 
-def whole(text: str) -> int:
-    """Parse a whole number of at least 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number; give a whole number of at least 0")
-    return int(text)
-
-
 def index(text: str) -> int:
     """Parse the number of a process, from 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a process; the first is 0")
-    return int(text)
+    try:
+        return whole(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not the number of a process; the first is 0") from None
 
 
 def rounds(text: str) -> int:
@@ -247,17 +235,6 @@ def rounds(text: str) -> int:
         problem = f"{number} rounds are too few for a 95% interval of a median"
         raise argparse.ArgumentTypeError(f"{problem}; give {MIN_ROUNDS} or more")
     return number
-
-
-def seconds(text: str) -> float:
-    """Parse a positive number of seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; give a positive number of seconds, such as 2.5")
-    return value
 
 
 def compiler_option(text: str) -> tuple[str, str]:

@@ -3,13 +3,13 @@
 JAX is not imported here. The supervisor does not need it, and importing it takes most of the start-up time.
 """
 
-import os
 from pathlib import Path
 
 import pytest
 
 from benchmarks.arguments import add_options
 from benchmarks.cluster.joining import several_processes_requested
+from benchmarks.commandline.environment import environment_problem
 from benchmarks.commandline.importing import collection_paused
 from benchmarks.harness.journal import journal_path
 from benchmarks.harness.supervise import supervise, supervised
@@ -45,7 +45,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     report = option.benchmark_json
     try:
         alone = not several_processes_requested(option)
-        require_device_count()
+        if problem := environment_problem():
+            raise ValueError(problem)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     require_writable(report)
@@ -104,14 +105,3 @@ def require_alone(config: pytest.Config) -> None:
         path = config.invocation_params.dir / argument.partition("::")[0]
         if HERE not in (path.resolve(), *path.resolve().parents):
             raise pytest.UsageError(f"the benchmarks run alone: pytest {HERE.name}, without {argument}")
-
-
-def require_device_count() -> None:
-    """Check that JAX_NUM_CPU_DEVICES, if set, is a number of virtual devices.
-
-    Raises:
-        ValueError: it is not.
-    """
-    value = os.environ.get("JAX_NUM_CPU_DEVICES")
-    if value is not None and not (value.isdecimal() and int(value) > 0):
-        raise ValueError(f"JAX_NUM_CPU_DEVICES={value} is not a count; give a whole number of at least 1, or unset it")

@@ -25,9 +25,15 @@ from typing import IO
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
+from benchmarks.commandline.parent import bound, killed_with_parent
 from benchmarks.commandline.parser import Parser
+from benchmarks.commandline.values import count
 from benchmarks.statuses import NORMAL_EXITS
 
+MOST_PROCESSES = max(64, 4 * (os.cpu_count() or 1))
+"""Each process loads JAX, which takes seconds of a core and 300 MiB."""
+MOST_DEVICES = 1024
+"""Virtual devices of a process have a thread each."""
 GRACE_SECONDS = 30.0
 """Time for the other processes to write their results after one has failed."""
 
@@ -38,13 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog=program("python -m benchmarks.launch"),
         description="Run `pytest benchmarks` in several processes on this machine.",
     )
-    parser.add_argument("--processes", type=int, required=True, metavar="N")
-    parser.add_argument("--devices-per-process", type=int, default=1, metavar="D", help="default: %(default)s")
+    most = f"at most {MOST_PROCESSES}"
+    parser.add_argument("--processes", type=count, required=True, metavar="N", help=most)
+    parser.add_argument("--devices-per-process", type=count, default=1, metavar="D", help="default: %(default)s")
     parser.add_argument("--pin", action="store_true", help="give each process an equal number of cores of its own")
     parser.add_argument("pytest", nargs="*", metavar="-- OPTION", help="options of `pytest benchmarks`")
     options = parser.parse_args(arguments)
-    if min(options.processes, options.devices_per_process) < 1:
-        parser.error("--processes and --devices-per-process are whole numbers of at least 1")
+    if options.processes > MOST_PROCESSES or options.devices_per_process > MOST_DEVICES:
+        problem = f"{options.processes} processes of {options.devices_per_process} devices are too many"
+        parser.error(f"{problem} for this machine; give at most {MOST_PROCESSES} processes of {MOST_DEVICES} devices")
     gpus = visible_gpus()
     needed = options.processes * options.devices_per_process
     if gpus and len(gpus) < needed:
@@ -71,6 +79,7 @@ def launch(options: argparse.Namespace, gpus: Sequence[str], cores: Sequence[int
     running: list[subprocess.Popen[str]] = []
     stop_signals = signal.SIGINT, signal.SIGTERM
     received: list[int] = []
+    killed = killed_with_parent()
 
     def on_signal(number: int, _: object) -> None:
         received.append(number)
@@ -81,13 +90,16 @@ def launch(options: argparse.Namespace, gpus: Sequence[str], cores: Sequence[int
         for index in range(options.processes):
             command = [sys.executable, "-m", "pytest", str(Path(__file__).parent), "--coordinator", coordinator]
             command += ["--processes", str(options.processes), "--process-id", str(index), *options.pytest]
-            env = environment(index, options.devices_per_process, gpus)
+            env = environment(index, options.devices_per_process, gpus) | bound()
             output, errors = (None, None) if index == 0 else (subprocess.DEVNULL, subprocess.PIPE)
             # In a process group of its own, so that its children are signalled with it.
-            process = subprocess.Popen(command, env=env, stdout=output, stderr=errors, text=True, process_group=0)
+            process = subprocess.Popen(
+                command, env=env, stdout=output, stderr=errors, text=True, process_group=0, preexec_fn=killed
+            )
             running.append(process)
             if each:  # at once: threads and processes that it starts inherit the cores
                 os.sched_setaffinity(process.pid, cores[index * each : (index + 1) * each])
+        for index, process in enumerate(running):
             if process.stderr:
                 threading.Thread(target=forward_stderr, args=(process.stderr, index), daemon=True).start()
         status = wait(running)

@@ -8,9 +8,10 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import jax
 
-from benchmarks.arguments import BATCH_SIZES, DEVICES, SIZES, SPARSE, commas, count
+from benchmarks.arguments import BATCH_SIZES, DEVICES, SIZES, SPARSE, commas
 from benchmarks.cases import COMMON_OPTIONS, Case, Selection
 from benchmarks.cluster import processes
+from benchmarks.commandline.values import amount, count
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from benchmarks.failures import reason_of
@@ -95,7 +96,7 @@ def available_devices() -> int:
     """
     try:
         return jax.device_count()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # AssertionError where only plugins know the platform
         platforms = os.environ.get("JAX_PLATFORMS")
         where = f" where JAX_PLATFORMS is {platforms}" if platforms else ""
         raise ValueError(f"JAX finds no devices{where}: {reason_of(error)}") from error
@@ -218,7 +219,7 @@ def mesh(text: str) -> MeshSpec:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-PARSERS: dict[Any, Callable[[str], Any]] = {int: count, int | None: count, float: float, bool: flag}
+PARSERS: dict[Any, Callable[[str], Any]] = {int: count, int | None: count, float: amount, bool: flag}
 """Parsers by the type of a `TrainConfig` field; fields of other types are texts."""
 
 

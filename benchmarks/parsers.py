@@ -10,7 +10,6 @@ from benchmarks.arguments import (
     CASE_TIMEOUT,
     LISTED,
     commas,
-    count,
     declare,
     declare_compiler,
     declare_measuring,
@@ -21,13 +20,12 @@ from benchmarks.arguments import (
     mesh,
     option,
     remat,
-    seconds,
     strategy,
     topology,
-    whole,
 )
 from benchmarks.commandline.main import program
 from benchmarks.commandline.parser import Parser
+from benchmarks.commandline.values import amount, count, positive, seconds, shown, whole, workers
 from benchmarks.devices.chips import CHIPS
 from strategies.config import Dtype, Remat
 
@@ -103,8 +101,8 @@ def advise() -> Parser:
     _declare_compiling(add)
     timed = "with --devices here: time N candidates that differ, and say what the advised one loses"
     add("--measure", type=whole, default=0, metavar="N", help=timed)
-    add("--tokens", type=float, metavar="N", help="also print days and device-hours to train on N tokens")
-    add("--price", type=float, metavar="X", help="of a device-hour; with --tokens, also print the money")
+    add("--tokens", type=positive, metavar="N", help="also print days and device-hours to train on N tokens")
+    add("--price", type=amount, metavar="X", help="of a device-hour; with --tokens, also print the money")
     scaling = "the best on each power of two of devices instead, with the same batch and one that grows with them"
     add("--scaling", type=sizes, metavar="N..N", help=f"{scaling}; such as 8..16384")
     weak = "with --scaling: sequences a device in weak scaling; default: the batch over the smallest number of devices"
@@ -123,9 +121,13 @@ def sizes(text: str) -> tuple[int, int]:
     (8, 16384)
     """
     first, _, last = text.partition("..")
-    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of devices such as 8..16384")
-    return int(first), int(last)
+    try:
+        begin, end = count(first), count(last)
+    except argparse.ArgumentTypeError:
+        begin = end = 0
+    if not 0 < begin <= end:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a range of devices such as 8..16384")
+    return begin, end
 
 
 def calibrate() -> Parser:
@@ -248,8 +250,8 @@ def _declare_compiling(add: Callable[..., Any]) -> None:
     """Declare how candidates of a search are compiled."""
     budget = "time for compiling, in seconds; default: %(default)s"
     add("--time-budget", type=seconds, default=BUDGET_SECONDS, metavar="S", help=budget)
-    workers = "number of compiling processes; default: as many as memory and cores allow"
-    add("--workers", type=count, metavar="N", help=workers)
+    at_once = "number of compiling processes; default: as many as memory and cores allow"
+    add("--workers", type=workers, metavar="N", help=at_once)
     folder = "cache of compilation results; default: %(default)s"
     add("--cache", type=Path, default=default_cache(), metavar="DIR", help=folder)
     add("--again", action="store_true", help="ignore cached results, compile again and replace them")

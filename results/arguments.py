@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commandline.values import positive
+
 # Options of `pytest benchmarks` that select cases, apart from `--untied`. The workers interpret them.
 SELECTING = (
     "strategy devices mesh batch-size microbatches option "
@@ -61,17 +63,6 @@ def program(text: str) -> str:
     return str(Path(found).absolute())  # symbolic links stay unresolved: Python finds its virtual environment by them
 
 
-def count(text: str) -> int:
-    """Parse a whole number of at least 1.
-
-    Raises:
-        argparse.ArgumentTypeError: it is something else.
-    """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count; give a whole number of at least 1")
-    return int(text)
-
-
 def percent(text: str) -> float:
     """Parse a percentage above 0 into a fraction.
 
@@ -84,18 +75,3 @@ def percent(text: str) -> float:
     if not text.endswith("%"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a percentage; write 5%")
     return positive(text.removesuffix("%")) / 100
-
-
-def positive(text: str) -> float:
-    """Parse a finite number above 0.
-
-    Raises:
-        argparse.ArgumentTypeError: it is something else.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number; give one such as 2.5")
-    return value

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from benchmarks.commandline.main import program
 from benchmarks.commandline.parser import Parser
-from results.arguments import count, interval
+from benchmarks.commandline.values import count
+from results.arguments import interval
 
 FILES = "written by pytest benchmarks --benchmark-json; or log.jsonl, written by python -m benchmarks.train"
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -255,6 +256,17 @@ def _require_alone(train: TrainConfig) -> None:
         raise Infeasible(f"{problem}, which sends codes; leave one of them out")
 
 
+@cache
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors of a size, in order.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    small = [d for d in range(1, min(math.isqrt(number), 2**20) + 1) if number % d == 0]  # sizes have 40 bits
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
 SHOWN_DIVISORS = 24
 """Most divisors that a message lists: the numbers up to 360 have no more."""
 
@@ -265,9 +277,7 @@ def legal(number: int, subject: str) -> str:
     >>> legal(8, "tensor")
     'tensor can be 1, 2, 4 or 8'
     """
-    small = [d for d in range(1, min(math.isqrt(number), 10**6) + 1) if number % d == 0]
-    divisors = sorted({*small, *(number // d for d in small)})
-    texts = [str(d) for d in divisors]
+    texts = [str(d) for d in divisors(number)]
     if len(texts) > SHOWN_DIVISORS:
         return f"{subject} can be {', '.join(texts[: SHOWN_DIVISORS - 1])} ... or {texts[-1]}"
     return f"{subject} can be {' or '.join(filter(None, [', '.join(texts[:-1]), texts[-1]]))}"

@@ -1,10 +1,14 @@
-"""Makes Ctrl-C end `python -m strategies` at once and without a traceback while it imports JAX, which takes seconds.
+"""Make Ctrl-C end `python -m strategies` at once and without a traceback while it imports JAX, which takes seconds.
+
+A number of virtual devices that JAX would refuse with a traceback is refused here.
 
 The package imports this module first. In a program other than this command the module changes nothing.
 `benchmarks.commandline` does the same for the commands of the other packages; `strategies` must not import it. In the
 first tenth of a second, before this module runs, Python handles Ctrl-C as usual.
 """
 
+import os
+import re
 import signal
 import sys
 
@@ -15,6 +19,10 @@ def importing_command() -> bool:
     return sys.argv[:1] == ["-m"] and "-m" in arguments and arguments[arguments.index("-m") + 1 :][:1] == ["strategies"]
 
 
+COUNT = "JAX_NUM_CPU_DEVICES"
+if importing_command() and not re.fullmatch(r"[1-9][0-9]{0,4}", os.environ.get(COUNT, "1")):
+    print(f"{COUNT}={os.environ[COUNT][:100]!r} is not a count; give a whole number, or unset it", file=sys.stderr)
+    sys.exit(2)
 # A program that ignores Ctrl-C, as under `nohup`, keeps ignoring it.
 if importing_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)

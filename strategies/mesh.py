@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from strategies.config import Infeasible
+from strategies.config import Infeasible, divisors
 from strategies.torus import in_rings
 
 AXES = ["data", "fsdp", "pipeline", "context", "tensor"]
@@ -223,10 +223,9 @@ def factorisations(axes: Sequence[str], devices: int) -> Iterator[MeshSpec]:
         if not names:
             yield from [()] if left == 1 else []
             return
-        for size in range(1, left + 1):
-            if left % size == 0:
-                first = ((names[0], size),) if size > 1 else ()
-                yield from (first + rest for rest in cut(names[1:], left // size))
+        for size in divisors(left):
+            first = ((names[0], size),) if size > 1 else ()
+            yield from (first + rest for rest in cut(names[1:], left // size))
 
     if devices == 1:
         yield MeshSpec(((axes[0], 1),))

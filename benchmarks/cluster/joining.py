@@ -5,6 +5,7 @@ exits with an error. JAX on its own waits silently and then aborts with a C++ st
 """
 
 import os
+import re
 import socket
 import sys
 import threading
@@ -97,5 +98,5 @@ def require_address(where: str) -> None:
         ValueError: the host or the port is missing, or the port is out of range.
     """
     host, _, port = where.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
         raise ValueError(f"--coordinator {where} is not an address; give HOST:PORT, such as node0:12345")

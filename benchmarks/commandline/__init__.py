@@ -4,5 +4,7 @@ Importing this package uses the standard library alone, because every command im
 """
 
 from benchmarks.commandline.ending import quiet_while_importing
+from benchmarks.commandline.parent import end_with_parent
 
+end_with_parent()
 quiet_while_importing()

@@ -11,8 +11,10 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
+from benchmarks.commandline.environment import environment_problem
 from benchmarks.commandline.importing import pause_collection, resume_collection
 
+WRONG_USAGE = 2
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 BROKEN_PIPE = 141
@@ -29,6 +31,9 @@ def quiet_while_importing() -> None:
     program imports the package. The signal handler is left alone if Ctrl-C is ignored, as under `nohup`.
     """
     ours = sys.argv[:1] == ["-m"] or Path(*sys.argv[:1]).stem == "meshmark"
+    if ours and (problem := environment_problem()):
+        print(f"meshmark: error: {problem}", file=sys.stderr)
+        sys.exit(WRONG_USAGE)
     if ours:
         pause_collection()
     in_main_thread = threading.current_thread() is threading.main_thread()

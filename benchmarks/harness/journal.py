@@ -1,25 +1,60 @@
 """Journal of a run: a line when a case begins and when it ends, so that no row is lost if the process dies.
 
 The journal is a file of JSON lines beside the report (`NAME.journal.jsonl` for `NAME.json`): `{"start": facts}` for
-each process that starts or continues the run, `{"began": case}`, `{"row": {...}}` for a finished case, and `{"stopped":
-true}` at an orderly end. A start has the key `after`, with the cause of death, if the process before it died.
+each process that starts or continues the run, `{"began": case}`, `{"row": {...}, "sha256": digest}` for a finished
+case, and `{"stopped": true}` at an orderly end. A start has the key `after`, with the cause of death, if the process
+before it died. The digest is of the text before it, so a row that was changed since is not believed.
 """
 
 import fcntl
+import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.row import Row
+import msgspec
+from msgspec import Meta
+
+from benchmarks.row import Row, Scalar
+from strategies.schema import Count, SchemaError, checked, decode_json
 
 STOPPED = b'{"stopped": true}\n'
 """The last line after an orderly end."""
 UNKNOWN_CAUSE = "unknown cause"
 END_COLUMNS = ("status", "reason", "chip.fits")
 """The columns that tell how a case ended."""
+
+
+DIGEST = b', "sha256": "'
+"""What separates a row from its digest."""
+
+
+class RowEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row as a journal has it, with the fields of `Row`."""
+
+    case: str
+    extra_info: dict[str, Scalar]
+    samples: tuple[Annotated[float, Meta(gt=0)], ...]
+    steps_per_block: Count | None
+
+    def __post_init__(self) -> None:
+        """Refuse a row that does not say how its case ended."""
+        if not isinstance(self.extra_info.get("status"), str):
+            raise ValueError("a row without a status")
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of a journal."""
+
+    start: dict[str, Any] | None = None
+    after: str | None = None
+    began: str | None = None
+    row: RowEntry | None = None
+    sha256: str | None = None
+    stopped: bool | None = None
 
 
 class JournalError(ValueError):
@@ -45,7 +80,15 @@ class Journal:
         error: set when the journal cannot be written any more.
     """
 
-    def __init__(self, path: Path, facts: Mapping[str, Any], *, resume: bool, after: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        facts: Mapping[str, Any],
+        *,
+        resume: bool,
+        after: str | None = None,
+        cases: Collection[str] | None = None,
+    ) -> None:
         """Begin a journal, or continue an existing one of a run with the same `facts`.
 
         An existing journal that is not continued is kept as `NAME.journal.jsonl~`.
@@ -55,13 +98,16 @@ class Journal:
             facts: what identifies the run.
             resume: whether to continue an existing journal.
             after: cause of death of the process whose run is continued, if any.
+            cases: ids of the run's cases; None for any.
 
         Raises:
-            JournalError: another run is writing it, or it belongs to another run; names what differs.
+            JournalError: another run is writing it, it belongs to another run, or it is damaged; names what differs, or
+                the line.
             OSError: it cannot be opened.
         """
         self.path, self.rows, self.deaths = path, dict[str, Row](), defaultdict[str, list[str]](list)
         self.error: JournalError | None = None
+        self._cases = cases
         if path.exists() and not resume:
             with path.open("r+b") as earlier:
                 self._lock(earlier)
@@ -87,7 +133,7 @@ class Journal:
     def finish(self, row: Row) -> None:
         """A case has ended with this row."""
         self.rows[row.case] = row
-        self._write({"row": asdict(row)})
+        self._write({"row": asdict(row)}, signed=True)
 
     def stop(self) -> None:
         """Record an orderly end: no case is held responsible. The file stays locked until `close`."""
@@ -101,14 +147,15 @@ class Journal:
         """Close the file and release its lock."""
         self._file.close()
 
-    def _write(self, entry: dict[str, Any]) -> None:
-        """Append a line.
+    def _write(self, entry: dict[str, Any], *, signed: bool = False) -> None:
+        """Append a line, with a digest if it is `signed`.
 
         Raises:
             JournalError: it cannot be written. Raised only once; later writes are ignored, because the run is then
                 ending.
         """
-        line = json.dumps(entry, allow_nan=False).encode() + b"\n"
+        line = json.dumps(entry, allow_nan=False).encode()
+        line = (line if not signed else line[:-1] + DIGEST + digest(line[:-1]) + b'"}') + b"\n"
         if self.error:
             return
         try:
@@ -127,28 +174,36 @@ class Journal:
         running: str | None = None
         for line_number, line in enumerate(complete.splitlines(), start=1):
             try:
-                running = self._replay_entry(json.loads(line), facts, running)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                if isinstance(error, JournalError):
-                    raise
-                problem = f"line {line_number} of {self.path} cannot be read ({error})"
-                raise JournalError(f"{problem}; remove the file, and run again without --resume") from error
+                running = self._replay_entry(line, f"line {line_number} of {self.path}", facts, running)
+            except SchemaError as error:
+                raise JournalError(f"{error}; remove the file, and run again without --resume") from error
         if running:
             self.deaths[running].append(after)
 
-    def _replay_entry(self, entry: dict[str, Any], facts: Mapping[str, Any], running: str | None) -> str | None:
-        """Process one entry, and return the case that is running after it, if any."""
-        if "start" in entry:
-            self._require_same(entry["start"], facts)
+    def _replay_entry(self, line: bytes, where: str, facts: Mapping[str, Any], running: str | None) -> str | None:
+        """Process one entry, and return the case that is running after it, if any.
+
+        Raises:
+            JournalError: it belongs to another run.
+            SchemaError: it is no entry.
+        """
+        entry = checked(decode_json(line, where), Entry, where)
+        if entry.start is not None:
+            self._require_same(entry.start, facts)
             if running:
-                self.deaths[running].append(str(entry.get("after", UNKNOWN_CAUSE)))
+                self.deaths[running].append(entry.after or UNKNOWN_CAUSE)
             return None
-        if "row" in entry:
-            row = Row(**{**entry["row"], "samples": tuple(map(float, entry["row"]["samples"]))})
-            dict(row.extra_info)  # raises if it is not a mapping
-            self.rows[row.case] = row
+        if entry.row:
+            text, _, found = line.rpartition(DIGEST)
+            if found != digest(text) + b'"}':
+                raise SchemaError(f"{where}: the row of {entry.row.case} was changed since it was written")
+            if entry.row.case in self.rows:
+                raise SchemaError(f"{where} is a second row of {entry.row.case}")
+            if self._cases is not None and entry.row.case not in self._cases:
+                raise SchemaError(f"{where}: this run has no case {entry.row.case}")
+            self.rows[entry.row.case] = Row(**msgspec.structs.asdict(entry.row))
             return None
-        return str(entry["began"]) if "began" in entry else None
+        return entry.began
 
     def _require_same(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         for name in [*ours, *theirs]:
@@ -179,5 +234,10 @@ class MirroredJournal(Journal):
     def close(self) -> None:
         """Do nothing: there is no file."""
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def _write(self, entry: dict[str, Any], *, signed: bool = False) -> None:
         pass
+
+
+def digest(text: bytes) -> bytes:
+    """Sixteen hexadecimal digits that change with the text."""
+    return hashlib.sha256(text).hexdigest()[:16].encode()

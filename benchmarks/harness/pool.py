@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
+from benchmarks.commandline.parent import binding
 from benchmarks.failures import reason_of
 from benchmarks.harness.supervise import cause_of_death
 
@@ -82,7 +83,7 @@ class Job(Generic[Task]):
         context = multiprocessing.get_context("spawn")
         answers, sender = context.Pipe(duplex=False)
         process = context.Process(target=_do, args=(work, task, sender), daemon=True)
-        with ignoring_signals(signal.SIGINT):  # this process handles Ctrl-C and ends the others
+        with binding(), ignoring_signals(signal.SIGINT):  # this process handles Ctrl-C and ends the others
             process.start()
         sender.close()  # only the child holds it now, so `answers` ends with the child
         return cls(task, process, answers, time.monotonic())

@@ -9,15 +9,13 @@ for losses and gradients. The other one compiles at the same time.
 """
 
 import atexit
-import os
 import signal
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection, wait
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from benchmarks import cases
 from benchmarks.cases import Case
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import FailedElsewhere
+from benchmarks.commandline.parent import binding
 from benchmarks.failures import ProcessDied, Status, reason_of, status_of
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import Corpus, corpus_source, map_file
@@ -51,7 +50,7 @@ class SingleDeviceProcess:
         self._connection, server_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(server_end,), daemon=True)
         self._asked = 0
-        with ignoring_signals(signal.SIGINT, signal.SIGTERM):  # it is ended by this process
+        with binding(), ignoring_signals(signal.SIGINT, signal.SIGTERM):  # it is ended by this process
             self._process.start()
         atexit.register(self.end)  # it ignores the SIGTERM that Python sends to daemon processes at exit
         server_end.close()
@@ -236,7 +235,6 @@ def _serve(connection: Connection) -> None:
     An answer is (id, result, None), or (id, None, (status, reason)) for a failure. (0, None, None) before it says that
     another part of the request begins.
     """
-    threading.Thread(target=_exit_with, args=(parent_process(),), daemon=True).start()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
     device = _DeviceServer(lambda: connection.send((0, None, None)))
@@ -248,9 +246,3 @@ def _serve(connection: Connection) -> None:
             except Exception as error:
                 answer, failure = None, (status_of(error), reason_of(error))
             connection.send((request_id, answer, failure))
-
-
-def _exit_with(parent: Any) -> None:
-    """Exit when the parent process has exited, whatever this one is doing: it would slow down whatever runs next."""
-    wait([parent.sentinel])
-    os._exit(0)

@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks.cluster.heartbeat import HEARTBEAT, HeartbeatListener
 from benchmarks.commandline.ending import INTERRUPTED
+from benchmarks.commandline.parent import bound, killed_with_parent
 from benchmarks.harness.journal import STOPPED
 from benchmarks.harness.stopping import FORWARDED
 from benchmarks.statuses import PEER_LOST, TIMED_OUT, TIMEOUT_CAUSE, UNWRITTEN
@@ -141,12 +142,14 @@ def run(command: Sequence[str], environment: dict[str, str], *, timeout_seconds:
     """
     stop_times: list[float] = []
     with closing(HeartbeatListener()) as listener, forwarding_signals(stop_times) as started:
-        child_environment = environment | {HEARTBEAT: str(listener.descriptor)}
+        child_environment = environment | bound() | {HEARTBEAT: str(listener.descriptor)}
         # While a process loads its libraries, Ctrl-C prints a traceback from every thread. So the child ignores SIGINT
         # until it installs handlers, and reacts only to the forwarded signal, whose default action ends it silently.
         handler_before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
         try:
-            process = subprocess.Popen(command, env=child_environment, pass_fds=[listener.descriptor])
+            process = subprocess.Popen(
+                command, env=child_environment, pass_fds=[listener.descriptor], preexec_fn=killed_with_parent()
+            )
         finally:
             signal.signal(signal.SIGINT, handler_before)
         listener.started()

@@ -31,6 +31,7 @@ from benchmarks.harness.session import Session
 from benchmarks.harness.stopping import StopSignals
 from benchmarks.harness.supervise import JOURNAL, RESUMED, supervised
 from benchmarks.options import selected
+from benchmarks.record import SCHEMA_VERSION
 from benchmarks.reporting.publish import IncrementalReport, atomic_report, disable_output, move_untimed_rows, publish
 from benchmarks.reporting.reporter import Reporter
 from benchmarks.row import Row
@@ -170,6 +171,7 @@ def open_journal(option: argparse.Namespace, selection: Selection, settings: Run
     if option.resume and not (report and journal_path(report).exists()):
         raise ValueError("--resume continues a run that was stopped; give the --benchmark-json of that run")
     facts = compiler_facts(selection.topology) | {
+        "schema": SCHEMA_VERSION,
         "python": platform.python_version(),
         "processor": platform.processor(),
         "glibc_tunables": glibc_tunables(),
@@ -181,8 +183,9 @@ def open_journal(option: argparse.Namespace, selection: Selection, settings: Run
         "machine": str(settings.machine),
         "corpus": hashlib.sha256(settings.corpus_N.data).hexdigest()[:16],
     }
-    after = os.environ.get(RESUMED)
-    return Journal(Path(os.environ[JOURNAL]), facts, resume=option.resume or after is not None, after=after)
+    after, cases = os.environ.get(RESUMED), {str(case) for case in selection.cases()}
+    resume = option.resume or after is not None
+    return Journal(Path(os.environ[JOURNAL]), facts, resume=resume, after=after, cases=cases)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 
 import benchmarks
 import strategies
@@ -18,9 +19,24 @@ from benchmarks.cases import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.timing.machine import COMPILER, SETTINGS, fingerprint
 from strategies.registry import OTHERS
+from strategies.schema import SchemaError, checked, read_json
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 """Environment variables with compiler flags."""
+
+
+class CachedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of the cache: a case, what its result depends on, the columns of its row, and a digest of both."""
+
+    case: str
+    facts: dict[str, Any]
+    columns: dict[str, Any]
+    sha256: str
+
+
+def digest(case: Case, columns: Mapping[str, Any]) -> str:
+    """Hexadecimal digits that change with the columns and with what they depend on."""
+    return hashlib.sha256(json.dumps([facts(case), dict(columns)]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -36,13 +52,14 @@ class Cache:
     refresh: bool = False
 
     def get(self, case: Case) -> dict[str, Any] | None:
-        """Cached columns of a case; None if there is no valid entry, or with `refresh`."""
+        """Cached columns of a case; None if there is none, it was changed since, or with `refresh`."""
         if self.refresh:
             return None
         try:
-            return json.loads(self._path(case).read_text())["columns"]
-        except (OSError, ValueError, LookupError, TypeError):
+            entry = checked(read_json(self._path(case)), CachedEntry, "entry")
+        except SchemaError:
             return None
+        return entry.columns if entry.sha256 == digest(case, entry.columns) else None
 
     def put(self, case: Case, columns: Mapping[str, Any]) -> None:
         """Store the columns of a case's row. The file is replaced atomically.
@@ -53,7 +70,8 @@ class Cache:
         path = self._path(case)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps({"case": str(case), "facts": facts(case), "columns": dict(columns)}))
+        entry = CachedEntry(str(case), facts(case), dict(columns), digest(case, columns))
+        part.write_text(json.dumps(msgspec.structs.asdict(entry)))
         part.replace(path)
 
     def _path(self, case: Case) -> Path:

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from strategies.config import GPTConfig
+from strategies.config import GPTConfig, divisors
 
 MOST_BLOCKS_BEFORE = 8
 """The most blocks of keys before the block of a query. Blocks of W/2 tokens have two, blocks of W/4 have four."""
@@ -79,7 +79,7 @@ class Reach:
         if self.summary:
             return self.window, 0
         largest = max(1, min(tokens // 2, math.ceil(self.window / 2)))
-        size = max(size for size in range(1, largest + 1) if tokens % size == 0)
+        size = max(size for size in divisors(tokens) if size <= largest)
         return size, math.ceil((self.window - 1) / size)
 
     def earlier(self, tokens: int, devices: int) -> int:
@@ -138,6 +138,9 @@ class Reach:
             blocks = tokens // self.window
             earlier_blocks = blocks * (blocks - 1) // 2
             return blocks * self.window * (self.window + 1) // 2 + earlier_blocks * self.window * self.summary
-        multiples = range(0 if self.stride is None else tokens)[:: self.stride]
-        far = sum(tokens - distance for distance in multiples if distance >= self.window)
-        return tokens * self.window - self.window * (self.window - 1) // 2 + far
+        near = tokens * self.window - self.window * (self.window - 1) // 2
+        if self.stride is None:
+            return near
+        first, last = math.ceil(self.window / self.stride), (tokens - 1) // self.stride  # multiples beyond the window
+        count = max(0, last - first + 1)
+        return near + count * tokens - self.stride * count * (first + last) // 2

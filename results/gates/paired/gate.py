@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.commandline.ending import INTERRUPTED
-from results.arguments import add_selection, count, percent, positive, program
+from benchmarks.commandline.values import count, positive
+from results.arguments import add_selection, percent, program
 from results.gates.paired.checkouts import Checkout, CheckoutError, checked_out
 from results.gates.paired.comparison import Comparison, Design
 from results.gates.paired.conclusions import conclude

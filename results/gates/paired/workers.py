@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Self
 
+from benchmarks.commandline.parent import bound
 from results.gates.paired.checkouts import Checkout, CheckoutError
 from results.gates.verdict import NotComparable
 from results.records.reading import Case
@@ -110,7 +111,8 @@ class Worker:
         self._process = process = subprocess.Popen(
             self._command,
             cwd=self._checkout.root,
-            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ,  # three processes share a GPU's memory
+            # Three processes share a GPU's memory.
+            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ | bound(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -2,17 +2,19 @@
 
 import contextlib
 import json
+import math
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.harness.journal import Journal, JournalError, MirroredJournal
+from benchmarks.harness.journal import Journal, JournalError, MirroredJournal, digest
 from benchmarks.row import Row
 from tests.processes import ROOT
 
@@ -166,6 +168,47 @@ def test_two_runs_do_not_write_the_same_file(path: Path, resume: bool) -> None:
         Journal(path, FACTS, resume=resume)
     first.close()
     assert read(path).rows == {"data": ROWS[0]}
+
+
+def signed(row: dict[str, Any]) -> str:
+    """A line of a journal as if a run had written this row."""
+    text = json.dumps({"row": row})[:-1]
+    return f'{text}, "sha256": "{digest(text.encode()).decode()}"}}\n'
+
+
+ROW = {"case": "tensor", "extra_info": {"status": "ok"}, "samples": [0.5], "steps_per_block": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (json.dumps({"row": ROW}) + "\n", "the row of tensor was changed since it was written"),
+        (signed(ROW).replace("0.5", "1000.0"), "the row of tensor was changed since it was written"),
+        (signed(ROW).replace("tensor", "pipeline"), "the row of pipeline was changed since it was written"),
+        (signed(ROW | {"samples": [0.1, -1]}), r"row.samples\[1\] is -1; it must be a number above 0"),
+        (signed(ROW | {"samples": [0.0]}), r"row.samples\[0\] is 0.0; it must be a number above 0"),
+        (signed(ROW | {"samples": [math.nan]}), "is cut short or not JSON"),
+        (signed(ROW | {"steps_per_block": 0}), "row.steps_per_block is 0; it must be a whole number of at least 1"),
+        (signed(ROW | {"extra_info": {"status": [1]}}), "row.extra_info"),
+        (signed(ROW | {"extra_info": {}}), "a row without a status"),
+        (signed(ROW | {"case": "data"}), "is a second row of data"),
+        (signed(ROW | {"case": "zero1"}), "this run has no case zero1"),
+        ('{"row": null, "other": 1}\n', "has an unknown field 'other'"),
+        ('{"began": 1}\n', "began is 1; it must be a text or null"),
+        ("[]\n", "is \\[\\]; it must be an object"),
+        ("\xff\n", "is cut short or not JSON"),
+    ],
+    ids=range(15),
+)
+def test_a_changed_journal_is_refused(path: Path, line: str, problem: str) -> None:
+    """A row that no run has written, or of no case of the run, is not believed: the message names the line."""
+    leave(path)
+    with path.open("a") as file:
+        file.write(line)
+    lines = len(path.read_text().splitlines())
+    with pytest.raises(JournalError, match=rf"^line {lines} of .*run\.journal\.jsonl.*{problem}") as refused:
+        Journal(path, FACTS, resume=True, cases=["data", "fsdp", "tensor", "pipeline"])
+    assert "\n" not in str(refused.value)
 
 
 KEYS = st.sampled_from(["start", "began", "row", "case", "extra_info", "samples", "steps_per_block"])

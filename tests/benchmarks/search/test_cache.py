@@ -84,11 +84,15 @@ def test_sources_are_all_that_make_and_read_programs(tmp_path: Path, monkeypatch
     assert len(known | {cache.sources()}) == 3
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"case": "fsdp"}'])
-def test_a_damaged_cache_file_counts_as_absent(tmp_path: Path, text: str) -> None:
-    """A damaged cache file counts as absent."""
+@pytest.mark.parametrize("change", ["", "{", "[]", '{"case": "fsdp"}', ("12", "13"), ("12", "NaN"), ("ok", "oom")])
+def test_a_changed_cache_file_counts_as_absent(tmp_path: Path, change: str | tuple[str, str]) -> None:
+    """A file that is not as it was stored counts as absent, and so does that of another case."""
     kept = Cache(tmp_path)
-    kept.put(CASE, {"status": "ok"})
+    kept.put(CASE, {"status": "ok", "memory.total_bytes": 12})
     (path,) = tmp_path.iterdir()
-    path.write_text(text)
+    stored = path.read_text()
+    path.write_text(change if isinstance(change, str) else stored.replace(*change))
     assert kept.get(CASE) is None
+    other = replace(CASE, batch_size=8)
+    kept._path(other).write_text(stored)
+    assert kept.get(other) is None

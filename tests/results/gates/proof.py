@@ -26,7 +26,7 @@ from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_file, save_text
 from benchmarks.commandline.tables import aligned
-from results.arguments import count, positive
+from benchmarks.commandline.values import count, positive
 from results.gates import exact
 from results.gates.counters import Snapshot, read_snapshot
 from results.gates.paired import gate as paired

@@ -1,0 +1,75 @@
+"""What a command started ends with it, also if it is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.commandline.parent import PARENT
+from tests.benchmarks.running import COMMAND, TINY
+from tests.processes import LIMIT_SECONDS, ROOT, environment
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+
+SOON_SECONDS = 2.0
+LAUNCH = (sys.executable, "-m", "benchmarks.launch", "--processes=2", "--", *TINY)
+LONG = "--strategy=single,data", "--devices=2", "--rounds=1000000"
+
+
+def children(process: int) -> list[int]:
+    """Ids of the processes that descend from one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue
+        if parent == process:
+            found += [int(path.parent.name), *children(int(path.parent.name))]
+    return found
+
+
+def running(process: int) -> bool:
+    """Whether a process has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("command", "least"), [((*COMMAND, *LONG), 2), ((*LAUNCH, *LONG), 4)], ids=["run", "launch"])
+def test_nothing_outlives_a_command_that_is_killed(command: tuple[str, ...], least: int, tmp_path: Path) -> None:
+    """After SIGKILL of the process that was started, all others are gone within two seconds, wherever they are."""
+    env = environment(JAX_NUM_CPU_DEVICES=2, SINGLE="")
+    for waits in (False, True):  # while libraries are loaded, and when all have begun
+        with (tmp_path / "said").open("w") as said:
+            process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=said, stderr=said)
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while len(children(process.pid)) < (least if waits else 1):
+            assert process.poll() is None, (tmp_path / "said").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        left = children(process.pid)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        time.sleep(SOON_SECONDS)
+        assert [each for each in left if running(each)] == []
+
+
+def test_a_command_outlives_a_shell() -> None:
+    """A process that a user started goes on without its parent, as under nohup."""
+    code = "import benchmarks, os, time; parent = os.getppid(); print(os.getpid(), flush=True); time.sleep(600)"
+    shell = [sys.executable, "-c", f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}]).wait()"]
+    inherited = {name: value for name, value in os.environ.items() if name != PARENT}
+    with subprocess.Popen(shell, cwd=ROOT, env=inherited, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        own = int(process.stdout.readline())
+        process.kill()
+        process.wait()
+        time.sleep(1)
+        assert running(own)
+        os.kill(own, signal.SIGKILL)
