@@ -30,7 +30,9 @@ def overlap(program: Program) -> Mapping[str, int | str | None]:
     groups: dict[tuple[str, tuple[str, ...], str], OverlapTotals] = {}
     for each in program.collectives:
         groups.setdefault((each.kind, each.axes, overlap_kind(each)), OverlapTotals()).add(each)
-    sent = {name: int(sum(group.sent_bytes for key, group in groups.items() if key[2] == name)) for name in OVERLAP_KINDS}
+    sent = {
+        name: int(sum(group.sent_bytes for key, group in groups.items() if key[2] == name)) for name in OVERLAP_KINDS
+    }
     most_first = sorted(groups.items(), key=lambda item: -item[1].sent_bytes)
     text = "; ".join(
         f"{kind} over {','.join(axes)}: {group.describe(name)}" for (kind, axes, name), group in most_first

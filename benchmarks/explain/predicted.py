@@ -38,7 +38,9 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
         "predicted.bubble": cost and cost.bubble,
         "predicted.lockstep_bubble": cost and cost.lockstep_bubble,
         "sent_over_predicted": total / cost.sent_bytes if total is not None and cost and cost.sent_bytes else None,
-        "sent_as_predicted": sent == {key: int(exact) for key, exact in by_axis.items()} if total is not None and cost and not twin else None,
+        "sent_as_predicted": sent == {key: int(exact) for key, exact in by_axis.items()}
+        if total is not None and cost and not twin
+        else None,
     }
 
 

@@ -106,8 +106,7 @@ def layer_work_bytes(plan: Plan) -> int:
     run one layer late (`delays_sums`) have the latter alone, in the compute dtype. With `unroll` there are also the
     other layers of the iteration (`further_layer_bytes`).
     """
-    # Compilers remove a stage's loop over one layer, which then copies no weights out of the stack of layers.
-    weights = whole_layer(plan) if plan.layers > 1 or not plan.staged else 0
+    weights = 0 if reads_in_place(plan) else whole_layer(plan)
     wholes = 3 if plan.train.prefetch == "on" else 1
     others = (layers_at_once(plan.layers, plan.train.unroll) - 1) * further_layer_bytes(plan)
     return 4 * (wholes * weights + Block.working_elements(plan.share)) + behind_bytes(plan) + others
@@ -118,13 +117,22 @@ def further_layer_bytes(plan: Plan) -> int:
 
     It has its gathered weights, with prefetch its whole gradients too, and its own part of the weights. A compiler
     recomputes all layers of an iteration at once, or reads what they kept. Of their working arrays 30 to 75% then exist
-    beside those of the layer at the peak, as compiled for CPUs with `unroll` 2 and 4; 70% are counted. Not counted is
-    what layers hold that `unroll` leaves over, outside of the loop, and what loops of pipeline stages hold besides: for
-    a stage of four layers, two in an iteration, the formula is 18% too low.
+    beside those of the layer at the peak, as compiled for CPUs with `unroll` 2 and 4; 70% are counted, and 40% if all
+    layers are in one iteration. Not counted is what loops of pipeline stages hold besides: for a stage of four layers,
+    two in an iteration, the formula is 18% too low.
     """
     wholes = 2 if plan.train.prefetch == "on" else 1
-    weights = wholes * whole_layer(plan) + block_elements(plan) // plan.layers
-    return 4 * (weights + 7 * Block.working_elements(plan.share) // 10) + behind_bytes(plan)
+    weights = 0 if reads_in_place(plan) else wholes * whole_layer(plan) + block_elements(plan) // plan.layers
+    tenths = 4 if layers_at_once(plan.layers, plan.train.unroll) == plan.layers else 7
+    return 4 * (weights + tenths * Block.working_elements(plan.share) // 10) + behind_bytes(plan)
+
+
+def reads_in_place(plan: Plan) -> bool:
+    """Whether a layer's weights are not copied out of the stack of layers, because the loop has a single iteration."""
+    if plan.staged:
+        return plan.layers == 1
+    gathers = plan.shards > 1 and plan.train.gather == "layer"
+    return layers_at_once(plan.layers, plan.train.unroll) == plan.layers and not gathers
 
 
 def behind_bytes(plan: Plan) -> int:

@@ -188,9 +188,13 @@ class Cost:
         three of four (attention_kernels.py). An odd number of tokens is not split: all pairs are computed. Causality
         masks out a part of two of the ring's pairs: of an even number of tokens cuDNN skips a quarter of these. With a
         window or a stride a query computes `Reach.computed_keys`, and with splash attention the blocks that have any.
+        One query and one key, in chunks or blocks of one token, are no matmul.
         """
         config, ring, share = self.plan.config, self.ring, self.plan.share
-        square = config.layers * 2 * config.embed * share.computed_keys
+        if ring > 1 and not share.skipping and share.chunk == 1:
+            return 0
+        alone = share.skipping is not None and share.skipping.window == 1
+        square = config.layers * 2 * config.embed * (share.computed_keys - alone)
         if share.skipping or share.splash or config.sequence % 2:
             return square
         skipped = 2 if ring > 1 and share.kernel == "cudnn" and share.chunk % 2 == 0 else 0

@@ -11,6 +11,7 @@ from benchmarks.reporting.terminal import (
     progress,
     resolution,
     table,
+    unpredicted,
     where_time_goes,
 )
 from benchmarks.timing.checkpoint import CheckpointTimes
@@ -41,7 +42,7 @@ def test_table_has_a_line_for_each_case() -> None:
     assert header.split("  ")[:2] == ["strategy", "mesh"]
     assert measured.split() == [
         *("fsdp", "fsdp=8", "microbatches=2", "16", "2,048", "2.00", "1.80", "2.10"),
-        *("12.0", "8.0", "33.0", "32.4", "equal"),
+        *("!12.0", "8.0", "!33.0", "32.4", "equal"),
     ]
     assert infeasible.split(maxsplit=4)[4] == "infeasible: fsdp=8 does not divide embed=12"
     assert header.index("loss check") == measured.index("equal") == infeasible.index("infeasible")
@@ -121,3 +122,22 @@ def test_times_of_checkpoints_are_shown() -> None:
     assert header.split()[-2:] == ["single", "ms"]
     assert line.split() == ["fsdp", "fsdp=8", "microbatches=2", "16", "9.0", "10", "500", "20"]
     assert checkpoints([MEASURED.as_row()]) == []
+
+
+def test_numbers_that_are_not_as_predicted_are_marked() -> None:
+    """A mark stands before bytes sent or held that differ from the formulas; a line below says what it means."""
+    row, held = MEASURED.as_row(), {"predicted.argument_bytes": 8 * MIB, "predicted.temp_bytes": 2 * MIB}
+
+    def marks(sent_as_predicted: bool | None, total_bytes: int | None) -> tuple[list[bool], list[str]]:
+        columns = {**held, "sent_as_predicted": sent_as_predicted, "memory.total_bytes": total_bytes}
+        columns["compiled.sent_bytes"] = 7 * MIB
+        marked = replace(row, extra_info={**row.extra_info, **columns})
+        cells = table([marked], width=200)[1].split()
+        return [any(cell.startswith("!") and cell.endswith(end) for cell in cells) for end in ("1.0", "2.0", "7.0")], [
+            line[:6] for line in unpredicted([marked])
+        ]
+
+    assert marks(True, 11 * MIB) == ([False] * 3, [])
+    assert marks(None, None) == ([False] * 3, [])
+    assert marks(False, 11 * MIB) == ([False, False, True], ["! MiB "])
+    assert marks(True, 12 * MIB) == ([False, True, False], ["! MiB/"])
