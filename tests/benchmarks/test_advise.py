@@ -120,7 +120,7 @@ def test_the_devices_here_are_those_of_jax(tmp_path, capsys):
 def test_virtual_devices_share_the_memory_of_their_host(tmp_path):
     """What all devices together need must fit, and what they compute together is at most what the host can."""
     host, path = tmp_path / "host.json", tmp_path / "advice.json"
-    asked = [*HERE, "--dtype=float32", f"--machine={host}", f"--json={path}"]
+    asked = [*HERE, "--dtype=float32", "--microbatches=8", f"--machine={host}", f"--json={path}"]
     host.write_text(json.dumps(FILE))
     assert main(asked) == 0
     rows = json.loads(path.read_text())["choices"]
@@ -188,7 +188,7 @@ def test_microbatches_scale_with_the_sequences_of_a_device(tmp_path):
     every = advice(tmp_path, *big, f"--microbatches={','.join(str(2**power) for power in range(9))}")["choices"]
     assert best[0]["predicted_seconds"] == every[0]["predicted_seconds"]
     assert best[0]["microbatches"] > 8
-    assert {row["strategy"] for row in best} == {row["strategy"] for row in every} == {"fsdp", "hsdp"}
+    assert {row["strategy"] for row in best} == {row["strategy"] for row in every} > {"fsdp", "hsdp"}
     assert len(best) < len(every)
 
 
