@@ -14,7 +14,8 @@ from benchmarks.cases import Case
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_file, save_text
-from benchmarks.devices.chips import GIB
+from benchmarks.commandline.tables import wrapped
+from benchmarks.devices.chips import GB, GIB
 from benchmarks.explain.memory import host_peak_rss_bytes
 from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
 from benchmarks.failures import reason_of, status_of
@@ -31,6 +32,7 @@ from benchmarks.row import Row
 from strategies.mesh import AXES
 
 Size = Callable[[float | None], str]
+MB = 10**6
 MEMORY_PARTS = ("parameter", "optimizer", "argument", "temp", "total")
 """Parts of memory that compilers report."""
 REPLAYED = {"compute": "compute", "memory": "memory", "exposed": "exposed network", "idle": "pipeline bubble"}
@@ -76,9 +78,11 @@ def report(row: Row) -> Iterator[str]:
         peak = info["memory.host_peak_rss_bytes"]
         host = f" with {peak / GIB:.1f} GiB of the host's memory" if peak else ""
         yield f"  compiled in {seconds:.1f} s{host}{options}"
-        unit = "GiB" if (info["memory.total_bytes"] or 0) >= GIB else "MiB"
-        size = partial(in_unit, {"GiB": GIB, "MiB": MIB}[unit])
-        yield from (line.format(unit=unit) for line in (*_memory(info, size), *_communication(info, size)))
+        held, sent = (
+            (("GiB", GIB), ("GB", GB)) if (info["memory.total_bytes"] or 0) >= GIB else (("MiB", MIB), ("MB", MB))
+        )
+        yield from (line.format(unit=held[0]) for line in _memory(info, partial(in_unit, held[1])))
+        yield from (line.format(unit=sent[0]) for line in _communication(info, partial(in_unit, sent[1])))
     yield from _times(info)
 
 
@@ -157,7 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     statuses = []
     for case in cases:
         record = compile_record(case)
-        print("\n".join(report(record.as_row())), end="\n\n", flush=True)
+        lines = [part for line in report(record.as_row()) for part in wrapped(line)]
+        print("\n".join(lines), end="\n\n", flush=True)
         statuses.append(record.status)
         if option.trace:
             try:

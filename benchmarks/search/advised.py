@@ -133,6 +133,7 @@ def advised(cases: Iterable[Case], machine: Machine, topology: Topology, doublin
             cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
         except Infeasible as error:
             problems.append(str(error))
+            doublings.add(case)
             continue
         if host_bytes(cost, machine, topology) > usable_bytes(machine):
             larger.append((case, cost))

@@ -126,8 +126,8 @@ class Doublings:
         """Whether to predict a case. Those with fewer microbatches must have come before."""
         return self.every or self.slower[self._key(case)] < SLOWER
 
-    def add(self, case: Case, seconds: float) -> None:
-        """Add a prediction of a case that fits."""
+    def add(self, case: Case, seconds: float = math.inf) -> None:
+        """Add the prediction of a case that fits, or infinity for one that is infeasible."""
         key = self._key(case)
         self.slower[key] = self.slower[key] + 1 if seconds >= self.fastest.get(key, math.inf) else 0
         self.fastest[key] = min(seconds, self.fastest.get(key, math.inf))

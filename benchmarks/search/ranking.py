@@ -82,7 +82,9 @@ def ranked(
     candidates = []
     for case in filter(doublings.worth, cases):
         candidates.append(evaluated(case, chip, machine))
-        if candidates[-1].has_room:
+        if candidates[-1].estimate is None:
+            doublings.add(case)
+        elif candidates[-1].has_room:
             doublings.add(case, candidates[-1].order[1])
     return sorted(candidates, key=lambda each: each.order)
 

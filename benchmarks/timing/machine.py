@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.extend.backend import get_backend
 
+from benchmarks.devices.attached import skip_absent_tpus
 from benchmarks.devices.topology import Topology
 from benchmarks.timing.interleaved import BlockTimes, time_interleaved
 from benchmarks.timing.measure import Training, steps_per_block
@@ -39,8 +40,10 @@ VIRTUAL_DEVICES = 8
 def use_virtual_devices() -> None:
     """Request virtual CPU devices. Must be called before any backend starts, which fixes their number.
 
-    Accelerators are unaffected, and a number that the user has set takes precedence.
+    Accelerators are unaffected, and a number that the user has set takes precedence. TPUs that are not there are not
+    looked for.
     """
+    skip_absent_tpus()
     by_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if not by_flag and "JAX_NUM_CPU_DEVICES" not in os.environ:
         jax.config.update("jax_num_cpu_devices", VIRTUAL_DEVICES)

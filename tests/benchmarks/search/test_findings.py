@@ -2,7 +2,10 @@
 
 import dataclasses
 
+import pytest
+
 from benchmarks.cases import Case
+from benchmarks.commandline import tables
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import Topology
 from benchmarks.search.findings import Finding, compiled_table, reason_template
@@ -25,7 +28,7 @@ def compiled(case: Case, exposed_seconds: float | None) -> Finding:
     return Finding(1, evaluated(case, CHIPS["v5e"]), CHIPS["v5e"], {**columns, **roofline, **replayed})
 
 
-def test_compiled_candidates_are_ranked_by_replayed_time() -> None:
+def test_compiled_candidates_are_ranked_by_replayed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of steps with the same bound, the one that waits least comes first; a step that is not replayed has its bound."""
     config = GPTConfig(layers=2, embed=16, heads=2, vocab=256, sequence=8)
     case = Case("fsdp", MeshSpec.parse("fsdp=4"), "tiny", config, 4, 1, "float32", "dots")
@@ -37,5 +40,6 @@ def test_compiled_candidates_are_ranked_by_replayed_time() -> None:
     assert [row["compiled.exposed_seconds"] for row in rows] == [1, 0.25, None]
     speeds = [row["compiled.tokens_per_second_per_device"] for row in rows]
     assert speeds == [8 / 2, 8 / 1.25, 8]
+    monkeypatch.setattr(tables, "PLAIN_WIDTH", 400)
     tokens = [line.split()[-6] for line in compiled_table([waits, hides])[1:]]
     assert tokens == ["6", "4"]
