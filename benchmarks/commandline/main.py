@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.commandline.ending import run
+from benchmarks.commandline.ending import WRONG_USAGE, run
 
 
 class Command(NamedTuple):
@@ -85,7 +85,6 @@ COMMANDS = {
     ),
     "launch": Command("measure in several processes on this machine", "benchmarks.launch"),
 }
-WRONG_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

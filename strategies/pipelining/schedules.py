@@ -39,6 +39,8 @@ class Costs(NamedTuple):
 
 
 EQUAL = Costs()
+MOST_PASSES = 300_000
+"""The most forward passes of all stages in a schedule. To predict a step with so many takes tens of seconds."""
 
 
 @dataclass(frozen=True)
@@ -240,10 +242,13 @@ def _alternating(name: str, stages: int, microbatches: int, chunks: int, warmups
 
 def _require(name: str, stages: int, microbatches: int, chunks: int, most_chunks: float = 1) -> None:
     for what, number in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
-        if number < 1:
-            raise Infeasible(f"schedule {name} of {what}={number}; it must be at least 1")
+        if type(number) is not int or number < 1:
+            raise Infeasible(f"schedule {name} of {what}={number!r}; it must be a whole number of at least 1")
     if chunks > most_chunks:
         raise Infeasible(f"schedule {name} has one chunk a stage, not {chunks}; take interleaved for more")
+    if (passes := stages * microbatches * chunks) > MOST_PASSES:
+        problem = f"schedule {name} of stages={stages} has {passes:,} forward passes, and can have {MOST_PASSES:,}"
+        raise Infeasible(f"{problem}; take at most microbatches={MOST_PASSES // (stages * chunks)}")
 
 
 def _cell(op: Op | None, chunks: int) -> str:
