@@ -70,8 +70,9 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         with collection_paused():
             from benchmarks.reporting import measuring
-    except (ValueError, RuntimeError) as error:  # such as an invalid JAX setting in the environment
-        raise pytest.UsageError(f"JAX cannot be loaded: {error}") from error
+    except (ValueError, RuntimeError) as error:  # such as an invalid JAX setting, or a strategy that is no module
+        what = "" if "MESHMARK_STRATEGIES" in str(error) else "JAX cannot be loaded: "
+        raise pytest.UsageError(f"{what}{error}") from error
     config.pluginmanager.register(measuring, "meshmark-measuring")
 
 

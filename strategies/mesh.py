@@ -2,6 +2,7 @@
 
 import math
 import re
+import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,7 +13,9 @@ from jax import lax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
+from strategies.arguments import require_instance
 from strategies.config import Infeasible, divisors
+from strategies.schema import require_types
 from strategies.torus import in_rings
 
 AXES = ["data", "fsdp", "pipeline", "context", "tensor"]
@@ -25,6 +28,8 @@ DEVICES_PER_CHIP = {
 }
 """Kinds of devices in the text of a topology -> how many devices a chip is; a GPU and a virtual device are one each."""
 
+MOST_SIZE = 999_999_999
+"""The largest size of a mesh axis."""
 Devices = Sequence[Any]
 """A sequence of `jax.Device`, which type checkers do not accept as a class."""
 
@@ -34,21 +39,22 @@ class MeshSpec:
     """Named sizes such as `data=2,tensor=4`, in the order of `AXES`; parse and print are inverse.
 
     Raises:
-        Infeasible: an unknown or repeated axis, a size below one, or axes out of order.
+        Infeasible: an unknown or repeated axis, a size that is no whole number of at least one, or axes out of order.
     """
 
     axes: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        """Check names, sizes and order of the axes."""
+        """Check types, names, sizes and order of the axes."""
+        require_types(self, Infeasible)
         names = [name for name, _ in self.axes]
         if not names:
             raise Infeasible(f"a mesh needs an axis; write one as data=2,tensor=4 with axes of {', '.join(AXES)}")
         for name, size in self.axes:
             if name not in AXES:
                 raise Infeasible(f"unknown mesh axis {name!r}; it can be {', '.join(AXES)}")
-            if size < 1:
-                raise Infeasible(f"mesh axis {name}={size}; it must be at least 1")
+            if not 1 <= size <= MOST_SIZE:
+                raise Infeasible(f"mesh axis {name}={size}; it must be from 1 to {MOST_SIZE:,}")
         if names != sorted(set(names), key=AXES.index):
             raise Infeasible(f"mesh axes {', '.join(names)} repeat or are out of order; the order is {', '.join(AXES)}")
 
@@ -57,14 +63,17 @@ class MeshSpec:
         """Parse the text of a mesh. `str` is the inverse.
 
         Raises:
-            Infeasible: the text is not of the form name=size,name=size, or names no valid mesh.
+            Infeasible: it is no text of the form name=size,name=size, or names no valid mesh.
 
         >>> str(MeshSpec.parse("data=2,pipeline=2,tensor=2"))
         'data=2,pipeline=2,tensor=2'
         """
+        if not isinstance(text, str):
+            problem = f"mesh {reprlib.repr(text)} is a {type(text).__name__}"
+            raise Infeasible(f"{problem}; give a MeshSpec, or a text as data=2,tensor=4")
         parts = [re.fullmatch(r"([a-z]+)=([0-9]{1,9})", part) for part in text.split(",")]
         if not all(parts):
-            raise Infeasible(f"mesh {text!r} cannot be read; write it as data=2,tensor=4")
+            raise Infeasible(f"mesh {reprlib.repr(text)} cannot be read; write it as data=2,tensor=4")
         return cls(tuple((part[1], int(part[2])) for part in parts if part))
 
     @classmethod
@@ -74,8 +83,6 @@ class MeshSpec:
         Raises:
             Infeasible: the text cannot be parsed, or the argument is of another type.
         """
-        if not isinstance(mesh, MeshSpec | str):
-            raise Infeasible(f"mesh {mesh!r} is a {type(mesh).__name__}; give a MeshSpec, or a text as data=2,tensor=4")
         return mesh if isinstance(mesh, MeshSpec) else cls.parse(mesh)
 
     def __str__(self) -> str:
@@ -111,17 +118,21 @@ class MeshSpec:
             devices: exactly as many as the mesh has; by default the first of `jax.devices()`.
 
         Raises:
-            Infeasible: the spec has an axis that is not in `axes`, JAX has too few devices, or the number of given
-                devices differs from that of the mesh.
+            Infeasible: the spec has an axis that is not in `axes`, JAX has too few devices, or those that are given are
+                no devices, repeat, or differ in number from the mesh.
         """
         if unknown := [name for name in self.sizes if name not in axes]:
             raise Infeasible(f"mesh {self} has the axis {unknown[0]}; it can be {', '.join(axes)}")
         if devices is None:
             self._require_available()
             devices = first_devices(self.size)
+        if not isinstance(devices, Sequence) or not all(hasattr(device, "device_kind") for device in devices):
+            raise Infeasible(f"devices={reprlib.repr(devices)}; give a list of devices, as jax.devices()[:{self.size}]")
         if len(devices) != self.size:
             problem = f"mesh {self} takes {self.size} devices and {len(devices)} are given"
             raise Infeasible(f"{problem}; change the mesh, the devices given, or JAX_NUM_CPU_DEVICES for virtual ones")
+        if len({id(device) for device in devices}) < len(devices):
+            raise Infeasible(f"devices={reprlib.repr(devices)} has a device twice; each can be there once")
         shape = tuple(self.sizes.get(name, 1) for name in axes)
         types = (AxisType.Auto,) * len(shape)
         try:
@@ -180,6 +191,7 @@ def devices_of(topology: str) -> int:
     Raises:
         Infeasible: the text is not of the form KIND:NxN, or the kind is unknown.
     """
+    require_instance(topology, str, "the topology")
     kind, _, shape = topology.lower().partition(":")
     if kind not in DEVICES_PER_CHIP or not re.fullmatch(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5})*", shape):
         kinds = ", ".join(DEVICES_PER_CHIP)

@@ -43,3 +43,13 @@ def unknown(name: object, what: str, names: Iterable[str], known_as: Mapping[str
     similar = [known_as[text]] if text in known_as else difflib.get_close_matches(text, names, n=1)
     suggestion = f"; did you mean {similar[0]}?" if similar else ""
     return f"{name!r} is no {what}; there are {', '.join(names)}{suggestion}"
+
+
+def in_a_line(error: BaseException) -> str:
+    """An error's type and the first line of its message.
+
+    >>> in_a_line(SystemExit(3)), in_a_line(KeyError("x")), in_a_line(ValueError("one\ntwo"))
+    ('SystemExit: 3', "KeyError: 'x'", 'ValueError: one')
+    """
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__

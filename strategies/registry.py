@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, ModuleType
 
+from strategies.arguments import require_instance
 from strategies.auto import AUTO
 from strategies.context import CONTEXT
 from strategies.data import DATA
 from strategies.fsdp import FSDP
 from strategies.hsdp import HSDP
 from strategies.mesh import AXES
-from strategies.names import Named
+from strategies.names import Named, in_a_line
 from strategies.pipeline import PIPELINE
 from strategies.single import SINGLE
 from strategies.strategy import Strategy
@@ -33,6 +34,11 @@ KNOWN_AS = {
 }
 """Aliases that other frameworks use, and the names of the strategies."""
 
+
+class NotImportable(ValueError):
+    """A module that `MESHMARK_STRATEGIES` names cannot be imported. The message names it and the cause."""
+
+
 _BUILT_IN = SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO
 _registered = Named("strategy", {strategy.name: strategy for strategy in _BUILT_IN}, KNOWN_AS)
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_registered)
@@ -46,8 +52,10 @@ def register(strategy: Strategy) -> Strategy:
     together with the registry, before it looks up a strategy.
 
     Raises:
-        ValueError: the name is taken, or an axis has a name that a mesh or a column of a table cannot have.
+        ValueError: it is no strategy, the name is taken, or an axis has a name that a mesh or a column of a table
+            cannot have.
     """
+    require_instance(strategy, Strategy, "what is registered", ValueError)
     if strategy.name in STRATEGIES or strategy.name in KNOWN_AS:
         raise ValueError(f"there is a strategy {strategy.name!r}; give yours another name")
     for axis in strategy.axes:
@@ -62,14 +70,18 @@ def import_others() -> Iterator[ModuleType]:
     """Import the modules that `MESHMARK_STRATEGIES` names. They register user-defined strategies.
 
     Raises:
-        ValueError: a module cannot be imported.
+        NotImportable: a module is missing, or raises anything but KeyboardInterrupt, such as SystemExit.
     """
     for name in filter(None, os.environ.get(MODULES, "").split(",")):
         try:
             yield importlib.import_module(name)
-        except ImportError as error:
-            problem = f"{MODULES} names {name!r}, which cannot be imported ({error})"
-            raise ValueError(f"{problem}; name modules that are on PYTHONPATH") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            missing = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
+            way_out = "name modules that are on PYTHONPATH" if missing else f"mend it, or leave it out of {MODULES}"
+            problem = f"{MODULES} names {name!r}, which cannot be imported ({in_a_line(error)})"
+            raise NotImportable(f"{problem}; {way_out}") from error
 
 
 OTHERS = tuple(import_others())

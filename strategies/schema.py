@@ -39,6 +39,7 @@ WORDS = {
     "null": "null",
     "object": "an object",
     "array": "a list",
+    "Callable": "a function",
 }
 """Names of types in msgspec's messages, in words."""
 BOUNDS = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
@@ -91,23 +92,26 @@ def checked_fields(facts: Mapping[str, Any], kinds: Mapping[str, Any], where: st
 
 
 def require_types(config: Any, error: type[ValueError] = SchemaError) -> None:
-    """Check each field of a dataclass against its annotation.
+    """Check each field of a dataclass against its annotation, when it is made.
+
+    Fields get their annotated types: a whole number becomes a float, and a list a tuple, where these are annotated.
 
     Args:
-        config: the dataclass.
+        config: the dataclass, which may be frozen.
         error: what is raised.
 
     Raises:
         ValueError: a field is of another type or out of range; as `error`.
     """
     try:
-        msgspec.convert(vars(config), _struct(type(config)))
+        converted = msgspec.convert(vars(config), _struct(type(config)))
     except msgspec.ValidationError as problem:
-        said, _, path = str(problem).partition(" - at `$.")
-        name = path.removesuffix("`").partition("[")[0]
-        kind = get_type_hints(type(config), include_extras=True)[name]
-        value = reprlib.repr(getattr(config, name))
-        raise error(f"{name}={value}; {_allowed(said, kind)}") from None
+        said, _, path = str(problem).partition(" - at `$")
+        path = path.removesuffix("`")
+        kind = get_type_hints(type(config), include_extras=True)[_steps(path)[0]]
+        value = reprlib.repr(_at(vars(config), path))
+        raise error(f"{path[1:]}={value}; {_allowed(said, kind)}") from None
+    vars(config).update(msgspec.structs.asdict(converted))
 
 
 def read_json(path: Path, written_by: str = "") -> Any:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from strategies.arguments import require_instance
 from strategies.config import GPTConfig, TrainConfig
 from strategies.model.gpt import GPT
 from strategies.model.hooks import ONE_DEVICE, Hooks
@@ -131,7 +132,7 @@ class Step:
         gradients: the first half of `update`, jitted: (state, batch) -> (loss, gradients before clipping).
         apply: the second half, jitted: (state, gradients) -> (state, the metrics but "loss"). Neither half donates
             anything.
-        evaluate: the mean loss of a batch by a forward pass, jitted: (params, batch) -> loss. It donates nothing.
+        evaluation: what `evaluate` computes, jitted. It donates nothing.
         state: shapes, dtypes and shardings of the state. `grads` (between the halves) and `batch` are alike.
         layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
         inexact: why the step by design computes something else than one device; empty if it does not.
@@ -146,7 +147,7 @@ class Step:
     update: Any
     gradients: Any
     apply: Any
-    evaluate: Any
+    evaluation: Any
     state: State
     grads: Weights
     batch: jax.ShapeDtypeStruct
@@ -155,15 +156,31 @@ class Step:
     xla_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __call__(self, state: State, batch: Tokens) -> tuple[State, Metrics]:
-        """Train on one batch. The given state is donated: use the returned one.
+        """Train on one batch. The given state is donated: use the returned one. Tokens of the host are placed first.
 
         The call returns before the step has run. On virtual CPU devices at most `MOST_AHEAD` steps may be unfinished
         (pace.py). On GPUs and TPUs it is compiled with `xla_options`, which JAX does not allow inside a jitted
         function: call `update` there.
+
+        Raises:
+            ValueError: the state or the batch is not of this step.
         """
-        state, metrics = self._tuned_update(state, batch)
+        require_instance(state, State, "the state")
+        state, metrics = self._tuned_update(state, self._placed(batch))
         keep_pace(metrics)
         return state, metrics
+
+    def evaluate(self, params: Weights, batch: Tokens) -> Float[Array, ""]:
+        """The mean loss of a batch by a forward pass. Tokens of the host are placed first.
+
+        Raises:
+            ValueError: weights or batch are not of this step.
+        """
+        return self.evaluation(params, self._placed(batch))
+
+    def _placed(self, batch: Any) -> Tokens:
+        """A batch on the mesh. What is there already was checked when it was placed."""
+        return batch if isinstance(batch, jax.Array) else self.place(batch)
 
     @functools.cached_property
     def _tuned_update(self) -> Any:
@@ -183,7 +200,8 @@ class Step:
         Raises:
             ValueError: the shape differs, they are not integers, or an id is outside the vocabulary.
         """
-        tokens_BS = tokens_BS if hasattr(tokens_BS, "shape") else np.asarray(tokens_BS)
+        lazy = hasattr(tokens_BS, "shape") and hasattr(tokens_BS, "__getitem__")
+        tokens_BS = tokens_BS if lazy else np.asarray(tokens_BS)
         shape, sharding = self.batch.shape, self.batch.sharding
         if tokens_BS.shape != shape:
             raise ValueError(f"tokens of shape {tokens_BS.shape}; this step takes {shape}")

@@ -3,14 +3,23 @@
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any
 
-from strategies.config import GPTConfig, Infeasible
+from msgspec import Meta
+
+from strategies.arguments import require_instance
+from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import MeshSpec, factorisations
+from strategies.names import in_a_line
+from strategies.schema import Count, require_types
 from strategies.sharding.layout import Layout, size_of
 from strategies.step import Step
 from strategies.xla_options import xla_options
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,49}$")]
+"""A strategy's name, which stands in commands and file names: up to 50 letters, digits, dots, hyphens, underscores."""
+OPTIONS = frozenset(each.name for each in fields(TrainConfig))
 
 
 @dataclass(frozen=True)
@@ -35,20 +44,23 @@ class Strategy:
             strategy that does the same on them.
     """
 
-    name: str
-    axes: tuple[str, ...]
+    name: Name
+    axes: Annotated[tuple[str, ...], Meta(min_length=1)]
     build: Callable[..., Step]
     options: tuple[str, ...] = ()
     layout: Layout | None = None
-    most_devices: float = math.inf
-    microbatches: int = 1
+    most_devices: Annotated[float, Meta(ge=0)] = math.inf
+    microbatches: Count = 1
     usual_axes: tuple[str, ...] | None = None
     traffic: tuple[Callable[..., Iterator[Any]], ...] = ()
     replica_sums: Callable[..., Iterator[Any]] | None = None
     twins: Mapping[tuple[str, ...], str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Refuse a layout with axes that are not the strategy's, and complete `build` (see `completed`)."""
+        """Check types, axes and options, and complete `build` (see `completed`)."""
+        require_types(self)
+        if unknown := [name for name in self.options if name not in OPTIONS]:
+            raise ValueError(f"{self.name} has the option {unknown[0]!r}; it can have {', '.join(sorted(OPTIONS))}")
         if self.layout and (strange := sorted(self.layout.axes - {*self.axes})):
             raise ValueError(f"the layout of {self.name} splits over {strange[0]}; its axes are {', '.join(self.axes)}")
         object.__setattr__(self, "build", completed(self.name, self.build))
@@ -73,13 +85,25 @@ class Strategy:
 
 
 def completed(name: str, build: Callable[..., Step]) -> Callable[..., Step]:
-    """Wrap a strategy's `build`: it accepts a mesh as text, refuses a model given as text, and sets XLA options."""
+    """Wrap a strategy's `build`: check what goes in and comes out, accept a mesh as text, and set XLA options.
+
+    A `build` that raises what ends a program, such as SystemExit, raises a ValueError instead.
+    """
 
     @functools.wraps(build)
-    def built(config: GPTConfig, mesh: MeshSpec | str, *others: Any, **named: Any) -> Step:
+    def built(config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig, *others: Any, **named: Any) -> Step:
         if isinstance(config, str):
             raise Infeasible(f"the model is the text {config!r}; give a GPTConfig, as PRESETS[{config!r}]")
-        step = build(config, MeshSpec.of(mesh), *others, **named)
+        require_instance(config, GPTConfig, "the model")
+        require_instance(train, TrainConfig, "train")
+        try:
+            step = build(config, MeshSpec.of(mesh), train, *others, **named)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            problem = f"the build of {name} raised {in_a_line(error)}"
+            raise ValueError(f"{problem}; it must return a Step, or raise Infeasible") from error
+        require_instance(step, Step, f"what the build of {name} returned", ValueError)
         device = [*step.mesh.local_devices, *step.mesh.devices.flat][0]
         return replace(step, xla_options=xla_options(device, name, step.train))
 

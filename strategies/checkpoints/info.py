@@ -1,30 +1,32 @@
 """The metadata of a checkpoint (JSON), and which checkpoints a folder has. It needs neither JAX nor Orbax."""
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+import re
+import reprlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from strategies.config import GPTConfig
+import msgspec
 
-FORMAT = 1
+from strategies.config import Compression, GPTConfig
+from strategies.schema import Count, SchemaError, Whole, checked, decode_json, read_bytes
+
+FORMAT = 2
 INFO = "checkpoint.json"
-KINDS = {
-    **dict.fromkeys(("config", "scalars", "arrays", "metadata"), dict),
-    **dict.fromkeys(("position", "step", "devices"), int),
-}
-"""What a JSON value must be, by the field of `CheckpointInfo`."""
+CHECKSUM = "checksum"
+"""The field with the SHA-256 of all others, from format 2."""
 
 
 class CheckpointError(Exception):
     """A checkpoint cannot be written or read. The message says what differs or what is missing."""
 
 
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """The metadata of a checkpoint.
+class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The metadata of a checkpoint. All fields are required.
 
     Attributes:
         config: the model.
@@ -34,34 +36,82 @@ class CheckpointInfo:
         compression: of gradients, when it was written.
         scalars: numbers of the optimizer's state, by name.
         arrays: the shape of each array, by name.
+        array_checksums: the SHA-256 of each array's `zarr.json`, by name; none in format 1.
         metadata: facts of the caller.
     """
 
     config: GPTConfig
-    position: int
-    step: int
-    devices: int
-    compression: str
-    scalars: Mapping[str, float]
-    arrays: Mapping[str, Sequence[int]]
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    position: Whole
+    step: Whole
+    devices: Count
+    compression: Compression
+    scalars: dict[str, int | float]
+    arrays: dict[str, tuple[Whole, ...]]
+    array_checksums: dict[str, str]
+    metadata: dict[str, Any]
 
 
-def write(folder: Path, info: CheckpointInfo) -> None:
-    """Write what a checkpoint says of itself into its folder."""
-    facts = {"format": FORMAT, **dataclasses.asdict(info)}
-    (folder / INFO).write_text(json.dumps(facts, allow_nan=False) + "\n")
+def as_text(info: CheckpointInfo) -> str:
+    """The metadata as JSON, with its checksum.
+
+    Raises:
+        ValueError: it would not be read as it is: the caller's facts are no JSON, or numbers are out of range.
+    """
+    facts = {"format": FORMAT, **msgspec.structs.asdict(info), "config": dataclasses.asdict(info.config)}
+    try:
+        read = decode_json(json.dumps(facts, allow_nan=False), "it")
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"metadata is not JSON: {error}") from None
+    parsed(text := json.dumps(read | {CHECKSUM: checksum(read)}), "it")
+    if read["metadata"] != info.metadata:
+        problem = f"metadata={reprlib.repr(info.metadata)} would be read as {reprlib.repr(read['metadata'])}"
+        raise ValueError(f"{problem}; give lists, and dicts whose keys are texts")
+    return f"{text}\n"
+
+
+def parsed(text: str | bytes, where: str) -> CheckpointInfo:
+    """The metadata that `as_text` wrote, in this format or in an older one.
+
+    Raises:
+        CheckpointError: it is of a newer format.
+        SchemaError: a field is missing, unknown, of another type or out of range, or the checksum is another.
+    """
+    facts = checked(decode_json(text, where), dict[str, Any], where)
+    if (number := checked(facts.pop("format", None), Count, f"{where}: format")) > FORMAT:
+        problem = f"{where} is of format {number}, and this meshmark reads formats up to {FORMAT}"
+        raise CheckpointError(f"{problem}; take a newer meshmark")
+    if number == 1:
+        facts = {**facts, "array_checksums": {}}
+    elif facts.pop(CHECKSUM, None) != checksum({"format": number, **facts}):
+        raise SchemaError(f"{where} is not as it was written: its checksum is another")
+    config = checked(facts.get("config"), dict[str, Any], f"{where}: config")
+    if unknown := config.keys() - {each.name for each in dataclasses.fields(GPTConfig)}:
+        raise SchemaError(f"{where}: config has an unknown field {min(unknown)!r}")
+    info = checked(facts, CheckpointInfo, where)
+    if info.scalars.get("count") != info.step:
+        raise SchemaError(f"{where}: step is {info.step}, and the count of AdamW {info.scalars.get('count')}")
+    return info
+
+
+def checksum(facts: Mapping[str, Any]) -> str:
+    """The SHA-256 of JSON values, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def local(folder: str | Path) -> Path:
-    """The absolute path of a folder.
+    """The absolute path of a folder, without `..` and links, which TensorStore does not take.
 
     Raises:
-        CheckpointError: it is a URL.
+        CheckpointError: it is a URL or no path.
     """
+    if not isinstance(folder, str | os.PathLike) or not str(folder) or "\0" in str(folder):
+        raise CheckpointError(f"{folder!r} is no folder; give a path, as a text or a Path")
     if "://" in str(folder) or ":/" in str(folder):
         raise CheckpointError(f"{folder} is a URL; checkpoints need a file system: mount it, and name the folder")
-    return Path(folder).absolute()
+    try:
+        return Path(folder).resolve()
+    except (OSError, RuntimeError) as error:  # links that lead to each other
+        raise CheckpointError(f"the folder of checkpoints {folder} cannot be read: {error}") from error
 
 
 def positions(folder: str | Path) -> list[int]:
@@ -72,7 +122,8 @@ def positions(folder: str | Path) -> list[int]:
     """
     try:
         there = Path(folder).iterdir() if Path(folder).is_dir() else ()
-        return sorted(int(path.name) for path in there if path.name.isdecimal() and (path / INFO).is_file())
+        numbered = [path for path in there if re.fullmatch("0|[1-9][0-9]{0,18}", path.name)]
+        return sorted(int(path.name) for path in numbered if (path / INFO).is_file())
     except OSError as error:
         raise CheckpointError(f"the folder of checkpoints {folder} cannot be read: {error.strerror}") from error
 
@@ -84,22 +135,14 @@ def read(folder: str | Path, at: int | None = None) -> CheckpointInfo:
         CheckpointError: there is none, it is of a newer format or another position, or it cannot be read.
     """
     found = positions(local(folder))
-    if not found or at not in (None, *found):
+    if not found or at not in (None, *found) or isinstance(at, bool | float):
         there = f"has those of {', '.join(map(str, found))}" if found else "has none"
-        raise CheckpointError(f"no checkpoint{'' if at is None else f' of {at}'}: {folder} {there}")
+        raise CheckpointError(f"no checkpoint{'' if at is None else f' of {at!r}'}: {folder} {there}")
     path = Path(folder) / str(found[-1] if at is None else at) / INFO
     try:
-        facts = json.loads(path.read_text())
-        if not isinstance(facts, dict):
-            raise TypeError("it is no JSON object")
-        if (number := facts.pop("format")) > FORMAT:
-            problem = f"{path} is of format {number}, and this meshmark reads formats up to {FORMAT}"
-            raise CheckpointError(f"{problem}; take a newer meshmark")
-        if wrong := [f"{name}={facts[name]!r}" for name, kind in KINDS.items() if not isinstance(facts[name], kind)]:
-            raise TypeError(", ".join(wrong))
-        info = CheckpointInfo(config=GPTConfig(**facts.pop("config")), **facts)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise damaged(path.parent, f"{INFO}: {error}") from error
+        info = parsed(read_bytes(path), str(path))
+    except SchemaError as error:
+        raise damaged(path.parent, str(error).removeprefix(f"{path.parent}/")) from error
     if str(info.position) != path.parent.name:
         raise damaged(path.parent, f"{INFO} is that of position {info.position}")
     return info

@@ -12,6 +12,7 @@ from typing import Any
 
 import strategies
 from strategies import pipeline
+from strategies.arguments import require_instance
 from strategies.config import Infeasible, TrainConfig
 from strategies.costs.arrays import HeldArray, accumulated, held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
@@ -124,10 +125,12 @@ def overview(
         Infeasible: the strategy states no layout, or model, mesh and batch do not fit together.
         UnknownName: the strategy or the model does not exist.
     """
-    strategy, config = strategies.STRATEGIES[name], PRESETS[preset]
+    require_instance(name, str, "the strategy")
+    strategy, config = strategies.STRATEGIES[name], PRESETS[require_instance(preset, str, "the preset")]
     if strategy.layout is None:
         raise Infeasible(f"{name} states no layout; give its `Strategy` one")
-    mesh = MeshSpec.of(mesh or example_mesh(strategy))
+    mesh = MeshSpec.of(example_mesh(strategy) if mesh is None else mesh)
+    TrainConfig(batch_size)  # checked before numbers are made from it
     train = TrainConfig(batch_size, **{"microbatches": strategy.default_microbatches(mesh, batch_size), **options})
     cost = None if strategy.twins else predict(name, config, mesh, train)
     layer_slots = cost.plan.layer_slots if cost else config.layers
@@ -165,7 +168,7 @@ def asked_overview(name: str, preset: str, mesh: str | None, topology: str | Non
         UnknownName: the strategy or the model does not exist.
     """
     devices = None if topology is None else devices_of(topology)
-    spec = MeshSpec.parse(mesh) if mesh else None
+    spec = None if mesh is None else MeshSpec.of(mesh)
     if devices is not None:
         spec = spec or usual_mesh(strategies.STRATEGIES[name], devices)
         if spec.size != devices:

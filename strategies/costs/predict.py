@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import strategies
+from strategies.arguments import require_instance
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.costs import memory
 from strategies.costs.plan import Plan
@@ -45,7 +46,7 @@ def predict(
             fit together.
     """
     layouts = known()
-    if strategy not in layouts:
+    if require_instance(strategy, str, "the strategy") not in layouts:
         raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(layouts)}")
     return predict_layout(layouts[strategy], config, mesh, train, platform, terms(strategies.STRATEGIES[strategy]))
 
@@ -69,6 +70,9 @@ def predict_layout(
         Infeasible: model, mesh and batch do not fit together.
     """
     spec = MeshSpec.of(mesh)
+    require_instance(config, GPTConfig, "the model")
+    require_instance(train, TrainConfig, "train")
+    require_instance(platform or "", str, "the platform")
     train = resolve_overlap(layout, spec.sizes, config, train, platform)
     plan = Plan(config, spec, train, layout, platform)
     return Cost(plan, tuple(each for term in terms for each in term(plan)))

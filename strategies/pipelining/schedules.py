@@ -242,8 +242,8 @@ def _alternating(name: str, stages: int, microbatches: int, chunks: int, warmups
 
 def _require(name: str, stages: int, microbatches: int, chunks: int, most_chunks: float = 1) -> None:
     for what, number in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
-        if number < 1:
-            raise Infeasible(f"schedule {name} of {what}={number}; it must be at least 1")
+        if type(number) is not int or number < 1:
+            raise Infeasible(f"schedule {name} of {what}={number!r}; it must be a whole number of at least 1")
     if chunks > most_chunks:
         raise Infeasible(f"schedule {name} has one chunk a stage, not {chunks}; take interleaved for more")
     if (cells := stages * (stages + chunks * microbatches)) > MOST_CELLS:

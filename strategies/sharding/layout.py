@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from jax.sharding import PartitionSpec as P
 
 from strategies.config import GPTConfig
+from strategies.schema import require_types
 from strategies.sharding.weight_shards import Shards
 
 Axes = tuple[str, ...]
@@ -37,8 +38,8 @@ class Layout:
             Otherwise such a weight is not split by `shards`.
 
     Raises:
-        ValueError: no weight has a dim, axes are a string instead of a tuple, shards or updates are over axes that do
-            not split the batch, or fields exclude each other.
+        ValueError: a field is of another type, such as a text where a tuple of axes is meant; no weight has a dim;
+            shards or updates are over axes that do not split the batch; or fields exclude each other.
     """
 
     batch: Axes = ()
@@ -51,10 +52,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         """Check that the fields are valid and consistent."""
+        require_types(self)
         single = {"batch": self.batch, "tokens": self.tokens, "shards": self.shards, "updates": self.updates}
-        for name, axes in {**single, **self.dims}.items():
-            if isinstance(axes, str):
-                raise ValueError(f"the axes of {name} are the text {axes!r}; give a tuple, ({axes!r},)")
         if unknown := [dim for dim in self.dims if dim not in DIMS]:
             raise ValueError(f"no weight has the dim {unknown[0]!r}; dims are {', '.join(DIMS)}")
         self._require_one_use()

@@ -6,9 +6,9 @@ updated in shards. All other communication comes with the `Implementation`. If t
 (auto.py), the same code runs on whole arrays.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
+from strategies.arguments import require_key, require_like
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.mesh import mark_varying, platform_of
 from strategies.model.causal_attention import kernel_for
@@ -139,6 +140,7 @@ class _Assembly:
 
     def init(self, key: PRNGKeyArray) -> State:
         """Weights and optimizer state before the first step."""
+        require_key(key)
         return self.initial_state(nnx.to_pure_dict(nnx.state(self.create(key), nnx.Param)))
 
     def initial_state(self, params: Weights) -> State:
@@ -225,21 +227,22 @@ class _Assembly:
         shapes = jax.eval_shape(self.initial_state, self.abstract[1])
         grads, grad_specs = self.optimizer.takes(self.abstract[1])
         state_specs = State(self.specs, self.optimizer.specs(shapes.optimizer), shapes.master and self.update_specs)
-        batch_spec = P(self.layout.batch or None)
-        batch = jax.ShapeDtypeStruct((self.train.batch_size, self.config.sequence + 1), jnp.int32)
+        tokens = jax.ShapeDtypeStruct((self.train.batch_size, self.config.sequence + 1), jnp.int32)
+        state = jax.tree.map(self.placed, shapes, state_specs)
+        grads, batch = jax.tree.map(self.placed, grads, grad_specs), self.placed(tokens, P(self.layout.batch or None))
         jitted = partial(_jitted, self.mesh, self.implementation.compiler_partitioned)
         return Step(
             config=self.config,
             mesh=self.mesh,
             train=self.train,
             init=jax.jit(self.init, out_shardings=jax.tree.map(partial(NamedSharding, self.mesh), state_specs)),
-            update=jitted(self.update, (state_specs, batch_spec), (state_specs, P()), donate_argnums=(0,)),
-            gradients=jitted(self.gradients, (state_specs, batch_spec), (P(), grad_specs)),
-            apply=jitted(self.apply, (state_specs, grad_specs), (state_specs, P())),
-            evaluate=jitted(self.evaluate, (self.specs, batch_spec), P()),
-            state=jax.tree.map(self.placed, shapes, state_specs),
-            grads=jax.tree.map(self.placed, grads, grad_specs),
-            batch=self.placed(batch, batch_spec),
+            update=jitted(self.update, {"state": state, "batch": batch}, (state_specs, P()), donate_argnums=(0,)),
+            gradients=jitted(self.gradients, {"state": state, "batch": batch}, (P(), grad_specs)),
+            apply=jitted(self.apply, {"state": state, "grads": grads}, (state_specs, P())),
+            evaluation=jitted(self.evaluate, {"params": state.params, "batch": batch}, P()),
+            state=state,
+            grads=grads,
+            batch=batch,
             layer_slots=self.implementation.layer_slots,
             inexact=self.implementation.inexact,
         )
@@ -250,14 +253,29 @@ class _Assembly:
 
 
 def _jitted(
-    mesh: Mesh, partitioned: bool, function: Callable, inputs: Any, outputs: Any, donate_argnums: tuple[int, ...] = ()
+    mesh: Mesh,
+    partitioned: bool,
+    function: Callable,
+    inputs: Mapping[str, Any],
+    outputs: Any,
+    donate_argnums: tuple[int, ...] = (),
 ) -> Any:
-    """Jit a function over a mesh: in `jax.shard_map`, or on whole arrays that the compiler partitions."""
-    if not partitioned:
-        function = jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs)
+    """Jit a function over a mesh: in `jax.shard_map`, or on whole arrays that the compiler partitions.
+
+    It raises Infeasible for arguments of other shapes than those of `inputs`, which are by name.
+    """
+    specs = jax.tree.map(lambda array: array.sharding.spec, tuple(inputs.values()))
+    mapped = function if partitioned else jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=outputs)
+
+    @wraps(function)
+    def checked(*given: Any) -> Any:
+        for arrays, (name, expected) in zip(given, inputs.items(), strict=True):
+            require_like(arrays, expected, f"the {name}")
+        return mapped(*given)
+
     # The shardings equal those of `init`. Otherwise the second step would be compiled again.
     out_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outputs)
-    return jax.jit(function, out_shardings=out_shardings, donate_argnums=donate_argnums)
+    return jax.jit(checked, out_shardings=out_shardings, donate_argnums=donate_argnums)
 
 
 def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:

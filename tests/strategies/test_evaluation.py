@@ -28,7 +28,7 @@ def evaluated(name, mesh, layers=2, **options):
     step = STRATEGIES[name].build(config, spec, train, first_devices(spec.size))
     params = compiled(step.init.lower(jax.random.key(0)))(jax.random.key(0)).params
     batch = step.place(np.random.default_rng(0).integers(0, config.vocab, step.batch.shape))
-    program = compiled(step.evaluate.lower(step.state.params, step.batch))
+    program = compiled(step.evaluation.lower(step.state.params, step.batch))
     require_no_deadlock(step.mesh, read_program(program.as_text() or "", step.mesh.shape).concurrent)
     loss = program(params, batch)
     assert loss.shape == ()

@@ -31,7 +31,7 @@ def test_factorisations_are_all_there_once():
         ("data=2;tensor=2", "cannot be read"),
         ("data=x", "cannot be read"),
         ("data=-2", "cannot be read"),
-        ("data=0", "mesh axis data=0; it must be at least 1"),
+        ("data=0", "mesh axis data=0; it must be from 1 to 999,999,999"),
         ("expert=2", "unknown mesh axis 'expert'; it can be data, fsdp, pipeline, context, tensor"),
         ("data=2,data=2", "mesh axes data, data repeat or are out of order"),
         ("tensor=2,data=2", "mesh axes tensor, data repeat or are out of order; the order is data, fsdp"),

@@ -78,5 +78,5 @@ def test_tokens_beyond_the_vocabulary_are_refused(tokens: np.ndarray, message: s
 @pytest.mark.parametrize(("what", "sizes"), [("stages", (0, 2, 1)), ("microbatches", (2, 0, 1)), ("chunks", (2, 2, 0))])
 def test_a_schedule_of_nothing_is_refused(name: str, what: str, sizes: tuple[int, int, int]) -> None:
     """A schedule of zero stages, microbatches or chunks raises Infeasible."""
-    with pytest.raises(Infeasible, match=f"schedule {name} of {what}=0; it must be at least 1"):
+    with pytest.raises(Infeasible, match=f"schedule {name} of {what}=0; it must be a whole number of at least 1"):
         SCHEDULES[name](*sizes)

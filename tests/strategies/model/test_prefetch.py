@@ -142,7 +142,7 @@ def test_evaluation_keeps_no_residuals():
     held = []
     for prefetch in ("on", "off"):
         built = STRATEGIES["fsdp"].build(config, "fsdp=8", TrainConfig(8, remat="none", prefetch=prefetch))
-        memory = compiled(built.evaluate.lower(built.state.params, built.batch)).memory_analysis()
+        memory = compiled(built.evaluation.lower(built.state.params, built.batch)).memory_analysis()
         assert memory
         held.append(memory.temp_size_in_bytes)
     layer = sum(x.dtype.itemsize * x.size // config.layers for x in jax.tree.leaves(built.state.params["blocks"]))

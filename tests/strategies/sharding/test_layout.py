@@ -32,11 +32,11 @@ def test_all_axes_leave_a_layout_as_it_is(layout):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"batch": "toy"}, "the axes of batch are the text 'toy'; give a tuple"),
-        ({"dims": {"head_features": "toy"}}, "the axes of head_features are the text 'toy'; give a tuple"),
+        ({"batch": "toy"}, "batch='toy'; it must be a list"),
+        ({"dims": {"head_features": "toy"}}, "dims.*'toy'}; it must be a list"),
         ({"batch": ("toy",), "tokens": ("toy",)}, "batch and tokens have the axis toy twice; leave one of them out"),
         ({"batch": ("toy",), "dims": {"mlp": ("toy",)}}, "toy splits mlp of the weights, and batch or tokens; take"),
-        ({"shards": "toy"}, "the axes of shards are the text 'toy'; give a tuple"),
+        ({"shards": "toy"}, "shards='toy'; it must be a list"),
         ({"shards": ("toy",)}, "shards has the axis toy, which does not split the batch; add it to batch"),
         ({"updates": ("toy",)}, "updates has the axis toy, which does not split the batch; add it to batch"),
         ({"dims": {"head": ("toy",)}}, "no weight has the dim 'head'; dims are layers, vocab, "),

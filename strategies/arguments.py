@@ -1,0 +1,61 @@
+"""Checks of what a caller gives to strategies and steps, which are values of Python and JAX rather than of JSON."""
+
+import reprlib
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from strategies.config import Infeasible
+
+T = TypeVar("T")
+
+
+def require_instance(value: Any, kind: type[T], what: str, error: type[ValueError] = Infeasible) -> T:
+    """Return a value that is of a class, such as `GPTConfig`.
+
+    Args:
+        value: anything.
+        kind: the class.
+        what: what the value is, for the message.
+        error: what is raised.
+
+    Raises:
+        ValueError: it is of another class; as `error`.
+    """
+    if not isinstance(value, kind):
+        raise error(f"{what} is {reprlib.repr(value)}; give a {kind.__name__}")
+    return value
+
+
+def require_like(given: Any, expected: Any, what: str) -> None:
+    """Check that arrays are as many, and of the same names, shapes and dtypes, as those that a step takes.
+
+    Args:
+        given: a tree of arrays, which may be tracers.
+        expected: the tree of the step.
+        what: what the arrays are, for the message.
+
+    Raises:
+        Infeasible: they differ; the message names the first array that does.
+    """
+    way_out = "give what this step made or placed"
+    if jax.tree.structure(given) != jax.tree.structure(expected):
+        raise Infeasible(f"{what} has not the arrays of this step; {way_out}")
+    for (path, array), other in zip(jax.tree.leaves_with_path(given), jax.tree.leaves(expected), strict=True):
+        if (np.shape(array), jax.dtypes.result_type(array)) != (other.shape, other.dtype):
+            name = f"{what}{jax.tree_util.keystr(path)}"
+            found = f"{jax.dtypes.result_type(array)}{list(np.shape(array))}"
+            raise Infeasible(f"{name} is {found}, not {other.dtype}{list(other.shape)}; {way_out}")
+
+
+def require_key(key: Any) -> None:
+    """Check that this is a key for random numbers, of `jax.random.key` or `jax.random.PRNGKey`.
+
+    Raises:
+        Infeasible: it is something else.
+    """
+    ndim, dtype = getattr(key, "ndim", None), getattr(key, "dtype", None)
+    if (ndim, dtype) != (1, jnp.uint32) and not (ndim == 0 and jnp.issubdtype(dtype, jax.dtypes.prng_key)):
+        raise Infeasible(f"the key is {reprlib.repr(key)}; give one, as jax.random.key(0)")
