@@ -159,8 +159,8 @@ class Step:
         """Train on one batch. The given state is donated: use the returned one. Tokens of the host are placed first.
 
         The call returns before the step has run. On virtual CPU devices at most `MOST_AHEAD` steps may be unfinished
-        (pace.py). On GPUs and TPUs it is compiled with `xla_options`, which JAX does not allow inside a jitted
-        function: call `update` there.
+        (pace.py). It is compiled with `xla_options`, which JAX does not allow inside a jitted function: call `update`
+        there.
 
         Raises:
             ValueError: the state or the batch is not of this step.

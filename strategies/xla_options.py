@@ -5,6 +5,7 @@ step.
 """
 
 import functools
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,6 +48,13 @@ class Default:
 
 
 DEFAULTS: tuple[Default, ...] = (
+    Default(
+        "cpu",
+        {"xla_backend_optimization_level": "2"},
+        "Let LLVM optimise at level 2. At XLA's level 3 one of its passes (LoopLoadElimination) takes a third of the "
+        "time to compile a step, for nothing: steps of nano with batch 16 compile in 5 to 6 s of CPU time instead of "
+        "7 to 11, take as long and have the same losses to the bit (docs/experiments/2026-11-24-first-run.md).",
+    ),
     Default(
         "tpu",
         {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"},
@@ -137,7 +145,7 @@ DEFAULTS: tuple[Default, ...] = (
 
 
 def xla_options(device: Any, strategy: str, train: TrainConfig) -> dict[str, Any]:
-    """XLA options of a step: those of `DEFAULTS`.
+    """XLA options of a step: those of `DEFAULTS` that the environment variable XLA_FLAGS does not set.
 
     Those that the installed XLA does not have are left out, with a warning.
 
@@ -147,7 +155,9 @@ def xla_options(device: Any, strategy: str, train: TrainConfig) -> dict[str, Any
         train: its options, with those for overlap resolved.
     """
     matching = [each for each in DEFAULTS if each.applies(device.platform, strategy, train)]
-    defaults = {name: value for each in matching for name, value in each.options.items()}
+    flags = os.environ.get("XLA_FLAGS", "")
+    named = {name: value for each in matching for name, value in each.options.items()}
+    defaults = {name: value for name, value in named.items() if f"--{name}=" not in flags}
     known = {name: value for name, value in defaults.items() if has_option(device, name, value)}
     if unknown := sorted(defaults.keys() - known):
         warnings.warn(

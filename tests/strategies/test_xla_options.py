@@ -73,6 +73,14 @@ def test_a_default_that_xla_does_not_have_is_left_out(monkeypatch: pytest.Monkey
         assert xla_options(jax.devices()[0], "data", TRAIN) == {"xla_cpu_enable_fast_math": False}
 
 
+def test_flags_of_the_environment_go_before_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA_FLAGS says what all programs are compiled with; an option that it sets is left to it."""
+    known = {"xla_cpu_enable_fast_math": "False", "xla_backend_optimization_level": "1"}
+    monkeypatch.setattr(module, "DEFAULTS", (Default("cpu", known, "two"),))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_prefer_vector_width=128")
+    assert xla_options(jax.devices()[0], "data", TRAIN) == {"xla_cpu_enable_fast_math": False}
+
+
 def test_a_value_that_xla_refuses_is_an_error() -> None:
     """A wrong value of an option that exists is no reason to leave it out."""
     with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid bool"):
