@@ -11,6 +11,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullFormatter
 
 from results.figures.curves import counts, left_out
 from results.figures.palette import strategy_looks
@@ -188,6 +189,7 @@ def doubling_axis(axes: Axes, values: pd.Series, label: str) -> None:
     for tick in ticks:
         axes.axvspan(tick / half, tick * half, color="0.95", linewidth=0, zorder=0)
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
     axes.grid(visible=False, axis="x")
     axes.set(xlabel=label, xlim=(ticks[0] / margin, ticks[-1] * margin))
@@ -218,6 +220,7 @@ def throughput_axis(axes: Axes, points: pd.DataFrame) -> None:
         axes.set_ylim(0, 1.1 * np.nanmax(points[["tokens_per_second", "ideal_tokens_per_second"]]))
     else:
         axes.set_yscale("log", base=2)
+        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
 

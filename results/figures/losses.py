@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from results.figures.canvas import GREY, parameters, wrapped
 from results.figures.palette import strategy_looks
+from results.figures.pictures import plain_ticks
 from results.records.training import TrainingRun
 
 REFERENCE = "single"
@@ -36,6 +37,7 @@ def loss_curves(runs: Sequence[TrainingRun]) -> Figure:
                 steps, evaluations = (_difference(*pair) for pair in pairs)
                 _draw(axes, steps, evaluations, {**look, "linewidth": 1.5})
         axes.set_yscale("log")
+        plain_ticks(axes.yaxis)
         axes.set(xlabel="step", ylabel="nats a token", title=f"Largest difference to {REFERENCE} so far")
     lines = [line for text in what_was_trained(runs) for line in wrapped(figure, text, 10)]
     figure.suptitle("\n".join(["Loss of training runs", *lines]), x=0.02, ha="left", fontsize="medium")

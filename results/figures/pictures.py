@@ -5,8 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import matplotlib as mpl
+from matplotlib.axis import Axis
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter, NullFormatter
 
 from benchmarks.commandline.outputs import require_apart, require_picture, save
 from results.refusing import refusing
@@ -18,7 +21,15 @@ FORMATS = frozenset(FigureCanvasBase.get_supported_filetypes())
 # With these settings, figures drawn twice from the same rows are equal files, so a committed figure's diff shows a real
 # change.
 REPRODUCIBLE = {"svg.hashsalt": "meshmark"}
+mpl.rcParams["text.parse_math"] = False
+"""Names are drawn as they are: a name with `$` in it is no formula. Log axes need `plain_ticks`."""
 METADATA = {"png": {}, "svg": {"Date": None}}
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Label a log axis without formulas, which is what matplotlib does by default."""
+    axis.set_major_formatter(LogFormatter())
+    axis.set_minor_formatter(NullFormatter())
 
 
 def draw(figure: Figure, path: Path, dpi: int = 150) -> None:

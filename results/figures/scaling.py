@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 
 from results.figures.canvas import GREY, caption
 from results.figures.palette import LIMIT_COLOURS, strategy_looks
+from results.figures.pictures import plain_ticks
 from results.records.reading import RecordError
 
 PANELS = {"strong": "strong scaling", "weak": "weak scaling"}
@@ -36,6 +37,8 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
         points(below, part, "percent")
         above.set_xscale("log", base=2)
         above.set(yscale="log", title=f"{name}: {batches(part)}" if len(part) else name)
+        plain_ticks(above.yaxis)
+        plain_ticks(below.xaxis)
         above.yaxis.set_major_formatter("{x:g}")
         below.set(ylim=(0, 1.1 * drawn["percent"].max()), xlabel="devices")
         below.set_xticks(ticks := sorted(rows["devices"].unique()), [f"{tick:,}" for tick in ticks], rotation=45)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from results.records.reading import read_run
+from strategies.schema import shown
 
 SETTINGS = {
     "platform_version": "Platform",
@@ -25,9 +26,9 @@ def machine_facts(paths: Sequence[Path]) -> dict[str, str]:
     """
     runs = [read_run(path) for path in paths]
     machine = runs[0]["machine_info"]
-    cpu, versions = mapping(machine.get("cpu")), mapping(machine.get("versions"))
+    cpu, versions = machine.get("cpu") or {}, machine.get("versions") or {}
     system = (machine.get(name) for name in ("system", "release", "machine"))
-    rates = mapping(machine.get("matmul_flops_per_second"))
+    rates = machine.get("matmul_flops_per_second") or {}
     facts = {
         "Devices": f"{machine.get('device_count')} × {devices(machine)}",
         "Processor": f"{cpu.get('brand_raw', 'unknown')}, {cpu.get('count', 'unknown number of')} cores",
@@ -36,7 +37,7 @@ def machine_facts(paths: Sequence[Path]) -> dict[str, str]:
         "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "Matmul rate": ", ".join(f"{rate / 1e9:,.1f} GFLOP/s in {dtype}" for dtype, rate in rates.items()),
         **{label: str(machine.get(name) or "") for name, label in SETTINGS.items()},
-        **{str(path): written(run) for path, run in zip(paths, runs, strict=True)},
+        **{shown(path): written(run) for path, run in zip(paths, runs, strict=True)},
     }
     return {name: value for name, value in facts.items() if value}
 
@@ -50,16 +51,11 @@ def devices(machine: Mapping[str, Any]) -> str:
 
 def written(run: Mapping[str, Any]) -> str:
     """Say when a run was written, and at which commit of the project."""
-    commit = mapping(run.get("commit_info"))
+    commit = run.get("commit_info") or {}
     changed = " with changes" if commit.get("dirty") else ""
-    when = str(run.get("datetime", ""))[:16].replace("T", " ")
+    when = (run.get("datetime") or "")[:16].replace("T", " ")
     parts = [
         f"written {when} UTC" if when else "",
         f"commit {str(commit['id'])[:12]}{changed}" if commit.get("id") else "",
     ]
     return ", ".join(filter(None, parts)) or "time and commit unknown"
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Return the value if it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
