@@ -38,7 +38,8 @@ from strategies.training.train_step import assemble
 AXES = ("data",)
 LAYOUT = Layout(batch=AXES)
 MOST_BUCKETS = 1000
-"""The most all-reduces that `bucket_bytes` may make. XLA's CPU backend takes TODO."""
+"""The most all-reduces that `bucket_bytes` may make. A step of `data` with 100 of them takes XLA's CPU backend
+12 s to compile, and with 400 20 s, on one core."""
 BACKWARD = ("head", "blocks", "embedding")
 """The parts of the model, in the order in which the backward pass computes their gradients."""
 

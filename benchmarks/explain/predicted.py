@@ -29,6 +29,7 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
     by_axis: dict[str, Bytes] = dict.fromkeys(SENT, 0)
     for (kind, axes), parts in cost.sent.items() if cost else ():
         by_axis[f"compiled.sent_bytes.{kind}.{axis_of(axes)}"] += sum(parts.values())
+    as_predicted = sent == {key: int(exact) for key, exact in by_axis.items()}
     total = compiled.get("compiled.sent_bytes")
     return {
         "predicted.flops": cost and sum(cost.flops.values()) // case.mesh.size,
@@ -38,9 +39,7 @@ def predicted_columns(case: Case, compiled: Mapping[str, Any]) -> dict[str, floa
         "predicted.bubble": cost and cost.bubble,
         "predicted.lockstep_bubble": cost and cost.lockstep_bubble,
         "sent_over_predicted": total / cost.sent_bytes if total is not None and cost and cost.sent_bytes else None,
-        "sent_as_predicted": sent == {key: int(exact) for key, exact in by_axis.items()}
-        if total is not None and cost and not twin
-        else None,
+        "sent_as_predicted": as_predicted if total is not None and cost and not twin else None,
     }
 
 

@@ -21,7 +21,7 @@ from strategies.training.compression import BLOCK, padded
 from strategies.training.sharded_update import held_dtype
 
 Bytes = int | Fraction
-"""Bytes that a device sends on average: a group of 3 may not divide them. Sums are exact, and rounded down at the end."""
+"""Bytes that a device sends on average, exactly: three devices may not divide them. Sums are rounded down."""
 
 
 def _exactly(numerator: int, denominator: int) -> Bytes:

@@ -103,6 +103,18 @@ def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
         assert implementation(Shards(("fsdp",), devices, SMALL), TrainConfig(2), mesh).hooks.head is head
 
 
+@pytest.mark.parametrize(
+    ("name", "mesh", "layers", "unroll"), [("context", "context=4", 2, 2), ("auto", "fsdp=2,tensor=4", 1, 3)]
+)
+def test_a_loop_of_one_iteration_stays_a_loop(name, mesh, layers, unroll):
+    """All layers in one iteration are in a loop in the program, too, and its collectives are in order."""
+    config = GPTConfig(layers=layers, embed=32, heads=8, vocab=64, sequence=24)
+    step = STRATEGIES[name].build(config, mesh, TrainConfig(4, unroll=unroll))
+    text = text_of(step.lower())
+    assert read_program(text, step.mesh.shape).concurrent == ()
+    assert text.count("skip-simplify-while-loops_trip-count-one") >= 2
+
+
 @pytest.mark.factorisations
 @pytest.mark.parametrize(
     ("name", "mesh"),

@@ -49,13 +49,14 @@ def _case(draw: random.Random) -> Drawn:
 
 def _model(draw: random.Random) -> GPTConfig:
     """A model that may be impossible."""
-    heads, attention = draw.choice((1, 2, 4, 6, 8)), dict[str, Any]()
+    heads = draw.choice((1, 2, 4, 6, 8))
+    attention: dict[str, Any] = {}
     sequence = draw.choice((8, 16, 24, 32, 48, 64, 72))
     kind = draw.choice(("dense", "dense", "dense", "window", "strided", "fixed"))
     if kind == "window":
-        attention = {"attention_window": draw.randrange(1, sequence)}
+        attention["attention_window"] = draw.randrange(1, sequence)
     elif kind != "dense":
-        attention = {"attention_stride": draw.choice((4, 8)), "attention_pattern": kind}
+        attention["attention_stride"], attention["attention_pattern"] = draw.choice((4, 8)), kind
     if kind == "fixed":
         attention["attention_summary"] = draw.choice((1, 2))
     return GPTConfig(

@@ -11,6 +11,7 @@ from strategies.model.gpt import param_count
 from tests.strategies import quick
 
 SMALL = GPTConfig(layers=2, embed=32, heads=4, vocab=256, sequence=16)
+SHALLOW = dataclasses.replace(SMALL, layers=1)
 # Sizes of which none is another's multiple by chance, and a vocabulary that tensor and pipeline must pad.
 ODD = GPTConfig(layers=6, embed=48, heads=4, vocab=257, sequence=24, mlp=80)
 UNTIED = dataclasses.replace(ODD, tied=False)
@@ -62,8 +63,15 @@ EVERY_DAY = [
     ("context", "context=4", WINDOWED, {"remat": "full"}),
     ("context", "context=2", DENSE, {"remat": "full"}),
     ("context", "context=8", DEEP, {"remat": "full"}),
+    # All layers in one iteration, which is still a loop.
+    ("fsdp", "fsdp=4", SMALL, {"microbatches": 4, "unroll": 2}),
 ]
 AT_NIGHT = [
+    ("context", "context=4", SMALL, {"unroll": 3}),
+    ("fsdp", "fsdp=4", SHALLOW, {"microbatches": 4}),
+    ("context", "context=4", SHALLOW, {}),
+    # Chunks of one token.
+    ("context", "context=8", SMALL, {}),
     ("hsdp", "data=2,fsdp=4", SMALL, {"gather": "step", "microbatches": 2}),
     ("tensor", "tensor=4", SMALL, {"remat": "full", "sequence_parallel": False}),
     ("data", "data=8", UNTIED, {"microbatches": 2}),
