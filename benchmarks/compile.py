@@ -19,6 +19,7 @@ from benchmarks.devices.chips import GB, GIB
 from benchmarks.explain.memory import host_peak_rss_bytes
 from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
 from benchmarks.failures import reason_of, status_of
+from benchmarks.harness.alive import Alive
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import EMPTY_CORPUS
 from benchmarks.harness.prepare import Entry, Preparation
@@ -26,7 +27,7 @@ from benchmarks.options import selected
 from benchmarks.parsers import compile_cases
 from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.record import Record
-from benchmarks.reporting.terminal import MIB
+from benchmarks.reporting.terminal import MIB, progress
 from benchmarks.reporting.trace import trace
 from benchmarks.row import Row
 from strategies.mesh import AXES
@@ -159,8 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     statuses = []
-    for case in cases:
-        record = compile_record(case)
+    for number, case in enumerate(cases, start=1):
+        with Alive(partial(progress, number, len(cases), f"compiling {case}", None)):
+            record = compile_record(case)
         lines = [part for line in report(record.as_row()) for part in wrapped(line)]
         print("\n".join(lines), end="\n\n", flush=True)
         statuses.append(record.status)

@@ -21,6 +21,7 @@ from benchmarks.compile import compile_case
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
 from benchmarks.explain.memory import processes_that_fit
+from benchmarks.harness.alive import Alive
 from benchmarks.harness.pool import Outcome, run_in_processes
 from benchmarks.reporting.terminal import progress
 from benchmarks.search import cache
@@ -71,13 +72,20 @@ def compiled(
         log(f"{len(found)} of {len(cases)} were compiled before")
     if missing:
         log(f"compiling {len(missing)}, {min(at_once, len(missing))} at a time, within {budget_seconds:g} s")
-    for outcome in run_in_processes(missing, work or compile_one, at_once, budget_seconds):
-        case, columns = outcome.task, outcome.result
-        found[case] = outcome
-        if columns and is_repeatable(columns):
-            store(stored, case, columns)
-        ended = outcome.reason or columns["reason"] or columns["status"]
-        log(progress(len(found), len(cases), f"{case} remat={case.remat}: {ended}, {outcome.seconds:.0f} s", None))
+
+    def doing() -> str:
+        left = [case for case in missing if case not in found]
+        names = ", ".join(f"{case} remat={case.remat}" for case in left[:at_once])
+        return f"compiling {names}; {len(left)} of {len(cases)} left" if left else ""
+
+    with Alive(doing):
+        for outcome in run_in_processes(missing, work or compile_one, at_once, budget_seconds):
+            case, columns = outcome.task, outcome.result
+            found[case] = outcome
+            if columns and is_repeatable(columns):
+                store(stored, case, columns)
+            ended = outcome.reason or columns["reason"] or columns["status"]
+            log(progress(len(found), len(cases), f"{case} remat={case.remat}: {ended}, {outcome.seconds:.0f} s", None))
     return found
 
 

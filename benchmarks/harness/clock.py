@@ -12,14 +12,17 @@ class Clock:
     def __init__(self) -> None:
         self.start = time.perf_counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.phases: list[str] = []  # that are running, outer ones first
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the time of the body to a phase, whether it succeeds or not."""
         start = time.perf_counter()
+        self.phases.append(name)
         try:
             yield
         finally:
+            self.phases.pop()
             self.seconds[name] += time.perf_counter() - start
 
     @property

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 
 from benchmarks.commandline.tables import PLAIN_WIDTH
+from benchmarks.harness.alive import Alive
 from benchmarks.harness.session import Session
 from benchmarks.reporting.terminal import (
     absent,
@@ -21,6 +22,9 @@ from benchmarks.reporting.terminal import (
 from benchmarks.timing.equality import CHECKED_STEPS
 from benchmarks.timing.measure import BLOCK_SECONDS
 
+PHASES = {"compile": "compiling", "checked": "comparing its first steps with one device", "timed": "timing"}
+"""Phases of the clock in words; others are said as they are."""
+
 
 class Reporter:
     """Replaces pytest's dots for the cases of a run. Other tests are reported by pytest as usual."""
@@ -30,15 +34,24 @@ class Reporter:
         self.reported: set[str] = set()
         self.start_seconds = time.perf_counter()
         session.say = self.say
+        self.running = ""
+        self.alive = Alive(self.doing)  # made before pytest captures what a case prints
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Start the estimate of the remaining time."""
         self.reported = set(self.session.rows)  # rows of an earlier process of this run
         self.start_seconds = time.perf_counter()
         self.terminal.showfspath = False
+        if not self.config.option.collectonly:
+            self.alive.__enter__()
+
+    def pytest_unconfigure(self) -> None:
+        """Stop to say what is running."""
+        self.alive.close()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """On a terminal, show what is running. The line is overwritten when the case has ended."""
+        self.running = case_of(nodeid)
         if self.terminal.isatty:
             doing = "compiling" if "test_equals" in nodeid else "timing"
             self.terminal.rewrite(self.line(f"{case_of(nodeid)}: {doing}"), erase=True)
@@ -75,6 +88,13 @@ class Reporter:
         if path := self.config.option.benchmark_json:
             terminalreporter.write_line(f"report: {path}")
         terminalreporter.write_line(f"time: {self.session.clock}")
+
+    def doing(self) -> str:
+        """What is running, for a line that says so every few seconds."""
+        if not self.running:
+            return ""
+        phases = list(self.session.clock.phases)
+        return self.line(f"{self.running}: {PHASES.get(phases[-1], phases[-1]) if phases else 'working'}")
 
     def say(self, text: str) -> None:
         """Print a line, bypassing pytest's output capture."""
