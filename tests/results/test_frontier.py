@@ -143,16 +143,7 @@ def test_the_command_writes_a_picture(found: Path, capsys: pytest.CaptureFixture
     ("change", "message"),
     [
         ({"kind": "compiled"}, "was not written by `python -m benchmarks.feasibility"),
-        (
-            {"schema_version": 2},
-            "has schema_version 2 and this meshmark reads 1; update meshmark, or write it again with `python -m",
-        ),
-        ({"capacity_bytes": None}, "capacity_bytes is None; it must be a whole number"),
-        ({"candidates": []}, r"candidates is \[\]; "),
-        (
-            {"candidates": [{"status": "fits", "strategy": "fsdp", "mesh": "fsdp=8"}]},
-            r"candidates\[0\] lacks formula.needed_bytes",
-        ),
+        ({"schema_version": 2}, "has schema_version 2 and this meshmark reads 1; update meshmark"),
     ],
 )
 def test_what_is_no_such_file_is_refused(found: Path, change: dict[str, Any], message: str) -> None:
