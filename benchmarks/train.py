@@ -16,7 +16,7 @@ import jax
 from benchmarks.cluster import processes
 from benchmarks.commandline.ending import BROKEN_INPUT, INTERRUPTED
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable
+from benchmarks.commandline.outputs import Unwritable, require_folder
 from benchmarks.failures import CompileError, reason_of
 from benchmarks.parsers import train as train_parser
 from benchmarks.timing.machine import disable_compilation_cache, use_virtual_devices
@@ -84,15 +84,17 @@ def first_position(option: argparse.Namespace, plan: Plan, holding: ExitStack) -
         ValueError: there is no run to resume, it was trained otherwise, or there is one that would be overwritten.
         CheckpointError: the folder of its checkpoints cannot be read.
     """
-    holding.enter_context(held(plan.out))
     checkpoints = plan.out / CHECKPOINTS
+    if processes.is_first():
+        holding.enter_context(held(plan.out))
+        require_saves(checkpoints if checkpoints.is_dir() else plan.out)
+    require_folder(plan.out)
     if (plan.out / LOG).exists() or checkpoints.exists():
         if not info.positions(checkpoints):
             problem = f"{plan.out} has a run that cannot be resumed, because it has no checkpoint"
             raise ValueError(f"{problem}; remove {plan.out}, or name another --out")
         if not option.resume:
             raise ValueError(f"{plan.out} has a run already; continue it by --resume, or name another --out")
-    require_saves(checkpoints)
     if not option.resume:
         return 0
     try:

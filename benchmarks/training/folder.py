@@ -37,18 +37,14 @@ def held(folder: Path) -> Iterator[None]:
         os.close(number)
 
 
-def require_saves(checkpoints: Path) -> None:
-    """Check that checkpoints can be written, by an array that is written as a save does. Nothing of it is left.
+def require_saves(folder: Path) -> None:
+    """Check that a folder takes checkpoints, by an array that is written as a save does. Nothing of it is left.
 
     Raises:
-        Unwritable: they cannot.
+        Unwritable: it does not.
     """
-    fresh = not checkpoints.exists()
     try:
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        zarr_arrays.require_writable(checkpoints.resolve())
-        if fresh:
-            checkpoints.rmdir()
+        zarr_arrays.require_writable(folder.resolve())
     except (OSError, ValueError) as error:
         reason = cause(error) if isinstance(error, OSError) else str(error)
-        raise Unwritable(f"checkpoints cannot be written to {checkpoints}: {reason}; name another --out") from error
+        raise Unwritable(f"checkpoints cannot be written to {folder}: {reason}; name another --out") from error
