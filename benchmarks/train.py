@@ -7,6 +7,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -20,6 +21,7 @@ from benchmarks.failures import CompileError, reason_of
 from benchmarks.parsers import train as train_parser
 from benchmarks.timing.machine import disable_compilation_cache, use_virtual_devices
 from benchmarks.timing.measure import compile_step
+from benchmarks.training.folder import held, require_saves
 from benchmarks.training.log import SCHEMA_VERSION, Log, LogError
 from benchmarks.training.loop import NotFinite, Run
 from benchmarks.training.plan import CHECKPOINTS, LOG, Plan
@@ -42,14 +44,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 if the loss is not finite or the step cannot be compiled, 5 if something cannot be read or
         written, 130 if the run was told to stop. It is 2 for invalid options.
     """
-    parser = train_parser()
+    with ExitStack() as holding:
+        return train(train_parser(), arguments, holding)
+
+
+def train(parser: argparse.ArgumentParser, arguments: Sequence[str] | None, holding: ExitStack) -> int:
+    """Train, while the folder of the run is held. See `main`."""
     option = parser.parse_args(arguments)
     use_virtual_devices()
     try:
         processes.join(option)
         plan = processes.run_in_all(partial(Plan.of, option))
         step = processes.run_in_all(plan.build)
-        position = processes.broadcast_first(partial(first_position, option, plan))
+        position = processes.broadcast_first(partial(first_position, option, plan, holding))
     except (ValueError, CheckpointError, processes.FailedElsewhere) as error:
         processes.end(in_order=True)
         if isinstance(error, Unwritable | CheckpointError):
@@ -69,15 +76,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def first_position(option: argparse.Namespace, plan: Plan) -> int:
-    """The step after which the run begins; 0 unless it is resumed.
+def first_position(option: argparse.Namespace, plan: Plan, holding: ExitStack) -> int:
+    """Take hold of the folder of the run. Return the step after which the run begins; 0 unless it is resumed.
 
     Raises:
+        Unwritable: the folder or its checkpoints cannot be written, or another run is writing into it.
         ValueError: there is no run to resume, it was trained otherwise, or there is one that would be overwritten.
         CheckpointError: the folder of its checkpoints cannot be read.
     """
-    require_folder(plan.out)
     checkpoints = plan.out / CHECKPOINTS
+    if processes.is_first():
+        holding.enter_context(held(plan.out))
+        require_saves(checkpoints if checkpoints.is_dir() else plan.out)
+    require_folder(plan.out)
     if (plan.out / LOG).exists() or checkpoints.exists():
         if not info.positions(checkpoints):
             problem = f"{plan.out} has a run that cannot be resumed, because it has no checkpoint"
@@ -101,7 +112,7 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
         The exit status: 0 at the end, 130 if the run was told to stop.
 
     Raises:
-        CheckpointError: a checkpoint cannot be read or written.
+        CheckpointError: a checkpoint cannot be read, or one could not be written.
         LogError: the log cannot be read or written.
         CompileError: the step cannot be compiled.
         NotFinite: a loss or a gradient norm is not finite.

@@ -2,6 +2,8 @@
 
 import functools
 import math
+import re
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
@@ -17,8 +19,6 @@ from strategies.sharding.layout import Layout, size_of
 from strategies.step import Step
 from strategies.xla_options import xla_options
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,49}$")]
-"""A strategy's name, which stands in commands and file names: up to 50 letters, digits, dots, hyphens, underscores."""
 OPTIONS = frozenset(each.name for each in fields(TrainConfig))
 
 
@@ -44,7 +44,7 @@ class Strategy:
             strategy that does the same on them.
     """
 
-    name: Name
+    name: str
     axes: Annotated[tuple[str, ...], Meta(min_length=1)]
     build: Callable[..., Step]
     options: tuple[str, ...] = ()
@@ -59,6 +59,9 @@ class Strategy:
     def __post_init__(self) -> None:
         """Check types, axes and options, and complete `build` (see `completed`)."""
         require_types(self)
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,49}", self.name):  # it stands in commands and in file names
+            problem = f"a strategy cannot be called {reprlib.repr(self.name)}"
+            raise ValueError(f"{problem}; take up to 50 letters, digits, dots, hyphens and underscores, a letter first")
         if unknown := [name for name in self.options if name not in OPTIONS]:
             raise ValueError(f"{self.name} has the option {unknown[0]!r}; it can have {', '.join(sorted(OPTIONS))}")
         if self.layout and (strange := sorted(self.layout.axes - {*self.axes})):

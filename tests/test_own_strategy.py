@@ -149,11 +149,77 @@ def test_what_cannot_be_named_so_is_refused(name: str, axis: str, message: str) 
     assert ([*strategies.STRATEGIES], [*AXES]) == before
 
 
-def test_a_module_that_is_not_there_is_named() -> None:
-    """A module in MESHMARK_STRATEGIES that cannot be imported ends the run in one line."""
-    command = [sys.executable, "-m", "pytest", "benchmarks", "--collect-only"]
-    env = environment(MESHMARK_STRATEGIES="nowhere")
-    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert ended.returncode == 4
-    assert "MESHMARK_STRATEGIES names 'nowhere', which cannot be imported" in ended.stderr
+BROKEN = {
+    "raises": ("raise KeyError('boom')", "KeyError: 'boom'"),
+    "syntax": ("def f(:", "SyntaxError: invalid syntax (syntax.py, line 1)"),
+    "exits": ("import sys; sys.exit(0)", "SystemExit: 0"),
+    "nowhere": (None, "ModuleNotFoundError: No module named 'nowhere'"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "status"),
+    [
+        ("raises", "benchmarks.train", 2),
+        ("syntax", "benchmarks compile --topology cpu:2", 2),
+        ("exits", "strategies list", 2),
+        ("exits", "benchmarks advise", 2),
+        ("nowhere", "pytest benchmarks --collect-only", 4),  # pytest's status of wrong usage
+        ("exits", "pytest benchmarks --compile-only", 4),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_named(name: str, command: str, status: int, tmp_path: Path) -> None:
+    """A module in MESHMARK_STRATEGIES that raises, or ends the program, ends a command in one line that names it."""
+    source, cause = BROKEN[name]
+    if source:
+        (tmp_path / f"{name}.py").write_text(source)
+    env = environment(MESHMARK_STRATEGIES=name, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    arguments = [sys.executable, "-m", *command.split()]
+    ended = subprocess.run(arguments, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    assert ended.returncode == status, ended.stderr
+    assert f"MESHMARK_STRATEGIES names {name!r}, which cannot be imported ({cause}); " in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(SystemExit(3), "the build of exits raised SystemExit: 3; it must"), (None, "returned is None; give a Step")],
+)
+def test_a_build_does_not_end_the_program(error: BaseException | None, message: str) -> None:
+    """A build that exits, or returns no step, is a ValueError: the row of its case says so, and a sweep goes on."""
+
+    def build(*_: object) -> None:
+        if error:
+            raise error
+
+    strategy = strategies.Strategy("exits", ("data",), build)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        strategy.build(strategies.PRESETS["nano"], "data=1", strategies.TrainConfig(8))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "a,b"}, "cannot be called 'a,b'; take up to 50 letters"),
+        ({"name": "$x$"}, r"cannot be called '\$x\$'; take up to 50 letters"),
+        ({"name": 3}, "name=3; it must be a text"),
+        ({"axes": ()}, r"axes=\(\); .*length >= 1"),
+        ({"axes": "data"}, "axes='data'; it must be a list"),
+        ({"build": "build"}, "build='build'; it must be a function"),
+        ({"options": ("nope",)}, "mine has the option 'nope'; it can have attention, batch_size"),
+        ({"layout": "data"}, "layout='data'; it must be"),
+        ({"microbatches": 0}, "microbatches=0; it must be a whole number of at least 1"),
+        ({"most_devices": float("nan")}, "most_devices=nan; it must be a number of at least 0"),
+    ],
+    ids=str,
+)
+def test_a_strategy_has_its_types(fields: dict, message: str) -> None:
+    """A strategy with a field of another type is refused when it is made, with the field and what it can be."""
+    with pytest.raises(ValueError, match=message):
+        strategies.Strategy(**{"name": "mine", "axes": ("data",), "build": lambda *_: None, **fields})
+
+
+def test_what_is_no_strategy_is_not_registered() -> None:
+    """`register` takes a `Strategy` and nothing else."""
+    with pytest.raises(ValueError, match="what is registered is 'fsdp'; give a Strategy"):
+        strategies.register("fsdp")  # type: ignore[arg-type]

@@ -7,21 +7,50 @@
 A run that is resumed writes another line of kind "run", with the step after which it begins in `resumed_after`.
 """
 
+import errno
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from benchmarks.commandline.outputs import cause
+from strategies.schema import Amount, SchemaError, Whole, checked, decode_json, read_bytes
 
 SCHEMA_VERSION = 1
 
 
 class LogError(Exception):
     """The log cannot be read or written. The message names the file and the problem."""
+
+
+class RunLine(msgspec.Struct, tag_field="kind", tag="run"):
+    """What is run. It has other fields, too (`Plan.facts`)."""
+
+    schema_version: Literal[1]
+    resumed_after: Whole
+
+
+class StepLine(msgspec.Struct, tag_field="kind", tag="step", forbid_unknown_fields=True):
+    """A logged step. A number that is not finite is null; the loss of a run that diverges may be huge before."""
+
+    step: Whole
+    loss: float | None
+    grad_norm: float | None
+    learning_rate: Amount
+    tokens_per_second: Amount
+    loss_scale: Amount | None = None
+
+
+class EvaluationLine(msgspec.Struct, tag_field="kind", tag="evaluation", forbid_unknown_fields=True):
+    """The loss on the held-out text after a step."""
+
+    step: Whole
+    loss: float | None
 
 
 class Log:
@@ -49,6 +78,16 @@ class Log:
         with named(self._path):
             self._file.write(as_line({"kind": kind, **facts}))
             self._file.flush()
+            self._require_there()
+
+    def _require_there(self) -> None:
+        """Check that the file is where it was: one that is removed takes lines that nobody can read."""
+        try:
+            there = os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise FileNotFoundError(errno.ENOENT, "it was removed or replaced while the run wrote it")
 
     def close(self) -> None:
         """Wait until the lines are on disk."""
@@ -72,26 +111,24 @@ def named(path: Path) -> Iterator[None]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; none if there is no file. A line that was cut short ends it.
+    """The lines of a log; none if there is no file. A last line that was cut short is left out.
 
     Raises:
-        LogError: it cannot be read, is not UTF-8, or has a line that is JSON and no object.
+        LogError: it cannot be read, or a line is not of its schema; the message names the line and the field.
     """
-    lines = []
     try:
-        with named(path):
-            text = path.read_text(encoding="utf-8") if path.exists() else ""
-    except UnicodeDecodeError as error:
-        raise LogError(f"byte {error.start:,} of the log {path} is not UTF-8") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            facts = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(facts, dict):
-            raise LogError(f"line {number} of the log {path} is no JSON object")
-        lines.append(facts)
-    return lines
+        complete, _, _ = read_bytes(path).rpartition(b"\n") if path.exists() else (b"", b"", b"")
+        lines = complete.split(b"\n") if complete else []
+        return [_checked(line, f"line {number} of the log {path}") for number, line in enumerate(lines, start=1)]
+    except (OSError, SchemaError) as error:
+        raise LogError(str(error)) from error
+
+
+def _checked(line: bytes, where: str) -> dict[str, Any]:
+    """A line of the log, with all of its fields."""
+    facts = decode_json(line, where)
+    checked(facts, RunLine | StepLine | EvaluationLine, where)
+    return facts
 
 
 def as_line(facts: Mapping[str, Any]) -> str:

@@ -1,8 +1,10 @@
 """The loop of a training run: steps, and every so often a line in the log, an evaluation and a checkpoint."""
 
 import math
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,8 @@ from benchmarks.training.plan import CHECKPOINTS, Plan
 from benchmarks.training.progress import Progress
 from benchmarks.training.stopping import Stopping
 from benchmarks.training.text import drawn, spread_evenly
-from strategies import State, Step
+from strategies import CheckpointError, State, Step
+from strategies.checkpoints.info import positions
 from strategies.checkpoints.save import Saving
 from strategies.training.learning_rate import learning_rate_at
 
@@ -72,6 +75,7 @@ class Run:
         position: steps so far, which is also how many batches were used.
         saved: the position of the latest checkpoint.
         saving: the latest save, which may still be running.
+        failed: the latest save that failed, in a run of one process, which goes on.
     """
 
     plan: Plan
@@ -82,6 +86,7 @@ class Run:
     position: int
     saved: int | None = None
     saving: Saving | None = None
+    failed: CheckpointError | None = None
 
     def train(self, state: State) -> bool:
         """Train to the end, or until it is told to stop; save the state and wait until it is on disk.
@@ -98,6 +103,9 @@ class Run:
         finally:
             if self.saving:
                 self.saving.wait()
+        if self.failed:
+            there = ", ".join(map(str, positions(self.plan.out / CHECKPOINTS))) or "none"
+            raise CheckpointError(f"{self.failed}; the checkpoints that are there: {there}")
         return self.position == self.plan.steps
 
     def _train(self, state: State) -> State:
@@ -112,6 +120,9 @@ class Run:
             self.position += 1
             evaluates, saves = self._due(self.plan.evaluate_every), self._due(self.plan.checkpoint_every)
             if evaluates or saves or self.position % self.plan.log_every == 0:
+                with self._failures_said():
+                    if self.saving:
+                        self.saving.check()
                 self._log(state, metrics, stopwatch)
                 logged = self.position
             if evaluates:
@@ -162,8 +173,29 @@ class Run:
         """Save the state, unless it is saved already, without waiting until it is on disk."""
         if self.saved != self.position:
             folder, metadata = self.plan.out / CHECKPOINTS, {"recipe": self.plan.recipe}
-            self.saving = self.step.save(state, folder, position=self.position, metadata=metadata, keep=self.plan.keep)
-            self.saved = self.position
+            with self._failures_said():
+                if self.saving:
+                    self.saving.wait()
+            with self._failures_said():
+                self.saving = self.step.save(
+                    state, folder, position=self.position, metadata=metadata, keep=self.plan.keep
+                )
+                self.saved = self.position
+
+    @contextmanager
+    def _failures_said(self) -> Iterator[None]:
+        """Say at once that a save has failed. A run of one process goes on, and saves again when the next one is due.
+
+        Raises:
+            CheckpointError: it failed, and the run has several processes, which cannot agree to go on.
+        """
+        try:
+            yield
+        except CheckpointError as error:
+            if processes.count() > 1:
+                raise
+            self.saving, self.failed = None, error
+            print(f"\n{error}; training goes on, and saves again when a checkpoint is due", file=sys.stderr, flush=True)
 
     def _write(self, kind: str, **facts: Any) -> None:
         if self.log:

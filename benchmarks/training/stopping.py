@@ -32,6 +32,7 @@ class Stopping:
 
     def _handle(self, number: int, _: object) -> None:
         if self.asked:
+            os.write(sys.stderr.fileno(), b"\nended at once; continue from the latest checkpoint with --resume\n")
             os._exit(INTERRUPTED)
         self.asked = True
         # A handler may run in the middle of a `print`, which cannot be entered again.

@@ -8,7 +8,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -59,10 +59,10 @@ def as_text(info: CheckpointInfo) -> str:
     """
     facts = {"format": FORMAT, **msgspec.structs.asdict(info), "config": dataclasses.asdict(info.config)}
     try:
-        read = decode_json(json.dumps(facts, allow_nan=False), "it")
+        read = decode_json(json.dumps(facts, allow_nan=False), "metadata")
     except (TypeError, RecursionError) as error:
         raise ValueError(f"metadata is not JSON: {error}") from None
-    parsed(text := json.dumps(read | {CHECKSUM: checksum(read)}), "it")
+    parsed(text := json.dumps(read | {CHECKSUM: checksum(read)}), INFO)
     if read["metadata"] != info.metadata:
         problem = f"metadata={reprlib.repr(info.metadata)} would be read as {reprlib.repr(read['metadata'])}"
         raise ValueError(f"{problem}; give lists, and dicts whose keys are texts")

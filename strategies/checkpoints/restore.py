@@ -10,7 +10,7 @@ import numpy as np
 
 from strategies.checkpoints import residuals, zarr_arrays
 from strategies.checkpoints.canonical import Leaf, leaves
-from strategies.checkpoints.info import INFO, CheckpointError, damaged, local
+from strategies.checkpoints.info import INFO, CheckpointError, CheckpointInfo, damaged, local
 from strategies.checkpoints.info import read as read_info
 from strategies.checkpoints.save import failure_of_last
 from strategies.config import GPTConfig
@@ -42,6 +42,7 @@ def restore(step: Step, folder: str | Path, at: int | None = None) -> State:
     ]
     if torn := [leaf.name for leaf in lacking if leaf.dims]:
         raise damaged(path, f"{INFO} lacks {', '.join(torn)}")
+    _require_unchanged(path, info)
     fresh = _initial(step, {leaf.name for leaf in lacking})
 
     def value(leaf: Leaf) -> jax.Array:
@@ -55,7 +56,7 @@ def restore(step: Step, folder: str | Path, at: int | None = None) -> State:
 
     try:
         values = zarr_arrays.on_threads(value, found)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise damaged(path, str(error)) from error
     return jax.tree.unflatten(jax.tree.structure(step.state), values)
 
@@ -67,6 +68,16 @@ def _require_same_model(path: Path, saved: GPTConfig, config: GPTConfig) -> None
     if differs := [f"{name}={before[name]}, not {now[name]}" for name in now if before[name] != now[name]]:
         problem = f"the checkpoint {path} is of another model: {'; '.join(differs)}"
         raise CheckpointError(f"{problem}; build the step with the saved configuration")
+
+
+def _require_unchanged(path: Path, info: CheckpointInfo) -> None:
+    """Refuse arrays whose metadata are not as they were written. A checkpoint of format 1 has no checksums of them."""
+    try:
+        now = zarr_arrays.checksums(path, info.array_checksums)
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error)) from error
+    if changed := [name for name, before in info.array_checksums.items() if now[name] != before]:
+        raise damaged(path, f"{changed[0]}/zarr.json is not as it was written")
 
 
 def _initial(step: Step, names: set[str]) -> dict[str, jax.Array]:
@@ -84,6 +95,12 @@ def _initial(step: Step, names: set[str]) -> dict[str, jax.Array]:
 
 
 def _placed(leaf: Leaf, number: float) -> jax.Array:
-    """A number on all devices."""
+    """A number on all devices.
+
+    Raises:
+        ValueError: the dtype of the state does not hold it.
+    """
     scalar = np.asarray(number, leaf.stored.dtype)
+    if scalar != number:
+        raise ValueError(f"{leaf.name} is {number}, which is no {leaf.stored.dtype}")
     return jax.make_array_from_callback((), leaf.stored.sharding, lambda _: scalar)

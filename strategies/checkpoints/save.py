@@ -5,24 +5,26 @@ The arrays are written by TensorStore, on which Orbax stands as well (zarr_array
 array as a strategy shards it: they cannot leave out the padding of the vocabulary, nor empty slots for layers.
 """
 
-import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.handlers import AsyncCheckpointHandler
 
+from strategies.arguments import require_like
 from strategies.checkpoints import info, zarr_arrays
 from strategies.checkpoints.canonical import Leaf, host_shards, leaves
 from strategies.checkpoints.info import CheckpointError, CheckpointInfo
+from strategies.schema import Count, SchemaError, Whole, checked
 from strategies.step import State, Step
 
 UNFINISHED = ".orbax-checkpoint-tmp"
@@ -35,10 +37,26 @@ TIMEOUT_SECONDS = 600
 
 @dataclass(eq=False)
 class Saving:
-    """A save that may still be running. `path` is the folder that is there when it has finished."""
+    """A save that may still be running.
+
+    Attributes:
+        path: the folder that is there when it has finished.
+        finish: waits for it.
+        written: what this process writes.
+    """
 
     path: Path
     finish: Callable[[], None]
+    written: "Future[None]"
+
+    def check(self) -> None:
+        """Say whether this process could write its part, without waiting for it.
+
+        Raises:
+            CheckpointError: it could not.
+        """
+        if self.written.done() and self.written.exception():
+            self.wait()
 
     def wait(self) -> None:
         """Wait until the checkpoint is on disk.
@@ -74,12 +92,14 @@ class _Handler(AsyncCheckpointHandler):
         def write() -> None:
             zarr_arrays.on_threads(lambda copy: zarr_arrays.write(folder, *copy), copies)
             if jax.process_index() == 0:
-                info.write(folder, args.info)
+                checksums = zarr_arrays.checksums(folder, args.info.arrays)
+                written = msgspec.structs.replace(args.info, array_checksums=checksums)
+                (folder / info.INFO).write_text(info.as_text(written))
 
         thread = ThreadPoolExecutor(1)
-        written = thread.submit(write)
+        args.written = thread.submit(write)
         thread.shutdown(wait=False)
-        return [written]
+        return [args.written]
 
     def save(self, *_: Any, **__: Any) -> None:
         """Not used: saves are asynchronous."""
@@ -97,6 +117,7 @@ class _Save(ocp.args.CheckpointArgs):
 
     info: CheckpointInfo
     arrays: list[tuple[Leaf, jax.Array]]
+    written: "Future[None]" = field(default_factory=Future)
 
 
 @cache
@@ -144,8 +165,13 @@ def save(
     keep: int | None = None,
 ) -> Saving:
     """Save a state as `folder/POSITION`. See `Step.save`."""
-    if keep is not None and keep < 1:
-        raise CheckpointError(f"keep={keep}; it must be at least 1")
+    require_like(state, step.state, "the state")
+    folder = info.local(folder)
+    try:
+        checked(position, Whole | None, "position")
+        checked(keep, Count | None, "keep")
+    except SchemaError as error:
+        raise CheckpointError(f"no checkpoint can be written: {error}") from None
     wait_for_last()
     pairs = list(zip(leaves(step), jax.tree.leaves(state), strict=True))
     scalars = {leaf.name: _host(array).item() for leaf, array in pairs if leaf.is_scalar}
@@ -153,27 +179,28 @@ def save(
     arrays = [*{leaf.name: (leaf, array) for leaf, array in pairs if not leaf.is_scalar}.values()]
     facts = CheckpointInfo(
         config=step.config,
-        position=int(scalars["count"] if position is None else position),
-        step=int(scalars["count"]),
+        position=scalars["count"] if position is None else position,
+        step=scalars["count"],
         devices=step.mesh.size,
         compression=step.train.compression,
         scalars=scalars,
         arrays={leaf.name: leaf.shape for leaf, _ in arrays},
-        metadata=metadata or {},
+        array_checksums={},  # they are known when all is written
+        metadata={} if metadata is None else metadata,  # pyright: ignore[reportArgumentType] (checked below)
     )
-    folder = info.local(folder)
     path = folder / str(facts.position)
     try:
         if path.exists():
             raise CheckpointError(f"there is a checkpoint {path} already; remove it, or save to another folder")
-        json.dumps(facts.metadata, allow_nan=False)
+        info.as_text(facts)
         if jax.process_index() == 0:
             _remove_unfinished(folder)
-        _checkpointer().save(path, args=_Save(facts, arrays))
+        args = _Save(facts, arrays)
+        _checkpointer().save(path, args=args)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         _abandon()
         raise CheckpointError(f"the checkpoint {path} cannot be written: {error}") from error
-    saving = Saving(path, partial(_finish, folder, keep))
+    saving = Saving(path, partial(_finish, folder, keep), args.written)
     _last.append(saving)
     return saving
 

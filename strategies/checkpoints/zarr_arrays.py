@@ -3,7 +3,9 @@
 All chunks of an array are written, zeros as well, so one that is missing is found by counting. Each has a checksum.
 """
 
+import hashlib
 import math
+import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,6 +51,8 @@ def read(folder: Path, leaf: Leaf) -> jax.Array:
     store = open_array(folder, leaf.name)
     if store.shape != leaf.shape:
         raise ValueError(f"{leaf.name} has shape {store.shape}, not {leaf.shape}")
+    if (dtype := store.dtype.name) not in ("float32", str(leaf.stored.dtype)):
+        raise ValueError(f"{leaf.name} has dtype {dtype}, not float32")
     shards: dict[Any, np.ndarray] = {}
 
     def shard(index: Any) -> np.ndarray:
@@ -65,14 +69,33 @@ def read(folder: Path, leaf: Leaf) -> jax.Array:
     return jax.make_array_from_callback(leaf.stored.shape, leaf.stored.sharding, shard)
 
 
+def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of the metadata of arrays, which say how bytes are to be read: dtype, shape, chunks and their order.
+
+    Raises:
+        ValueError: an array is missing.
+    """
+    return {name: hashlib.sha256(_metadata(folder, name).read_bytes()).hexdigest() for name in names}
+
+
+def require_writable(folder: Path) -> None:
+    """Write a small array into a folder, as a save does, and remove it.
+
+    Raises:
+        OSError, ValueError: the file system or TensorStore refuses.
+    """
+    with tempfile.TemporaryDirectory(prefix=".meshmark-", dir=folder) as name:
+        metadata = {"shape": (1,), "data_type": "float32"}
+        _open({**_spec(Path(name)), "metadata": metadata}, create=True).write(np.ones(1, np.float32)).result()
+
+
 def open_array(folder: Path, name: str) -> ts.TensorStore:
     """Open an array for reading.
 
     Raises:
         ValueError: it is missing, or has not all of its chunks.
     """
-    if not (folder / name / "zarr.json").is_file():
-        raise ValueError(f"{name} is missing")
+    _metadata(folder, name)
     store = _open(_spec(folder / name), open=True)
     chunk: Any = store.chunk_layout.read_chunk.shape
     expected = math.prod(math.ceil(size / part) for size, part in zip(store.shape, chunk, strict=True))
@@ -80,6 +103,13 @@ def open_array(folder: Path, name: str) -> ts.TensorStore:
     if there != expected:
         raise ValueError(f"{name} has {there} of {expected} chunks")
     return store
+
+
+def _metadata(folder: Path, name: str) -> Path:
+    """The file with the metadata of an array."""
+    if not (path := folder / name / "zarr.json").is_file():
+        raise ValueError(f"{name} is missing")
+    return path
 
 
 def on_threads(function: Any, arguments: Iterable[Any]) -> list[Any]:

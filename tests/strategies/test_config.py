@@ -1,10 +1,14 @@
 """Model and training configurations: published sizes, FLOPs, and what is refused."""
 
 import dataclasses
+from typing import Any, get_type_hints
 
+import hypothesis.strategies as st
+import msgspec
 import pytest
+from hypothesis import example, given, settings
 
-from strategies import PRESETS, GPTConfig, Infeasible, TrainConfig
+from strategies import PRESETS, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.model.gpt import flops_per_token, param_count
 
 
@@ -111,3 +115,59 @@ def test_a_step_that_cannot_be_is_refused(options, message):
     """Impossible training options raise Infeasible with the numbers and the legal values."""
     with pytest.raises(Infeasible, match=message):
         TrainConfig(**options)
+
+
+NUMBERS = st.one_of(st.integers(), st.integers(-2, 70), st.floats(), st.sampled_from([2**31, 2**63, 2**64, 1e400]))
+TEXTS = st.one_of(st.text(max_size=8), st.sampled_from(["auto", "on", "none", "float32", "8", "true", "data"]))
+LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS)
+VALUES = st.recursive(
+    LEAVES, lambda each: st.lists(each, max_size=3) | st.dictionaries(TEXTS, each, max_size=2), max_leaves=6
+)
+"""Any value of JSON, often one that a field may have."""
+MESHES = st.lists(st.tuples(st.sampled_from(["data", "fsdp", "tensor", "x", 1]), VALUES), max_size=3)
+VALID = {GPTConfig: {"layers": 2, "embed": 8, "heads": 2}, TrainConfig: {"batch_size": 8}}
+FIELDS = [(kind, field.name) for kind in VALID for field in dataclasses.fields(kind)]
+
+
+def holds_its_types(config: Any) -> bool:
+    """Whether each field has its annotated type and range, in a conversion that changes nothing."""
+    hints = get_type_hints(type(config), include_extras=True)
+    values = {name: getattr(config, name) for name in hints}
+    converted = {name: msgspec.convert(value, hints[name]) for name, value in values.items()}
+    return all((type(converted[name]), converted[name]) == (type(value), value) for name, value in values.items())
+
+
+@settings(max_examples=600, deadline=None)
+@given(where=st.sampled_from(FIELDS), value=VALUES)
+@example(where=(TrainConfig, "learning_rate"), value=1)
+@example(where=(TrainConfig, "regather"), value="off")
+def test_any_value_in_any_field_is_valid_or_refused(where, value):
+    """A configuration has its annotated types and ranges, whatever it is made from, or it is refused in a line."""
+    kind, name = where
+    try:
+        config = kind(**VALID[kind] | {name: value})
+    except Infeasible as error:
+        said = str(error)
+    else:
+        assert holds_its_types(config)
+        return
+    assert len(said.splitlines()) == 1
+    assert name in said or name in ("heads", "embed", "sequence", "batch_size")  # another field does not fit to it
+
+
+@settings(max_examples=300, deadline=None)
+@given(axes=MESHES | VALUES)
+@example(axes=(("data", True),))
+@example(axes=[["data", 2]])
+def test_any_mesh_is_valid_or_refused(axes):
+    """A mesh has names and whole sizes of at least 1, whatever it is made from, or it is refused in a line."""
+    try:
+        mesh = MeshSpec(axes)
+    except Infeasible as error:
+        said = str(error)
+    else:
+        assert holds_its_types(mesh)
+        assert MeshSpec.parse(str(mesh)) == mesh
+        assert hash(mesh) == hash(MeshSpec.parse(str(mesh)))
+        return
+    assert len(said.splitlines()) == 1

@@ -179,9 +179,11 @@ def test_a_checkpoint_without_a_recipe_is_not_resumed(half: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"log.jsonl cannot be read or written: Is a directory"),
-        (b"{}\n\xff", r"byte 3 of the log .*log.jsonl is not UTF-8"),
-        (b'{"kind": "run"}\nnull\n', r"line 2 of the log .*log.jsonl is no JSON object"),
+        (None, r"log.jsonl is a folder, not a file"),
+        (b"{}\n\xff", r"line 1 of the log .*log.jsonl lacks kind"),
+        (b"\xff\n", r"line 1 of the log .*log.jsonl is cut short or not JSON"),
+        (b'{"kind": "evaluation", "step": 0, "loss": 1}\nnull\n', r"line 2 of the log .*log.jsonl is None; it must be"),
+        (b'{"kind": "evaluation", "step": -1, "loss": 1}\n', r"line 1 .*log.jsonl: step is -1; it must be a whole"),
     ],
     ids=["a folder", "not UTF-8", "no object"],
 )

@@ -142,7 +142,7 @@ def test_what_stands_beside_the_arrays(tmp_path):
     step.save(state, tmp_path, position=17, metadata={"corpus": "abc"}).wait()
     facts = json.loads((tmp_path / "17" / "checkpoint.json").read_text())
     assert facts["config"] == dataclasses.asdict(CONFIG)
-    assert (facts["format"], facts["step"], facts["position"], facts["metadata"]) == (1, HALF, 17, {"corpus": "abc"})
+    assert (facts["format"], facts["step"], facts["position"], facts["metadata"]) == (2, HALF, 17, {"corpus": "abc"})
 
 
 def test_the_oldest_are_removed(tmp_path):

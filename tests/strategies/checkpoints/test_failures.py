@@ -12,12 +12,14 @@ import jax
 import numpy as np
 import pytest
 
+from strategies import Infeasible, MeshSpec
 from strategies.checkpoints import zarr_arrays
 from strategies.checkpoints.info import CheckpointError, positions
 from strategies.checkpoints.info import read as read_info
 from strategies.checkpoints.save import UNFINISHED
 from tests.processes import LIMIT_SECONDS, environment
 from tests.strategies.checkpoints.variants import first_half, step_of
+from tests.strategies.equality import build, initial
 from tests.strategies.sampling import nightly
 
 
@@ -35,14 +37,47 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path):
         step_of("single").save(state, tmp_path / ("x" * 300))
 
 
-def test_facts_that_are_no_json_are_refused(two):
-    """The caller's facts are checked before anything is written."""
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"metadata": {"seen": {1}}}, "4 cannot be written: metadata is not JSON: Object of type set"),
+        ({"metadata": {"loss": float("nan")}}, "4 cannot be written: Out of range float values are not JSON compliant"),
+        ({"metadata": [1]}, r"4 cannot be written: .*metadata is \[1\]; it must be an object"),
+        ({"metadata": {1: 2}}, r"metadata=\{1: 2\} would be read as \{'1': 2\}"),
+        ({"metadata": {"text": "\ud800"}}, "metadata is cut short or not JSON"),
+        ({"position": -1}, "position is -1; it must be a whole number of at least 0"),
+        ({"position": 2.5}, "position is 2.5; it must be a whole number"),
+        ({"position": True}, "position is True; it must be a whole number"),
+        ({"position": 2**63}, "position is 9223372036854775808; it must be a whole number of at most"),
+        ({"keep": 0}, "keep is 0; it must be a whole number of at least 1"),
+        ({"keep": 1.5}, "keep is 1.5; it must be a whole number"),
+    ],
+    ids=str,
+)
+def test_what_could_not_be_restored_is_not_saved(given, message, two):
+    """What a save is given is checked as a restore would check it, before anything is written."""
     _, state = first_half("single", 3)
-    with pytest.raises(CheckpointError, match=r"4 cannot be written: Object of type set is not JSON serializable"):
-        step_of("single").save(state, two, position=4, metadata={"seen": {1}})
-    with pytest.raises(CheckpointError, match=r"4 cannot be written: Out of range float values are not JSON compliant"):
-        step_of("single").save(state, two, position=4, metadata={"loss": float("nan")})
-    assert positions(two) == [1, 2]
+    before = sorted(two.iterdir())
+    with pytest.raises(CheckpointError, match=message):
+        step_of("single").save(state, two, **{"position": 4, **given})
+    assert sorted(two.iterdir()) == before
+
+
+def test_the_state_of_another_step_is_not_saved(two):
+    """A state of another model is refused by the name of its first array that differs."""
+    other = initial(build("single", MeshSpec.parse("data=1"), tied=False))
+    with pytest.raises(Infeasible, match="the state has not the arrays of this step"):
+        step_of("single").save(other, two, position=4)
+
+
+def test_a_folder_may_be_named_by_another_path(tmp_path):
+    """A folder is the same by `..`, by a link, and with a slash at its end."""
+    _, state = first_half("single", 3)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for position, name in enumerate(["a/../a", "link", "a/"]):
+        step_of("single").save(state, f"{tmp_path}/{name}", position=position).wait()
+    assert positions(tmp_path / "a") == [0, 1, 2]
 
 
 def test_a_save_that_failed_does_not_fail_the_next_one(tmp_path, monkeypatch):

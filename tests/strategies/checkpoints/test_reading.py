@@ -3,14 +3,20 @@
 import dataclasses
 import json
 import shutil
+from contextlib import suppress
 from functools import partial
 
+import hypothesis.strategies as st
 import jax
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from strategies import STRATEGIES, MeshSpec
+from strategies.checkpoints import zarr_arrays
 from strategies.checkpoints.info import CheckpointError
+from strategies.checkpoints.info import read as read_info
 from tests.strategies.checkpoints.variants import first_half, step_of
 from tests.strategies.equality import CONFIG, TRAIN, build
 
@@ -41,17 +47,16 @@ def change(path, **facts):
         (truncate, CHUNK, r"mu/blocks.mlp.up_DF"),
         (flip, CHUNK, r"mu/blocks.mlp.up_DF"),
         (lambda path: path.unlink(), "params/head.norm.bias_D/zarr.json", r"params/head.norm.bias_D is missing"),
-        (truncate, "params/head.norm.bias_D/zarr.json", r"head.norm.bias_D/zarr.json\": Invalid JSON"),
-        (truncate, "checkpoint.json", r"checkpoint.json"),
-        (lambda path: path.write_text("{}"), "checkpoint.json", r"checkpoint.json: 'format'"),
-        (lambda path: path.write_text("3"), "checkpoint.json", r"checkpoint.json: it is no JSON object"),
-        (lambda path: path.write_text("null"), "checkpoint.json", r"checkpoint.json: it is no JSON object"),
-        (lambda path: path.write_bytes(b"\xff"), "checkpoint.json", r"checkpoint.json: 'utf-8' codec can't decode"),
-        (partial(change, arrays=3, metadata=[]), "checkpoint.json", r"checkpoint.json: arrays=3, metadata=\[\]"),
+        (truncate, "params/head.norm.bias_D/zarr.json", r"head.norm.bias_D/zarr.json is not as it was written"),
+        (truncate, "checkpoint.json", r"checkpoint.json is cut short or not JSON"),
+        (lambda path: path.write_text("{}"), "checkpoint.json", r"checkpoint.json: format is None; .* whole number"),
+        (lambda path: path.write_text("3"), "checkpoint.json", r"checkpoint.json is 3; it must be an object"),
+        (lambda path: path.write_bytes(b"\xff"), "checkpoint.json", r"checkpoint.json is cut short or not JSON"),
+        (partial(change, devices=2), "checkpoint.json", r"checkpoint.json is not as it was written"),
     ],
     ids=[
         *("a chunk is missing", "a chunk is short", "a bit has flipped"),
-        *("an array is missing", "half an array's JSON", "half JSON", "empty", "3", "null", "not UTF-8", "other kinds"),
+        *("an array is missing", "half an array's JSON", "half JSON", "empty", "3", "not UTF-8", "another number"),
     ],
 )
 def test_a_damaged_checkpoint_is_named(harm, file, message, two):
@@ -64,9 +69,18 @@ def test_a_damaged_checkpoint_is_named(harm, file, message, two):
     jax.tree.map(np.testing.assert_array_equal, step_of("single").restore(two, at=1), state)
 
 
+def as_format_1(folder):
+    """Rewrite a checkpoint's JSON as format 1 had it, without checksums; return the path of it."""
+    path = folder / "checkpoint.json"
+    facts = json.loads(path.read_text())
+    left = {name: value for name, value in facts.items() if "checksum" not in name}
+    path.write_text(json.dumps(left | {"format": 1}))
+    return path
+
+
 def test_a_checkpoint_without_an_array_is_damaged(two):
     """An array that the model has and the checkpoint does not list is named."""
-    path = two / "2" / "checkpoint.json"
+    path = as_format_1(two / "2")
     facts = json.loads(path.read_text())
     del facts["arrays"]["nu/embedding.token_VD"]
     path.write_text(json.dumps(facts))
@@ -74,6 +88,66 @@ def test_a_checkpoint_without_an_array_is_damaged(two):
         CheckpointError, match=r"checkpoint.json lacks nu/embedding.token_VD; restore another with at=1"
     ):
         step_of("single").restore(two)
+
+
+def test_a_checkpoint_without_checksums_restores(two):
+    """Format 1 had no checksums, and restores."""
+    as_format_1(two / "2")
+    _, state = first_half("single", 3)
+    jax.tree.map(np.testing.assert_array_equal, step_of("single").restore(two, at=2), state)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"scalars": {}}, "step is 3, and the count of AdamW None"),
+        ({"scalars": {"count": 4}}, "step is 3, and the count of AdamW 4"),
+        ({"scalars": {"count": True}, "step": 1}, "scalars.* it must be a whole number or a number"),
+        ({"position": -1}, "position is -1; it must be a whole number of at least 0"),
+        ({"devices": 2.5}, "devices is 2.5; it must be a whole number"),
+        ({"compression": "zip"}, "compression is 'zip'; it can be none, int8, onebit"),
+        ({"metadata": []}, r"metadata is \[\]; it must be an object"),
+        ({"config": {"layers": 2}}, "config lacks embed"),
+        ({"config": dataclasses.asdict(CONFIG) | {"tied": "no"}}, "config.tied is 'no'; it must be true or"),
+        ({"config": dataclasses.asdict(CONFIG) | {"experts": 2}}, "config has an unknown field 'experts'"),
+        ({"later": 1}, "has an unknown field 'later'"),
+    ],
+    ids=str,
+)
+def test_each_field_is_checked_without_checksums(facts, message, two):
+    """In format 1, too, each field is there, of its type and in its range, and the count of AdamW is the step."""
+    change(as_format_1(two / "2"), **facts)
+    with pytest.raises(CheckpointError, match=rf"2 is damaged: checkpoint.json.*{message}.*; restore another"):
+        step_of("single").restore(two)
+
+
+SMALL = tuple(
+    f"{group}/{name}/zarr.json" for group in ("params", "mu") for name in ("embedding.token_VD", "blocks.mlp.up_DF")
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_no_changed_byte_changes_the_state(data, saved):
+    """A byte of the metadata that changes, is missing or is doubled is refused, or changes nothing that is restored."""
+    path = saved / "2" / data.draw(st.sampled_from(["checkpoint.json", "checkpoint.json", *SMALL]))
+    before = path.read_bytes()
+    at = data.draw(st.integers(0, len(before) - 1))
+    harmed = data.draw(
+        st.one_of(
+            st.integers(0, 7).map(lambda bit: bytes([before[at] ^ 1 << bit])),
+            st.sampled_from([b"", before[at : at + 1] * 2, b" ", b"0", b"9", b"-", b"."]),
+        )
+    )
+    path.write_bytes(before[:at] + harmed + before[at + 1 :])
+    try:
+        with suppress(CheckpointError):
+            info = read_info(saved, at=2)
+            assert msgspec.structs.replace(info, position=1) == read_info(saved, at=1)
+            same = info.array_checksums == zarr_arrays.checksums(saved / "2", info.array_checksums)
+            assert path.name == "checkpoint.json" or same == (path.read_bytes() == before)
+    finally:
+        path.write_bytes(before)
 
 
 def test_a_checkpoint_of_another_position_is_damaged(two):
@@ -139,8 +213,8 @@ def test_other_sizes_and_other_attention_are_another_model(other, message, two):
 
 def test_a_newer_format_is_refused(two):
     """A checkpoint of a later version says which formats this one reads."""
-    change(two / "2" / "checkpoint.json", format=2)
-    with pytest.raises(CheckpointError, match=r"2/checkpoint.json is of format 2, .* up to 1; take a newer meshmark"):
+    change(two / "2" / "checkpoint.json", format=3)
+    with pytest.raises(CheckpointError, match=r"2/checkpoint.json is of format 3, .* up to 2; take a newer meshmark"):
         step_of("single").restore(two)
 
 
