@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import Case
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_file, save_text
+from benchmarks.commandline.outputs import require_file, save_text
 from benchmarks.devices.chips import GIB
 from benchmarks.explain.memory import host_peak_rss_bytes
 from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
@@ -25,6 +24,7 @@ from benchmarks.options import selected
 from benchmarks.parsers import compile_cases
 from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.record import Record
+from benchmarks.refusing import refusing
 from benchmarks.reporting.terminal import MIB
 from benchmarks.reporting.trace import trace
 from benchmarks.row import Row
@@ -145,25 +145,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = compile_cases()
     option = parser.parse_args(arguments)
-    try:
+    with refusing(parser):
         cases = selected(option).cases()
         if option.trace:
             require_replay(cases)
             require_file(option.trace)
-    except Unwritable as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
-    except ValueError as error:
-        parser.error(str(error))
     statuses = []
     for case in cases:
         record = compile_record(case)
         print("\n".join(report(record.as_row())), end="\n\n", flush=True)
         statuses.append(record.status)
         if option.trace:
-            try:
+            with refusing(parser):
                 write_trace(option.trace, record)
-            except Unwritable as error:
-                parser.exit(BROKEN_INPUT, f"{error}\n")
     return int(any(status not in ("ok", "oom", "infeasible") for status in statuses))
 
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from benchmarks.commandline.environment import environment_problem
 from benchmarks.commandline.importing import pause_collection, resume_collection
+from benchmarks.commandline.outputs import Unwritable
 
 WRONG_USAGE = 2
 INTERRUPTED = 130
@@ -34,16 +35,25 @@ def quiet_while_importing() -> None:
         print(f"meshmark: error: {problem}", file=sys.stderr)
         sys.exit(WRONG_USAGE)
     if ours:
+        open_closed_streams()
         pause_collection()
     in_main_thread = threading.current_thread() is threading.main_thread()
     if ours and in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def open_closed_streams() -> None:
+    """Replace standard streams that are closed (`>&-`) by the null device, before files take their descriptors."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest that is free is its own
+
+
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Run the `main` of a command, whose imports are done, and exit with the code that it returns; None means 0.
 
-    The exit code is 130 after Ctrl-C, 141 if the reader closed the output pipe, and 5 if stdout's disk is full.
+    The exit code is 130 after Ctrl-C, 141 if the reader closed the output pipe, and 5 if stdout's disk is full or a
+    result cannot be written.
 
     Raises:
         SystemExit: always, with the exit code.
@@ -58,6 +68,9 @@ def run(main: Callable[[], int | None]) -> NoReturn:
             sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except Unwritable as error:
+        code = BROKEN_INPUT
+        print(error, file=sys.stderr)
     except BrokenPipeError:
         code = BROKEN_PIPE
         discard_output()
