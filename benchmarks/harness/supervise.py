@@ -63,7 +63,8 @@ def supervise(
             written = journal_content(path).removeprefix(before)
             if told_to_stop:
                 status = stop_status(status, journal_content(path))
-                if status == INTERRUPTED and journal and b'"began"' in journal_content(path):
+                content = journal_content(path)
+                if status == INTERRUPTED and journal and b'"began"' in content and not content.endswith(STOPPED):
                     print(f"\nstopped; {journal} has the finished cases: continue with --resume", file=sys.stderr)
                 return status
             if ended_normally(status, written):
