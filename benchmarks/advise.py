@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import parsers
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
+from benchmarks.commandline.outputs import require_apart, require_file, require_folder, save_text
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.explain.memory import processes_that_fit
-from benchmarks.feasibility import WORKER_BYTES
+from benchmarks.feasibility import WORKER_BYTES, with_progress
 from benchmarks.feasibility import compiled as compile_cases
+from benchmarks.refusing import refusing
 from benchmarks.reporting.trace import trace
 from benchmarks.search import as_compiled, measured, scaled
 from benchmarks.search.advice_report import cost_lines, document, report
@@ -124,7 +124,9 @@ def prepared(asked: argparse.Namespace) -> tuple[SearchSpace, Machine]:
     largest = sized(asked.topology, powers_of_two(*asked.scaling)[-1]) if asked.scaling else asked.topology
     its = chosen_machine(asked, largest)
     space = search_space(of_smallest(asked) if asked.scaling else asked)
-    for path in filter(None, (asked.json, asked.trace)):
+    outputs = {f"--{name}": path for name in ("json", "trace") if (path := getattr(asked, name))}
+    require_apart(outputs, [Path(asked.machine)] if asked.machine else [])
+    for path in outputs.values():
         require_file(path)
     if asked.compile:
         require_schedules(asked.topology)
@@ -140,16 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     command = parsers.advise()
     asked = command.parse_args(arguments)
-    try:
+    with refusing(command):
         space, its = prepared(asked)
-    except Unwritable as error:
-        command.exit(BROKEN_INPUT, f"{error}\n")
-    except ValueError as error:
-        command.error(str(error))
     if asked.scaling:
         return scaling(space, asked, its)
     begin = time.monotonic()
-    choices = advised(space.cases(), its, space.topology, Doublings(every=bool(asked.microbatches)))
+    choices = advised(with_progress(space.cases()), its, space.topology, Doublings(every=bool(asked.microbatches)))
     candidates = len(choices.best) + choices.too_large + choices.infeasible
     print(f"{candidates} candidates in {time.monotonic() - begin:.1f} s", file=sys.stderr)
     compiled = compile_best(choices, its, asked) if asked.compile else []

@@ -18,10 +18,11 @@ import jax
 from benchmarks import parsers
 from benchmarks.calibration.fits import predicted
 from benchmarks.calibration.measured import Measured, measured
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_file, save_text
+from benchmarks.commandline.outputs import require_file, save_text
 from benchmarks.commandline.tables import aligned
+from benchmarks.options import available_devices
+from benchmarks.refusing import refusing
 from benchmarks.seconds.stack import MEASURED
 from benchmarks.timing.machine import disable_compilation_cache, use_virtual_devices
 
@@ -98,11 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     command = parsers.calibrate()
     asked = command.parse_args(arguments)
-    try:
-        require_file(asked.out)
-    except Unwritable as error:
-        command.exit(BROKEN_INPUT, f"{error}\n")
     use_virtual_devices()
+    with refusing(command):
+        require_file(asked.out)
+        available_devices()
     disable_compilation_cache()
     begin = time.monotonic()
     found = measured(asked.out.stem, say=lambda text: print(text, file=sys.stderr))

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import Case
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_file, save_text
+from benchmarks.commandline.outputs import require_file, save_text
 from benchmarks.commandline.tables import wrapped
 from benchmarks.devices.chips import GB, GIB
 from benchmarks.explain.memory import host_peak_rss_bytes
@@ -27,6 +26,7 @@ from benchmarks.options import selected
 from benchmarks.parsers import compile_cases
 from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.record import Record
+from benchmarks.refusing import refusing
 from benchmarks.reporting.terminal import MIB, progress
 from benchmarks.reporting.trace import trace
 from benchmarks.row import Row
@@ -150,15 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = compile_cases()
     option = parser.parse_args(arguments)
-    try:
+    with refusing(parser):
         cases = selected(option).cases()
         if option.trace:
             require_replay(cases)
             require_file(option.trace)
-    except Unwritable as error:
-        parser.exit(BROKEN_INPUT, f"{error}\n")
-    except ValueError as error:
-        parser.error(str(error))
     statuses = []
     for number, case in enumerate(cases, start=1):
         with Alive(partial(progress, number, len(cases), f"compiling {case}", None)):
@@ -167,10 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(lines), end="\n\n", flush=True)
         statuses.append(record.status)
         if option.trace:
-            try:
+            with refusing(parser):
                 write_trace(option.trace, record)
-            except Unwritable as error:
-                parser.exit(BROKEN_INPUT, f"{error}\n")
     return int(any(status not in ("ok", "oom", "infeasible") for status in statuses))
 
 

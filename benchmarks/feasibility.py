@@ -13,9 +13,8 @@ from typing import Any
 
 from benchmarks import parsers
 from benchmarks.cases import Case
-from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, save_text
+from benchmarks.commandline.outputs import require_file, require_folder, save_text
 from benchmarks.commandline.tables import wrapped
 from benchmarks.compile import compile_case
 from benchmarks.devices.chips import GIB
@@ -23,6 +22,7 @@ from benchmarks.devices.placement import device_count
 from benchmarks.explain.memory import processes_that_fit
 from benchmarks.harness.alive import Alive
 from benchmarks.harness.pool import Outcome, run_in_processes
+from benchmarks.refusing import refusing
 from benchmarks.reporting.terminal import progress
 from benchmarks.search import cache
 from benchmarks.search.candidates import MEMORY_FRACTION, Doublings, SearchSpace
@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     command = parsers.search()
     asked = command.parse_args(arguments)
-    try:
+    with refusing(command):
         chip, compile_best, space = chosen_chip(asked), _to_compile(asked), search_space(asked)
         if asked.topology.chip and asked.topology.compiler_version:
             asked.topology.prepare()
@@ -220,19 +220,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             require_folder(asked.cache)
         if asked.json:
             require_file(asked.json)
-    except Unwritable as error:
-        command.exit(BROKEN_INPUT, f"{error}\n")
-    except ValueError as error:
-        command.error(str(error))
     at_once = asked.workers or processes_that_fit(WORKER_BYTES)
     its = replace(machine_for(asked.chip or asked.topology.kind, MESHMARK.name, 1), chip=chip)
     findings = search(space, its, compile_best, cache.Cache(asked.cache, asked.again), at_once, asked.time_budget)
     print(report(space, findings, asked.all), flush=True)
     if asked.json:
-        try:
+        with refusing(command):
             save_text(asked.json, json.dumps(document(space, findings, asked.chip or asked.topology.kind)))
-        except Unwritable as error:
-            command.exit(BROKEN_INPUT, f"{error}\n")
     return int(not any(each.status == "fits" for each in findings))
 
 

@@ -50,9 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pin", action="store_true", help="give each process an equal number of cores of its own")
     parser.add_argument("pytest", nargs="*", metavar="-- OPTION", help="options of `pytest benchmarks`")
     options = parser.parse_args(arguments)
-    if options.processes > MOST_PROCESSES or options.devices_per_process > MOST_DEVICES:
-        problem = f"{options.processes} processes of {options.devices_per_process} devices are too many"
-        parser.error(f"{problem} for this machine; give at most {MOST_PROCESSES} processes of {MOST_DEVICES} devices")
     gpus = visible_gpus()
     needed = options.processes * options.devices_per_process
     if gpus and len(gpus) < needed:
@@ -63,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cores = sorted(os.sched_getaffinity(0)) if options.pin else []
     if options.pin and len(cores) < options.processes:
         parser.error(f"--pin gives {options.processes} processes a core each, and there are {len(cores)}; start fewer")
+    if options.processes > MOST_PROCESSES or options.devices_per_process > MOST_DEVICES:
+        problem = f"{options.processes} processes of {options.devices_per_process} devices are too many"
+        parser.error(f"{problem} for this machine; give at most {MOST_PROCESSES} processes of {MOST_DEVICES} devices")
     return launch(options, gpus, cores)
 
 

@@ -96,10 +96,11 @@ def available_devices() -> int:
     """
     try:
         return jax.device_count()
-    except (RuntimeError, AssertionError) as error:  # AssertionError where only plugins know the platform
+    except (RuntimeError, AssertionError) as error:
         platforms = os.environ.get("JAX_PLATFORMS")
         where = f" where JAX_PLATFORMS is {platforms}" if platforms else ""
-        raise ValueError(f"JAX finds no devices{where}: {reason_of(error)}") from error
+        why = reason_of(error) if str(error) else "no plugin for it is installed"  # JAX only asserts that there is one
+        raise ValueError(f"JAX finds no devices{where}: {why}") from error
 
 
 def values_of(given: Iterable[tuple[str, list[Any]]]) -> tuple[tuple[str, tuple[Any, ...]], ...]:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from benchmarks.commandline.environment import environment_problem
 from benchmarks.commandline.importing import pause_collection, resume_collection
+from benchmarks.commandline.outputs import Unwritable
 
 WRONG_USAGE = 2
 """Exit code when options, arguments or the environment cannot be used."""
@@ -36,6 +37,7 @@ def quiet_while_importing() -> None:
         print(f"meshmark: error: {problem}", file=sys.stderr)
         sys.exit(WRONG_USAGE)
     if ours:
+        open_closed_streams()
         pause_collection()
     in_main_thread = threading.current_thread() is threading.main_thread()
     if ours:
@@ -56,11 +58,19 @@ def _refuse_unknown_strategies(kind: type[BaseException], error: BaseException, 
     os._exit(WRONG_USAGE)  # a hook cannot set the exit code otherwise
 
 
+def open_closed_streams() -> None:
+    """Replace standard streams that are closed (`>&-`) by the null device, before files take their descriptors."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest that is free is its own
+
+
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Run the `main` of a command, whose imports are done, and exit with the code that it returns; None means 0.
 
     The exit code is 130 after Ctrl-C, 141 if the reader closed the output pipe, and 5 if stdout is closed, as by `>&-`,
-    or its disk is full. What stdout cannot encode, as names of files that are not UTF-8, is written with backslashes.
+    or its disk is full, or a result cannot be written. What stdout cannot encode, as names of files that are not UTF-8,
+    is written with backslashes.
 
     Raises:
         SystemExit: always, with the exit code.
@@ -68,7 +78,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     resume_collection()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if sys.stdout is None:  # a file that is opened now could become stdout
+    if sys.__stdout__ is None:  # what the command prints would be lost
         print("stdout is closed; redirect it, as to /dev/null", file=sys.stderr)
         sys.exit(BROKEN_INPUT)
     if isinstance(sys.stdout, TextIOWrapper):
@@ -80,6 +90,9 @@ def run(main: Callable[[], int | None]) -> NoReturn:
             sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except Unwritable as error:
+        code = BROKEN_INPUT
+        print(error, file=sys.stderr)
     except BrokenPipeError:
         code = BROKEN_PIPE
         discard_output()

@@ -62,7 +62,11 @@ def supervise(
             status, told_to_stop = run(command, environment, timeout_seconds=timeout_seconds)
             written = journal_content(path).removeprefix(before)
             if told_to_stop:
-                return stop_status(status, journal_content(path))
+                status = stop_status(status, journal_content(path))
+                content = journal_content(path)
+                if status == INTERRUPTED and journal and b'"began"' in content and not content.endswith(STOPPED):
+                    print(f"\nstopped; {journal} has the finished cases: continue with --resume", file=sys.stderr)
+                return status
             if ended_normally(status, written):
                 return 128 - status if status < 0 else status
             death = cause_of_death(status)

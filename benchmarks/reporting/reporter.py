@@ -2,6 +2,8 @@
 
 import time
 from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -67,6 +69,14 @@ class Reporter:
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """Count the test as pytest does, but print no dot."""
         return (report.outcome, "", "") if report.when == "call" else None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Say that the run was stopped and how it goes on, instead of the place in the sources, as pytest would."""
+        if isinstance(excinfo.value, KeyboardInterrupt):
+            advice = "; continue with --resume" if self.config.option.benchmark_json else ""
+            said: Any = SimpleNamespace(reprcrash=SimpleNamespace(message=f"stopped{advice}"))
+            self.terminal._keyboardinterrupt_memo = said
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of rows, how noisy the run was, the path of the report, and the time by phase."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.topology import Topology
 from benchmarks.seconds.stack import Stack
+from strategies.schema import MOST
 
 
 class Range(NamedTuple):
@@ -201,11 +202,13 @@ def changed(old: float, text: str, unit: str) -> float:
     1250000000.0
     """
     bits, prefixes = "|bit(?:/s)?" if unit == "B/s" else "", SMALL if unit == "s" else LARGE
-    parts = re.fullmatch(rf"([0-9]+(?:\.[0-9]*)?)(?:(x)|({'|'.join(prefixes)})({unit}{bits}))", text.strip())
+    parts = re.fullmatch(rf"([0-9]{1, 30}(?:\.[0-9]*)?)(?:(x)|({'|'.join(prefixes)})({unit}{bits}))", text.strip())
     if not parts or not float(parts[1]) > 0:
         example = "50us" if unit == "s" else f"100G{unit}"
         raise ValueError(f"{text!r} cannot be read; write a multiple such as 2x, or an amount such as {example}")
     if parts[2] and not old:
         raise ValueError(f"{text!r} is a multiple of what is not known; write an amount with its unit, {unit}")
     factor = old if parts[2] else prefixes[parts[3]] / (8 if parts[4].startswith("bit") else 1)
+    if not float(parts[1]) * factor < MOST:
+        raise ValueError(f"{text!r} is too large; give less than {MOST:g} {unit}")
     return float(parts[1]) * factor

@@ -21,10 +21,12 @@ HANG = "--case-timeout=20"
 
 
 def test_interrupt_in_the_first_case_leaves_a_whole_report(tmp_path: Path) -> None:
-    """Ctrl-C in the first case: exit status 130, and a complete report whose one row is `interrupted`."""
+    """Ctrl-C in the first case: exit status 130, how to go on, and a complete report whose one row is `interrupted`."""
     report = tmp_path / "first.json"
     process = run("--strategy=stopped,data", "--mesh=data=1", f"--benchmark-json={report}")
     assert process.returncode == 130
+    assert "stopped; continue with --resume" in process.stdout
+    assert "KeyboardInterrupt" not in process.stdout + process.stderr
     assert {name: row["extra_info"]["status"] for name, row in rows(report).items()} == {
         "stopped-data=1-b4": "interrupted"
     }

@@ -21,8 +21,6 @@ MOST = {
     "megatron_korthikanti_2022.csv": 0.04,
 }
 """Table -> mean absolute error that the committed machine files stay below."""
-
-
 REACHED = {
     "30 x 3072, 512 x 2048 tokens, 64 x A100": (0.9719, 0.0),
     "40 x 6144, 1024 x 2048 tokens, 256 x A100": (0.8464, 0.0940),
@@ -133,17 +131,11 @@ WRONG = {
         "step_seconds='3,5'; it must be seconds from 1e-06 to 1e+07",
     ),
     "no thousands": ({"vocab": "51,20"}, "vocab='51,20'; it must be a whole number of at least 1, such as 51,200"),
-    "other digits": ({"layers": "\u0663\u0660"}, "it must be a whole number of at least 1"),
     "no seconds": ({"step_seconds": "0"}, "step_seconds='0'; it must be seconds"),
-    "negative seconds": ({"step_seconds": "-1"}, "step_seconds='-1'; it must be seconds"),
-    "too many digits": ({"layers": "1" * 5000}, "it must be a whole number of at least 1"),
     "nothing": ({"heads": ""}, "heads=''; it must be a whole number of at least 1"),
     "no hosts": ({"devices_per_host": "0"}, "devices_per_host='0'; it must be a whole number of at least 1"),
     "schedule": ({"schedule": "foo"}, "schedule='foo' is not known"),
-    "sequences": (
-        {"microbatch_size": "7"},
-        "1 microbatches of 7 on 64 replicas are 448 sequences",
-    ),
+    "sequences": ({"microbatch_size": "7"}, "1 microbatches of 7 on 64 replicas are 448 sequences"),
     "sharding": ({"optimizer_sharded": "some"}, "optimizer_sharded='some' is not known"),
 }
 
