@@ -68,7 +68,6 @@ EVERY_DAY = [
 ]
 AT_NIGHT = [
     ("context", "context=4", SMALL, {"unroll": 3}),
-    ("fsdp", "fsdp=4", SHALLOW, {"microbatches": 4}),
     ("context", "context=4", SHALLOW, {}),
     # Chunks of one token.
     ("context", "context=8", SMALL, {}),
