@@ -7,11 +7,12 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from benchmarks import parsers
+from benchmarks.cases import Case
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import require_apart, require_file, require_folder, save_text
 from benchmarks.devices.placement import device_count
@@ -23,13 +24,14 @@ from benchmarks.refusing import refusing
 from benchmarks.reporting.trace import trace
 from benchmarks.search import as_compiled, measured, scaled
 from benchmarks.search.advice_report import cost_lines, document, report
-from benchmarks.search.advised import Choice, Choices, advised
+from benchmarks.search.advised import Choice, Choices, advised, predicted_case
 from benchmarks.search.as_compiled import AsCompiled
 from benchmarks.search.cache import Cache
 from benchmarks.search.candidates import Doublings, SearchSpace
 from benchmarks.search.levers import advice_on
 from benchmarks.search.request import chosen_machine, search_space, topology_here
 from benchmarks.search.scaled import powers_of_two, sized
+from benchmarks.search.trials import Trial, trial_lines, trials
 from benchmarks.seconds.drawn import drawn
 from benchmarks.seconds.machine import Machine
 
@@ -67,6 +69,25 @@ def compile_best(choices: Choices, its: Machine, asked: argparse.Namespace) -> l
     at_once = asked.workers or processes_that_fit(WORKER_BYTES)
     work = partial(as_compiled.compile_and_replay, machine=its)
     return as_compiled.found(choices, compile_cases(cases, stored, at_once, asked.time_budget, work).values())
+
+
+def option_trials(
+    compiled: Sequence[AsCompiled], its: Machine, asked: argparse.Namespace, budget: float
+) -> list[Trial]:
+    """Trials of other options of the fastest candidate as compiled; none if its time is not known."""
+    begin, stored = time.monotonic(), Cache(asked.cache / as_compiled.key(its), asked.again)
+    work = partial(as_compiled.compile_and_replay, machine=its)
+
+    def compile_all(cases: Sequence[Case]) -> Iterator[tuple[Case, float | None, int | None, str]]:
+        at_once, left = asked.workers or processes_that_fit(WORKER_BYTES), budget - (time.monotonic() - begin)
+        others = [predicted_case(case, its, asked.topology) for case in cases]
+        outcomes = compile_cases(cases, stored, at_once, max(0.0, left), work).values()
+        for each in as_compiled.found(Choices(tuple(others), (), ()), outcomes):
+            yield each.choice.case, each.step_seconds, each.needed_bytes, each.reason
+
+    if not compiled or (seconds := compiled[0].step_seconds) is None:
+        return []
+    return trials(compiled[0].choice.case, seconds, compile_all, dict(asked.option))
 
 
 def of_smallest(asked: argparse.Namespace) -> argparse.Namespace:
@@ -151,12 +172,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     candidates = len(choices.best) + choices.too_large + choices.infeasible
     print(f"{candidates} candidates in {time.monotonic() - begin:.1f} s", file=sys.stderr)
     compiled = compile_best(choices, its, asked) if asked.compile else []
+    tried = option_trials(compiled, its, asked, asked.time_budget - (time.monotonic() - begin))
     timed = measured.measured(choices, asked.measure) if asked.measure else []
     advice = advice_on(choices, its, space.topology)
     if asked.json:
         told = {**document(space, choices, advice, its, compiled), "measured": [each.as_row() for each in timed]}
+        told["trials"] = [each.as_row(compiled[0].step_seconds or 0.0) for each in tried]
         save_text(asked.json, json.dumps(told, indent=1))
     print("\n".join(report(space, choices, advice, its, compiled, asked.all)))
+    if tried:
+        best = compiled[0]
+        print("\n".join(["", *trial_lines(best.choice.case, best.step_seconds or 0.0, tried)]))
     if asked.tokens and choices.best:
         fastest = compiled[0].step_seconds if compiled else None
         rate = space.batch_size * space.config.sequence / (fastest or choices.best[0].step_seconds)

@@ -29,6 +29,7 @@ from benchmarks.search.candidates import MEMORY_FRACTION, Doublings, SearchSpace
 from benchmarks.search.findings import Finding, compiled_table, displayed, rejections, table
 from benchmarks.search.ranking import best_per_layout, ranked
 from benchmarks.search.request import chosen_chip, search_space
+from benchmarks.search.trials import Trial, trial_lines, trials
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.machines import machine_for
 from benchmarks.seconds.stack import MESHMARK
@@ -146,8 +147,42 @@ def search(
     ]
 
 
-def report(space: SearchSpace, findings: Sequence[Finding], everything: bool) -> str:
-    """The report as text."""
+def fastest_compiled(findings: Sequence[Finding]) -> tuple[Case, float] | None:
+    """The fastest step that fits as compiled, with its replayed time; None if none was replayed."""
+    replayed = [
+        (finding.as_row()["compiled.step_seconds"], finding.candidate.case)
+        for finding in findings
+        if finding.compiled_estimate and finding.compiled_estimate.fits and finding.compiled_estimate.replay
+    ]
+    seconds, case = min(replayed, key=lambda each: each[0], default=(0.0, None))
+    return (case, seconds) if case else None
+
+
+def option_trials(
+    space: SearchSpace, findings: Sequence[Finding], stored: cache.Cache, at_once: int, budget: float
+) -> tuple[Case, float, list[Trial]] | None:
+    """Trials of other options of the fastest step, with that step and its time; None if none was replayed."""
+
+    def compile_all(cases: Sequence[Case]) -> Iterator[tuple[Case, float | None, int | None, str]]:
+        for case, outcome in compiled(cases, stored, at_once, max(0.0, budget - (time.monotonic() - begin))).items():
+            columns = outcome.result or {}
+            reason = outcome.reason or columns.get("reason") or ""
+            fits = columns.get("chip.fits")
+            yield case, columns.get("replay.step_seconds") if fits else None, columns.get("chip.needed_bytes"), reason
+
+    begin = time.monotonic()
+    if not (best := fastest_compiled(findings)):
+        return None
+    return *best, trials(*best, compile_all, dict(space.options))
+
+
+def report(
+    space: SearchSpace,
+    findings: Sequence[Finding],
+    everything: bool,
+    tried: tuple[Case, float, list[Trial]] | None = None,
+) -> str:
+    """The report as text; `tried` are the best step as compiled, its time, and trials of other options."""
     chip, by_status = findings[0].chip, [each.status for each in findings]
     counts = ", ".join(f"{by_status.count(status)} {text}" for status, text in STATUSES.items())
     tight = sum(each.candidate.fits and not each.candidate.has_room for each in findings)
@@ -160,6 +195,8 @@ def report(space: SearchSpace, findings: Sequence[Finding], everything: bool) ->
     ]
     if lines := compiled_table(findings):
         parts.append(["as compiled, with the relative error of the formulas", *lines])
+    if tried and (lines := trial_lines(*tried)):
+        parts.append(lines)
     if lines := [*rejections(findings), *_without_formulas(space)]:
         parts.append(["rejected", *(part for line in lines for part in wrapped(line))])
     return "\n\n".join("\n".join(part) for part in [parts[0] + parts[1], *parts[2:]])
@@ -222,11 +259,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             require_file(asked.json)
     at_once = asked.workers or processes_that_fit(WORKER_BYTES)
     its = replace(machine_for(asked.chip or asked.topology.kind, MESHMARK.name, 1), chip=chip)
-    findings = search(space, its, compile_best, cache.Cache(asked.cache, asked.again), at_once, asked.time_budget)
-    print(report(space, findings, asked.all), flush=True)
+    begin, stored = time.monotonic(), cache.Cache(asked.cache, asked.again)
+    findings = search(space, its, compile_best, stored, at_once, asked.time_budget)
+    left = asked.time_budget - (time.monotonic() - begin)
+    tried = option_trials(space, findings, stored, at_once, left) if compile_best else None
+    print(report(space, findings, asked.all, tried), flush=True)
     if asked.json:
+        told = document(space, findings, asked.chip or asked.topology.kind)
+        told["trials"] = [each.as_row(tried[1]) for each in tried[2]] if tried else []
         with refusing(command):
-            save_text(asked.json, json.dumps(document(space, findings, asked.chip or asked.topology.kind)))
+            save_text(asked.json, json.dumps(told))
     return int(not any(each.status == "fits" for each in findings))
 
 

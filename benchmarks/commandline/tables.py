@@ -31,8 +31,8 @@ def wrapped(text: str, width: int | None = None) -> list[str]:
     """
     indent = " " * (len(text) - len(text.lstrip()))
     room = max(width or screen_width(), len(indent) + LEAST_WIDTH)
-    shape = {"initial_indent": indent, "subsequent_indent": f"{indent}  "}
-    return textwrap.wrap(text.strip(), room, break_long_words=False, break_on_hyphens=False, **shape) or [""]
+    shape = textwrap.TextWrapper(room, indent, f"{indent}  ", break_long_words=False, break_on_hyphens=False)
+    return shape.wrap(text.strip()) or [""]
 
 
 def aligned(

@@ -26,7 +26,7 @@ def skip_absent_tpus() -> None:
     reports that it has failed, and prints stack traces when a signal ends the process. A platform that the user chose,
     plugins of other accelerators, and anything that hints at a TPU leave JAX's choice as it is.
     """
-    if jax.config.jax_platforms or tpu_hinted() or other_accelerators():
+    if getattr(jax.config, "jax_platforms", None) or tpu_hinted() or other_accelerators():
         return
     jax.config.update("jax_platforms", CPU)
 

@@ -159,6 +159,16 @@ def predicted(case: Case, cost: Cost, machine: Machine, topology: Topology) -> C
     return Choice(case, cost, predict_seconds(cost, machine, topology), bound_seconds(cost, machine, topology))
 
 
+def predicted_case(case: Case, machine: Machine, topology: Topology) -> Choice:
+    """A case with its prediction.
+
+    Raises:
+        Infeasible: there is no such step.
+    """
+    cost = predict(case.strategy, case.config, case.mesh, case.resolved, case.platform)
+    return predicted(case, cost, machine, topology)
+
+
 def limits(choice: Choice, machine: Machine, topology: Topology) -> dict[str, float]:
     """What the step waits for: the share of its time that each resource would save if it were endless.
 

@@ -4,11 +4,14 @@ import inspect
 import re
 import textwrap
 
+import jax
 import pytest
 
 from benchmarks import advise, predict
 from benchmarks.seconds.machine import RANGES, Constants
 from benchmarks.seconds.machines import machine, machine_names
+from strategies import PRESETS, TrainConfig
+from strategies.costs import predict as cost
 from tests.processes import ROOT
 
 PAGE = (ROOT / "docs" / "seconds.md").read_text()
@@ -27,6 +30,15 @@ def test_every_constant_has_its_range_and_meaning():
         assert f"| `{name}` | {low:g} | {high:g} | {meanings[name]} |\n" in PAGE
 
 
+def test_a_figure_that_depends_on_the_version_says_of_which():
+    """The memory of the best without recomputation is the one that the page gives for this JAX."""
+    figures = dict(re.findall(r"([0-9.]+) GiB\s+with JAX ([0-9.]+[0-9])", PAGE))
+    by_version = {version: float(gib) for gib, version in figures.items()}
+    case = {"batch_size": 64, "dtype": "bfloat16", "remat": "none", "gather": "layer"}
+    needed = cost.predict("fsdp", PRESETS["gpt2-xl"], "fsdp=8", TrainConfig(**case), "cuda").needed_bytes
+    assert round(needed / 2**30, 1) == by_version[".".join(jax.__version__.split(".")[:2])]
+
+
 @pytest.mark.parametrize("name", machine_names())
 def test_every_machine_file_has_its_error_and_source(name):
     """A row for each."""
@@ -38,7 +50,6 @@ def test_every_machine_file_has_its_error_and_source(name):
 def test_examples_are_what_commands_print(command, arguments, shown, capsys, monkeypatch):
     """Line by line; dots stand for lines that are left out."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "400")
     COMMANDS[command](arguments.split())
     printed = capsys.readouterr().out.rstrip().splitlines()
     before, dots, after = textwrap.dedent(shown).rstrip().partition("\n...\n")

@@ -1,0 +1,114 @@
+"""Other values of options for the best step as compiled: what each would save, by the replay of its schedule.
+
+Formulas do not know these options' effect on a schedule. So they are not searched, but compiled for the best alone.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from benchmarks.cases import Case, option_texts, options_of
+from benchmarks.commandline.tables import aligned, wrapped
+from benchmarks.devices.chips import GIB
+
+TRIED = {"reduce_dtype": ("bfloat16",), "unroll": (2, 4)}
+"""Options -> values to try, where the default is another."""
+INEXACT = "reduce_dtype=bfloat16 rounds sums of gradients to bfloat16: compare losses before you rely on it"
+
+
+class Trial(NamedTuple):
+    """A step with other values of options.
+
+    Attributes:
+        case: the step.
+        changes: its options that differ from those of the best.
+        seconds: of the compiled step; None if it was not compiled, does not fit or was not replayed.
+        needed_bytes: memory of a device, as compiled.
+        reason: why there is no time.
+    """
+
+    case: Case
+    changes: dict[str, Any]
+    seconds: float | None
+    needed_bytes: int | None
+    reason: str
+
+    def as_row(self, before_seconds: float) -> dict[str, Any]:
+        """JSON values; `before_seconds` is the time of the best."""
+        saves = None if self.seconds is None else 1 - self.seconds / before_seconds
+        return {
+            "options": self.changes,
+            "compiled_seconds": self.seconds,
+            "saves": saves,
+            "needed_bytes": self.needed_bytes,
+            "reason": self.reason,
+        }
+
+
+Compile = Callable[[Sequence[Case]], Iterable[tuple[Case, float | None, int | None, str]]]
+"""Compiles cases, and gives of each its seconds, the memory of a device, and why there is no time."""
+
+
+def trials(best: Case, before_seconds: float, compile_cases: Compile, given: Iterable[str] = ()) -> list[Trial]:
+    """Steps with one other value each, and then one with the best value of every option that saved time.
+
+    Args:
+        best: the best step as compiled.
+        before_seconds: its time.
+        compile_cases: compiles other steps.
+        given: options whose values the user named; they keep them.
+
+    Returns:
+        All of them, the fastest first, and last those without time.
+    """
+    single = [{name: value} for name, values in varied(best, given).items() for value in values]
+    found = _compiled(best, single, compile_cases)
+    faster: dict[str, Any] = {}
+    for trial in reversed(_sorted(found)):  # of each option, its fastest value comes last
+        if trial.seconds is not None and trial.seconds < before_seconds:
+            faster |= trial.changes
+    if len(faster) > 1:
+        found += _compiled(best, [{name: faster[name] for name in TRIED if name in faster}], compile_cases)
+    return _sorted(found)
+
+
+def varied(best: Case, given: Iterable[str] = ()) -> dict[str, tuple[Any, ...]]:
+    """Options of a step that are worth a trial, with their other values.
+
+    A step in float32 keeps its sums in float32, and no loop is unrolled beyond the layers.
+    """
+    train = best.training()
+    known = {name for name in options_of(best.strategy) if name in TRIED} - {*given}
+    others = {
+        name: tuple(value for value in values if value != getattr(train, name))
+        for name, values in TRIED.items()
+        if name in known and not (name == "reduce_dtype" and best.dtype == "float32")
+    }
+    others["unroll"] = tuple(each for each in others.get("unroll", ()) if each < best.config.layers)
+    return {name: values for name, values in others.items() if values}
+
+
+def _compiled(best: Case, changes: Sequence[dict[str, Any]], compile_cases: Compile) -> list[Trial]:
+    """Compile the best with each of these changes."""
+    cases = {replace(best, options=tuple((dict(best.options) | change).items())): change for change in changes}
+    outcomes = compile_cases(list(cases)) if cases else ()
+    return [Trial(case, cases[case], seconds, needed, reason) for case, seconds, needed, reason in outcomes]
+
+
+def _sorted(found: Sequence[Trial]) -> list[Trial]:
+    return sorted(found, key=lambda each: (each.seconds is None, each.seconds or 0.0))
+
+
+def trial_lines(best: Case, before_seconds: float, found: Sequence[Trial]) -> list[str]:
+    """The lines about other values of options; empty if none were tried."""
+    if not found:
+        return []
+    rows: list[tuple[str, ...]] = [("other options", "ms", "saves", "GiB", "")]
+    for each in found:
+        ms = "" if each.seconds is None else f"{1e3 * each.seconds:,.1f}"
+        saves = "" if each.seconds is None else f"{1 - each.seconds / before_seconds:.1%}"
+        held = "" if each.needed_bytes is None else f"{each.needed_bytes / GIB:.1f}"
+        rows.append((" ".join(option_texts(tuple(each.changes.items()))), ms, saves, held, each.reason))
+    title = f"{best.strategy} {best.mesh} takes {1e3 * before_seconds:,.1f} ms as compiled; with other options it takes"
+    inexact = INEXACT if any("reduce_dtype" in each.changes for each in found) else ""
+    return [*wrapped(title), *aligned(rows, "<>>><"), *(wrapped(inexact) if inexact else [])]

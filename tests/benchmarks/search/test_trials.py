@@ -1,0 +1,49 @@
+"""Other values of options are tried on the best step as compiled."""
+
+from dataclasses import replace
+
+from benchmarks.cases import Case
+from benchmarks.devices.topology import Topology
+from benchmarks.search.trials import INEXACT, trial_lines, trials, varied
+from strategies import GPTConfig, MeshSpec
+
+CONFIG = GPTConfig(layers=8, embed=16, heads=2, vocab=256, sequence=8)
+BEST = Case("fsdp", MeshSpec.parse("fsdp=4"), "tiny", CONFIG, 4, 1, "bfloat16", "full", (), Topology.parse("v5e:2x2"))
+SAVED = {("reduce_dtype", "bfloat16"): 0.15, ("unroll", 2): 0.05, ("unroll", 4): -0.1}
+"""Seconds that a value saves of one second."""
+
+
+def compiled(cases):
+    """Each option saves its time; nothing is known of the second value of unroll."""
+    for case in cases:
+        seconds = 1 - sum(SAVED[each] for each in case.options)
+        yield case, seconds, 1, ""
+
+
+def test_what_saves_alone_is_tried_together() -> None:
+    """Every value alone, then the best of each option that saves time; the fastest comes first."""
+    found = trials(BEST, 1.0, compiled)
+    changes = [each.changes for each in found]
+    assert changes[0] == {"reduce_dtype": "bfloat16", "unroll": 2}
+    assert changes[1:] == [{"reduce_dtype": "bfloat16"}, {"unroll": 2}, {"unroll": 4}]
+    assert [each.seconds for each in found] == sorted(each.seconds or 0 for each in found)
+    lines = trial_lines(BEST, 1.0, found)
+    assert lines[2].split() == ["reduce_dtype=bfloat16", "unroll=2", "800.0", "20.0%", "0.0"]
+    assert lines[-1] == INEXACT
+
+
+def test_values_that_are_named_or_without_effect_are_not_tried() -> None:
+    """Those that the user named stay; float32 sums in float32; a loop has as many layers at most."""
+    assert varied(BEST) == {"reduce_dtype": ("bfloat16",), "unroll": (2, 4)}
+    assert varied(BEST, ["unroll"]) == {"reduce_dtype": ("bfloat16",)}
+    assert varied(replace(BEST, dtype="float32")) == {"unroll": (2, 4)}
+    assert varied(replace(BEST, config=replace(CONFIG, layers=2))) == {"reduce_dtype": ("bfloat16",)}
+    assert trials(replace(BEST, dtype="float32"), 1.0, compiled, ["unroll"]) == []
+
+
+def test_what_has_no_time_comes_last() -> None:
+    """A step that was not compiled saves nothing, and says why."""
+    found = trials(BEST, 1.0, lambda cases: [(case, None, None, "not compiled") for case in cases])
+    assert len(found) == 3
+    assert {each.as_row(1.0)["saves"] for each in found} == {None}
+    assert all(line.endswith("not compiled") for line in trial_lines(BEST, 1.0, found)[2:5])
