@@ -56,6 +56,7 @@ def require_key(key: Any) -> None:
     Raises:
         Infeasible: it is something else.
     """
-    ndim, dtype = getattr(key, "ndim", None), getattr(key, "dtype", None)
-    if (ndim, dtype) != (1, jnp.uint32) and not (ndim == 0 and jnp.issubdtype(dtype, jax.dtypes.prng_key)):
+    legacy = getattr(key, "dtype", None) == jnp.uint32 and key.ndim == 1
+    typed = isinstance(key, jax.Array) and key.ndim == 0 and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not legacy and not typed:
         raise Infeasible(f"the key is {reprlib.repr(key)}; give one, as jax.random.key(0)")

@@ -185,7 +185,7 @@ def test_a_checkpoint_without_a_recipe_is_not_resumed(half: Path, capsys: pytest
         (b'{"kind": "evaluation", "step": 0, "loss": 1}\nnull\n', r"line 2 of the log .*log.jsonl is None; it must be"),
         (b'{"kind": "evaluation", "step": -1, "loss": 1}\n', r"line 1 .*log.jsonl: step is -1; it must be a whole"),
     ],
-    ids=["a folder", "not UTF-8", "no object"],
+    ids=["a folder", "no kind", "not UTF-8", "null", "a step below 0"],
 )
 def test_a_log_that_cannot_be_read_is_named(
     half: Path, content: bytes | None, message: str, capsys: pytest.CaptureFixture[str]
