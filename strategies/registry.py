@@ -33,8 +33,8 @@ KNOWN_AS = {
 }
 """Aliases that other frameworks use, and the names of the strategies."""
 
-_BUILT_IN = SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO
-_registered = Named("strategy", {strategy.name: strategy for strategy in _BUILT_IN}, KNOWN_AS)
+BUILT_IN = SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO
+_registered = Named("strategy", {strategy.name: strategy for strategy in BUILT_IN}, KNOWN_AS)
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_registered)
 """All strategies by name, read-only."""
 
