@@ -1,9 +1,9 @@
 """Initial training states, equal for all steps that are compared.
 
 On CPUs they are computed once and copied to the other steps, because XLA takes half as long for the program that
-initialises a state, which runs once, as for the step. On GPUs and TPUs every state is initialised where it is sharded: one
-device or the host may be too small to hold it. A strategy that is not built in initialises its own state, too, because no
-test compares it with that of `single`.
+initialises a state, which runs once, as for the step. On GPUs and TPUs every state is initialised where it is sharded:
+one device or the host may be too small to hold it. A strategy that is not built in initialises its own state, too,
+because no test compares it with that of `single`.
 """
 
 from typing import Any
