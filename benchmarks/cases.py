@@ -170,15 +170,16 @@ class Selection:
 
         Strategies that are named have all their meshes with the largest batch, and with smaller ones the mesh with the
         most devices and then the most axes. By default, when all strategies are measured, a strategy has one mesh for
-        each number of devices, the one with the most axes; and a smaller batch is measured on the largest mesh of each
-        single axis, for the first strategy that has it.
+        each number of devices, the one with the most axes; and a smaller batch is measured on one device, and on the
+        largest mesh of each single axis that splits the batch, for the first strategy that has it.
         """
         by_axes = sorted(pairs, key=lambda pair: len(pair[1].sizes))
         widest = dict(sorted(by_axes, key=lambda pair: pair[1].size))
         if batch_size == max(self.batch_sizes):
             of_each_size = {(name, mesh.size): mesh for name, mesh in by_axes}
             return [pair for pair in pairs if self.strategies or pair[1] == of_each_size[pair[0], pair[1].size]]
-        first = {mesh: name for name, mesh in reversed(pairs) if len(mesh.sizes) == 1}
+        splitting = [pair for pair in reversed(pairs) if len(pair[1].sizes) == 1 and _splits_batch(*pair, batch_size)]
+        first = {mesh: name for name, mesh in splitting} | {ONE_DEVICE: "single"}
         return [
             (name, mesh)
             for name, mesh in pairs
@@ -281,6 +282,10 @@ def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:
     [8, 4, 2]
     """
     return STRATEGIES[name].default_microbatches(mesh, batch_size)
+
+
+def _splits_batch(name: str, mesh: MeshSpec, batch_size: int) -> bool:
+    return batch_shards(name, mesh) > 1 or default_microbatches(name, mesh, batch_size) > 1
 
 
 def batch_shards(name: str, mesh: MeshSpec) -> int:

@@ -39,8 +39,8 @@ class NotImportable(ValueError):
     """A module that `MESHMARK_STRATEGIES` names cannot be imported. The message names it and the cause."""
 
 
-_BUILT_IN = SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO
-_registered = Named("strategy", {strategy.name: strategy for strategy in _BUILT_IN}, KNOWN_AS)
+BUILT_IN = SINGLE, DATA, ZERO1, ZERO2, FSDP, HSDP, TENSOR, CONTEXT, PIPELINE, THREE_D, AUTO
+_registered = Named("strategy", {strategy.name: strategy for strategy in BUILT_IN}, KNOWN_AS)
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_registered)
 """All strategies by name, read-only."""
 

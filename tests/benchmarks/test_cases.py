@@ -42,7 +42,7 @@ def test_default_selection_has_every_strategy_count_and_batch() -> None:
 
 def test_sparse_selection_has_every_strategy_count_and_batch() -> None:
     """A default run has every strategy, count and batch size: one mesh for each strategy and count, and with the small
-    batch one strategy for each axis. Those are cases of the whole selection.
+    batch one strategy for each axis that splits the batch. Those are cases of the whole selection.
     """
     cases = dataclasses.replace(EVERYTHING, sparse=True).cases()
     assert set(map(str, cases)) < set(ids())
@@ -51,7 +51,7 @@ def test_sparse_selection_has_every_strategy_count_and_batch() -> None:
     assert {size for _, size in placed} == {1, 2, 8}
     assert len(set(placed)) == len(placed)
     small = [str(case.mesh) for case in cases if case.batch_size == 8]
-    assert small == ["data=1", "data=8", "fsdp=8", "tensor=8", "context=8", "pipeline=8"]
+    assert small == ["data=1", "data=8", "fsdp=8", "pipeline=8"]
 
 
 def test_sparse_selection_of_named_strategies_has_all_their_meshes() -> None:

@@ -28,7 +28,7 @@ def select(pytestconfig: pytest.Config) -> Select:
 
 
 def test_default_is_everything_on_the_devices_that_are_there(select: Select) -> None:
-    """By default all strategies run on 1, 2 and 8 devices with batch 16, and then one an axis with batch 8."""
+    """By default all strategies run on 1, 2 and 8 devices with batch 16, and then a few with batch 8."""
     cases = select().cases()
     assert {(case.mesh.size, case.batch_size) for case in cases} == {(1, 8), (8, 8), (1, 16), (2, 16), (8, 16)}
     assert {case.strategy for case in cases} == {*STRATEGIES}

@@ -1,5 +1,6 @@
 """Steps of a run start from one state."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -56,3 +57,13 @@ def test_other_shapes_are_initialised_by_their_step() -> None:
     step = case.build()
     state = states.begin(case, step, KEY)
     assert jax.tree.structure(state) == jax.tree.structure(step.state)
+
+
+@pytest.mark.usefixtures("toys")
+def test_a_strategy_that_is_not_built_in_initialises_its_own_state() -> None:
+    """Another strategy's state would hide that its own initialisation fails."""
+    states = InitialStates(Clock())
+    broken = replace(SINGLE, strategy="broken")
+    states.begin(SINGLE, SINGLE.build(), KEY)
+    with pytest.raises(ZeroDivisionError, match="no weights"):
+        states.begin(broken, broken.build(), KEY)
