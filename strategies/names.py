@@ -48,8 +48,8 @@ def unknown(name: object, what: str, names: Iterable[str], known_as: Mapping[str
 def in_a_line(error: BaseException) -> str:
     """An error's type and the first line of its message.
 
-    >>> in_a_line(SystemExit(3)), in_a_line(KeyError("x")), in_a_line(ValueError("one\ntwo"))
-    ('SystemExit: 3', "KeyError: 'x'", 'ValueError: one')
+    >>> in_a_line(SystemExit(3)), in_a_line(KeyError("x")), in_a_line(ValueError())
+    ('SystemExit: 3', "KeyError: 'x'", 'ValueError')
     """
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__

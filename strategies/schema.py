@@ -108,7 +108,7 @@ def require_types(config: Any, error: type[ValueError] = SchemaError) -> None:
     except msgspec.ValidationError as problem:
         said, _, path = str(problem).partition(" - at `$")
         path = path.removesuffix("`")
-        kind = get_type_hints(type(config), include_extras=True)[str(_steps(path)[0])]
+        kind = get_type_hints(type(config), include_extras=True).get(str(next(iter(_steps(path)), "")))
         value = reprlib.repr(_at(vars(config), path))
         raise error(f"{path[1:]}={value}; {_allowed(said, kind)}") from None
     vars(config).update(msgspec.structs.asdict(converted))

@@ -72,7 +72,7 @@ def predict_layout(
     spec = MeshSpec.of(mesh)
     require_instance(config, GPTConfig, "the model")
     require_instance(train, TrainConfig, "train")
-    require_instance(platform or "", str, "the platform")
+    require_instance("" if platform is None else platform, str, "the platform")
     train = resolve_overlap(layout, spec.sizes, config, train, platform)
     plan = Plan(config, spec, train, layout, platform)
     return Cost(plan, tuple(each for term in terms for each in term(plan)))
