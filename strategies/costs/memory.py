@@ -118,8 +118,8 @@ def further_layer_bytes(plan: Plan) -> int:
     It has its gathered weights, with prefetch its whole gradients too, and its own part of the weights. A compiler
     recomputes all layers of an iteration at once, or reads what they kept. Of their working arrays 30 to 75% then exist
     beside those of the layer at the peak, as compiled for CPUs with `unroll` 2 and 4; 70% are counted, and 40% if all
-    layers are in one iteration and gathered by none. Not counted is what loops of pipeline stages hold besides: for a stage of four layers,
-    two in an iteration, the formula is 18% too low.
+    layers are in one iteration and none is gathered. Not counted is what loops of pipeline stages hold besides: for a
+    stage of four layers, two in an iteration, the formula is 18% too low.
     """
     wholes = 2 if plan.train.prefetch == "on" else 1
     weights = 0 if reads_in_place(plan) else wholes * whole_layer(plan) + block_elements(plan) // plan.layers
