@@ -14,3 +14,13 @@ def amount(value: float, unit: str) -> str:
             return f"{value:.3g} {prefix}{unit}"
         value /= 1000
     return f"{value:,.0f} {PREFIXES[-1]}{unit}"
+
+
+def minutes(seconds: float) -> str:
+    """Format a duration as minutes and seconds.
+
+    >>> minutes(200)
+    '3:20'
+    """
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole}:{rest:02}"

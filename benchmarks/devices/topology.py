@@ -4,6 +4,8 @@ import functools
 import math
 import os
 import re
+import signal
+import threading
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -216,7 +218,12 @@ def _devices(topology: Topology) -> Devices:
         shape = f"1x{hosts}x{gpus}"
         target = GPU_TARGET.format(memory_bytes=chip.memory_bytes, **GPUS[topology.kind])
         arguments = {"topology_name": shape, "topology": shape, "target_config": target}
+    # libtpu installs a handler that prints a C++ stack when SIGTERM ends the process.
+    terminated = signal.getsignal(signal.SIGTERM)
     try:
         return topologies.get_topology_desc(platform=chip.platform, **arguments).devices
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"topology {topology}: {str(error).partition(chr(10))[0]}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, terminated if terminated is not None else signal.SIG_DFL)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from benchmarks.reporting.terminal import minutes
+from benchmarks.units import minutes
 
 SILENT_SECONDS = 15.0
 """Longest time without a line."""

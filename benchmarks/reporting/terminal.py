@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.row import Row
+from benchmarks.units import minutes
 
 TIMES = {"time/single": "relative_to_single", "time/twin": "relative_to_twin"}
 """Relative step times: header in the summary -> column of the row."""
@@ -32,16 +33,6 @@ def progress(done: int, total: int, text: str, seconds_left: float | None) -> st
     """Format the progress line of a case, such as `[ 7/46] fsdp-fsdp=8-b16: 11,000 tokens/s, about 3:20 left`."""
     left = "" if seconds_left is None else f", about {minutes(seconds_left)} left"
     return f"[{done:{len(str(total))}}/{total}] {text}{left}"
-
-
-def minutes(seconds: float) -> str:
-    """Format a duration as minutes and seconds.
-
-    >>> minutes(200)
-    '3:20'
-    """
-    whole, rest = divmod(round(seconds), 60)
-    return f"{whole}:{rest:02}"
 
 
 def outcome(row: Row) -> str:

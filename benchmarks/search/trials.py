@@ -111,4 +111,4 @@ def trial_lines(best: Case, before_seconds: float, found: Sequence[Trial]) -> li
         rows.append((" ".join(option_texts(tuple(each.changes.items()))), ms, saves, held, each.reason))
     title = f"{best.strategy} {best.mesh} takes {1e3 * before_seconds:,.1f} ms as compiled; with other options it takes"
     inexact = INEXACT if any("reduce_dtype" in each.changes for each in found) else ""
-    return [*wrapped(title), *aligned(rows, "<>>><"), *(wrapped(inexact) if inexact else [])]
+    return [*wrapped(title), *aligned(rows, ["<", *">" * 3, "<"]), *(wrapped(inexact) if inexact else [])]

@@ -3,7 +3,7 @@
 import sys
 import time
 
-from benchmarks.reporting.terminal import minutes
+from benchmarks.units import minutes
 
 ERASE = "\r\x1b[K"
 
