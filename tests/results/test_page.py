@@ -18,7 +18,7 @@ from tests.results.synthetic import row, sweep, write_run
 
 WITHOUT_JAX = """
 import runpy, sys
-for absent in ("jax", "jaxlib", "flax", "optax", "strategies"):
+for absent in ("jax", "jaxlib", "flax", "optax"):
     sys.modules[absent] = None
 runpy.run_module("results.page", run_name="__main__")
 """

@@ -23,7 +23,7 @@ from tests.results.synthetic import SHARES, STRATEGIES, edited, failed, row, swe
 
 WITHOUT_JAX = """
 import runpy, sys
-for absent in ("jax", "jaxlib", "flax", "optax", "strategies"):
+for absent in ("jax", "jaxlib", "flax", "optax"):
     sys.modules[absent] = None
 runpy.run_module("results.plot", run_name="__main__")
 """
