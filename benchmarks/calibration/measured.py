@@ -156,7 +156,7 @@ def machine_of(name: str, timings: Sequence[Timing], here: Setting) -> tuple[Mac
     if not exchanged:
         missing.append("links: there is one device; they are taken to be as fast as its memory")
     chip = Chip(
-        platform=platform_of(jax.devices()[0]) or "",
+        platform=platform_of(jax.devices()[0]),  # pyright: ignore[reportArgumentType]: no others can be calibrated
         flops_per_second=flops,
         memory_bytes=2 * (states_budget_bytes() or 0),
         memory_bytes_per_second=streaming,

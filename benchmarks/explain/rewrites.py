@@ -17,7 +17,7 @@ from benchmarks.program.hlo import bytes_of, dims
 from benchmarks.units import amount
 from strategies.costs.plan import BYTES, Plan
 from strategies.costs.predict import Cost
-from strategies.costs.traffic import SENT, is_tied
+from strategies.costs.traffic import SENT, Bytes, is_tied
 from strategies.sharding.layout import Axes
 
 Key = tuple[str, Axes]
@@ -38,17 +38,17 @@ class Rewrite:
     name: str
     what: str
     axes: Axes
-    stated_bytes: int
-    sent_bytes: int
+    stated_bytes: Bytes
+    sent_bytes: Bytes
 
     @property
-    def cost_bytes(self) -> int:
+    def cost_bytes(self) -> Bytes:
         """Additional bytes that a device sends because of the rewrite; negative if it sends fewer."""
         return self.sent_bytes - self.stated_bytes
 
     def __str__(self) -> str:
         """The rewrite in words, with its bytes."""
-        sent = f"sends {amount(self.sent_bytes, 'B')} instead of {amount(self.stated_bytes, 'B')}"
+        sent = f"sends {amount(float(self.sent_bytes), 'B')} instead of {amount(float(self.stated_bytes), 'B')}"
         over = f" over {','.join(self.axes)}" if self.axes else ""
         return f"{self.what}{over}: {NAMES[self.name]}: {sent}"
 

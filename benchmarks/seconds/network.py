@@ -12,6 +12,7 @@ from benchmarks.devices.topology import Topology
 from benchmarks.explain.roofline import Along, group_along, switch_bandwidth, torus_bandwidth, torus_dims
 from benchmarks.seconds.machine import Machine
 from strategies import MeshSpec
+from strategies.costs.traffic import Bytes
 from strategies.sharding.layout import Axes
 
 
@@ -86,7 +87,7 @@ class Network:
         """How many devices share the cores of a host."""
         return self.machine.sharing(self.topology, self.mesh.size)
 
-    def seconds(self, kind: str, axes: Axes, sent_bytes: float, calls: float = 1, again: float = 0) -> float:
+    def seconds(self, kind: str, axes: Axes, sent_bytes: Bytes | float, calls: float = 1, again: float = 0) -> float:
         """Seconds of collectives of one kind along some axes.
 
         Args:
@@ -98,7 +99,9 @@ class Network:
         """
         return self.seconds_of(kind, self.group(axes), sent_bytes, calls, again)
 
-    def seconds_of(self, kind: str, where: Group, sent_bytes: float, calls: float = 1, again: float = 0) -> float:
+    def seconds_of(
+        self, kind: str, where: Group, sent_bytes: Bytes | float, calls: float = 1, again: float = 0
+    ) -> float:
         """Seconds of collectives of a group. Other arguments are those of `seconds`."""
         chip = self.machine.reached
         if self.machine.stack.shares_cards and kind not in ("permute", "all_to_all"):

@@ -49,7 +49,7 @@ def test_hello_says_what_would_run(ask: Ask) -> None:
     assert answer["environment"]["jax"] == jax.__version__
     assert answer["devices"] == "8 cpu"
     assert [facts["id"] for facts in answer["cases"]] == [SINGLE, "tensor-data=1-b4"]
-    assert str(Case.of(answer["cases"][0])).startswith(f"test_step[{SINGLE}] nano,layers=1,embed=16")
+    assert str(Case.of(answer["cases"][0], "the worker")).startswith(f"test_step[{SINGLE}] nano,layers=1,embed=16")
 
 
 def test_a_case_is_prepared_and_timed(ask: Ask) -> None:

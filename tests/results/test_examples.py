@@ -17,9 +17,9 @@ def test_the_example_has_the_current_schema(pytestconfig: pytest.Config) -> None
     """The example has the cases of a run without options; its rows have today's columns and schema, and load."""
     case = Case("single", MeshSpec.parse("data=1"), "nano", PRESETS["nano"], 8, 1, "float32", "dots")
     columns = Record.begin(case).as_extra_info().keys()
-    rows = [row["extra_info"] for row in rows_of(RUN, read_run(RUN))]
+    rows = [row["extra_info"] for row in rows_of(read_run(RUN))]
     cases = [f"test_step[{case}]" for case in selected(pytestconfig.option).cases()]
-    assert [row["name"] for row in rows_of(RUN, read_run(RUN))] == cases
+    assert [row["name"] for row in rows_of(read_run(RUN))] == cases
     for row in rows:
         assert row.keys() == columns
         assert row["schema_version"] == SCHEMA_VERSION

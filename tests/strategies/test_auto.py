@@ -21,7 +21,7 @@ def sent(mesh, tied=False, **options):
     step = STRATEGIES["auto"].build(config, spec, TrainConfig(BATCH, **options), jax.devices()[: spec.size])
     total = Counter()
     for each in read_program(compiled(step.lower()).as_text() or "", spec.sizes).collectives:
-        total[each.kind, each.axes] += each.times * each.sent_bytes
+        total[each.kind, each.axes] += int(each.times * each.sent_bytes)
     return total
 
 

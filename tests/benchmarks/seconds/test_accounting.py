@@ -12,6 +12,7 @@ from benchmarks.seconds.predicted import bound_seconds, predict_seconds
 from benchmarks.seconds.stack import FIRST_AND_LAST, MEGATRON, MESHMARK, MPT
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
+from strategies.costs.traffic import Bytes
 
 LAYERS, EMBED, TOKENS, VOCAB = 8, 2048, 1024, 50304
 MODEL = GPTConfig(layers=LAYERS, embed=EMBED, heads=16, sequence=TOKENS)
@@ -92,7 +93,7 @@ def test_a_step_without_compute_takes_as_long_as_its_traffic(name, remat, sequen
     cost = step(strategy, mesh, remat=remat, sequence_parallel=sequence_parallel, **options)
     wanted = 0.0
     for (kind, axes), parts in cost.sent.items():
-        bytes_of: dict[str, float] = dict(parts)
+        bytes_of: dict[str, Bytes | float] = {**parts}
         if kind == "all_gather":
             bytes_of["layers"] = bytes_of.get("layers", 0) * 2 / 3
         elif "layers" in bytes_of and remat == "full" and repeats == "all":
