@@ -19,7 +19,7 @@ from benchmarks.seconds.machines import as_file, machine, machine_path
 from benchmarks.seconds.published import Run, run_of
 from benchmarks.seconds.tables import Row, cluster_of, model_of, read_rows
 from strategies.config import Infeasible
-from strategies.schema import read_json
+from strategies.files import read_json
 
 
 def main(arguments: list[str] | None = None) -> None:

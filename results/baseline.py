@@ -15,7 +15,7 @@ from results.gates.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snaps
 from results.gates.metrics import other_axes
 from results.records.reading import SCHEMA_VERSION, Case, RecordError
 from results.refusing import refusing
-from strategies.schema import shown
+from strategies.files import shown
 
 BASELINES = Path(__file__).parent / "baselines"
 # Statuses that a baseline may store. Other failures need not recur, and a baseline would make them the expected result.

@@ -13,7 +13,7 @@ from results.gates.report import changed_lines, listed, own_words, ratio, shared
 from results.gates.stored import compare_runs
 from results.gates.verdict import Finding, Report
 from results.refusing import refusing
-from strategies.schema import shown
+from strategies.files import shown
 
 SIDES = "<>>><<"
 EPILOG = """exit codes:

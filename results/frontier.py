@@ -20,7 +20,8 @@ from results import parsers
 from results.figures.feasibility import BYTES, SPEED, figure_of
 from results.figures.pictures import REPRODUCIBLE, draw, draw_file
 from results.records.reading import check_rows, read_document
-from strategies.schema import Amount, Count, Scalar, shown
+from strategies.files import shown
+from strategies.schema import Amount, Count, Scalar
 
 SCHEMA_VERSION = 1
 WRITTEN_BY = "`python -m benchmarks.feasibility --json FILE`"

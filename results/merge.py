@@ -17,7 +17,7 @@ from results.gates.verdict import NotComparable
 from results.records.machine import other_machine
 from results.records.reading import LAUNCH, UNTIMED, Case, facts_of, read_run, records_of, rows_of
 from results.refusing import refusing
-from strategies.schema import shown
+from strategies.files import shown
 
 Run = Mapping[str, Any]
 NAMED = 3

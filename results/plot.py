@@ -23,7 +23,7 @@ from results.figures.pictures import METADATA, REPRODUCIBLE, draw
 from results.records.rows import RecordError, load
 from results.records.training import SUFFIX, TrainingRun, read_training
 from results.refusing import refusing
-from strategies.schema import shown
+from strategies.files import shown
 
 
 def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:

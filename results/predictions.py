@@ -20,7 +20,7 @@ from results.notes import ABOUT_MEMORY, BEGIN, KEPT_OUT, NOTES
 from results.records.predictions import MEMORY, Errors, errors_by, judged, read, with_factors
 from results.records.reading import RecordError
 from results.refusing import refusing
-from strategies.schema import shown
+from strategies.files import shown
 
 PAGE, PICTURE, PARTS_PICTURE = "published.md", "published.png", "published-parts.png"
 LEAST_SPREADS = 5

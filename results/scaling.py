@@ -20,7 +20,8 @@ from results.figures.palette import Limit
 from results.figures.pictures import REPRODUCIBLE, draw, draw_file
 from results.figures.scaling import figure_of
 from results.records.reading import read_document
-from strategies.schema import Amount, Count, Positive, checked_fields, shown
+from strategies.files import shown
+from strategies.schema import Amount, Count, Positive, checked_fields
 
 SCHEMA_VERSION = 1
 WRITTEN_BY = "`python -m benchmarks.advise --scaling N..N --json FILE`"

@@ -19,7 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from benchmarks.row import Row, Scalar
-from strategies.schema import Count, SchemaError, checked, decode_json
+from strategies.files import decode_json
+from strategies.schema import Count, SchemaError, checked
 
 STOPPED = b'{"stopped": true}\n'
 """The last line after an orderly end."""

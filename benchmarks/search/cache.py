@@ -18,8 +18,9 @@ import strategies
 from benchmarks.cases import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.timing.machine import COMPILER, SETTINGS, fingerprint
+from strategies.files import read_json
 from strategies.registry import OTHERS
-from strategies.schema import SchemaError, checked, read_json
+from strategies.schema import SchemaError, checked
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 """Environment variables with compiler flags."""

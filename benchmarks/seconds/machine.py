@@ -202,7 +202,7 @@ def changed(old: float, text: str, unit: str) -> float:
     1250000000.0
     """
     bits, prefixes = "|bit(?:/s)?" if unit == "B/s" else "", SMALL if unit == "s" else LARGE
-    parts = re.fullmatch(rf"([0-9]{1, 30}(?:\.[0-9]*)?)(?:(x)|({'|'.join(prefixes)})({unit}{bits}))", text.strip())
+    parts = re.fullmatch(rf"([0-9]{{1,30}}(?:\.[0-9]*)?)(?:(x)|({'|'.join(prefixes)})({unit}{bits}))", text.strip())
     if not parts or not float(parts[1]) > 0:
         example = "50us" if unit == "s" else f"100G{unit}"
         raise ValueError(f"{text!r} cannot be read; write a multiple such as 2x, or an amount such as {example}")

@@ -14,7 +14,8 @@ from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.devices.gpus import GPU_KINDS, GPUS
 from benchmarks.seconds.machine import CALIBRATED_RANGES, NOT_FITTED, RANGES, Constants, Machine, Range
 from benchmarks.seconds.stack import MEASURED, STACKS, Passes, Stack
-from strategies.schema import Amount, Count, Whole, checked, read_json
+from strategies.files import read_json
+from strategies.schema import Amount, Count, Whole, checked
 
 FOLDER = Path(__file__).parent.parent / "devices" / "machines"
 

@@ -19,7 +19,8 @@ from typing import Any, Literal
 import msgspec
 
 from benchmarks.commandline.outputs import cause
-from strategies.schema import Amount, SchemaError, Whole, checked, decode_json, read_bytes
+from strategies.files import decode_json, read_bytes
+from strategies.schema import Amount, SchemaError, Whole, checked
 
 SCHEMA_VERSION = 1
 

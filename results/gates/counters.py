@@ -19,7 +19,8 @@ from results.records.reading import (
     read_json,
     records_of,
 )
-from strategies.schema import Count, checked_fields, shown
+from strategies.files import shown
+from strategies.schema import Count, checked_fields
 
 COUNTERS = tuple(metric.name for metric in EXACT)
 DIRECTIONS = {metric.name: metric.better for metric in EXACT}

@@ -16,7 +16,7 @@ from results.gates.report import listed
 from results.gates.verdict import Finding, Report
 from results.records.machine import differences
 from results.records.reading import Case
-from strategies.schema import shown
+from strategies.files import shown
 
 Row = Mapping[str, Any]
 Rows = Mapping[Case, Row]

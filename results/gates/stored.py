@@ -12,7 +12,7 @@ from results.gates.verdict import Finding, NotComparable, Report
 from results.records.launches import MIN_LAUNCHES, Change
 from results.records.machine import other_machine
 from results.records.reading import read_run
-from strategies.schema import shown
+from strategies.files import shown
 
 METRIC = "step_seconds_median"
 EFFECT = 0.05

@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from results.records.reading import RecordError
 from results.records.schedules import Schedule, complete
-from strategies.schema import Count, Whole, checked, decode_json
+from strategies.files import decode_json
+from strategies.schema import Count, Whole, checked
 
 Axes = tuple[str, ...]
 Device = Mapping[str, int]

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pandas as pd
 
-from strategies.schema import Amount, Count, Positive, SchemaError, checked, read_table, shown
+from strategies.files import read_table, shown
+from strategies.schema import Amount, Count, Positive, SchemaError, checked
 
 AXES = "data", "fsdp", "pipeline", "tensor"
 SIZES = "layers", "embed", "sequence", "devices", "batch_size", "microbatches", *AXES

@@ -9,8 +9,9 @@ import msgspec
 
 from results.records.columns import type_of
 from results.records.launches import INTERVALS, united
-from strategies import schema
-from strategies.schema import Amount, Count, Positive, Scalar, SchemaError, checked, checked_fields, shown
+from strategies import files
+from strategies.files import shown
+from strategies.schema import Amount, Count, Positive, Scalar, SchemaError, checked, checked_fields
 
 SCHEMA_VERSION = 4
 UNTIMED = "untimed"
@@ -96,7 +97,7 @@ def read_json(path: Path) -> Any:
     Raises:
         RecordError: the file is missing, cannot be read, or is no JSON.
     """
-    return schema.read_json(path, WAY_OUT)
+    return files.read_json(path, WAY_OUT)
 
 
 def read_document(path: Path, kind: str, version: int, form: type[Document], written_by: str) -> Document:
@@ -112,7 +113,7 @@ def read_document(path: Path, kind: str, version: int, form: type[Document], wri
     Raises:
         RecordError: the file cannot be read, or is another kind of document, of another version, or not of the type.
     """
-    document = schema.read_json(path, f"write it with {written_by}")
+    document = files.read_json(path, f"write it with {written_by}")
     if not isinstance(document, dict) or document.get("kind") != kind:
         raise RecordError(f"{shown(path)} was not written by {written_by}")
     check_version(shown(path), document.get("schema_version"), version, written_by)

@@ -6,7 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from results.records.reading import RecordError
-from strategies.schema import Count, Whole, checked, decode_json
+from strategies.files import decode_json
+from strategies.schema import Count, Whole, checked
 
 KINDS = {"F": "forward", "B": "backward", "W": "gradients of weights"}
 """Kinds of operations of a stage in a tick."""

@@ -6,7 +6,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from strategies.schema import Amount, SchemaError, checked, read_json, shown
+from strategies.files import read_json, shown
+from strategies.schema import Amount, SchemaError, checked
 
 WRITTEN_BY = "write one with `python -m benchmarks.compile --topology v5e:4x4 --strategy fsdp --trace FILE`"
 

@@ -8,7 +8,8 @@ import msgspec
 import pandas as pd
 
 from results.records.reading import RecordError, check_version
-from strategies.schema import Count, Number, Positive, Whole, checked, decode_json, read_bytes, shown
+from strategies.files import decode_json, read_bytes, shown
+from strategies.schema import Count, Number, Positive, Whole, checked
 
 SUFFIX = ".jsonl"
 """How the names of logs end. Files of `pytest benchmarks` end otherwise."""

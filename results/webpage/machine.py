@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from results.records.reading import read_run
-from strategies.schema import shown
+from strategies.files import shown
 
 SETTINGS = {
     "platform_version": "Platform",

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from strategies.config import Compression, GPTConfig
-from strategies.schema import Count, SchemaError, Whole, checked, decode_json, read_bytes
+from strategies.files import decode_json, read_bytes
+from strategies.schema import Count, SchemaError, Whole, checked
 
 FORMAT = 2
 INFO = "checkpoint.json"

@@ -12,7 +12,7 @@ from benchmarks import predict
 from results import predictions
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
 from results.notes import KEPT_OUT, NOTES
-from results.records.predictions import PARTS, errors_by, errors_of, judged, read, with_factors
+from results.records.predictions import NUMBERS, PARTS, TEXTS, errors_by, errors_of, judged, read, with_factors
 from results.records.reading import RecordError
 from tests.processes import ROOT
 
@@ -168,3 +168,19 @@ def test_what_is_no_such_table_is_refused(tmp_path: Path, capsys: pytest.Capture
             predictions.main([str(wrong), f"--out={tmp_path}"])
         assert ended.value.code == 5
         assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cell", ["3,5", "fast", "inf", "-inf", "1e400", "-1", "1_000", "0x10", "true", "9" * 30])
+def test_a_cell_that_is_no_amount_is_refused(cell: str, tmp_path: Path) -> None:
+    """The message names the file, the row, the column and the cell."""
+    names = [
+        *NUMBERS,
+        *TEXTS,
+        *(f"predicted.{p}_seconds" for ps in PARTS.values() for p in ps),
+    ]
+    cells = ["" if name in TEXTS else "1" for name in names]
+    cells[names.index("step_seconds")] = f'"{cell}"'
+    path = tmp_path / "predicted.csv"
+    path.write_text(f"{','.join(names)}\n{','.join(cells)}\n")
+    with pytest.raises(RecordError, match=r"predicted\.csv: row 1: step_seconds is "):
+        read(path)

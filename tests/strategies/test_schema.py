@@ -8,18 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
-from strategies.schema import (
-    Amount,
-    Count,
-    Number,
-    SchemaError,
-    checked,
-    checked_fields,
-    decode_json,
-    read_bytes,
-    read_table,
-    require_types,
-)
+from strategies.files import decode_json, read_bytes, read_table
+from strategies.schema import Amount, Count, Number, SchemaError, checked, checked_fields, require_types
 
 
 class Point(msgspec.Struct):

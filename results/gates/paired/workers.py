@@ -16,7 +16,8 @@ from benchmarks.commandline.parent import bound
 from results.gates.paired.checkouts import Checkout, CheckoutError
 from results.gates.verdict import NotComparable
 from results.records.reading import Case
-from strategies.schema import checked, decode_json
+from strategies.files import decode_json
+from strategies.schema import checked
 
 PROTOCOL = 1
 """Version of the protocol of requests and answers; equal to the one in benchmarks/worker.py."""

@@ -1,0 +1,122 @@
+"""Reads JSON files and tables, or says in one line why they cannot be read. Types are checked by schema.py."""
+
+import csv
+import io
+import json
+import reprlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from strategies.schema import SchemaError
+
+LARGEST_BYTES = 2**30
+"""Larger files are refused: the largest runs have a few MiB."""
+
+
+def read_json(path: Path, written_by: str = "") -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: the file.
+        written_by: which command writes such files, for the message.
+
+    Raises:
+        SchemaError: the file is missing, too large, cannot be read, or is no valid JSON.
+    """
+    return decode_json(read_bytes(path, written_by), str(path))
+
+
+def decode_json(text: bytes | str, where: str) -> Any:
+    """Decode JSON (RFC 8259) without duplicate keys, NaN, infinities and lone surrogates.
+
+    Raises:
+        SchemaError: the text is something else.
+    """
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    try:
+        value = msgspec.json.decode(data)
+        json.loads(data, object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise SchemaError(f"{where} is cut short or not JSON: {error}") from None
+    return value
+
+
+def read_table(path: Path, columns: Collection[str] = (), written_by: str = "") -> list[dict[str, str]]:
+    """Read the rows of a CSV file (RFC 4180) with a header. Cells are texts without space around them.
+
+    Args:
+        path: the file, in UTF-8. Empty lines are left out.
+        columns: that it must have.
+        written_by: which command writes such files, for the message.
+
+    Raises:
+        SchemaError: the file cannot be read, is no CSV, has no rows, lacks a column, or has one twice; or a row has
+            more or fewer cells than the header.
+    """
+    try:
+        lines = csv.reader(io.StringIO(read_bytes(path, written_by).decode("utf-8-sig"), newline=""), strict=True)
+        table = [(lines.line_num, [cell.strip() for cell in line]) for line in lines]
+    except UnicodeDecodeError as error:
+        raise SchemaError(f"{shown(path)} is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
+    except csv.Error as error:
+        raise SchemaError(f"{shown(path)} is not CSV: {error}") from None
+    table = [(number, cells) for number, cells in table if any(cells)]
+    header = table[0][1] if table else []
+    if twice := [name for name in dict.fromkeys(header) if header.count(name) > 1]:
+        raise SchemaError(f"{shown(path)} has the column {reprlib.repr(twice[0])} twice")
+    if missing := [name for name in columns if name not in header]:
+        raise SchemaError(f"{shown(path)} lacks the columns {', '.join(missing)}; it needs {', '.join(columns)}")
+    if len(table) < 2:
+        raise SchemaError(f"{shown(path)} has no rows")
+    for number, cells in table[1:]:
+        if len(cells) != len(header):
+            raise SchemaError(f"{shown(path)}: line {number} has {len(cells)} cells, and the header {len(header)}")
+    return [dict(zip(header, cells, strict=True)) for _, cells in table[1:]]
+
+
+def read_bytes(path: Path, written_by: str = "") -> bytes:
+    """Read a regular file.
+
+    Raises:
+        SchemaError: it is missing, no file, too large, compressed, or cannot be read.
+    """
+    way_out = f"; {written_by}" if written_by else ""
+    try:
+        if not path.exists():
+            raise SchemaError(f"{shown(path)} does not exist{way_out}")
+        if path.is_dir():
+            raise SchemaError(f"{shown(path)} is a folder, not a file{way_out}")
+        if not path.is_file():
+            raise SchemaError(f"{shown(path)} is a pipe or a device; name a file")
+        if (size := path.stat().st_size) > LARGEST_BYTES:
+            raise SchemaError(f"{shown(path)} has {size:,} bytes; files up to {LARGEST_BYTES:,} are read")
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        if isinstance(error, SchemaError):
+            raise
+        raise SchemaError(f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if content.startswith(b"\x1f\x8b"):
+        raise SchemaError(f"{shown(path)} is compressed with gzip; unpack it first")
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise SchemaError(f"{shown(path)} is UTF-16; save it as UTF-8")
+    return content
+
+
+def shown(path: Path) -> str:
+    """A path as printable text of at most 300 characters; bytes that are not UTF-8 become `?`."""
+    text = str(path).encode("utf-8", "replace").decode("utf-8")
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= 300 else f"{text[:100]}...{text[-100:]}"
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that occurs twice, of which readers of JSON silently take one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the key {reprlib.repr(twice)} occurs twice in an object")
+    return found
