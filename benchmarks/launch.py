@@ -25,7 +25,7 @@ from typing import IO
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
-from benchmarks.commandline.parent import bound, killed_with_parent
+from benchmarks.commandline.parent import bound
 from benchmarks.commandline.parser import Parser
 from benchmarks.commandline.values import count
 from benchmarks.statuses import NORMAL_EXITS
@@ -79,7 +79,6 @@ def launch(options: argparse.Namespace, gpus: Sequence[str], cores: Sequence[int
     running: list[subprocess.Popen[str]] = []
     stop_signals = signal.SIGINT, signal.SIGTERM
     received: list[int] = []
-    killed = killed_with_parent()
 
     def on_signal(number: int, _: object) -> None:
         received.append(number)
@@ -93,9 +92,7 @@ def launch(options: argparse.Namespace, gpus: Sequence[str], cores: Sequence[int
             env = environment(index, options.devices_per_process, gpus) | bound()
             output, errors = (None, None) if index == 0 else (subprocess.DEVNULL, subprocess.PIPE)
             # In a process group of its own, so that its children are signalled with it.
-            process = subprocess.Popen(
-                command, env=env, stdout=output, stderr=errors, text=True, process_group=0, preexec_fn=killed
-            )
+            process = subprocess.Popen(command, env=env, stdout=output, stderr=errors, text=True, process_group=0)
             running.append(process)
             if each:  # at once: threads and processes that it starts inherit the cores
                 os.sched_setaffinity(process.pid, cores[index * each : (index + 1) * each])

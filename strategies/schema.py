@@ -97,13 +97,16 @@ def require_types(config: Any, error: type[ValueError] = SchemaError) -> None:
     Raises:
         ValueError: a field is of another type or out of range; as `error`.
     """
+    kinds = _struct(type(config))
+    # By attribute: where msgspec has made the dataclass, defaults are attributes of its class.
+    values = {name: getattr(config, name) for name in kinds.__struct_fields__}
     try:
-        converted = msgspec.convert(vars(config), _struct(type(config)))
+        converted = msgspec.convert(values, kinds)
     except msgspec.ValidationError as problem:
         said, _, path = str(problem).partition(" - at `$")
         path = path.removesuffix("`")
         kind = get_type_hints(type(config), include_extras=True).get(str(next(iter(_steps(path)), "")))
-        value = reprlib.repr(_at(vars(config), path))
+        value = reprlib.repr(_at(values, path))
         raise error(f"{path[1:]}={value}; {_allowed(said, kind)}") from None
     vars(config).update(msgspec.structs.asdict(converted))
 

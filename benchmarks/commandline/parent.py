@@ -5,9 +5,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 PARENT = "MESHMARK_PARENT"
 """Environment variable with the id of the process with which a started process ends."""
@@ -29,24 +28,14 @@ def binding() -> Iterator[None]:
         del os.environ[PARENT]
 
 
-def killed_with_parent() -> Callable[[], object] | None:
-    """A function that lets the kernel kill the calling process with its parent, before it has imported anything.
-
-    None where the system is not Linux, whose prctl(2) has PR_SET_PDEATHSIG. For `preexec_fn` of `subprocess.Popen`.
-    """
-    if sys.platform != "linux":
-        return None
-    import ctypes  # only here, because every command imports this module
-
-    return partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL)
-
-
 def end_with_parent() -> None:
     """End this process when its parent ends, if the environment says so. Called when `benchmarks` is imported."""
     if not (parent := os.environ.pop(PARENT, "")):
         return
-    if kill_with_parent := killed_with_parent():  # also while a thread holds the GIL
-        kill_with_parent()
+    if sys.platform == "linux":  # prctl(2) PR_SET_PDEATHSIG ends it also while a thread holds the GIL
+        import ctypes  # only here, because every command imports this module
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
 
 

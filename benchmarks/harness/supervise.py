@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.cluster.heartbeat import HEARTBEAT, HeartbeatListener
 from benchmarks.commandline.ending import INTERRUPTED
-from benchmarks.commandline.parent import bound, killed_with_parent
+from benchmarks.commandline.parent import bound
 from benchmarks.harness.journal import STOPPED
 from benchmarks.harness.stopping import FORWARDED
 from benchmarks.statuses import PEER_LOST, TIMED_OUT, TIMEOUT_CAUSE, UNWRITTEN
@@ -151,9 +151,7 @@ def run(command: Sequence[str], environment: dict[str, str], *, timeout_seconds:
         # until it installs handlers, and reacts only to the forwarded signal, whose default action ends it silently.
         handler_before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
         try:
-            process = subprocess.Popen(
-                command, env=child_environment, pass_fds=[listener.descriptor], preexec_fn=killed_with_parent()
-            )
+            process = subprocess.Popen(command, env=child_environment, pass_fds=[listener.descriptor])
         finally:
             signal.signal(signal.SIGINT, handler_before)
         listener.started()

@@ -84,9 +84,9 @@ def test_a_model_that_cannot_be_is_refused(sizes, message):
         ({"batch_size": 6, "microbatches": 4}, "microbatches=4 does not divide batch_size=6; it can be 1, 2, 3 or 6"),
         ({"batch_size": 8, "dtype": "float64"}, "dtype='float64'; it can be float32, bfloat16, float16"),
         ({"batch_size": 8, "reduce_dtype": "float16"}, "reduce_dtype='float16'; it can be float32, bfloat16"),
-        ({"batch_size": 8, "loss_scale": 0.5}, "loss_scale=0.5; it must be a number of at least 1"),
+        ({"batch_size": 8, "loss_scale": 0.5}, "loss_scale=0.5; it must be a number from 1 to 1.84467e"),
         ({"batch_size": 8, "loss_scale": 1000.0}, "loss_scale=1000.0; it must be a power of 2"),
-        ({"batch_size": 8, "loss_scale": float("nan")}, "loss_scale=nan; it must be a number of at least 1"),
+        ({"batch_size": 8, "loss_scale": float("nan")}, "loss_scale=nan; it must be a number from 1 to 1.84467e"),
         (
             {"batch_size": 8, "loss_scale_growth_steps": 0},
             "loss_scale_growth_steps=0; it must be a whole number of at least 1",

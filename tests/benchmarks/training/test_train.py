@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.train import main
 from benchmarks.training.plan import CHECKPOINTS, LOG
-from strategies.checkpoints.info import INFO, positions
+from strategies.checkpoints.info import CHECKSUM, INFO, checksum, positions
 from tests.benchmarks.training.small_run import DATA, FSDP, RUN, SMALL, STEPS, lines, losses
 from tests.processes import LIMIT_SECONDS, ROOT, environment, finish_together, free_port, start_together
 from tests.strategies.equality import ROUNDING
@@ -140,12 +141,18 @@ def test_two_processes_are_one_run(whole: Path, tmp_path: Path) -> None:
     )
 
 
+def write_anew(path: Path, facts: dict[str, Any]) -> None:
+    """Write other metadata of a checkpoint, with their checksum."""
+    others = {name: value for name, value in facts.items() if name != CHECKSUM}
+    path.write_text(json.dumps({**others, CHECKSUM: checksum(others)}))
+
+
 def test_a_field_younger_than_the_checkpoint_has_its_default(half: Path) -> None:
     """A checkpoint that was written before the model had an option is resumed without it, and refused with it."""
     path = half / CHECKPOINTS / "4" / INFO
     facts = json.loads(path.read_text())
     del facts["config"]["attention_window"], facts["metadata"]["recipe"]["attention_window"]
-    path.write_text(json.dumps(facts))
+    write_anew(path, facts)
     with pytest.raises(SystemExit, match="2"):
         main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume", "--attention-window=8"])
     assert main([*FSDP, *RUN, "--steps=4", f"--out={half}", "--resume"]) == 0
@@ -156,7 +163,7 @@ def test_only_a_strategy_without_an_option_may_drop_it(half: Path, capsys: pytes
     path = half / CHECKPOINTS / "4" / INFO
     facts = json.loads(path.read_text())
     facts["metadata"]["recipe"] |= {"compression": "onebit", "compression_warmup": 7}
-    path.write_text(json.dumps(facts))
+    write_anew(path, facts)
     run = (*RUN, "--steps=4", f"--out={half}", "--resume")
     with pytest.raises(SystemExit, match="2"):
         main([*DATA, *run])
@@ -170,7 +177,7 @@ def test_only_a_strategy_without_an_option_may_drop_it(half: Path, capsys: pytes
 def test_a_checkpoint_without_a_recipe_is_not_resumed(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A checkpoint that no training run has saved does not say on what it was trained."""
     path = half / CHECKPOINTS / "4" / INFO
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"metadata": {}}))
+    write_anew(path, json.loads(path.read_text()) | {"metadata": {}})
     with pytest.raises(SystemExit, match="2"):
         main([*FSDP, *RUN, f"--steps={STEPS}", f"--out={half}", "--resume"])
     assert "has no recipe of a training run; train into another --out" in capsys.readouterr().err

@@ -33,6 +33,14 @@ from tests.results.gates.proof import CASES, PAIRED, SELECTION, Tally, exact_tri
 from tests.results.synthetic import failed, row, write_run
 
 NOTHING, _, TEN = PAIRED
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of the table do not fold."""
+    monkeypatch.setattr("benchmarks.commandline.tables.PLAIN_WIDTH", 400)
+
+
 EDITS = {edit.name: edit for edit in EXACT}
 ALL_REDUCE = EDITS["an extra all-reduce"]
 EXTRA = {"compiled.collectives.all_reduce.outside_loops": 1}

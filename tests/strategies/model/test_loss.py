@@ -130,5 +130,5 @@ def test_a_limit_below_one_token_is_refused():
     STRATEGIES["tensor"].build(dataclasses.replace(CONFIG, heads=8), MeshSpec.parse("tensor=8"), train)
     with pytest.raises(Infeasible, match="logits_bytes=2048; those of one token are 16384 bytes on a device"):
         STRATEGIES["single"].build(CONFIG, MeshSpec.parse("data=1"), train, jax.devices()[:1])
-    with pytest.raises(Infeasible, match="z_loss=-1; it must be at least 0"):
+    with pytest.raises(Infeasible, match="z_loss=-1; it must be a number of at least 0"):
         TrainConfig(8, z_loss=-1)
