@@ -98,7 +98,7 @@ def test_terminal_shows_each_case_and_a_table(sweep: tuple[Process, Rows]) -> No
         assert re.search(
             rf"^\[\d/6\] {re.escape(name)}: ({row['extra_info']['status']}: |[\d,]+ tokens/s)", process.stdout, re.M
         )
-    assert "MiB/device" in process.stdout
+    assert re.search("^strategy +mesh ", process.stdout, re.M)
     assert "noise: the same step timed twice differed by" in process.stdout
     assert "time: " in process.stdout
     assert "Rounds" not in process.stdout
