@@ -137,7 +137,7 @@ def test_it_is_traced_and_attributed_where_it_is_timed(
 
 def test_an_error_in_the_other_process_is_raised_here(device: SingleDeviceProcess) -> None:
     """An error in the other process is raised here with its status and reason, and the process goes on."""
-    with pytest.raises(FailedElsewhere, match="it must be at least 1") as failure:
+    with pytest.raises(FailedElsewhere, match="it must be a whole number of at least 1") as failure:
         device.train(Case("single", SINGLE.mesh, "tiny", CONFIG, 0, 1, "float32", "none"), CORPUS)
     assert failure.value.status == "infeasible"
     device.train(SINGLE, CORPUS).drop()

@@ -60,7 +60,7 @@ def test_the_last_step_before_a_stop_is_logged(steps: int, tmp_path: Path, monke
 def test_what_is_saved_at_a_stop_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is stopped after its loss was lost, before a line of the log said so, is not saved."""
     monkeypatch.setattr("benchmarks.train.Stopping", type("_", (StopsAfter,), {"steps": 4}))
-    wild = ("--learning-rate=1e30", "--clip-norm=inf", "--warmup-steps=0", "--log-every=100")
+    wild = ("--learning-rate=1e18", "--clip-norm=inf", "--warmup-steps=0", "--log-every=100")
     assert main([*SMALL, *wild, f"--out={tmp_path / 'run'}"]) == 1
     assert positions(tmp_path / "run" / CHECKPOINTS) == []
 
@@ -90,7 +90,7 @@ def test_only_a_skipped_step_may_overflow(
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run whose loss overflows ends with 1 and a line that names the step; there is nothing to resume."""
-    wild = ("--learning-rate=1e30", "--clip-norm=1e30", "--warmup-steps=0", "--steps=9")
+    wild = ("--learning-rate=1e18", "--clip-norm=1e18", "--warmup-steps=0", "--steps=9")
     assert main([*SMALL, *OFTEN, *wild, f"--out={tmp_path / 'run'}"]) == 1
     assert re.search(r"the loss is nan and .* at step \d; train into another --out", capsys.readouterr().err)
     assert lines(tmp_path / "run")[-1]["loss"] is None

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("_built_once")
         ("--temperature=nan", "--temperature nan; it must be at least 0"),
         ("--learning-rate=nan", "learning_rate=nan; it must be a number of at least 0"),
         ("--clip-norm=nan", "clip_norm=nan; it must be a number above 0"),
-        ("--seed=18446744073709551616", "--seed 18446744073709551616; it must be at most 9223372036854775807"),
+        ("--seed=18446744073709551616", "is too large; give at most 9,223,372,036,854,775,807"),
         ("--seed=-1", "'-1' is not a number; give a whole number of at least 0"),
         ("--resume", "--resume: no checkpoint: .* has none"),
         ("--strategy=fsdp --devices=2 --coordinator=host:1", "go together; --processes, --process-id missing"),
