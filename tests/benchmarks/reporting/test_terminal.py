@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from benchmarks.explain.memory import StepMemory
 from benchmarks.reporting.terminal import (
     MIB,
@@ -24,6 +26,12 @@ INFEASIBLE = replace(
     status="infeasible",
     reason="fsdp=8 does not divide embed=12",
 )
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of tables do not fold."""
+    monkeypatch.setattr("benchmarks.commandline.tables.PLAIN_WIDTH", 400)
 
 
 def test_progress_has_place_outcome_and_time_left() -> None:

@@ -1,12 +1,13 @@
 """The advice: what fits, ranked by predicted seconds, and what the step of the best waits for."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.devices.topology import Topology
 from benchmarks.search.advised import Choices, advised, limits
-from benchmarks.search.candidates import SearchSpace
+from benchmarks.search.candidates import MEMORY_FRACTION, SearchSpace
 from benchmarks.seconds.machines import machine
 from benchmarks.seconds.predicted import predict_seconds
 from strategies import PRESETS, MeshSpec
@@ -52,7 +53,8 @@ def test_every_candidate_is_counted_once(ranked):
 def test_what_does_not_fit_is_not_ranked(ranked):
     """With less memory, candidates that need more are counted as too large, and no other is lost."""
     limit = sorted(each.needed_bytes for each in ranked.best)[len(ranked.best) // 2]
-    small = replace(H100S, chip=replace(H100S.chip, memory_bytes=limit))
+    memory_bytes = math.ceil((limit + 1) / MEMORY_FRACTION)
+    small = replace(H100S, chip=replace(H100S.chip, memory_bytes=memory_bytes))
     fewer = choices(small, remats=("dots",))
     assert [each.case for each in fewer.best] == [each.case for each in ranked.best if each.needed_bytes <= limit]
     assert fewer.too_large - ranked.too_large == len(ranked.best) - len(fewer.best) > 0

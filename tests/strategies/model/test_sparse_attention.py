@@ -171,7 +171,7 @@ def test_the_fused_kernel_gets_the_window(reach, before, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "attention_window=0; it must be at least 1"),
+        ({"window": 0}, "attention_window=0; it must be a whole number of at least 1"),
         ({"stride": 5}, "attention_stride=5 does not divide sequence=16; it can be 1, 2, 4, 8 or 16"),
         ({"pattern": "star"}, "attention_pattern='star'; it can be strided, fixed"),
         ({"pattern": "fixed"}, "attention_pattern=fixed has blocks of attention_stride tokens; give attention_stride"),
