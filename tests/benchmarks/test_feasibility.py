@@ -20,12 +20,6 @@ TINY = ["--layers=2", "--embed=16", "--heads=2", "--vocab=256", "--sequence=16",
 FOUR = ["--topology=cpu:4", "--chip=v5e", *TINY, "--strategy=data,fsdp,pipeline", "--remat=dots"]
 
 
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines of tables do not fold."""
-    monkeypatch.setattr("benchmarks.commandline.tables.PLAIN_WIDTH", 400)
-
-
 def run(folder: Path, *arguments: str) -> dict[str, Any]:
     """Run the command, and return the JSON file it writes."""
     path = folder / "found.json"
@@ -203,15 +197,12 @@ def test_compiled_candidates_are_listed_by_compiled_speed(
         for case, each in zip(cases, said, strict=True):
             given = dict.fromkeys(SECONDS, 0.0) | {"memory": each["memory"]} if each else {}
             times = {f"roofline.{part}_seconds": seconds for part, seconds in given.items()}
-            columns = {
-                "status": "ok",
-                "reason": "",
-                "compile_seconds": 1.0,
-                "memory.total_bytes": (each or {}).get("total", 1),
-            }
+            columns = {"status": "ok", "reason": "", "compile_seconds": 1.0}
+            columns |= {"memory.total_bytes": (each or {}).get("total", 1)}
             yield Outcome(case, columns | times, "", 1.0)
 
     monkeypatch.setattr(feasibility, "run_in_processes", run_in_processes)
+    monkeypatch.setattr("benchmarks.commandline.tables.PLAIN_WIDTH", 400)
     rows = run(tmp_path, *FOUR, "--compile=5")["candidates"]
     lines = capsys.readouterr().out.partition("as compiled")[2].partition("\n\n")[0].splitlines()[1:]
     assert " ".join(lines[0].split()).endswith("formula tokens/s a device formula MFU compiled")
@@ -241,8 +232,11 @@ def test_every_candidate_is_written(tmp_path: Path, asked: list[Case]) -> None:
     assert (document["chip"], document["devices"], document["topology"]) == ("v5e", 4, "cpu:4")
 
 
-def test_infeasible_candidates_are_counted_by_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_infeasible_candidates_are_counted_by_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The output counts infeasible candidates by reason, with an example; with --all it lists every candidate."""
+    monkeypatch.setattr("benchmarks.commandline.tables.PLAIN_WIDTH", 400)
     run(tmp_path, *FOUR, "--compile=0")
     brief = capsys.readouterr().out
     assert "14 candidates: 6 fit, 0 are too large, 8 are infeasible" in brief
