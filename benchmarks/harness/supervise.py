@@ -62,8 +62,8 @@ def supervise(
             status, told_to_stop = run(command, environment, timeout_seconds=timeout_seconds)
             written = journal_content(path).removeprefix(before)
             if told_to_stop:
-                status = stop_status(status, journal_content(path))
                 content = journal_content(path)
+                status = stop_status(status, content)
                 if status == INTERRUPTED and journal and b'"began"' in content and not content.endswith(STOPPED):
                     print(f"\nstopped; {journal} has the finished cases: continue with --resume", file=sys.stderr)
                 return status

@@ -28,7 +28,6 @@ LEARNING = (
 """Fields of `TrainConfig` that change what is learnt, and not only the order in which it is computed."""
 OF_SOME_STRATEGIES = "reduce_dtype", "compression", "compression_warmup"
 """Those of them that some strategies do not have."""
-MOST_SEED = 2**63 - 1
 CHECKPOINTS = "checkpoints"
 LOG = "log.jsonl"
 
@@ -73,8 +72,6 @@ class Plan:
         text.require_sequences(config.sequence)
         if not 0 <= option.temperature < math.inf:
             raise ValueError(f"--temperature {option.temperature}; it must be at least 0")
-        if option.seed > MOST_SEED:
-            raise ValueError(f"--seed {option.seed}; it must be at most {MOST_SEED}")
         case = _case_of(option, preset, config)
         return cls(
             case=case,
