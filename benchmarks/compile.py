@@ -15,8 +15,12 @@ from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import require_file, save_text
 from benchmarks.commandline.tables import wrapped
 from benchmarks.devices.chips import GB, GIB
+from benchmarks.explain.advice import Advice
+from benchmarks.explain.explanations import advice_on
 from benchmarks.explain.memory import host_peak_rss_bytes
 from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
+from benchmarks.explain.predicted import cost_of
+from benchmarks.explain.rewrites import rewrites
 from benchmarks.failures import reason_of, status_of
 from benchmarks.harness.alive import Alive
 from benchmarks.harness.clock import Clock
@@ -25,11 +29,13 @@ from benchmarks.harness.prepare import Entry, Preparation
 from benchmarks.options import selected
 from benchmarks.parsers import compile_cases
 from benchmarks.program.collectives import KINDS, SEVERAL
+from benchmarks.program.compiled import read_program
 from benchmarks.record import Record
 from benchmarks.refusing import refusing
 from benchmarks.reporting.terminal import MIB, progress
 from benchmarks.reporting.trace import trace
 from benchmarks.row import Row
+from benchmarks.search.trials import trial_lines, trials
 from strategies.mesh import AXES
 
 Size = Callable[[float | None], str]
@@ -153,32 +159,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with refusing(parser):
         cases = selected(option).cases()
         if option.trace:
-            require_replay(cases)
+            require_one(cases, "--trace")
             require_file(option.trace)
+        if option.trace or option.trials:
+            require_replay(cases, "--trace" if option.trace else "--trials")
     statuses = []
     for number, case in enumerate(cases, start=1):
         with Alive(partial(progress, number, len(cases), f"compiling {case}", None)):
-            record = compile_record(case)
+            entry = compile_entry(case)
+        record = entry.record
         lines = [part for line in report(record.as_row()) for part in wrapped(line)]
         print("\n".join(lines), end="\n\n", flush=True)
         statuses.append(record.status)
+        if option.trials:
+            print("\n".join(_trial_lines(entry, [name for name, _ in option.option])), end="\n\n", flush=True)
         if option.trace:
             with refusing(parser):
                 write_trace(option.trace, record)
     return int(any(status not in ("ok", "oom", "infeasible") for status in statuses))
 
 
-def require_replay(cases: Sequence[Case]) -> None:
-    """Check that --trace can be written.
+def require_one(cases: Sequence[Case], option: str) -> None:
+    """Check that an option that is about one step is given one.
 
     Raises:
-        ValueError: there are several cases, or their devices have no published figures.
+        ValueError: there are several cases.
     """
     if len(cases) > 1:
-        raise ValueError(f"--trace is of one step, and {len(cases)} are selected; give one --strategy and one --mesh")
+        raise ValueError(f"{option} is of one step, and {len(cases)} are selected; give one --strategy and one --mesh")
+
+
+def require_replay(cases: Sequence[Case], option: str) -> None:
+    """Check that steps can be replayed, as an option needs.
+
+    Raises:
+        ValueError: their devices have no published figures.
+    """
     for case in cases:
         if case.topology and not case.topology.chip:
-            raise ValueError(f"--trace: {case.topology} has no published figures to replay a step by; try v5e:4x4")
+            raise ValueError(f"{option}: {case.topology} has no published figures to replay a step by; try v5e:4x4")
+
+
+def _trial_lines(entry: Entry, given: Sequence[str]) -> list[str]:
+    """Compile the step with other values of options and what its page advises; the lines say what each saves."""
+    replayed = entry.record.estimate and entry.record.estimate.replay
+    if not replayed:
+        return [f"no trials: {entry.record.reason or 'the program was not replayed'}"]
+
+    def compile_all(cases: Sequence[Case]) -> Iterator[tuple[Case, float | None, int | None, str]]:
+        for number, case in enumerate(cases, start=1):
+            with Alive(partial(progress, number, len(cases), f"trial: compiling {case}", None)):
+                record = compile_record(case)
+            its = record.estimate
+            seconds = its.replay.step_seconds if its and its.fits and its.replay else None
+            yield case, seconds, its and its.needed_bytes, record.reason or ""
+
+    advised = [each for advice in advice_of(entry) for each in advice.changes(entry.case)]
+    found = trials(entry.case, replayed.step_seconds, compile_all, given, advised)
+    return trial_lines(entry.case, replayed.step_seconds, found) or ["no trials: no other values are worth one"]
+
+
+def advice_of(entry: Entry) -> list[Advice]:
+    """The advice on a compiled step."""
+    cost = None if entry.case.twin else cost_of(entry.case)
+    if not (cost and entry.step and entry.program):
+        return []
+    program = read_program(entry.program.as_text() or "", entry.step.mesh.shape)
+    return advice_on(entry.case, entry.step.mesh, rewrites(cost, program.collectives))
 
 
 def write_trace(path: Path, record: Record) -> None:

@@ -53,6 +53,8 @@ def compile_cases() -> Parser:
     parser.add_argument("--topology", type=topology, required=True, help="such as v5p:4x4x4, h100:2x8 or cpu:64")
     traced = "write the replayed step to this file, in Chrome's trace format, for ui.perfetto.dev and results.lanes"
     parser.add_argument("--trace", type=Path, metavar="FILE", help=traced)
+    tried = "compile also other values of reduce_dtype and unroll, and what the page advises; say what each would save"
+    parser.add_argument("--trials", action="store_true", help=tried)
     declare(parser.add_argument)
     return parser
 

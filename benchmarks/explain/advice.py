@@ -19,17 +19,22 @@ overlapped with matmuls, and temporaries:
 
 Fewer bytes do not always take less time: an all-reduce uses all dims of a torus at once, but a reduce-scatter
 implemented as one ring (`StrategyRing` in the program) uses one dim, which in three dims is a third of the links.
+Hence what is named here keeps the collective, and nothing more is claimed. `meshmark compile --trials` compiles it and
+compares the times as replayed.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from jax.sharding import Mesh
 
+from benchmarks.cases import Case
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.explain.roofline import extents, group_along
+from strategies import STRATEGIES, MeshSpec
 
 GATHER_OPTIONS: Mapping[str, str] = {
     "xla_tpu_prefer_async_allgather_to_allreduce": "true",
@@ -47,24 +52,33 @@ SCATTER_OPTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Advice:
-    """A problem with one kind of collective, and how to avoid it.
+    """A collective that the compiler replaces, and what keeps it.
 
     Attributes:
         kind: "all_gather" or "reduce_scatter".
         problem: what the compiler makes of the collective, in words.
-        mesh: a mesh that avoids the problem.
-        options: compiler options that mostly avoid it, too; empty if they were already given.
+        strategy: the simplest strategy that has the axes of `mesh`.
+        mesh: a mesh with which the collective stays.
+        options: compiler options with which it mostly stays, too; empty if they were already given.
     """
 
     kind: str
     problem: str
+    strategy: str
     mesh: str
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """The advice as a sentence."""
         options = " ".join(f"--compiler-option {name}={value}" for name, value in self.options.items())
-        return f"{self.problem}; {self.mesh} avoids it{options and f', or for the most part {options}'}"
+        kept = f"it stays with --strategy {self.strategy} --mesh {self.mesh}"
+        return f"{self.problem}; {kept}{options and f', or for the most part with {options}'}"
+
+    def changes(self, case: Case) -> list[dict[str, Any]]:
+        """Fields of a case that change if it follows the advice: its mesh, and by themselves its compiler options."""
+        mesh = {"strategy": self.strategy, "mesh": MeshSpec.parse(self.mesh)}
+        options = {"compiler_options": tuple({**dict(case.compiler_options), **self.options}.items())}
+        return [mesh, options] if self.options else [mesh]
 
 
 def advice(
@@ -86,6 +100,10 @@ def advice(
     data = min(size for size in dims if size > 1) if chips > 1 else 1
     inner = "fsdp" if axes[-1] == "data" else axes[-1]  # sharding over only part of the batch axes is hsdp
     alternative = f"data={data},{inner}={len(group) // data}"
+    strategy = min(
+        (each for each in STRATEGIES.values() if not each.twins and {"data", inner} <= {*each.axes}),
+        key=lambda each: len(each.axes),
+    ).name
 
     def missing(options: Mapping[str, str]) -> Mapping[str, str]:
         return {} if options.items() <= compiler_options.items() else options
@@ -93,8 +111,8 @@ def advice(
     pieces = []
     if len(dims) == 3 and all(size % 4 == 0 for size in dims):
         problem = f"an all-gather over all chips of {torus} becomes an all-reduce of the full array"
-        pieces.append(Advice("all_gather", problem, alternative, missing(GATHER_OPTIONS)))
+        pieces.append(Advice("all_gather", problem, strategy, alternative, missing(GATHER_OPTIONS)))
     if chips > 8 and chip is not CHIPS["tpu7x"]:
         problem = f"a reduce-scatter over all chips of {torus} becomes an all-reduce of the full array"
-        pieces.append(Advice("reduce_scatter", problem, alternative, missing(SCATTER_OPTIONS)))
+        pieces.append(Advice("reduce_scatter", problem, strategy, alternative, missing(SCATTER_OPTIONS)))
     return tuple(pieces)

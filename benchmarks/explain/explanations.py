@@ -1,15 +1,15 @@
 """Columns of a row on what the compiler changed of a strategy's communication and FLOPs, and on overlap."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jax.sharding import Mesh
 
 from benchmarks.cases import Case
-from benchmarks.explain.advice import advice
+from benchmarks.explain.advice import Advice, advice
 from benchmarks.explain.overlap import COLUMNS, overlap
 from benchmarks.explain.predicted import cost_of
-from benchmarks.explain.rewrites import rewrites, summarized
+from benchmarks.explain.rewrites import Rewrite, rewrites, summarized
 from benchmarks.program.compiled import Program
 from benchmarks.program.flops import unstated_flops
 from benchmarks.units import amount
@@ -26,7 +26,6 @@ def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str
     `rewrites.sent_bytes` and `rewrites.flops` are what a device sends and computes per step beyond the formulas.
     `rewrites.text` names the causes. `rewrites.advice` says how to avoid the costly ones, where that is known.
     """
-    chip = case.topology and case.topology.chip
     row: dict[str, Any] = {**dict.fromkeys(KEYS), **overlap(program)}
     cost = None if case.twin else cost_of(case)
     if cost is None:
@@ -34,7 +33,6 @@ def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str
     rewritten = rewrites(cost, program.collectives)
     extra_flops = unstated_flops(cost, program.flops)
     computed = [f"{what}: {amount(flops, 'FLOP')} more" for what, flops in extra_flops.items()]
-    axes = dict.fromkeys(each.axes for each in rewritten if each.name.endswith("_as_all_reduce")) if chip else ()
     return row | {
         "rewrites.sent_bytes": sum(each.cost_bytes for each in rewritten),
         "rewrites.unexplained_bytes": sum(abs(each.cost_bytes) for each in rewritten if each.name == "unexplained"),
@@ -42,7 +40,12 @@ def explanation_columns(case: Case, mesh: Mesh, program: Program) -> Mapping[str
             [*(str(each) for each in summarized(rewritten) if each.name != "rounding"), *computed]
         ),
         "rewrites.flops": sum(extra_flops.values()),
-        "rewrites.advice": "; ".join(
-            str(each) for over in axes if chip for each in advice(chip, mesh, over, dict(case.compiler_options))
-        ),
+        "rewrites.advice": "; ".join(str(each) for each in advice_on(case, mesh, rewritten)),
     }
+
+
+def advice_on(case: Case, mesh: Mesh, rewritten: Iterable[Rewrite]) -> list[Advice]:
+    """What keeps the collectives that became all-reduces, where that is known."""
+    chip = case.topology and case.topology.chip
+    axes = dict.fromkeys(each.axes for each in rewritten if each.name.endswith("_as_all_reduce")) if chip else ()
+    return [each for over in axes if chip for each in advice(chip, mesh, over, dict(case.compiler_options))]

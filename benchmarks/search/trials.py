@@ -1,9 +1,9 @@
-"""Other values of options for the best step as compiled: what each would save, by the replay of its schedule.
+"""Other values of options for a compiled step: what each would save, by the replay of its schedule.
 
-Formulas do not know these options' effect on a schedule. So they are not searched, but compiled for the best alone.
+Formulas do not know these options' effect on a schedule. So they are not searched, but compiled for one step alone.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,14 +21,14 @@ class Trial(NamedTuple):
 
     Attributes:
         case: the step.
-        changes: its options that differ from those of the best.
+        changes: its options that differ from those of the best, or its mesh and compiler options.
         seconds: of the compiled step; None if it was not compiled, does not fit or was not replayed.
         needed_bytes: memory of a device, as compiled.
         reason: why there is no time.
     """
 
     case: Case
-    changes: dict[str, Any]
+    changes: Mapping[str, Any]
     seconds: float | None
     needed_bytes: int | None
     reason: str
@@ -37,7 +37,7 @@ class Trial(NamedTuple):
         """JSON values; `before_seconds` is the time of the best."""
         saves = None if self.seconds is None else 1 - self.seconds / before_seconds
         return {
-            "options": self.changes,
+            "options": dict(self.changes),
             "compiled_seconds": self.seconds,
             "saves": saves,
             "needed_bytes": self.needed_bytes,
@@ -49,7 +49,13 @@ Compile = Callable[[Sequence[Case]], Iterable[tuple[Case, float | None, int | No
 """Compiles cases, and gives of each its seconds, the memory of a device, and why there is no time."""
 
 
-def trials(best: Case, before_seconds: float, compile_cases: Compile, given: Iterable[str] = ()) -> list[Trial]:
+def trials(
+    best: Case,
+    before_seconds: float,
+    compile_cases: Compile,
+    given: Iterable[str] = (),
+    others: Iterable[Mapping[str, Any]] = (),
+) -> list[Trial]:
     """Steps with one other value each, and then one with the best value of every option that saved time.
 
     Args:
@@ -57,19 +63,22 @@ def trials(best: Case, before_seconds: float, compile_cases: Compile, given: Ite
         before_seconds: its time.
         compile_cases: compiles other steps.
         given: options whose values the user named; they keep them.
+        others: fields of `Case` that change, each a trial of its own, which is not combined with others.
 
     Returns:
         All of them, the fastest first, and last those without time.
     """
     single = [{name: value} for name, values in varied(best, given).items() for value in values]
-    found = _compiled(best, single, compile_cases)
+    found = _compiled([(_with_options(best, each), each) for each in single], compile_cases)
     faster: dict[str, Any] = {}
     for trial in reversed(_sorted(found)):  # of each option, its fastest value comes last
         if trial.seconds is not None and trial.seconds < before_seconds:
             faster |= trial.changes
+    further: list[tuple[Case, Mapping[str, Any]]] = [(replace(best, **each), each) for each in others]
     if len(faster) > 1:
-        found += _compiled(best, [{name: faster[name] for name in TRIED if name in faster}], compile_cases)
-    return _sorted(found)
+        all_faster = {name: faster[name] for name in TRIED if name in faster}
+        further.append((_with_options(best, all_faster), all_faster))
+    return _sorted([*found, *_compiled(further, compile_cases)])
 
 
 def varied(best: Case, given: Iterable[str] = ()) -> dict[str, tuple[Any, ...]]:
@@ -88,11 +97,15 @@ def varied(best: Case, given: Iterable[str] = ()) -> dict[str, tuple[Any, ...]]:
     return {name: values for name, values in others.items() if values}
 
 
-def _compiled(best: Case, changes: Sequence[dict[str, Any]], compile_cases: Compile) -> list[Trial]:
-    """Compile the best with each of these changes."""
-    cases = {replace(best, options=tuple((dict(best.options) | change).items())): change for change in changes}
-    outcomes = compile_cases(list(cases)) if cases else ()
-    return [Trial(case, cases[case], seconds, needed, reason) for case, seconds, needed, reason in outcomes]
+def _with_options(case: Case, options: Mapping[str, Any]) -> Case:
+    return replace(case, options=tuple({**dict(case.options), **options}.items()))
+
+
+def _compiled(tried: Sequence[tuple[Case, Mapping[str, Any]]], compile_cases: Compile) -> list[Trial]:
+    """Compile steps, each with what it changes."""
+    changes = dict(tried)
+    outcomes = compile_cases(list(changes)) if changes else ()
+    return [Trial(case, changes[case], seconds, needed, reason) for case, seconds, needed, reason in outcomes]
 
 
 def _sorted(found: Sequence[Trial]) -> list[Trial]:
@@ -108,7 +121,13 @@ def trial_lines(best: Case, before_seconds: float, found: Sequence[Trial]) -> li
         ms = "" if each.seconds is None else f"{1e3 * each.seconds:,.1f}"
         saves = "" if each.seconds is None else f"{1 - each.seconds / before_seconds:.1%}"
         held = "" if each.needed_bytes is None else f"{each.needed_bytes / GIB:.1f}"
-        rows.append((" ".join(option_texts(tuple(each.changes.items()))), ms, saves, held, each.reason))
+        rows.append((_text(each.changes), ms, saves, held, each.reason))
     title = f"{best.strategy} {best.mesh} takes {1e3 * before_seconds:,.1f} ms as compiled; with other options it takes"
     inexact = INEXACT if any("reduce_dtype" in each.changes for each in found) else ""
     return [*wrapped(title), *aligned(rows, ["<", *">" * 3, "<"]), *(wrapped(inexact) if inexact else [])]
+
+
+def _text(changes: Mapping[str, Any]) -> str:
+    if "compiler_options" in changes:
+        return "the compiler options above"
+    return " ".join(option_texts(tuple(changes.items())))

@@ -17,10 +17,12 @@ from benchmarks.devices import topology
 from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
+from benchmarks.explain.advice import Advice
 from benchmarks.failures import CompileError
 from benchmarks.feasibility import compile_one
 from benchmarks.harness import prepare
 from benchmarks.harness.pool import run_in_processes
+from benchmarks.harness.prepare import Entry
 from benchmarks.program.compiled import read_program
 from benchmarks.timing.measure import compile_step
 from strategies import GPTConfig, MeshSpec
@@ -172,7 +174,7 @@ def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     rows = {"oom": 0, "infeasible": 0, "compile_error": 1, "error": 1}
     for status, code in rows.items():
         record = dataclasses.replace(compile_record(case(strategy="tensor", mesh="tensor=4")), status=status)
-        monkeypatch.setattr(page, "compile_record", lambda case, record=record: record)
+        monkeypatch.setattr(page, "compile_entry", lambda case, record=record: Entry(case, record))
         assert main(["--topology=cpu:4", "--strategy=fsdp", *TINY]) == code
     for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"], TEXT):
         with pytest.raises(SystemExit, match="2"):
@@ -199,6 +201,26 @@ def test_the_replayed_step_is_written_as_a_trace(
     assert max(event.get("ts", 0) + event.get("dur", 0) for event in events) == pytest.approx(
         spent["compute"] + spent["memory"] + spent["exposed"]
     )
+
+
+def test_trials_compile_other_values_and_what_the_page_advises(
+    pretended: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--trials` compiles steps with what the advice changes and with other options, and says what each saves."""
+    pretended(80 * GIB)
+    monkeypatch.setattr(Topology, "prepare", lambda self: None)  # JAX has started
+    monkeypatch.setattr(Topology, "require_compiler", lambda self: None)
+    advised = Advice("reduce_scatter", "it becomes an all-reduce", "hsdp", "data=2,fsdp=2")
+    monkeypatch.setattr(page, "advice_of", lambda entry: [advised])
+    asked = ["--topology=h100:1x4", "--strategy=fsdp", *TINY, "--layers=4", "--trials"]
+    assert main(asked) == 0
+    lines = capsys.readouterr().out.split("with other options it takes\n")[1].splitlines()
+    assert lines[0].split() == ["other", "options", "ms", "saves", "GiB"]
+    saves = {row[:-3]: float(row[-2].rstrip("%")) for row in (tuple(line.split()) for line in lines[1:]) if row}
+    assert set(saves) == {("unroll=2",), ("strategy=hsdp", "mesh=data=2,fsdp=2")}
+    assert list(saves.values()) == sorted(saves.values(), reverse=True)
+    assert main([*asked, "--option=unroll=1", "--mesh=fsdp=4"]) == 0
+    assert "unroll=2" not in capsys.readouterr().out
 
 
 def test_a_trace_is_of_one_step_on_a_known_chip(

@@ -2,15 +2,22 @@
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.cases import Case
 from benchmarks.devices.chips import CHIPS
+from benchmarks.devices.topology import Topology
 from benchmarks.explain.advice import GATHER_OPTIONS, SCATTER_OPTIONS, advice
+from benchmarks.explain.predicted import cost_of
+from strategies import GPTConfig, MeshSpec
 
+CONFIG = GPTConfig(layers=2, embed=64, heads=4, vocab=256, sequence=8)
+CASE = Case("fsdp", MeshSpec.parse("fsdp=16"), "", CONFIG, 16, 1, "float32", "none", (), Topology.parse("cpu:16"))
 GATHER, SCATTER = "all_gather", "reduce_scatter"
 
 
@@ -57,17 +64,28 @@ def test_the_advised_mesh_needs_no_advice() -> None:
     assert (gather.options, scatter.options) == (GATHER_OPTIONS, SCATTER_OPTIONS)
     assert advice(CHIPS["v5p"], torus((4, 4, 8), data=4, fsdp=32), ("fsdp",)) == ()
     assert str(scatter) == (
-        "a reduce-scatter over all chips of 4x4x8 becomes an all-reduce of the full array; data=4,fsdp=32 avoids it, "
-        "or for the most part --compiler-option xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter=true "
+        "a reduce-scatter over all chips of 4x4x8 becomes an all-reduce of the full array; it stays with --strategy "
+        "hsdp --mesh data=4,fsdp=32, or for the most part with "
+        "--compiler-option xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter=true "
         "--compiler-option xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true"
     )
 
 
-@pytest.mark.parametrize(("axis", "mesh"), [("tensor", "data=4,tensor=4"), ("data", "data=4,fsdp=4")])
-def test_the_mesh_has_the_axis_in_question(axis: str, mesh: str) -> None:
-    """Advice for a tensor axis proposes a smaller tensor axis, and advice for zero's data axis an fsdp axis."""
+@pytest.mark.parametrize(
+    ("axis", "strategy", "mesh"), [("tensor", "three_d", "data=4,tensor=4"), ("data", "hsdp", "data=4,fsdp=4")]
+)
+def test_the_mesh_has_the_axis_in_question(axis: str, strategy: str, mesh: str) -> None:
+    """Advice for a tensor axis proposes a smaller tensor axis, and advice for zero's data axis an fsdp axis.
+
+    It can be followed: the strategy has formulas for a step on that mesh, and the compiler options are added to those
+    given.
+    """
     (scatter,) = advice(CHIPS["v5e"], torus((4, 4), **{axis: 16}), (axis,))
-    assert scatter.mesh == mesh
+    assert (scatter.strategy, scatter.mesh) == (strategy, mesh)
+    given = (("xla_other", "1"),)
+    with_mesh, with_options = scatter.changes(replace(CASE, compiler_options=given))
+    assert cost_of(replace(CASE, **with_mesh)) is not None
+    assert dict(with_options["compiler_options"]) == {**dict(given), **SCATTER_OPTIONS}
 
 
 def test_options_that_are_set_are_not_advised_again() -> None:
@@ -75,7 +93,7 @@ def test_options_that_are_set_are_not_advised_again() -> None:
     mesh = torus((4, 4, 8), fsdp=128)
     gather, scatter = advice(CHIPS["v5p"], mesh, ("fsdp",), {**SCATTER_OPTIONS, **dict([*GATHER_OPTIONS.items()][:1])})
     assert (gather.options, scatter.options) == (GATHER_OPTIONS, {})
-    assert str(scatter).endswith("becomes an all-reduce of the full array; data=4,fsdp=32 avoids it")
+    assert str(scatter).endswith("; it stays with --strategy hsdp --mesh data=4,fsdp=32")
 
 
 def test_there_is_no_advice_for_gpus() -> None:

@@ -14,9 +14,9 @@ SAVED = {("reduce_dtype", "bfloat16"): 0.15, ("unroll", 2): 0.05, ("unroll", 4):
 
 
 def compiled(cases):
-    """Each option saves its time; nothing is known of the second value of unroll."""
+    """Each option saves its time, and another mesh half of it."""
     for case in cases:
-        seconds = 1 - sum(SAVED[each] for each in case.options)
+        seconds = (1 - sum(SAVED[each] for each in case.options)) / (1 if case.mesh == BEST.mesh else 2)
         yield case, seconds, 1, ""
 
 
@@ -47,3 +47,17 @@ def test_what_has_no_time_comes_last() -> None:
     assert len(found) == 3
     assert {each.as_row(1.0)["saves"] for each in found} == {None}
     assert all(line.endswith("not compiled") for line in trial_lines(BEST, 1.0, found)[2:5])
+
+
+def test_what_a_page_advises_is_compared_and_not_combined() -> None:
+    """Other meshes and compiler options are trials of their own; the changes of options are not applied to them."""
+    others = [{"mesh": MeshSpec.parse("fsdp=2")}, {"compiler_options": (("xla_some", "true"),)}]
+    found = trials(BEST, 1.0, compiled, ["unroll"], others)
+    assert [(dict(each.changes), each.seconds) for each in found] == [
+        (others[0], 0.5),
+        ({"reduce_dtype": "bfloat16"}, 0.85),
+        (others[1], 1.0),
+    ]
+    lines = trial_lines(BEST, 1.0, found)
+    assert lines[2].startswith("mesh=fsdp=2 ")
+    assert lines[4].startswith("the compiler options above ")
