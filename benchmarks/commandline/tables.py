@@ -81,7 +81,7 @@ def folded(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
 
 
 def fold(cell: str, width: int) -> list[str]:
-    """Return the lines of a cell: it breaks at spaces and after commas, and in words that are wider than the column.
+    """Return the lines of a cell: it breaks after spaces, commas and slashes, and in what is wider than the column.
 
     >>> fold("data=2,fsdp=2 layer", 8), fold("pipeline", 5)
     (['data=2,', 'fsdp=2', 'layer'], ['pipel', 'ine'])
@@ -99,7 +99,7 @@ def fold(cell: str, width: int) -> list[str]:
 def pieces(cell: str) -> list[str]:
     """Return the parts of a cell that stay on one line as long as they fit.
 
-    >>> pieces("data=2,fsdp=2 layer")
-    ['data=2,', 'fsdp=2 ', 'layer']
+    >>> pieces("data=2,fsdp=2 time/single")
+    ['data=2,', 'fsdp=2 ', 'time/', 'single']
     """
-    return re.findall(r"[^ ,]*[ ,]+|[^ ,]+", cell) or [""]
+    return re.findall(r"[^ ,/]*[ ,/]+|[^ ,/]+", cell) or [""]

@@ -46,7 +46,7 @@ def compile_step(step: Step, given: Mapping[str, Any] | Sequence[tuple[str, str]
         given: XLA options, which go before those of the step.
 
     Raises:
-        CompileError: with the compiler's error.
+        CompileError: with the compiler's error, or what the strategy raised, which may be SystemExit.
     """
     options = step.xla_options_with(dict(given))
     start = time.perf_counter()
@@ -54,7 +54,7 @@ def compile_step(step: Step, given: Mapping[str, Any] | Sequence[tuple[str, str]
         with compilations() as compiled:
             program = step.lower().compile(options)
         return Compilation(program, time.perf_counter() - start, len(compiled), options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CompileError(f"{type(error).__name__}: {error}") from error
 
 

@@ -41,6 +41,7 @@ def test_cells_break_between_words() -> None:
     rows = [("mesh", "waits for"), ("data=2,fsdp=2", "links inside a host")]
     folded = ["mesh          waits for", "data=2,       links inside", "fsdp=2        a host"]
     assert aligned(rows, width=27) == folded
+    assert aligned([("MiB/device", "equal")], width=13) == ["MiB/    equal", "device"]
 
 
 @given(text=CELLS, width=st.integers(1, 200))

@@ -62,16 +62,17 @@ def test_block_is_long_enough_to_be_timed(seconds: float) -> None:
     assert steps == 1 or (steps - 1) * seconds < 2 * BLOCK_SECONDS
 
 
-def test_what_a_compiler_says_is_its_error() -> None:
-    """Any error of the compiler is raised as CompileError."""
+@pytest.mark.parametrize("raised", [RuntimeError("INTERNAL: RET_CHECK failure"), SystemExit("3")])
+def test_what_a_compiler_says_is_its_error(raised: BaseException) -> None:
+    """Any error of the compiler is raised as CompileError, and so is a strategy's SystemExit while it is traced."""
 
     def refuse(options: dict[str, str]) -> None:
-        raise RuntimeError("INTERNAL: RET_CHECK failure")
+        raise raised
 
     devices = np.array([SimpleNamespace(platform="tpu")])
     mesh, lowered = SimpleNamespace(devices=devices), SimpleNamespace(compile=refuse)
     step = SimpleNamespace(mesh=mesh, lower=lambda: lowered, xla_options_with=dict)
-    with pytest.raises(CompileError, match="RuntimeError: INTERNAL: RET_CHECK failure"):
+    with pytest.raises(CompileError, match=f"{type(raised).__name__}: {raised}"):
         compile_step(cast(Step, step))
 
 
