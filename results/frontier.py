@@ -21,7 +21,7 @@ from results.figures.feasibility import BYTES, SPEED, figure_of
 from results.figures.pictures import REPRODUCIBLE, draw, draw_file
 from results.records.reading import check_rows, read_document
 from strategies.files import shown
-from strategies.schema import Amount, Count, Scalar
+from strategies.schema import Amount, Count, Number, Positive, Scalar
 
 SCHEMA_VERSION = 1
 WRITTEN_BY = "`python -m benchmarks.feasibility --json FILE`"
@@ -33,8 +33,16 @@ COLUMNS = {
 """Columns that a candidate has, with their types; it has others."""
 
 
+class Trial(msgspec.Struct, frozen=True):
+    """The fastest compiled step with other values of options, and the part of its time that they save."""
+
+    options: dict[str, Scalar]
+    compiled_seconds: Positive | None
+    saves: Number | None
+
+
 class Search(msgspec.Struct, frozen=True):
-    """The result of a search; the fields but the last are facts that all candidates share."""
+    """The result of a search; the fields but `candidates` are facts that all candidates share."""
 
     topology: str
     chip: str
@@ -46,6 +54,7 @@ class Search(msgspec.Struct, frozen=True):
     sequence_tokens: Count
     dtype: str
     candidates: Annotated[list[dict[str, Scalar]], Meta(min_length=1)]
+    trials: list[Trial] = []
 
 
 def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:

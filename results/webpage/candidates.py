@@ -1,11 +1,13 @@
 """Converts the result of a search to the page's data: the density of candidates, the frontier, the compiled ones."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from results.figures.feasibility import BYTES, SHOWN, SPEED, beaten_by_none, what_was_searched
+from results.frontier import Trial
 from results.records.reading import RecordError
 from results.webpage.columns import column, plain
 from results.webpage.words import many, size
@@ -107,7 +109,19 @@ def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
     return [
         *sentences,
         f"{many(len(asked), 'candidate')} were compiled; {over} of them did not fit.",
+        *trial_words(facts["trials"]),
         "Throughputs by formula are upper bounds from the chip's published figures. "
         "They assume that compute, memory traffic and communication overlap fully; only pipeline bubbles add time. "
         "Those of compiled candidates are of the step as replayed in the order of its schedule.",
     ]
+
+
+def trial_words(trials: Sequence[Trial]) -> list[str]:
+    """Return the sentence on what other options of the fastest compiled step would save; none if none were compiled."""
+    told = [
+        f"{', '.join(f'{name}={value}' for name, value in each.options.items())} {1e3 * each.compiled_seconds:,.1f} ms "
+        f"({each.saves:+.1%} saved)"
+        for each in trials
+        if each.compiled_seconds is not None and each.saves is not None
+    ]
+    return [f"The fastest compiled step with other options: {'; '.join(told)}."] if told else []
