@@ -18,6 +18,7 @@ from benchmarks.commandline.outputs import require_apart, require_file, require_
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.explain.memory import processes_that_fit
+from benchmarks.explain.trials import Trial, trial_lines, trials
 from benchmarks.feasibility import WORKER_BYTES, with_progress
 from benchmarks.feasibility import compiled as compile_cases
 from benchmarks.refusing import refusing
@@ -31,7 +32,6 @@ from benchmarks.search.candidates import Doublings, SearchSpace
 from benchmarks.search.levers import advice_on
 from benchmarks.search.request import chosen_machine, search_space, topology_here
 from benchmarks.search.scaled import powers_of_two, sized
-from benchmarks.search.trials import Trial, trial_lines, trials
 from benchmarks.seconds.drawn import drawn
 from benchmarks.seconds.machine import Machine
 

@@ -21,6 +21,7 @@ from benchmarks.explain.memory import host_peak_rss_bytes
 from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
 from benchmarks.explain.predicted import cost_of
 from benchmarks.explain.rewrites import rewrites
+from benchmarks.explain.trials import trial_lines, trials
 from benchmarks.failures import reason_of, status_of
 from benchmarks.harness.alive import Alive
 from benchmarks.harness.clock import Clock
@@ -35,7 +36,6 @@ from benchmarks.refusing import refusing
 from benchmarks.reporting.terminal import MIB, progress
 from benchmarks.reporting.trace import trace
 from benchmarks.row import Row
-from benchmarks.search.trials import trial_lines, trials
 from strategies.mesh import AXES
 
 Size = Callable[[float | None], str]

@@ -20,6 +20,7 @@ from benchmarks.compile import compile_case
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.placement import device_count
 from benchmarks.explain.memory import processes_that_fit
+from benchmarks.explain.trials import Trial, trial_lines, trials
 from benchmarks.harness.alive import Alive
 from benchmarks.harness.pool import Outcome, run_in_processes
 from benchmarks.refusing import refusing
@@ -29,7 +30,6 @@ from benchmarks.search.candidates import MEMORY_FRACTION, Doublings, SearchSpace
 from benchmarks.search.findings import Finding, compiled_table, displayed, rejections, table
 from benchmarks.search.ranking import best_per_layout, ranked
 from benchmarks.search.request import chosen_chip, search_space
-from benchmarks.search.trials import Trial, trial_lines, trials
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.machines import machine_for
 from benchmarks.seconds.stack import MESHMARK

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from strategies.config import Infeasible
+from strategies.schema import Count, SchemaError, checked
 
 T = TypeVar("T")
 
@@ -29,6 +30,18 @@ def require_instance(value: Any, kind: type[T], what: str, error: type[ValueErro
     return value
 
 
+def require_count(value: Any, what: str) -> int:
+    """Return a value that is a whole number of at least 1.
+
+    Raises:
+        Infeasible: it is something else.
+    """
+    try:
+        return checked(value, Count, what)
+    except SchemaError as error:
+        raise Infeasible(str(error)) from None
+
+
 def require_like(given: Any, expected: Any, what: str) -> None:
     """Check that arrays are as many, and of the same names, shapes and dtypes, as those that a step takes.
 
@@ -42,7 +55,7 @@ def require_like(given: Any, expected: Any, what: str) -> None:
     """
     way_out = "give what this step made or placed"
     if jax.tree.structure(given) != jax.tree.structure(expected):
-        raise Infeasible(f"{what} has not the arrays of this step; {way_out}")
+        raise Infeasible(f"{what} does not have the arrays of this step; {way_out}")
     for (path, array), other in zip(jax.tree.leaves_with_path(given), jax.tree.leaves(expected), strict=True):
         if (np.shape(array), jax.dtypes.result_type(array)) != (other.shape, other.dtype):
             name = f"{what}{jax.tree_util.keystr(path)}"

@@ -134,7 +134,8 @@ class TrainConfig:
             blocks ("full").
         attention: the kernel: "cudnn" (GPUs, not in float32), "splash" (TPUs, not in float16), "xla", or "auto", which
             is one of the first two where possible.
-        unroll: most layers in one iteration of the loop over layers; all iterations have as many.
+        unroll: most layers in one iteration of the loop over layers; all iterations have as many, so that a prime
+            number of layers has one in each.
         schedule: the pipeline schedule.
         chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
         sequence_parallel: whether the tensor axis also splits the residual stream over its tokens.

@@ -131,7 +131,7 @@ def require_few_buckets(config: GPTConfig, train: TrainConfig) -> None:
     if (buckets := count(train.bucket_bytes or sum(groups) * itemsize)) > MOST_BUCKETS:
         possible = range(itemsize, sum(groups) * itemsize + 1, itemsize)
         least = possible[bisect.bisect_left(possible, -MOST_BUCKETS, key=lambda bucket_bytes: -count(bucket_bytes))]
-        problem = f"bucket_bytes={train.bucket_bytes} makes {buckets:,} buckets, more than a compiler takes in minutes"
+        problem = f"bucket_bytes={train.bucket_bytes} makes {buckets:,} buckets, and each is a sum to compile"
         raise Infeasible(f"{problem}; take at least bucket_bytes={least}, for {MOST_BUCKETS:,} or fewer")
 
 

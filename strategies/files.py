@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import reprlib
+from codecs import BOM_UTF8
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def decode_json(text: bytes | str, where: str) -> Any:
     Raises:
         SchemaError: the text is something else.
     """
-    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    data = (text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text).removeprefix(BOM_UTF8)
     try:
         value = msgspec.json.decode(data)
         json.loads(data, object_pairs_hook=_without_duplicates)

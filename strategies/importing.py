@@ -20,8 +20,10 @@ def importing_command() -> bool:
 
 
 COUNT = "JAX_NUM_CPU_DEVICES"
-if importing_command() and not re.fullmatch(r"[1-9][0-9]{0,4}", os.environ.get(COUNT, "1")):
-    print(f"{COUNT}={os.environ[COUNT][:100]!r} is not a count; give a whole number, or unset it", file=sys.stderr)
+DEVICES = os.environ.get(COUNT, "1")
+if importing_command() and not (re.fullmatch("[0-9]{1,9}", DEVICES) and 1 <= int(DEVICES) <= 65_536):
+    allowed = "give a whole number from 1 to 65,536, or unset it"
+    print(f"{COUNT}={DEVICES[:100]!r} is no number of devices; {allowed}", file=sys.stderr)
     sys.exit(2)
 # A program that ignores Ctrl-C, as under `nohup`, keeps ignoring it.
 if importing_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

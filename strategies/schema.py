@@ -89,6 +89,7 @@ def require_types(config: Any, error: type[ValueError] = SchemaError) -> None:
     """Check each field of a dataclass against its annotation, when it is made.
 
     Fields get their annotated types: a whole number becomes a float, and a list a tuple, where these are annotated.
+    numpy's numbers, as of `numpy.logspace`, become Python's.
 
     Args:
         config: the dataclass, which may be frozen.
@@ -101,7 +102,11 @@ def require_types(config: Any, error: type[ValueError] = SchemaError) -> None:
     # By attribute: where msgspec has made the dataclass, defaults are attributes of its class.
     values = {name: getattr(config, name) for name in kinds.__struct_fields__}
     try:
-        converted = msgspec.convert(values, kinds)
+        try:
+            converted = msgspec.convert(values, kinds)
+        except msgspec.ValidationError:  # only then, because a search makes thousands
+            values = _plain(values)
+            converted = msgspec.convert(values, kinds)
     except msgspec.ValidationError as problem:
         said, _, path = str(problem).partition(" - at `$")
         path = path.removesuffix("`")
@@ -116,6 +121,15 @@ def _struct(kind: type) -> type[msgspec.Struct]:
     """The fields of a dataclass as a struct, by which all are checked in one call. A search checks thousands."""
     hints = get_type_hints(kind, include_extras=True)
     return msgspec.defstruct(kind.__name__, [(field.name, hints[field.name]) for field in fields(kind)])
+
+
+def _plain(value: Any) -> Any:
+    """The value with Python's numbers in place of numpy's."""
+    if type(value) in (tuple, list):
+        return type(value)(map(_plain, value))
+    if type(value) is dict:
+        return {name: _plain(each) for name, each in value.items()}
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
 
 
 def _check_values(mapping: Any, kind: Any, where: str) -> None:

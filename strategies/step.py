@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
@@ -179,8 +180,11 @@ class Step:
         return self.evaluation(params, self._placed(batch))
 
     def _placed(self, batch: Any) -> Tokens:
-        """A batch on the mesh. What is there already was checked when it was placed."""
-        return batch if isinstance(batch, jax.Array) else self.place(batch)
+        """A batch on the mesh. One that is sharded as `place` shards it was checked when it was placed."""
+        if isinstance(batch, Tracer):
+            return batch
+        there = isinstance(batch, jax.Array) and batch.sharding.is_equivalent_to(self.batch.sharding, batch.ndim)
+        return batch if there else self.place(batch)
 
     @functools.cached_property
     def _tuned_update(self) -> Any:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from strategies.arguments import require_instance
+from strategies.arguments import require_count, require_instance
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import MeshSpec, factorisations
 from strategies.names import in_a_line
@@ -69,7 +69,12 @@ class Strategy:
         object.__setattr__(self, "build", completed(self.name, self.build))
 
     def meshes(self, devices: int) -> list[MeshSpec]:
-        """The strategy's meshes of exactly this many devices."""
+        """The strategy's meshes of exactly this many devices.
+
+        Raises:
+            Infeasible: `devices` is no count.
+        """
+        devices = require_count(devices, "the number of devices")
         meshes = factorisations(self.axes, devices) if devices <= self.most_devices else ()
         return [mesh for mesh in meshes if not self.twins or tuple(mesh.sizes) in self.twins]
 
@@ -77,10 +82,12 @@ class Strategy:
         """Into how many parts the batch is split on a mesh; one, if the strategy states no layout."""
         return size_of(self.layout.batch, mesh.sizes) if self.layout else 1
 
-    def default_microbatches(self, mesh: MeshSpec, batch_size: int) -> int:
+    def default_microbatches(self, mesh: MeshSpec | str, batch_size: int) -> int:
         """Two for each pipeline stage, for a smaller bubble; without stages `microbatches`; fewer for a small batch."""
+        mesh = MeshSpec.of(mesh)
         stages = mesh.sizes.get("pipeline", 1)
-        return math.gcd(batch_size // self.batch_shards(mesh), 2 * stages if stages > 1 else self.microbatches)
+        sequences = require_count(batch_size, "batch_size") // self.batch_shards(mesh)
+        return math.gcd(sequences, 2 * stages if stages > 1 else self.microbatches)
 
     def is_usual(self, mesh: MeshSpec) -> bool:
         """Whether a mesh is measured by default."""

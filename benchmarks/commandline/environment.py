@@ -13,4 +13,4 @@ def environment_problem() -> str:
     if value is None or (re.fullmatch(r"[0-9]{1,9}", value) and 1 <= int(value) <= MOST_VIRTUAL_DEVICES):
         return ""
     allowed = f"give a whole number from 1 to {MOST_VIRTUAL_DEVICES:,}, or unset it"
-    return f"{DEVICES}={value[:100]!r} is not a count; {allowed}"
+    return f"{DEVICES}={value[:100]!r} is no number of devices; {allowed}"

@@ -21,16 +21,21 @@ def bound() -> dict[str, str]:
 @contextmanager
 def binding() -> Iterator[None]:
     """Processes that the main thread starts in the body end with this one."""
+    before = os.environ.get(PARENT)
     os.environ |= bound()
     try:
         yield
     finally:
-        del os.environ[PARENT]
+        if before is None:
+            del os.environ[PARENT]
+        else:
+            os.environ[PARENT] = before
 
 
 def end_with_parent() -> None:
     """End this process when its parent ends, if the environment says so. Called when `benchmarks` is imported."""
-    if not (parent := os.environ.pop(PARENT, "")):
+    parent = os.environ.pop(PARENT, "")
+    if not parent.isdecimal():  # nobody started it so, or it was set by hand
         return
     if sys.platform == "linux":  # prctl(2) PR_SET_PDEATHSIG ends it also while a thread holds the GIL
         import ctypes  # only here, because every command imports this module

@@ -20,7 +20,7 @@ class Alive:
     """
 
     def __init__(self, doing: Callable[[], str], every_seconds: float = SILENT_SECONDS) -> None:
-        """Say what `doing` returns, with the time since it first returned that; nothing where it returns ""."""
+        """Say what `doing` returns, with the time since it was first seen to; nothing where it returns ""."""
         self.doing, self.every_seconds = doing, every_seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -51,13 +51,15 @@ class Alive:
             self._error = None
 
     def _run(self) -> None:
-        before, begin = "", time.monotonic()
+        before, begin = self.doing(), time.monotonic()
         while not self._ended.wait(self.every_seconds):
             text = self.doing()
-            if text != before:
-                before, begin = text, time.monotonic() - self.every_seconds
-            if text:
+            if text == before and text:
                 self._write(f"{text}, {minutes(time.monotonic() - begin)} so far\n")
+            elif text:
+                self._write(f"{text}\n")  # it began some time after the line before
+                begin = time.monotonic()
+            before = text
 
     def _write(self, line: str) -> None:
         if self._error is not None:

@@ -18,6 +18,9 @@ from benchmarks.harness.clock import Clock
 from strategies import State, Step
 from strategies.registry import BUILT_IN
 
+MOST_BYTES = 2**30
+"""Most bytes of states that are kept on the host, which a run on CPUs has in addition to the states of its steps."""
+
 
 class InitialStates:
     """Initial states of a run, which all start from the same random key."""
@@ -41,7 +44,7 @@ class InitialStates:
         if copies and values in self._host_states:
             return jax.tree.map(_place, self._host_states[values], step.state)
         state = self._init(case, step)(key)
-        if copies:
+        if copies and _bytes(state) + sum(map(_bytes, self._host_states.values())) <= MOST_BYTES:
             self._host_states[values] = jax.device_get(state)
         return state
 
@@ -58,6 +61,10 @@ def shapes_of(step: Step) -> tuple[Any, ...]:
     """Structure, shapes and dtypes of a step's state, which a padded vocabulary or further optimizer state change."""
     leaves, structure = jax.tree.flatten(step.state)
     return structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def _bytes(state: State) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
 def _place(host: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:

@@ -198,11 +198,12 @@ class Journal:
             text, _, found = line.rpartition(DIGEST)
             if found != digest(text) + b'"}':
                 raise SchemaError(f"{where}: the row of {entry.row.case} was changed since it was written")
-            if entry.row.case in self.rows:
-                raise SchemaError(f"{where} is a second row of {entry.row.case}")
+            row = Row(**msgspec.structs.asdict(entry.row))
+            if self.rows.get(row.case, row) != row:
+                raise SchemaError(f"{where} is a second row of {entry.row.case}, and differs from the first")
             if self._cases is not None and entry.row.case not in self._cases:
                 raise SchemaError(f"{where}: this run has no case {entry.row.case}")
-            self.rows[entry.row.case] = Row(**msgspec.structs.asdict(entry.row))
+            self.rows[row.case] = row
             return None
         return entry.began
 

@@ -41,7 +41,7 @@ def report(
     tied = f"the first {choices.tied(machine.error)} of all candidates are tied"
     lines += ["", *wrapped(f"predictions are {machine.error_text}: {tied}")]
     if machine.assumed:
-        lines += wrapped("times, rates and MFU above are assumed as well: check them by one measured or published step")
+        lines += wrapped("times, rates and MFU are assumed, too; compare one of them with a measured or published step")
     lines += ["", *best_lines(best, waits[id(best)], machine), "", *lever_lines(advice)]
     return [*lines, "", *as_compiled.table(compiled)] if compiled else lines
 

@@ -120,7 +120,7 @@ def formula_roofline(case: Case, cost: Cost, chip: Chip) -> Roofline:
     return Roofline(
         sum(cost.flops.values()) / devices / (1 - cost.bubble) / chip.flops_per_second,
         memory_traffic_bytes(cost.plan) / chip.memory_bytes_per_second,
-        sum(sum(parts.values()) / bandwidths[each] for each, parts in cost.sent.items()),
+        sum(float(sum(parts.values())) / bandwidths[each] for each, parts in cost.sent.items()),
     )
 
 

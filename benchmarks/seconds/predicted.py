@@ -77,7 +77,7 @@ def bound_seconds(cost: Cost, machine: Machine, topology: Topology) -> float:
     bubble = 0.0 if machine.stack.shared else cost.bubble
     compute = cost.least_flops / devices / (1 - bubble) / chip.flops_per_second
     sent = sum(
-        sum(parts.values()) / bandwidth(chip, kind, group(topology, cost.plan.mesh, axes, outermost))
+        float(sum(parts.values())) / bandwidth(chip, kind, group(topology, cost.plan.mesh, axes, outermost))
         for (kind, axes), parts in cost.sent.items()
     )
     return max(compute, sent) * machine.sharing(topology, devices)

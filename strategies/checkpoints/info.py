@@ -107,7 +107,7 @@ def local(folder: str | Path) -> Path:
     """
     if not isinstance(folder, str | os.PathLike) or not str(folder) or "\0" in str(folder):
         raise CheckpointError(f"{folder!r} is no folder; give a path, as a text or a Path")
-    if "://" in str(folder) or ":/" in str(folder):
+    if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(folder)):  # two letters at least: C:/ is a drive
         raise CheckpointError(f"{folder} is a URL; checkpoints need a file system: mount it, and name the folder")
     try:
         return Path(folder).resolve()

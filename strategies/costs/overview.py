@@ -130,7 +130,6 @@ def overview(
     if strategy.layout is None:
         raise Infeasible(f"{name} states no layout; give its `Strategy` one")
     mesh = MeshSpec.of(example_mesh(strategy) if mesh is None else mesh)
-    TrainConfig(batch_size)  # checked before numbers are made from it
     train = TrainConfig(batch_size, **{"microbatches": strategy.default_microbatches(mesh, batch_size), **options})
     cost = None if strategy.twins else predict(name, config, mesh, train)
     layer_slots = cost.plan.layer_slots if cost else config.layers

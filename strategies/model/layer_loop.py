@@ -28,10 +28,14 @@ def layers_at_once(layers: int, unroll: int) -> int:
 
 
 def scan_layers(step: Step, carry: Any, xs: Any, *, unroll: int, reverse: bool = False) -> tuple[Any, Any]:
-    """`lax.scan` with `unroll` layers in an iteration, or with all layers in one iteration where it would have one."""
+    """`lax.scan` with up to `unroll` layers in an iteration, in a loop that stays one.
+
+    What is left over of layers that `unroll` does not divide runs beside the loop. A loop over all but one of the
+    layers (prefetch.py, delayed_sums.py) often has such a rest.
+    """
     layers = jax.tree.leaves(xs)[0].shape[0]
-    if layers >= 2 * unroll:
-        return lax.scan(step, carry, xs, reverse=reverse, unroll=unroll)
+    if layers > unroll:
+        return lax.scan(step, carry, xs, reverse=reverse, unroll=min(unroll, layers // 2))
     if layers < 2:
         return scan_kept(step, carry, xs)
 

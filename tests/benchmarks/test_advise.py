@@ -46,6 +46,15 @@ def test_the_document_has_every_choice(tmp_path, capsys):
     assert {row["strategy"] for row in rows} == {"fsdp", "pipeline"}  # 12 heads are not split by 8
 
 
+def test_bytes_that_do_not_divide_are_numbers(tmp_path):
+    """A third of the gradients is no whole number of bytes; seconds are numbers all the same, which JSON takes."""
+    sizes = ("--layers=3", "--embed=48", "--heads=3", "--vocab=63", "--sequence=24", "--batch-size=6")
+    for devices in (3, 24):
+        topology = f"--topology=h100:{-(-devices // 8)}x{min(devices, 8)}"
+        more = (topology, *sizes, "--strategy=data", "--batch-size=24")
+        assert {type(row["bound_seconds"]) for row in advice(tmp_path, *more)["choices"]} == {float}
+
+
 def test_ties_are_marked(tmp_path, capsys):
     """The report marks the ranks of as many candidates as the document says are tied."""
     told = advice(tmp_path, "--all")

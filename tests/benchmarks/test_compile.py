@@ -1,10 +1,8 @@
 """`benchmarks.compile` compiles steps for devices that are absent, and reports whatever the compiler answers."""
 
 import dataclasses
-import json
 import re
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +15,6 @@ from benchmarks.devices import topology
 from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
-from benchmarks.explain.advice import Advice
 from benchmarks.failures import CompileError
 from benchmarks.feasibility import compile_one
 from benchmarks.harness import prepare
@@ -179,60 +176,6 @@ def test_report_and_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     for wrong in (["--strategy=fsdp"], ["--topology=v5e:x"], ["--topology=cpu:4", "--layers=0"], TEXT):
         with pytest.raises(SystemExit, match="2"):
             main(wrong)
-
-
-def test_the_replayed_step_is_written_as_a_trace(
-    pretended: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`--trace` writes each lane of the replayed step: what the device does, its waits, and what each link sends."""
-    pretended(80 * GIB)
-    monkeypatch.setattr(Topology, "prepare", lambda self: None)  # JAX has started
-    monkeypatch.setattr(Topology, "require_compiler", lambda self: None)
-    path = tmp_path / "new" / "trace.json"
-    assert main(["--topology=h100:1x4", "--strategy=fsdp", *TINY, f"--trace={path}"]) == 0
-    assert f"python -m results.lanes {path}" in capsys.readouterr().out
-    events = json.loads(path.read_text())["traceEvents"]
-    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert [*lanes.values()] == ["compute", "memory", "exposed", "idle", "inside a host"]
-    spent = dict.fromkeys(lanes.values(), 0.0)
-    for event in events:
-        spent[lanes[event["tid"]]] += event.get("dur", 0)
-    assert spent["inside a host"] == pytest.approx(spent["exposed"])  # XLA's CPU backend waits for each collective
-    assert max(event.get("ts", 0) + event.get("dur", 0) for event in events) == pytest.approx(
-        spent["compute"] + spent["memory"] + spent["exposed"]
-    )
-
-
-def test_trials_compile_other_values_and_what_the_page_advises(
-    pretended: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`--trials` compiles steps with what the advice changes and with other options, and says what each saves."""
-    pretended(80 * GIB)
-    monkeypatch.setattr(Topology, "prepare", lambda self: None)  # JAX has started
-    monkeypatch.setattr(Topology, "require_compiler", lambda self: None)
-    advised = Advice("reduce_scatter", "it becomes an all-reduce", "hsdp", "data=2,fsdp=2")
-    monkeypatch.setattr(page, "advice_of", lambda entry: [advised])
-    asked = ["--topology=h100:1x4", "--strategy=fsdp", *TINY, "--layers=4", "--trials"]
-    assert main(asked) == 0
-    lines = capsys.readouterr().out.split("with other options it takes\n")[1].splitlines()
-    assert lines[0].split() == ["other", "options", "ms", "saves", "GiB"]
-    saves = {row[:-3]: float(row[-2].rstrip("%")) for row in (tuple(line.split()) for line in lines[1:]) if row}
-    assert set(saves) == {("unroll=2",), ("strategy=hsdp", "mesh=data=2,fsdp=2")}
-    assert list(saves.values()) == sorted(saves.values(), reverse=True)
-    assert main([*asked, "--option=unroll=1", "--mesh=fsdp=4"]) == 0
-    assert "unroll=2" not in capsys.readouterr().out
-
-
-def test_a_trace_is_of_one_step_on_a_known_chip(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Several cases, or devices without published figures, are refused before anything is compiled."""
-    monkeypatch.setattr(Topology, "prepare", lambda self: None)
-    traced = f"--trace={tmp_path / 'trace.json'}"
-    for strategies, problem in (("fsdp,data", "2 are selected"), ("fsdp", "cpu:4 has no published figures")):
-        with pytest.raises(SystemExit, match="2"):
-            main(["--topology=cpu:4", f"--strategy={strategies}", *TINY[:-1], traced])
-        assert problem in capsys.readouterr().err
 
 
 @TAKES_LIBTPU

@@ -29,7 +29,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     several = [(start(option), message) for option, message in refused.items()]
     environments: dict[str, tuple[Any, str]] = {
         "JAX_PLATFORMS": ("tpu", "JAX finds no devices where JAX_PLATFORMS is tpu: RuntimeError: Unable to initialize"),
-        "JAX_NUM_CPU_DEVICES": ("zero", "JAX_NUM_CPU_DEVICES='zero' is not a count; give a whole number from 1"),
+        "JAX_NUM_CPU_DEVICES": ("zero", "JAX_NUM_CPU_DEVICES='zero' is no number of devices; give a whole"),
         "JAX_ENABLE_X64": ("maybe", "JAX cannot be loaded: invalid truth value 'maybe'"),
     }
     for name, (value, message) in environments.items():

@@ -1,6 +1,7 @@
 """Mistakes in the use of the public interface raise errors with the numbers and the way out."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -72,6 +73,31 @@ def test_tokens_beyond_the_vocabulary_are_refused(tokens: np.ndarray, message: s
     """Token ids outside of the vocabulary are refused, because JAX would clamp them silently."""
     with pytest.raises(ValueError, match=message):
         STRATEGIES["data"].build(TINY, "data=8", TRAIN).place(tokens)
+
+
+@pytest.mark.parametrize("sharding", ["one device", "the batch's"])
+def test_tokens_on_a_device_are_checked_unless_they_were_placed(sharding: str) -> None:
+    """An array of JAX that the step has not placed is placed, and checked, as one of numpy is."""
+    step = STRATEGIES["data"].build(TINY, "data=8", TRAIN)
+    params = step.init(jax.random.key(0)).params
+    assert step.evaluate(params, jnp.zeros((8, 9), jnp.int32)) == step.evaluate(params, np.zeros((8, 9), np.int32))  # pyright: ignore[reportArgumentType]
+    beyond = jnp.full((8, 9), 10**6)
+    if sharding == "one device":
+        with pytest.raises(ValueError, match="token ids from 1000000"):
+            step.evaluate(params, beyond)
+    else:  # what `place` returns is not read again: that would wait for the devices in every step
+        assert np.isfinite(step.evaluate(params, jax.device_put(beyond, step.batch.sharding)))
+
+
+def test_what_is_no_number_of_devices_is_refused() -> None:
+    """Meshes and microbatches are of counts, and a mesh can be its text here, too."""
+    fsdp = STRATEGIES["fsdp"]
+    for wrong in ("8", 2.5, 0):
+        with pytest.raises(Infeasible, match=r"the number of devices is .*; it must be a whole number"):
+            fsdp.meshes(wrong)  # type: ignore[arg-type]
+    assert fsdp.default_microbatches("fsdp=2", 8) == 1
+    with pytest.raises(Infeasible, match="batch_size is 0; it must be a whole number of at least 1"):
+        fsdp.default_microbatches("fsdp=2", 0)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -3,11 +3,13 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 import pytest
 
+from strategies import Infeasible, MeshSpec, TrainConfig
 from strategies.files import decode_json, read_bytes, read_table
 from strategies.schema import Amount, Count, Number, SchemaError, checked, checked_fields, require_types
 
@@ -77,6 +79,20 @@ def test_a_configuration_is_of_its_types(field, value):
     """A text or a number is not taken for true or false, nor a fraction for a count."""
     with pytest.raises(LookupError, match=f"{field}={value!r}; it must be"):
         require_types(Config(**{field: value}), LookupError)  # pyright: ignore[reportArgumentType]
+
+
+def test_numbers_of_numpy_are_numbers():
+    """They become Python's, also inside a mesh; an array and a number out of range are refused."""
+    numbers: dict[str, Any] = {"unroll": np.int32(2), "regather": np.bool_(False), "learning_rate": np.float64(1e-3)}
+    train = TrainConfig(8, np.int64(2), **numbers)  # pyright: ignore[reportArgumentType]
+    assert train == TrainConfig(8, 2, learning_rate=1e-3, unroll=2, regather=False)
+    assert [type(each) for each in (train.microbatches, train.learning_rate, train.regather)] == [int, float, bool]
+    mesh = MeshSpec((("data", np.int64(2)),))  # pyright: ignore[reportArgumentType]
+    assert mesh == MeshSpec.parse("data=2")
+    wrong: Any
+    for wrong in (np.float64("nan"), np.ones(2), np.str_("fast")):
+        with pytest.raises(Infeasible, match="learning_rate="):
+            TrainConfig(8, learning_rate=wrong)
 
 
 @pytest.mark.parametrize(

@@ -21,3 +21,13 @@ def test_a_line_says_what_is_done_and_for_how_long(capfd: pytest.CaptureFixture[
     assert len(lines) > 1
     assert set(lines) == {"compiling a, 2 left, 0:00 so far"}
     assert SILENT_SECONDS <= 15
+
+
+def test_a_duration_is_that_of_what_is_done_now(capfd: pytest.CaptureFixture[str]) -> None:
+    """What was begun since the last line has no duration yet, because nobody saw when it began."""
+    doing = ["compiling a"]
+    with Alive(lambda: doing[0], every_seconds=1.2):
+        time.sleep(0.6)
+        doing[0] = "compiling b"
+        time.sleep(2.4)
+    assert capfd.readouterr().err.splitlines() == ["compiling b", "compiling b, 0:01 so far"]

@@ -191,7 +191,7 @@ ROW = {"case": "tensor", "extra_info": {"status": "ok"}, "samples": [0.5], "step
         (signed(ROW | {"steps_per_block": 0}), "row.steps_per_block is 0; it must be a whole number of at least 1"),
         (signed(ROW | {"extra_info": {"status": [1]}}), "row.extra_info"),
         (signed(ROW | {"extra_info": {}}), "a row without a status"),
-        (signed(ROW | {"case": "data"}), "is a second row of data"),
+        (signed(ROW | {"case": "data"}), "is a second row of data, and differs from the first"),
         (signed(ROW | {"case": "zero1"}), "this run has no case zero1"),
         ('{"row": null, "other": 1}\n', "has an unknown field 'other'"),
         ('{"began": 1}\n', "began is 1; it must be a text or null"),
@@ -209,6 +209,15 @@ def test_a_changed_journal_is_refused(path: Path, line: str, problem: str) -> No
     with pytest.raises(JournalError, match=rf"^line {lines} of .*run\.journal\.jsonl.*{problem}") as refused:
         Journal(path, FACTS, resume=True, cases=["data", "fsdp", "tensor", "pipeline"])
     assert "\n" not in str(refused.value)
+
+
+def test_a_row_may_be_there_twice(path: Path) -> None:
+    """Two threads may end the same case; the same row twice loses nothing."""
+    leave(path)
+    last = [line for line in path.read_text().splitlines() if '"row"' in line][-1]
+    with path.open("a") as file:
+        file.write(last + "\n")
+    assert list(read(path).rows) == [row.case for row in ROWS]
 
 
 KEYS = st.sampled_from(["start", "began", "row", "case", "extra_info", "samples", "steps_per_block"])

@@ -66,7 +66,7 @@ def test_what_could_not_be_restored_is_not_saved(given, message, two):
 def test_the_state_of_another_step_is_not_saved(two):
     """A state of another model is refused by the name of its first array that differs."""
     other = initial(build("single", MeshSpec.parse("data=1"), tied=False))
-    with pytest.raises(Infeasible, match="the state has not the arrays of this step"):
+    with pytest.raises(Infeasible, match="the state does not have the arrays of this step"):
         step_of("single").save(other, two, position=4)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from benchmarks.cases import Case
 from benchmarks.devices.topology import Topology
-from benchmarks.search.trials import INEXACT, trial_lines, trials, varied
+from benchmarks.explain.trials import INEXACT, trial_lines, trials, varied
 from strategies import GPTConfig, MeshSpec
 
 CONFIG = GPTConfig(layers=8, embed=16, heads=2, vocab=256, sequence=8)
@@ -33,10 +33,14 @@ def test_what_saves_alone_is_tried_together() -> None:
 
 
 def test_values_that_are_named_or_without_effect_are_not_tried() -> None:
-    """Those that the user named stay; float32 sums in float32; a loop has as many layers at most."""
+    """Those that the user named stay; float32 sums in float32, codes have no sums; iterations have as many layers."""
     assert varied(BEST) == {"reduce_dtype": ("bfloat16",), "unroll": (2, 4)}
     assert varied(BEST, ["unroll"]) == {"reduce_dtype": ("bfloat16",)}
     assert varied(replace(BEST, dtype="float32")) == {"unroll": (2, 4)}
+    compressed = replace(BEST, strategy="data", mesh=MeshSpec.parse("data=4"), options=(("compression", "int8"),))
+    assert varied(compressed) == {"unroll": (2, 4)}
+    assert varied(replace(BEST, config=replace(CONFIG, layers=6))) == {"reduce_dtype": ("bfloat16",), "unroll": (2,)}
+    assert varied(replace(BEST, config=replace(CONFIG, layers=7))) == {"reduce_dtype": ("bfloat16",)}
     assert varied(replace(BEST, config=replace(CONFIG, layers=2))) == {"reduce_dtype": ("bfloat16",)}
     assert trials(replace(BEST, dtype="float32"), 1.0, compiled, ["unroll"]) == []
 

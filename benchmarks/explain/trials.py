@@ -84,16 +84,20 @@ def trials(
 def varied(best: Case, given: Iterable[str] = ()) -> dict[str, tuple[Any, ...]]:
     """Options of a step that are worth a trial, with their other values.
 
-    A step in float32 keeps its sums in float32, and no loop is unrolled beyond the layers.
+    A step in float32 keeps its sums in float32, and one with compression sends no sums. Iterations of a loop have as
+    many layers each, so `unroll` divides the layers, and there are two iterations at least.
     """
     train = best.training()
     known = {name for name in options_of(best.strategy) if name in TRIED} - {*given}
     others = {
         name: tuple(value for value in values if value != getattr(train, name))
         for name, values in TRIED.items()
-        if name in known and not (name == "reduce_dtype" and best.dtype == "float32")
+        if name in known
     }
-    others["unroll"] = tuple(each for each in others.get("unroll", ()) if each < best.config.layers)
+    if best.dtype == "float32" or train.compression != "none":
+        others["reduce_dtype"] = ()
+    layers = best.config.layers
+    others["unroll"] = tuple(each for each in others.get("unroll", ()) if each < layers and layers % each == 0)
     return {name: values for name, values in others.items() if values}
 
 

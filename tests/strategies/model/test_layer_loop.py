@@ -1,0 +1,51 @@
+"""Loops over layers have as many layers in an iteration as was asked for, and no more."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from strategies.model.layer_loop import scan_layers
+
+
+def iterations(jaxpr: Any) -> list[tuple[int, int]]:
+    """(iterations, layers that each runs) of the loops, of which one may be inside another."""
+    loops = [each.params for each in jaxpr.eqns if each.primitive.name == "scan"]
+    return [
+        (loop["length"] // loop["unroll"], math.prod(inner[0] if inner else (loop["unroll"],)))
+        for loop in loops
+        for inner in [iterations(loop["jaxpr"].jaxpr)]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layers", "unroll", "loop"),
+    [
+        (8, 1, (8, 1)),
+        (8, 4, (2, 4)),
+        (7, 4, (2, 3)),
+        (7, 2, (3, 2)),
+        (5, 4, (2, 2)),
+        (3, 2, (3, 1)),
+        (4, 4, (1, 4)),
+        (2, 4, (1, 2)),
+        (1, 4, (1, 1)),
+    ],
+)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_no_iteration_has_more_layers_than_unroll(layers: int, unroll: int, loop: tuple[int, int], reverse: bool):
+    """Iterations have at most `unroll` layers, and there are two at least where layers are more; no result changes."""
+
+    def step(x, w):
+        return x * w + 1, x
+
+    def run(w):
+        return scan_layers(step, jnp.float32(1), w, unroll=unroll, reverse=reverse)
+
+    weights = jnp.linspace(0.5, 1.5, layers)
+    assert iterations(jax.make_jaxpr(run)(weights).jaxpr) == [loop]
+    for found, expected in zip(run(weights), jax.lax.scan(step, jnp.float32(1), weights, reverse=reverse), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
