@@ -220,7 +220,15 @@ def mesh(text: str) -> MeshSpec:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-PARSERS: dict[Any, Callable[[str], Any]] = {int: count, int | None: count, float: amount, bool: flag}
+def count_or_auto(text: str) -> int | str:
+    """Parse a whole number of at least 1, or auto."""
+    return text if text == "auto" else count(text)
+
+
+PARSERS: dict[Any, Callable[[str], Any]] = {
+    **{int: count, int | None: count, float: amount, bool: flag},
+    get_type_hints(TrainConfig)["unroll"]: count_or_auto,
+}
 """Parsers by the type of a `TrainConfig` field; fields of other types are texts."""
 
 

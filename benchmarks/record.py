@@ -25,7 +25,7 @@ from strategies.model.gpt import param_count
 
 SCHEMA_VERSION = 4
 """Raised when a column changes its meaning or is removed."""
-RESOLVED = "reduce", "prefetch", "halves", "context_attention"
+RESOLVED = "reduce", "prefetch", "halves", "unroll", "context_attention"
 """Options whose "auto" depends on the devices. Rows have the value that a step has."""
 COMPILED_KEYS = (*ROW_KEYS, "compiled.bytes_accessed", "compiled.compilations")
 """Columns of the compiled program."""
@@ -45,8 +45,8 @@ class Record:
         virtual_devices: whether the devices share one CPU. Ideal scaling is then constant work, not linear speed-up.
         status: how the case ended; "interrupted" until then.
         reason: why, in one line.
-        reduce, prefetch, halves, context_attention: those of `TrainConfig`, as the step has them; None for a strategy
-            without the option.
+        reduce, prefetch, halves, unroll, context_attention: those of `TrainConfig`, as the step has them; None for a
+            strategy without the option.
         model_flops_per_step: model FLOPs of all devices, without recomputation.
         matmul_flops_per_second: throughput of one device on a matmul alone, in this run and dtype; for virtual devices,
             of all of them together.
@@ -80,6 +80,7 @@ class Record:
     reduce: str | None = None
     prefetch: str | None = None
     halves: str | None = None
+    unroll: int | None = None
     context_attention: str | None = None
     model_flops_per_step: int | None = None
     matmul_flops_per_second: float | None = None

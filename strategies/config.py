@@ -34,6 +34,7 @@ Layers = Annotated[int, Meta(ge=1, le=100_000)]
 Size = Annotated[int, Meta(ge=1, le=2**40)]
 """A size of a model or of a batch. Far above all that exists, so that sums over sizes end soon and fit into 63 bits."""
 Beta = Annotated[float, Meta(ge=0, lt=1)]
+Unroll = Layers | Literal["auto"]
 LossScale = Annotated[float, Meta(ge=LOSS_SCALES[0], le=LOSS_SCALES[1])]
 
 
@@ -135,7 +136,8 @@ class TrainConfig:
         attention: the kernel: "cudnn" (GPUs, not in float32), "splash" (TPUs, not in float16), "xla", or "auto", which
             is one of the first two where possible.
         unroll: most layers in one iteration of the loop over layers; all iterations have as many, so that a prime
-            number of layers has one in each.
+            number of layers has one in each. "auto" is 4 where v5e gathers weights in the loop and sums gradients in
+            bfloat16, otherwise 1.
         schedule: the pipeline schedule.
         chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
         sequence_parallel: whether the tensor axis also splits the residual stream over its tokens.
@@ -176,7 +178,7 @@ class TrainConfig:
     master: Master = "none"
     remat: Remat = "dots"
     attention: Attention = "auto"
-    unroll: Layers = 1
+    unroll: Unroll = "auto"
     schedule: PipelineSchedule = "1f1b"
     chunks: Layers = 2
     sequence_parallel: bool = True
@@ -214,6 +216,11 @@ class TrainConfig:
             raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
         _require_alone(self)
         _require_optimizer(self)
+
+    @property
+    def layers_in_loop(self) -> int:
+        """`unroll` as a number; 1 for an "auto" that was not resolved for devices (training/overlap.py)."""
+        return 1 if self.unroll == "auto" else self.unroll
 
 
 def _require_optimizer(train: TrainConfig) -> None:

@@ -77,7 +77,9 @@ def scheduled(schedule: Schedule, slots: tuple[int, ...], train: TrainConfig) ->
         )
         tokens_MbS = tokens_BS.reshape(schedule.microbatches, -1, tokens_BS.shape[-1])
         used_L = None if used_SL.all() else jnp.asarray(used_SL)[lax.axis_index("pipeline")]
-        loss, dblocks, dends = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.unroll)()
+        loss, dblocks, dends = Executor(
+            schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.layers_in_loop
+        )()
         dnorm = lax.psum(cast(dends["head"]["norm"], train.reduce_dtype), "pipeline")
         dends["head"]["norm"] = cast(dnorm, "float32")
         return loss, {**dends, "blocks": jax.tree.unflatten(structure, dblocks)}

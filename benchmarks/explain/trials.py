@@ -11,8 +11,8 @@ from benchmarks.cases import Case, option_texts, options_of
 from benchmarks.commandline.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
 
-TRIED = {"reduce_dtype": ("bfloat16",), "unroll": (2, 4)}
-"""Options -> values to try, where the default is another."""
+TRIED = {"reduce_dtype": ("bfloat16",), "unroll": (1, 2, 4)}
+"""Options -> values to try, other than that of the step."""
 INEXACT = "reduce_dtype=bfloat16 rounds sums of gradients to bfloat16: compare losses before you rely on it"
 
 
@@ -87,7 +87,7 @@ def varied(best: Case, given: Iterable[str] = ()) -> dict[str, tuple[Any, ...]]:
     A step in float32 keeps its sums in float32, and one with compression sends no sums. Iterations of a loop have as
     many layers each, so `unroll` divides the layers, and there are two iterations at least.
     """
-    train = best.training()
+    train = best.resolved
     known = {name for name in options_of(best.strategy) if name in TRIED} - {*given}
     others = {
         name: tuple(value for value in values if value != getattr(train, name))

@@ -61,6 +61,12 @@ CASE = (
         "`on` or `off`. Null for strategies without the option, and in files of older versions, which do not.",
     ),
     Column(
+        "unroll",
+        "",
+        "The most layers in one iteration of the loop over layers. Null in files of older versions, where it is 1 "
+        "unless `options` says otherwise.",
+    ),
+    Column(
         "context_attention",
         "",
         "How tokens attend to tokens on other devices: `ring` or `ulysses`. Null without a context axis, and in files "

@@ -160,7 +160,7 @@ class GPT(nnx.Module):
         graph, stacked = nnx.split(self.blocks)
         layers = jax.tree.leaves(stacked)[0].shape[0]
         policy = LAYER_POLICIES[self.train_config.remat]
-        unroll = layers_at_once(layers, self.train_config.unroll)
+        unroll = layers_at_once(layers, self.train_config.layers_in_loop)
 
         def gather(stored: nnx.State) -> nnx.State:
             return nnx.split(self._ready((graph, self.hooks.layer(stored))))[1]

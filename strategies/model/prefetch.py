@@ -39,7 +39,7 @@ def is_ordered(train: TrainConfig, layers: int) -> bool:
     microbatches. And of few layers, whose loops it unrolls, it would merge the gathers of both loops. Either way it
     would keep two layers' weights.
     """
-    return train.microbatches > 1 or layers <= train.unroll + 2
+    return train.microbatches > 1 or layers <= train.layers_in_loop + 2
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ MEASURED = Record(
 KEYS = """
     schema_version kind status reason strategy mesh devices processes platform device_kind virtual_devices preset
     param_count global_batch_sequences sequence_tokens microbatches dtype remat
-    reduce prefetch halves context_attention options compiler_options
+    reduce prefetch halves unroll context_attention options compiler_options
     attention_window attention_stride attention_pattern attention_summary
     step_seconds_median step_seconds_low step_seconds_high tokens_per_second tokens_per_second_per_device
     relative_to_single relative_to_single_low relative_to_single_high

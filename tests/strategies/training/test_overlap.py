@@ -69,6 +69,29 @@ def test_tpus_gather_ahead_where_that_is_faster(kind, groups, alone):
         assert resolve_overlap(layout, SIZES, SMALL, asked, "tpu", kind).prefetch == "on"
 
 
+@pytest.mark.parametrize(
+    ("kind", "layout", "options", "unroll"),
+    [
+        ("TPU v5 lite", Layout(batch=("fsdp",), shards=("fsdp",)), {}, 4),
+        ("TPU v5 lite", Layout(batch=("data", "fsdp"), shards=("fsdp",)), {}, 4),
+        ("TPU v5 lite", Layout(batch=("fsdp",), shards=("fsdp",)), {"reduce_dtype": "float32"}, 1),
+        ("TPU v5 lite", Layout(batch=("fsdp",), shards=("fsdp",)), {"gather": "step"}, 1),
+        ("TPU v5 lite", Layout(batch=("fsdp",), shards=("fsdp",)), {"prefetch": "on"}, 1),
+        ("TPU v5 lite", Layout(batch=("fsdp",), shards=("fsdp",)), {"unroll": 2}, 2),
+        ("TPU v5 lite", Layout(batch=("fsdp",), shards=("fsdp",), dims={"mlp": ("tensor",)}), {}, 1),
+        ("TPU v5 lite", Layout(batch=("data",)), {}, 1),
+        ("TPU v6 lite", Layout(batch=("fsdp",), shards=("fsdp",)), {}, 1),
+        ("cpu", Layout(batch=("fsdp",), shards=("fsdp",)), {}, 1),
+        ("cpu", Layout(batch=("fsdp",), shards=("fsdp",)), {"unroll": 3}, 3),
+    ],
+    ids=str,
+)
+def test_iterations_have_several_layers_where_that_is_faster(kind, layout, options, unroll):
+    """By default v5e runs four layers in an iteration that gathers weights and sums in bfloat16; others run one."""
+    train = dataclasses.replace(TRAIN, **{"dtype": "bfloat16", "reduce_dtype": "bfloat16", **options})
+    assert resolve_overlap(layout, SIZES, SMALL, train, kind.split()[0].lower(), kind).unroll == unroll
+
+
 TENSOR = Layout(batch=("data",), dims={"head_features": ("tensor",), "mlp": ("tensor",)})
 
 
@@ -164,7 +187,7 @@ def test_a_step_has_what_its_strategy_implements(monkeypatch, implementation, re
     mesh = MeshSpec.parse("data=2,fsdp=2,tensor=2").over(("data", "fsdp", "tensor"), jax.devices())
     layout = Layout(batch=("data", "fsdp"), shards=("fsdp",), dims=TENSOR.dims)
     found = overlap.resolve_for_step(SMALL, mesh, TRAIN, layout, implementation)
-    assert (found.reduce, found.prefetch, found.halves) == (reduce, prefetch, halves)
+    assert (found.reduce, found.prefetch, found.halves, found.unroll) == (reduce, prefetch, halves, 1)
     if implementation.sum_replicas:
         with pytest.raises(Infeasible, match=r"reduce=layer needs `sum_layer` beside `sum_replicas`"):
             overlap.resolve_for_step(SMALL, mesh, dataclasses.replace(TRAIN, reduce="layer"), layout, implementation)
