@@ -135,19 +135,17 @@ class TrainConfig:
             blocks ("full").
         attention: the kernel: "cudnn" (GPUs, not in float32), "splash" (TPUs, not in float16), "xla", or "auto", which
             is one of the first two where possible.
-        unroll: most layers in one iteration of the loop over layers; all iterations have as many, so that a prime
-            number of layers has one in each. "auto" is 4 where v5e gathers weights in the loop and sums gradients in
-            bfloat16, otherwise 1.
+        unroll: most layers in one iteration of the loop over layers; all have as many (one of a prime number of layers).
+            "auto" is 4 where v5e gathers weights in the loop and sums gradients in bfloat16, otherwise 1.
         schedule: the pipeline schedule.
         chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
         sequence_parallel: whether the tensor axis also splits the residual stream over its tokens.
-        gather: whether fsdp gathers the weights of each layer when it runs ("layer"), or all weights once a step
-            ("step").
+        gather: whether fsdp gathers each layer's weights when it runs ("layer"), or all weights once a step ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
         prefetch: with gather="layer", whether fsdp gathers weights one layer ahead (model/prefetch.py). "auto" is "on"
-            where possible on GPUs, with the options of xla_options.py, and on most TPUs (training/overlap.py).
-        halves: whether a layer that a tensor axis splits runs on two halves of the batch (model/halves.py). "auto" is
-            "on" where possible on GPUs, v5e, v5p and v6e.
+            where possible on GPUs and most TPUs (training/overlap.py).
+        halves: whether a layer that a tensor axis splits runs on halves of the batch (model/halves.py). "auto" is "on"
+            where possible on GPUs, v5e, v5p and v6e.
         bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each
             layer; None sums each weight's by itself.
         compression: the data strategy sums gradients in 8 bits ("int8"), or after the warm-up momentum in 1 bit
@@ -219,7 +217,7 @@ class TrainConfig:
 
     @property
     def layers_in_loop(self) -> int:
-        """`unroll` as a number; 1 for an "auto" that was not resolved for devices (training/overlap.py)."""
+        """`unroll` as a number; 1 for "auto" (training/overlap.py resolves it for devices)."""
         return 1 if self.unroll == "auto" else self.unroll
 
 
