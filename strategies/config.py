@@ -135,7 +135,7 @@ class TrainConfig:
             blocks ("full").
         attention: the kernel: "cudnn" (GPUs, not in float32), "splash" (TPUs, not in float16), "xla", or "auto", which
             is one of the first two where possible.
-        unroll: most layers in one iteration of the loop over layers; all have as many (one of a prime number of layers).
+        unroll: most layers in one iteration of the loop over layers; all have as many, one if their number is prime.
             "auto" is 4 where v5e gathers weights in the loop and sums gradients in bfloat16, otherwise 1.
         schedule: the pipeline schedule.
         chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
