@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.commandline.ending import BROKEN_INPUT
+from benchmarks.commandline.ending import BROKEN_INPUT, WRONG_USAGE
 from benchmarks.commandline.outputs import Unwritable
 from strategies.schema import SchemaError
 
@@ -20,4 +20,4 @@ def refusing(parser: argparse.ArgumentParser) -> Iterator[None]:
     except (SchemaError, Unwritable) as error:
         parser.exit(BROKEN_INPUT, f"{parser.prog}: {error}\n")
     except ValueError as error:
-        parser.error(str(error))
+        parser.exit(WRONG_USAGE, f"{parser.prog}: {error}\n")

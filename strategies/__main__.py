@@ -18,11 +18,15 @@ from strategies.pipelining.schedules import SCHEDULES, Schedule
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that names what is wrong and `--help`, without lines of usage before it."""
+    """A parser that says in one line what is wrong, without lines of usage before it."""
 
     def error(self, message: str) -> NoReturn:
-        """End the command with 2."""
-        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see --help\n")
+        """End the command with 2: its arguments cannot be read."""
+        self.refuse(f"{message}; see --help")
+
+    def refuse(self, message: str) -> NoReturn:
+        """End the command with 2: what was asked for is not possible."""
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.run(options)
 
 
-def add_list(parser: argparse.ArgumentParser) -> None:
+def add_list(parser: Parser) -> None:
     """Make a parser run `list`."""
-    parser.set_defaults(run=print_all, refuse=parser.error)
+    parser.set_defaults(run=print_all, refuse=parser.refuse)
 
 
-def add_schedule(schedule: argparse.ArgumentParser) -> None:
+def add_schedule(schedule: Parser) -> None:
     """Make a parser run `schedule`, with its options."""
-    schedule.set_defaults(run=print_schedule, refuse=schedule.error)
+    schedule.set_defaults(run=print_schedule, refuse=schedule.refuse)
     add = schedule.add_argument
     add("name", choices=tuple(SCHEDULES), help="the schedule")
     add("--stages", type=int, required=True, metavar="S", help="number of pipeline stages")
@@ -54,9 +58,9 @@ def add_schedule(schedule: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="the table as JSON, for `python -m results.timeline`")
 
 
-def add_show(show: argparse.ArgumentParser) -> None:
+def add_show(show: Parser) -> None:
     """Make a parser run `show`, with its options."""
-    show.set_defaults(run=print_overviews, refuse=show.error)
+    show.set_defaults(run=print_overviews, refuse=show.refuse)
     add = show.add_argument
     add("names", nargs="*", metavar="STRATEGY", help="default: all of them")
     add("--mesh", help="such as fsdp=4; default: four devices, or two along each of several axes")

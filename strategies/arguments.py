@@ -30,16 +30,16 @@ def require_instance(value: Any, kind: type[T], what: str, error: type[ValueErro
     return value
 
 
-def require_count(value: Any, what: str) -> int:
+def require_count(value: Any, name: str) -> int:
     """Return a value that is a whole number of at least 1.
 
     Raises:
         Infeasible: it is something else.
     """
     try:
-        return checked(value, Count, what)
-    except SchemaError as error:
-        raise Infeasible(str(error)) from None
+        return checked(value, Count, name)
+    except SchemaError:
+        raise Infeasible(f"{name}={reprlib.repr(value)}; it must be a whole number of at least 1") from None
 
 
 def require_like(given: Any, expected: Any, what: str) -> None:

@@ -46,6 +46,8 @@ class MeshSpec:
 
     def __post_init__(self) -> None:
         """Check types, names, sizes and order of the axes."""
+        if isinstance(self.axes, str):
+            raise Infeasible(f"axes={reprlib.repr(self.axes)} is a text; MeshSpec.parse reads it")
         require_types(self, Infeasible)
         names = [name for name, _ in self.axes]
         if not names:

@@ -161,12 +161,17 @@ def _allowed(said: str, kind: Any) -> str:
     >>> _allowed("Expected `float | null`, got `str`", None), _allowed("Expected `int` >= 1", None)
     ('it must be a number or null', 'it must be a whole number of at least 1')
     """
-    if said.startswith("Invalid enum value") and (choices := _choices(kind)):
-        return f"it can be {', '.join(map(str, choices))}"
+    choices = ", ".join(map(str, _choices(kind)))
+    if said.startswith("Invalid enum value") and choices:
+        counted = any(int in (each, *get_args(each)[:1]) for each in get_args(kind))
+        return f"it can be {choices}{' or a whole number' if counted else ''}"
+    if said.startswith("Number out of range"):
+        return "it is too large"
     found = re.fullmatch(r"Expected `([^`]*)`(?: (>=|>|<=|<) ([^,]*))?(?:, got .*)?", said)
     if not found:
         return said[0].lower() + said[1:]
-    words = "it must be " + " or ".join(WORDS.get(name, name) for name in found[1].split(" | "))
+    named = WORDS | ({"str": f"one of {choices}" if "," in choices else choices} if choices else {})
+    words = "it must be " + " or ".join(named.get(name, name) for name in found[1].split(" | "))
     if not found[2]:
         return words
     if ends := _ends(kind):

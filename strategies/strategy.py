@@ -74,7 +74,7 @@ class Strategy:
         Raises:
             Infeasible: `devices` is no count.
         """
-        devices = require_count(devices, "the number of devices")
+        devices = require_count(devices, "devices")
         meshes = factorisations(self.axes, devices) if devices <= self.most_devices else ()
         return [mesh for mesh in meshes if not self.twins or tuple(mesh.sizes) in self.twins]
 

@@ -93,10 +93,10 @@ def test_what_is_no_number_of_devices_is_refused() -> None:
     """Meshes and microbatches are of counts, and a mesh can be its text here, too."""
     fsdp = STRATEGIES["fsdp"]
     for wrong in ("8", 2.5, 0):
-        with pytest.raises(Infeasible, match=r"the number of devices is .*; it must be a whole number"):
+        with pytest.raises(Infeasible, match=r"devices=.*; it must be a whole number of at least 1"):
             fsdp.meshes(wrong)  # type: ignore[arg-type]
     assert fsdp.default_microbatches("fsdp=2", 8) == 1
-    with pytest.raises(Infeasible, match="batch_size is 0; it must be a whole number of at least 1"):
+    with pytest.raises(Infeasible, match="batch_size=0; it must be a whole number of at least 1"):
         fsdp.default_microbatches("fsdp=2", 0)
 
 
