@@ -131,13 +131,15 @@ class Reporter:
             self.session.settings,
             self.session.clock.seconds,
         )
-        prepared = self.session.prepared
+        prepared, timing = self.session.prepared, self.session.clock.running_seconds("timed")
         if settings.attribution or not prepared or len(self.reported) == len(self.session.cases):
             return None
-        compiling = (elapsed - clock["timed"]) / prepared * max(0, len(self.session.cases) - prepared)
+        compiling = (elapsed - clock["timed"] - timing) / prepared * max(0, len(self.session.cases) - prepared)
         block_seconds = max(BLOCK_SECONDS, clock["checked"] / (prepared * CHECKED_STEPS))
         waiting = len(self.session.cases) - len(self.reported)
-        return compiling + (0 if settings.compile_only else settings.rounds * block_seconds * waiting)
+        return compiling + (
+            0 if settings.compile_only else max(0.0, settings.rounds * block_seconds * waiting - timing)
+        )
 
     @property
     def terminal(self) -> pytest.TerminalReporter:
