@@ -9,7 +9,7 @@ from strategies.costs.plan import BYTES, Plan
 from strategies.mesh import GPUS
 from strategies.model.gpt import Block
 from strategies.model.head import Head
-from strategies.model.layer_loop import layers_at_once
+from strategies.model.layer_loop import layers_at_once, layers_in_iteration
 from strategies.model.prefetch import is_ordered
 from strategies.training.compression import padded
 from strategies.training.overlap import delays_sums
@@ -108,24 +108,35 @@ def layer_work_bytes(plan: Plan) -> int:
     """
     weights = 0 if reads_in_place(plan) else whole_layer(plan)
     wholes = 3 if plan.train.prefetch == "on" else 1
-    others = (layers_at_once(plan.layers, plan.train.layers_in_loop) - 1) * further_layer_bytes(plan)
+    others = (layers_together(plan) - 1) * further_layer_bytes(plan)
     return 4 * (wholes * weights + Block.working_elements(plan.share)) + behind_bytes(plan) + others
+
+
+def layers_together(plan: Plan) -> int:
+    """Layers in one iteration of the backward loop, beside which prefetch.py and delayed_sums.py run some."""
+    if plan.layer_slots > plan.config.layers:  # stages with empty slots do not unroll (layer_backward.py)
+        return 1
+    unroll = layers_at_once(plan.layers, plan.train.layers_in_loop)
+    if plan.train.prefetch == "on":
+        return max(1, layers_in_iteration(plan.layers - 2, unroll))
+    late = delays_sums(plan.layout, plan.mesh.sizes, plan.config, plan.train)
+    return layers_in_iteration(plan.layers - 1, unroll) if late else unroll
 
 
 def further_layer_bytes(plan: Plan) -> int:
     """Bytes of each further layer in an iteration of the loop over layers (`unroll`), in float32.
 
-    It has its gathered weights, with prefetch its whole gradients too, and its own part of the weights. A compiler
-    recomputes all layers of an iteration at once, or reads what they kept. Of their working arrays 30 to 75% then exist
-    beside those of the layer at the peak, as compiled for CPUs with `unroll` 2 and 4; 70% are counted, and 40% if all
-    layers are in one iteration and none is gathered. Not counted is what loops of pipeline stages hold besides: for a
+    It has its gathered weights, with prefetch its whole gradients too, and its own part of the weights; where weights
+    are read in place, its gradients alone. A compiler recomputes all layers of an iteration at once, or reads what they
+    kept. Of their working arrays 30 to 99% then exist beside those of the layer at the peak, as compiled for CPUs with
+    up to four layers in an iteration; 70% are counted. Not counted is what loops of pipeline stages hold besides: for a
     stage of four layers, two in an iteration, the formula is 18% too low. Nor are layers that prefetch's loops leave
     over: with eight layers, two in an iteration, it is 16% too low.
     """
     wholes = 2 if plan.train.prefetch == "on" else 1
-    weights = 0 if reads_in_place(plan) else wholes * whole_layer(plan) + block_elements(plan) // plan.layers
-    tenths = 4 if reads_in_place(plan) else 7
-    return 4 * (weights + tenths * Block.working_elements(plan.share) // 10) + behind_bytes(plan)
+    own = 0 if reads_in_place(plan) else block_elements(plan) // plan.layers
+    working = 7 * Block.working_elements(plan.share) // 10
+    return 4 * (wholes * whole_layer(plan) + own + working) + behind_bytes(plan)
 
 
 def reads_in_place(plan: Plan) -> bool:

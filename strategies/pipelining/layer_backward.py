@@ -18,6 +18,7 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool
 
+from strategies.model.layer_loop import scan_layers
 from strategies.model.layer_passes import Leaves, Run, backward, forward, read_slot, write_slot, zeros_buffer
 from strategies.pipelining.slot_reuse import reuse
 from strategies.pipelining.split_backward import SplitBackward
@@ -174,7 +175,11 @@ class Passes:
             return (state, keep(buffers, made, layer, position)), None
 
         positions = jnp.arange(self.layers_per_chunk)
-        return lax.scan(step, (state, buffers), positions, reverse=reverse, unroll=self.unroll)[0]
+        if self.layers_per_chunk == 1:
+            return lax.scan(step, (state, buffers), positions)[0]
+        # Branches of two layers in one iteration could run side by side on CPUs, each with collectives of its own.
+        unroll = self.unroll if self.used_L is None else 1
+        return scan_layers(step, (state, buffers), positions, reverse=reverse, unroll=unroll)[0]
 
 
 def _row_major(x: Array) -> Array:

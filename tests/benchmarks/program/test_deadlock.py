@@ -115,6 +115,14 @@ def test_a_loop_of_one_iteration_stays_a_loop(name, mesh, layers, unroll):
     assert text.count("skip-simplify-while-loops_trip-count-one") >= 2
 
 
+def test_stages_with_empty_slots_run_one_layer_at_a_time():
+    """With 3 layers on 2 stages a slot is empty: branches of two layers are in two iterations, whatever `unroll`."""
+    config = GPTConfig(layers=3, embed=8, heads=1, vocab=64, sequence=8)
+    train = TrainConfig(8, 2, unroll=4, remat="none", schedule="zb-h1", sequence_parallel=False)
+    step = STRATEGIES["three_d"].build(config, "fsdp=4,pipeline=2", train)
+    assert read_program(text_of(step.lower()), step.mesh.shape).concurrent == ()
+
+
 @pytest.mark.factorisations
 @pytest.mark.parametrize(
     ("name", "mesh"),
