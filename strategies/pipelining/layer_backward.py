@@ -175,7 +175,7 @@ class Passes:
             return (state, keep(buffers, made, layer, position)), None
 
         positions = jnp.arange(self.layers_per_chunk)
-        if self.layers_per_chunk == 1:
+        if self.layers_per_chunk == 1:  # no loop, so that its weights are read in place
             return lax.scan(step, (state, buffers), positions)[0]
         # Branches of two layers in one iteration could run side by side on CPUs, each with collectives of its own.
         unroll = self.unroll if self.used_L is None else 1
