@@ -14,7 +14,7 @@ import strategies
 from strategies.mesh import AXES
 from tests.processes import LIMIT_SECONDS, ROOT, environment
 
-PAGE = (ROOT / "docs" / "adding-a-strategy.md").read_text()
+PAGE = (ROOT / "docs" / "contribute" / "adding-a-strategy.md").read_text()
 
 
 def shown(name: str) -> str:

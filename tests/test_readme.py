@@ -43,12 +43,12 @@ def test_pages_link_only_to_what_the_site_has():
 
 
 def test_every_page_is_found():
-    """From README, and in the contents of what is built from docs/."""
-    linked = re.findall(r"\]\(docs/([^)#:]+)\)", README.read_text())
-    contents = re.findall(r"^ +- .*?([\w/-]+\.md)$", (ROOT / ".mkdocs.yml").read_text(), re.MULTILINE)
-    there = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page != README}
-    assert {*linked} == there - {"index.md"}
+    """Each page and notebook of docs/ is in the contents of the site, and README links to the site's front."""
+    contents = re.findall(r"^ +- .*?([\w/-]+\.(?:md|ipynb))$", (ROOT / ".mkdocs.yml").read_text(), re.MULTILINE)
+    docs = ROOT / "docs"
+    there = {str(page.relative_to(docs)) for page in docs.rglob("*") if page.suffix in {".md", ".ipynb"}}
     assert {*contents} == there
+    assert "](docs/index.md)" in README.read_text()
 
 
 def test_paths_that_are_named_are_there():
@@ -59,7 +59,7 @@ def test_paths_that_are_named_are_there():
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "strategies").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "strategies").glob("[!i]*.md")), ids=lambda page: page.name)
 def test_a_page_shows_what_show_prints(page):
     """At least one example, each with what stands below it."""
     example = r"^    \$ python -m strategies show (\w+)\n((?:    .*\n|\n(?=    ))+)"
@@ -70,9 +70,9 @@ def test_a_page_shows_what_show_prints(page):
 
 
 def test_the_lines_of_arrays_are_those_that_show_prints():
-    """docs/strategies.md quotes some of them, below the commands that print them."""
+    """docs/strategies/index.md quotes some of them, below the commands that print them."""
     quoted = re.findall(
-        r"^    (  \S.* [\d,]+|  array .*)$", (ROOT / "docs" / "strategies.md").read_text(), re.MULTILINE
+        r"^    (  \S.* [\d,]+|  array .*)$", (ROOT / "docs" / "strategies" / "index.md").read_text(), re.MULTILINE
     )
     printed = overview("three_d", "nano", "fsdp=4,tensor=2").array_table().splitlines()
     assert len(quoted) == 4

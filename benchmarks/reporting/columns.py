@@ -1,4 +1,4 @@
-"""The columns of a record with their units and meanings. The tables in docs/columns.md are generated from this module.
+"""The columns of a record with their units and meanings. The tables in docs/reference/columns.md are generated from this module.
 
 python -m benchmarks.reporting.columns
 """

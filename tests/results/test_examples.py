@@ -10,7 +10,7 @@ from results.records.rows import load
 from strategies import PRESETS, MeshSpec
 from tests.processes import ROOT
 
-RUN = ROOT / "results" / "examples" / "nano-cpu" / "run.json"
+RUN = ROOT / "docs" / "examples" / "nano-cpu" / "run.json"
 
 
 def test_the_example_has_the_current_schema(pytestconfig: pytest.Config) -> None:

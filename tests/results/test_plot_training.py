@@ -14,8 +14,8 @@ from results.records.reading import RecordError
 from results.records.training import SCHEMA_VERSION, read_training
 from tests.processes import ROOT
 
-EXAMPLES = ROOT / "results" / "examples" / "training"
-SHAKESPEARE = ROOT / "results" / "examples" / "shakespeare"
+EXAMPLES = ROOT / "docs" / "examples" / "training"
+SHAKESPEARE = ROOT / "docs" / "examples" / "shakespeare"
 STEPS = np.arange(10, 60, 10)
 
 

@@ -18,7 +18,7 @@ from tests.processes import ROOT
 
 TABLES = sorted((ROOT / "results" / "published").glob("*.csv"))
 WRITE = (
-    "python -m benchmarks.predict results/published/*.csv --out P.csv && python -m results.predictions P.csv --out docs"
+    "python -m benchmarks.predict results/published/*.csv --out P.csv && python -m results.predictions P.csv --out docs/reference"
 )
 
 
@@ -45,11 +45,11 @@ def folder(predicted: Path) -> Path:
 
 def test_the_committed_page_is_what_the_command_writes(folder: Path) -> None:
     """Letter by letter, so it changes with the model; its pictures are there."""
-    written, committed = (where / predictions.PAGE for where in (folder, ROOT / "docs"))
+    written, committed = (where / predictions.PAGE for where in (folder, ROOT / "docs" / "reference"))
     assert written.read_text() == committed.read_text(), f"run {WRITE}"
     for name in (predictions.PICTURE, predictions.PARTS_PICTURE):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
-        assert (ROOT / "docs" / name).exists()
+        assert (ROOT / "docs" / "reference" / name).exists()
         assert f"]({name})" in committed.read_text()
 
 

@@ -15,7 +15,7 @@ from results.records.reading import RecordError
 from results.scaling import main, read
 from tests.processes import ROOT
 
-EXAMPLE = ROOT / "results" / "examples" / "scaling" / "gpt3-6.7b-h100.json"
+EXAMPLE = ROOT / "docs" / "examples" / "scaling" / "gpt3-6.7b-h100.json"
 
 
 def point(scaling: str, devices: int, seconds: float | None, limit: str | None = None) -> dict[str, Any]:

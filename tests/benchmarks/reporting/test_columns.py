@@ -1,4 +1,4 @@
-"""The table of columns: of every column of a row, once, and as docs/columns.md has it."""
+"""The table of columns: of every column of a row, once, and as docs/reference/columns.md has it."""
 
 import re
 
@@ -19,7 +19,7 @@ def test_every_column_is_said_once() -> None:
 
 def test_the_page_is_what_is_made_of_it() -> None:
     """Or it is to be made anew: `python -m benchmarks.reporting.columns`."""
-    assert (ROOT / "docs" / "columns.md").read_text().endswith(tables() + "\n")
+    assert (ROOT / "docs" / "reference" / "columns.md").read_text().endswith(tables() + "\n")
 
 
 @pytest.mark.parametrize("family", [column for column in COLUMNS if "<" in column.name], ids=lambda column: column.name)

@@ -1,4 +1,4 @@
-"""What docs/seconds.md says of the machine at hand is what the committed rows say."""
+"""What docs/guides/seconds.md says of the machine at hand is what the committed rows say."""
 
 import csv
 import re
@@ -9,8 +9,8 @@ import pytest
 from benchmarks.seconds.judging import errors_of
 from tests.processes import ROOT
 
-HERE = ROOT / "results" / "examples" / "here"
-PAGE = (ROOT / "docs" / "seconds.md").read_text()
+HERE = ROOT / "docs" / "examples" / "here"
+PAGE = (ROOT / "docs" / "guides" / "seconds.md").read_text()
 MODEL = "layers", "embed", "heads", "vocab", "sequence", "batch_size"
 
 

@@ -1,4 +1,4 @@
-"""docs/seconds.md has every constant as the code describes it, and shows what the commands print."""
+"""docs/guides/seconds.md has every constant as the code describes it, and shows what the commands print."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ from strategies import PRESETS, TrainConfig
 from strategies.costs import predict as cost
 from tests.processes import ROOT
 
-PAGE = (ROOT / "docs" / "seconds.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "seconds.md").read_text()
 COMMANDS = {"advise": advise.main, "predict": predict.main}
 EXAMPLE = r"^    \$ python -m benchmarks\.(advise|predict) (.*)\n((?:    .*\n|\n(?=    ))+)"
 EXAMPLES = re.findall(EXAMPLE, PAGE, re.MULTILINE)
