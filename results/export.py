@@ -59,7 +59,7 @@ def chosen(records: Sequence[Record], columns: Sequence[str]) -> list[list[str]]
     for name in columns:
         if name not in known:
             like = ", ".join(get_close_matches(name, known, n=3, cutoff=0.3)) or ", ".join([*known][:3])
-            raise ValueError(f"--columns: no column is called {name!r}; there are {like}, ... (docs/reference/columns.md)")
+            raise ValueError(f"--columns: no column is called {name!r}; there are {like}, ... (see the docs)")
     return [
         [*columns],
         *(["" if record.get(name) is None else str(record[name]) for name in columns] for record in records),

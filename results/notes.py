@@ -12,8 +12,9 @@ This page is written by a command, from tables of measured training runs such as
     python -m benchmarks.predict results/published/*.csv --out predicted.csv
     python -m results.predictions predicted.csv --out docs
 
-The tables have {rows} rows of {sources} sources. {known} of them are predicted and measured. [Seconds](../guides/seconds.md)
-says how a step is predicted. The formulas of kernels, collectives and pipelines are the same for all rows. What
+The tables have {rows} rows of {sources} sources. {known} of them are predicted and measured.
+[Seconds](../guides/seconds.md) says how a step is predicted. The formulas of kernels, collectives and pipelines are
+the same for all rows. What
 differs is the machine file: ten constants for one kind of device under one software stack, such as the part of the
 peak rate that a large matmul reaches, each within a plausible range.
 
@@ -23,8 +24,10 @@ their model, or of their number of devices, were left out. `python -m benchmarks
 
 ABOUT_MEMORY = """\
 Published is what `nvidia-smi` showed of the devices that held the most, with what CUDA and the allocator keep. None of
-these runs shards its optimizer. Predicted is what [the formulas for Megatron-LM](../guides/seconds.md#memory) say. Nothing was
-fitted. All predictions are too low, six of them by 5 to 10 GB, which is what CUDA, NCCL and the allocator may keep. The
+these runs shards its optimizer. Predicted is what [the formulas for Megatron-LM](../guides/seconds.md#memory) say.
+Nothing
+was fitted. All predictions are too low, six of them by 5 to 10 GB, which is what CUDA, NCCL and the allocator may
+keep. The
 run on 384 devices needed 16 GB more than predicted, and is the only one that sums gradients over a data axis. The
 buffers of these sums may be a part of it; the source does not say."""
 
@@ -62,8 +65,9 @@ Nothing in the table explains the ten rows. Other columns were tried:
   whatever its size. And of six rows with `tensor=2` on 64 and 256 devices five agree, as do ten of fourteen with
   `tensor=4` on 512.
 - Messages between stages. `tensor=1` sends twice as much as `tensor=2` in a message, and its row is off by 1.9%.
-- Memory. By [the formulas for Megatron-LM](../guides/seconds.md#memory) seven of the ten need 28 to 45 GB of 86, and three 58 to
-  69 GB. Two rows with `tensor=8` took longer than predicted, too, and need more than most: 256 devices with
+- Memory. By [the formulas for Megatron-LM](../guides/seconds.md#memory) seven of the ten need 28 to 45 GB of 86, and
+  three
+  58 to 69 GB. Two rows with `tensor=8` took longer than predicted, too, and need more than most: 256 devices with
   microbatches of 16 sequences need 67 GB, and the prediction is 9% too short; 512 devices with microbatches of 12 on
   two stages need 74 GB, and it is 5% too short. But the three rows of 64 devices with `data=64` need 74 to 81 GB, and
   are off by at most 1.4%.

@@ -1,4 +1,4 @@
-"""The columns of a record with their units and meanings. The tables in docs/reference/columns.md are generated from this module.
+"""The columns of a record with their units and meanings, from which docs/reference/columns.md is made.
 
 python -m benchmarks.reporting.columns
 """

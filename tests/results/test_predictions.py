@@ -18,7 +18,8 @@ from tests.processes import ROOT
 
 TABLES = sorted((ROOT / "results" / "published").glob("*.csv"))
 WRITE = (
-    "python -m benchmarks.predict results/published/*.csv --out P.csv && python -m results.predictions P.csv --out docs/reference"
+    "python -m benchmarks.predict results/published/*.csv --out P.csv"
+    " && python -m results.predictions P.csv --out docs/reference"
 )
 
 
