@@ -12,6 +12,8 @@ LEAST_WIDTH = 6
 """Least width of a column in characters, including the gap after it."""
 GAP = 2
 """Spaces between columns."""
+BREAKS = " ,/"
+"""Characters after which a cell may break."""
 
 
 def screen_width() -> int:
@@ -54,23 +56,27 @@ def aligned(
     columns = len(rows[0])
     room = max(width or screen_width(), LEAST_WIDTH * columns) - GAP * (columns - 1)
     widths = [max(letters, *map(len, column)) for letters, *column in zip(least or [0] * columns, *rows, strict=True)]
-    if sum(widths) > room:
-        columns_of_pieces = ((piece for cell in column for piece in pieces(cell)) for column in zip(*rows, strict=True))
-        widths = narrowed(widths, [max(len(piece.rstrip()) for piece in column) for column in columns_of_pieces], room)
+    for breaks in (BREAKS, BREAKS + "=", ""):  # a column breaks within a word only if the table does not fit otherwise
+        if sum(widths) > room:
+            widths = narrowed(widths, [longest_piece(column, breaks) for column in zip(*rows, strict=True)], room)
     shapes = [f"{side}{letters}" for side, letters in zip(align or "<" * columns, widths, strict=True)]
     return [(" " * GAP).join(map(format, line, shapes)).rstrip() for row in rows for line in folded(row, widths)]
 
 
 def narrowed(widths: Sequence[int], unbroken: Sequence[int], room: int) -> list[int]:
-    """Return narrower widths of columns that fit into `room` characters: the widest column loses a character first.
+    """Return narrower widths of columns, so that they fit into `room` characters if they can.
 
-    Columns keep the width of their longest piece, `unbroken`, as long as others can lose more.
+    The widest column loses a character first, and none becomes narrower than its longest piece, `unbroken`.
     """
     widths = list(widths)
-    while sum(widths) > room:
-        wide = [at for at, letters in enumerate(widths) if letters > unbroken[at]] or range(len(widths))
+    while sum(widths) > room and (wide := [at for at, letters in enumerate(widths) if letters > unbroken[at]]):
         widths[max(wide, key=lambda at: widths[at])] -= 1
     return widths
+
+
+def longest_piece(column: Sequence[str], breaks: str) -> int:
+    """Return the length of the longest part of a column's cells that no character of `breaks` ends; without any, 1."""
+    return max(len(piece.rstrip()) for cell in column for piece in pieces(cell, breaks)) if breaks else 1
 
 
 def folded(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
@@ -83,8 +89,8 @@ def folded(row: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
 def fold(cell: str, width: int) -> list[str]:
     """Return the lines of a cell: it breaks after spaces, commas and slashes, and in what is wider than the column.
 
-    >>> fold("data=2,fsdp=2 layer", 8), fold("pipeline", 5)
-    (['data=2,', 'fsdp=2', 'layer'], ['pipel', 'ine'])
+    >>> fold("data=2,fsdp=2 layer", 8), fold("gather=layer", 8), fold("pipeline", 5)
+    (['data=2,', 'fsdp=2', 'layer'], ['gather=', 'layer'], ['pipel', 'ine'])
     """
     lines = [""]
     for piece in pieces(cell):
@@ -92,14 +98,15 @@ def fold(cell: str, width: int) -> list[str]:
             lines.append("")
         lines[-1] += piece
         while len(lines[-1].rstrip()) > width:
-            lines[-1:] = [lines[-1][:width], lines[-1][width:].lstrip()]
+            cut = lines[-1].rfind("=", 0, width) + 1 or width
+            lines[-1:] = [lines[-1][:cut], lines[-1][cut:].lstrip()]
     return [line.rstrip() for line in lines]
 
 
-def pieces(cell: str) -> list[str]:
-    """Return the parts of a cell that stay on one line as long as they fit.
+def pieces(cell: str, breaks: str = BREAKS) -> list[str]:
+    """Return the parts of a cell that stay on one line as long as they fit: each ends with a character of `breaks`.
 
     >>> pieces("data=2,fsdp=2 time/single")
     ['data=2,', 'fsdp=2 ', 'time/', 'single']
     """
-    return re.findall(r"[^ ,/]*[ ,/]+|[^ ,/]+", cell) or [""]
+    return re.findall(f"[^{breaks}]*[{breaks}]+|[^{breaks}]+", cell) or [""]

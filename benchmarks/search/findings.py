@@ -126,15 +126,14 @@ def table(findings: Iterable[Finding]) -> list[str]:
     """Table of the findings by formula, with the rates of the predicted time, or else of the roofline."""
     header = (
         *("rank", "strategy", "mesh", "options", "GiB needed", "GiB sent", "bubble"),
-        *("predicted ms", "roofline ms", "tokens/s a device", "MFU", "bound by"),
+        *("predicted ms", "roofline ms", "MFU", "bound by"),
     )
-    return aligned([header, *map(_cells, findings)], [*"><<<", *">" * 7, "<"])
+    return aligned([header, *map(_cells, findings)], [*"><<<", *">" * 6, "<"])
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:
     row = finding.as_row()
     source = "formula" if row["predicted.step_seconds"] is None else "predicted"
-    rates = row[f"{source}.{SPEED}"], row[f"{source}.model_flops_utilization"]
     times = row["predicted.step_seconds"], row["formula.step_seconds"]
     return (
         known("d", row["rank"]),
@@ -143,7 +142,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
         gib(row["formula.sent_bytes"]),
         known(".1%", row["formula.bubble"]),
         *(known(",.1f", seconds and 1e3 * seconds) for seconds in times),
-        *map(known, (",.0f", ".1%"), rates),
+        known(".1%", row[f"{source}.model_flops_utilization"]),
         str(row["reason"] or row["formula.bound"]),
     )
 
