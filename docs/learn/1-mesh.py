@@ -72,7 +72,7 @@ print(sent(jnp.matmul, split(x, "fsdp"), split(w)))
 print(sent(jnp.matmul, split(x, None, "tensor"), split(w, "tensor")))
 
 # %% [markdown]
-# The result has 16 × 512 × 4 = 32,768 bytes. Each of two devices sends half of it twice. Chapter 3
+# The result has 16 × 512 × 4 = 32,768 bytes. Each of two devices sends half of it twice. [Chapter 3](3-fsdp.ipynb)
 # says why.
 #
 # ## The same for a whole model
