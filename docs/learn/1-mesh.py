@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 1. A mesh, and who holds what
 #
-# Eight [virtual devices](../reference/glossary.md#virtual-devices) are enough to learn with: CPU devices that JAX makes
-# on one machine. A [mesh](../reference/glossary.md#mesh) arranges them as a grid with named axes.
+# Eight [virtual devices](../reference/glossary.md#virtual-devices) are enough to learn with: CPU devices that JAX
+# makes on one machine. A [mesh](../reference/glossary.md#mesh) arranges them as a grid with named
+# [axes](../reference/glossary.md#axis).
 
 # %%
 import jax
@@ -23,8 +24,8 @@ print(mesh.devices)
 # %% [markdown]
 # ## A sharded array
 #
-# A [sharding](../reference/glossary.md#sharding) says which mesh axis splits which dimension. Here `tensor` splits the
-# rows and `fsdp` the columns, so each device holds an eighth.
+# A [sharding](../reference/glossary.md#sharding) says which mesh axis splits which dimension. Here `tensor` splits
+# the rows and `fsdp` the columns, so each device holds an eighth.
 
 # %%
 out_AD = jax.device_put(jnp.ones((128, 128)), NamedSharding(mesh, P("tensor", "fsdp")))
@@ -88,8 +89,8 @@ for each in overview("three_d", "nano", "fsdp=4,tensor=2").arrays:
 # %% [markdown]
 # ## Exercise
 #
-# Two axes can split one dimension, the outer one first. An array of 16 × 8 has the sharding
-# `P(None, ("tensor", "fsdp"))` on this mesh. Which part does device 5 hold?
+# Two axes can split one dimension, the outer one first. An array of 16 × 8 has the sharding `P(None, ("tensor",
+# "fsdp"))` on this mesh. Which part does device 5 hold?
 #
 # <details markdown="1"><summary>Answer</summary>
 #

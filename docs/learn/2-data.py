@@ -32,7 +32,8 @@ def loss(w_DF, x_BD):
 # ## The gradient is a sum
 #
 # The gradient of `w_DF` sums over the batch, which is split. So each device has a partial sum, and an all-reduce adds
-# them. The compiler finds this by itself. With `shard_map`, where a function sees the part of one device, we write it.
+# them. The compiler finds this by itself. With `shard_map`, where a function sees the part of one device, we write
+# it.
 
 
 # %%
@@ -54,8 +55,8 @@ print(jnp.allclose(jax.grad(loss)(w_DF, x_BD), by_hand(w_DF, x_BD), atol=1e-6))
 # %% [markdown]
 # (`check_vma=False` means that JAX adds no sums of its own.)
 #
-# **By hand.** In an all-reduce of b bytes over n devices each sends 2 b (n-1)/n. The gradient has 128 × 512 numbers of
-# 4 bytes, so that is 2 × 262,144 × 7/8 = 458,752. It does not depend on the batch size.
+# **By hand.** In an all-reduce of b bytes over n devices each sends 2 b (n-1)/n. The gradient has 128 × 512 numbers
+# of 4 bytes, so that is 2 × 262,144 × 7/8 = 458,752. It does not depend on the batch size.
 #
 # ## What a device holds
 #
@@ -67,10 +68,9 @@ print(jnp.allclose(jax.grad(loss)(w_DF, x_BD), by_hand(w_DF, x_BD), atol=1e-6))
 # | gradient | 4 |
 # | AdamW's moments m and v | 8 |
 #
-# The forward pass also keeps activations for the backward pass, the
-# [residuals](../reference/glossary.md#residuals). More devices make only these smaller. The
-# [preset](../reference/glossary.md#preset) `nano` is a GPT of 1,627,392 parameters. The picture is drawn from formulas,
-# which meshmark's tests compare with compiled programs.
+# The forward pass also keeps activations for the backward pass, the [residuals](../reference/glossary.md#residuals).
+# More devices make only these smaller. The [preset](../reference/glossary.md#preset) `nano` is a GPT of 1,627,392
+# parameters. The picture is drawn from formulas, which meshmark's tests compare with compiled programs.
 
 # %%
 _, ax = plt.subplots(figsize=(7, 3), num="Data parallelism: only activations shrink")

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 3. ZeRO and FSDP, one collective at a time
 #
-# In [chapter 2](2-data.ipynb) all devices hold the same weights, gradients and moments, and make the same update. ZeRO
-# removes these copies one after another. The model is a stack of four matmuls. Between steps, every array is split by
-# rows over eight devices, or whole on all of them.
+# In [chapter 2](2-data.ipynb) all devices hold the same weights, gradients and moments, and make the same update.
+# ZeRO removes these copies one after another. The model is a stack of four matmuls. Between steps, every array is
+# split by rows over eight devices, or whole on all of them.
 
 # %%
 import jax
@@ -53,8 +53,8 @@ expected = sent(data, P())
 # ## ZeRO-1: an all-reduce is a reduce-scatter and an all-gather
 #
 # A **reduce-scatter** sums, and leaves each device an eighth of the sum. Each sends the seven parts that it does not
-# keep: b (n-1)/n bytes. An **all-gather** makes eighths whole, for as many bytes. Together they are an all-reduce. ZeRO
-# puts the update between them: each device updates its rows, and needs only their moments.
+# keep: b (n-1)/n bytes. An **all-gather** gives all devices all eighths, and sends as many bytes. Together they are
+# an all-reduce. ZeRO puts the update between them: each device updates its rows, and needs only their moments.
 
 
 # %%
@@ -73,8 +73,9 @@ print(jnp.allclose(sent(zero, P()), expected, atol=1e-6))
 # ## FSDP: weights are split as well
 #
 # A device gathers a layer's weights just before it uses them, and drops them. The backward pass gathers them again,
-# because `jax.checkpoint` keeps only inputs ([remat](../reference/glossary.md#remat)). Nothing is left to gather after
-# the update. The transpose of an all-gather is a reduce-scatter, so autodiff sums the gradients: 3 b (n-1)/n in all.
+# because `jax.checkpoint` keeps only inputs ([remat](../reference/glossary.md#remat)). Nothing is left to gather
+# after the update. The transpose of an all-gather is a reduce-scatter, so autodiff sums the gradients: 3 b (n-1)/n in
+# all.
 
 
 # %%
@@ -97,14 +98,15 @@ ax.legend(["weights", "gradients", "m and v"], title="MiB on each device", frame
 # ## Exercise: FSDP's bytes by hand
 #
 # `nano` has L = 8 layers, D = 128, T = 64 positions and V = 256 rows in its token table. A layer has 12 D² + 13 D
-# parameters, and the rest is V D + T D + 2 D: 1,627,392 in all. Everything is gathered forward. The backward pass does
-# not gather the rest again, nor four vectors of D in each layer. The token table is used twice, so its gradient is
-# scattered twice. What does one of eight devices send?
+# parameters, and the rest is V D + T D + 2 D: 1,627,392 in all. Everything is gathered forward. The backward pass
+# does not gather the rest again, nor four vectors of D in each layer. The token table is used twice, so its gradient
+# is scattered twice. What does one of eight devices send?
 #
 # <details markdown="1"><summary>Answer</summary>
 #
-# Forward 1,627,392 × 4 × 7/8 = 5,695,872. Again (1,627,392 - 41,216 - 4,096) × 3.5 = 5,537,280. Gradients (1,627,392 +
-# 32,768) × 3.5 = 5,810,560. With 14 bytes for the loss and the norm of the gradients, 17,043,726.
+# Forward 1,627,392 × 4 × 7/8 = 5,695,872. The rest has 41,216 parameters, the vectors 4 × 8 × 128 = 4,096: again
+# (1,627,392 - 41,216 - 4,096) × 3.5 = 5,537,280. Gradients (1,627,392 + 32,768) × 3.5 = 5,810,560. With 14 bytes for
+# the loss and the norm of the gradients, 17,043,726.
 #
 # </details>
 

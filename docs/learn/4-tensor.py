@@ -52,8 +52,8 @@ sent(mlp, x_ND, up_DF, down_FD, specs=(P(), P(None, "tensor"), P("tensor")))
 # By hand: 16 × 64 tokens of 128 features are 524,288 bytes, and 2 × 524,288 × 7/8 = 917,504. The backward pass has
 # another all-reduce, of the gradient of `x_ND`.
 #
-# With **sequence parallelism** each device keeps an eighth of the tokens between layers. An all-gather before the layer
-# and a reduce-scatter after it take the place of the all-reduce. The bytes are unchanged.
+# With **sequence parallelism** each device keeps an eighth of the tokens between layers. An all-gather before the
+# layer and a reduce-scatter after it take the place of the all-reduce. The bytes are unchanged.
 
 
 # %%
@@ -67,9 +67,9 @@ sent(sequence_parallel, x_ND, up_DF, down_FD, specs=(P("tensor"), P(None, "tenso
 # %% [markdown]
 # ## Embedding and loss, split over the vocabulary
 #
-# Each device has some rows of the token table. The embedding looks up tokens of these rows, takes zeros for others, and
-# is summed. For the loss a device computes the logits of its rows. Three numbers for each token are exchanged: the
-# largest logit, the sum of exponentials and the target's logit.
+# Each device has some rows of the token table. The embedding looks up tokens of these rows, takes zeros for others,
+# and is summed. For the loss a device computes the logits of its rows. Three numbers for each token are exchanged:
+# the largest logit, the sum of exponentials and the target's logit.
 
 
 # %%
@@ -98,8 +98,8 @@ sent(losses, jnp.zeros(1024, int), x_ND, jnp.ones((256, 128)), specs=(P(), P(), 
 # <details markdown="1"><summary>Answer</summary>
 #
 # A gather or scatter sends 524,288 × 7/8 = 458,752. There are 10 in each layer and 4 besides: 84 × 458,752 =
-# 38,535,168. The loss takes 21,504, and (48 + 64 + 2) × 128 gradients take 2 × 58,368 × 7/8 = 102,144. With 7 bytes for
-# the norm of the gradients, 38,658,823.
+# 38,535,168. The loss takes 21,504, and (48 + 64 + 2) × 128 gradients take 2 × 58,368 × 7/8 = 102,144. With 7 bytes
+# for the norm of the gradients, 38,658,823.
 #
 # </details>
 

@@ -55,8 +55,8 @@ for M in (4, 32):
 
 # %% [markdown]
 # **Measured.** In idle ticks these stages compute, too, on numbers that nobody uses. So processor time grows with the
-# ticks, and the difference of two times gives that of one. What M of them leave is the bubble, and the fixed cost of a
-# call. This is one run on two busy cores:
+# ticks, and the difference of two times gives that of one. What M of them leave is the bubble, and the fixed cost of
+# a call. This is one run on two busy cores:
 
 
 # %% tags=["varies"]
@@ -71,10 +71,11 @@ print(f"M=4: bubble measured {1 - 4 * tick / seconds(x_MBD[:4]):.0%}, formula {3
 # %% [markdown]
 # ## Four schedules
 #
-# A step also has a backward pass, which takes twice as long. The naive pipeline has one microbatch. GPipe runs all
-# forward passes, then all backward passes, and keeps activations of all microbatches. 1F1B alternates: the same bubble,
-# but at most S microbatches in flight. ZB-H1 splits the backward pass in gradients of inputs, for which other stages
-# wait, and gradients of weights, which fill idle time: its bubble is (S-1)/(3M+S-1).
+# A step also has a backward pass, which takes twice as long. A [schedule](../reference/glossary.md#schedule) is the
+# order of both. The naive pipeline has one microbatch. GPipe runs all forward passes, then all backward passes, and
+# keeps activations of all microbatches. 1F1B alternates: the same bubble, but at most S microbatches in flight. ZB-H1
+# splits the backward pass into gradients of inputs, for which other stages wait, and gradients of weights, which fill
+# idle time: its bubble is (S-1)/(3M+S-1).
 
 # %%
 _, axes = plt.subplots(4, 1, figsize=(8, 6), layout="tight", sharex=True, num="Four schedules, stage by stage")
@@ -86,8 +87,8 @@ for ax, name, M in zip(axes, ["gpipe", "gpipe", "1f1b", "zb-h1"], [1, 8, 8, 8], 
     print(f"{name:6} M={M} bubble {schedule.bubble():.1%}, in flight {schedule.in_flight(0)}")
 
 # %% [markdown]
-# Forward is blue, backward orange, and gradients of weights by themselves are green. By hand: 3/4, 3/11, 3/11 and 3/27.
-# `meshmark schedule zb-h1 --stages 4 --microbatches 8` prints such a table.
+# Forward is blue, backward orange, and gradients of weights by themselves are green. By hand: 3/4, 3/11, 3/11 and
+# 3/27. `meshmark schedule zb-h1 --stages 4 --microbatches 8` prints such a table.
 #
 # ## Exercise
 #

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 6. Long sequences
 #
-# Context parallelism splits the tokens of each sequence. All of a layer but attention works on each token by itself. In
-# attention a token needs the keys and values of all tokens before it, which other devices have. There are two ways.
+# Context parallelism splits the tokens of each sequence. All of a layer but attention works on each token by itself.
+# In attention a token needs the keys and values of all tokens before it, which other devices have. There are two
+# ways.
 
 # %%
 import jax
@@ -58,8 +59,8 @@ sent(ring)
 # By hand: an array has 16 × 64 × 128 × 4 = 524,288 bytes. Seven times two eighths of it are 917,504.
 #
 # The picture shows the turn in which a device attends to a chunk of keys. Only the lower triangle has work: the last
-# device has eight times as much as the first. So meshmark gives each device two chunks, one from the front and one from
-# the back.
+# device has up to eight times as much as the first. So meshmark gives each device two chunks, one from the front and
+# one from the back.
 
 # %%
 _, ax = plt.subplots(figsize=(4, 4), num="The turn in which a device attends to a chunk of keys")
@@ -84,14 +85,14 @@ def ulysses(q, k, v):
 sent(ulysses)
 
 # %% [markdown]
-# By hand: four arrays, each device has an eighth, and keeps an eighth of that: 4 × 65,536 × 7/8 = 229,376. It needs as
-# many heads as devices.
+# By hand: of four arrays a device has an eighth, and keeps an eighth of that: 4 × 65,536 × 7/8 = 229,376. The number
+# of devices must divide the heads.
 #
 # ## Exercise
 #
 # Backward around the ring, keys and values go around again, 2 (n-1) chunks. Their gradients go around with them, and
-# once more to get home, 2 n. An all-to-all has one all-to-all as its transpose. What does one of eight devices send for
-# the eight layers of `nano`, either way?
+# once more to get home, 2 n. An all-to-all has one all-to-all as its transpose. What does one of eight devices send
+# for the eight layers of `nano`, either way?
 #
 # <details markdown="1"><summary>Answer</summary>
 #

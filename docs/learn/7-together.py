@@ -26,9 +26,10 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## Choose
 #
-# `meshmark advise` tries every strategy, mesh and option. It drops what does not fit, by the formulas of the chapters
-# before, and keeps 15% of the memory free. It ranks the rest by predicted seconds, here for eight H100s. Seconds of a
-# model as small as `nano` mean little on them: what counts here is which meshes fit.
+# `meshmark advise` tries strategies, meshes and options. It drops [candidates](../reference/glossary.md#candidate)
+# that do not fit, by the formulas of the chapters before, and keeps 15% of the memory free. It ranks the rest by
+# predicted seconds, here for eight H100s. Seconds of a model as small as `nano` mean little on them: what counts here
+# is which meshes fit.
 
 # %%
 command = "-m benchmarks advise --topology h100:1x8 --preset nano --batch-size 8 --dtype float32 --set hbm=6MiB --json"
@@ -45,8 +46,8 @@ print(best["strategy"], best["mesh"], f"needs {best['needed_bytes']:,} of {advic
 # ## Train, save, restore
 #
 # A step is built from a strategy, a mesh and a `TrainConfig`, and `init` makes the state in shards. Tokens are the
-# bytes of a text. After 24 steps the state is saved. Any other strategy restores it, on any mesh: each device reads the
-# parts that it holds. So training goes on with `fsdp=8`, and the loss of a batch is the same as before.
+# bytes of a text. After 24 steps the state is saved. Any other strategy restores it, on any mesh: each device reads
+# the parts that it holds. So training goes on with `fsdp=8`, and the loss of a batch is the same as before.
 
 
 # %%
@@ -72,7 +73,7 @@ state = train(step, step.init(jax.random.key(0)), range(24), "C0")
 step.save(state, folder).wait()
 restored = other.restore(folder)
 before, after = step.evaluate(state.params, batch(24)), other.evaluate(restored.params, batch(24))
-print(np.allclose(before, after, rtol=1e-5), before < 3.5)
+print("the same loss:", np.allclose(before, after, rtol=1e-5), "below 3.5:", bool(before < 3.5))
 train(other, restored, range(24, 32), "C1")
 
 # %% [markdown]
@@ -81,8 +82,8 @@ train(other, restored, range(24, 32), "C1")
 #
 # ## Exercise
 #
-# On `fsdp=2,pipeline=2,tensor=2`, which part of the 16 bytes for each parameter does a device hold? Why is it more than
-# an eighth?
+# On `fsdp=2,pipeline=2,tensor=2`, which part of the 16 bytes for each parameter does a device hold? Why is it more
+# than an eighth?
 #
 # <details markdown="1"><summary>Answer</summary>
 #

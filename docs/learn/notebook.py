@@ -23,6 +23,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 MARK = re.compile(r"^# %%(?P<markdown> \[markdown\])?(?: tags=(?P<tags>\[.*\]))?$", re.MULTILINE)
+HEAD = "---\nhide: [toc]\n---"
 Cell = dict[str, Any]
 
 
@@ -75,8 +76,8 @@ def _picture(figure: Any) -> Cell:
 
 
 def page(notebook: dict[str, Any]) -> str:
-    """The Markdown of a notebook: its cells with their outputs."""
-    return "\n\n".join(part for cell in notebook["cells"] for part in _parts(cell)) + "\n"
+    """The Markdown of a notebook: its cells with their outputs. It hides the table of contents, for wider code."""
+    return "\n\n".join([HEAD, *(part for cell in notebook["cells"] for part in _parts(cell))]) + "\n"
 
 
 def _parts(cell: Cell) -> Iterable[str]:
