@@ -18,7 +18,7 @@ from strategies.costs.overview import overview
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
-w_LDD, x_BD = jnp.ones((4, 128, 128)) / 128, jnp.ones((16, 128))
+w_LDD, x_BD = jax.random.normal(jax.random.key(0), (4, 128, 128)) / 12, jnp.eye(16, 128)
 
 
 def sent(function, weights):
@@ -32,7 +32,7 @@ def sent(function, weights):
 
 def loss(w_LDD, x_BD, use=lambda w_DD: w_DD):
     layer = jax.checkpoint(lambda x_BD, w_DD: (jnp.tanh(x_BD @ use(w_DD)), None))
-    return jnp.square(scan(layer, x_BD, w_LDD)[0]).mean() / 8
+    return jnp.square(scan(layer, x_BD, w_LDD)[0]).sum()
 
 
 # %% [markdown]
@@ -64,7 +64,7 @@ def zero(w_LDD, x_BD):
     return all_gather(own - own_grad, "fsdp", axis=1, tiled=True)
 
 
-print(jnp.allclose(sent(zero, P()), expected, atol=1e-6))
+print(jnp.allclose(sent(zero, P()), expected, atol=1e-5))
 
 # %% [markdown]
 # The bytes are unchanged, and an eighth of the moments is held. ZeRO-2 keeps only its eighth of the gradients that
@@ -83,7 +83,7 @@ def fsdp(own_LDD, x_BD):
     return own_LDD - jax.grad(loss)(own_LDD, x_BD, lambda own: all_gather(own, "fsdp", tiled=True))
 
 
-print(jnp.allclose(sent(fsdp, P(None, "fsdp")), expected, atol=1e-6))
+print(jnp.allclose(sent(fsdp, P(None, "fsdp")), expected, atol=1e-5))
 
 # %%
 _, ax = plt.subplots(figsize=(7, 2.6), num="MiB that each of eight devices holds of nano")

@@ -45,7 +45,7 @@ y_MBD, _ = scan(lambda y_MBD, w_DD: (jnp.tanh(y_MBD @ w_DD), None), x_MBD, w_SDD
 print(jnp.allclose(pipeline(w_SDD, x_MBD)[-1], y_MBD, atol=1e-5))
 
 # %% [markdown]
-# The compiled program has as many ticks as its matmuls take FLOPs:
+# The FLOPs of the compiled program, over those of one matmul, are the ticks:
 
 # %%
 for M in (4, 32):
