@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+import yaml
 
 from strategies.costs.overview import overview
 from tests.processes import ROOT
@@ -40,6 +41,15 @@ def test_pages_link_only_to_what_the_site_has():
         if not (page.parent / path).resolve().is_relative_to(docs)
     }
     assert not linked
+
+
+def test_the_version_is_the_same_everywhere():
+    """pyproject.toml, CITATION.cff and the newest heading of the changelog name one version, and the last two one date."""
+    (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(r"^## \[(.*)\] - (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest
+    assert newest.groups() == (version, str(cited["date-released"])) == (cited["version"], newest[2])
 
 
 def test_every_page_is_found():
