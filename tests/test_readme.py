@@ -44,7 +44,7 @@ def test_pages_link_only_to_what_the_site_has():
 
 
 def test_the_version_is_the_same_everywhere():
-    """pyproject.toml, CITATION.cff and the newest heading of the changelog name one version, and the last two one date."""
+    """That of pyproject.toml is in CITATION.cff and in the newest heading of the changelog, with one date."""
     (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     newest = re.search(r"^## \[(.*)\] - (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
