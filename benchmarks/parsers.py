@@ -59,6 +59,12 @@ def compile_cases() -> Parser:
     return parser
 
 
+def doctor() -> Parser:
+    """Return the parser of `meshmark doctor`. It has no options."""
+    about = "Describe this installation and machine in about ten lines, to paste into an issue."
+    return Parser(program("python -m benchmarks.doctor"), description=about)
+
+
 def search() -> Parser:
     """Return the parser of `meshmark search`."""
     about = (

@@ -84,6 +84,11 @@ COMMANDS = {
         "draw which device holds which part of each array", "results.shards", parser="results.parsers:shards"
     ),
     "launch": Command("measure in several processes on this machine", "benchmarks.launch"),
+    "doctor": Command(
+        "describe this installation and machine, to paste into an issue",
+        "benchmarks.doctor",
+        parser="benchmarks.parsers:doctor",
+    ),
 }
 
 
