@@ -42,19 +42,11 @@ LossScale = Annotated[float, Meta(ge=LOSS_SCALES[0], le=LOSS_SCALES[1])]
 class GPTConfig:
     """The sizes of a GPT-2 (Radford et al. 2019, section 2.3).
 
-    The vocabulary is padded to a multiple of `vocab_multiple`, also on one device (`vocab_rows`).
-
-    Attention is dense unless it has a window or a stride (model/reach.py).
+    It has `layers` blocks, a residual stream of `embed` features, and `sequence` tokens in a sequence. `mlp` is 4 x `embed`
+    unless given. The vocabulary is padded to a multiple of `vocab_multiple`, also on one device (`vocab_rows`). `tied`
+    shares the token table. Attention is dense unless it has a window or a stride (model/reach.py).
 
     Attributes:
-        layers: transformer blocks.
-        embed: features of the residual stream.
-        heads: attention heads, which divide `embed`.
-        vocab: tokens of the vocabulary, without padding.
-        sequence: tokens of a sequence.
-        mlp: features of the hidden layer of the MLP; None for 4 x `embed`.
-        tied: whether embedding and head share the token table.
-        vocab_multiple: of which the padded vocabulary is a multiple.
         attention_window: tokens that a token attends to, itself included; None for all before it.
         attention_stride: distance of the tokens that it also attends to (strided), or tokens of a block (fixed).
         attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
