@@ -103,13 +103,14 @@ def spelled(action: argparse.Action) -> str:
     """
     value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
     value = "" if action.nargs == 0 else f"{value} ..." if action.nargs in ("+", "*") else str(value)
-    return " ".join(filter(None, (action.option_strings[-1] if action.option_strings else "", value))).replace(
-        "|", r"\|"
-    )
+    return " ".join(filter(None, (action.option_strings[-1] if action.option_strings else "", value)))
 
 
 def cell(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """What the help says of an option, without paths of this machine. Options of `measure` are passed on without help."""
+    """What the help says of an option, without paths of this machine.
+
+    An option without help is passed on to `measure`.
+    """
     text = parser._get_formatter()._expand_help(action) if action.help else "as of [measure](#measure)"
     return text.replace(f"{ROOT}/", "").replace(str(Path.home()), "~")
 
