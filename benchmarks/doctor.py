@@ -82,9 +82,12 @@ def installed(package: str) -> str | None:
 
 def commit() -> str:
     """Return the commit of this checkout, marked if files differ from it; empty where there is no checkout or git."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():  # an installed package may lie inside another project's checkout
+        return ""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return f"commit {done.stdout.strip()}" if done.returncode == 0 else ""

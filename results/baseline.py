@@ -17,7 +17,7 @@ from results.records.reading import SCHEMA_VERSION, Case, RecordError
 from results.refusing import refusing
 from strategies.files import shown
 
-BASELINES = Path(__file__).parent / "baselines"
+BASELINES = Path("baselines")
 # Statuses that a baseline may store. Other failures need not recur, and a baseline would make them the expected result.
 LASTING = (PASSED, "infeasible")
 
@@ -97,7 +97,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("run", type=Path, metavar="RUN.json", help="written by pytest benchmarks --benchmark-json")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", default=BASELINES, help="folder to write to; default: %(default)s"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=BASELINES,
+        help="default: %(default)s",
     )
     options = parser.parse_args(arguments)
     with refusing(parser):

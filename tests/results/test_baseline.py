@@ -35,6 +35,13 @@ def baseline(run: Path, tmp_path: Path) -> Path:
     return tmp_path / "baselines" / "jax-0.10.2.json"
 
 
+def test_it_is_written_below_the_current_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never into the installed package, which is not the user's."""
+    monkeypatch.chdir(tmp_path)
+    main([str(run)])
+    assert [*tmp_path.glob("baselines/*")] == [tmp_path / "baselines" / "jax-0.10.2.json"]
+
+
 def rewritten(path: Path, **changes: Any) -> Path:
     """The baseline with some of its top-level facts replaced."""
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
