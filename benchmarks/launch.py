@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog=program("python -m benchmarks.launch"),
         description="Run `pytest benchmarks` in several processes on this machine.",
     )
-    most = f"at most {MOST_PROCESSES}"
+    most = "at most 64, or 4 for each core if that is more"
     parser.add_argument("--processes", type=count, required=True, metavar="N", help=most)
     parser.add_argument("--devices-per-process", type=count, default=1, metavar="D", help="default: %(default)s")
     parser.add_argument("--pin", action="store_true", help="give each process an equal number of cores of its own")
