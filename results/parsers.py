@@ -54,11 +54,11 @@ def frontier() -> Parser:
 
 def predictions() -> Parser:
     """Return the parser of `meshmark predictions`."""
-    about = "Write a page that compares predicted with published seconds: errors, every row, and two pictures."
+    about = "Write a page that compares predicted with published seconds: errors, two pictures, and every row as CSV."
     parser = Parser(program("python -m results.predictions"), description=about)
     add = parser.add_argument
     add("file", type=Path, metavar="PREDICTED.csv", help="written by python -m benchmarks.predict --out")
-    folder = "folder of published.md, published.png and published-parts.png"
+    folder = "folder of published.md, published.csv and two pictures; of a page that is there, the tables are replaced"
     add("--out", type=Path, metavar="FOLDER", required=True, help=folder)
     return parser
 

@@ -151,14 +151,6 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["error"].notna()]
 
 
-def with_factors(rows: pd.DataFrame) -> pd.DataFrame:
-    """Judged rows whose predictions are multiplied by a factor for each layout, so that their median error is zero."""
-    ratio = rows["step_seconds"] / rows["predicted_seconds"]
-    factor = ratio.groupby([rows["source"], rows["work"], rows["mesh"]]).transform("median")
-    predicted = rows["predicted_seconds"] * factor
-    return rows.assign(predicted_seconds=predicted, error=predicted / rows["step_seconds"] - 1)
-
-
 def errors_of(rows: pd.DataFrame) -> Errors:
     """Errors of judged rows."""
     error, guess, truth = rows["error"], rows["predicted_seconds"], rows["step_seconds"]

@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from results.figures.feasibility import BYTES, SHOWN, SPEED, beaten_by_none, what_was_searched
+from results.figures.curves import frontier as pareto
+from results.figures.feasibility import BYTES, SPEED, compiled, foremost, what_was_searched
 from results.frontier import Trial
 from results.records.reading import RecordError
 from results.webpage.columns import column, plain
 from results.webpage.words import many, size
 
+SHOWN = 1.5
+"""Candidates that need more than this many times a device's memory are not on the axis."""
 CELLS = 48, 32
 """Number of histogram cells along memory and along throughput."""
 TABLE = [
@@ -77,16 +80,11 @@ def density(rows: pd.DataFrame, largest: float) -> dict[str, Any]:
     }
 
 
-def compiled(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the candidates whose memory the compiler reported."""
-    return rows.dropna(subset=f"compiled.{BYTES}")
-
-
-def foremost(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the best candidate of each strategy and set of mesh axes; a search lists the best candidates first."""
-    feasible = rows[rows["status"] != "infeasible"]
-    axes = feasible["mesh"].str.replace(r"=\d+", "", regex=True) if "mesh" in feasible else feasible["strategy"]
-    return feasible.groupby([feasible["strategy"], axes], sort=False).head(1)
+def beaten_by_none(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the candidates on the frontier of those that fit, by formula, smallest first."""
+    names = {f"formula.{BYTES}": "memory.total_bytes", f"formula.{SPEED}": "tokens_per_second"}
+    best = pareto(rows[rows["status"] == "fits"].rename(columns=names))
+    return best.rename(columns={new: old for old, new in names.items()})
 
 
 def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
