@@ -1,4 +1,4 @@
-"""The figure of a search: least, predicted and replayed time of a step and memory of a device, one line per candidate."""
+"""The figure of a search: least, predicted and replayed time of a step, and memory, one line per candidate."""
 
 from typing import Any
 
@@ -15,22 +15,22 @@ BYTES, SPEED = "needed_bytes", "tokens_per_second_per_device"
 MOST = 24
 """Most candidates in a figure."""
 TIMES = {
-    "least_ms": ("formula", "|", "least time, by formula"),
-    "predicted_ms": ("predicted", "o", "predicted"),
-    "replayed_ms": ("compiled", "", "replayed, as compiled"),
+    "least_ms": ("formula", "least time, by formula"),
+    "predicted_ms": ("predicted", "predicted"),
+    "replayed_ms": ("compiled", "replayed, as compiled"),
 }
-"""Column of a step time -> the source of its throughput in a row, its marker (or that of the strategy), its label."""
+"""Column of a step time -> the source of its throughput in a row, and its label."""
 
 
 def with_times(facts: dict[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
     """Add the columns of `TIMES` in milliseconds, from the throughputs of a device; unknown times are NaN."""
     tokens = facts["global_batch_sequences"] * facts["sequence_tokens"] / facts["devices"]
-    names = {name: f"{source}.{SPEED}" for name, (source, *_) in TIMES.items()}
+    names = {name: f"{source}.{SPEED}" for name, (source, _) in TIMES.items()}
     speeds = rows.reindex(columns=[*names.values()]).apply(pd.to_numeric)
     return rows.assign(**{name: 1e3 * tokens / speeds[column] for name, column in names.items()})
 
 
-def foremost(rows: pd.DataFrame) -> pd.DataFrame:
+def best_of_each_mesh(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the best candidate of each strategy and set of mesh axes; a search lists the best candidates first."""
     feasible = rows[rows["status"] != "infeasible"]
     axes = feasible["mesh"].fillna("").str.replace(r"=\d+", "", regex=True)
@@ -43,9 +43,9 @@ def compiled(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def drawn_candidates(facts: dict[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the candidates that a figure shows, the fastest first: the compiled ones, or else the foremost."""
+    """Return the candidates that a figure shows, fastest first: the compiled ones, or else the best of each mesh."""
     asked = compiled(rows)
-    shown = with_times(facts, asked if len(asked) else foremost(rows)).head(MOST)
+    shown = with_times(facts, asked if len(asked) else best_of_each_mesh(rows)).head(MOST)
     order = shown["replayed_ms"].fillna(shown["predicted_ms"]).fillna(shown["least_ms"])
     return shown.loc[order.sort_values(kind="stable").index]
 
@@ -54,7 +54,7 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
     """Draw step times and memory.
 
     Args:
-        facts: what all candidates share, as `results.frontier.read` returns it.
+        facts: what all candidates share, as `read_search` returns it.
         rows: the candidates, a row each.
 
     Raises:
@@ -83,10 +83,13 @@ def draw_times(axes: Axes, shown: pd.DataFrame) -> None:
     axes.hlines(range(len(shown)), times.min(axis=1), times.max(axis=1), color=GREY, linewidth=1, zorder=1)
     for place, row in enumerate(shown.to_dict("records")):
         look = looks[row["strategy"]]
-        style: dict[str, Any] = {"color": look.colour, "markersize": 8, "zorder": 3}
-        axes.plot(row["least_ms"], place, "|", **style | {"markersize": 12, "markeredgewidth": 2})
-        axes.plot(row["predicted_ms"], place, "o", **style, markerfacecolor="white", markeredgewidth=1.5)
-        axes.plot(row["replayed_ms"], place, look.marker, **style, markeredgecolor="black")
+        looks_of_times: list[dict[str, Any]] = [
+            {"marker": "|", "markersize": 12, "markeredgewidth": 2},
+            {"marker": "o", "markersize": 8, "markerfacecolor": "white", "markeredgewidth": 1.5},
+            {"marker": look.marker, "markersize": 8, "markeredgecolor": "black"},
+        ]
+        for name, style in zip(TIMES, looks_of_times, strict=True):
+            axes.plot(row[name], place, color=look.colour, zorder=3, **style)
     axes.set(xlabel="time of a step (ms)", xlim=(0, 1.05 * times.max().max()))
     axes.xaxis.set_major_formatter("{x:,.0f}")
 
@@ -106,18 +109,21 @@ def draw_memory(axes: Axes, shown: pd.DataFrame, capacity_bytes: float) -> None:
 
 def legend_handles() -> list[Line2D]:
     """Return the entries of the legend: the times, then the sizes."""
-    style: dict[str, Any] = {"color": GREY, "linestyle": "", "markersize": 8}
+    least, predicted, replayed = (label for _, label in TIMES.values())
+    times: dict[str, dict[str, Any]] = {
+        least: {"marker": "|", "markeredgewidth": 2},
+        predicted: {"marker": "o", "markerfacecolor": "white"},
+        replayed: {"marker": "s", "markeredgecolor": "black"},
+    }
     return [
-        Line2D([], [], **style, marker="|", markeredgewidth=2, label=TIMES["least_ms"][2]),
-        Line2D([], [], **style, marker="o", markerfacecolor="white", label=TIMES["predicted_ms"][2]),
-        Line2D([], [], **style, marker="s", markeredgecolor="black", label=TIMES["replayed_ms"][2]),
+        *(Line2D([], [], color=GREY, linestyle="", markersize=8, label=label, **times[label]) for label in times),
         Line2D([], [], color=GREY, linewidth=6, label="memory, as compiled"),
-        Line2D([], [], **style | {"color": "black"}, marker="|", label="memory, by formula"),
+        Line2D([], [], color="black", linestyle="", marker="|", markersize=8, label="memory, by formula"),
         Line2D([], [], color="black", linestyle="--", linewidth=1, label="memory of a device"),
     ]
 
 
-def label_of(row: dict[str, Any]) -> str:
+def label_of(row: dict[Any, Any]) -> str:
     """Name a candidate: its strategy, mesh, microbatches and options.
 
     >>> label_of({"strategy": "fsdp", "mesh": "fsdp=8", "microbatches": 2, "remat": "dots", "options": ""})
@@ -149,6 +155,6 @@ def what_is_drawn(rows: pd.DataFrame, shown: pd.DataFrame) -> str:
     which = "those that were compiled" if shown[f"compiled.{BYTES}"].notna().any() else "none was compiled"
     return (
         f"{len(shown)} of {len(rows)} candidates drawn, {which}. By formula {fitting} fit, {large} are too large, "
-        f"{infeasible} are infeasible. The least time assumes the chip's published rates and full overlap. A replay runs "
-        "the compiled schedule at these rates. Nothing was measured."
+        f"{infeasible} are infeasible. The least time assumes the chip's published rates and full overlap. A replay "
+        "runs the compiled schedule at these rates. Nothing was measured."
     )

@@ -12,7 +12,8 @@ from matplotlib.patches import Rectangle
 
 from results.figures.feasibility import TIMES, drawn_candidates, figure_of
 from results.figures.palette import STRATEGY_COLOURS
-from results.frontier import main, read
+from results.frontier import main
+from results.records.documents import read_search as read
 from results.records.reading import RecordError
 
 GIB = 2**30
@@ -53,7 +54,7 @@ def test_compiled_candidates_are_drawn_fastest_first(found: Path) -> None:
     facts, rows = read(found)
     shown = drawn_candidates(facts, rows)
     assert list(shown["formula.needed_bytes"] / GIB) == [12, 4]
-    left, right = figure_of(facts, rows).axes
+    left, _ = figure_of(facts, rows).axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["fsdp fsdp=16"] * 2
     assert "2 of 7 candidates drawn, those that were compiled" in figure_of(facts, rows).get_supxlabel()
     assert "By formula 4 fit, 2 are too large, 1 are infeasible" in figure_of(facts, rows).get_supxlabel()
