@@ -11,10 +11,10 @@ from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import require_file, require_folder, save_text
 from benchmarks.commandline.parser import Parser
+from results.cli.ending import refusing
 from results.gates.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
 from results.gates.metrics import other_axes
 from results.records.reading import SCHEMA_VERSION, Case, RecordError
-from results.refusing import refusing
 from strategies.files import shown
 
 BASELINES = Path("baselines")

@@ -10,9 +10,9 @@ from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import require_folder, safe_name, save_text
 from benchmarks.commandline.parser import Parser
+from results.cli.ending import read_stdin, refusing
 from results.figures.communication import communication
 from results.records.overviews import WRITTEN_BY, read
-from results.refusing import read_stdin, refusing
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

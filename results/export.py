@@ -10,11 +10,11 @@ from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import require_apart, require_file, save_text
 from benchmarks.commandline.parser import Parser
+from results.cli.ending import refusing
+from results.cli.tables import FORMS
 from results.compare import milliseconds
-from results.forms import FORMS
 from results.gates.counters import KEPT
 from results.records.reading import read_run, records_of
-from results.refusing import refusing
 
 Record = Mapping[str, Any]
 

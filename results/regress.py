@@ -13,8 +13,8 @@ from benchmarks.commandline.outputs import Unwritable, require_apart, require_fi
 from benchmarks.commandline.parser import Parser
 from results.gates.exchange import action_json, bencher_json, junit
 from results.gates.report import markdown, terminal
-from results.gates.verdict import NotComparable, Report
-from results.records.reading import RecordError
+from results.gates.verdict import Report
+from results.records.reading import NotComparable, RecordError
 
 GATES = {
     "exact": "compare FLOPs, memory and collectives of compiled steps; equal programs have equal numbers",

@@ -6,9 +6,10 @@ marker of its own tells it apart without colour.
 """
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from results.figures.curves import PARTS, TIMES
+from results.records.documents import Limit
 from results.records.predictions import PARTS as SPENT
 
 MARKERS = "osD^vPX<>ph*"
@@ -28,17 +29,6 @@ STRATEGY_COLOURS = {
     "auto": "#660077",
 }
 """The strategies of meshmark, in the order in which legends name them."""
-
-Limit = Literal[
-    "matmuls",
-    "memory bandwidth",
-    "links inside a host",
-    "network between hosts",
-    "latency",
-    "launches",
-    "pipeline bubble",
-]
-"""What limits a step, as `benchmarks.advise --scaling` writes it."""
 
 INDIGO, TEAL, SAND, RED, SKY, BROWN, BLACK = "#332288", "#2aa198", "#e8d88a", "#dd6655", "#88ccee", "#8a4513", "#222222"
 

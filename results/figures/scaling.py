@@ -19,7 +19,7 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
     """Draw the time of a step, and below it the utilization, against devices, a column for each scaling.
 
     Args:
-        facts: what all points share, as `results.scaling.read` returns it.
+        facts: what all points share, as `read_scaling` returns it.
         rows: the points, a row each.
 
     Raises:

@@ -11,8 +11,8 @@ from benchmarks.options import selected
 from benchmarks.record import SCHEMA_VERSION, Record
 from benchmarks.seconds.published import run_of
 from benchmarks.seconds.tables import read_rows
-from results import frontier, scaling
 from results.gates.counters import read_snapshot
+from results.records.documents import read_scaling, read_search
 from results.records.reading import read_run, rows_of
 from results.records.rows import load
 from results.records.training import read_training
@@ -57,7 +57,7 @@ def reader_of(path: Path) -> Callable[[Path], object]:
         return lambda log: read_training([log])
     if path.suffix == ".csv":
         return lambda table: [float(row[name]) for row in read_table(table, MEASURED) for name in MEASURED[2:4]]
-    kinds = {"scaling": scaling.read, "feasibility": frontier.read}
+    kinds = {"scaling": read_scaling, "feasibility": read_search}
     return kinds.get(json.loads((ROOT / path).read_text()).get("kind"), lambda run: load([run]))
 
 

@@ -12,7 +12,8 @@ from matplotlib.patches import Rectangle
 
 from results.figures.feasibility import TIMES, drawn_candidates, figure_of
 from results.figures.palette import STRATEGY_COLOURS
-from results.frontier import main, read
+from results.frontier import main
+from results.records.documents import read_search as read
 from results.records.reading import RecordError
 
 GIB = 2**30

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from results.figures.lanes import lanes
 from results.figures.palette import LANE_COLOURS
-from results.lanes import lanes, main
+from results.lanes import main
 from results.records.traces import read
 
 SPANS = [

@@ -13,6 +13,7 @@ from results import predictions
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
 from results.records.predictions import NUMBERS, PARTS, TEXTS, errors_by, errors_of, judged, read
 from results.records.reading import RecordError
+from results.reports import predictions as page
 from tests.processes import ROOT
 
 COMMITTED = ROOT / "docs" / "reference"
@@ -42,52 +43,52 @@ def folder(predicted: Path) -> Path:
     """The folder of the page that the command writes over the committed one."""
     folder = predicted.parent / "page"
     folder.mkdir()
-    (folder / predictions.PAGE).write_text((COMMITTED / predictions.PAGE).read_text())
+    (folder / page.PAGE).write_text((COMMITTED / page.PAGE).read_text())
     predictions.main([str(predicted), f"--out={folder}"])
     return folder
 
 
 def test_the_committed_page_is_what_the_command_writes(folder: Path) -> None:
     """Letter by letter, so its tables and rows change with the model; its pictures are there."""
-    for name in (predictions.PAGE, predictions.TABLE):
+    for name in (page.PAGE, page.TABLE):
         assert (folder / name).read_text() == (COMMITTED / name).read_text(), f"run {WRITE}"
-    text = (COMMITTED / predictions.PAGE).read_text()
-    for name in (predictions.PICTURE, predictions.PARTS_PICTURE):
+    text = (COMMITTED / page.PAGE).read_text()
+    for name in (page.PICTURE, page.PARTS_PICTURE):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
         assert (COMMITTED / name).exists()
         assert f"]({name})" in text
-    assert f"]({predictions.TABLE})" in text
+    assert f"]({page.TABLE})" in text
 
 
 def test_a_page_written_twice_is_the_same(predicted: Path, folder: Path, tmp_path: Path) -> None:
     """The pictures, too; a folder without a page gets the tables alone."""
     predictions.main([str(predicted), f"--out={tmp_path}"])
-    new = (tmp_path / predictions.PAGE).read_text()
-    assert new.partition(predictions.BEGIN)[2].partition(predictions.END)[0] in (folder / predictions.PAGE).read_text()
-    for path in (each for each in folder.iterdir() if each.name != predictions.PAGE):
+    new = (tmp_path / page.PAGE).read_text()
+    assert new.partition(page.BEGIN)[2].partition(page.END)[0] in (folder / page.PAGE).read_text()
+    for path in (each for each in folder.iterdir() if each.name != page.PAGE):
         assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 
 def test_text_by_hand_is_kept(predicted: Path) -> None:
     """Only what stands between the two lines is replaced; a page without them is refused, and not overwritten."""
     rows = read(predicted)
-    before = f"above\n\n{predictions.BEGIN}\nold\n{predictions.END}\n\nbelow\n"
-    text = predictions.page(rows, before)
-    assert text.startswith(f"above\n\n{predictions.BEGIN}\n\n")
-    assert text.endswith(f"\n\n{predictions.END}\n\nbelow\n")
+    before = f"above\n\n{page.BEGIN}\nold\n{page.END}\n\nbelow\n"
+    text = page.page(rows, before)
+    assert text.startswith(f"above\n\n{page.BEGIN}\n\n")
+    assert text.endswith(f"\n\n{page.END}\n\nbelow\n")
     assert "old" not in text
-    for wrong in ("", predictions.BEGIN, f"{predictions.END}{predictions.BEGIN}"):
+    for wrong in ("", page.BEGIN, f"{page.END}{page.BEGIN}"):
         with pytest.raises(RecordError, match="has no lines"):
-            predictions.page(rows, wrong)
+            page.page(rows, wrong)
 
 
 def test_every_row_is_in_the_table_worst_first(predicted: Path, tmp_path: Path) -> None:
     """A line for each row, those of a source together, the largest error first and rows without one last."""
     rows = read(predicted)
     path = tmp_path / "rows.csv"
-    path.write_text(predictions.every_row(rows))
+    path.write_text(page.every_row(rows))
     table = pd.read_csv(path)
-    assert list(table.columns) == list(predictions.ROW.values())
+    assert list(table.columns) == list(page.ROW.values())
     assert list(table["source"].unique()) == list(rows["source"].unique())
     for source, part in table.groupby("source"):
         own = rows[rows["source"] == source]
@@ -120,11 +121,11 @@ def test_memory_is_compared_where_it_was_published(predicted: Path) -> None:
     """A row of the page for each published memory, with the error of the formulas; no section without any."""
     rows = read(predicted)
     measured = rows[rows["memory_gb"].notna()]
-    lines = [line for part in predictions.memory(rows) for line in part.splitlines() if re.match(r"\| \d", line)]
+    lines = [line for part in page.memory(rows) for line in part.splitlines() if re.match(r"\| \d", line)]
     assert len(lines) == len(measured) > 0
     for line, (_, row) in zip(lines, measured.iterrows(), strict=True):
         assert f"| {row['predicted_memory_gb'] / row['memory_gb'] - 1:+.1%} |" in line
-    assert not list(predictions.memory(rows.assign(memory_gb=np.nan)))
+    assert not list(page.memory(rows.assign(memory_gb=np.nan)))
 
 
 def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
@@ -167,7 +168,7 @@ def test_rows_without_a_prediction_are_listed_with_the_reason(predicted: Path, t
     table.to_csv(tmp_path / "some.csv", index=False)
     some = read(tmp_path / "some.csv")
     assert len(judged(some)) == len(judged(read(predicted))) - 2
-    (tmp_path / "rows.csv").write_text(predictions.every_row(some))
+    (tmp_path / "rows.csv").write_text(page.every_row(some))
     rows = pd.read_csv(tmp_path / "rows.csv")
     assert rows.loc[rows["predicted_seconds"].isna(), "problem"].tolist().count("no such, device") == 1
     assert rows.loc[rows["published_seconds"].isna(), "error"].isna().all()

@@ -11,8 +11,9 @@ from matplotlib.colors import to_hex
 
 from results.figures.palette import LIMIT_COLOURS
 from results.figures.scaling import figure_of
+from results.records.documents import read_scaling as read
 from results.records.reading import RecordError
-from results.scaling import main, read
+from results.scaling import main
 from tests.processes import ROOT
 
 EXAMPLE = ROOT / "docs" / "examples" / "scaling" / "gpt3-6.7b-h100.json"

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from matplotlib.patches import Rectangle
 
+from results.figures.timeline import timeline
 from results.records.schedules import read
-from results.timeline import main, timeline
+from results.timeline import main
 from strategies import __main__ as strategies
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.commandline.main import program
 from benchmarks.commandline.parser import Parser
 from benchmarks.commandline.values import count
-from results.arguments import interval
+from results.cli.arguments import interval
 
 FILES = "written by pytest benchmarks --benchmark-json; or log.jsonl, written by python -m benchmarks.train"
 
