@@ -72,7 +72,7 @@ def test_paths_that_are_named_are_there():
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "strategies").glob("[!i]*.md")), ids=lambda page: page.name)
 def test_a_page_shows_what_show_prints(page):
     """At least one example, each with what stands below it."""
-    example = r"^    \$ python -m strategies show (\w+)\n((?:    .*\n|\n(?=    ))+)"
+    example = r"^    \$ meshmark show (\w+)\n((?:    .*\n|\n(?=    ))+)"
     examples = re.findall(example, page.read_text(), re.MULTILINE)
     assert examples
     for name, shown in examples:

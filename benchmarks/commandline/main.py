@@ -149,12 +149,3 @@ def installed_version() -> str:
         return version("meshmark")
     except PackageNotFoundError:
         return "(a checkout that is not installed)"
-
-
-def program(usual: str) -> str:
-    """Return the name of a command in its help: `meshmark NAME` if it was started so, otherwise `usual`.
-
-    >>> program("python -m results.plot")
-    'python -m results.plot'
-    """
-    return sys.argv[0] if sys.argv[0].startswith("meshmark ") else usual

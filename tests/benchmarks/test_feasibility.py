@@ -288,7 +288,7 @@ def test_without_a_compiler_there_are_formulas(
 def test_strategies_without_formulas_are_named(strategy, named, tmp_path, capsys) -> None:
     """A strategy without formulas is named, with the command that compiles it, unless others were asked for."""
     run(tmp_path, "--topology=cpu:4", "--chip=v5e", *TINY, "--remat=dots", "--compile=0", *strategy.split())
-    assert ("auto: it has no formulas; python -m benchmarks.compile" in capsys.readouterr().out) == named
+    assert ("auto: it has no formulas; meshmark compile" in capsys.readouterr().out) == named
 
 
 def test_a_long_enumeration_prints_its_progress(
