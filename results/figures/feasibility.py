@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from results.figures.canvas import GREY, byte_unit, caption, parameters
-from results.figures.palette import strategy_looks
+from results.figures.canvas import byte_unit, caption, parameters
+from results.figures.palette import GREY, strategy_looks
 from results.records.reading import RecordError
 
 BYTES, SPEED = "needed_bytes", "tokens_per_second_per_device"
