@@ -14,9 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from results.figures.curves import is_counted, left_out
-from results.figures.palette import strategy_looks
+from results.figures.palette import GREY, strategy_looks
 
-GREY = "0.45"
 SIDE_BY_SIDE = 0.6
 """How much of the space between two ticks the strategies take that stand side by side at a tick."""
 

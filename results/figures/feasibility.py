@@ -7,13 +7,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from results.figures.canvas import GREY, byte_unit, caption, parameters
-from results.figures.palette import strategy_looks
+from results.figures.canvas import byte_unit, caption, parameters
+from results.figures.palette import GREY, strategy_looks
 from results.records.reading import RecordError
 
 BYTES, SPEED = "needed_bytes", "tokens_per_second_per_device"
-MOST = 24
-"""Most candidates in a figure."""
+MOST, MOST_UNCOMPILED = 24, 12
+"""Most candidates in a figure, and most of those that were not compiled."""
 TIMES = {
     "least_ms": ("formula", "least time, by formula"),
     "predicted_ms": ("predicted", "predicted"),
@@ -43,10 +43,10 @@ def compiled(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def drawn_candidates(facts: dict[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the candidates that a figure shows, fastest first: the compiled ones, or else the best of each mesh."""
-    asked = compiled(rows)
-    shown = with_times(facts, asked if len(asked) else best_of_each_mesh(rows)).head(MOST)
-    order = shown["replayed_ms"].fillna(shown["predicted_ms"]).fillna(shown["least_ms"])
+    """Return the candidates that a figure shows, compiled ones and the best of each mesh, fastest predicted first."""
+    best = best_of_each_mesh(rows).head(MOST_UNCOMPILED)
+    shown = with_times(facts, rows.loc[sorted({*compiled(rows).index, *best.index})]).head(MOST)
+    order = shown["predicted_ms"].fillna(shown["least_ms"])
     return shown.loc[order.sort_values(kind="stable").index]
 
 
@@ -64,7 +64,7 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
     if feasible.empty:
         raise RecordError("nothing to draw, no candidate is feasible; each row's `reason` says why")
     shown = drawn_candidates(facts, feasible)
-    figure = Figure(figsize=(12, 2.2 + 0.34 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(13, 2.3 + 0.44 * len(shown)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
     draw_times(left, shown)
     draw_memory(right, shown, facts["capacity_bytes"])
@@ -72,7 +72,10 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
     left.set_ylim(len(shown) - 0.4, -0.6)
     figure.suptitle(f"The best candidates of a search\n{what_was_searched(facts)}", x=0.02, ha="left", size="medium")
     caption(figure, what_is_drawn(rows, shown))
-    figure.legend(handles=legend_handles(), loc="outside lower center", ncols=6, frameon=False, fontsize="small")
+    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1), "frameon": False, "fontsize": "small"}
+    times, sizes = legend_handles()
+    left.legend(handles=times, ncols=len(times), **above)
+    right.legend(handles=sizes, **above)
     return figure
 
 
@@ -107,35 +110,37 @@ def draw_memory(axes: Axes, shown: pd.DataFrame, capacity_bytes: float) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def legend_handles() -> list[Line2D]:
-    """Return the entries of the legend: the times, then the sizes."""
+def legend_handles() -> tuple[list[Line2D], list[Line2D]]:
+    """Return the entries of the legends of times and of sizes."""
     least, predicted, replayed = (label for _, label in TIMES.values())
     times: dict[str, dict[str, Any]] = {
         least: {"marker": "|", "markeredgewidth": 2},
         predicted: {"marker": "o", "markerfacecolor": "white"},
         replayed: {"marker": "s", "markeredgecolor": "black"},
     }
-    return [
-        *(Line2D([], [], color=GREY, linestyle="", markersize=8, label=label, **times[label]) for label in times),
-        Line2D([], [], color=GREY, linewidth=6, label="memory, as compiled"),
-        Line2D([], [], color="black", linestyle="", marker="|", markersize=8, label="memory, by formula"),
-        Line2D([], [], color="black", linestyle="--", linewidth=1, label="memory of a device"),
+    sizes = [
+        Line2D([], [], color=GREY, linewidth=6, label="as compiled"),
+        Line2D([], [], color="black", linestyle="", marker="|", markersize=8, label="by formula"),
+        Line2D([], [], color="black", linestyle="--", linewidth=1, label="what a device has"),
     ]
+    marks = [Line2D([], [], color=GREY, linestyle="", markersize=8, label=label, **times[label]) for label in times]
+    return marks, sizes
 
 
 def label_of(row: dict[Any, Any]) -> str:
-    """Name a candidate: its strategy, mesh, microbatches and options.
+    """Name a candidate in two lines: its strategy and mesh, then microbatches and options.
 
     >>> label_of({"strategy": "fsdp", "mesh": "fsdp=8", "microbatches": 2, "remat": "dots", "options": ""})
-    'fsdp fsdp=8, 2 microbatches, remat dots'
+    'fsdp fsdp=8\\n2 microbatches, remat dots'
     """
     microbatches, remat, options = (row.get(name) for name in ("microbatches", "remat", "options"))
     more = [
         f"{microbatches:.0f} microbatches" if microbatches and microbatches > 1 else "",
         f"remat {remat}" if isinstance(remat, str) else "",
-        options if isinstance(options, str) else "",
+        options.replace(",", ", ") if isinstance(options, str) else "",
     ]
-    return ", ".join(filter(None, [f"{row['strategy']} {row['mesh'] or ''}".strip(), *more]))
+    name = f"{row['strategy']} {row['mesh'] or ''}".strip()
+    return "\n".join(filter(None, [name, ", ".join(filter(None, more))]))
 
 
 def what_was_searched(facts: dict[str, Any]) -> str:
@@ -152,9 +157,7 @@ def what_is_drawn(rows: pd.DataFrame, shown: pd.DataFrame) -> str:
     """Say which candidates are drawn, and what the times are."""
     status = rows["status"].value_counts()
     fitting, large, infeasible = (int(status.get(name, 0)) for name in ("fits", "too_large", "infeasible"))
-    which = "those that were compiled" if shown[f"compiled.{BYTES}"].notna().any() else "none was compiled"
-    return (
-        f"{len(shown)} of {len(rows)} candidates drawn, {which}. By formula {fitting} fit, {large} are too large, "
-        f"{infeasible} are infeasible. The least time assumes the chip's published rates and full overlap. A replay "
-        "runs the compiled schedule at these rates. Nothing was measured."
-    )
+    drawn = f"{len(shown)} of {len(rows)} candidates drawn, {len(compiled(shown))} of them compiled."
+    counts = f"By formula {fitting} fit, {large} are too large, {infeasible} are infeasible."
+    meaning = "The least time assumes the chip's published rates and full overlap."
+    return f"{drawn} {counts} {meaning} A replay runs the compiled schedule at these rates. Nothing was measured."

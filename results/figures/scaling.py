@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from results.figures.canvas import GREY, caption
-from results.figures.palette import LIMIT_COLOURS, strategy_looks
+from results.figures.canvas import caption
+from results.figures.palette import GREY, LIMIT_COLOURS, strategy_looks
 from results.figures.pictures import plain_ticks
 from results.records.reading import RecordError
 

@@ -1,12 +1,13 @@
-"""A small SVG writer. It uses only the standard library, so committed pictures do not depend on library versions."""
+"""A small SVG writer, so committed pictures do not depend on the versions of libraries."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree as Tree
 
+from results.figures.palette import INK, PAPER
+
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-INK, GREY, LINE, PAPER = "#1f2933", "#5b6672", "#c9d1d9", "#fcfcfa"
 
 
 def tint(colour: str, strength: float) -> str:

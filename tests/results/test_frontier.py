@@ -49,51 +49,54 @@ def found(tmp_path: Path) -> Path:
     return path
 
 
-def test_compiled_candidates_are_drawn_fastest_first(found: Path) -> None:
-    """A line each, named by strategy, mesh and options; the fastest replay first, what has none by its other times."""
+def test_the_best_and_the_compiled_are_drawn(found: Path) -> None:
+    """A line each, named by strategy, mesh and options, fastest predicted first, or by the least time."""
     facts, rows = read(found)
     shown = drawn_candidates(facts, rows)
-    assert list(shown["formula.needed_bytes"] / GIB) == [12, 4]
-    left, _ = figure_of(facts, rows).axes
-    assert [label.get_text() for label in left.get_yticklabels()] == ["fsdp fsdp=16"] * 2
-    assert "2 of 7 candidates drawn, those that were compiled" in figure_of(facts, rows).get_supxlabel()
-    assert "By formula 4 fit, 2 are too large, 1 are infeasible" in figure_of(facts, rows).get_supxlabel()
+    assert list(shown["formula.needed_bytes"] / GIB) == [20, 12, 4, 8]
+    figure = figure_of(facts, rows)
+    left, _ = figure.axes
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert names == ["data data=16", "fsdp fsdp=16", "fsdp fsdp=16", "tensor tensor=16"]
+    assert "4 of 7 candidates drawn, 2 of them compiled" in figure.get_supxlabel()
+    assert "By formula 4 fit, 2 are too large, 1 are infeasible" in figure.get_supxlabel()
     title = "gpt2 (124.0M parameters), 64 sequences of 1024 tokens, bfloat16, on 16 devices of v5e:4x4"
-    assert title in figure_of(facts, rows).get_suptitle()
+    assert title in figure.get_suptitle()
 
 
 def test_times_are_those_of_the_throughputs(found: Path) -> None:
     """Tokens of a device over its throughput: least by formula, predicted, and replayed, on the line of a candidate."""
     facts, rows = read(found)
-    rows.loc[0, "predicted.tokens_per_second_per_device"] = 95
+    rows.loc[0, "predicted.tokens_per_second_per_device"] = 200
     shown = drawn_candidates(facts, rows)
     milliseconds = 1e3 * 64 * 1024 / 16
-    assert shown[[*TIMES]].iloc[0].tolist() == pytest.approx([milliseconds / speed for speed in (100, 95, 90)])
+    expected = [milliseconds / speed for speed in (100, 200, 90)]
+    assert shown[[*TIMES]].iloc[0].tolist() == pytest.approx(expected)
     assert shown[[*TIMES]].iloc[1].isna().tolist() == [False, True, True]
     axes = figure_of(facts, rows).axes[0]
     points = [tuple(np.asarray(line.get_xydata())[0]) for line in axes.lines]
-    assert points[:3] == [(pytest.approx(milliseconds / speed), 0) for speed in (100, 95, 90)]
-    assert all(to_hex(line.get_color()) == STRATEGY_COLOURS["fsdp"] for line in axes.lines)
+    assert points[:3] == [(pytest.approx(time), 0) for time in expected]
+    assert [to_hex(line.get_color()) for line in axes.lines[:3]] == [STRATEGY_COLOURS["fsdp"]] * 3
 
 
 def test_memory_is_beside_what_a_device_has(found: Path) -> None:
     """A bar as compiled, a tick by formula, and the line of the device; all inside the axes."""
     axes = figure_of(*read(found)).axes[1]
-    assert [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] == [14, 20]
+    assert [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] == [0, 14, 20, 0]
     ticks, limit = axes.lines
-    assert np.asarray(ticks.get_xdata()).tolist() == [12, 4]
+    assert np.asarray(ticks.get_xdata()).tolist() == [20, 12, 4, 8]
     assert {*np.asarray(limit.get_xdata())} == {16}
     assert axes.get_xlim()[1] > 20
 
 
 @pytest.mark.parametrize(
-    ("which", "count"), [("status != 'fits'", 1), ("`compiled.needed_bytes`.isna()", 2), ("strategy == 'data'", 1)]
+    ("which", "drawn"), [("status != 'fits'", 1), ("`compiled.needed_bytes`.isna()", 2), ("strategy == 'data'", 1)]
 )
-def test_without_compiled_candidates_the_best_are_drawn(found: Path, which: str, count: int) -> None:
+def test_without_compiled_candidates_the_best_are_drawn(found: Path, which: str, drawn: int) -> None:
     """The first of each strategy and set of mesh axes, as the search ranks them."""
     facts, rows = read(found)
     caption = figure_of(facts, rows.query(which)).get_supxlabel()
-    assert caption.startswith(f"{count} of {len(rows.query(which))} candidates drawn, none was compiled")
+    assert caption.startswith(f"{drawn} of {len(rows.query(which))} candidates drawn, 0 of them compiled")
 
 
 def test_the_command_writes_a_picture(found: Path, capsys: pytest.CaptureFixture[str]) -> None:
