@@ -40,11 +40,11 @@ LossScale = Annotated[float, Meta(ge=LOSS_SCALES[0], le=LOSS_SCALES[1])]
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The sizes of a GPT-2 (Radford et al. 2019, section 2.3). `mlp` is 4 x `embed` unless given.
+    """The sizes of a GPT-2 (Radford et al. 2019, section 2.3).
 
-    The vocabulary is padded to a multiple of `vocab_multiple`, also on one device (`vocab_rows`).
-
-    Attention is dense unless it has a window or a stride (model/reach.py).
+    It has `layers` blocks, a residual stream of `embed` features, and sequences of `sequence` tokens. `mlp` is 4 x
+    `embed` unless given. The vocabulary is padded to a multiple of `vocab_multiple`, also on one device (`vocab_rows`).
+    `tied` shares the token table. Attention is dense unless it has a window or a stride (model/reach.py).
 
     Attributes:
         attention_window: tokens that a token attends to, itself included; None for all before it.

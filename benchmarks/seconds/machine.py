@@ -57,7 +57,7 @@ class Constants:
         link_seconds: latency of each step of a collective inside a host or a torus.
         network_efficiency: of the network bandwidth between hosts.
         network_seconds: latency of a collective between hosts, for each doubling of their number.
-        step_seconds: of a step that depend on nothing: data loading, logging, synchronisation.
+        step_seconds: fixed overhead per step: data loading, logging, synchronisation.
     """
 
     matmul_efficiency: float

@@ -12,9 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.program.compiled import read_program
-from strategies import PRESETS, TrainConfig
 from strategies.costs.overview import overview
-from strategies.costs.predict import predict
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -75,12 +73,10 @@ print(jnp.allclose(jax.grad(loss)(w_DF, x_BD), by_hand(w_DF, x_BD), atol=1e-6))
 # %%
 _, ax = plt.subplots(figsize=(7, 3), num="Data parallelism: only activations shrink")
 for n in (1, 2, 4, 8):
-    cost = predict("data", PRESETS["nano"], f"data={n}", TrainConfig(batch_size=16))
-    weights, activations = cost.arguments["parameters"], cost.temporaries["activations"]
     left = 0.0
-    for i, held in enumerate([weights, weights, 2 * weights, activations]):
-        ax.barh(f"data={n}", held / 2**20, left=left, color=f"C{i}")
-        left += held / 2**20
+    for i, held in enumerate(overview("data", "nano", f"data={n}").held[1:]):
+        ax.barh(f"data={n}", held.held_bytes / 2**20, left=left, color=f"C{i}")
+        left += held.held_bytes / 2**20
 ax.legend(["weights", "gradients", "m and v", "activations"], frameon=False)
 ax.set_xlabel("MiB on each device")
 

@@ -89,10 +89,10 @@ print(jnp.allclose(sent(fsdp, P(None, "fsdp")), expected, atol=1e-5))
 _, ax = plt.subplots(figsize=(7, 2.6), num="MiB that each of eight devices holds of nano")
 for name, mesh in {"fsdp": "fsdp=8", "zero2": "data=8", "zero1": "data=8", "data": "data=8"}.items():
     left = 0.0
-    for i, held in enumerate(overview(name, "nano", mesh).held[1:]):
+    for i, held in enumerate(overview(name, "nano", mesh, microbatches=2).held[1:]):
         ax.barh(name, held.held_bytes / 2**20, left=left, color=f"C{i}")
         left += held.held_bytes / 2**20
-ax.legend(["weights", "gradients", "m and v"], title="MiB on each device", frameon=False)
+ax.legend(["weights", "gradients", "m and v", "activations"], title="MiB on each device", frameon=False)
 
 # %% [markdown]
 # ## Exercise: FSDP's bytes by hand
