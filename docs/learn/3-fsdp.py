@@ -85,6 +85,9 @@ def fsdp(own_LDD, x_BD):
 
 print(jnp.allclose(sent(fsdp, P(None, "fsdp")), expected, atol=1e-5))
 
+# %% [markdown]
+# What a device holds of `nano`, with two microbatches:
+
 # %%
 _, ax = plt.subplots(figsize=(7, 2.6), num="MiB that each of eight devices holds of nano")
 for name, mesh in {"fsdp": "fsdp=8", "zero2": "data=8", "zero1": "data=8", "data": "data=8"}.items():
