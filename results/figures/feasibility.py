@@ -180,4 +180,4 @@ def what_is_drawn(rows: pd.DataFrame, drawn: int) -> str:
     beyond = len(rows) - drawn - infeasible
     left_out = f"{infeasible} are infeasible, {beyond} need more than {SHOWN:g} times a device's memory"
     bounds = "Bounds are by the chip's published figures, with perfect overlap and no idle time but pipeline bubbles."
-    return f"{drawn} of {len(rows)} candidates drawn: {left_out}. {bounds} Compiled steps are as replayed."
+    return f"{drawn} of {len(rows)} candidates drawn: {left_out}. {bounds} Compiled steps are simulated."
