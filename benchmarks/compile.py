@@ -1,6 +1,6 @@
 """Compile steps for devices that need not be present, and report memory, communication and least time.
 
-python -m benchmarks.compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --remat full
+meshmark compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --remat full
 """
 
 import json
@@ -242,7 +242,7 @@ def write_trace(path: Path, record: Record) -> None:
     case = str(record.case)
     processes = {f"{case} on {where}, simulated": list(replayed.all_spans())}
     save_text(path, json.dumps(trace("replay", case, where, processes)))
-    print(f"{path}: open it at ui.perfetto.dev, or draw it: python -m results.lanes {path}")
+    print(f"{path}: open it at ui.perfetto.dev, or draw it: meshmark lanes {path}")
 
 
 if __name__ == "__main__":

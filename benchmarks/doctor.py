@@ -1,6 +1,6 @@
 """Describe this installation and machine in about ten lines, to paste into an issue.
 
-python -m benchmarks.doctor
+meshmark doctor
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Writes the committed baseline of the exact gate, one file per JAX version: `python -m results.baseline RUN.json`."""
+"""Writes the committed baseline of the exact gate, one file per JAX version: `meshmark baseline RUN.json`."""
 
 import json
 import re
@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import require_file, require_folder, save_text
 from benchmarks.commandline.parser import Parser
+from results.cli.ending import refusing
 from results.gates.counters import COUNTERS, DIRECTIONS, PASSED, SETTINGS, Snapshot, read_snapshot
 from results.gates.metrics import other_axes
 from results.records.reading import SCHEMA_VERSION, Case, RecordError
-from results.refusing import refusing
 from strategies.files import shown
 
 BASELINES = Path("baselines")
@@ -92,8 +91,8 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = Parser(
-        prog=program("python -m results.baseline"),
-        description="Write the baseline to commit, with which `python -m results.regress exact` compares later runs.",
+        prog="meshmark baseline",
+        description="Write the baseline to commit, with which `meshmark regress exact` compares later runs.",
     )
     parser.add_argument("run", type=Path, metavar="RUN.json", help="written by pytest benchmarks --benchmark-json")
     parser.add_argument(

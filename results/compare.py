@@ -1,4 +1,4 @@
-"""Compares stored runs case by case, without judging them: `python -m results.compare A.json B.json [C.json ...]`."""
+"""Compares stored runs case by case, without judging them: `meshmark compare A.json B.json [C.json ...]`."""
 
 import argparse
 from collections import Counter
@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.parser import Parser
-from results.forms import FORMS
-from results.gates.report import changed_lines, listed, own_words, ratio, shared_words
+from results.cli.ending import refusing
+from results.cli.tables import FORMS
+from results.gates.report import changed_lines, counted_words, own_words, ratio, shared_words
 from results.gates.stored import compare_runs
 from results.gates.verdict import Finding, Report
-from results.refusing import refusing
 from strategies.files import shown
 
 SIDES = "<>>><<"
@@ -60,7 +59,7 @@ def text(times: Report, counters: Report, names: Sequence[str], form: str) -> It
         return
     shared = shared_words(times)
     yield from (times.title, *([f"all cases: {' '.join(shared)}"] if shared else []), "", table, "")
-    yield listed(Counter(finding.word for finding in times.findings))
+    yield counted_words(Counter(finding.word for finding in times.findings))
     yield from times.remarks
     if any(finding.changed for finding in counters.findings):
         fence = ["```"] if form == "markdown" else []
@@ -72,7 +71,7 @@ def text(times: Report, counters: Report, names: Sequence[str], form: str) -> It
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = Parser(
-        prog=program("python -m results.compare"),
+        prog="meshmark compare",
         description="Compare stored runs case by case: each of the other runs with the first.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

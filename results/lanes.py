@@ -2,102 +2,24 @@
 
 Of a predicted pipeline each stage is a row.
 
-python -m benchmarks.compile --topology h100:16x8 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --trace step.json
-python -m results.lanes step.json
+meshmark compile --topology h100:16x8 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --trace step.json
+meshmark lanes step.json
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from collections.abc import Sequence
 
 from benchmarks.commandline.ending import run as run_command
-from results import parsers
-from results.figures.palette import LANE_COLOURS
-from results.figures.pictures import draw, draw_file
-from results.records.traces import Span, Trace, read
-
-DEVICE = {
-    "compute": "compute",
-    "memory": "memory",
-    "exposed": "exposed communication",
-    "idle": "pipeline bubble",
-    "host": "waits for the host",
-}
-"""Lanes of the device's own queue, in the trace and in the legend; the others are links."""
-HIDDEN = "hidden communication"
-PASSES = "passes"
-"""The lane of a predicted step that names its passes. What they are spent on is drawn."""
-
-Row = list[tuple[str, Sequence[Span]]]
-"""What a row shows, by the names of the legend."""
-
-
-def lanes(trace: Trace, between_ms: tuple[float, float] | None = None) -> Figure:
-    """Draw the step, or a part of it. What a link sends while the device waits is exposed, the rest is hidden."""
-    processes = trace.processes
-    rows = by_process(processes) if len(processes) > 1 else by_lane(next(iter(processes.values())))
-    total = {
-        text: sum(span.ms for own in processes.values() for span in own.get(name, [])) / len(processes)
-        for name, text in DEVICE.items()
-    }
-    figure = Figure(figsize=(12, 1.7 + 0.45 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    for at, row in enumerate(rows.values()):
-        for what, drawn in row:
-            bars = [(span.begin_ms, span.ms) for span in drawn]
-            axes.broken_barh(bars, (at + 0.1, 0.8), facecolor=LANE_COLOURS[what], linewidth=0, snap=False)
-    axes.set(xlim=between_ms or (0, sum(total.values())), ylim=(len(rows), 0), xlabel="ms")
-    axes.set_yticks([at + 0.5 for at in range(len(rows))], list(rows))
-    handles = [Patch(color=LANE_COLOURS[text], label=f"{text}: {ms:,.1f} ms") for text, ms in total.items() if ms]
-    if any(what == HIDDEN for row in rows.values() for what, _ in row):
-        handles.append(Patch(color=LANE_COLOURS[HIDDEN], label=HIDDEN))
-    figure.suptitle(f"{trace.title}: a step of {sum(total.values()):,.1f} ms, {trace.kind}", fontsize="medium")
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    return figure
-
-
-def by_lane(own: Mapping[str, list[Span]]) -> dict[str, Row]:
-    """A row for each lane of a device that has spans."""
-    rows: dict[str, Row] = {}
-    for name, spans in own.items():
-        if name in DEVICE and spans:
-            rows[name] = [(DEVICE[name], spans)]
-        elif spans and name != PASSES:
-            rows[name] = [(HIDDEN, spans), (DEVICE["exposed"], list(common(spans, own.get("exposed", []))))]
-    return rows
-
-
-def by_process(processes: Mapping[str, Mapping[str, list[Span]]]) -> dict[str, Row]:
-    """A row for each stage, with all that its device does."""
-    return {
-        process: [(text, own[name]) for name, text in DEVICE.items() if name in own]
-        for process, own in processes.items()
-    }
-
-
-def common(spans: Sequence[Span], others: Sequence[Span]) -> Iterator[Span]:
-    """The times that are in both of two ordered lists of spans.
-
-    >>> list(common([Span(0, 4), Span(6, 2)], [Span(1, 2), Span(3.5, 3)]))
-    [Span(begin_ms=1, ms=2), Span(begin_ms=3.5, ms=0.5), Span(begin_ms=6, ms=0.5)]
-    """
-    at = 0
-    for span in spans:
-        while at < len(others) and others[at].end_ms <= span.begin_ms:
-            at += 1
-        for other in others[at:]:
-            if other.begin_ms >= span.end_ms:
-                break
-            begin_ms = max(span.begin_ms, other.begin_ms)
-            yield Span(begin_ms, min(span.end_ms, other.end_ms) - begin_ms)
+from results.cli import parsers
+from results.figures.lanes import lanes
+from results.figures.pictures import draw_file
+from results.records.traces import read
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = parsers.lanes()
     options = parser.parse_args(arguments)
-    draw_file(parser, options, read, lambda trace, path: draw(lanes(trace, options.between), path))
+    draw_file(parser, options, lambda path: lanes(read(path), options.between))
 
 
 if __name__ == "__main__":

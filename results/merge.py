@@ -1,6 +1,6 @@
 """Merges runs of the same programs on one machine into one file, in which each run is a launch.
 
-python -m results.merge A.json B.json --out M.json
+meshmark merge A.json B.json --out M.json
 """
 
 import json
@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import require_apart, require_file, save_text
 from benchmarks.commandline.parser import Parser
+from results.cli.ending import refusing
 from results.gates.counters import KEPT
-from results.gates.verdict import NotComparable
 from results.records.machine import other_machine
-from results.records.reading import LAUNCH, UNTIMED, Case, facts_of, read_run, records_of, rows_of
-from results.refusing import refusing
+from results.records.reading import LAUNCH, UNTIMED, Case, NotComparable, facts_of, read_run, records_of, rows_of
 from strategies.files import shown
 
 Run = Mapping[str, Any]
@@ -42,7 +40,7 @@ def merge(runs: Mapping[Path, Run]) -> dict[str, Any]:
         if why := other_machine(base["machine_info"], run["machine_info"], (shown(first), shown(path))):
             raise NotComparable(f"{why}: launches must be from one machine")
     if unshared := unshared_cases(runs):
-        raise NotComparable(f"{listed(unshared)}; launches must have the same cases, or add --only-shared-cases")
+        raise NotComparable(f"{name_unshared(unshared)}; launches must have the same cases, or add --only-shared-cases")
     merged = {**base, "benchmarks": [], UNTIMED: [], "launches": []}
     programs: dict[Case, tuple[Path, Any]] = {}
     samples: dict[str, Path] = {}
@@ -72,7 +70,7 @@ def unshared_cases(runs: Mapping[Path, Run]) -> dict[Case, str]:
     return {case: files[0] for case, files in lacking.items() if files}
 
 
-def listed(unshared: Mapping[Case, str]) -> str:
+def name_unshared(unshared: Mapping[Case, str]) -> str:
     """Say which cases are not in which file."""
     texts = [f"{case} is not in {file}" for case, file in sorted(unshared.items())[:NAMED]]
     more = len(unshared) - len(texts)
@@ -120,7 +118,7 @@ def require_other_samples(path: Path, run: Run, samples: dict[str, Path]) -> Non
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = Parser(
-        prog=program("python -m results.merge"),
+        prog="meshmark merge",
         description="Merge runs of the same programs on one machine. Each run becomes a launch, "
         "and intervals are computed over launches.",
     )
@@ -139,10 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         merged = merge({path: without(run, unshared) for path, run in runs.items()})
         cases = {row["group"] for row in rows_of(merged)}
         if not cases:
-            raise NotComparable(f"{listed(unshared)}; no case is in all runs")
+            raise NotComparable(f"{name_unshared(unshared)}; no case is in all runs")
         save_text(options.out, json.dumps(merged) + "\n")
     if unshared:
-        print(f"left out: {listed(unshared)}")
+        print(f"left out: {name_unshared(unshared)}")
     print(f"{shown(options.out)}: {len(merged['launches'])} launches of {len(cases)} cases")
 
 

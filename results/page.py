@@ -1,17 +1,16 @@
-"""Writes an HTML page about runs and searches: `python -m results.page RUN.json [MORE.json] --out page.html`."""
+"""Writes an HTML page about runs and searches: `meshmark page RUN.json [MORE.json] --out page.html`."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import require_apart, require_file, save_text
-from results import parsers
+from results.cli import parsers
+from results.cli.ending import write_output
 from results.figures.curves import workloads
 from results.figures.palette import STRATEGY_COLOURS
-from results.frontier import read
+from results.records.documents import read_search
 from results.records.reading import read_json
 from results.records.rows import load
-from results.refusing import refusing
 from results.webpage.assemble import page, plotly_source, run_section, search_section
 from results.webpage.candidates import search_data, search_words
 from results.webpage.columns import run_data
@@ -39,7 +38,7 @@ def page_of(paths: Sequence[Path], plotly: str) -> str:
         sections.append(run_section(words, machine_facts(runs)))
         titles.append(heading(rows))
     for number, path in enumerate(searches, start=len(parts)):
-        facts, rows = read(path)
+        facts, rows = read_search(path)
         parts.append(search_data(facts, rows))
         title = f"{facts['preset']} on {facts['topology']}"
         sections.append(search_section(number, f"Search: {title}", search_words(facts, rows)))
@@ -60,11 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = parsers.page()
     options = parser.parse_args(arguments)
     out = options.out or options.files[0].with_suffix(".html")
-    with refusing(parser):
-        require_apart({"--out" if options.out else "the page": out}, options.files)
-        require_file(out)
-        save_text(out, page_of(options.files, plotly_source()))
-    print(out)
+    name = "--out" if options.out else "the page"
+    write_output(parser, lambda: page_of(options.files, plotly_source()), out, options.files, name=name)
 
 
 if __name__ == "__main__":

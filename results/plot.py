@@ -1,28 +1,26 @@
-"""Draws the figures of runs: `python -m results.plot runs/NAME.json [--out DIR]`.
+"""Draws the figures of runs: `meshmark plot runs/NAME.json [--out DIR]`.
 
-Logs of `python -m benchmarks.train`, whose names end with .jsonl, are drawn over one another as loss curves.
+Logs of `meshmark train`, whose names end with .jsonl, are drawn over one another as loss curves.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import pandas as pd
-import seaborn as sns
 from matplotlib.figure import Figure
 
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import apart, require_folder, safe_name, save
-from results import parsers
+from results.cli import parsers
+from results.cli.ending import refusing
 from results.figures import windows
 from results.figures.canvas import Look, look_of
-from results.figures.curves import counts, left_out, widest_batch, workloads
+from results.figures.curves import is_counted, left_out, widest_batch, workloads
 from results.figures.drawing import FIGURES, OF_ALL_BATCHES, figures_of
 from results.figures.losses import loss_curves
-from results.figures.pictures import METADATA, REPRODUCIBLE, draw
+from results.figures.pictures import METADATA, draw, themed
 from results.records.rows import RecordError, load
 from results.records.training import SUFFIX, TrainingRun, read_training
-from results.refusing import refusing
 from strategies.files import shown
 
 
@@ -43,15 +41,14 @@ def plot(rows: pd.DataFrame, out: Path, batch: int | None = None) -> list[Path]:
     Raises:
         RecordError: no row can be drawn, or none with this batch.
     """
-    if not counts(rows).any():
+    if not is_counted(rows).any():
         why = ", ".join(f"{count} {reason}" for reason, count in left_out(rows).items())
         raise RecordError(f"nothing to draw, no row counts ({why}); each row's `reason` says more")
     look = look_of(rows["strategy"].unique())
-    drawable = {label: part for label, part in workloads(rows) if counts(part).any()}
+    drawable = {label: part for label, part in workloads(rows) if is_counted(part).any()}
     folders = [out / name for name in apart(map(safe_name, drawable))] if len(drawable) > 1 else [out]
     paths = []
-    with mpl.rc_context():
-        sns.set_theme(style="whitegrid", rc=REPRODUCIBLE)
+    with themed():
         for folder, part in zip(folders, drawable.values(), strict=True):
             paths += plot_workload(part, look, folder, batch or widest_batch(part))
         found = dict(windows.sweeps(rows))
@@ -70,7 +67,7 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
     Raises:
         RecordError: no row with this batch can be drawn.
     """
-    batches = sorted(rows.loc[counts(rows), "global_batch_sequences"].unique())
+    batches = sorted(rows.loc[is_counted(rows), "global_batch_sequences"].unique())
     if batch not in batches:
         raise RecordError(
             f"no row counts at a global batch of {batch}; it can be {', '.join(f'{b:.0f}' for b in batches)}"
@@ -86,8 +83,7 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
 
 def plot_training(runs: Sequence[TrainingRun], folder: Path) -> list[Path]:
     """Write the loss curves of training runs, and return the paths written."""
-    with mpl.rc_context():
-        sns.set_theme(style="whitegrid", rc=REPRODUCIBLE)
+    with themed():
         return draw_all(loss_curves(runs), folder / loss_curves.__name__)
 
 

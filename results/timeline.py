@@ -1,57 +1,23 @@
 """Draws a pipeline schedule: a row for each stage, and a cell for each operation at its tick.
 
-python -m strategies schedule zb-h1 --stages 4 --microbatches 8 --json | python -m results.timeline zb-h1.png
+meshmark schedule zb-h1 --stages 4 --microbatches 8 --json | meshmark timeline zb-h1.png
 """
 
 from collections.abc import Sequence
 
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
-
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.outputs import require_picture, save
-from results import parsers
-from results.figures.palette import PASS_COLOURS
-from results.figures.pictures import FORMATS, draw
-from results.records.schedules import KINDS, WRITTEN_BY, Schedule, read
-from results.refusing import read_stdin, refusing
-
-
-def timeline(schedule: Schedule) -> Figure:
-    """Draw a pipeline schedule in the format of `python -m strategies schedule --json`.
-
-    Each cell shows the number of its microbatch. If a stage has several chunks of layers, later chunks are paler.
-    """
-    stages, chunks = schedule.stages, schedule.chunks
-    ticks = len(stages[0])
-    figure = Figure(figsize=(max(6, 0.32 * ticks), 1.6 + 0.4 * len(stages)), layout="constrained")
-    axes = figure.subplots()
-    done = [(tick, stage, op) for stage, row in enumerate(stages) for tick, op in enumerate(row) if op]
-    for tick, stage, op in done:
-        colour, alpha = PASS_COLOURS[op.kind], 1 - 0.55 * op.chunk / chunks
-        axes.add_patch(Rectangle((tick, stage), 1, 1, facecolor=colour, edgecolor="white", alpha=alpha))
-        axes.text(tick + 0.5, stage + 0.5, str(op.microbatch), ha="center", va="center", fontsize="x-small")
-    axes.set(xlim=(0, ticks), ylim=(len(stages), 0), xlabel="tick", ylabel="stage")
-    axes.set_yticks([stage + 0.5 for stage in range(len(stages))], [str(stage) for stage in range(len(stages))])
-    kinds = {op.kind for *_, op in done}
-    microbatches = 1 + max(op.microbatch for *_, op in done)
-    title = f"{schedule.schedule}: {microbatches} microbatches through {len(stages)} stages"
-    if chunks > 1:
-        title += f" of {chunks} chunks each (the later, the paler)"
-    figure.suptitle(title, fontsize="medium")
-    handles = [Patch(color=PASS_COLOURS[kind], label=name) for kind, name in KINDS.items() if kind in kinds]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    return figure
+from results.cli import parsers
+from results.cli.ending import read_stdin
+from results.figures.pictures import draw_output
+from results.figures.timeline import timeline
+from results.records.schedules import WRITTEN_BY, read
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = parsers.timeline()
     out = parser.parse_args(arguments).out
-    with refusing(parser, WRITTEN_BY):
-        require_picture(out, FORMATS)
-        figure = timeline(read(read_stdin()))
-        save(out, lambda path: draw(figure, path, dpi=144))
+    draw_output(parser, lambda: timeline(read(read_stdin())), out, way_out=WRITTEN_BY, dpi=144)
 
 
 if __name__ == "__main__":

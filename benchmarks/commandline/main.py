@@ -36,8 +36,8 @@ COMMANDS = {
     "train": Command(
         "train on text, with checkpoints, and log the loss", "benchmarks.train", parser="benchmarks.parsers:train"
     ),
-    "plot": Command("draw the figures of runs", "results.plot", parser="results.parsers:plot"),
-    "page": Command("write an HTML page about runs and searches", "results.page", parser="results.parsers:page"),
+    "plot": Command("draw the figures of runs", "results.plot", parser="results.cli.parsers:plot"),
+    "page": Command("write an HTML page about runs and searches", "results.page", parser="results.cli.parsers:page"),
     "compare": Command("compare stored runs case by case", "results.compare"),
     "merge": Command("merge several launches into one run", "results.merge"),
     "export": Command("write a run as CSV or Markdown", "results.export"),
@@ -65,23 +65,23 @@ COMMANDS = {
     "predictions": Command(
         "write a page of predicted against published seconds",
         "results.predictions",
-        parser="results.parsers:predictions",
+        parser="results.cli.parsers:predictions",
     ),
-    "scaling": Command("draw predicted time against devices", "results.scaling", parser="results.parsers:scaling"),
+    "scaling": Command("draw predicted time against devices", "results.scaling", parser="results.cli.parsers:scaling"),
     "calibrate": Command(
         "measure this machine, to predict times of steps on it",
         "benchmarks.calibrate",
         parser="benchmarks.parsers:calibrate",
     ),
-    "frontier": Command("draw the result of a search", "results.frontier", parser="results.parsers:frontier"),
-    "lanes": Command("draw a replayed step as lanes", "results.lanes", parser="results.parsers:lanes"),
+    "frontier": Command("draw the result of a search", "results.frontier", parser="results.cli.parsers:frontier"),
+    "lanes": Command("draw a replayed step as lanes", "results.lanes", parser="results.cli.parsers:lanes"),
     "strategies": Command("list the strategies, with their mesh axes and options", "strategies.__main__", ("list",)),
     "schedule": Command("print a pipeline schedule, tick by tick", "strategies.__main__", ("schedule",)),
-    "timeline": Command("draw a pipeline schedule", "results.timeline", parser="results.parsers:timeline"),
+    "timeline": Command("draw a pipeline schedule", "results.timeline", parser="results.cli.parsers:timeline"),
     "show": Command("print what each device holds and sends in a step", "strategies.__main__", ("show",)),
     "diagram": Command("draw what each device holds, and which devices exchange what", "results.diagram"),
     "shards": Command(
-        "draw which device holds which part of each array", "results.shards", parser="results.parsers:shards"
+        "draw which device holds which part of each array", "results.shards", parser="results.cli.parsers:shards"
     ),
     "launch": Command("measure in several processes on this machine", "benchmarks.launch"),
     "doctor": Command(
@@ -149,12 +149,3 @@ def installed_version() -> str:
         return version("meshmark")
     except PackageNotFoundError:
         return "(a checkout that is not installed)"
-
-
-def program(usual: str) -> str:
-    """Return the name of a command in its help: `meshmark NAME` if it was started so, otherwise `usual`.
-
-    >>> program("python -m results.plot")
-    'python -m results.plot'
-    """
-    return sys.argv[0] if sys.argv[0].startswith("meshmark ") else usual

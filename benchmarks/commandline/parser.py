@@ -15,13 +15,13 @@ class Parser(argparse.ArgumentParser):
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """End the command, with one line on stderr if there is a message."""
-        super().exit(status, f"{plain(message)}\n" if message else None)
+        super().exit(status, f"{one_line(message)}\n" if message else None)
 
 
-def plain(text: str) -> str:
+def one_line(text: str) -> str:
     """Convert any text to one line of printable characters.
 
-    >>> plain("out of memory\\n\\x1b[31m12 GiB")
+    >>> one_line("out of memory\\n\\x1b[31m12 GiB")
     'out of memory \ufffd[31m12 GiB'
     """
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))

@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from results.figures.curves import counts, left_out
-from results.figures.palette import strategy_looks
+from results.figures.curves import is_counted, left_out
+from results.figures.palette import GREY, strategy_looks
 
-GREY = "0.45"
 SIDE_BY_SIDE = 0.6
 """How much of the space between two ticks the strategies take that stand side by side at a tick."""
 
@@ -78,7 +77,7 @@ def wrapped(figure: Figure, text: str, letters_per_inch: float) -> list[str]:
 
 def what_was_run(rows: pd.DataFrame) -> str:
     """Name the workload and the devices of rows that share a figure."""
-    rows = rows[counts(rows)]
+    rows = rows[is_counted(rows)]
     facts = rows.iloc[0]
     batches = " or ".join(f"{batch:.0f}" for batch in sorted(rows["global_batch_sequences"].unique()))
     attentions = rows["attention"].unique()
@@ -113,7 +112,7 @@ def how_noisy(rows: pd.DataFrame) -> str:
 def what_was_left_out(rows: pd.DataFrame, points: pd.DataFrame, needs: str) -> str:
     """Say how many rows a figure does not draw, and why."""
     why = left_out(rows)
-    if incomplete := int(counts(rows).sum()) - len(points):
+    if incomplete := int(is_counted(rows).sum()) - len(points):
         why[f"without {needs}"] = incomplete
     reasons = ": " + ", ".join(f"{count} {reason}" for reason, count in why.items()) if why else ""
     return f"{len(rows) - len(points)} of {len(rows)} rows left out{reasons}"

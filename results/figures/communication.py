@@ -3,8 +3,9 @@
 from itertools import groupby
 
 from results.figures.exchanges import draw_exchanges
-from results.figures.grid import COLOURS, MARGIN, WIDTH, Grid, shade, size
-from results.figures.svg import GREY, LINE, Drawing
+from results.figures.grid import MARGIN, WIDTH, Grid, shade, size
+from results.figures.palette import ARRAY_COLOURS, GREY, INK, LINE
+from results.figures.svg import Drawing, tint
 from results.figures.ticks import draw_timetable
 from results.records.overviews import Device, Held, Overview
 
@@ -37,7 +38,7 @@ def draw_devices(drawing: Drawing, grid: Grid) -> None:
         for position, cell in cells:
             columns = [index for index, _ in cell]
             x, width = grid.x(columns[0]), grid.x(columns[-1]) - grid.x(columns[0]) + grid.box
-            drawing.rect(x, drawing.y, width, 15, "#e9edf1", rx=3)
+            drawing.rect(x, drawing.y, width, 15, tint(LINE, 0.4), rx=3)
             name = f"device {position[0]}" if len(axes) == 1 else str(position[-1])
             drawing.text(x + width / 2, drawing.y + 11, name, 10, text_anchor="middle")
         drawing.y += 18
@@ -47,25 +48,36 @@ def draw_devices(drawing: Drawing, grid: Grid) -> None:
 def draw_holdings(drawing: Drawing, grid: Grid) -> None:
     """Draw each array as one box per device, filled where the device holds the array."""
     for held in grid.overview.held:
-        height = 30 if held.what == "batch" else 42
+        height = 42 if has_table(held) else 30
         name, *rest = held.what.split()  # two words on one line are too wide for the gutter
-        drawing.text(MARGIN, drawing.y + 13, name, 11, COLOURS[held.what], font_weight="bold")
+        drawing.text(MARGIN, drawing.y + 13, name, 11, INK, font_weight="bold")
         amount = [] if held.held_bytes is None else [size(held.held_bytes)]
         drawing.text(MARGIN, drawing.y + 26, ", ".join([*rest, *amount]), 10, GREY)
         for index, device in enumerate(grid.overview.devices):
             draw_part(drawing, grid, held, device, grid.x(index), height)
         drawing.y += height + 7
-    drawing.text(MARGIN, drawing.y + 6, "batch: sequences from top to bottom, tokens from left to right", 10, GREY)
-    drawing.text(MARGIN, drawing.y + 18, "others: vocabulary table, below it the layers from top to bottom", 10, GREY)
-    drawing.y += 26
+    lines = (
+        "batch, activations: sequences and layers down, tokens and features to the right",
+        "others: vocabulary table, below it the layers from top to bottom",
+        "activations: what the forward pass keeps for the backward pass, by formula",
+    )
+    for line in lines:
+        drawing.text(MARGIN, drawing.y + 6, line, 9, GREY)
+        drawing.y += 12
+    drawing.y += 2
+
+
+def has_table(held: Held) -> bool:
+    """Return whether an array has rows for the vocabulary, which are drawn above its layers."""
+    return held.what not in ("batch", "activations")
 
 
 def draw_part(drawing: Drawing, grid: Grid, held: Held, device: Device, x: float, height: float) -> None:
     """Draw one device's part of an array."""
     overview, y = grid.overview, drawing.y
     index, count = overview.part(device, dict.fromkeys((*held.rows, *held.columns)))
-    colour = shade(COLOURS[held.what], index, count)
-    if held.what != "batch":
+    colour = shade(ARRAY_COLOURS[held.what], index, count)
+    if has_table(held):
         column, columns = overview.part(device, held.table)
         drawing.rect(x, y, grid.box, 9, "none", stroke=LINE)
         drawing.rect(x + column * grid.box / columns, y, grid.box / columns, 9, colour)
@@ -82,6 +94,6 @@ def columns_of(overview: Overview, held: Held, device: Device) -> list[tuple[flo
     In zigzag order, a device holds one chunk from the front of each sequence and one from the back.
     """
     index, count = overview.part(device, held.columns)
-    if held.what == "batch" and overview.zigzag:
+    if not has_table(held) and overview.zigzag:
         return [(chunk / (2 * count), (chunk + 1) / (2 * count)) for chunk in (index, 2 * count - 1 - index)]
     return [(index / count, (index + 1) / count)]

@@ -42,14 +42,14 @@ NEEDED = ["strategy", "devices", "global_batch_sequences", "tokens_per_second"]
 """The columns that a row must have to be drawn in any figure."""
 
 
-def counts(rows: pd.DataFrame) -> pd.Series:
+def is_counted(rows: pd.DataFrame) -> pd.Series:
     """Return for each row whether it counts."""
     return rows["status"].eq("ok") & rows["matches_single"].eq(True) & rows[NEEDED].notna().all(axis="columns")
 
 
 def left_out(rows: pd.DataFrame) -> dict[str, int]:
     """Return the number of rows that do not count, by reason."""
-    rows = rows[~counts(rows)]
+    rows = rows[~is_counted(rows)]
     words = {False: "not equal to single", True: f"without {' or '.join(NEEDED)}"}
     unequal = rows["matches_single"].map(words).fillna("not compared with single")
     return dict(Counter(rows["status"].where(rows["status"] != "ok", unequal)))
@@ -57,7 +57,7 @@ def left_out(rows: pd.DataFrame) -> dict[str, int]:
 
 def widest_batch(rows: pd.DataFrame) -> int:
     """Return the global batch in sequences at which the most rows count, and the largest of these if several tie."""
-    batches = rows.loc[counts(rows), "global_batch_sequences"].value_counts()
+    batches = rows.loc[is_counted(rows), "global_batch_sequences"].value_counts()
     return int(batches[batches == batches.max()].index.max())
 
 
@@ -71,7 +71,7 @@ def scaling(rows: pd.DataFrame) -> pd.DataFrame:
     `single` ideal and efficiency are NaN. `best` marks the fastest row (mesh, microbatches) of each strategy for its
     number of devices and its batch.
     """
-    rows = rows[counts(rows)]
+    rows = rows[is_counted(rows)]
     single = rows[rows["strategy"] == "single"].groupby("global_batch_sequences")["tokens_per_second"].max()
     machines = rows["devices"].where(~rows["virtual_devices"].astype(bool), 1)
     ideal = rows["global_batch_sequences"].map(single) * machines
@@ -108,7 +108,7 @@ def memory_columns(rows: pd.DataFrame) -> pd.DataFrame:
 
 def memory_by_case(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the rows that count and have memory sizes, the largest total first, with a column in bytes for each part."""
-    rows = memory_columns(rows[counts(rows)].dropna(subset="memory.total_bytes"))
+    rows = memory_columns(rows[is_counted(rows)].dropna(subset="memory.total_bytes"))
     rows = rows.assign(**{part: rows[column] for part, column in PARTS.items()})
     return rows.sort_values("memory.total_bytes", ascending=False, kind="stable")
 
@@ -127,7 +127,7 @@ def case_labels(rows: pd.DataFrame) -> list[str]:
 
 def attributed(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the rows that count and have the parts of their step time, the fewest devices first."""
-    rows = rows[counts(rows)].dropna(subset=list(TIMES.values()))
+    rows = rows[is_counted(rows)].dropna(subset=list(TIMES.values()))
     return rows.sort_values("devices", kind="stable")
 
 
@@ -140,7 +140,7 @@ def utilization(rows: pd.DataFrame) -> pd.DataFrame:
     that share a process: a stage that idles leaves its cores to the others there. `pipeline` names what the rows of a
     curve share.
     """
-    rows = rows[counts(rows) & rows["mesh"].str.contains("pipeline=") & (rows["predicted.bubble"] > 0)]
+    rows = rows[is_counted(rows) & rows["mesh"].str.contains("pipeline=") & (rows["predicted.bubble"] > 0)]
     names = rows["strategy"] + " " + rows["mesh"] + " " + rows["options"].fillna("")
     rows = rows.assign(pipeline=names.str.strip())
     rows = rows[rows.groupby("pipeline")["microbatches"].transform("nunique") > 1]

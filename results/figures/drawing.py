@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from results.figures.canvas import (
-    GREY,
     Look,
     byte_unit,
     canvas,
@@ -25,7 +24,7 @@ from results.figures.canvas import (
     what_was_left_out,
 )
 from results.figures.curves import TIMES, attributed, case_labels, frontier, memory_by_case, scaling, utilization
-from results.figures.palette import PART_COLOURS, TIME_COLOURS
+from results.figures.palette import GREY, PART_COLOURS, TIME_COLOURS
 
 ABOVE: dict[str, Any] = {
     "loc": "lower right",

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from results.figures.grid import COLOURS, MARGIN, WIDTH, Grid, shade, size
-from results.figures.svg import GREY, INK, LINE, Drawing, tint
+from results.figures.grid import MARGIN, WIDTH, Grid, shade, size
+from results.figures.palette import ARRAY_COLOURS, GREY, INK, LINE
+from results.figures.svg import Drawing, tint
 from results.records.overviews import Device, Overview, Sent
 
 SMALL = 0.01
@@ -107,9 +108,9 @@ def draw_lane(drawing: Drawing, grid: Grid, lane: Sent) -> None:
 
 def draw_title(drawing: Drawing, lane: Sent) -> None:
     """Draw the title of a lane: when it runs, what it sends along which axes, its bytes, and its kind of collective."""
-    y, colour = drawing.y, COLOURS[lane.array]
+    y, colour = drawing.y, ARRAY_COLOURS[lane.array]
     drawing.rect(MARGIN, y, WIDTH - 2 * MARGIN, 30, tint(colour, 0.1), rx=4)
-    drawing.text(MARGIN + 6, y + 12.5, lane.when, 11, tint(colour, 1), font_weight="bold")
+    drawing.text(MARGIN + 6, y + 12.5, lane.when, 11, INK, font_weight="bold")
     what = f"{lane.what} along {' × '.join(lane.along)}"
     drawing.text(MARGIN + 6, y + 25, AROUND if is_ring(lane) else PHRASES[lane.kind], 10, INK)
     drawing.text(WIDTH - MARGIN - 6, y + 12.5, size(lane.sent_bytes), 11, font_weight="bold", text_anchor="end")
@@ -127,7 +128,7 @@ def draw_bar(
     drawing: Drawing, x: float, y: float, width: float, segments: Sequence[Segment], hatched: bool = False
 ) -> None:
     """Draw the bar of one device: the segments of the array that it has, hatched if they are its share of a sum."""
-    drawing.rect(x, y, width, BAR, "#ffffff", stroke=LINE)
+    drawing.rect(x, y, width, BAR, "white", stroke=LINE)
     for each in segments:
         left, length = x + each.start * width, (each.end - each.start) * width
         top, height = y + each.top * BAR, (each.bottom - each.top) * BAR
@@ -166,7 +167,7 @@ def after(overview: Overview, lane: Sent, device: Device) -> list[Segment]:
 def own(overview: Overview, lane: Sent, device: Device) -> Segment:
     """Return a device's part of the array where it is split most, before or after the collective."""
     index, count = overview.part(device, lane.split)
-    return Segment(index / count, (index + 1) / count, shade(COLOURS[lane.array], index, count))
+    return Segment(index / count, (index + 1) / count, shade(ARRAY_COLOURS[lane.array], index, count))
 
 
 def segments(overview: Overview, lane: Sent, device: Device) -> list[Segment]:
@@ -177,7 +178,7 @@ def segments(overview: Overview, lane: Sent, device: Device) -> list[Segment]:
 def moving(overview: Overview, lane: Sent, device: Device) -> Segment:
     """Return what a device sends in a permute: a whole bar, in a colour that differs between devices of its group."""
     index, count = overview.part(device, lane.along)
-    return Segment(0, 1, shade(COLOURS[lane.array], index, count))
+    return Segment(0, 1, shade(ARRAY_COLOURS[lane.array], index, count))
 
 
 def sends(overview: Overview, lane: Sent, sender: Device, receiver: Device) -> bool:
@@ -208,7 +209,7 @@ def moved(overview: Overview, lane: Sent, sender: Device, receiver: Device) -> S
 def draw_key(drawing: Drawing) -> None:
     """Draw the key, which explains hatched bars and lines."""
     x, y = MARGIN, drawing.y
-    drawing.rect(x, y, 22, BAR, tint("#5b6672", 0.6))
+    drawing.rect(x, y, 22, BAR, tint(GREY, 0.6))
     drawing.rect(x, y, 22, BAR, "url(#share)")
     drawing.text(x + 28, y + 9, "its own share of a sum, before all shares are added", 10, GREY)
     drawing.text(x, y + 24, "Lines: whose data reaches whom. The hardware chooses the route.", 10, GREY)

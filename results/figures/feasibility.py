@@ -1,167 +1,146 @@
-"""The figure of what a search has found: the density of candidates, their frontier, and the compiled ones by mesh."""
+"""The figure of a search: least, predicted and replayed time of a step, and memory, one line per candidate."""
 
-import math
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from results.figures.canvas import GREY, Look, byte_unit, caption, look_of, parameters
-from results.figures.curves import frontier
-from results.figures.labels import label_points
+from results.figures.canvas import byte_unit, caption, parameters
+from results.figures.palette import GREY, strategy_looks
 from results.records.reading import RecordError
 
 BYTES, SPEED = "needed_bytes", "tokens_per_second_per_device"
-SHOWN = 1.5
-"""Candidates that need more than this many times a device's memory are counted in the caption, and not drawn."""
-CELLS = (60, 24)
-"""Columns and rows of the hexagonal cells in which candidates are counted."""
-LABELLED = 12
-"""Compiled candidates whose meshes are written beside them; more are numbered."""
-LISTED = 24
-"""Lines of a column of meshes."""
-PALE = sns.blend_palette(["0.92", "0.55"], as_cmap=True)
-"""Light enough for what is drawn above the density."""
+MOST, MOST_UNCOMPILED = 24, 12
+"""Most candidates in a figure, and most of those that were not compiled."""
+TIMES = {
+    "least_ms": ("formula", "least time, by formula"),
+    "predicted_ms": ("predicted", "predicted"),
+    "replayed_ms": ("compiled", "replayed, as compiled"),
+}
+"""Column of a step time -> the source of its throughput in a row, and its label."""
 
 
-def beaten_by_none(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the candidates on the frontier of those that fit, by formula, smallest first."""
-    names = {f"formula.{BYTES}": "memory.total_bytes", f"formula.{SPEED}": "tokens_per_second"}
-    best = frontier(rows[rows["status"] == "fits"].rename(columns=names))
-    return best.rename(columns={new: old for old, new in names.items()})
+def with_times(facts: dict[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns of `TIMES` in milliseconds, from the throughputs of a device; unknown times are NaN."""
+    tokens = facts["global_batch_sequences"] * facts["sequence_tokens"] / facts["devices"]
+    names = {name: f"{source}.{SPEED}" for name, (source, _) in TIMES.items()}
+    speeds = rows.reindex(columns=[*names.values()]).apply(pd.to_numeric)
+    return rows.assign(**{name: 1e3 * tokens / speeds[column] for name, column in names.items()})
+
+
+def best_of_each_mesh(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the best candidate of each strategy and set of mesh axes; a search lists the best candidates first."""
+    feasible = rows[rows["status"] != "infeasible"]
+    axes = feasible["mesh"].fillna("").str.replace(r"=\d+", "", regex=True)
+    return feasible.groupby([feasible["strategy"], axes], sort=False).head(1)
+
+
+def compiled(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the candidates whose memory the compiler reported."""
+    return rows.dropna(subset=f"compiled.{BYTES}")
+
+
+def drawn_candidates(facts: dict[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the candidates that a figure shows, compiled ones and the best of each mesh, fastest predicted first."""
+    best = best_of_each_mesh(rows).head(MOST_UNCOMPILED)
+    shown = with_times(facts, rows.loc[sorted({*compiled(rows).index, *best.index})]).head(MOST)
+    order = shown["predicted_ms"].fillna(shown["least_ms"])
+    return shown.loc[order.sort_values(kind="stable").index]
 
 
 def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
-    """Draw memory against the upper bound on throughput.
+    """Draw step times and memory.
 
     Args:
-        facts: what all candidates share, as `results.frontier.read` returns it.
+        facts: what all candidates share, as `read_search` returns it.
         rows: the candidates, a row each.
 
     Raises:
         RecordError: no candidate is feasible.
     """
-    divisor, unit = byte_unit(facts["capacity_bytes"])
-    sizes = [f"{source}.{BYTES}" for source in ("formula", "compiled")]
-    rows = rows.assign(**{size: rows[size] / divisor for size in sizes})  # from here on in this unit
-    capacity = facts["capacity_bytes"] / divisor
     feasible = rows.dropna(subset=[f"formula.{BYTES}", f"formula.{SPEED}"])
     if feasible.empty:
         raise RecordError("nothing to draw, no candidate is feasible; each row's `reason` says why")
-    drawn = feasible[feasible[f"formula.{BYTES}"] <= SHOWN * capacity]
-    best, compiled = beaten_by_none(rows), compiled_points(feasible)
-    look = look_of([*best["strategy"], *compiled["strategy"]])
-    figure = Figure(figsize=(11, 6.5), layout="constrained")
-    axes = figure.subplots()
-    axes.set(xlabel=f"memory per device ({unit})", ylabel="upper bound on throughput (tokens/s per device)")
-    axes.set_xlim(0, max([SHOWN * capacity, *1.05 * compiled["x"]]))
-    axes.set_ylim(0, 1.2 * max([*drawn[f"formula.{SPEED}"], *compiled["y"]], default=1))
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    density(axes, drawn)
-    axes.axvline(capacity, color="black", linestyle="--", label="a device's memory")
-    frontier_line(axes, best, look)
-    arrows(axes, compiled, look)
-    figure.suptitle(f"What fits, and how fast it can be\n{what_was_searched(facts)}", x=0.02, ha="left", size="medium")
-    caption(figure, what_is_drawn(rows, len(drawn)))
-    legend(axes, look)
-    name_meshes(axes, compiled, best, look)
+    shown = drawn_candidates(facts, feasible)
+    figure = Figure(figsize=(13, 2.3 + 0.44 * len(shown)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
+    draw_times(left, shown)
+    draw_memory(right, shown, facts["capacity_bytes"])
+    left.set_yticks(range(len(shown)), [label_of(row) for row in shown.to_dict("records")], size="small")
+    left.set_ylim(len(shown) - 0.4, -0.6)
+    figure.suptitle(f"The best candidates of a search\n{what_was_searched(facts)}", x=0.02, ha="left", size="medium")
+    caption(figure, what_is_drawn(rows, shown))
+    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1), "frameon": False, "fontsize": "small"}
+    times, sizes = legend_handles()
+    left.legend(handles=times, ncols=len(times), **above)
+    right.legend(handles=sizes, **above)
     return figure
 
 
-def compiled_points(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the candidates whose compiled program has a size, with `x` and `y` where they are drawn.
-
-    Where the compiler gave up, there is no bound on its throughput, and `y` is the bound by formula.
-    """
-    rows = rows.dropna(subset=f"compiled.{BYTES}")
-    return rows.assign(x=rows[f"compiled.{BYTES}"], y=rows[f"compiled.{SPEED}"].fillna(rows[f"formula.{SPEED}"]))
-
-
-def density(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw how many candidates are in each cell, by formula, the darker the more, with a scale beside the axes."""
-    cells = axes.hexbin(
-        rows[f"formula.{BYTES}"],
-        rows[f"formula.{SPEED}"],
-        gridsize=CELLS,
-        extent=(*axes.get_xlim(), *axes.get_ylim()),
-        mincnt=1,
-        cmap=PALE,
-        linewidths=0.2,
-        zorder=1,
-    )
-    most = max([2, *np.asarray(cells.get_array())])
-    cells.set_norm(LogNorm(1, most))
-    ticks = [tick for tick in (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000) if tick <= most]
-    bar = axes.figure.colorbar(cells, cax=axes.inset_axes((1.05, 0.02, 0.03, 0.35)), ticks=ticks, format="{x:,.0f}")
-    bar.minorticks_off()
-    bar.set_label("candidates in a cell", size="small")
+def draw_times(axes: Axes, shown: pd.DataFrame) -> None:
+    """Draw the three times of each candidate on a line."""
+    looks = strategy_looks(shown["strategy"])
+    times = shown[[*TIMES]]
+    axes.hlines(range(len(shown)), times.min(axis=1), times.max(axis=1), color=GREY, linewidth=1, zorder=1)
+    for place, row in enumerate(shown.to_dict("records")):
+        look = looks[row["strategy"]]
+        looks_of_times: list[dict[str, Any]] = [
+            {"marker": "|", "markersize": 12, "markeredgewidth": 2},
+            {"marker": "o", "markersize": 8, "markerfacecolor": "white", "markeredgewidth": 1.5},
+            {"marker": look.marker, "markersize": 8, "markeredgecolor": "black"},
+        ]
+        for name, style in zip(TIMES, looks_of_times, strict=True):
+            axes.plot(row[name], place, color=look.colour, zorder=3, **style)
+    axes.set(xlabel="time of a step (ms)", xlim=(0, 1.05 * times.max().max()))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
 
 
-def frontier_line(axes: Axes, best: pd.DataFrame, look: Look) -> None:
-    """Draw the frontier as steps, with a small marker of its strategy at each candidate on it."""
-    x, y = best[f"formula.{BYTES}"], best[f"formula.{SPEED}"]
-    axes.step(x, y, where="post", color="black", linewidth=1.2, label="frontier, by formula")
-    for name in dict.fromkeys(best["strategy"]):
-        own = best["strategy"] == name
-        axes.scatter(x[own], y[own], color=look["palette"][name], marker=look["markers"][name], s=18, zorder=3)
+def draw_memory(axes: Axes, shown: pd.DataFrame, capacity_bytes: float) -> None:
+    """Draw the memory of each candidate as compiled, by formula, and the memory that a device has."""
+    divisor, unit = byte_unit(capacity_bytes)
+    formula, held = (shown[f"{source}.{BYTES}"] / divisor for source in ("formula", "compiled"))
+    colours = [look.colour for look in map(strategy_looks(shown["strategy"]).__getitem__, shown["strategy"])]
+    axes.barh(range(len(shown)), held.fillna(0), height=0.45, color=colours, linewidth=0)
+    axes.plot(formula, range(len(shown)), "|", color="black", markersize=13, markeredgewidth=1.5)
+    axes.axvline(capacity_bytes / divisor, color="black", linestyle="--", linewidth=1)
+    axes.set_xlim(0, 1.05 * max(capacity_bytes / divisor, formula.max(), held.max() if held.notna().any() else 0))
+    axes.set_xlabel(f"memory of a device ({unit})")
+    axes.grid(visible=False, axis="y")
 
 
-def arrows(axes: Axes, compiled: pd.DataFrame, look: Look) -> None:
-    """Draw each compiled candidate, and an arrow that leads there from where formulas put it."""
-    for row in compiled.to_dict("records"):
-        begin, end = (row[f"formula.{BYTES}"], row[f"formula.{SPEED}"]), (row["x"], row["y"])
-        colour, marker = (look[kind][row["strategy"]] for kind in ("palette", "markers"))
-        axes.annotate("", end, begin, arrowprops={"arrowstyle": "->", "color": colour, "lw": 1, "alpha": 0.7}, zorder=4)
-        axes.plot(*end, marker, color=colour, markeredgecolor="black", markersize=9, zorder=5)
-
-
-def legend(axes: Axes, look: Look) -> None:
-    """Name the strategies that are drawn, the lines, and what an arrow means."""
-    lines, _ = axes.get_legend_handles_labels()
-    style = {"color": GREY, "marker": "o", "markeredgecolor": "black", "markersize": 9}
-    arrow = Line2D([], [], **style, label="formula → compiled")
-    handles = [*(marker_of(name, look, name) for name in look["hue_order"]), *lines, arrow]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-
-
-def marker_of(strategy: str, look: Look, label: str) -> Line2D:
-    """Return the entry of a legend that shows a strategy's marker."""
-    colour, marker = look["palette"][strategy], look["markers"][strategy]
-    return Line2D([], [], color=colour, marker=marker, linestyle="", label=label)
-
-
-def name_meshes(axes: Axes, compiled: pd.DataFrame, best: pd.DataFrame, look: Look) -> None:
-    """Write the mesh of each compiled candidate near it; of more than `LABELLED` a number, and the meshes in a list."""
-    texts = list(compiled["mesh"])
-    if len(texts) > LABELLED:
-        list_meshes(axes, compiled, look)
-        texts = [str(number) for number in range(1, len(texts) + 1)]
-    x = np.linspace(best[f"formula.{BYTES}"].min(), best[f"formula.{BYTES}"].max(), 100 * (len(best) > 0))
-    y = best[f"formula.{SPEED}"].to_numpy()[best[f"formula.{BYTES}"].searchsorted(x, side="right") - 1]
-    points, line = (list(zip(*pair, strict=True)) for pair in ((compiled["x"], compiled["y"]), (x, y)))
-    if unplaced := label_points(axes, points, texts, line):
-        text = f"no room near {len(unplaced)} of the compiled points"
-        axes.text(0.01, 0.01, text, transform=axes.transAxes, size="x-small")
-
-
-def list_meshes(axes: Axes, compiled: pd.DataFrame, look: Look) -> None:
-    """List the meshes of the compiled candidates with their numbers, in columns beside the legend."""
-    handles = [
-        marker_of(strategy, look, f"{number}  {mesh}")
-        for number, (strategy, mesh) in enumerate(zip(compiled["strategy"], compiled["mesh"], strict=True), start=1)
+def legend_handles() -> tuple[list[Line2D], list[Line2D]]:
+    """Return the entries of the legends of times and of sizes."""
+    least, predicted, replayed = (label for _, label in TIMES.values())
+    times: dict[str, dict[str, Any]] = {
+        least: {"marker": "|", "markeredgewidth": 2},
+        predicted: {"marker": "o", "markerfacecolor": "white"},
+        replayed: {"marker": "s", "markeredgecolor": "black"},
+    }
+    sizes = [
+        Line2D([], [], color=GREY, linewidth=6, label="as compiled"),
+        Line2D([], [], color="black", linestyle="", marker="|", markersize=8, label="by formula"),
+        Line2D([], [], color="black", linestyle="--", linewidth=1, label="what a device has"),
     ]
-    figure, legend, columns = axes.get_figure(root=True), axes.get_legend(), math.ceil(len(handles) / LISTED)
-    assert figure
-    assert legend
-    figure.set_figwidth(figure.get_figwidth() + 3 * columns)
-    axes.add_artist(legend)  # the second one would replace it
-    style = {"loc": "upper left", "bbox_to_anchor": (1.25, 1), "ncols": columns, "fontsize": "x-small"}
-    axes.legend(handles=handles, title="compiled", frameon=False, **style)
+    marks = [Line2D([], [], color=GREY, linestyle="", markersize=8, label=label, **times[label]) for label in times]
+    return marks, sizes
+
+
+def label_of(row: dict[Any, Any]) -> str:
+    """Name a candidate in two lines: its strategy and mesh, then microbatches and options.
+
+    >>> label_of({"strategy": "fsdp", "mesh": "fsdp=8", "microbatches": 2, "remat": "dots", "options": ""})
+    'fsdp fsdp=8\\n2 microbatches, remat dots'
+    """
+    microbatches, remat, options = (row.get(name) for name in ("microbatches", "remat", "options"))
+    more = [
+        f"{microbatches:.0f} microbatches" if microbatches and microbatches > 1 else "",
+        f"remat {remat}" if isinstance(remat, str) else "",
+        options.replace(",", ", ") if isinstance(options, str) else "",
+    ]
+    name = f"{row['strategy']} {row['mesh'] or ''}".strip()
+    return "\n".join(filter(None, [name, ", ".join(filter(None, more))]))
 
 
 def what_was_searched(facts: dict[str, Any]) -> str:
@@ -174,10 +153,11 @@ def what_was_searched(facts: dict[str, Any]) -> str:
     )
 
 
-def what_is_drawn(rows: pd.DataFrame, drawn: int) -> str:
-    """Say how many candidates are drawn, why the others are not, and what the bounds assume."""
-    infeasible = int(rows["status"].eq("infeasible").sum())
-    beyond = len(rows) - drawn - infeasible
-    left_out = f"{infeasible} are infeasible, {beyond} need more than {SHOWN:g} times a device's memory"
-    bounds = "Bounds are by the chip's published figures, with perfect overlap and no idle time but pipeline bubbles."
-    return f"{drawn} of {len(rows)} candidates drawn: {left_out}. {bounds} Compiled steps are simulated."
+def what_is_drawn(rows: pd.DataFrame, shown: pd.DataFrame) -> str:
+    """Say which candidates are drawn, and what the times are."""
+    status = rows["status"].value_counts()
+    fitting, large, infeasible = (int(status.get(name, 0)) for name in ("fits", "too_large", "infeasible"))
+    drawn = f"{len(shown)} of {len(rows)} candidates drawn, {len(compiled(shown))} of them compiled."
+    counts = f"By formula {fitting} fit, {large} are too large, {infeasible} are infeasible."
+    meaning = "The least time assumes the chip's published rates and full overlap."
+    return f"{drawn} {counts} {meaning} A replay runs the compiled schedule at these rates. Nothing was measured."

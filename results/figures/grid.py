@@ -6,14 +6,6 @@ from results.figures.svg import tint
 from results.records.overviews import Overview
 
 WIDTH, GUTTER, MARGIN = 400, 88, 10
-COLOURS = {
-    "batch": "#1f9d73",
-    "activations": "#1f9d73",
-    "weights": "#2b6cb0",
-    "gradients": "#d4622a",
-    "optimizer state": "#8257b5",
-    "number": "#5b6672",
-}
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from results.figures.canvas import GREY, parameters, wrapped
-from results.figures.palette import strategy_looks
+from results.figures.canvas import parameters, wrapped
+from results.figures.palette import GREY, strategy_looks
 from results.figures.pictures import plain_ticks
 from results.records.training import TrainingRun
 

@@ -1,4 +1,4 @@
-"""The colours and markers of all figures and pages: a strategy looks the same wherever it is drawn.
+"""All colours and markers of figures, diagrams and pages: a thing looks the same wherever it is drawn.
 
 Any two colours of one table differ by at least 0.08 in OKLab, in normal vision and as simulated for each of the three
 kinds of dichromacy. A strategy's colour has a contrast of at least 3 to white, as WCAG 2.1 asks of graphics, and a
@@ -6,9 +6,12 @@ marker of its own tells it apart without colour.
 """
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
+
+import seaborn as sns
 
 from results.figures.curves import PARTS, TIMES
+from results.records.documents import Limit
 from results.records.predictions import PARTS as SPENT
 
 MARKERS = "osD^vPX<>ph*"
@@ -29,21 +32,22 @@ STRATEGY_COLOURS = {
 }
 """The strategies of meshmark, in the order in which legends name them."""
 
-Limit = Literal[
-    "matmuls",
-    "memory bandwidth",
-    "links inside a host",
-    "network between hosts",
-    "latency",
-    "launches",
-    "pipeline bubble",
-]
-"""What limits a step, as `benchmarks.advise --scaling` writes it."""
-
+INK, GREY, LINE, PAPER = "#1f2933", "#5b6672", "#c9d1d9", "#fcfcfa"
+"""Text, captions, outlines and the ground of pictures."""
 INDIGO, TEAL, SAND, RED, SKY, BROWN, BLACK = "#332288", "#2aa198", "#e8d88a", "#dd6655", "#88ccee", "#8a4513", "#222222"
 
-PART_COLOURS = dict(zip(PARTS, (INDIGO, TEAL, SAND, RED, BLACK), strict=True))
-"""What holds a device's memory."""
+ARRAY_COLOURS = {
+    "batch": SKY,
+    "weights": INDIGO,
+    "gradients": RED,
+    "optimizer state": TEAL,
+    "activations": BROWN,
+    "number": BLACK,
+}
+"""Arrays that devices hold and send."""
+
+PART_COLOURS = dict(zip(PARTS, (INDIGO, TEAL, SKY, RED, BLACK), strict=True))
+"""What holds a device's memory: weights, optimizer state and batch have the colours of their arrays."""
 
 TIME_COLOURS = dict(zip(TIMES, (INDIGO, SKY, TEAL, RED, SAND, BROWN, BLACK), strict=True))
 """What the time of a step is spent on."""
@@ -53,6 +57,7 @@ PASS_COLOURS = {"F": SKY, "B": RED, "W": SAND}
 
 LANE_COLOURS = {
     "compute": INDIGO,
+    "compute, forward": SKY,
     "memory": SAND,
     "exposed communication": RED,
     "pipeline bubble": BLACK,
@@ -66,6 +71,11 @@ SPENT_COLOURS = dict(zip(SPENT, (INDIGO, SKY, BROWN, RED, TEAL, SAND, BLACK), st
 
 LIMIT_COLOURS = dict(zip(get_args(Limit), (INDIGO, SKY, TEAL, RED, SAND, BROWN, BLACK), strict=True))
 """What limits a predicted step."""
+
+
+def device_colours(count: int) -> list[str]:
+    """Return a colour for each device, around the circle of hues: a number tells neighbours apart, too."""
+    return list(sns.husl_palette(count, s=0.75, l=0.68).as_hex())
 
 
 class StrategyLook(NamedTuple):

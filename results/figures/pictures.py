@@ -1,20 +1,19 @@
 """Figures as files: the supported formats, and settings that make the files reproducible."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TypeVar
 
 import matplotlib as mpl
+import seaborn as sns
 from matplotlib.axis import Axis
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, NullFormatter
 
-from benchmarks.commandline.outputs import require_apart, require_picture, save
-from results.refusing import refusing
-
-Content = TypeVar("Content")
+from benchmarks.commandline.outputs import require_picture, save
+from results.cli.ending import write_output
 
 FORMATS = frozenset(FigureCanvasBase.get_supported_filetypes())
 """Supported file formats, as endings of file names without the dot."""
@@ -37,24 +36,51 @@ def draw(figure: Figure, path: Path, dpi: int = 150) -> None:
     figure.savefig(path, dpi=dpi, metadata=METADATA.get(path.suffix.removeprefix("."), {}))
 
 
+@contextmanager
+def themed() -> Iterator[None]:
+    """Draw in the theme of seaborn's curves, reproducibly."""
+    with mpl.rc_context():
+        sns.set_theme(style="whitegrid", rc=REPRODUCIBLE)
+        yield
+
+
 def draw_file(
     parser: ArgumentParser,
     options: Namespace,
-    read: Callable[[Path], Content],
-    draw_content: Callable[[Content, Path], None],
+    figure_of: Callable[[Path], Figure],
+    theme: Callable[[], AbstractContextManager[None]] = nullcontext,
+    dpi: int = 150,
 ) -> None:
-    """Run a command that draws one file, and print the name of the picture. Broken input ends the command.
+    """Run a command that draws one file. By default the picture is the file with the suffix ".png".
 
     Args:
         parser: of the command.
-        options: `file`, and `out`, by default the file with the suffix ".png".
-        read: reads the file; may raise `RecordError`.
-        draw_content: draws what was read to a path.
+        options: `file` and `out`.
+        figure_of: reads the file and returns its figure; may raise `RecordError`.
+        theme: what the figure is drawn in.
+        dpi: resolution in dots per inch.
     """
-    out = options.out or options.file.with_suffix(".png")
-    with refusing(parser):
-        require_apart({"--out" if options.out else "the picture": out}, [options.file])
-        content = read(options.file)
-        require_picture(out, FORMATS)
-        save(out, lambda path: draw_content(content, path))
-    print(out)
+    out, name = options.out or options.file.with_suffix(".png"), "--out" if options.out else "the picture"
+    with theme():
+        draw_output(parser, lambda: figure_of(options.file), out, [options.file], name=name, dpi=dpi)
+
+
+def draw_output(
+    parser: ArgumentParser,
+    make: Callable[[], Figure],
+    out: Path,
+    inputs: Iterable[Path] = (),
+    *,
+    name: str = "--out",
+    way_out: str = "",
+    dpi: int = 150,
+) -> None:
+    """Run a command that writes a picture; the arguments are those of `write_output`."""
+
+    def write(path: Path, figure: Figure) -> None:
+        save(path, lambda to: draw(figure, to, dpi))
+
+    def check(path: Path) -> None:
+        require_picture(path, FORMATS)
+
+    write_output(parser, make, out, inputs, name=name, way_out=way_out, check=check, write=write)

@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from results.figures.canvas import GREY, caption
-from results.figures.palette import SPENT_COLOURS, STRATEGY_COLOURS
+from results.figures.canvas import caption
+from results.figures.palette import GREY, SPENT_COLOURS, STRATEGY_COLOURS
 from results.records.predictions import PARTS
 
 NEAR = 0.1

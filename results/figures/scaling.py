@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from results.figures.canvas import GREY, caption
-from results.figures.palette import LIMIT_COLOURS, strategy_looks
+from results.figures.canvas import caption
+from results.figures.palette import GREY, LIMIT_COLOURS, strategy_looks
 from results.figures.pictures import plain_ticks
 from results.records.reading import RecordError
 
@@ -19,7 +19,7 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
     """Draw the time of a step, and below it the utilization, against devices, a column for each scaling.
 
     Args:
-        facts: what all points share, as `results.scaling.read` returns it.
+        facts: what all points share, as `read_scaling` returns it.
         rows: the points, a row each.
 
     Raises:

@@ -1,27 +1,27 @@
-"""The figure of which device holds which part of each array of a step: a panel for each array, a cell for each part."""
+"""The figure of which device holds which part of each array of a step: a panel a layout, a cell for each part."""
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 
-import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from results.figures.canvas import GREY, caption
+from results.figures.canvas import caption
 from results.figures.grid import size
+from results.figures.palette import GREY, device_colours
 from results.records.overviews import HeldArray, Overview
 
 MOST_DEVICES = 64
 """Most devices whose numbers are legible."""
 COLUMNS = 4
 """Panels side by side."""
-WIDTH, LEAST_HEIGHT, ROW_HEIGHT, TITLE_HEIGHT = 3.1, 1.0, 0.1, 0.75
+WIDTH, LEAST_HEIGHT, ROW_HEIGHT, TITLE_HEIGHT = 3.1, 1.0, 0.1, 0.9
 """Of a panel, in inches. It is as high as its rows need."""
 LETTERS = 45
 """Letters in a line above a panel."""
+NAMED = 3
+"""Most arrays that a title names."""
 MOST_COLUMNS = 16
 """The parts of a dim that is split into more, and is the only one, are in lines of so many, one below another."""
 
@@ -30,29 +30,27 @@ Parts = Mapping[tuple[int, int], Sequence[int]]
 
 
 def figure_of(overview: Overview) -> Figure:
-    """Draw the mesh, and each array of a step with the devices that hold its parts.
-
-    Arrays of a weight that are split alike share a panel.
-    """
-    panels = [mesh_panel(overview)]
-    panels += [(title, parts_of(overview, array)) for title, array in alike(overview.arrays)]
+    """Draw the mesh, and a panel for each distinct layout of the arrays of a step: which devices hold which part."""
+    panels = [mesh_panel(overview), *layout_panels(overview)]
     lines = [panels[start : start + COLUMNS] for start in range(0, len(panels), COLUMNS)]
     heights = [
         TITLE_HEIGHT + max(LEAST_HEIGHT, *(ROW_HEIGHT * extents(parts)[0] for _, parts in line)) for line in lines
     ]
     figure = Figure(figsize=(COLUMNS * WIDTH, sum(heights) + 0.6), layout="constrained")
     grid = [*figure.subplots(len(lines), COLUMNS, squeeze=False, height_ratios=heights).flat]
+    colours = device_colours(len(overview.devices))
     for axes, (title, parts) in zip(grid, panels, strict=False):
-        draw_parts(axes, parts)
+        draw_parts(axes, parts, colours)
         axes.set_title(title, fontsize="x-small", loc="left")
     for unused in grid[len(panels) :]:
         unused.remove()
     mesh = ",".join(f"{axis}={count}" for axis, count in overview.mesh)
     figure.suptitle(f"{overview.strategy} on {mesh}: {overview.workload}", x=0.01, ha="left", fontsize="medium")
-    cells = (
-        "A cell is a part of an array; its numbers are the devices that hold it, and its colour tells it from others."
+    caption(
+        figure,
+        "A cell is a part of an array. A device has the same colour everywhere; the stripes of a cell are the devices "
+        "that hold it. Bytes are those of all arrays of a panel: weights, gradients and AdamW's moments.",
     )
-    caption(figure, f"{cells} m and v are AdamW's moments.")
     return figure
 
 
@@ -64,22 +62,32 @@ def mesh_panel(overview: Overview) -> tuple[str, Parts]:
     return f"the devices of the mesh\n{down}right: {innermost}", cells
 
 
-def alike(arrays: Sequence[HeldArray]) -> list[tuple[str, HeldArray]]:
-    """Return a title and an array for each group of arrays of one name that are split alike."""
-    groups: dict[tuple[str, tuple[tuple[str, ...], ...]], list[HeldArray]] = {}
-    for array in arrays:
-        groups.setdefault((array.name, array.axes), []).append(array)
-    return [(title_of(group), group[0]) for group in groups.values()]
+def layout_panels(overview: Overview) -> list[tuple[str, Parts]]:
+    """Return a title and the parts of each distinct layout, the one with the most bytes first."""
+    groups: dict[str, list[HeldArray]] = {}
+    parts: dict[str, Parts] = {}
+    for array in overview.arrays:
+        own = parts_of(overview, array)
+        key = repr(sorted(own.items()))
+        groups.setdefault(key, []).append(array)
+        parts[key] = own
+    largest = sorted(groups, key=lambda key: -sum(array.whole_bytes for array in groups[key]))
+    return [(title_of(groups[key]), parts[key]) for key in largest]
 
 
 def title_of(group: Sequence[HeldArray]) -> str:
-    """Return what the arrays of a group are, their dims with the axes that split them, and the bytes of each."""
-    array = group[0]
-    dims = zip(array.dims, array.shape, array.axes, strict=True)
+    """Return the dims that the arrays of a group split, with their axes, and the names and the bytes of the arrays."""
+    splits = dict.fromkeys(
+        " ".join("/".join([dim, *axes]) for dim, axes in zip(array.dims, array.axes, strict=True) if axes)
+        for array in group
+    )
+    names = [*dict.fromkeys(array.name for array in group)]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    whole, held = (sum(getattr(array, f"{which}_bytes") for array in group) for which in ("whole", "held"))
     lines = [
-        f"{array.name}: {', '.join(each.what for each in group)}",
-        " ".join("/".join([f"{dim}={length}", *axes]) for dim, length, axes in dims),
-        f"{size(array.whole_bytes)}, {size(array.held_bytes)} on a device",
+        f"split: {', '.join(filter(None, splits)) or 'nothing'}",
+        f"{', '.join(names[:NAMED])}{more}",
+        f"{size(whole)}, {size(held)} on a device",
     ]
     return "\n".join(part for line in lines for part in textwrap.wrap(line, LETTERS))
 
@@ -109,27 +117,21 @@ def extents(parts: Parts) -> tuple[int, int]:
     return 1 + max(rows), 1 + max(columns)
 
 
-def draw_parts(axes: Axes, parts: Parts) -> None:
-    """Draw a cell for each part, in a colour of its own, with the numbers of the devices that hold it."""
+def draw_parts(axes: Axes, parts: Parts, colours: Sequence[str]) -> None:
+    """Draw a cell for each part: a stripe in its colour for each device that holds it, and the devices' numbers."""
     rows, columns = extents(parts)
-    for (row, column), colour in zip(sorted(parts), part_colours(len(parts)), strict=True):
-        axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="white", linewidth=0.8))
-        text = textwrap.wrap(names(parts[row, column]), max(4, round(40 / columns)))
+    for (row, column), devices in parts.items():
+        width = 1 / len(devices)
+        for place, device in enumerate(devices):
+            stripe = Rectangle((column + place * width, row), width, 1, facecolor=colours[device], linewidth=0)
+            axes.add_patch(stripe)
+        axes.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor="white", linewidth=1.5))
+        text = textwrap.wrap(names(devices), max(4, round(40 / columns)))
         points = min(8.0, max(60 / rows, 5.0) / len(text), 300 / columns / max(map(len, text)))
-        ink = "black" if np.dot(colour[:3], (0.299, 0.587, 0.114)) > 0.55 else "white"
-        axes.text(column + 0.5, row + 0.5, "\n".join(text), ha="center", va="center", fontsize=points, color=ink)
+        axes.text(column + 0.5, row + 0.5, "\n".join(text), ha="center", va="center", fontsize=points, color="black")
     axes.set(xlim=(0, columns), ylim=(rows, 0), xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set_color(GREY)
-
-
-def part_colours(count: int) -> list[tuple[float, ...]]:
-    """Return a colour for each part, of the map of `jax.debug.visualize_array_sharding`. Neighbours differ.
-
-    Its own order gives two parts the same colour.
-    """
-    step = next(step for step in range(max(1, 2 * count // 5), 0, -1) if math.gcd(step, count) == 1)
-    return [mpl.colormaps["tab20b"](index * step % count / max(1, count - 1)) for index in range(count)]
 
 
 def names(devices: Sequence[int]) -> str:

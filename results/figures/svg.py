@@ -1,12 +1,13 @@
-"""A small SVG writer. It uses only the standard library, so committed pictures do not depend on library versions."""
+"""A small SVG writer, so committed pictures do not depend on the versions of libraries."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree as Tree
 
+from results.figures.palette import INK, PAPER
+
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-INK, GREY, LINE, PAPER = "#1f2933", "#5b6672", "#c9d1d9", "#fcfcfa"
 
 
 def tint(colour: str, strength: float) -> str:
@@ -40,7 +41,9 @@ class Drawing:
 
     def add(self, name: str, text: str | None = None, **attributes: Any) -> Tree.Element:
         """Add an element and return it. Underscores in the names of attributes become hyphens."""
-        element = Tree.SubElement(self.into, name, {key.replace("_", "-"): plain(v) for key, v in attributes.items()})
+        element = Tree.SubElement(
+            self.into, name, {key.replace("_", "-"): as_attribute(v) for key, v in attributes.items()}
+        )
         element.text = text
         return element
 
@@ -67,7 +70,7 @@ class Drawing:
         back = x2 - 5 * along[0], y2 - 5 * along[1]
         corners = [(back[0] + side * across[0], back[1] + side * across[1]) for side in (2, -2)]
         self.add("line", x1=x1, y1=y1, x2=back[0], y2=back[1], stroke=colour)
-        points = " ".join(f"{plain(x)},{plain(y)}" for x, y in [(x2, y2), *corners])
+        points = " ".join(f"{as_attribute(x)},{as_attribute(y)}" for x, y in [(x2, y2), *corners])
         self.add("polygon", points=points, fill=colour)
 
     def finished(self, title: str, shown: float = 1.0) -> str:
@@ -78,7 +81,11 @@ class Drawing:
             shown: factor by which the picture is enlarged where there is room.
         """
         width, height = self.width, self.y
-        size = {"width": plain(width * shown), "height": plain(height * shown), "viewBox": f"0 0 {width:g} {height:g}"}
+        size = {
+            "width": as_attribute(width * shown),
+            "height": as_attribute(height * shown),
+            "viewBox": f"0 0 {width:g} {height:g}",
+        }
         self.root.attrib |= size | {"font-family": FONT}
         name, paper = Tree.Element("title"), Tree.Element("rect", width="100%", height="100%", rx="8", fill=PAPER)
         name.text = title
@@ -87,10 +94,10 @@ class Drawing:
         return Tree.tostring(self.root, "unicode") + "\n"
 
 
-def plain(value: object) -> str:
+def as_attribute(value: object) -> str:
     """Return a number with at most one digit after the decimal point, and anything else unchanged, as text.
 
-    >>> plain(2.0), plain(1.25), plain("x")
+    >>> as_attribute(2.0), as_attribute(1.25), as_attribute("x")
     ('2', '1.2', 'x')
     """
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, int | float) else str(value)

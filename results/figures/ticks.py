@@ -1,10 +1,10 @@
 """Draws a pipeline schedule below a picture of devices: one row per stage, one cell per tick."""
 
 from results.figures.grid import MARGIN, WIDTH
-from results.figures.svg import GREY, INK, Drawing, tint
+from results.figures.palette import GREY, INK, PASS_COLOURS
+from results.figures.svg import Drawing, tint
 from results.records.schedules import KINDS, Operation, Schedule
 
-COLOURS = {"F": "#1f9d73", "B": "#d4622a", "W": "#8257b5"}
 LABEL, CELL = 42, 17
 """Width of the labels of stages, and height of a cell."""
 
@@ -28,7 +28,7 @@ def draw_timetable(drawing: Drawing, schedule: Schedule) -> None:
 
 def draw_cell(drawing: Drawing, x: float, width: float, op: Operation) -> None:
     """Draw one operation. Chunks of the model after the first are paler, and narrow cells have no number."""
-    colour = tint(COLOURS[op.kind], 0.45 if op.chunk == 0 else 0.25)
+    colour = tint(PASS_COLOURS[op.kind], 1 if op.chunk == 0 else 0.5)
     drawing.rect(x, drawing.y, 0.93 * width, CELL - 1, colour, rx=min(2, width / 4))
     if width > 11:
         drawing.text(x + 0.465 * width, drawing.y + 12, str(op.microbatch), 10, INK, text_anchor="middle")
@@ -39,7 +39,7 @@ def draw_kinds(drawing: Drawing, kinds: set[str]) -> None:
     x = MARGIN + LABEL
     for kind, name in KINDS.items():
         if kind in kinds:
-            drawing.rect(x, drawing.y + 5, 12, 10, tint(COLOURS[kind], 0.45), rx=2)
+            drawing.rect(x, drawing.y + 5, 12, 10, PASS_COLOURS[kind], rx=2)
             drawing.text(x + 17, drawing.y + 14, name, 10, GREY)
             x += 80
     drawing.text(WIDTH - MARGIN, drawing.y + 14, "number: microbatch; empty: idle", 10, GREY, text_anchor="end")

@@ -17,7 +17,7 @@ from results.figures.canvas import (
     strategy_lines,
     what_was_left_out,
 )
-from results.figures.curves import counts, scaling
+from results.figures.curves import is_counted, scaling
 from results.records.rows import ATTENTION, WORKLOAD
 
 NAME = "time_and_memory_vs_window"
@@ -28,13 +28,13 @@ SAME = [*(name for name in WORKLOAD if name != "attention"), *ATTENTION[1:]]
 def sweeps(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield a label and the rows of each sweep: rows that count with several windows, otherwise of the same work."""
     for values, part in rows.groupby(SAME, sort=False, dropna=False):
-        if part.loc[counts(part), "attention"].nunique() > 1:
+        if part.loc[is_counted(part), "attention"].nunique() > 1:
             yield "-".join(text for text in map(str, values) if text not in ("nan", "None")), part
 
 
 def window_points(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the fastest row of each strategy on its most devices, for each window. Dense has the whole sequence."""
-    points = pd.concat([scaling(part) for _, part in rows[counts(rows)].groupby("attention")])
+    points = pd.concat([scaling(part) for _, part in rows[is_counted(rows)].groupby("attention")])
     points = points[points["best"] & points["memory.total_bytes"].notna()]
     points = points[points["devices"] == points.groupby("strategy")["devices"].transform("max")]
     windows = points["attention_window"].astype(float).fillna(points["sequence_tokens"])

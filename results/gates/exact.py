@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from results.arguments import percent
+from results.cli.arguments import percent
 from results.gates.counters import COMPILER, COUNTERS, PASSED, Snapshot, read_snapshot
 from results.gates.metrics import EXACT, Allowance, Metric, of_an_axis, other_axes
-from results.gates.report import listed
+from results.gates.report import counted_words
 from results.gates.verdict import Finding, Report
 from results.records.machine import differences
 from results.records.reading import Case
@@ -144,7 +144,7 @@ def by_counter(findings: Iterable[Finding]) -> Iterator[str]:
         ratios = [finding.ratio for finding in found if finding.ratio is not None]
         extent = f", {min(ratios):.3f}x to {max(ratios):.3f}x" if ratios else ""
         cases = f"{len(found)} {'case' if len(found) == 1 else 'cases'}"
-        yield f"{metric} differs in {cases}{extent}; {listed(Counter(finding.word for finding in found))}"
+        yield f"{metric} differs in {cases}{extent}; {counted_words(Counter(finding.word for finding in found))}"
 
 
 def judge_case(

@@ -4,7 +4,7 @@ import json
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.commandline.parser import plain
+from benchmarks.commandline.parser import one_line
 from results.gates.metrics import metric_of
 from results.gates.report import cells, summary
 from results.gates.verdict import RED, Finding, Report
@@ -12,9 +12,9 @@ from results.gates.verdict import RED, Finding, Report
 
 def junit(report: Report) -> str:
     """Format a report as JUnit XML, one test per case: red cases are failures, inconclusive ones are skipped."""
-    suite = ElementTree.Element("testsuite", name=plain(report.title))
+    suite = ElementTree.Element("testsuite", name=one_line(report.title))
     for case, findings in report.cases().items():
-        test = ElementTree.SubElement(suite, "testcase", classname="meshmark", name=plain(case))
+        test = ElementTree.SubElement(suite, "testcase", classname="meshmark", name=one_line(case))
         outcome = outcome_of(findings)
         element = ElementTree.SubElement(test, outcome)
         lines = [" ".join(filter(None, cells(finding))) for finding in findings]
@@ -46,7 +46,7 @@ def action_json(report: Report) -> str:
     for measure in report.measures:
         metric = metric_of(measure.metric)
         if metric and metric.better == "lower":
-            entry = {"name": f"{plain(measure.case)} {metric.name}", "unit": metric.unit, "value": measure.value}
+            entry = {"name": f"{one_line(measure.case)} {metric.name}", "unit": metric.unit, "value": measure.value}
             if measure.low is not None and measure.high is not None:
                 entry["range"] = f"{measure.low:.6g} to {measure.high:.6g}"
             entries.append(entry | {"extra": f"better: {metric.better}"})
@@ -62,5 +62,5 @@ def bencher_json(report: Report) -> str:
     for measure in report.measures:
         bounds = {"value": measure.value, "lower_value": measure.low, "upper_value": measure.high}
         known = {name: value for name, value in bounds.items() if value is not None}
-        benchmarks.setdefault(plain(measure.case), {})[measure.metric] = known
+        benchmarks.setdefault(one_line(measure.case), {})[measure.metric] = known
     return json.dumps(benchmarks, indent=1) + "\n"

@@ -4,8 +4,9 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from benchmarks.commandline.parser import plain
+from benchmarks.commandline.parser import one_line
 from benchmarks.commandline.tables import aligned, screen_width
+from results.cli.tables import escaped
 from results.gates.metrics import metric_of
 from results.gates.verdict import RED, Finding, Report
 
@@ -13,12 +14,11 @@ from results.gates.verdict import RED, Finding, Report
 TABLE_LETTERS = 30_000
 INDENT = "  "
 DECIDING = RED | {"inconclusive"}
-SPECIAL = str.maketrans({"&": "&amp;", "<": "&lt;", "@": "&#64;"} | {mark: f"\\{mark}" for mark in "\\`*[]|"})
 
 
 def terminal(report: Report) -> str:
     """Format a report as text: the changes case by case, a summary, and remarks."""
-    return "\n".join([*changed_lines(report), summary(report), *map(plain, report.remarks)]) + "\n"
+    return "\n".join([*changed_lines(report), summary(report), *map(one_line, report.remarks)]) + "\n"
 
 
 def changed_lines(report: Report) -> list[str]:
@@ -55,7 +55,7 @@ def markdown(report: Report) -> str:
     lines += [f"- {line}" for line in (*about, *map(escaped, report.remarks))]
     lines += ["", *markdown_table(deciding, shared)]
     if folded:
-        words = listed(Counter(finding.word for finding in folded))
+        words = counted_words(Counter(finding.word for finding in folded))
         lines += ["<details>", f"<summary>and {words}</summary>", "", *markdown_table(folded, shared), "</details>"]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -74,24 +74,24 @@ def shared_words(report: Report) -> list[str]:
 
 def own_words(case: str, shared: Sequence[str]) -> str:
     """Return the name of a case without the words that all cases share."""
-    return plain(" ".join(word for word in case.split() if word not in shared))
+    return one_line(" ".join(word for word in case.split() if word not in shared))
 
 
 def heading(report: Report, shared: Sequence[str]) -> list[str]:
     """Return the title, and the words that all cases share if there are any."""
-    return [plain(report.title), *([plain(f"all cases: {' '.join(shared)}")] if shared else [])]
+    return [one_line(report.title), *([one_line(f"all cases: {' '.join(shared)}")] if shared else [])]
 
 
 def summary(report: Report) -> str:
     """Return the verdict with the number of cases by their gravest finding, or with the reason of a refusal."""
     counts = Counter(findings[0].word for findings in report.cases().values())
-    return plain(f"{report.verdict}: {report.reason or listed(counts)}")
+    return one_line(f"{report.verdict}: {report.reason or counted_words(counts)}")
 
 
-def listed(counts: Counter) -> str:
+def counted_words(counts: Counter) -> str:
     """List counts.
 
-    >>> listed(Counter(worse=1, same=38))
+    >>> counted_words(Counter(worse=1, same=38))
     '1 worse, 38 same'
     """
     return ", ".join(f"{count} {word}" for word, count in counts.items()) or "nothing was compared"
@@ -103,7 +103,7 @@ def cells(finding: Finding) -> tuple[str, ...]:
     values = ""
     if metric:
         values = f"{number(finding.base)} -> {number(finding.head)} {metric.unit}"
-    return finding.word, finding.metric, values, ratio(finding), plain(finding.note)
+    return finding.word, finding.metric, values, ratio(finding), one_line(finding.note)
 
 
 def number(value: float | None) -> str:
@@ -141,12 +141,3 @@ def markdown_table(findings: Sequence[Finding], shared: Sequence[str]) -> Iterat
             break
         yield line
     yield ""
-
-
-def escaped(text: str) -> str:
-    """Escape a text so that Markdown shows it verbatim and GitHub mentions nobody.
-
-    >>> print(escaped("a|b `c` @main"))
-    a\\|b \\`c\\` &#64;main
-    """
-    return plain(text).translate(SPECIAL)

@@ -19,10 +19,6 @@ RED: frozenset[Word] = frozenset({"vanished", "worse", "slower"})
 EXIT_CODES: dict[Verdict, int] = {"green": 0, "red": 1, "inconclusive": 3, "not comparable": 4, "broken input": 5}
 
 
-class NotComparable(ValueError):
-    """Two runs are complete, but a comparison would not be fair; the message names what differs."""
-
-
 @dataclass(frozen=True)
 class Finding:
     """The judgement of one metric of a case, or of the whole case.

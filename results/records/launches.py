@@ -95,7 +95,7 @@ class Change:
         return f"{math.expm1(self.mean):+.1%} ({math.expm1(self.low):+.1%} to {math.expm1(self.high):+.1%})"
 
 
-def united(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def combine_launches(launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Combine the records of a case's launches into one; if a launch failed, return the record of the first failure.
 
     The columns in `INTERVALS` become the geometric mean of the launches, with a 95% interval over launches. Other

@@ -1,14 +1,14 @@
 """Reads the files of `pytest benchmarks --benchmark-json=...` row by row, and checks them."""
 
 import reprlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from results.records.columns import type_of
-from results.records.launches import INTERVALS, united
+from results.records.launches import INTERVALS, combine_launches
 from strategies import files
 from strategies.files import shown
 from strategies.schema import Amount, Count, Positive, Scalar, SchemaError, checked, checked_fields
@@ -19,9 +19,7 @@ UNTIMED = "untimed"
 LAUNCH = "launch"
 """Key of the launch number in a row of merged runs."""
 WRITTEN_BY = "a file written by `pytest benchmarks --benchmark-json=FILE`"
-WAY_OUT = (
-    "write it with `pytest benchmarks --benchmark-json=FILE`, or a baseline with `python -m results.baseline RUN.json`"
-)
+WAY_OUT = "write it with `pytest benchmarks --benchmark-json=FILE`, or a baseline with `meshmark baseline RUN.json`"
 Rows = list[dict[str, Any]]
 RUN: dict[str, Any] = {"benchmarks": Rows, "machine_info": dict[str, Any]}
 """Keys of a run, with the types of their values."""
@@ -41,6 +39,10 @@ MACHINE: dict[str, Any] = {
 RecordError = SchemaError
 """A file cannot be read as meshmark records, or cannot be read together with another."""
 Document = TypeVar("Document")
+
+
+class NotComparable(ValueError):
+    """Two runs are complete, but a comparison would not be fair; the message names what differs."""
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -120,12 +122,6 @@ def read_document(path: Path, kind: str, version: int, form: type[Document], wri
     return checked(document, form, shown(path))
 
 
-def check_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Any], where: str) -> None:
-    """Raise `RecordError` if a row lacks a column or has a value of another type. Rows may have other columns."""
-    for number, row in enumerate(rows):
-        checked_fields(row, columns, f"{where}[{number}]")
-
-
 def check_version(where: str, found: Any, version: int, written_by: str) -> None:
     """Raise `RecordError` unless the schema version that was found is the one that is read."""
     if type(found) is int and found == version:
@@ -171,7 +167,7 @@ def records_of(path: Path, run: Mapping[str, Any], needed: Collection[str]) -> l
     """Return the records of a run: each has all `needed` columns, and `name`, `file`, `fingerprint` and `samples`.
 
     The launches of a case in merged runs become one record, with their number in `launches` (see
-    `results.records.launches.united`).
+    `results.records.launches.combine_launches`).
 
     Raises:
         RecordError: there is no record, or one has another schema, lacks a column or has a value of another type.
@@ -193,7 +189,7 @@ def records_of(path: Path, run: Mapping[str, Any], needed: Collection[str]) -> l
         record = found.extra_info | about | {"name": found.name, "samples": samples}
         case = tuple(record.get(fact) for fact in Case._fields)
         launches.setdefault(case if found.launch else number, []).append(record)
-    return list(map(united, launches.values()))
+    return list(map(combine_launches, launches.values()))
 
 
 def check_columns(facts: Mapping[str, Any], needed: Collection[str], where: str) -> None:

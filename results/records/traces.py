@@ -9,7 +9,7 @@ import msgspec
 from strategies.files import read_json, shown
 from strategies.schema import Amount, SchemaError, checked
 
-WRITTEN_BY = "write one with `python -m benchmarks.compile --topology v5e:4x4 --strategy fsdp --trace FILE`"
+WRITTEN_BY = "write one with `meshmark compile --topology v5e:4x4 --strategy fsdp --trace FILE`"
 
 
 class Span(NamedTuple):

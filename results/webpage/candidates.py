@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from results.figures.feasibility import BYTES, SHOWN, SPEED, beaten_by_none, what_was_searched
-from results.frontier import Trial
+from results.figures.curves import frontier as pareto
+from results.figures.feasibility import BYTES, SPEED, best_of_each_mesh, compiled, what_was_searched
+from results.records.documents import Trial
 from results.records.reading import RecordError
-from results.webpage.columns import column, plain
+from results.webpage.columns import as_json, column
 from results.webpage.words import many, size
 
+SHOWN = 1.5
+"""Candidates that need more than this many times a device's memory are not on the axis."""
 CELLS = 48, 32
 """Number of histogram cells along memory and along throughput."""
 TABLE = [
@@ -26,11 +29,11 @@ def search_data(facts: dict[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
     """Return the result of a search as values that JSON can represent.
 
     Args:
-        facts: the facts that all candidates share, from `results.frontier.read`.
+        facts: the facts that all candidates share, from `read_search`.
         rows: the candidates, best first, from the same function.
 
     Returns:
-        `count`, the number of listed candidates: the frontier, the compiled ones, and the best of each strategy and set
+        `count`, the number of found candidates: the frontier, the compiled ones, and the best of each strategy and set
         of mesh axes; `columns`, their values as in `run_data`, where `frontier` is a flag; `capacity_bytes` of a
         device; `largest_bytes`, the end of the memory axis; `density`, the number of candidates by memory and
         throughput; and `strategies`, the names of all strategies in the search.
@@ -42,11 +45,11 @@ def search_data(facts: dict[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
         raise RecordError("nothing to show, no candidate is feasible; each row's `reason` says why")
     rows = rows.assign(options=rows["options"].fillna("") if "options" in rows else "")
     frontier = beaten_by_none(rows)
-    listed = rows.loc[sorted({*frontier.index, *compiled(rows).index, *foremost(rows).index})]
-    values = {name: [plain(value) for value in listed[name]] for name in TABLE if name in listed}
-    values["frontier"] = [bool(value) for value in listed.index.isin(frontier.index)]
+    found = rows.loc[sorted({*frontier.index, *compiled(rows).index, *best_of_each_mesh(rows).index})]
+    values = {name: [as_json(value) for value in found[name]] for name in TABLE if name in found}
+    values["frontier"] = [bool(value) for value in found.index.isin(frontier.index)]
     return {
-        "count": len(listed),
+        "count": len(found),
         "columns": {name: column(of_rows) for name, of_rows in values.items()},
         "capacity_bytes": facts["capacity_bytes"],
         "largest_bytes": SHOWN * facts["capacity_bytes"],
@@ -71,22 +74,17 @@ def density(rows: pd.DataFrame, largest: float) -> dict[str, Any]:
         feasible[f"formula.{BYTES}"], speeds, bins=CELLS, range=[[0, largest], [0, 1.05 * max(speeds.max(), 1e-9)]]
     )
     return {
-        "bytes": [plain(edge) for edge in across],
-        "speed": [plain(edge) for edge in up],
+        "bytes": [as_json(edge) for edge in across],
+        "speed": [as_json(edge) for edge in up],
         "count": counted.T.astype(int).tolist(),
     }
 
 
-def compiled(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the candidates whose memory the compiler reported."""
-    return rows.dropna(subset=f"compiled.{BYTES}")
-
-
-def foremost(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the best candidate of each strategy and set of mesh axes; a search lists the best candidates first."""
-    feasible = rows[rows["status"] != "infeasible"]
-    axes = feasible["mesh"].str.replace(r"=\d+", "", regex=True) if "mesh" in feasible else feasible["strategy"]
-    return feasible.groupby([feasible["strategy"], axes], sort=False).head(1)
+def beaten_by_none(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the candidates on the frontier of those that fit, by formula, smallest first."""
+    names = {f"formula.{BYTES}": "memory.total_bytes", f"formula.{SPEED}": "tokens_per_second"}
+    best = pareto(rows[rows["status"] == "fits"].rename(columns=names))
+    return best.rename(columns={new: old for old, new in names.items()})
 
 
 def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:

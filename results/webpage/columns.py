@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from results.figures.curves import counts, memory_columns, scaling, workloads
+from results.figures.curves import is_counted, memory_columns, scaling, workloads
 from results.webpage.words import known_text, workload
 
 NOT_CARRIED = ["samples", "file", "fingerprint"]
@@ -39,7 +39,7 @@ def run_data(rows: pd.DataFrame) -> dict[str, Any]:
     cases = rows.drop(columns=NOT_CARRIED, errors="ignore").join(derived)
     return {
         "count": len(cases),
-        "columns": {str(name): column([plain(value) for value in cases[name]]) for name in cases},
+        "columns": {str(name): column([as_json(value) for value in cases[name]]) for name in cases},
         "workloads": [workload(part.iloc[0]) for part in parts.values()],
         "strategies": list(dict.fromkeys(map(str, rows["strategy"]))),
     }
@@ -50,7 +50,7 @@ def derived_columns(rows: pd.DataFrame, number: int) -> pd.DataFrame:
     sizes = memory_columns(rows)
     columns = {
         "workload": number,
-        "counts": counts(rows),
+        "counts": is_counted(rows),
         "check": rows.apply(check, axis="columns"),
         "bad": ~rows["status"].isin(["ok", "infeasible"]),
         "predicted_total_bytes": total_of(rows, ["predicted.argument_bytes", "predicted.temp_bytes"]),
@@ -58,7 +58,7 @@ def derived_columns(rows: pd.DataFrame, number: int) -> pd.DataFrame:
         "new_output_bytes": sizes["new_output_bytes"],
     }
     derived = rows[[]].assign(**columns)
-    if counts(rows).any():
+    if is_counted(rows).any():
         derived = derived.join(scaling(rows)[CURVES])
     return derived.add_prefix(DERIVED)
 
@@ -87,10 +87,10 @@ def column(values: list[Any]) -> Any:
     return first if all(value == first and type(value) is type(first) for value in values) else values
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Convert a value for JSON: NaN and infinities become None, other numbers are rounded to 6 significant digits.
 
-    >>> plain(float("nan")), plain(8.0), plain(0.123456789), plain("fsdp"), plain(True), plain([1])
+    >>> as_json(float("nan")), as_json(8.0), as_json(0.123456789), as_json("fsdp"), as_json(True), as_json([1])
     (None, 8, 0.123457, 'fsdp', True, '[1]')
     """
     value = value.item() if hasattr(value, "item") else value

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from results.figures.canvas import byte_unit, parameters
-from results.figures.curves import TIMES, attributed, counts, left_out, scaling, widest_batch
+from results.figures.curves import TIMES, attributed, is_counted, left_out, scaling, widest_batch
 
 LOUD = "This run is noisy"
 """How the sentence that warns of noise begins. The page marks it by this."""
@@ -16,7 +16,7 @@ NAMED = 4
 def summary(rows: pd.DataFrame) -> list[str]:
     """Return sentences about the rows of one workload, most important first; unknown facts have no sentence."""
     sentences = [what_ran(rows), what_counts(rows)]
-    if counts(rows).any():
+    if is_counted(rows).any():
         best = fastest_first(rows)
         sentences += [fastest(best), *smallest(best), *most_exposed(rows)]
     return [*sentences, *bytes_as_predicted(rows), noise(rows)]
@@ -33,7 +33,7 @@ def what_ran(rows: pd.DataFrame) -> str:
 
 def heading(rows: pd.DataFrame) -> str:
     """Return a heading that names the models and the devices."""
-    models = listed(rows["preset"].unique())
+    models = joined(rows["preset"].unique())
     return f"{models} on {rows['devices'].max():,.0f} {devices(rows.iloc[0])}"
 
 
@@ -45,7 +45,7 @@ def devices(facts: pd.Series) -> str:
 def strategies(rows: pd.DataFrame) -> str:
     """Name the strategies, or count them if they are too many to list."""
     names = rows["strategy"].unique()
-    return listed(names) if len(names) <= NAMED else f"{len(names)} strategies"
+    return joined(names) if len(names) <= NAMED else f"{len(names)} strategies"
 
 
 def workload(facts: pd.Series) -> str:
@@ -62,7 +62,7 @@ def what_counts(rows: pd.DataFrame) -> str:
     if "kind" in rows and rows["kind"].eq("compiled").all():
         compiled = int(rows["status"].eq("ok").sum())
         return f"{compiled} of {len(rows)} cases were compiled; none was timed."
-    counted = int(counts(rows).sum())
+    counted = int(is_counted(rows).sum())
     agree = f"{counted} of {len(rows)} were timed after their losses and gradient norms agreed with those of one device"
     why = ", ".join(f"{count} {reason}" for reason, count in left_out(rows).items())
     return f"{agree}; the curves leave out the others ({why})." if why else f"{agree}."
@@ -86,7 +86,7 @@ def fastest(points: pd.DataFrame) -> str:
         low, high = first["tokens_per_second_low"], first["tokens_per_second_high"]
         sentence += f" (95% interval {low:,.0f} to {high:,.0f})"
     alike = others[others["tokens_per_second_high"] >= first["tokens_per_second_low"]]
-    overlap = f" Its interval overlaps with that of {listed(case_names(alike))}: this run does not tell them apart."
+    overlap = f" Its interval overlaps with that of {joined(case_names(alike))}: this run does not tell them apart."
     return f"{sentence}{over_single(first)}.{overlap if len(alike) else ''}"
 
 
@@ -130,7 +130,7 @@ def bytes_as_predicted(rows: pd.DataFrame) -> list[str]:
         return []
     if off.empty:
         return [f"All {len(judged)} compiled steps that have formulas send exactly the predicted bytes."]
-    names = listed(case_names(off))
+    names = joined(case_names(off))
     return [f"{len(off)} of {len(judged)} compiled steps do not send the bytes that the formulas predict: {names}."]
 
 
@@ -191,13 +191,13 @@ def numbers(values: Iterable[float]) -> str:
     >>> numbers([8, 1, 8, float("nan")])
     '1 and 8'
     """
-    return listed([f"{value:,.0f}" for value in sorted({value for value in values if pd.notna(value)})], most=12)
+    return joined([f"{value:,.0f}" for value in sorted({value for value in values if pd.notna(value)})], most=12)
 
 
-def listed(names: Iterable[object], most: int = NAMED) -> str:
+def joined(names: Iterable[object], most: int = NAMED) -> str:
     """List names in a sentence; beyond the first `most`, count the others.
 
-    >>> listed(["data"]), listed(["data", "fsdp", "tensor"]), listed("abcde", most=3)
+    >>> joined(["data"]), joined(["data", "fsdp", "tensor"]), joined("abcde", most=3)
     ('data', 'data, fsdp and tensor', 'a, b, c and 2 others')
     """
     texts = [str(name) for name in names]

@@ -2,7 +2,7 @@
 
     print(overview("fsdp", "gpt2", "fsdp=4", batch_size=16))
 
-`python -m strategies show` prints it, and `python -m results.diagram` draws it.
+`meshmark show` prints it, and `meshmark diagram` draws it.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ class Held:
     """One kind of array that a mesh holds, and the axes that shard it.
 
     Attributes:
-        what: batch, weights, gradients or optimizer state.
-        rows: axes that split the sequences of the batch, or the layers of the model.
-        columns: axes that split the tokens of each sequence, or the features of each layer.
-        table: axes that split the rows of the vocabulary's tables; empty for the batch.
+        what: batch, weights, gradients, optimizer state or activations.
+        rows: axes that split the sequences of the batch, or the layers of the model; for activations, both.
+        columns: axes that split the tokens of each sequence, or the features of each layer; for activations, both.
+        table: axes that split the rows of the vocabulary's tables; empty for the batch and for activations.
         held_bytes: bytes of the shard of one device; None if the compiler decides and no formula predicts it.
     """
 
@@ -70,7 +70,7 @@ class Overview:
     arrays: tuple[HeldArray, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The overview as JSON values. The schedule is as `python -m strategies schedule --json` prints it."""
+        """The overview as JSON values. The schedule is as `meshmark schedule --json` prints it."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return plain | {
             "held": [dataclasses.asdict(each) for each in self.held],
@@ -177,7 +177,9 @@ def asked_overview(name: str, preset: str, mesh: str | None, topology: str | Non
 
 
 def holdings(layout: Layout, train: TrainConfig, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iterator[Held]:
-    """The kinds of arrays that a device holds: batch, weights, accumulated gradients and optimizer state.
+    """The kinds of arrays that a device holds: batch, weights, accumulated gradients, optimizer state and activations.
+
+    Activations are what the forward pass keeps for the backward pass, an estimate (`memory.temporaries`).
 
     Args:
         layout: the strategy's layout, along the mesh axes of more than one device.
@@ -195,6 +197,8 @@ def holdings(layout: Layout, train: TrainConfig, cost: Cost | None, arrays: Iter
     yield Held("gradients", rows, columns + summed, table + summed, grads)
     moments = shards + updates
     yield Held("optimizer state", rows, columns + moments, table + moments, held_bytes.get("optimizer"))
+    kept = cost.temporaries["activations"] if cost else None
+    yield Held("activations", layout.batch + rows, layout.tokens + columns, (), kept)
 
 
 def schedule_of(layout: Layout, layers: int, mesh: MeshSpec, train: TrainConfig) -> Schedule | None:

@@ -140,7 +140,7 @@ def test_a_run_without_its_version_is_no_baseline(tmp_path: Path, capsys: pytest
         ({"schema_version": None}, "has schema_version None and this meshmark reads 4"),
         ({"better": None}, "does not say which way its metrics are `better`"),
         ({"better": {}}, "says of compiled.flops that better is 'unknown', and this meshmark that it is 'lower'"),
-        ({"cases": []}, r"has no case; write it again with `python -m results.baseline RUN.json`"),
+        ({"cases": []}, r"has no case; write it again with `meshmark baseline RUN.json`"),
         ({"cases": {}}, "cases is {}; it must be a list"),
         (
             {"cases": [{"name": "test_step[x]", "status": "ok"}]},

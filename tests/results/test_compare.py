@@ -11,9 +11,8 @@ import pytest
 
 from results import compare, export, merge
 from results.gates.stored import compare_runs
-from results.gates.verdict import NotComparable
 from results.records.launches import Change
-from results.records.reading import RecordError, read_run, records_of
+from results.records.reading import NotComparable, RecordError, read_run, records_of
 from results.records.rows import load
 from tests.results.synthetic import edited, failed, row, write_run
 

@@ -1,15 +1,36 @@
-"""The committed example run is one that the current code would write and can read."""
+"""The committed records are ones that the current code would write and can read."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from benchmarks.cases import Case
 from benchmarks.options import selected
 from benchmarks.record import SCHEMA_VERSION, Record
+from benchmarks.seconds.published import run_of
+from benchmarks.seconds.tables import read_rows
+from results.gates.counters import read_snapshot
+from results.records.documents import read_scaling, read_search
 from results.records.reading import read_run, rows_of
 from results.records.rows import load
+from results.records.training import read_training
 from strategies import PRESETS, MeshSpec
+from strategies.files import read_table
 from tests.processes import ROOT
 
+FOLDERS = "docs/examples", "results/baselines", "results/published"
+NO_RECORDS = {".md", ".png", ".txt"}
+"""Texts and pictures; the other files of these folders are records."""
+MEASURED = "strategy", "mesh", "batch_size", "predicted_seconds", "measured_seconds"
+"""Columns of the tables of predicted and measured steps in docs/examples/here."""
+RECORDS = sorted(
+    path.relative_to(ROOT)
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*.*")
+    if path.suffix not in NO_RECORDS
+)
 RUN = ROOT / "docs" / "examples" / "nano-cpu" / "run.json"
 
 
@@ -24,3 +45,35 @@ def test_the_example_has_the_current_schema(pytestconfig: pytest.Config) -> None
         assert row.keys() == columns
         assert row["schema_version"] == SCHEMA_VERSION
     assert len(load([RUN])) == len(rows)
+
+
+def reader_of(path: Path) -> Callable[[Path], object]:
+    """The reader of a committed record, by its folder and its kind."""
+    if path.parent.name == "baselines":
+        return read_snapshot
+    if path.parent.name == "published":
+        return lambda table: [run_of(row) for row in read_rows(table)]
+    if path.suffix == ".jsonl":
+        return lambda log: read_training([log])
+    if path.suffix == ".csv":
+        return lambda table: [float(row[name]) for row in read_table(table, MEASURED) for name in MEASURED[2:4]]
+    kinds = {"scaling": read_scaling, "feasibility": read_search}
+    return kinds.get(json.loads((ROOT / path).read_text()).get("kind"), lambda run: load([run]))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=str)
+def test_every_committed_record_is_read(path: Path) -> None:
+    """Baselines, examples and published runs: none is older than the schema of its reader, or empty."""
+    found = reader_of(path)(ROOT / path)
+    assert not isinstance(found, list) or found
+
+
+def test_every_folder_of_examples_is_explained() -> None:
+    """docs/examples/README.md has a section for each, with the commit that wrote it; others say what they have, too."""
+    sections = (ROOT / "docs" / "examples" / "README.md").read_text().split("\n## ")[1:]
+    folders = {path.parent.name for path in (ROOT / "docs" / "examples").glob("*/*")}
+    assert {section.splitlines()[0] for section in sections} == folders
+    assert all("commit " in section for section in sections)
+    for name in ("baselines", "published"):
+        text = (ROOT / "results" / name / "README.md").read_text()
+        assert all(path.name in text for path in RECORDS if path.parent.name == name)

@@ -1,4 +1,4 @@
-"""The laws of the figure of a search: every candidate is counted, and the compiled ones are where the compiler says."""
+"""The laws of the figure of a search: times and memory of the compiled candidates are those of their rows."""
 
 import json
 import math
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.text import Annotation
+from matplotlib.patches import Rectangle
 
-from results.figures.feasibility import CELLS, LABELLED, beaten_by_none, figure_of
+from results.figures.feasibility import TIMES, drawn_candidates, figure_of
 from results.figures.palette import STRATEGY_COLOURS
-from results.frontier import main, read
+from results.frontier import main
+from results.records.documents import read_search as read
 from results.records.reading import RecordError
 
 GIB = 2**30
@@ -49,82 +49,54 @@ def found(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_frontier_is_beaten_by_none(found: Path) -> None:
-    """Of what fits; a candidate that is larger and slower than another is not on it."""
-    best = beaten_by_none(read(found)[1])
-    assert list(best["formula.needed_bytes"] / GIB) == [2, 4, 12]
-    assert list(best["formula.tokens_per_second_per_device"]) == [60, 80, 100]
-
-
-def test_every_candidate_is_counted(found: Path) -> None:
-    """In the cell of its memory and throughput if it is drawn, and if it is not, in the caption."""
-    figure = figure_of(*read(found))
-    (cells,) = [drawn for drawn in figure.axes[0].collections if drawn.get_array() is not None]
-    assert np.asarray(cells.get_array()).sum() == 5
-    for point in ((2, 60), (4, 80), (8, 70), (12, 100), (20, 110)):
-        width, height = (end / number for end, number in zip((24, 1.2 * 110), CELLS, strict=True))
-        distances = (np.asarray(cells.get_offsets()) - point) / (width, height)
-        assert (np.abs(distances) <= 0.7).all(axis=-1).any(), point
-    assert "5 of 7 candidates drawn" in figure.get_supxlabel()
-    assert "1 are infeasible, 1 need more than 1.5 times" in figure.get_supxlabel()
+def test_the_best_and_the_compiled_are_drawn(found: Path) -> None:
+    """A line each, named by strategy, mesh and options, fastest predicted first, or by the least time."""
+    facts, rows = read(found)
+    shown = drawn_candidates(facts, rows)
+    assert list(shown["formula.needed_bytes"] / GIB) == [20, 12, 4, 8]
+    figure = figure_of(facts, rows)
+    left, _ = figure.axes
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert names == ["data data=16", "fsdp fsdp=16", "fsdp fsdp=16", "tensor tensor=16"]
+    assert "4 of 7 candidates drawn, 2 of them compiled" in figure.get_supxlabel()
+    assert "By formula 4 fit, 2 are too large, 1 are infeasible" in figure.get_supxlabel()
     title = "gpt2 (124.0M parameters), 64 sequences of 1024 tokens, bfloat16, on 16 devices of v5e:4x4"
     assert title in figure.get_suptitle()
 
 
-def test_the_frontier_is_drawn(found: Path) -> None:
-    """As steps from the smallest to the fastest, with a marker of its strategy on each candidate."""
-    axes = figure_of(*read(found)).axes[0]
-    (steps,) = [line for line in axes.lines if line.get_label() == "frontier, by formula"]
-    assert np.asarray(steps.get_xydata()).tolist() == [[2, 60], [4, 80], [12, 100]]
-    marks = [drawn for drawn in axes.collections if drawn.get_array() is None]
-    drawn = {tuple(point) for mark in marks for point in np.asarray(mark.get_offsets()).tolist()}
-    assert drawn == {(2, 60), (4, 80), (12, 100)}
-    assert to_hex(marks[0].get_facecolor()[0]) == STRATEGY_COLOURS["tensor"]  # type: ignore[index]
-
-
-def test_arrows_lead_to_what_the_compiler_said(found: Path) -> None:
-    """From the formula's point; what was given up keeps its height, and a device's memory is a line."""
-    axes = figure_of(*read(found)).axes[0]
-    texts = [text for text in axes.texts if isinstance(text, Annotation)]
-    arrows = [(text.xyann, text.xy) for text in texts if not text.get_text()]
-    assert arrows == [((12, 100), (14, 90)), ((4, 80), (20, 80))]
-    marks = [tuple(np.asarray(line.get_xydata())[0]) for line in axes.lines if len(np.asarray(line.get_xydata())) == 1]
-    assert marks == [(14, 90), (20, 80)]
-    (limit,) = [line for line in axes.lines if line.get_label() == "a device's memory"]
-    assert set(np.asarray(limit.get_xdata())) == {16}
-
-
-def test_compiled_points_are_named_by_their_mesh(found: Path) -> None:
-    """Each beside its point; and what needs more memory than the density shows is inside the axes, too."""
+def test_times_are_those_of_the_throughputs(found: Path) -> None:
+    """Tokens of a device over its throughput: least by formula, predicted, and replayed, on the line of a candidate."""
     facts, rows = read(found)
-    rows.loc[1, "compiled.needed_bytes"] = 30 * GIB
+    rows.loc[0, "predicted.tokens_per_second_per_device"] = 200
+    shown = drawn_candidates(facts, rows)
+    milliseconds = 1e3 * 64 * 1024 / 16
+    expected = [milliseconds / speed for speed in (100, 200, 90)]
+    assert shown[[*TIMES]].iloc[0].tolist() == pytest.approx(expected)
+    assert shown[[*TIMES]].iloc[1].isna().tolist() == [False, True, True]
     axes = figure_of(facts, rows).axes[0]
-    named = [(text.get_text(), text.xy) for text in axes.texts if isinstance(text, Annotation) and text.get_text()]
-    assert named == [("fsdp=16", (14, 90)), ("fsdp=16", (30, 80))]
-    assert axes.get_xlim()[1] > 30
+    points = [tuple(np.asarray(line.get_xydata())[0]) for line in axes.lines]
+    assert points[:3] == [(pytest.approx(time), 0) for time in expected]
+    assert [to_hex(line.get_color()) for line in axes.lines[:3]] == [STRATEGY_COLOURS["fsdp"]] * 3
 
 
-def test_many_compiled_points_are_numbered(found: Path) -> None:
-    """A number beside each point, and a list that says which mesh has which, in the order of the candidates."""
+def test_memory_is_beside_what_a_device_has(found: Path) -> None:
+    """A bar as compiled, a tick by formula, and the line of the device; all inside the axes."""
+    axes = figure_of(*read(found)).axes[1]
+    assert [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] == [0, 14, 20, 0]
+    ticks, limit = axes.lines
+    assert np.asarray(ticks.get_xdata()).tolist() == [20, 12, 4, 8]
+    assert {*np.asarray(limit.get_xdata())} == {16}
+    assert axes.get_xlim()[1] > 20
+
+
+@pytest.mark.parametrize(
+    ("which", "drawn"), [("status != 'fits'", 1), ("`compiled.needed_bytes`.isna()", 2), ("strategy == 'data'", 1)]
+)
+def test_without_compiled_candidates_the_best_are_drawn(found: Path, which: str, drawn: int) -> None:
+    """The first of each strategy and set of mesh axes, as the search ranks them."""
     facts, rows = read(found)
-    many = pd.concat([rows.iloc[:1]] * (LABELLED + 1), ignore_index=True)
-    many["mesh"] = [f"fsdp={number}" for number in range(len(many))]
-    many["compiled.needed_bytes"] = GIB * np.linspace(1, 20, len(many))
-    axes = figure_of(facts, many).axes[0]
-    written = [text.get_text() for text in axes.texts if text.get_text()]
-    assert written == [str(number) for number in range(1, len(many) + 1)]
-    legend = axes.get_legend()
-    assert legend
-    assert [text.get_text() for text in legend.get_texts()] == [f"{n + 1}  fsdp={n}" for n in range(len(many))]
-
-
-@pytest.mark.parametrize("which", ["status != 'fits'", "`compiled.needed_bytes`.isna()", "strategy == 'data'"])
-def test_what_there_is_not_is_not_drawn(found: Path, which: str) -> None:
-    """Without candidates that fit there is no frontier, without compiled ones no arrow; the rest is drawn."""
-    facts, rows = read(found)
-    figure = figure_of(facts, rows.query(which))
-    assert len(rows.query(which)) > 0
-    assert figure.get_supxlabel().split(" candidates")[0].endswith(f"of {len(rows.query(which))}")
+    caption = figure_of(facts, rows.query(which)).get_supxlabel()
+    assert caption.startswith(f"{drawn} of {len(rows.query(which))} candidates drawn, 0 of them compiled")
 
 
 def test_the_command_writes_a_picture(found: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +114,7 @@ def test_the_command_writes_a_picture(found: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "compiled"}, "was not written by `python -m benchmarks.feasibility"),
+        ({"kind": "compiled"}, "was not written by `meshmark search"),
         ({"schema_version": 2}, "has schema_version 2 and this meshmark reads 1; update meshmark"),
     ],
 )

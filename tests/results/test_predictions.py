@@ -1,4 +1,4 @@
-"""The page of predictions is what the command writes from the committed tables, with the numbers of the rows."""
+"""The page of predictions has the tables that the command writes from the committed runs, and every row as CSV."""
 
 import re
 from pathlib import Path
@@ -11,16 +11,14 @@ from scipy.stats import spearmanr
 from benchmarks import predict
 from results import predictions
 from results.figures.predictions import WORST, parts_figure, predicted_figure, worst_first
-from results.notes import KEPT_OUT, NOTES
-from results.records.predictions import NUMBERS, PARTS, TEXTS, errors_by, errors_of, judged, read, with_factors
+from results.records.predictions import NUMBERS, PARTS, TEXTS, errors_by, errors_of, judged, read
 from results.records.reading import RecordError
+from results.reports import predictions as page
 from tests.processes import ROOT
 
+COMMITTED = ROOT / "docs" / "reference"
 TABLES = sorted((ROOT / "results" / "published").glob("*.csv"))
-WRITE = (
-    "python -m benchmarks.predict results/published/*.csv --out P.csv"
-    " && python -m results.predictions P.csv --out docs/reference"
-)
+WRITE = "meshmark predict results/published/*.csv --out P.csv && meshmark predictions P.csv --out docs/reference"
 
 
 @pytest.fixture(scope="module")
@@ -39,38 +37,63 @@ def rows(predicted: Path) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def folder(predicted: Path) -> Path:
-    """The folder of the page that the command writes."""
-    predictions.main([str(predicted), f"--out={predicted.parent / 'page'}"])
-    return predicted.parent / "page"
+    """The folder of the page that the command writes over the committed one."""
+    folder = predicted.parent / "page"
+    folder.mkdir()
+    (folder / page.PAGE).write_text((COMMITTED / page.PAGE).read_text())
+    predictions.main([str(predicted), f"--out={folder}"])
+    return folder
 
 
 def test_the_committed_page_is_what_the_command_writes(folder: Path) -> None:
-    """Letter by letter, so it changes with the model; its pictures are there."""
-    written, committed = (where / predictions.PAGE for where in (folder, ROOT / "docs" / "reference"))
-    assert written.read_text() == committed.read_text(), f"run {WRITE}"
-    for name in (predictions.PICTURE, predictions.PARTS_PICTURE):
+    """Letter by letter, so its tables and rows change with the model; its pictures are there."""
+    for name in (page.PAGE, page.TABLE):
+        assert (folder / name).read_text() == (COMMITTED / name).read_text(), f"run {WRITE}"
+    text = (COMMITTED / page.PAGE).read_text()
+    for name in (page.PICTURE, page.PARTS_PICTURE):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
-        assert (ROOT / "docs" / "reference" / name).exists()
-        assert f"]({name})" in committed.read_text()
+        assert (COMMITTED / name).exists()
+        assert f"]({name})" in text
+    assert f"]({page.TABLE})" in text
 
 
 def test_a_page_written_twice_is_the_same(predicted: Path, folder: Path, tmp_path: Path) -> None:
-    """The pictures, too."""
+    """The pictures, too; a folder without a page gets the tables alone."""
     predictions.main([str(predicted), f"--out={tmp_path}"])
-    for path in folder.iterdir():
+    new = (tmp_path / page.PAGE).read_text()
+    assert new.partition(page.BEGIN)[2].partition(page.END)[0] in (folder / page.PAGE).read_text()
+    for path in (each for each in folder.iterdir() if each.name != page.PAGE):
         assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 
-def test_every_row_is_on_the_page_worst_first(rows: pd.DataFrame) -> None:
-    """A line for each, in a table for each source, the largest error first."""
-    text = "\n\n".join(predictions.every_row(rows))
-    tables = text.split("### ")[1:]
-    assert [table.splitlines()[0] for table in tables] == list(rows["source"].unique())
-    found = [re.findall(r"\| ([+-]\d+\.\d)% \| \S* ?\|$", table, re.MULTILINE) for table in tables]
-    assert sum(map(len, found)) == len(rows)
-    for table in found:
-        sizes = [abs(float(error)) for error in table]
-        assert sizes == sorted(sizes, reverse=True)
+def test_text_by_hand_is_kept(predicted: Path) -> None:
+    """Only what stands between the two lines is replaced; a page without them is refused, and not overwritten."""
+    rows = read(predicted)
+    before = f"above\n\n{page.BEGIN}\nold\n{page.END}\n\nbelow\n"
+    text = page.page(rows, before)
+    assert text.startswith(f"above\n\n{page.BEGIN}\n\n")
+    assert text.endswith(f"\n\n{page.END}\n\nbelow\n")
+    assert "old" not in text
+    for wrong in ("", page.BEGIN, f"{page.END}{page.BEGIN}"):
+        with pytest.raises(RecordError, match="has no lines"):
+            page.page(rows, wrong)
+
+
+def test_every_row_is_in_the_table_worst_first(predicted: Path, tmp_path: Path) -> None:
+    """A line for each row, those of a source together, the largest error first and rows without one last."""
+    rows = read(predicted)
+    path = tmp_path / "rows.csv"
+    path.write_text(page.every_row(rows))
+    table = pd.read_csv(path)
+    assert list(table.columns) == list(page.ROW.values())
+    assert list(table["source"].unique()) == list(rows["source"].unique())
+    for source, part in table.groupby("source"):
+        own = rows[rows["source"] == source]
+        assert len(part) == len(own)
+        sizes = part["error"].abs().dropna()
+        assert sizes.is_monotonic_decreasing
+        assert sorted(sizes) == pytest.approx(sorted(own["error"].abs().dropna()), rel=1e-3)
+        assert part["error"].isna().tolist() == sorted(part["error"].isna())
 
 
 def test_errors_are_those_of_the_rows(rows: pd.DataFrame) -> None:
@@ -91,25 +114,15 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
     assert errors_of(rows).rank is None
 
 
-def test_factors_leave_the_differences_inside_a_mesh() -> None:
-    """Each mesh has a median error of zero, and its runs keep their ratios."""
-    columns = {"source": "a", "work": "b", "mesh": ["data=4"] * 3 + ["data=2,tensor=2"]}
-    times = {"step_seconds": [4.0, 5.0, 6.0, 4.0], "predicted_seconds": [1.0, 1.0, 1.0, 9.0]}
-    found = with_factors(pd.DataFrame({**columns, **times}))
-    assert found["predicted_seconds"].tolist() == [5.0, 5.0, 5.0, 4.0]
-    assert found["error"].tolist() == pytest.approx([1 / 4, 0, -1 / 6, 0])
-    assert errors_of(found).regret == 0
-
-
 def test_memory_is_compared_where_it_was_published(predicted: Path) -> None:
     """A row of the page for each published memory, with the error of the formulas; no section without any."""
     rows = read(predicted)
     measured = rows[rows["memory_gb"].notna()]
-    lines = [line for part in predictions.memory(rows) for line in part.splitlines() if line.startswith("| bigscience")]
+    lines = [line for part in page.memory(rows) for line in part.splitlines() if re.match(r"\| \d", line)]
     assert len(lines) == len(measured) > 0
     for line, (_, row) in zip(lines, measured.iterrows(), strict=True):
         assert f"| {row['predicted_memory_gb'] / row['memory_gb'] - 1:+.1%} |" in line
-    assert not list(predictions.memory(rows.assign(memory_gb=np.nan)))
+    assert not list(page.memory(rows.assign(memory_gb=np.nan)))
 
 
 def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
@@ -118,13 +131,15 @@ def test_parts_add_up_to_the_prediction(rows: pd.DataFrame) -> None:
     assert np.allclose(whole, rows["predicted_seconds"], rtol=1e-4)
 
 
-def test_notes_quote_seconds_that_were_published(rows: pd.DataFrame) -> None:
-    """Every number of seconds in the text about a source is one of its rows, and every note is of a source."""
-    assert {*NOTES} | {*KEPT_OUT} <= {*rows["source"]}
-    for source, text in NOTES.items():
+def test_text_quotes_seconds_that_were_published(rows: pd.DataFrame) -> None:
+    """Every number of seconds in the text about the bad rows of a source is one of its rows."""
+    text = (ROOT / "docs" / "experiments" / "2026-11-24-published-bad-rows.md").read_text()
+    _, *parts = text.partition("\n## Choosing")[0].split("\n### ")
+    for part, source in zip(parts, rows["source"].unique(), strict=True):
         published = rows.loc[rows["source"] == source, "step_seconds"]
-        for number in re.findall(r"(\d+\.\d+)\s+s\b", text):
+        for number in re.findall(r"(\d+\.\d+)\s+s\b", part):
             assert (published.round(len(number.partition(".")[2])) == float(number)).any(), number
+    assert re.search(r"\d+\.\d+\s+s\b", text)
 
 
 def test_figures_have_every_row_and_the_worst(rows: pd.DataFrame) -> None:
@@ -145,14 +160,15 @@ def test_figures_have_every_row_and_the_worst(rows: pd.DataFrame) -> None:
 def test_rows_without_a_prediction_are_listed_with_the_reason(predicted: Path, tmp_path: Path) -> None:
     """They do not count in the errors."""
     table = pd.read_csv(predicted, dtype=str, keep_default_na=False)
-    table.loc[1, ["predicted_seconds", "problem"]] = "", "no such | device"
+    table.loc[1, ["predicted_seconds", "problem"]] = "", "no such, device"
     table.loc[2, "step_seconds"] = ""
     table.to_csv(tmp_path / "some.csv", index=False)
     some = read(tmp_path / "some.csv")
     assert len(judged(some)) == len(judged(read(predicted))) - 2
-    *_, text = predictions.without(some)
-    assert f"| {table.loc[1, 'source']} | 2 | no such \\| device |" in text
-    assert f"| {table.loc[2, 'source']} | 3 | it was not measured |" in text
+    (tmp_path / "rows.csv").write_text(page.every_row(some))
+    rows = pd.read_csv(tmp_path / "rows.csv")
+    assert rows.loc[rows["predicted_seconds"].isna(), "problem"].tolist().count("no such, device") == 1
+    assert rows.loc[rows["published_seconds"].isna(), "error"].isna().all()
 
 
 def test_what_is_no_such_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

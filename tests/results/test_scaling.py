@@ -11,8 +11,9 @@ from matplotlib.colors import to_hex
 
 from results.figures.palette import LIMIT_COLOURS
 from results.figures.scaling import figure_of
+from results.records.documents import read_scaling as read
 from results.records.reading import RecordError
-from results.scaling import main, read
+from results.scaling import main
 from tests.processes import ROOT
 
 EXAMPLE = ROOT / "docs" / "examples" / "scaling" / "gpt3-6.7b-h100.json"
@@ -88,7 +89,7 @@ def test_the_example_can_be_drawn() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "advice"}, "was not written by `python -m benchmarks.advise --scaling"),
+        ({"kind": "advice"}, "was not written by `meshmark advise --scaling"),
         ({"schema_version": 2}, "has schema_version 2 and this meshmark reads 1; update meshmark"),
         ({"schema_version": "1"}, "has schema_version '1' and this meshmark reads 1; write it again"),
     ],

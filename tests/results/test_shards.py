@@ -1,7 +1,6 @@
 """The laws of the picture of which device holds which part of each array."""
 
 import io
-import itertools
 import json
 import math
 from pathlib import Path
@@ -12,9 +11,12 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from results.figures.shards import MOST_DEVICES, alike, draw_parts, figure_of, part_colours, parts_of
+from results.figures.grid import size
+from results.figures.palette import device_colours
+from results.figures.shards import MOST_DEVICES, draw_parts, figure_of, layout_panels, parts_of
 from results.records.overviews import Overview, read
 from results.shards import main
 from strategies import STRATEGIES
@@ -27,9 +29,14 @@ def read_one(name: str, **others: Any) -> Overview:
     return read(json.dumps([overview(name, "nano", **others).as_dict()]), MOST_DEVICES)[0]
 
 
-def cells(axes: Axes) -> dict[tuple[float, float], Any]:
-    """The cells of a panel, each with its colour."""
-    return {patch.get_xy(): patch.get_facecolor() for patch in axes.patches if isinstance(patch, Rectangle)}
+def stripes(axes: Axes) -> list[Rectangle]:
+    """The stripes of a panel: one for each device that holds a part."""
+    return [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_fill()]
+
+
+def cells(axes: Axes) -> set[tuple[float, float]]:
+    """The corners of the cells of a panel."""
+    return {patch.get_xy() for patch in axes.patches if isinstance(patch, Rectangle) and not patch.get_fill()}
 
 
 @pytest.mark.parametrize(
@@ -50,21 +57,35 @@ def test_devices_share_a_part_if_jax_gives_them_the_same_slice(mesh: str) -> Non
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_every_array_has_a_panel(name: str) -> None:
-    """With its name and bytes, beside the device grid; its cells fill it, and each has a colour and its devices."""
+def test_every_layout_has_a_panel(name: str) -> None:
+    """One, beside the device grid: no two are alike, each array has the parts of one, and bytes are of all arrays."""
     shown = read_one(name)
     grid, *panels = figure_of(shown).axes
     assert len(cells(grid)) == len(shown.devices)
-    assert len(panels) == len(alike(shown.arrays))
-    for (title, array), axes in zip(alike(shown.arrays), panels, strict=True):
-        parts = parts_of(shown, array)
-        assert axes.get_title(loc="left") == title
-        assert array.name in title.replace("\n", "")
-        assert len(parts) * array.held_bytes == array.whole_bytes
-        assert {*cells(axes)} == {(column, row) for row, column in parts}
-        assert len(parts) == axes.get_xlim()[1] * axes.get_ylim()[0]
-        assert len({*cells(axes).values()}) == len(parts)
-        assert len(axes.texts) == len(parts)
+    layouts = layout_panels(shown)
+    assert [axes.get_title(loc="left") for axes in panels] == [title for title, _ in layouts]
+    assert len({repr(sorted(parts.items())) for _, parts in layouts}) == len(layouts)
+    for array in shown.arrays:
+        assert sum(parts_of(shown, array) == parts for _, parts in layouts) == 1
+    for (title, parts), axes in zip(layouts, panels, strict=True):
+        own = [array for array in shown.arrays if parts_of(shown, array) == parts]
+        assert own[0].name in title.replace("\n", "")
+        assert (
+            f"{size(sum(array.whole_bytes for array in own))}, {size(sum(array.held_bytes for array in own))}" in title
+        )
+        assert all(len(parts) * array.held_bytes == array.whole_bytes for array in own)
+        assert cells(axes) == {(column, row) for row, column in parts}
+        assert len(parts) == axes.get_xlim()[1] * axes.get_ylim()[0] == len(axes.texts)
+
+
+def test_a_device_has_one_colour() -> None:
+    """In every panel, and in every cell that it holds; no two devices have the same."""
+    shown = read_one("three_d", mesh="fsdp=4,tensor=2")
+    colours = device_colours(8)
+    assert len({*colours}) == 8
+    for axes, (_, parts) in zip(figure_of(shown).axes[1:], layout_panels(shown), strict=True):
+        expected = [colours[device] for devices in parts.values() for device in devices]
+        assert [to_hex(stripe.get_facecolor()) for stripe in stripes(axes)] == expected
 
 
 def test_a_cell_names_all_of_its_devices() -> None:
@@ -72,16 +93,14 @@ def test_a_cell_names_all_of_its_devices() -> None:
     shown = read_one("hsdp", mesh="data=2,fsdp=4")
     (norm,) = [array for array in shown.arrays if (array.what, array.name) == ("weight", "head.norm.bias_D")]
     axes = figure_of(shown).axes[0].figure.add_subplot()
-    draw_parts(axes, parts_of(shown, norm))
+    draw_parts(axes, parts_of(shown, norm), device_colours(8))
     assert [text.get_text() for text in axes.texts] == ["0, 4", "1, 5", "2, 6", "3, 7"]
 
 
 @pytest.mark.parametrize("count", range(1, MOST_DEVICES + 1))
 def test_neighbours_have_different_colours(count: int) -> None:
-    """Whatever the number of parts, a part and the next one; up to 20, which the map has, all of them."""
-    colours = part_colours(count)
-    assert all(one != other for one, other in itertools.pairwise(colours))
-    assert len({*colours}) == count or count > 20
+    """Whatever the number of devices, all of them."""
+    assert len({*device_colours(count)}) == count
 
 
 def test_many_parts_of_one_dim_are_in_lines() -> None:
@@ -95,7 +114,7 @@ def test_many_parts_of_one_dim_are_in_lines() -> None:
 def test_show_draws_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`show --png` writes the picture that `show --json | python -m results.shards` writes, and prints the table."""
+    """`show --png` writes the picture that `show --json | meshmark shards` writes, and prints the table."""
     show = ["show", "fsdp", "--mesh=fsdp=4,tensor=2", "--preset=nano"]
     strategies.main([*show, f"--png={tmp_path / 'shown.png'}"])
     said = capsys.readouterr()

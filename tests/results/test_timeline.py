@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from matplotlib.patches import Rectangle
 
+from results.figures.timeline import timeline
 from results.records.schedules import read
-from results.timeline import main, timeline
+from results.timeline import main
 from strategies import __main__ as strategies
 
 
 def drawn(*arguments: str) -> dict:
-    """Return a schedule as `python -m strategies schedule --json` prints it."""
+    """Return a schedule as `meshmark schedule --json` prints it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", text := io.StringIO())
         strategies.main(["schedule", *arguments, "--json"])

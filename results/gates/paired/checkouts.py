@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from results.gates.verdict import NotComparable
+from results.records.reading import NotComparable
 
 WORKER = "benchmarks/worker.py"
 

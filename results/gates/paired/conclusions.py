@@ -95,16 +95,16 @@ def made_of(comparison: Comparison) -> Iterator[str]:
 def run_with(base: Introduction, head: Introduction) -> Iterator[str]:
     """Yield remarks on the versions and devices of the run, one for each checkout if the versions differ."""
     if base.environment == head.environment:
-        yield f"{listed(head.environment)}, on {head.devices}"
+        yield f"{environment_words(head.environment)}, on {head.devices}"
     else:
-        yield f"BASE: {listed(base.environment)}, on {base.devices}"
-        yield f"HEAD: {listed(head.environment)}, on {head.devices}"
+        yield f"BASE: {environment_words(base.environment)}, on {base.devices}"
+        yield f"HEAD: {environment_words(head.environment)}, on {head.devices}"
 
 
-def listed(environment: Mapping[str, str]) -> str:
+def environment_words(environment: Mapping[str, str]) -> str:
     """Return versions as one line.
 
-    >>> listed({"python": "3.11.7", "jax": "0.10.2"})
+    >>> environment_words({"python": "3.11.7", "jax": "0.10.2"})
     'python 3.11.7, jax 0.10.2'
     """
     return ", ".join(f"{name} {version}" for name, version in environment.items())

@@ -11,15 +11,16 @@ from collections.abc import Iterator
 
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.values import count, positive
-from results.arguments import add_selection, percent, program
+from results.cli.arguments import add_selection, percent, program
 from results.gates.paired.checkouts import Checkout, CheckoutError, checked_out
 from results.gates.paired.comparison import Comparison, Design
 from results.gates.paired.conclusions import conclude
 from results.gates.paired.launches import launched
 from results.gates.paired.workers import Introduction, WorkerFailure, introduce
 from results.gates.report import terminal
-from results.gates.verdict import NotComparable, Report
+from results.gates.verdict import Report
 from results.records.launches import MIN_LAUNCHES
+from results.records.reading import NotComparable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,8 +14,7 @@ from typing import IO, Any, Self
 
 from benchmarks.commandline.parent import bound
 from results.gates.paired.checkouts import Checkout, CheckoutError
-from results.gates.verdict import NotComparable
-from results.records.reading import Case
+from results.records.reading import Case, NotComparable
 from strategies.files import decode_json
 from strategies.schema import checked
 

@@ -17,8 +17,10 @@ from tests.processes import ROOT
 GUIDES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "guides").glob("*.md"))}
 CONSTANTS = (ROOT / "docs" / "reference" / "constants.md").read_text()
 COMMANDS = {"advise": advise.main, "predict": predict.main}
-EXAMPLE = r"^    \$ python -m benchmarks\.(advise|predict) (.*)\n((?:    .*\n|\n(?=    ))+)"
-EXAMPLES = [found for page in GUIDES.values() for found in re.findall(EXAMPLE, page, re.MULTILINE)]
+EXAMPLE = r"^    \$ meshmark (advise|predict) (.*[^\\])\n((?:    .*\n|\n(?=    ))+)"
+EXAMPLES = [
+    found for name, page in GUIDES.items() if name != "choosing" for found in re.findall(EXAMPLE, page, re.MULTILINE)
+]
 
 
 def test_every_constant_has_its_range_and_meaning():

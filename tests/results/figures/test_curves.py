@@ -10,8 +10,8 @@ import pytest
 from results.figures.curves import (
     PARTS,
     case_labels,
-    counts,
     frontier,
+    is_counted,
     left_out,
     memory_by_case,
     scaling,
@@ -41,7 +41,7 @@ def on_real_devices(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_only_finished_rows_count(read, status: str) -> None:
     """A row whose status is not ok is left out of all curves, even if it has numbers, and is counted by its status."""
     rows = read([row(), row("data", "data=2", status=status), failed(status, "data", "data=4")])
-    assert counts(rows).tolist() == [True, False, False]
+    assert is_counted(rows).tolist() == [True, False, False]
     assert left_out(rows) == {status: 2}
     assert set(scaling(rows)["strategy"]) == set(memory_by_case(rows)["strategy"]) == {"single"}
 
@@ -50,7 +50,7 @@ def test_only_finished_rows_count(read, status: str) -> None:
 def test_only_equal_rows_count(read, verdict: bool | None, why: str) -> None:
     """A finished row is left out if its step was not found equal to that of one device."""
     rows = read([row(), row("data", "data=2", matches_single=verdict)])
-    assert counts(rows).tolist() == [True, False]
+    assert is_counted(rows).tolist() == [True, False]
     assert left_out(rows) == {why: 1}
 
 
@@ -59,7 +59,7 @@ def test_every_row_counts_or_is_left_out(read) -> None:
     rows = read(
         [*sweep(), *(failed(status, "fsdp", "fsdp=16", batch) for batch, status in enumerate(STATUSES, start=1))]
     )
-    assert counts(rows).sum() + sum(left_out(rows).values()) == len(rows)
+    assert is_counted(rows).sum() + sum(left_out(rows).values()) == len(rows)
 
 
 def test_the_ideal_of_virtual_devices_is_flat(read) -> None:
@@ -184,6 +184,6 @@ def test_curves_leave_their_input_alone(read) -> None:
     """No function of the curves changes its input rows."""
     rows = read([*sweep(), failed("oom", "fsdp", "fsdp=16")])
     before = rows.copy(deep=True)
-    for curve in (counts, left_out, widest_batch, scaling, memory_by_case, frontier):
+    for curve in (is_counted, left_out, widest_batch, scaling, memory_by_case, frontier):
         curve(rows)
     pd.testing.assert_frame_equal(rows, before)

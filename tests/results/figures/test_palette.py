@@ -1,11 +1,14 @@
 """Tests of the colours: each strategy has one look in all figures, and all colour visions can tell colours apart."""
 
+import re
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from results.figures.palette import (
+    ARRAY_COLOURS,
     LANE_COLOURS,
     LIMIT_COLOURS,
     MARKERS,
@@ -56,8 +59,17 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("eye", EYES)
 @pytest.mark.parametrize(
     "colours",
-    [STRATEGY_COLOURS, PART_COLOURS, TIME_COLOURS, PASS_COLOURS, LANE_COLOURS, SPENT_COLOURS, LIMIT_COLOURS],
-    ids=["strategies", "parts of memory", "parts of time", "passes", "lanes", "predicted parts", "limits"],
+    [
+        STRATEGY_COLOURS,
+        ARRAY_COLOURS,
+        PART_COLOURS,
+        TIME_COLOURS,
+        PASS_COLOURS,
+        LANE_COLOURS,
+        SPENT_COLOURS,
+        LIMIT_COLOURS,
+    ],
+    ids=["strategies", "arrays", "parts of memory", "parts of time", "passes", "lanes", "predicted parts", "limits"],
 )
 def test_colours_are_told_apart(colours: dict[str, str], eye: str) -> None:
     """Any two colours of a table differ by at least 0.08 in OKLab, as seen with each colour vision."""
@@ -96,3 +108,10 @@ def test_strategies_of_users_have_looks_of_their_own() -> None:
     looks = strategy_looks(names)
     assert set(looks) == set(names)
     assert len(set(looks.values())) == len(names) <= len(MARKERS) * len(STRATEGY_COLOURS)
+
+
+def test_colours_are_in_one_file() -> None:
+    """No other module of `results` writes one; docstrings may."""
+    folder = Path(__file__).parents[3] / "results"
+    code = {path: re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL) for path in folder.rglob("*.py")}
+    assert [path.name for path, text in code.items() if re.search(r"#[0-9a-f]{6}\b", text)] == ["palette.py"]

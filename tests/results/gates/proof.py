@@ -31,7 +31,7 @@ from results.gates import exact
 from results.gates.counters import Snapshot, read_snapshot
 from results.gates.paired import gate as paired
 from results.gates.paired.gate import launch_count
-from results.gates.report import listed
+from results.gates.report import counted_words
 from results.gates.verdict import Report
 from results.records.reading import RecordError
 from tests.results.gates.plants import (
@@ -122,7 +122,7 @@ class Tally:
         return (
             self.plant.gate,
             self.plant.name,
-            listed(Counter(self.words)),
+            counted_words(Counter(self.words)),
             f"{self.rate:.1%} ({self.low:.1%} to {self.high:.1%}) {' or '.join(self.plant.counted)}",
             " ".join([*claims, "REFUTED" * self.refutes]),
         )

@@ -9,7 +9,7 @@ import pytest
 
 from results.figures.curves import PARTS
 from results.figures.palette import STRATEGY_COLOURS
-from results.frontier import read
+from results.records.documents import read_search as read
 from results.records.rows import load
 from results.webpage.candidates import density, search_data
 from results.webpage.columns import run_data

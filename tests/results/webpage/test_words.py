@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from results.frontier import read
+from results.records.documents import read_search as read
 from results.records.rows import load
 from results.webpage.candidates import search_words
 from results.webpage.machine import machine_facts

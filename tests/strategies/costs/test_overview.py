@@ -43,6 +43,22 @@ def test_what_is_held_is_split_as_the_step_splits_it(name):
         assert weights.held_bytes == 4 * sum(map(math.prod, shapes))
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_activations_are_split_as_batch_and_layers_are(name):
+    """Over the axes of the batch, and those of layers and features; their bytes are those that memory is planned by."""
+    shown = overview(name, "nano")
+    held = {each.what: each for each in shown.held}
+    batch, weights, kept = held["batch"], held["weights"], held["activations"]
+    assert {*kept.rows} == {*batch.rows, *weights.rows}
+    assert {*batch.columns} <= {*kept.columns} <= {*batch.columns, *weights.columns}
+    if STRATEGIES[name].twins:
+        assert kept.held_bytes is None
+    else:
+        spec = MeshSpec(shown.mesh)
+        train = TrainConfig(16, STRATEGIES[name].default_microbatches(spec, 16))
+        assert kept.held_bytes == predict(name, PRESETS["nano"], spec, train).temporaries["activations"] > 0
+
+
 @pytest.mark.parametrize(("name", "mesh", "config", "train"), CASES, ids=str)
 def test_what_is_sent_is_what_formulas_say(name, mesh, config, train):
     """No term is left out, each has its place in the step, and they are in its order."""

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from benchmarks.arguments import declare, declare_text
-from results.arguments import SELECTING
+from results.cli.arguments import SELECTING
 from results.gates.paired import gate as paired
 from results.gates.paired.launches import WARM_UP_ROUNDS
-from results.gates.verdict import Finding, NotComparable, Report
+from results.gates.verdict import Finding, Report
+from results.records.reading import NotComparable
 from results.regress import main
 from tests.processes import ROOT
 from tests.results.gates.proof import plant

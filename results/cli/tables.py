@@ -5,9 +5,11 @@ import io
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from benchmarks.commandline.parser import one_line
 from benchmarks.commandline.tables import aligned
-from results.gates.report import escaped
 
+SPECIAL = str.maketrans({"&": "&amp;", "<": "&lt;", "@": "&#64;"} | {mark: f"\\{mark}" for mark in "\\`*[]|"})
+"""Characters with a meaning in Markdown or on GitHub -> how to write them."""
 Cells = Sequence[Sequence[str]]
 """Rows of cells; the first row is the header."""
 
@@ -28,6 +30,15 @@ def as_markdown(rows: Cells, sides: str) -> str:
     header, *others = (f"| {' | '.join(map(escaped, row))} |" for row in rows)
     rule = "|".join("--:" if side == ">" else "---" for side in sides)
     return "\n".join([header, f"|{rule}|", *others])
+
+
+def escaped(text: str) -> str:
+    """Escape a text so that Markdown shows it verbatim and GitHub mentions nobody.
+
+    >>> print(escaped("a|b `c` @main"))
+    a\\|b \\`c\\` &#64;main
+    """
+    return one_line(text).translate(SPECIAL)
 
 
 def as_csv(rows: Cells, sides: str = "") -> str:

@@ -1,0 +1,130 @@
+"""The page that compares predicted with published seconds: its tables in Markdown, and every row as CSV."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from results.cli.tables import as_csv, as_markdown
+from results.figures.predictions import WORST, worst_first
+from results.records.predictions import MEMORY, Errors, errors_by, errors_of, judged
+from results.records.reading import RecordError
+
+PAGE, TABLE, PICTURE, PARTS_PICTURE = "published.md", "published.csv", "published.png", "published-parts.png"
+BEGIN, END = "<!-- written by `meshmark predictions` -->", "<!-- end of what is written -->"
+"""The command replaces what stands between these lines of a page, and keeps the rest, which is written by hand."""
+EMPTY = f"# Predicted against published\n\n{BEGIN}\n{END}\n"
+LEAST_SPREADS = 5
+"""Works that were measured under fewer meshes and numbers of microbatches are not in the table of choices."""
+MOST_WORKS = 6
+"""Works in the table of choices."""
+ROW = {
+    **{"source": "source", "model": "layers x embed", "devices": "devices", "mesh": "mesh", "batch_size": "batch"},
+    **{"microbatches": "microbatches", "sequence": "tokens", "recompute": "recompute", "dtype": "dtype"},
+    **{"step_seconds": "published_seconds", "predicted_seconds": "predicted_seconds", "error": "error"},
+    **{"beside": "error_of_others", "problem": "problem"},
+}
+"""Columns of a row -> their names in the CSV file."""
+
+
+def page(rows: pd.DataFrame, before: str = EMPTY) -> str:
+    """Return the page in Markdown.
+
+    Args:
+        rows: all rows.
+        before: the page so far. What stands between `BEGIN` and `END` is replaced.
+
+    Raises:
+        RecordError: the page so far lacks one of the two lines.
+    """
+    head, begin, others = before.partition(BEGIN)
+    _, end, tail = others.partition(END)
+    if not (begin and end):
+        raise RecordError(f"{PAGE} has no lines {BEGIN} and {END}; add them, or write to another folder")
+    known = judged(rows)
+    parts = [
+        f"{len(known)} of {len(rows)} rows have a prediction and a published time. [{TABLE}]({TABLE}) has every row.",
+        "## Errors",
+        errors_table(known),
+        f"![Predicted against published seconds of a step, one panel for each source]({PICTURE})",
+        f"Where the predicted time goes in the {WORST} worst rows of each source:",
+        f"![Parts of the predicted time of the worst rows, relative to the published time]({PARTS_PICTURE})",
+        *choices(known),
+        *memory(rows),
+    ]
+    return "\n\n".join([head + BEGIN, *parts, END + tail])
+
+
+def errors_table(rows: pd.DataFrame) -> str:
+    """Return the errors of each source and machine file, and the error of rows that the machine's fit did not see."""
+    header = "source", "machine file", "runs", "mean error", "median", "bias", "within 10%", "rank", "left out"
+    table: list[tuple[str, ...]] = [header]
+    for (source, name), part in rows.groupby(["source", "machine.name"], sort=False):
+        errors = errors_of(part)
+        shares = f"{errors.mean:.1%}", f"{errors.median:.1%}", f"{errors.bias:+.1%}", f"{errors.near:.0%}"
+        left_out = f"{part['machine.error'].iloc[0]:.1%}"
+        table.append((str(source), str(name), str(errors.runs), *shares, as_rank(errors), left_out))
+    return as_markdown(table, "<<" + ">" * 7)
+
+
+def as_rank(errors: Errors) -> str:
+    """Format a rank correlation; "" if there are too few runs."""
+    return "" if errors.rank is None else f"{errors.rank:.2f}"
+
+
+def choices(rows: pd.DataFrame) -> Iterator[str]:
+    """Yield what choosing by prediction loses, for works that were measured under several spreads."""
+    found = errors_by(rows, ["source", "work"], lambda errors: errors.regret)
+    several = [errors for _, errors in found if errors.runs > 1]
+    if not several:
+        return
+    yield "## Choosing by prediction"
+    yield (
+        f"{len(several)} batches were measured under several meshes or numbers of microbatches. The spread that is "
+        f"predicted to be the fastest takes {sum(errors.regret for errors in several) / len(several):.1%} longer than "
+        f"the fastest, on average, and is the fastest in {sum(errors.regret == 0 for errors in several)} of them. This "
+        f"loss is the regret. The largest regrets of batches with {LEAST_SPREADS} runs or more:"
+    )
+    table: list[tuple[str, ...]] = [("work", "runs", "rank correlation", "regret")]
+    largest = [(work, errors) for (_, work), errors in found if errors.runs >= LEAST_SPREADS][:MOST_WORKS]
+    table += [(str(work), str(errors.runs), as_rank(errors), f"{errors.regret:.1%}") for work, errors in largest]
+    yield as_markdown(table, "<" + ">" * 3)
+
+
+def memory(rows: pd.DataFrame) -> Iterator[str]:
+    """Yield published and predicted memory, of the rows of sources that have it."""
+    measured = rows[rows[list(MEMORY)].notna().all(axis=1)]
+    if measured.empty:
+        return
+    yield "## Memory"
+    table: list[tuple[str, ...]] = [
+        ("layers x embed", "mesh", "microbatch", "dtype", "published GB", "predicted GB", "error")
+    ]
+    for row in measured.to_dict("records"):
+        published, predicted = (row[name] for name in MEMORY)
+        work = row["model"], row["mesh"], f"{row['sequences']:.0f}", row["dtype"]
+        table.append((*work, f"{published:.0f}", f"{predicted:.1f}", f"{predicted / published - 1:+.1%}"))
+    yield as_markdown(table, "<<><" + ">" * 3)
+
+
+def every_row(rows: pd.DataFrame) -> str:
+    """Return the rows as CSV, those with the largest error of each source first.
+
+    `error_of_others` is the median error of the other rows of the same model and mesh: a row that is far from it stands
+    alone. `problem` says why a row has no prediction.
+    """
+    found = worst_first(rows)[[*ROW]].rename(columns=ROW).to_dict("records")
+    return as_csv([[*ROW.values()], *([cell(value) for value in row.values()] for row in found)]) + "\n"
+
+
+def cell(value: Any) -> str:
+    """Format a value with four digits, and whole numbers with all; an unknown one is empty.
+
+    >>> cell(2048.0), cell(-0.012345), cell(float("nan")), cell("full")
+    ('2048', '-0.01235', '', 'full')
+    """
+    if isinstance(value, str):
+        return value
+    if pd.isna(value):
+        return ""
+    return f"{value:.0f}" if value == int(value) else f"{value:.4g}"
