@@ -120,9 +120,9 @@ class Layout:
             >>> layout = Layout(dims={"mlp": ("tensor",)}, shards=("fsdp",), batch=("fsdp",))
             >>> layout.spec(GPTConfig(layers=2, embed=8, heads=2), {})(["embed", "mlp"])
             P('fsdp', 'tensor')
-    
-            Raises:
-                Infeasible: `shards` do not divide the embed or mlp dim.
+
+        Raises:
+            Infeasible: `shards` do not divide the embed or mlp dim.
         """
         return self._spec(self.shards, config, sizes)
 
