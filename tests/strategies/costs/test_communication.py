@@ -1,4 +1,4 @@
-"""Each strategy communicates as its docstring says, read from the program that autodiff made of it.
+"""Each strategy communicates as its docstring says, read from the program that autodiff makes.
 
 The primitives are counted in the jaxpr of the gradients, those in loops once for each iteration, with the elements of
 what a device hands to them. What the compiler then makes of them is another matter, and not looked at here. Pipelines,
