@@ -41,7 +41,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     """Bytes of a step's temporaries on one device, at the peak: in the backward pass of a layer or the head, or later.
 
     This is how XLA's CPU backend plans them, in float32. Other backends order the work differently and fuse attention;
-    they must hold `weights`, `gradients` and `activations`. Temporaries of compression are not modelled. Neither is what
+    they must hold `weights`, `gradients` and `activations`. Temporaries of compression are not modelled. Nor is what
     `halves` changes: as compiled, up to 6% less on CPUs; on 8 H100s from 12% less (tensor=8) to 8% more
     (fsdp=4,tensor=2), for gpt3-6.7b with 4 layers.
 
@@ -130,7 +130,7 @@ def further_layer_bytes(plan: Plan) -> int:
     are read in place, its gradients alone. A compiler recomputes all layers of an iteration at once, or reads what they
     kept. Of their working arrays 30 to 99% then exist beside those of the layer at the peak, as compiled for CPUs with
     up to four layers in an iteration; 70% are counted. Not counted is what loops of pipeline stages hold besides: for a
-    stage of four layers, two in an iteration, the formula is 18% too low. Neither are layers that prefetch's loops leave
+    stage of four layers, two in an iteration, the formula is 18% too low. Nor are layers that prefetch's loops leave
     over: with eight layers, two in an iteration, it is 16% too low.
     """
     wholes = 2 if plan.train.prefetch == "on" else 1
