@@ -215,7 +215,8 @@ OF_ALL_BATCHES = {"memory_per_device", "throughput_vs_batch"}
 def figures_of(rows: pd.DataFrame) -> list[str]:
     """Name the figures that say something of these rows.
 
-    On virtual devices parallel efficiency is throughput against devices in another unit, as the ideal is a flat line.
+    On virtual devices parallel efficiency is throughput against devices in another unit, because more devices
+    cannot be faster.
     Where time goes is known only of runs that were asked for it, and utilization is drawn of pipelines with several
     numbers of microbatches.
     """

@@ -24,7 +24,7 @@ class Span(NamedTuple):
         return self.begin_ms + self.ms
 
 
-KINDS = {"replay": "as replayed", "prediction": "as predicted"}
+KINDS = {"replay": "simulated from the compiled schedule", "prediction": "as predicted"}
 """Kinds of traces, in words."""
 
 
