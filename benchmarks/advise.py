@@ -118,7 +118,7 @@ def scaling(space: SearchSpace, asked: argparse.Namespace, its: Machine) -> int:
 
 
 def require_together(asked: argparse.Namespace) -> None:
-    """Check that no option is without effect.
+    """Check that every option has an effect.
 
     Raises:
         ValueError: an option is given without the one that it belongs to, or one of a single topology with --scaling.

@@ -75,7 +75,7 @@ def plot_workload(rows: pd.DataFrame, look: Look, folder: Path, batch: int) -> l
     at_batch = rows[rows["global_batch_sequences"] == batch]
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name in figures_of(at_batch):
+    for name in figures_of(rows, at_batch):
         figure = FIGURES[name](rows if name in OF_ALL_BATCHES else at_batch, look)
         paths += draw_all(figure, folder / name)
     return paths

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,14 @@ def look_of(strategies: Iterable[str]) -> Look:
 
 
 def canvas(
-    rows: pd.DataFrame, points: pd.DataFrame, heading: str, panels: int = 1, needs: str = "", *, one_unit: bool = True
+    rows: pd.DataFrame,
+    points: pd.DataFrame,
+    heading: str,
+    panels: int = 1,
+    needs: str = "",
+    *,
+    one_unit: bool = True,
+    bars: Sequence[int] = (),
 ) -> tuple[Figure, list[Axes]]:
     """Open a figure with a title that says what was run and a caption that says how many rows are not drawn.
 
@@ -49,12 +56,19 @@ def canvas(
         panels: the number of axes. With 0 the figure says that no row has what it needs.
         needs: what rows that count may lack, for which they are not drawn.
         one_unit: whether all panels have the same vertical axis.
+        bars: numbers of horizontal bars of panels that stand one below another, with the same horizontal axis.
     """
-    lines = math.ceil(max(panels, 1) / 3)
+    lines = len(bars) or math.ceil(max(panels, 1) / 3)
     columns = math.ceil(max(panels, 1) / lines)
     width, height = max(7, 4 * columns), max(4.5, 2.8 * lines)
+    if bars:
+        height = max(3.0, 1.6 + 0.5 * lines + 0.24 * sum(bars))
     figure = Figure(figsize=(width + 3, height + 0.5), layout="constrained")
-    grid = list(figure.subplots(lines, columns, sharey=one_unit, squeeze=False).flat)
+    ratios = [count + 0.6 for count in bars] or [1] * lines
+    shared = not bars and one_unit
+    grid = list(
+        figure.subplots(lines, columns, squeeze=False, sharex=bool(bars), sharey=shared, height_ratios=ratios).flat
+    )
     for unused in grid[panels:]:
         unused.remove()
     if not panels:
@@ -129,7 +143,7 @@ def legend(figure: Figure, points: pd.DataFrame, look: Look, lines: bool = True)
     if not points["best"].all():
         handles.append(Line2D([], [], color=GREY, marker="o", alpha=0.4, linestyle="", label="other meshes"))
     if points["tokens_per_second_low"].notna().any():
-        handles.append(Line2D([], [], color="black", marker="|", linestyle="", markersize=10, label="95% interval"))
+        handles.append(Line2D([], [], color=GREY, marker="|", linestyle="", markersize=10, label="95% interval"))
     labelled = {
         label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -143,10 +157,10 @@ def strategy_lines(axes: Axes, points: pd.DataFrame, x: str, y: str, look: Look)
     """
     points = points.assign(side_by_side=side_by_side(points, x, look))
     best = points[points["best"]]
+    intervals(axes, best, "side_by_side", y, look)
     sns.scatterplot(points, x="side_by_side", y=y, ax=axes, alpha=0.4, linewidth=0, **look)
-    style = {"dashes": False, "errorbar": None, "markersize": 8, "markeredgewidth": 0.4}
+    style = {"dashes": False, "errorbar": None, "markersize": 8, "markeredgewidth": 0.6, "linewidth": 1.2, "zorder": 3}
     sns.lineplot(best, x="side_by_side", y=y, ax=axes, **style, **look)
-    intervals(axes, best, "side_by_side", y)
 
 
 def side_by_side(points: pd.DataFrame, x: str, look: Look) -> pd.Series:
@@ -175,10 +189,12 @@ def half_band(values: pd.Series) -> float:
     return 2 ** (0.6 * SIDE_BY_SIDE * smallest_gap(values))
 
 
-def intervals(axes: Axes, points: pd.DataFrame, x: str, y: str) -> None:
-    """Draw the 95% interval of each point that has one, over its marker: most are shorter than a marker."""
-    ends = [points[y] - points[f"{y}_low"], points[f"{y}_high"] - points[y]]
-    axes.errorbar(points[x], points[y], ends, fmt="none", ecolor="black", elinewidth=0.9, capsize=2.5, zorder=4)
+def intervals(axes: Axes, points: pd.DataFrame, x: str, y: str, look: Look) -> None:
+    """Draw the 95% interval of each point that has one behind its marker, in the colour of its strategy."""
+    for strategy, own in points.groupby("strategy", sort=False):
+        ends = [own[y] - own[f"{y}_low"], own[f"{y}_high"] - own[y]]
+        style = {"ecolor": look["palette"][strategy], "elinewidth": 1.6, "capsize": 3.5, "capthick": 1.6, "zorder": 2}
+        axes.errorbar(own[x], own[y], ends, fmt="none", **style)
 
 
 def doubling_axis(axes: Axes, values: pd.Series, label: str) -> None:

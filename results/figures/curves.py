@@ -89,6 +89,17 @@ def scaling(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def several_batches(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows of `scaling` whose strategy ran with several global batches on as many devices.
+
+    Without another strategy than `single` there are none: nothing is compared.
+    """
+    points = scaling(rows)
+    batches = points.groupby(["strategy", "devices"])["global_batch_sequences"].transform("nunique")
+    points = points[batches > 1]
+    return points if points["strategy"].ne("single").any() else points.iloc[:0]
+
+
 def frontier(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the rows on the Pareto frontier: those for which no other row is as fast and as small or better."""
     rows = rows.sort_values(["memory.total_bytes", "tokens_per_second"], ascending=[True, False])
@@ -107,9 +118,14 @@ def memory_columns(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory_by_case(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows that count and have memory sizes, the largest total first, with a column in bytes for each part."""
+    """Keep the rows that count and have memory sizes, the largest total first, with a column in bytes for each part.
+
+    `formula` is the total by formula; NaN where there is none.
+    """
     rows = memory_columns(rows[is_counted(rows)].dropna(subset="memory.total_bytes"))
-    rows = rows.assign(**{part: rows[column] for part, column in PARTS.items()})
+    predicted = rows.reindex(columns=["predicted.argument_bytes", "predicted.temp_bytes"]).astype(float)
+    formula = predicted.sum(axis="columns", skipna=False)
+    rows = rows.assign(**{part: rows[column] for part, column in PARTS.items()}, formula=formula)
     return rows.sort_values("memory.total_bytes", ascending=False, kind="stable")
 
 

@@ -23,7 +23,16 @@ from results.figures.canvas import (
     throughput_axis,
     what_was_left_out,
 )
-from results.figures.curves import TIMES, attributed, case_labels, frontier, memory_by_case, scaling, utilization
+from results.figures.curves import (
+    TIMES,
+    attributed,
+    case_labels,
+    frontier,
+    memory_by_case,
+    scaling,
+    several_batches,
+    utilization,
+)
 from results.figures.palette import GREY, PART_COLOURS, TIME_COLOURS
 
 ABOVE: dict[str, Any] = {
@@ -34,8 +43,8 @@ ABOVE: dict[str, Any] = {
     "fontsize": "small",
 }
 """Where the legend of a chart of bars is: above the axes, which need the width."""
-MOST_BARS = 60
-"""Of more cases than that, the memory figure draws the half of this number that is largest, and as many smallest."""
+MOST_BARS = 15
+"""Of each number of devices, the memory figure draws so many of the largest cases, and so many of the smallest."""
 
 
 def throughput_vs_devices(rows: pd.DataFrame, look: Look) -> Figure:
@@ -66,53 +75,57 @@ def parallel_efficiency(rows: pd.DataFrame, look: Look) -> Figure:
 
 
 def memory_per_device(rows: pd.DataFrame, look: Look) -> Figure:
-    """Draw what a device holds in every case, a bar each, the largest first. `look` is not used: colours are parts."""
-    cases = memory_by_case(rows)
-    needs = "memory sizes"
-    figure, grid = canvas(rows, cases, "Memory per device of each case", min(1, len(cases)), needs)
-    for axes in grid:
-        drawn = memory_bars(axes, cases)
-        figure.set_figheight(max(4.5, 2.3 + 0.21 * drawn))
-        if others := len(cases) - drawn:
-            text = f"{what_was_left_out(rows, cases, needs)}; {others} between the largest and the smallest have no bar"
-            caption(figure, text)
+    """Draw what a device holds in every case, a panel for each number of devices and a bar for each case.
+
+    `look` is not used: colours are parts.
+    """
+    cases, needs = memory_by_case(rows), "memory sizes"
+    panels = {devices: cases[cases["devices"] == devices] for devices in sorted(cases["devices"].unique())}
+    drawn = {
+        devices: pd.concat([part.iloc[:MOST_BARS], part.iloc[MOST_BARS:][-MOST_BARS:]])
+        for devices, part in panels.items()
+    }
+    bars = [len(part) for part in drawn.values()]
+    figure, grid = canvas(rows, cases, "Memory per device of each case", len(panels), needs, bars=bars)
+    for axes, (devices, part) in zip(grid, drawn.items(), strict=True):
+        axes.yaxis.set_label_position("right")
+        axes.set_ylabel(f"devices: {devices:.0f}", rotation=270, va="bottom", fontsize="small")
+        memory_bars(axes, part, *byte_unit(cases["memory.total_bytes"].max()))
+    if grid:
+        grid[0].legend(**ABOVE)
+        grid[-1].set_xlabel(f"memory per device ({byte_unit(cases['memory.total_bytes'].max())[1]})")
+    if others := len(cases) - sum(bars):
+        between = f"{others} between the largest and the smallest have no bar"
+        caption(figure, f"{what_was_left_out(rows, cases, needs)}; {between}")
     return figure
 
 
-def memory_bars(axes: Axes, cases: pd.DataFrame) -> int:
-    """Draw a stacked bar for each case, with its total at the end, and return the number of bars.
-
-    Of more than `MOST_BARS` cases only the largest and the smallest are drawn. A line between them says how many others
-    there are, and of which sizes.
-    """
-    divisor, unit = byte_unit(cases["memory.total_bytes"].max())
-    half = MOST_BARS // 2
-    others = cases.iloc[half:-half] if len(cases) > MOST_BARS else cases.iloc[:0]
-    drawn = cases.drop(others.index)
-    rows = np.arange(len(drawn)) + ((np.arange(len(drawn)) >= half) & (len(others) > 0))
-    if len(others):
-        sizes = others["memory.total_bytes"] / divisor
-        text = f"  … {len(others)} more cases of {sizes.max():,.1f} to {sizes.min():,.1f} {unit} …"
-        axes.text(0, half, text, va="center", size="small", style="italic")
-    ends = np.zeros(len(drawn))
+def memory_bars(axes: Axes, cases: pd.DataFrame, divisor: int, unit: str) -> None:
+    """Draw a stacked bar for each case, the largest on top, with its total at the end and a tick at its formula."""
+    rows, ends = np.arange(len(cases)), np.zeros(len(cases))
     for part, colour in PART_COLOURS.items():
-        widths = drawn[part].to_numpy() / divisor
+        widths = cases[part].to_numpy() / divisor
         axes.barh(rows, widths, left=ends, color=colour, height=0.75, linewidth=0, label=part)
         ends = ends + widths
-    for row, end in zip(rows, ends, strict=True):
-        axes.annotate(f"{end:,.1f}", (end, row), (3, 0), textcoords="offset points", va="center", size="x-small")
-    axes.set_yticks(rows, case_labels(drawn), size="small")
+    formula = (cases["formula"] / divisor).to_numpy(float)
+    if np.isfinite(formula).any():
+        style: dict[str, Any] = {"markersize": 11, "markeredgewidth": 2, "markeredgecolor": GREY, "linestyle": ""}
+        axes.plot(formula, rows, "|", label="total by formula", **style)
+    for row, (end, formula_end) in enumerate(zip(ends, np.nan_to_num(formula), strict=True)):
+        place = max(end, formula_end), row
+        axes.annotate(f"{end:,.1f}", place, (5, 0), textcoords="offset points", va="center", size="x-small")
+    axes.set_yticks(rows, case_labels(cases), size="small")
     axes.grid(visible=False, axis="y")
-    axes.set(xlabel=f"memory per device ({unit})", xlim=(0, 1.15 * ends.max()), ylim=(rows[-1] + 0.7, -0.7))
-    axes.legend(**ABOVE)
-    return len(drawn)
+    longest = max(axes.get_xlim()[1] / 1.15, *ends, *np.nan_to_num(formula)) if len(rows) else 1
+    axes.set(xlim=(0, 1.15 * longest), ylim=(len(cases) - 0.4, -0.6))
 
 
 def throughput_vs_batch(rows: pd.DataFrame, look: Look) -> Figure:
-    """Draw tokens per second against the global batch, in a panel for each number of devices."""
-    points = scaling(rows)
+    """Draw tokens per second against the global batch, for strategies that ran with several, by number of devices."""
+    points = several_batches(rows)
     panels = by_devices(points)
-    figure, grid = canvas(rows, points, "Throughput against global batch", len(panels))
+    needs = "another global batch of its strategy and devices"
+    figure, grid = canvas(rows, points, "Throughput against global batch", len(panels), needs)
     for axes, (title, part) in zip(grid, panels.items(), strict=True):
         axes.set_title(title)
         strategy_lines(axes, part, "global_batch_sequences", "tokens_per_second", look)
@@ -132,8 +145,8 @@ def throughput_vs_memory(rows: pd.DataFrame, look: Look) -> Figure:
     for axes, (title, part) in zip(grid, panels.items(), strict=True):
         axes.set_title(title)
         alpha = np.where(part["best"], 1.0, 0.4)
-        sns.scatterplot(part, x="memory", y="tokens_per_second", ax=axes, s=55, alpha=alpha, **look)
-        intervals(axes, part, "memory", "tokens_per_second")
+        intervals(axes, part, "memory", "tokens_per_second", look)
+        sns.scatterplot(part, x="memory", y="tokens_per_second", ax=axes, s=75, alpha=alpha, zorder=3, **look)
         edge = frontier(part[part["strategy"] != "single"])
         steps = {"color": GREY, "linestyle": ":", "drawstyle": "steps-post", "zorder": 1, "label": "frontier"}
         axes.plot(edge["memory"], edge["tokens_per_second"], **steps)
@@ -208,22 +221,24 @@ FIGURES: dict[str, Callable[[pd.DataFrame, Look], Figure]] = {
         utilization_vs_microbatches,
     )
 }
-OF_ALL_BATCHES = {"memory_per_device", "throughput_vs_batch"}
+OF_ALL_BATCHES = {"throughput_vs_batch"}
 """The figures of all rows of a workload; the others are of one global batch."""
 
 
-def figures_of(rows: pd.DataFrame) -> list[str]:
-    """Name the figures that say something of these rows.
+def figures_of(rows: pd.DataFrame, at_batch: pd.DataFrame) -> list[str]:
+    """Name the figures that say something of these rows, and of those at the global batch that most figures show.
 
-    On virtual devices parallel efficiency is throughput against devices in another unit, as the ideal is a flat line.
-    Where time goes is known only of runs that were asked for it, and utilization is drawn of pipelines with several
-    numbers of microbatches.
+    On virtual devices parallel efficiency is throughput against devices in another unit, because more devices cannot be
+    faster. Where time goes is known only of runs that were asked for it. Utilization is drawn of pipelines with several
+    numbers of microbatches, and throughput against the batch if a strategy ran with several.
     """
     pointless = set()
     if rows["virtual_devices"].eq(True).all():
         pointless.add("parallel_efficiency")
-    if attributed(rows).empty:
+    if attributed(at_batch).empty:
         pointless.add("where_time_goes")
-    if utilization(rows).empty:
+    if utilization(at_batch).empty:
         pointless.add("utilization_vs_microbatches")
+    if several_batches(rows).empty:
+        pointless.add("throughput_vs_batch")
     return [name for name in FIGURES if name not in pointless]

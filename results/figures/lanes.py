@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from results.figures.palette import LANE_COLOURS
-from results.records.traces import Span, Trace
+from results.records.traces import FORWARD, PASSES, Span, Trace
 
 DEVICE = {
     "compute": "compute",
@@ -17,8 +17,8 @@ DEVICE = {
 }
 """Lanes of the device's own queue, in the trace and in the legend; the others are links."""
 HIDDEN = "hidden communication"
-PASSES = "passes"
-"""The lane of a predicted step that names its passes. What they are spent on is drawn."""
+COMPUTE_FORWARD = "compute, forward"
+"""The part of a predicted step's compute that is in its forward passes."""
 
 Row = list[tuple[str, Sequence[Span]]]
 """What a row shows, by the names of the legend."""
@@ -32,19 +32,28 @@ def lanes(trace: Trace, between_ms: tuple[float, float] | None = None) -> Figure
         text: sum(span.ms for own in processes.values() for span in own.get(name, [])) / len(processes)
         for name, text in DEVICE.items()
     }
+    step_ms = sum(total.values())
+    forward_ms = sum(span.ms for own in processes.values() for span in forward(own)) / len(processes)
+    if forward_ms:
+        total = {COMPUTE_FORWARD: forward_ms, **total, "compute": total["compute"] - forward_ms}
     figure = Figure(figsize=(12, 1.7 + 0.45 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for at, row in enumerate(rows.values()):
         for what, drawn in row:
             bars = [(span.begin_ms, span.ms) for span in drawn]
             axes.broken_barh(bars, (at + 0.1, 0.8), facecolor=LANE_COLOURS[what], linewidth=0, snap=False)
-    axes.set(xlim=between_ms or (0, sum(total.values())), ylim=(len(rows), 0), xlabel="ms")
+    axes.set(xlim=between_ms or (0, step_ms), ylim=(len(rows), 0), xlabel="ms")
     axes.set_yticks([at + 0.5 for at in range(len(rows))], list(rows))
-    handles = [Patch(color=LANE_COLOURS[text], label=f"{text}: {ms:,.1f} ms") for text, ms in total.items() if ms]
+    names = {"compute": "compute, backward"} if forward_ms else {}
+    handles = [
+        Patch(color=LANE_COLOURS[text], label=f"{names.get(text, text)}: {ms:,.1f} ms")
+        for text, ms in total.items()
+        if ms
+    ]
     if any(what == HIDDEN for row in rows.values() for what, _ in row):
         handles.append(Patch(color=LANE_COLOURS[HIDDEN], label=HIDDEN))
-    figure.suptitle(f"{trace.title}: a step of {sum(total.values()):,.1f} ms, {trace.kind}", fontsize="medium")
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.suptitle(f"{trace.title}: a step of {step_ms:,.1f} ms, {trace.kind}", fontsize="medium")
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
     return figure
 
 
@@ -53,8 +62,8 @@ def by_lane(own: Mapping[str, list[Span]]) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for name, spans in own.items():
         if name in DEVICE and spans:
-            rows[name] = [(DEVICE[name], spans)]
-        elif spans and name != PASSES:
+            rows[name] = [(DEVICE[name], spans), *([(COMPUTE_FORWARD, forward(own))] if name == "compute" else [])]
+        elif spans and name not in (PASSES, FORWARD):
             rows[name] = [(HIDDEN, spans), (DEVICE["exposed"], list(common(spans, own.get("exposed", []))))]
     return rows
 
@@ -62,9 +71,14 @@ def by_lane(own: Mapping[str, list[Span]]) -> dict[str, Row]:
 def by_process(processes: Mapping[str, Mapping[str, list[Span]]]) -> dict[str, Row]:
     """A row for each stage, with all that its device does."""
     return {
-        process: [(text, own[name]) for name, text in DEVICE.items() if name in own]
+        process: [*((text, own[name]) for name, text in DEVICE.items() if name in own), (COMPUTE_FORWARD, forward(own))]
         for process, own in processes.items()
     }
+
+
+def forward(own: Mapping[str, Sequence[Span]]) -> list[Span]:
+    """Return the compute of a device that is in forward passes; a replay does not name its passes."""
+    return list(common(own.get("compute", []), own.get(FORWARD, [])))
 
 
 def common(spans: Sequence[Span], others: Sequence[Span]) -> Iterator[Span]:

@@ -1,8 +1,9 @@
-"""The loss curves of training runs over one another, and how far each of them is from that of one device."""
+"""The loss curve of training runs, and how far each of them is from that of one device."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,39 +11,96 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from results.figures.canvas import parameters, wrapped
-from results.figures.palette import GREY, strategy_looks
+from results.figures.palette import GREY, INK, strategy_looks
 from results.figures.pictures import plain_ticks
-from results.records.training import TrainingRun
+from results.records.training import Facts, TrainingRun
 
 REFERENCE = "single"
 TOKENS = {"bytes": "bytes", "chars": "characters"}
 
 
 def loss_curves(runs: Sequence[TrainingRun]) -> Figure:
-    """Draw training and validation loss against steps; beside them, if `single` is among the runs, the differences."""
+    """Draw training and validation loss against steps.
+
+    With `single` among the runs, only its losses are drawn, because the others lie on them. Beside them, each other run
+    has the largest difference to it.
+    """
     names = list(strategy_looks(run.facts.strategy for run in runs))
     runs = sorted(runs, key=lambda run: names.index(run.facts.strategy))
-    looks = _looks_of(runs)
-    reference = next((run for run in runs if run.facts.strategy == REFERENCE), None)
+    named = list(zip(labels_of(runs), runs, strict=True))
+    reference = next((each for each in named if each[1].facts.strategy == REFERENCE), None)
     compared = reference is not None and len(runs) > 1
-    figure = Figure(figsize=(12 if compared else 8, 5), layout="constrained")
+    drawn = [reference] if compared and reference else named
+    figure = Figure(figsize=(13 if compared else 8, 5), layout="constrained")
     first, *others = figure.subplots(1, 2 if compared else 1, squeeze=False)[0]
-    for run, look in zip(runs, looks, strict=True):
+    looks = _looks_of([run for _, run in drawn])
+    for (_, run), look in zip(drawn, looks, strict=True):
         _draw(first, run.steps, run.evaluations, look)
     first.set(xlabel="step", ylabel="loss (nats a token)", title="Loss")
+    _legend(first, [name for name, _ in drawn], looks)
     for axes in others:
-        for run, look in zip(runs, looks, strict=True):
-            if run is not reference and reference is not None:
-                pairs = (run.steps, reference.steps), (run.evaluations, reference.evaluations)
-                steps, evaluations = (_difference(*pair) for pair in pairs)
-                _draw(axes, steps, evaluations, {**look, "linewidth": 1.5})
-        axes.set_yscale("log")
-        plain_ticks(axes.yaxis)
-        axes.set(xlabel="step", ylabel="nats a token", title=f"Largest difference to {REFERENCE} so far")
+        if reference:
+            _draw_differences(axes, reference[1], [each for each in named if each is not reference])
     lines = [line for text in what_was_trained(runs) for line in wrapped(figure, text, 10)]
     figure.suptitle("\n".join(["Loss of training runs", *lines]), x=0.02, ha="left", fontsize="medium")
-    _legend(figure, runs, looks)
     return figure
+
+
+def _draw_differences(axes: Axes, reference: TrainingRun, named: Sequence[tuple[str, TrainingRun]]) -> None:
+    """Draw the largest difference of each run's losses, and what rounding explains of it, a line each."""
+    looks = strategy_looks(run.facts.strategy for _, run in named)
+    style: dict[str, Any] = {"linestyle": "", "markersize": 8}
+    hollow: dict[str, Any] = {"markerfacecolor": "white"}
+    tick: dict[str, Any] = {"marker": "|", "markersize": 12}
+    for place, (_, run) in enumerate(named):
+        colour, marker = looks[run.facts.strategy]
+        training = largest_difference(run.steps, reference.steps)
+        validation = largest_difference(run.evaluations, reference.evaluations)
+        axes.plot(training.apart, place, color=colour, marker=marker, **style)
+        axes.plot(validation.apart, place, color=colour, marker=marker, **style | hollow)
+        if bound := rounding_bound(run.facts):
+            axes.plot(training.step * bound * training.loss, place, color=INK, **style | tick)
+    axes.set_yticks(range(len(named)), [name for name, _ in named], size="small")
+    axes.set(xscale="log", xlabel="nats a token", ylim=(len(named) - 0.5, -0.5))
+    axes.set_title(f"Largest difference to {REFERENCE} at any step")
+    plain_ticks(axes.xaxis)
+    handles = [
+        Line2D([], [], color=GREY, marker="o", label="training loss", **style),
+        Line2D([], [], color=GREY, marker="o", label="validation loss", **style | hollow),
+        Line2D([], [], color=INK, label="what rounding explains at that step", **style | tick),
+    ]
+    axes.legend(handles=handles, loc="upper right", bbox_to_anchor=(1.02, -0.13), ncols=3, frameon=False)
+
+
+class Difference(NamedTuple):
+    """The largest difference of a run's losses to those of the reference: the step, its loss, and how far apart."""
+
+    step: float
+    loss: float
+    apart: float
+
+
+def largest_difference(losses: pd.DataFrame, reference: pd.DataFrame) -> Difference:
+    """Return the largest difference to the reference at the same steps; NaN if there are none or all are equal."""
+    both = losses.merge(reference, on="step", suffixes=("", "_reference")).dropna()
+    apart = (both["loss"] - both["loss_reference"]).abs()
+    if both.empty or not apart.max() > 0:
+        return Difference(math.nan, math.nan, math.nan)
+    row = both.iloc[int(apart.to_numpy().argmax())]
+    return Difference(row["step"], row["loss_reference"], float(apart.max()))
+
+
+def rounding_bound(facts: Facts) -> float | None:
+    """Return the relative difference that another order of summation explains in one step; it adds up over steps.
+
+    The formula is that of `benchmarks.timing.equality.rounding_bound`, with which steps are checked. None if the log
+    does not have the sizes of the model.
+    """
+    model, training = facts.model, facts.training
+    if model is None or training.dtype != "float32":
+        return None
+    longest = max(training.batch_size * model.sequence, model.mlp or 4 * model.embed, model.vocab)
+    return math.sqrt(longest * 2 * (4 * model.layers + 2)) * 2**-24
 
 
 def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
@@ -65,16 +123,6 @@ def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
         kind and f"on {kind}",
     ]
     return [", ".join(part for part in parts if part)]
-
-
-def _difference(losses: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:
-    """The largest distance so far of losses from those of the reference at the same steps, from the first that differ.
-
-    Of single steps it jumps: many losses are equal to the last bit.
-    """
-    both = losses.merge(reference, on="step", suffixes=("", "_reference"))
-    furthest = (both["loss"] - both["loss_reference"]).abs().cummax()
-    return both.assign(loss=furthest)[furthest > 0]
 
 
 def _looks_of(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
@@ -103,13 +151,17 @@ def _draw(axes: Axes, steps: pd.DataFrame, evaluations: pd.DataFrame, look: dict
     axes.plot(evaluations["step"], evaluations["loss"], color=look["color"], marker=look["marker"], **style)
 
 
-def _legend(figure: Figure, runs: Sequence[TrainingRun], looks: Sequence[dict[str, Any]]) -> None:
+def labels_of(runs: Sequence[TrainingRun]) -> list[str]:
     """Name each run by strategy and mesh, and by its folder where several runs have the same."""
     names = [", then ".join(run.spread) for run in runs]
-    labels = [
+    return [
         f"{name} ({run.path.parent.name})" if names.count(name) > 1 else name
         for name, run in zip(names, runs, strict=True)
     ]
+
+
+def _legend(axes: Axes, labels: Sequence[str], looks: Sequence[dict[str, Any]]) -> None:
+    """Name the runs that are drawn, and the kinds of losses."""
     handles = [
         Line2D([], [], label=label, **{**look, "linewidth": 1.5}) for label, look in zip(labels, looks, strict=True)
     ]
@@ -117,4 +169,4 @@ def _legend(figure: Figure, runs: Sequence[TrainingRun], looks: Sequence[dict[st
         Line2D([], [], color=GREY, linewidth=1, label="training loss"),
         Line2D([], [], color=GREY, marker="o", linestyle="", label="validation loss"),
     ]
-    figure.legend(handles=[*handles, *kinds], loc="outside right center", frameon=False)
+    axes.legend(handles=[*handles, *kinds], frameon=False)

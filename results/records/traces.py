@@ -24,7 +24,9 @@ class Span(NamedTuple):
         return self.begin_ms + self.ms
 
 
-KINDS = {"replay": "as replayed", "prediction": "as predicted"}
+PASSES, FORWARD = "passes", "forward passes"
+"""The lane of a predicted step that names its passes, and that of its forward passes, which `read` makes of it."""
+KINDS = {"replay": "simulated from the compiled schedule", "prediction": "as predicted"}
 """Kinds of traces, in words."""
 
 
@@ -67,6 +69,7 @@ class Named(msgspec.Struct, frozen=True):
 class Occurred(msgspec.Struct, frozen=True):
     """An event that is a span, in microseconds."""
 
+    name: str
     pid: int
     cat: str
     ts: Amount
@@ -97,7 +100,11 @@ def read(path: Path) -> Trace:
             span = checked(event, Occurred, where)
             if span.cat not in lanes.get(span.pid, {}):
                 raise SchemaError(f"{where} is in the lane {span.cat!r}, which no event before it names; {WRITTEN_BY}")
-            lanes[span.pid][span.cat].append(Span(span.ts / 1e3, span.dur / 1e3))
+            spans = [lanes[span.pid][span.cat]]
+            if span.cat == PASSES and span.name.startswith("F"):
+                spans.append(lanes[span.pid].setdefault(FORWARD, []))
+            for each in spans:
+                each.append(Span(span.ts / 1e3, span.dur / 1e3))
     if not any(spans for own in lanes.values() for spans in own.values()):
         raise SchemaError(f"{shown(path)} is the trace of a step in which nothing happens; {WRITTEN_BY}")
     processes = {

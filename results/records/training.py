@@ -25,11 +25,22 @@ class Corpus(msgspec.Struct, frozen=True):
     tokens: Literal["bytes", "chars"]
 
 
+class Model(msgspec.Struct, frozen=True):
+    """Sizes of the model."""
+
+    layers: Count
+    embed: Count
+    vocab: Count
+    sequence: Count
+    mlp: Count | None = None
+
+
 class Training(msgspec.Struct, frozen=True):
     """How it was trained."""
 
     batch_size: Count
     learning_rate: Positive
+    dtype: str = "float32"
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -42,6 +53,7 @@ class Facts(msgspec.Struct, frozen=True):
     device_kind: str
     corpus: Corpus
     training: Training
+    model: Model | None = None
 
 
 class Loss(msgspec.Struct, frozen=True):

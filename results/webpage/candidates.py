@@ -110,7 +110,7 @@ def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
         *trial_words(facts["trials"]),
         "Throughputs by formula are upper bounds from the chip's published figures. "
         "They assume that compute, memory traffic and communication overlap fully; only pipeline bubbles add time. "
-        "Those of compiled candidates are of the step as replayed in the order of its schedule.",
+        "Those of compiled candidates are simulated from the compiled schedule.",
     ]
 
 

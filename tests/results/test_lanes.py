@@ -86,6 +86,28 @@ def test_stages_of_a_prediction_are_rows(tmp_path: Path) -> None:
     assert texts == ["compute: 4.0 ms", "pipeline bubble: 4.0 ms"]
 
 
+def test_forward_and_backward_passes_have_two_colours(tmp_path: Path) -> None:
+    """Compute in a pass that is named F is forward, and the rest backward; together they are all compute."""
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 0, "name": "thread_name", "args": {"name": name}} for name in ("passes", "compute", "memory")
+    ]
+    spans = [("F0", "passes", 0, 4), ("B0", "passes", 4, 5), ("matmul", "compute", 0, 3), ("launches", "memory", 3, 1)]
+    for name, cat, ts, dur in (*spans, ("matmul", "compute", 4, 5)):
+        events.append({"ph": "X", "pid": 0, "name": name, "cat": cat, "ts": 1e3 * ts, "dur": 1e3 * dur})
+    facts = {"kind": "prediction", "case": "data-data=1-b4", "devices": "h100:1x1"}
+    (tmp_path / "step.json").write_text(json.dumps({"otherData": facts, "traceEvents": events}))
+    figure = lanes(read(tmp_path / "step.json"))
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["compute, forward: 3.0 ms", "compute, backward: 5.0 ms", "memory: 1.0 ms"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["compute", "memory"]
+    drawn = [
+        (to_hex(np.asarray(collection.get_facecolor())[0]), float(box.x0), float(box.x1))
+        for collection in figure.axes[0].collections
+        for box in (each.get_extents() for each in collection.get_paths())
+    ]
+    assert [span for colour, *span in drawn if colour == LANE_COLOURS["compute, forward"]] == [[0, 3]]
+
+
 def test_the_command_writes_a_picture(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The picture lies beside the trace, unless another file is named."""
     main([str(path), "--between=1,4"])

@@ -14,7 +14,7 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
 from results.figures.canvas import look_of, what_was_run
-from results.figures.curves import PARTS, TIMES, attributed, case_labels, memory_by_case, scaling
+from results.figures.curves import PARTS, TIMES, attributed, case_labels, memory_by_case, scaling, several_batches
 from results.figures.drawing import FIGURES, MOST_BARS, figures_of
 from results.plot import main
 from results.records.rows import load
@@ -33,6 +33,7 @@ OF_PIPELINES = "utilization_vs_microbatches"
 """Drawn of pipelines with several numbers of microbatches (figures/test_utilization.py)."""
 OF_ALL = [name for name in FIGURES if name != OF_PIPELINES]
 ON_VIRTUAL_DEVICES = [name for name in OF_ALL if name != "parallel_efficiency"]
+OF_ONE_BATCH = [name for name in OF_ALL if name != "throughput_vs_batch"]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_figures_need_no_jax_and_come_out_the_same(run: Path, drawn: Path, tmp_p
         assert path.read_bytes() == (drawn / path.name).read_bytes()
 
 
-@pytest.mark.parametrize("name", OF_ALL)
+@pytest.mark.parametrize("name", OF_ONE_BATCH)
 def test_every_strategy_is_named(rows: pd.DataFrame, name: str) -> None:
     """A figure names each strategy that counts, in its legend, over its panel or beside its bar."""
     figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
@@ -85,7 +86,7 @@ def test_every_strategy_is_named(rows: pd.DataFrame, name: str) -> None:
     assert set(STRATEGIES) <= legend | bars | {axes.get_title() for axes in figure.axes}
 
 
-@pytest.mark.parametrize("name", OF_ALL)
+@pytest.mark.parametrize("name", OF_ONE_BATCH)
 def test_what_was_left_out_is_said(rows: pd.DataFrame, name: str) -> None:
     """A figure says how many rows it does not show, and why."""
     figure = FIGURES[name](rows, look_of(rows["strategy"].unique()))
@@ -110,10 +111,11 @@ def test_virtual_devices_are_called_virtual(
     assert ideal in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_efficiency_is_drawn_of_real_devices_only(rows: pd.DataFrame) -> None:
+def test_efficiency_is_drawn_of_real_devices_only(run: Path, rows: pd.DataFrame) -> None:
     """On virtual devices it is throughput in another unit: the ideal is flat. On real ones every figure is drawn."""
-    assert figures_of(rows) == ON_VIRTUAL_DEVICES
-    assert figures_of(rows.assign(virtual_devices=False)) == OF_ALL
+    every = load([run])
+    assert figures_of(every, rows) == ON_VIRTUAL_DEVICES
+    assert figures_of(every.assign(virtual_devices=False), rows) == OF_ALL
 
 
 def interval_ends(axes: Axes) -> list[list[tuple[float, float]]]:
@@ -127,7 +129,6 @@ def interval_ends(axes: Axes) -> list[list[tuple[float, float]]]:
     [
         ("throughput_vs_devices", "tokens_per_second", "best"),
         ("parallel_efficiency", "efficiency", "best"),
-        ("throughput_vs_batch", "tokens_per_second", "best and devices in (1, 2)"),
         ("throughput_vs_memory", "tokens_per_second", "devices in (1, 2)"),
     ],
 )
@@ -141,6 +142,21 @@ def test_each_point_has_its_interval(rows: pd.DataFrame, name: str, column: str,
     expected = scaling(rows).query(which)[[f"{column}_low", f"{column}_high"]].to_numpy().tolist()
     assert drawn == pytest.approx(np.array(sorted(expected)))
     assert "95% interval" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_throughput_against_batch_is_of_strategies_with_several(run: Path, rows: pd.DataFrame) -> None:
+    """A panel for each number of devices, with the points and intervals of those strategies; nothing of one batch."""
+    every = load([run])
+    wide = every[every["strategy"].isin(["single", "fsdp"]) | (every["global_batch_sequences"] == 16)]
+    points = several_batches(wide)
+    assert {*points["strategy"]} == {"single", "fsdp"}
+    figure = FIGURES["throughput_vs_batch"](wide, look_of(wide["strategy"].unique()))
+    assert [axes.get_title() for axes in figure.axes] == ["devices: 2", "devices: 4", "devices: 8"]
+    drawn = sorted([low[1], high[1]] for low, high in interval_ends(figure.axes[0]))
+    expected = points.query("best and devices in (1, 2)")[["tokens_per_second_low", "tokens_per_second_high"]]
+    assert drawn == pytest.approx(np.array(sorted(expected.to_numpy().tolist())))
+    assert "throughput_vs_batch" not in figures_of(rows, rows)
+    assert several_batches(every[every["strategy"] == "single"]).empty, "one device alone is compared with nothing"
 
 
 def test_strategies_stand_side_by_side(rows: pd.DataFrame) -> None:
@@ -171,24 +187,39 @@ def bars_of(axes: Axes) -> list[list[tuple[float, float, float]]]:
     return [[(bar.get_y(), bar.get_x(), bar.get_width()) for bar in part] for part in parts]
 
 
-def test_memory_is_one_sorted_chart(run: Path) -> None:
-    """Of all batches: a bar for each case, the largest on top, its parts end to end, its name beside and its total."""
-    rows = load([run])
-    (axes,) = FIGURES["memory_per_device"](rows, look_of(rows["strategy"].unique())).axes
+def test_memory_has_a_sorted_panel_for_each_number_of_devices(rows: pd.DataFrame) -> None:
+    """A bar for each case, the largest on top, its parts end to end, its name beside and its total."""
+    figure = FIGURES["memory_per_device"](rows, look_of(rows["strategy"].unique()))
     cases = memory_by_case(rows)
-    assert [label.get_text() for label in axes.get_yticklabels()] == case_labels(cases)
-    parts = np.array(bars_of(axes))
-    assert (np.diff(parts[..., 0]) > 0).all()
-    assert axes.yaxis_inverted()
-    np.testing.assert_allclose(2**20 * parts[..., 2].T, cases[list(PARTS)])
-    np.testing.assert_allclose(parts[1:, :, 1], np.cumsum(parts[:-1, :, 2], axis=0), atol=1e-9)
-    totals = [f"{size / 2**20:,.1f}" for size in cases["memory.total_bytes"]]
-    assert [text.get_text() for text in axes.texts] == totals
-    assert axes.get_xlabel() == "memory per device (MiB)"
+    assert [axes.get_ylabel() for axes in figure.axes] == [f"devices: {devices}" for devices in (1, 2, 4, 8)]
+    for axes, devices in zip(figure.axes, (1, 2, 4, 8), strict=True):
+        own = cases[cases["devices"] == devices]
+        assert [label.get_text() for label in axes.get_yticklabels()] == case_labels(own)
+        parts = np.array(bars_of(axes))
+        assert (np.diff(parts[..., 0]) > 0).all()
+        assert axes.yaxis_inverted()
+        np.testing.assert_allclose(2**20 * parts[..., 2].T, own[list(PARTS)])
+        np.testing.assert_allclose(parts[1:, :, 1], np.cumsum(parts[:-1, :, 2], axis=0), atol=1e-9)
+        totals = [f"{size / 2**20:,.1f}" for size in own["memory.total_bytes"]]
+        assert [text.get_text() for text in axes.texts] == totals
+    assert figure.axes[-1].get_xlabel() == "memory per device (MiB)"
+
+
+def test_a_tick_is_at_the_memory_by_formula(rows: pd.DataFrame) -> None:
+    """Arguments and temporaries as predicted, on the bar of the case; where nothing is predicted there is none."""
+    sizes = 2**20 * np.arange(1, len(rows) + 1)
+    known = rows.assign(**{"predicted.argument_bytes": sizes, "predicted.temp_bytes": 2 * sizes})
+    for axes, devices in zip(FIGURES["memory_per_device"](known, {}).axes, (1, 2, 4, 8), strict=True):
+        cases = memory_by_case(known)
+        (ticks,) = axes.lines
+        expected = cases.loc[cases["devices"] == devices, "formula"] / 2**20
+        assert np.asarray(ticks.get_xdata()).tolist() == expected.tolist()
+        assert axes.get_xlim()[1] > expected.max()
+    assert not FIGURES["memory_per_device"](rows, {}).axes[0].lines
 
 
 def test_of_many_cases_the_largest_and_smallest_are_drawn(rows: pd.DataFrame) -> None:
-    """Up to 60 bars; of more cases half of them from each end, and it is said how many others there are."""
+    """Up to 30 bars of as many devices; of more cases half of them from each end, and it is said how many others."""
     one = rows[rows["strategy"] == "single"]
 
     def drawn(number: int) -> tuple[Figure, list[float]]:
@@ -199,12 +230,10 @@ def test_of_many_cases_the_largest_and_smallest_are_drawn(rows: pd.DataFrame) ->
         figure = FIGURES["memory_per_device"](many, look_of(["single"]))
         return figure, [width for _, _, width in bars_of(figure.axes[0])[list(PARTS).index(TEMPORARIES)]]
 
-    assert drawn(MOST_BARS)[1] == list(range(60, 0, -1))
+    assert drawn(2 * MOST_BARS)[1] == list(range(30, 0, -1))
     figure, widths = drawn(100)
-    assert widths == [*range(100, 70, -1), *range(30, 0, -1)]
-    (gap,) = [text.get_text() for text in figure.axes[0].texts if "more cases" in text.get_text()]
-    assert "40 more cases of 70.0 to 31.0 MiB" in gap
-    assert "40 between the largest and the smallest have no bar" in figure.get_supxlabel()
+    assert widths == [*range(100, 85, -1), *range(15, 0, -1)]
+    assert "70 between the largest and the smallest have no bar" in figure.get_supxlabel()
 
 
 @pytest.mark.parametrize(
@@ -274,7 +303,9 @@ def test_parts_of_the_time_are_drawn_where_they_are_known(tmp_path: Path, rows: 
     assert parts == pytest.approx([SHARES[part.replace(" ", "_")] * milliseconds for part in TIMES])
     unknown = {f"attribution.{part}_seconds": None for part in SHARES}
     main([str(write_run(tmp_path / "run.json", [edited(row(), unknown)])), "--out", str(tmp_path)])
-    assert {path.stem for path in tmp_path.glob("*.png")} == {*ON_VIRTUAL_DEVICES} - {"where_time_goes"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {*OF_ONE_BATCH} & {*ON_VIRTUAL_DEVICES} - {
+        "where_time_goes"
+    }
 
 
 def test_the_measured_time_has_its_interval(rows: pd.DataFrame) -> None:

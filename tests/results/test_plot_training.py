@@ -1,4 +1,4 @@
-"""Loss curves of training runs over one another: every run is there, and only what compares is compared."""
+"""Loss curves of training runs, and their differences: every run is there, and only what compares is compared."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
+from benchmarks.cases import Case
+from benchmarks.timing.equality import rounding_bound as timing_bound
 from benchmarks.training.log import SCHEMA_VERSION as WRITTEN
-from results.figures.losses import loss_curves, what_was_trained
+from results.figures.losses import labels_of, largest_difference, loss_curves, rounding_bound, what_was_trained
 from results.plot import main
 from results.records.reading import RecordError
 from results.records.training import SCHEMA_VERSION, read_training
+from strategies import PRESETS, MeshSpec
 from tests.processes import ROOT
 
 EXAMPLES = ROOT / "docs" / "examples" / "training"
@@ -56,24 +60,47 @@ def test_readers_and_writers_agree_on_the_schema() -> None:
     assert SCHEMA_VERSION == WRITTEN
 
 
-def test_every_run_is_drawn_and_named(logs: list[Path]) -> None:
-    """Both losses of each run are drawn, and the legend names it by strategy and mesh, `single` first."""
-    figure = loss_curves(read_training(logs))
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["single data=1", "data data=8", "fsdp fsdp=8", "training loss", "validation loss"]
-    drawn = [np.asarray(line.get_xydata()) for line in figure.axes[0].get_lines()]
-    assert [len(points) for points in drawn] == [5, 1] * 3
-    np.testing.assert_allclose(drawn[4][:, 1], 5 / np.sqrt(STEPS) + 1e-3 * (STEPS // 10 % 2))
+def texts(axes: Axes) -> list[str]:
+    """The texts of the legend of a panel."""
+    legend = axes.get_legend()
+    return [text.get_text() for text in legend.get_texts()] if legend else []
 
 
-def test_differences_are_the_largest_so_far(logs: list[Path]) -> None:
-    """Beside the losses, each run but `single` has its largest difference to it up to each step."""
-    figure = loss_curves(read_training(logs))
-    lines = [np.asarray(line.get_ydata(), float) for line in figure.axes[1].get_lines()]
-    assert len(lines) == 4
-    for line, expected in zip(lines, (1e-4, 1e-4, 1e-3, 1e-3), strict=True):
-        np.testing.assert_allclose(line, expected, rtol=1e-6)
-    assert len(loss_curves(read_training(logs[:2])).axes) == 1, "there is no difference without the reference"
+def test_one_curve_stands_for_all_that_lie_on_it(logs: list[Path]) -> None:
+    """With `single` among the runs both of its losses are drawn, and those of no other; without it, those of each."""
+    first, second = loss_curves(read_training(logs)).axes
+    assert texts(first) == ["single data=1", "training loss", "validation loss"]
+    drawn = [np.asarray(line.get_xydata()) for line in first.get_lines()]
+    assert [len(points) for points in drawn] == [5, 1]
+    np.testing.assert_allclose(drawn[0][:, 1], 5 / np.sqrt(STEPS))
+    assert [label.get_text() for label in second.get_yticklabels()] == ["data data=8", "fsdp fsdp=8"]
+    (alone,) = loss_curves(read_training(logs[:2])).axes
+    assert texts(alone) == ["data data=8", "fsdp fsdp=8", "training loss", "validation loss"]
+    drawn = [np.asarray(line.get_xydata()) for line in alone.get_lines()]
+    assert [len(points) for points in drawn] == [5, 1] * 2
+    np.testing.assert_allclose(drawn[2][:, 1], 5 / np.sqrt(STEPS) + 1e-3 * (STEPS // 10 % 2))
+
+
+def test_differences_are_the_largest_of_all_steps(logs: list[Path]) -> None:
+    """On the line of each run but `single`: of the training loss, and of the validation loss."""
+    axes = loss_curves(read_training(logs)).axes[1]
+    points = [np.asarray(line.get_xydata())[0].tolist() for line in axes.get_lines()]
+    assert points == [pytest.approx(point, rel=1e-6) for point in ([1e-4, 0], [1e-4, 0], [1e-3, 1], [1e-3, 1])]
+
+
+def test_what_rounding_explains_is_what_the_benchmarks_accept(tmp_path: Path) -> None:
+    """The bound with which each case is checked, times steps and loss; without sizes of the model there is none."""
+    sizes = {"layers": 8, "embed": 128, "vocab": 256, "sequence": 64, "mlp": None}
+    fast, single = log(tmp_path, "data", "data=8", 1e-4, model=sizes), log(tmp_path, model=sizes)
+    runs = read_training([fast, single])
+    case = Case("single", MeshSpec.parse("data=1"), "nano", PRESETS["nano"], 16, 1, "float32", "dots")
+    assert rounding_bound(runs[0].facts) == pytest.approx(timing_bound(case))
+    *_, tick = loss_curves(runs).axes[1].get_lines()
+    at = largest_difference(runs[0].steps, runs[1].steps)
+    assert np.asarray(tick.get_xdata())[0] == pytest.approx(at.step * timing_bound(case) * at.loss)
+    assert rounding_bound(read_training([log(tmp_path / "old")])[0].facts) is None
+    half = log(tmp_path / "half", model=sizes, training={"batch_size": 16, "learning_rate": 1e-3, "dtype": "bfloat16"})
+    assert rounding_bound(read_training([half])[0].facts) is None
 
 
 def test_the_title_says_what_the_runs_share(tmp_path: Path) -> None:
@@ -90,11 +117,10 @@ def test_a_run_that_moved_is_named_by_all_its_strategies(tmp_path: Path) -> None
     first = json.loads(path.read_text().splitlines()[0])
     with path.open("a") as file:
         file.write(json.dumps(first | {"strategy": "tensor", "mesh": "tensor=8"}) + "\n" + '{"kind": "ste')
-    figure = loss_curves(read_training([path]))
-    assert figure.legends[0].get_texts()[0].get_text() == "fsdp fsdp=8, then tensor tensor=8"
+    (axes,) = loss_curves(read_training([path])).axes
+    assert texts(axes)[0] == "fsdp fsdp=8, then tensor tensor=8"
     twins = read_training([log(tmp_path / "a"), log(tmp_path / "b").rename(tmp_path / "b" / "log.jsonl")])
-    names = [text.get_text() for text in loss_curves(twins).legends[0].get_texts()]
-    assert names[:2] == ["single data=1 (single-data=1)", "single data=1 (b)"]
+    assert labels_of(twins) == ["single data=1 (single-data=1)", "single data=1 (b)"]
 
 
 def test_the_command_draws_the_same_picture_each_time(logs: list[Path], tmp_path: Path) -> None:

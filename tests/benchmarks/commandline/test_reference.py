@@ -5,7 +5,7 @@ from benchmarks.commandline.reference import PAGE, page, parser_of, subparsers
 
 
 def test_the_page_is_what_is_made_of_the_parsers() -> None:
-    """Or it is to be made anew: `python -m benchmarks.commandline.reference`."""
+    """To regenerate it: `python -m benchmarks.commandline.reference`."""
     assert PAGE.read_text() == page()
 
 

@@ -96,12 +96,12 @@ def test_a_panel_for_each_schedule(tmp_path: Path) -> None:
 def test_it_is_drawn_of_several_numbers_of_microbatches(tmp_path: Path) -> None:
     """Only then; records that were written before there were such columns have no such figure, and no error."""
     one = loaded(tmp_path, swept("gpipe")[0], swept("1f1b")[1])
-    assert "utilization_vs_microbatches" not in figures_of(one)
+    assert "utilization_vs_microbatches" not in figures_of(one, one)
     old = swept("gpipe")
     for case in old:
         for column in ("predicted.bubble", "predicted.lockstep_bubble", "processes", "options"):
             del case["extra_info"][column]
-    assert "utilization_vs_microbatches" not in figures_of(loaded(tmp_path, *old))
+    assert "utilization_vs_microbatches" not in figures_of(loaded(tmp_path, *old), loaded(tmp_path, *old))
     path = write_run(tmp_path / "new.json", [row(), *swept("gpipe")])
     main([str(path), "--out", str(tmp_path / "figures")])
     assert (tmp_path / "figures" / "utilization_vs_microbatches.png").exists()
