@@ -126,7 +126,7 @@ def _unroll(layout: Layout, train: TrainConfig, prefetch: str, kind: str) -> int
     `prefetch` is that of the step, as it was resolved.
 
     For gpt3-6.7b on v5e:16x16 a step of fsdp takes 645 ms instead of 692 (simulated), in 4.4 GiB instead of 2.8, and
-    one of hsdp over data=16,fsdp=16 takes 807 ms instead of 841 (docs/strategies). With sums in float32 fsdp takes 9.5
+    one of hsdp over data=16,fsdp=16 takes 807 ms instead of 841 (docs/experiments). With sums in float32 fsdp takes 9.5
     GiB, so it is left to the user there. three_d gained nothing. Other chips were not measured.
     """
     if train.unroll != "auto":
