@@ -10,7 +10,6 @@ from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import require_folder, safe_name, save_text
 from benchmarks.commandline.parser import Parser
 from results.cli.ending import read_stdin, refusing
-from results.figures.communication import communication
 from results.records.overviews import WRITTEN_BY, read
 
 
@@ -23,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the pictures, STRATEGY.svg")
     out = parser.parse_args(arguments).out
+    from results.figures.communication import communication  # imports Matplotlib, which `--help` does not need
+
     with refusing(parser, WRITTEN_BY):
         overviews = read(read_stdin())
         require_folder(out)
