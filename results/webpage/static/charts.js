@@ -19,7 +19,7 @@ const SYMBOLS = [
 ];
 const PAPER_WIDTH = 680; // pixels that fit between the margins of A4 and of letter paper
 const NARROW = matchMedia("(max-width: 40rem)");
-const LETTER = 6.6; // pixels of a letter of a chart, at most on average
+const LETTER = 7.4; // pixels of a letter of a chart, at most on average
 
 /** A strategy's colour and path; both are the same in every chart. */
 function lookOf(strategy) {
@@ -93,7 +93,7 @@ function axesOf({ x, y, margin, height }, acrossOf, upOf, width) {
     shape("line", { class: "grid", x1: left, x2: right, y1: upOf(value), y2: upOf(value) }),
     y.above ? text(left, upOf(value) - 12, words, "start", "ytick") : text(left - 8, upOf(value) + 4, words, "end", "ytick"),
   ]);
-  return [...columns, ...rows, text((left + right) / 2, bottom + 38, x.title, "middle", "title"), text(0, 14, y.title ?? "", "start", "title")];
+  return [...columns, ...rows, text((left + right) / 2, bottom + 38, x.title, "middle", "title"), text(8, 16, y.title ?? "", "start", "title")];
 }
 
 /** The element of a mark. Its text is shown while the pointer is on it. */
@@ -132,7 +132,7 @@ const MARKS = {
 
 /** The vertical axis of named lines, the first on top: names are beside the lines, or above them on a narrow page. */
 function linesAxis(names) {
-  return { low: names.length - 0.5, high: NARROW.matches ? -0.9 : -0.5, ticks: names.map((name, place) => [place, short(name)]), above: NARROW.matches };
+  return { low: names.length - 0.5, high: NARROW.matches ? -0.9 : -0.5, ticks: names.map((name, place) => [place, short(name, NARROW.matches ? 46 : LONGEST)]), above: NARROW.matches };
 }
 
 /** Height and margins of a chart of named lines. */

@@ -71,9 +71,9 @@ function caseName(data, row) {
   return parts.filter(Boolean).join(" ");
 }
 
-/** A text for a chart, cut off after `LONGEST` characters. */
-function short(text) {
-  return text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text;
+/** A text for a chart, cut off after `most` characters. */
+function short(text, most = LONGEST) {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
 /** A new element with properties and children; strings become text nodes, never markup. */
