@@ -26,8 +26,6 @@ from benchmarks.timing.machine import use_virtual_devices
 from strategies.mesh import are_virtual
 
 LIBRARIES = "jax", "jaxlib", "flax", "optax", "pytest-benchmark"
-PAGE = "plotly"
-"""The package of the extra `page`."""
 VARIABLES = "JAX_", "XLA_", "LIBTPU_", "TPU_", "CUDA_", "NCCL_", "MESHMARK_"
 """Beginnings of the environment variables that change what is compiled or run."""
 BUSY = 0.2
@@ -66,7 +64,6 @@ def software() -> Iterator[tuple[str, str]]:
         missing = f"not installed; to compile for {extra.upper()}s, pip install '{REQUIRED[extra]}'"
         found = installed(package)
         yield f"{extra} compiler", f"{package} {found}" if found else missing
-    yield "page", f"{PAGE} {found}" if (found := installed(PAGE)) else f"not installed; pip install {PAGE}"
     named = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
     changed = [f"{name}={value}" for name, value in named.items() if name not in SET_BY_JAX]
     yield "environment", " ".join(changed) or "none of " + " ".join(f"{name}*" for name in VARIABLES)

@@ -11,19 +11,15 @@ from results.figures.palette import STRATEGY_COLOURS
 from results.records.documents import read_search
 from results.records.reading import read_json
 from results.records.rows import load
-from results.webpage.assemble import page, plotly_source, run_section, search_section
+from results.webpage.assemble import looks, page, run_section, search_section
 from results.webpage.candidates import search_data, search_words
 from results.webpage.columns import run_data
 from results.webpage.machine import machine_facts
 from results.webpage.words import heading, summary
 
 
-def page_of(paths: Sequence[Path], plotly: str) -> str:
+def page_of(paths: Sequence[Path]) -> str:
     """Return the HTML page about some files: all runs share one section, and each search has its own.
-
-    Args:
-        paths: files of runs and of searches.
-        plotly: the source of Plotly.
 
     Raises:
         RecordError: a file cannot be read, or runs do not compare.
@@ -45,7 +41,7 @@ def page_of(paths: Sequence[Path], plotly: str) -> str:
         titles.append(title)
     others = {name for part in parts for name in part["strategies"]} - STRATEGY_COLOURS.keys()
     names = [*STRATEGY_COLOURS, *sorted(others)]
-    return page("; ".join(dict.fromkeys(titles)), sections, {"strategies": names, "parts": parts}, plotly)
+    return page("; ".join(dict.fromkeys(titles)), sections, {**looks(names), "parts": parts})
 
 
 def is_search(path: Path) -> bool:
@@ -60,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     out = options.out or options.files[0].with_suffix(".html")
     name = "--out" if options.out else "the page"
-    write_output(parser, lambda: page_of(options.files, plotly_source()), out, options.files, name=name)
+    write_output(parser, lambda: page_of(options.files), out, options.files, name=name)
 
 
 if __name__ == "__main__":

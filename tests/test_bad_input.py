@@ -234,7 +234,8 @@ def test_a_name_leads_out_of_no_folder(tmp_path: Path, monkeypatch: pytest.Monke
 def test_figures_are_beside_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default figures are written beside their run, whatever the working directory."""
     (tmp_path / "runs").mkdir()
-    write_run(tmp_path / "runs" / "first.json", [row(), row("data", "data=2")])
+    cases = [row(batch=batch) for batch in (8, 16)] + [row("data", "data=2", batch) for batch in (8, 16)]
+    write_run(tmp_path / "runs" / "first.json", cases)
     monkeypatch.chdir(tmp_path)
     assert run("results.plot runs/first.json", monkeypatch) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]

@@ -1,4 +1,4 @@
-"""Assembles the HTML page from its template, its data and Plotly into one file that works offline."""
+"""Assembles the HTML page from its template, its data and its scripts into one file that works offline."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,40 +7,22 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from benchmarks.commandline.outputs import Unwritable
+from results.figures.curves import PARTS, TIMES
+from results.figures.palette import PART_COLOURS, STRATEGY_COLOURS, TIME_COLOURS
+from results.webpage.columns import DERIVED
 from results.webpage.words import LOUD
 
-SCRIPTS = "format", "charts", "table", "details", "run", "density", "main"
+SCRIPTS = "format", "charts", "table", "details", "run", "search", "main"
 """The page's scripts in load order: each uses only those before it."""
 
 
-class PlotlyMissing(Unwritable):
-    """Plotly is not installed; the message names the command that installs it."""
-
-
-def plotly_source() -> str:
-    """Return the source of Plotly as one JavaScript text.
-
-    Raises:
-        PlotlyMissing: plotly is not installed.
-    """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise PlotlyMissing(
-            "a page needs plotly; pip install 'meshmark[page]', or in the checkout, pip install -e '.[page]'"
-        ) from error
-    return get_plotlyjs()
-
-
-def page(title: str, sections: Sequence[str], data: Mapping[str, Any], plotly: str) -> str:
+def page(title: str, sections: Sequence[str], data: Mapping[str, Any]) -> str:
     """Return the whole page as HTML.
 
     Args:
         title: plain text; it is escaped here.
         sections: HTML from `run_section` and `search_section`.
-        data: `strategies`, in the order that assigns their colours, and `parts`, the data of each section.
-        plotly: the source of Plotly.
+        data: what `looks` returns, and `parts`, the data of each section.
 
     Raises:
         ValueError: `data` contains NaN or an infinity.
@@ -50,9 +32,27 @@ def page(title: str, sections: Sequence[str], data: Mapping[str, Any], plotly: s
         style=static("page.css"),
         sections="\n".join(sections),
         data=embedded(json.dumps(data, allow_nan=False, separators=(",", ":"))),
-        plotly=plotly,
         script="\n".join(static(f"{name}.js") for name in SCRIPTS),
     )
+
+
+def looks(strategies: Sequence[str]) -> dict[str, Any]:
+    """Return the colours of a page: those of figures.
+
+    Args:
+        strategies: all names on the page, in the order that assigns their colours and symbols.
+
+    Returns:
+        `strategies`, the colours that they take in turn, and `memory` and `time`, the label, column and colour of each
+        part of a bar.
+    """
+
+    def parts(names: Mapping[str, str], colours: Mapping[str, str]) -> list[dict[str, str]]:
+        columns = {label: name if "." in name else DERIVED + name for label, name in names.items()}
+        return [{"label": label, "name": name, "colour": colours[label]} for label, name in columns.items()]
+
+    bars = {"memory": parts(PARTS, PART_COLOURS), "time": parts(TIMES, TIME_COLOURS)}
+    return {"strategies": list(strategies), "colours": list(STRATEGY_COLOURS.values()), **bars}
 
 
 def run_section(summary: Sequence[str], machine: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ def test_it_names_what_an_issue_needs(capsys: pytest.CaptureFixture[str]) -> Non
     assert doctor.main([]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if not line.startswith(" "))
     assert f"jax {jax.__version__}" in lines["libraries"]
-    assert {"meshmark", "python", "tpu", "gpu", "page", "environment", "host", "links"} < {*lines}
+    assert {"meshmark", "python", "tpu", "gpu", "environment", "host", "links"} < {*lines}
     assert lines["devices"].startswith("8 x cpu (cpu, virtual")
     assert lines["check"] == "a sum over 8 devices is right"
 

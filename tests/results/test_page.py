@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from results.figures.palette import STRATEGY_COLOURS
+from results.figures.curves import PARTS, TIMES
+from results.figures.palette import PART_COLOURS, STRATEGY_COLOURS, TIME_COLOURS
 from results.page import main
 from results.webpage.assemble import SCRIPTS, embedded
 from tests.processes import ROOT
@@ -22,12 +23,6 @@ for absent in ("jax", "jaxlib", "flax", "optax"):
     sys.modules[absent] = None
 runpy.run_module("results.page", run_name="__main__")
 """
-
-
-@pytest.fixture(autouse=True)
-def _no_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages are small in these tests, and need no Plotly."""
-    monkeypatch.setattr("results.page.plotly_source", lambda: "// Plotly")
 
 
 def carried(path: Path) -> dict[str, Any]:
@@ -73,23 +68,28 @@ def test_every_script_is_in_the_page() -> None:
     assert there == {f"{name}.js" for name in SCRIPTS}
 
 
-def test_without_plotly_the_command_says_how_to_get_it(tmp_path: Path) -> None:
-    """In a line, with the extra that has it."""
-    run = write_run(tmp_path / "run.json", [row()])
-    code = f"import sys; sys.modules['plotly.offline'] = None\n{WITHOUT_JAX}"
-    done = subprocess.run([sys.executable, "-c", code, str(run)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 5, done.stderr
-    assert done.stderr.startswith("a page needs plotly; pip install 'meshmark[page]'")
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "run.html").exists()
-
-
 def test_a_page_needs_no_jax(tmp_path: Path) -> None:
     """It is written where nothing but the records can be read."""
-    pytest.importorskip("plotly", reason="takes the page extra: pip install -e '.[page]'")
     run = write_run(tmp_path / "run.json", [row()])
     subprocess.run([sys.executable, "-c", WITHOUT_JAX, str(run)], cwd=ROOT, check=True, capture_output=True)
-    assert "plotly.js" in (tmp_path / "run.html").read_text()
+    assert carried(tmp_path / "run.html")["parts"][0]["count"] == 1
+
+
+def test_a_page_is_small(tmp_path: Path) -> None:
+    """Its scripts, its style and its words are less than 100 kB; the rest are the rows."""
+    main([str(write_run(tmp_path / "run.json", [row()]))])
+    assert (tmp_path / "run.html").stat().st_size < 100_000
+
+
+def test_a_page_has_the_colours_of_the_figures(tmp_path: Path) -> None:
+    """Of strategies, of parts of memory and of parts of a step's time, each with the column that it is of."""
+    main([str(write_run(tmp_path / "run.json", [row()]))])
+    data = carried(tmp_path / "run.html")
+    assert data["colours"] == list(STRATEGY_COLOURS.values())
+    for name, columns, colours in (("memory", PARTS, PART_COLOURS), ("time", TIMES, TIME_COLOURS)):
+        assert {part["label"]: part["colour"] for part in data[name]} == colours
+        assert [part["name"].removeprefix("page.") for part in data[name]] == list(columns.values())
+        assert all(part["name"] in data["parts"][0]["columns"] for part in data[name])
 
 
 def test_no_text_ends_the_data() -> None:

@@ -1,116 +1,148 @@
 "use strict";
-// Shared by all charts: the colours and symbols of strategies, the theme of the page, and drawing with Plotly.
+// Draws charts as SVG. A chart is {height, margin, x, y, marks, caption}, or {missing} with the sentence that says why
+// there is none. An axis is {low, high, ticks: [[value, label]], title, log}. Marks are drawn in their order.
 
-/** Symbols, by Plotly's names, as paths in a square of 12 units, in the order of the markers of palette.py. */
-const SYMBOLS = {
-  circle: "M6 1.5a4.5 4.5 0 1 0 .01 0z",
-  square: "M2 2h8v8H2z",
-  diamond: "M6 .6 11.4 6 6 11.4.6 6z",
-  "triangle-up": "M6 1.2 11.2 10.2H.8z",
-  "triangle-down": "M6 10.8 11.2 1.8H.8z",
-  cross: "M4.2 1h3.6v3.2H11v3.6H7.8V11H4.2V7.8H1V4.2h3.2z",
-  x: "M3 1l3 3 3-3 2 2-3 3 3 3-2 2-3-3-3 3-2-2 3-3-3-3z",
-  "triangle-left": "M1.2 6 10.2.8v10.4z",
-  "triangle-right": "M10.8 6 1.8.8v10.4z",
-  pentagon: "M6 .8l5.2 3.8-2 6.2H2.8l-2-6.2z",
-  hexagon: "M6 .7l4.6 2.6v5.4L6 11.3 1.4 8.7V3.3z",
-  star: "M6 .4l1.6 3.6 4 .4-3 2.6.9 3.9L6 8.9l-3.5 2 .9-3.9-3-2.6 4-.4z",
-};
-const COLOURS = 11;
+/** Paths of the markers of results/figures/palette.py, in its order, in a square of 12 units. */
+const SYMBOLS = [
+  "M6 1.5a4.5 4.5 0 1 0 .01 0z",
+  "M2 2h8v8H2z",
+  "M6 .6 11.4 6 6 11.4.6 6z",
+  "M6 1.2 11.2 10.2H.8z",
+  "M6 10.8 11.2 1.8H.8z",
+  "M4.2 1h3.6v3.2H11v3.6H7.8V11H4.2V7.8H1V4.2h3.2z",
+  "M3 1l3 3 3-3 2 2-3 3 3 3-2 2-3-3-3 3-2-2 3-3-3-3z",
+  "M1.2 6 10.2.8v10.4z",
+  "M10.8 6 1.8.8v10.4z",
+  "M6 .8l5.2 3.8-2 6.2H2.8l-2-6.2z",
+  "M6 .7l4.6 2.6v5.4L6 11.3 1.4 8.7V3.3z",
+  "M6 .4l1.6 3.6 4 .4-3 2.6.9 3.9L6 8.9l-3.5 2 .9-3.9-3-2.6 4-.4z",
+];
 const PAPER_WIDTH = 680; // pixels that fit between the margins of A4 and of letter paper
 const NARROW = matchMedia("(max-width: 40rem)");
-const TOUCH = matchMedia("(pointer: coarse)");
-const DARK = matchMedia("(prefers-color-scheme: dark)");
+const LETTER = 7.4; // pixels of a letter of a chart, at most on average
 
-/** A strategy's colour, as a variable of the style sheet, and its symbol; both are the same in every chart. */
+/** A strategy's colour and path; both are the same in every chart. */
 function lookOf(strategy) {
   const place = DATA.strategies.indexOf(strategy);
-  const symbols = Object.keys(SYMBOLS);
-  return { colour: `--mark-${place % COLOURS}`, symbol: symbols[place % symbols.length] };
+  return { colour: DATA.colours[place % DATA.colours.length], path: SYMBOLS[place % SYMBOLS.length] };
+}
+
+/** A new SVG element with attributes and children. */
+function shape(tag, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
 }
 
 /** The symbol of a strategy as a small SVG element. */
 function symbol(strategy) {
-  const look = lookOf(strategy);
-  const make = (tag, attributes) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    return made;
-  };
-  const picture = make("svg", { class: "symbol", viewBox: "0 0 12 12", "aria-hidden": "true" });
-  picture.append(make("path", { d: SYMBOLS[look.symbol], style: `fill: var(${look.colour})` }));
-  return picture;
+  const { colour, path } = lookOf(strategy);
+  return shape("svg", { class: "symbol", viewBox: "0 0 12 12", "aria-hidden": "true" }, shape("path", { d: path, fill: colour }));
 }
 
-/** The value of a colour variable of the style sheet in the current theme. */
-function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-}
-
-/** Plotly's layout in the theme of the page; `changes` override it, axes property by property. */
-function layout(changes) {
-  const axis = {
-    gridcolor: colour("--grid"), linecolor: colour("--line"), zerolinecolor: colour("--line"), automargin: false,
-    tickfont: { color: colour("--muted") }, title: { font: { color: colour("--muted"), size: 13 } }, fixedrange: TOUCH.matches,
-  };
-  const { xaxis, yaxis, ...others } = changes;
-  const merged = (own) => ({ ...axis, ...own, title: { ...axis.title, text: own?.title ?? "" } });
-  return {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
-    dragmode: TOUCH.matches ? false : "zoom",
-    font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("--ink") },
-    hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--muted"), align: "left", font: { color: colour("--ink"), size: 13 } },
-    margin: { l: 56, r: 12, t: 30, b: 52 },
-    xaxis: merged(xaxis), yaxis: merged(yaxis), ...others,
-  };
-}
-
-/** The title of the vertical axis as a horizontal annotation above it. */
-function above(text) {
-  return {
-    text, x: 0, xref: "paper", xanchor: "left", xshift: -50, y: 1, yref: "paper", yanchor: "bottom", yshift: 8, showarrow: false,
-    font: { color: colour("--muted"), size: 13 },
-  };
-}
-
-/** Draw a chart, or the sentence `chart.missing` if there is nothing to draw. A click on a point calls `open(row)`. */
-async function draw(figure, chart, open) {
-  const place = figure.querySelector(".chart");
-  figure.querySelector("figcaption").textContent = chart.caption ?? "";
-  place.classList.toggle("empty", Boolean(chart.missing));
-  if (chart.missing) {
-    globalThis.Plotly?.purge(place);
-    place.removeAttribute("role");
-    place.style.height = "";
-    place.textContent = chart.missing;
-    return;
-  }
-  if (!place.querySelector(".plot-container")) place.textContent = "";
-  place.setAttribute("role", "img");
-  place.setAttribute("aria-label", `${figure.querySelector("h2, h3").textContent}. ${chart.caption} The table has the same numbers.`);
-  place.style.height = `${chart.layout.height}px`;
-  const width = document.documentElement.classList.contains("paper") ? PAPER_WIDTH : undefined;
-  await Plotly.react(place, chart.traces, { ...chart.layout, width }, { displayModeBar: false, responsive: true });
-  place.removeAllListeners?.("plotly_click");
-  place.on?.("plotly_click", (event) => {
-    const row = event.points[0].customdata;
-    if (typeof row === "number") open(row);
-  });
+/** An axis from zero with round ticks; `write` makes their labels. */
+function fromZero(largest, title, write = (value) => number(value), count = 6) {
+  const rough = Math.max(largest, 1e-9) / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+  const ticks = Array.from({ length: Math.floor(largest / step) + 1 }, (_, place) => [place * step, write(place * step)]);
+  return { low: 0, high: largest, ticks, title };
 }
 
 /** A logarithmic axis with a tick at each value that occurs. */
 function doubling(values, title) {
-  const ends = [Math.min(...values) / 1.3, Math.max(...values) * 1.3].map(Math.log10);
-  return { type: "log", range: ends, tickvals: values, ticktext: values.map((value) => number(value)), title };
+  return { low: Math.min(...values) / 1.3, high: Math.max(...values) * 1.3, ticks: values.map((value) => [value, number(value)]), title, log: true };
 }
 
-/** The 95% intervals of points as Plotly's error bars. */
-function errorBars(data, rows, name) {
-  const off = (end, sign) => rows.map((row) => {
-    const value = get(data, `page.${name}_${end}`, row);
-    return value === null ? 0 : sign * (value - get(data, name, row));
+/** A function from the values of an axis to pixels. */
+function scaleOf({ low, high, log }, from, to) {
+  const of = log ? Math.log : (value) => value;
+  return (value) => from + ((of(value) - of(low)) / (of(high) - of(low))) * (to - from);
+}
+
+/** Draw a chart, or the sentence that says why there is none. A click on a mark calls `open(row)`. */
+function draw(figure, chart, open) {
+  const place = figure.querySelector(".chart");
+  figure.querySelector("figcaption").textContent = chart.caption ?? "";
+  place.classList.toggle("empty", Boolean(chart.missing));
+  if (chart.missing) {
+    place.textContent = chart.missing;
+    return;
+  }
+  const width = document.documentElement.classList.contains("paper") ? PAPER_WIDTH : place.clientWidth;
+  const { height, margin } = chart;
+  const x = scaleOf(chart.x, margin.left, width - margin.right);
+  const y = scaleOf(chart.y, height - margin.bottom, margin.top);
+  const label = `${figure.querySelector("h2, h3").textContent}. ${chart.caption} The table has the same numbers.`;
+  const tip = element("div", { className: "tip", hidden: true });
+  const picture = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+    ...axesOf(chart, x, y, width), ...chart.marks.map((mark) => markOf(mark, x, y, tip, open)));
+  place.replaceChildren(picture, tip);
+}
+
+/** The grid, the labels of ticks and the titles of both axes. */
+function axesOf({ x, y, margin, height }, acrossOf, upOf, width) {
+  const [left, right, bottom] = [margin.left, width - margin.right, height - margin.bottom];
+  const text = (at, up, words, anchor, kind) => shape("text", { x: at, y: up, "text-anchor": anchor, class: kind }, words);
+  const columns = x.ticks.flatMap(([value, words]) => [
+    shape("line", { class: "grid", x1: acrossOf(value), x2: acrossOf(value), y1: margin.top, y2: bottom }),
+    text(acrossOf(value), bottom + 18, words, "middle", "xtick"),
+  ]);
+  const rows = y.ticks.flatMap(([value, words]) => [
+    shape("line", { class: "grid", x1: left, x2: right, y1: upOf(value), y2: upOf(value) }),
+    y.above ? text(left, upOf(value) - 12, words, "start", "ytick") : text(left - 8, upOf(value) + 4, words, "end", "ytick"),
+  ]);
+  return [...columns, ...rows, text((left + right) / 2, bottom + 38, x.title, "middle", "title"), text(8, 16, y.title ?? "", "start", "title")];
+}
+
+/** The element of a mark. Its text is shown while the pointer is on it. */
+function markOf(mark, x, y, tip, open) {
+  const made = MARKS[mark.kind](mark, x, y);
+  if (!mark.text) return made;
+  made.classList.add("mark");
+  made.addEventListener("pointerenter", () => {
+    tip.replaceChildren(...mark.text.filter(Boolean).map((line) => element("p", { textContent: line })));
+    tip.hidden = false;
+    const [box, whole] = [made.getBoundingClientRect(), tip.parentElement.getBoundingClientRect()];
+    tip.style.left = `${Math.max(0, Math.min(box.left - whole.left + box.width / 2 + 10, whole.width - tip.offsetWidth))}px`;
+    tip.style.top = `${Math.max(0, box.top - whole.top - tip.offsetHeight - 6)}px`;
   });
-  return { type: "data", symmetric: false, array: off("high", 1), arrayminus: off("low", -1), thickness: 1.2, width: 3 };
+  made.addEventListener("pointerleave", () => { tip.hidden = true; });
+  made.addEventListener("click", () => open(mark.row));
+  return made;
+}
+
+const MARKS = {
+  line: ({ points, colour, dash }, x, y) => shape("polyline", {
+    points: points.map(([at, up]) => `${x(at)},${y(up)}`).join(" "), fill: "none", stroke: colour, "stroke-width": 1.5, "stroke-dasharray": dash ?? "",
+  }),
+  interval: ({ at, low, high, colour }, x, y) => shape("path", {
+    d: `M${x(at)} ${y(low)}V${y(high)}m-3.5 0h7M${x(at) - 3.5} ${y(low)}h7`, fill: "none", stroke: colour, "stroke-width": 1.6,
+  }),
+  point: ({ at, up, path, colour, pale, hollow }, x, y) => shape("path", {
+    d: path, transform: `translate(${x(at) - 6} ${y(up) - 6})`, opacity: pale ? 0.4 : 1, fill: hollow ? "var(--ground)" : colour,
+    stroke: hollow ? colour : "var(--ground)", "stroke-width": hollow ? 1.5 : 0.6,
+  }),
+  bar: ({ from, to, up, thick, colour }, x, y) => shape("rect", {
+    x: Math.min(x(from), x(to)), width: Math.abs(x(to) - x(from)), y: y(up) - thick / 2, height: thick, fill: colour,
+  }),
+  tick: ({ at, up, tall, colour }, x, y) => shape("path", { d: `M${x(at)} ${y(up) - tall / 2}v${tall}`, stroke: colour ?? "var(--ink)", "stroke-width": 2 }),
+};
+
+/** The vertical axis of named lines, the first on top: names are beside the lines, or above them on a narrow page. */
+function linesAxis(names) {
+  return { low: names.length - 0.5, high: NARROW.matches ? -0.9 : -0.5, ticks: names.map((name, place) => [place, short(name, NARROW.matches ? 46 : LONGEST)]), above: NARROW.matches };
+}
+
+/** Height and margins of a chart of named lines. */
+function linesLayout(names) {
+  const narrow = NARROW.matches;
+  const longest = Math.max(...names.map((name) => short(name).length));
+  return {
+    height: 80 + names.length * (narrow ? 44 : 26),
+    margin: { left: narrow ? 12 : 16 + LETTER * longest, right: 16, top: narrow ? 16 : 8, bottom: 48 },
+  };
 }
 
 /** Show the legend of a stacked chart; `marker` labels the tick across each bar. */
@@ -118,8 +150,8 @@ function showLegend(figure, parts, marker) {
   const entry = (label, swatch) => element("span", {}, swatch, label);
   const swatches = parts.map((part) => {
     const swatch = element("i");
-    swatch.style.background = `var(${part.colour})`;
+    swatch.style.background = part.colour;
     return entry(part.label, swatch);
   });
-  figure.querySelector(".legend").replaceChildren(...swatches, ...(marker ? [entry(marker, element("i", { className: "tick" }))] : []));
+  figure.querySelector(".legend").replaceChildren(...swatches, entry(marker, element("i", { className: "tick" })));
 }

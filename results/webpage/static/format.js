@@ -71,10 +71,9 @@ function caseName(data, row) {
   return parts.filter(Boolean).join(" ");
 }
 
-/** Escape a text for Plotly, which interprets tags, and cut it off after `LONGEST` characters. */
-function plain(text) {
-  const short = text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text;
-  return short.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+/** A text for a chart, cut off after `most` characters. */
+function short(text, most = LONGEST) {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
 /** A new element with properties and children; strings become text nodes, never markup. */

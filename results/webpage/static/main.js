@@ -1,54 +1,32 @@
 "use strict";
-// Starts the page. The summary is in the HTML. Tables are built first; Plotly and each chart when it comes into view.
+// Starts the page. The summary is in the HTML; tables are built first, then charts.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
-/** Run Plotly once, when the first chart is drawn: it takes longer than everything else on the page. */
-const loadPlotly = (() => {
-  let loaded = false;
-  return () => {
-    if (loaded) return;
-    loaded = true;
-    document.head.append(element("script", { textContent: document.getElementById("plotly").textContent }));
-  };
-})();
-
-/** Draws each chart when it comes near the visible part of the page, and again when its rows change. */
+/** The charts of the page: they are drawn when the page is started, and again when their rows or the width change. */
 class Charts {
   constructor() {
     this.makers = new Map();
-    this.near = new Set();
-    this.watch = new IntersectionObserver((entries) => {
-      for (const { isIntersecting, target } of entries) {
-        if (!isIntersecting) continue;
-        this.watch.unobserve(target);
-        this.near.add(target);
-        this.redraw(target);
-      }
-    }, { rootMargin: "300px" });
+    this.width = 0;
+    new ResizeObserver(() => {
+      if (this.width === document.body.clientWidth) return;
+      this.width = document.body.clientWidth;
+      this.redrawAll();
+    }).observe(document.body);
   }
 
-  /** Register a figure: `make()` returns a chart for `draw`, and a click on a point calls `open(row)`. */
+  /** Register a figure: `make()` returns a chart for `draw`, and a click on a mark calls `open(row)`. */
   add(figure, make, open) {
     this.makers.set(figure, { make, open });
-    this.watch.observe(figure);
   }
 
   redraw(figure) {
     const { make, open } = this.makers.get(figure);
-    loadPlotly();
-    return draw(figure, make(), open);
+    draw(figure, make(), open);
   }
 
-  /** Redraw the charts that have been drawn. */
   redrawAll() {
-    for (const figure of this.near) this.redraw(figure);
-  }
-
-  /** Draw all charts, for printing. */
-  drawAll() {
-    for (const figure of this.makers.keys()) this.near.add(figure);
-    this.redrawAll();
+    for (const figure of this.makers.keys()) this.redraw(figure);
   }
 }
 
@@ -93,8 +71,8 @@ function startRun(section, data, charts) {
   apply();
   for (const figure of section.querySelectorAll("figure")) charts.add(figure, makers[figure.dataset.chart], open);
   section.querySelector(".tabs").addEventListener("change", () => charts.redraw(section.querySelector("[data-chart=curves]")));
-  showLegend(section.querySelector("[data-chart=memory]"), MEMORY, "predicted by formulas");
-  showLegend(section.querySelector("[data-chart=time]"), TIME, "measured step time");
+  showLegend(section.querySelector("[data-chart=memory]"), DATA.memory, "predicted by formulas");
+  showLegend(section.querySelector("[data-chart=time]"), DATA.time, "measured step time");
   return table;
 }
 
@@ -121,25 +99,27 @@ function startSearch(section, data, charts) {
   const table = new SortableTable(data, candidateColumns(data), "Candidates; each column can be sorted", open);
   section.querySelector(".table").append(table.element);
   section.querySelector(".table").after(table.more);
+  const figure = section.querySelector("figure");
+  let shown = [];
   const apply = () => {
-    const shown = allRows(data).filter((row) => matches(caseName(data, row), form.elements.text.value));
+    shown = allRows(data).filter((row) => matches(caseName(data, row), form.elements.text.value));
     table.show(shown);
+    charts.redrawAll();
     form.querySelector("output").textContent = `${shown.length} of ${data.count} candidates are shown`;
   };
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("input", apply);
   apply();
-  charts.add(section.querySelector("figure"), () => densityChart(data), open);
+  charts.add(figure, () => searchChart(data, shown), open);
   return table;
 }
 
-/** Print in the light theme, with all charts and all rows. */
+/** Print in the light theme, with all rows, and charts as wide as the paper. */
 function preparePrinting(charts, tables) {
   matchMedia("print").addEventListener("change", ({ matches: printing }) => {
     document.documentElement.classList.toggle("paper", printing);
-    if (!printing) return charts.redrawAll();
-    tables.forEach((table) => table.showAll());
-    return charts.drawAll();
+    if (printing) tables.forEach((table) => table.showAll());
+    charts.redrawAll();
   });
 }
 
@@ -151,7 +131,6 @@ function start() {
     return startPart(section, DATA.parts[Number(section.dataset.part)], charts);
   });
   preparePrinting(charts, tables);
-  for (const query of [NARROW, DARK]) query.addEventListener("change", () => charts.redrawAll());
 }
 
 start();

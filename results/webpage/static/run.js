@@ -1,22 +1,6 @@
 "use strict";
 // The charts of runs. Each function takes the rows that are shown and returns a chart for `draw`.
 
-const MEMORY = [
-  { label: "parameters", name: "memory.parameter_bytes", colour: "--part-0" },
-  { label: "optimizer state", name: "memory.optimizer_bytes", colour: "--part-1" },
-  { label: "other arguments (batch)", name: "other_argument_bytes", colour: "--part-2" },
-  { label: "temporaries (gradients, activations)", name: "memory.temp_bytes", colour: "--part-3" },
-  { label: "other outputs", name: "new_output_bytes", colour: "--part-5" },
-].map((part) => ({ ...part, name: part.name.includes(".") ? part.name : `page.${part.name}` }));
-const TIME = [
-  { label: "compute", name: "attribution.compute_seconds", colour: "--part-0" },
-  { label: "recomputation", name: "attribution.recomputation_seconds", colour: "--part-1" },
-  { label: "optimizer", name: "attribution.optimizer_seconds", colour: "--part-2" },
-  { label: "exposed communication", name: "attribution.exposed_communication_seconds", colour: "--part-3" },
-  { label: "schedule bubble", name: "attribution.schedule_bubble_seconds", colour: "--part-4" },
-  { label: "lockstep bubble", name: "attribution.lockstep_bubble_seconds", colour: "--part-5" },
-  { label: "dispatch", name: "attribution.dispatch_seconds", colour: "--part-6" },
-];
 const MOST_BARS = 40;
 const DODGE = 0.06; // octaves between the points of two strategies, so that their intervals do not overlap
 
@@ -39,23 +23,33 @@ function curves(data, shown, across) {
   const at = (row) => get(data, axes[across], row) / (across === "memory" ? unit.bytes : 1);
   const placed = rows.filter((row) => known(get(data, axes[across], row)));
   if (!placed.length) return { missing: "The memory of these cases is unknown." };
-  const xaxis = across === "memory"
-    ? { title: `memory per device, ${unit.name}`, rangemode: "tozero" }
-    : doubling(distinctPlaces(placed, at), across === "devices" ? "devices" : "global batch, sequences");
   const virtual = placed.every((row) => get(data, "virtual_devices", row));
   const dodged = across === "memory" ? at : apart(data, placed, at);
-  const traces = data.strategies.flatMap((strategy) => {
+  const marks = data.strategies.map((strategy) => {
     const own = placed.filter((row) => get(data, "strategy", row) === strategy).sort((a, b) => at(a) - at(b));
-    return strategyTraces(data, strategy, own, dodged, across);
+    return strategyMarks(data, own, dodged, lookOf(strategy), across !== "memory");
   });
   return {
-    traces: [...(across === "devices" ? idealTrace(data, placed, at) : []), ...traces],
-    layout: layout({
-      height: NARROW.matches ? 380 : 460, xaxis,
-      yaxis: { rangemode: "tozero", ...(virtual ? {} : { type: "log" }), tickformat: "," }, annotations: [above("tokens/s")],
-    }),
+    height: NARROW.matches ? 380 : 460, margin: { left: 56, right: 12, top: 30, bottom: 48 },
+    x: across === "memory"
+      ? fromZero(1.1 * Math.max(...placed.map(at)), `memory per device, ${unit.name}`, number, NARROW.matches ? 4 : 8)
+      : doubling(distinctPlaces(placed, at), across === "devices" ? "devices" : "global batch, sequences"),
+    y: speedAxis(data, placed, virtual),
+    // Lines lie under all intervals, and intervals under all points.
+    marks: [...(across === "devices" ? idealMarks(data, placed, at) : []), ...["line", "interval", "point"].flatMap((kind) => marks.flat().filter((mark) => mark.kind === kind))],
     caption: curvesCaption(data, across, value, virtual, placed),
   };
+}
+
+/** The axis of throughput: from zero on virtual devices; by doublings on real ones, where it should double with them. */
+function speedAxis(data, rows, virtual) {
+  const names = ["tokens_per_second", "page.tokens_per_second_high", "page.ideal_tokens_per_second"];
+  const largest = Math.max(...rows.flatMap((row) => names.map((name) => get(data, name, row) ?? 0)));
+  if (virtual) return fromZero(1.08 * largest, "tokens/s");
+  const low = Math.min(...rows.map((row) => get(data, "page.tokens_per_second_low", row) ?? get(data, "tokens_per_second", row)));
+  const first = Math.floor(Math.log2(low));
+  const ticks = Array.from({ length: Math.ceil(Math.log2(largest)) - first + 1 }, (_, place) => 2 ** (first + place));
+  return { low: ticks[0], high: ticks.at(-1), ticks: ticks.map((value) => [value, number(value)]), title: "tokens/s", log: true };
 }
 
 /** Positions along the axis, where points of several strategies at one position move apart so that intervals show. */
@@ -79,38 +73,32 @@ function curvesCaption(data, across, value, virtual, rows) {
     `strategy; other meshes are pale.${across === "devices" ? ` The dashed line is the ideal: ${ideal}` : ""}${noisy}`;
 }
 
-function strategyTraces(data, strategy, rows, x, across) {
-  const look = lookOf(strategy);
-  const trace = (points, others) => ({
-    type: "scatter", x: points.map(x), y: points.map((row) => get(data, "tokens_per_second", row)), customdata: points,
-    text: points.map((row) => pointText(data, row)), hovertemplate: "%{text}<extra></extra>",
-    marker: { color: colour(look.colour), symbol: look.symbol, size: 9 }, ...others,
-  });
+/** The marks of a strategy: points with intervals, and a line through its fastest ones. */
+function strategyMarks(data, rows, x, { colour, path }, connected) {
   const best = rows.filter((row) => get(data, "page.best", row));
-  const pale = rows.filter((row) => !get(data, "page.best", row));
-  const bars = { ...errorBars(data, best, "tokens_per_second"), color: colour(look.colour) };
-  const line = { color: colour(look.colour), width: 1.5 };
-  return [trace(pale, { mode: "markers", opacity: 0.4 }), trace(best, { mode: across === "memory" ? "markers" : "lines+markers", error_y: bars, line })];
+  const up = (row) => get(data, "tokens_per_second", row);
+  const ends = (row) => ["low", "high"].map((end) => get(data, `page.tokens_per_second_${end}`, row));
+  return [
+    ...(connected ? [{ kind: "line", points: best.map((row) => [x(row), up(row)]), colour }] : []),
+    ...best.filter((row) => ends(row).every(known)).map((row) => ({ kind: "interval", at: x(row), low: ends(row)[0], high: ends(row)[1], colour })),
+    ...rows.map((row) => ({ kind: "point", at: x(row), up: up(row), path, colour, pale: !get(data, "page.best", row), row, text: pointText(data, row) })),
+  ];
 }
 
 function pointText(data, row) {
   const ends = interval(get(data, "page.tokens_per_second_low", row), get(data, "page.tokens_per_second_high", row));
-  const lines = [
-    `<b>${plain(caseName(data, row))}</b>`,
+  return [
+    short(caseName(data, row)),
     `${number(get(data, "tokens_per_second", row))} tokens/s${ends && ` (95%: ${ends})`}`,
     `batch ${number(get(data, "global_batch_sequences", row))}, ${number(get(data, "microbatches", row))} microbatches`,
     known(get(data, "memory.total_bytes", row)) ? `${size(get(data, "memory.total_bytes", row))} per device` : "",
   ];
-  return lines.filter(Boolean).join("<br>");
 }
 
-function idealTrace(data, rows, at) {
+function idealMarks(data, rows, at) {
   const ideal = new Map(rows.map((row) => [at(row), get(data, "page.ideal_tokens_per_second", row)]));
   const points = [...ideal].filter(([, value]) => value !== null).sort(([a], [b]) => a - b);
-  return [{
-    type: "scatter", mode: "lines", x: points.map(([x]) => x), y: points.map(([, y]) => y), hoverinfo: "skip",
-    line: { color: colour("--muted"), dash: "dash", width: 1.5 },
-  }];
+  return [{ kind: "line", points, colour: "var(--muted)", dash: "5 4" }];
 }
 
 /** Memory per device by its parts: one bar for each case, the smallest first. */
@@ -118,7 +106,7 @@ function memory(data, shown) {
   const total = (row) => get(data, "memory.total_bytes", row);
   const unit = byteUnit(Math.max(0, ...shown.map(total)));
   return stacked(data, shown.filter((row) => known(total(row)) && get(data, "status", row) === "ok"), {
-    parts: MEMORY, total, scale: 1 / unit.bytes, title: `memory per device, ${unit.name}`, write: size,
+    parts: DATA.memory, total, scale: 1 / unit.bytes, title: `memory per device, ${unit.name}`, write: size,
     marks: (row) => get(data, "page.predicted_total_bytes", row), marked: "predicted by formulas",
     missing: "The memory of these cases is unknown.",
   });
@@ -126,8 +114,8 @@ function memory(data, shown) {
 
 /** Step time by its parts: one bar for each case, the fastest first. */
 function time(data, shown) {
-  return stacked(data, shown.filter((row) => TIME.every((part) => known(get(data, part.name, row)))), {
-    parts: TIME, total: (row) => get(data, "step_seconds_median", row), scale: 1e3, title: "time of a step, ms",
+  return stacked(data, shown.filter((row) => DATA.time.every((part) => known(get(data, part.name, row)))), {
+    parts: DATA.time, total: (row) => get(data, "step_seconds_median", row), scale: 1e3, title: "time of a step, ms",
     write: milliseconds, note: " Parts are differences of measured times, so noise can make them negative.", marks: (row) => get(data, "step_seconds_median", row), marked: "measured step time",
     missing: "The parts of the step time were not measured in the selected cases. Run the benchmarks with --attribution to measure them.",
   });
@@ -139,44 +127,35 @@ function stacked(data, rows, { parts, total, scale, title, write, marks, marked,
   const atBatch = rows.filter((row) => get(data, "global_batch_sequences", row) === batch).sort((a, b) => total(a) - total(b));
   if (!atBatch.length) return { missing };
   const bars = atBatch.slice(0, MOST_BARS);
-  const places = bars.map((_, place) => place);
-  const traces = parts.map((part) => ({
-    type: "bar", orientation: "h", y: places, x: bars.map((row) => scale * get(data, part.name, row)), customdata: bars,
-    marker: { color: colour(part.colour) }, width: NARROW.matches ? 0.42 : 0.72, hovertemplate: "%{text}<extra></extra>", textposition: "none",
-    text: bars.map((row) => `<b>${plain(caseName(data, row))}</b><br>${plain(part.label)}: ${write(get(data, part.name, row))} of ${write(total(row))}`),
-  }));
-  const mark = {
-    type: "scatter", mode: "markers", y: places, x: bars.map((row) => (marks(row) === null ? null : scale * marks(row))), customdata: bars,
-    marker: { symbol: "line-ns", size: NARROW.matches ? 12 : 16, line: { color: colour("--ink"), width: 2 } }, hovertemplate: "%{text}<extra></extra>",
-    text: bars.map((row) => `<b>${plain(caseName(data, row))}</b><br>${marked}: ${marks(row) === null ? "unknown" : write(marks(row))}`),
-  };
+  const names = bars.map((row) => barName(data, row));
   const beyond = atBatch.length - bars.length;
+  const largest = scale * Math.max(...bars.flatMap((row) => [total(row), marks(row) ?? 0]));
+  const lowest = Math.min(0, ...bars.map((row) => scale * parts.reduce((sum, part) => sum + Math.min(0, get(data, part.name, row)), 0)));
   return {
-    traces: [...traces, mark],
-    layout: barLayout(bars.map((row) => barName(data, row)), title),
+    ...linesLayout(names), x: { ...fromZero(1.05 * largest, title), low: lowest }, y: linesAxis(names),
+    marks: bars.flatMap((row, place) => barMarks(data, row, place, { parts, total, scale, write, marks, marked })),
     caption: `Global batch ${number(batch)}; change it with the filter above.${beyond > 0 ? ` The chart shows the first ${MOST_BARS} of ${atBatch.length} cases.` : ""}${note}`,
   };
 }
 
-function barName(data, row) {
-  const microbatches = get(data, "microbatches", row);
-  return plain(caseName(data, row)) + (microbatches > 1 ? `, ${microbatches} microbatches` : "");
+/** The parts of a bar end to end, negative ones to the left of zero, and the mark across it. */
+function barMarks(data, row, place, { parts, total, scale, write, marks, marked }) {
+  const [thick, name] = [NARROW.matches ? 16 : 18, barName(data, row)];
+  const ends = { right: 0, left: 0 };
+  const stack = parts.map((part) => {
+    const value = get(data, part.name, row);
+    const side = value < 0 ? "left" : "right";
+    const from = scale * ends[side];
+    ends[side] += value;
+    const text = [short(name), `${part.label}: ${write(value)} of ${write(total(row))}`];
+    return { kind: "bar", from, to: scale * ends[side], up: place, thick, colour: part.colour, row, text };
+  });
+  const mark = marks(row);
+  const text = [short(name), `${marked}: ${known(mark) ? write(mark) : "unknown"}`];
+  return known(mark) ? [...stack, { kind: "tick", at: scale * mark, up: place, tall: thick + 4, row, text }] : stack;
 }
 
-/** The layout of stacked bars: names beside the bars, or above them on a narrow page. */
-function barLayout(names, title) {
-  const narrow = NARROW.matches;
-  const label = { x: 0, xref: "paper", xanchor: "left", yshift: 15, showarrow: false, font: { size: 12 } };
-  const longest = Math.max(...names.map((name) => name.length));
-  const base = layout({});
-  return layout({
-    barmode: "relative", height: 80 + names.length * (narrow ? 42 : 26),
-    margin: { ...base.margin, l: narrow ? 8 : 16 + 6.6 * longest, t: narrow ? 16 : 8 },
-    xaxis: { title, tickformat: "," },
-    yaxis: {
-      range: [names.length - 0.5, narrow ? -0.9 : -0.5], showgrid: false, zeroline: false, showticklabels: !narrow, fixedrange: true,
-      tickvals: names.map((_, place) => place), ticktext: names, tickfont: { color: colour("--ink"), size: 12 },
-    },
-    annotations: narrow ? names.map((text, y) => ({ ...label, y, text })) : [],
-  });
+function barName(data, row) {
+  const microbatches = get(data, "microbatches", row);
+  return caseName(data, row) + (microbatches > 1 ? `, ${microbatches} microbatches` : "");
 }

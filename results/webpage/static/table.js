@@ -147,7 +147,7 @@ function candidateColumns(data) {
     name, label: `${label}, ${unit.name}`, numeric: true, smallFirst: true,
     value: (row) => scaled(get(data, name, row), 1 / unit.bytes), write: (value) => number(value, 1),
   });
-  const speed = (source, label) => ({ name: `${source}.tokens_per_second_per_device`, label, numeric: true });
+  const time = (name, label) => ({ name, label: `${label}, ms`, numeric: true, smallFirst: true, write: (value) => number(value, 1) });
   return [
     { name: "strategy", label: "Strategy" },
     { name: "mesh", label: "Mesh" },
@@ -155,13 +155,13 @@ function candidateColumns(data) {
     { name: "microbatches", label: "Microbatches", numeric: true },
     { name: "remat", label: "Remat" },
     { name: "options", label: "Options" },
-    speed("formula", "Tokens/s/device, at most"),
+    time("page.least_ms", "Least"),
+    time("page.predicted_ms", "Predicted"),
+    time("page.replayed_ms", "Replayed"),
     bytes("formula.needed_bytes", "Memory"),
-    speed("compiled", "Compiled: tokens/s/device"),
     bytes("compiled.needed_bytes", "Compiled: memory"),
     bytes("formula.sent_bytes", "Sent"),
     { name: "formula.bound", label: "Bound by" },
-    { name: "frontier", label: "Frontier", write: (value) => (value ? "yes" : "") },
     { name: "compiled.reason", label: "Compiler", long: true },
   ];
 }

@@ -16,7 +16,7 @@ ARGUMENTS = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
 MISSING = [
-    *(name for name in ("playwright", "axe_playwright_python", "plotly") if importlib.util.find_spec(name) is None),
+    *(name for name in ("playwright", "axe_playwright_python") if importlib.util.find_spec(name) is None),
     *([] if CHROMIUM else ["chromium"]),
 ]
 TAKES_BROWSER = pytest.mark.skipif(bool(MISSING), reason=f"takes {', '.join(MISSING)}")
@@ -57,7 +57,7 @@ class Opened:
         """Scroll to every chart, and wait until each is drawn or replaced by a sentence."""
         for figure in self.tab.locator("figure").all():
             figure.scroll_into_view_if_needed()
-            figure.locator(".chart .plot-container, .chart.empty").first.wait_for()
+            figure.locator(".chart > svg, .chart.empty").first.wait_for()
 
     def texts(self, selector: str) -> list[str]:
         """Return the texts of the elements that match a selector, in document order."""

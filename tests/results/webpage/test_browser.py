@@ -29,7 +29,7 @@ OVERLAPPING = """
 })
 """
 """Script that returns the pairs of elements in a container that overlap, by their texts."""
-CHART_TEXTS = ".xtick text, .ytick text, .annotation-text, .g-xtitle text"
+CHART_TEXTS = ".chart svg text"
 BLOCKS = ".words, form, figure > *, .table, dl.machine"
 
 
@@ -170,16 +170,17 @@ def test_a_point_names_its_case(opened: Opened, across: str) -> None:
     """A point under the mouse shows its strategy, mesh and interval of throughput, whatever the x axis is."""
     opened.tab.get_by_text(across, exact=True).click()
     opened.draw_all()
-    label = opened.tab.locator("[data-chart=curves] .hoverlayer .hovertext")
-    chart = opened.tab.locator("[data-chart=curves] .chart")
-    chart.scroll_into_view_if_needed()
-    for point in opened.tab.locator("[data-chart=curves] .points path").all():
-        point.hover(force=True)
-        if label.count():
-            break
-    text = " ".join(label.first.text_content().split())
-    assert "=" in text
-    assert "tokens/s (95%: " in text
+    point = opened.tab.locator("[data-chart=curves] .mark").first
+    point.scroll_into_view_if_needed()
+    point.hover(force=True)
+    tip = opened.tab.locator("[data-chart=curves] .tip")
+    assert tip.is_visible()
+    assert "=" in tip.inner_text()
+    assert "tokens/s (95%: " in tip.inner_text()
+    opened.tab.mouse.move(0, 0)
+    assert tip.is_hidden()
+    point.click(force=True)
+    assert opened.tab.locator("#facts").is_visible()
 
 
 def test_a_press_opens_the_facts(opened: Opened) -> None:
@@ -200,26 +201,35 @@ def test_a_press_opens_the_facts(opened: Opened) -> None:
 def test_it_prints(opened: Opened) -> None:
     """The page prints on white, with its charts and without controls."""
     opened.tab.emulate_media(media="print", color_scheme="dark")
-    opened.tab.locator("[data-chart=time] .plot-container").wait_for()
-    opened.tab.locator("[data-chart=density] .plot-container").wait_for()
+    for name in ("time", "search", "memory"):
+        opened.tab.locator(f"[data-chart={name}] .chart > svg[width='680']").wait_for()
     assert opened.tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not opened.tab.locator("select:visible, input[type=search]:visible, form button:visible").count()
-    assert opened.tab.locator("[data-chart=memory] .main-svg").first.bounding_box()["width"] == 680
     assert opened.tab.pdf().startswith(b"%PDF")
     assert opened.said == []
 
 
-def test_a_search_names_what_was_compiled(chromium: Any, page: Path) -> None:
-    """Compiled candidates are named by strategy and mesh, or by rank in a narrow window. A line shows device memory."""
-    for width, named in {1400: "tensor data=1,tensor=4", 390: "1"}.items():
+def test_a_search_draws_each_candidate_with_its_times(chromium: Any, page: Path) -> None:
+    """A line each, named by strategy and mesh, whatever the width; a tick, and filled marks of the compiled ones."""
+    for width in WIDTHS:
         window = Opened(chromium, page, width)
         window.draw_all()
-        texts = window.tab.locator("[data-chart=density] .annotation-text").all_text_contents()
-        assert named in texts
-        assert "16.0 GiB" in texts
-        assert len(texts) == 2 + 4
-        assert window.tab.locator("[data-chart=density] .heatmaplayer image").count() == 1
+        chart = window.tab.locator("[data-chart=search] .chart")
+        names = chart.locator(".ytick").all_text_contents()
+        assert "tensor data=1,tensor=4" in names
+        assert len(names) == len(window.texts("section.search tbody tr")) == 4
+        assert chart.locator(".mark").count() == 4 + 4
         window.close()
+
+
+def test_charts_are_as_wide_as_the_window(opened: Opened) -> None:
+    """Also after it was resized."""
+    opened.draw_all()
+    picture = opened.tab.locator("[data-chart=curves] .chart > svg")
+    before = picture.bounding_box()["width"]
+    opened.tab.set_viewport_size({"width": 800, "height": 900})
+    opened.tab.wait_for_function("before => document.querySelector('.chart > svg').clientWidth < before", arg=before)
+    assert opened.tab.evaluate("document.documentElement.scrollWidth") == 800
 
 
 def test_a_thousand_cases_are_small(chromium: Any, tmp_path: Path) -> None:

@@ -1,17 +1,14 @@
 """Tests of a page's data: it is complete, compact, and equal to the record of each case."""
 
 import json
-import re
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from results.figures.curves import PARTS
-from results.figures.palette import STRATEGY_COLOURS
 from results.records.documents import read_search as read
 from results.records.rows import load
-from results.webpage.candidates import density, search_data
+from results.webpage.candidates import search_data
 from results.webpage.columns import run_data
 from tests.results.synthetic import failed, row, sweep, write_run
 from tests.results.test_frontier import GIB, found  # noqa: F401 (a fixture)
@@ -73,18 +70,13 @@ def test_it_is_json_whatever_is_not_known(tmp_path: Path) -> None:
     assert values(data, "loss_first") == [None, 1]
 
 
-def test_every_feasible_candidate_is_in_a_cell(found: Path) -> None:  # noqa: F811
-    """Each feasible candidate is in a cell, unless it needs more than one and a half times the memory of a device."""
+def test_candidates_have_their_times(found: Path) -> None:  # noqa: F811
+    """The best of each strategy and set of mesh axes and the compiled ones, each with the times that figures show."""
     facts, rows = read(found)
-    counted = density(rows, 24 * GIB)
-    assert sum(map(sum, counted["count"])) == 5
     data = search_data(facts, rows)
-    assert values(data, "frontier").count(True) == 3
-    assert len(counted["bytes"]) == len(counted["count"][0]) + 1
-
-
-def test_marks_have_the_colours_of_the_figures():
-    """In the light theme, mark i has the colour of the i-th strategy of the palette that figures use."""
-    css = (files("results.webpage") / "static" / "page.css").read_text(encoding="utf-8")
-    light = css.partition("@media")[0]
-    assert re.findall(r"--mark-\d+: (#\w+)", light) == list(STRATEGY_COLOURS.values())
+    assert data["count"] == 4
+    tokens = 64 * 1024 / 16
+    assert values(data, "page.least_ms") == pytest.approx(
+        [1e3 * tokens / speed for speed in (100, 80, 70, 110)], rel=1e-5
+    )
+    assert values(data, "page.replayed_ms") == [pytest.approx(1e3 * tokens / 90, rel=1e-5), None, None, None]

@@ -75,10 +75,14 @@ def test_what_was_only_compiled_has_no_winner(tmp_path: Path) -> None:
 
 
 def test_a_search_is_summed_up(found: Path) -> None:  # noqa: F811
-    """A summary states how many candidates fit by formula, the fastest of them, and how many did not fit compiled."""
+    """A summary states how many candidates fit by formula, the times of the first, and how many are compiled."""
     words = search_words(*read(found))
     assert words[1] == "By formula, 4 fit, 2 need more memory than a device has, and 1 are infeasible."
-    assert words[2] == "The fastest that fits is fsdp (fsdp=16): at most 100 tokens/s per device, using 12.0 GiB."
+    times = "40,960 ms at least, 45,511 ms as replayed"
+    assert (
+        words[2]
+        == f"The first by rank that fits is fsdp (fsdp=16): a step takes {times}. It needs 12.0 GiB by formula."
+    )
     assert words[3] == "2 candidates were compiled; 1 of them did not fit."
     assert not [text for text in words if "other options" in text]
 

@@ -1,0 +1,36 @@
+"use strict";
+// The chart of a search: least, predicted and replayed time of a step, one line for each candidate.
+
+const MOST_LINES = 24;
+const TIMES = { "page.least_ms": "least time, by formula", "page.predicted_ms": "predicted", "page.replayed_ms": "replayed, as compiled" };
+
+/** The chart for `draw`: the candidates in the order of their ranks. */
+function searchChart(data, shown) {
+  const rows = shown.slice(0, MOST_LINES);
+  if (!rows.length) return { missing: "None of the candidates is selected." };
+  const names = rows.map((row) => caseName(data, row));
+  const largest = Math.max(...rows.flatMap((row) => Object.keys(TIMES).map((name) => get(data, name, row) ?? 0)));
+  const compiled = rows.filter((row) => known(get(data, "page.replayed_ms", row)));
+  return {
+    ...linesLayout(names), x: fromZero(1.05 * largest, "time of a step, ms"), y: linesAxis(names),
+    marks: rows.flatMap((row, place) => candidateMarks(data, row, place)),
+    caption: "A tick is the least time by formula, with full overlap; a circle is the predicted time; a filled mark is the replayed " +
+      `time of the ${compiled.length} compiled candidates drawn. Nothing was measured.` +
+      (shown.length > rows.length ? ` The chart shows the first ${rows.length} of ${shown.length} candidates.` : ""),
+  };
+}
+
+/** The marks of a candidate: its times on a line. */
+function candidateMarks(data, row, place) {
+  const { colour, path } = lookOf(get(data, "strategy", row));
+  const [least, predicted, replayed] = Object.keys(TIMES).map((name) => get(data, name, row));
+  const all = [least, predicted, replayed].filter(known);
+  const text = [caseName(data, row), ...Object.entries(TIMES).map(([name, label]) => known(get(data, name, row)) ? `${label}: ${number(get(data, name, row), 1)} ms` : "")];
+  const common = { up: place, colour, row, text };
+  return [
+    { kind: "line", points: [[Math.min(...all), place], [Math.max(...all), place]], colour: "var(--muted)" },
+    ...(known(least) ? [{ kind: "tick", at: least, tall: 14, ...common }] : []),
+    ...(known(predicted) ? [{ kind: "point", at: predicted, path: SYMBOLS[0], hollow: true, ...common }] : []),
+    ...(known(replayed) ? [{ kind: "point", at: replayed, path, ...common }] : []),
+  ];
+}
