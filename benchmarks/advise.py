@@ -1,6 +1,6 @@
 """Advises how to spread a model: the search space ranked by predicted seconds, with what limits the best.
 
-python -m benchmarks.advise --preset gpt2-xl --topology h100:1x8 --batch-size 64
+meshmark advise --preset gpt2-xl --topology h100:1x8 --batch-size 64
 """
 
 import argparse
@@ -46,7 +46,7 @@ def write_trace(path: Path, best: Choice, its: Machine) -> None:
     topology = best.case.topology
     assert topology
     save_text(path, json.dumps(trace("prediction", str(best.case), str(topology), drawn(best.cost, its, topology))))
-    print(f"{path}: open it at ui.perfetto.dev, or draw it: python -m results.lanes {path}", file=sys.stderr)
+    print(f"{path}: open it at ui.perfetto.dev, or draw it: meshmark lanes {path}", file=sys.stderr)
 
 
 def require_schedules(topology: Topology) -> None:
@@ -118,7 +118,7 @@ def scaling(space: SearchSpace, asked: argparse.Namespace, its: Machine) -> int:
 
 
 def require_together(asked: argparse.Namespace) -> None:
-    """Check that no option is without effect.
+    """Check that every option has an effect.
 
     Raises:
         ValueError: an option is given without the one that it belongs to, or one of a single topology with --scaling.

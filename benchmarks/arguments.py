@@ -114,7 +114,7 @@ def declare(add: Callable[..., Any]) -> None:
     """
     repeatable = {"action": "extend", "default": []}
     numbers, sizes = (", ".join(map(str, defaults)) for defaults in (DEVICES, BATCH_SIZES))
-    devices = f"numbers of devices; default: {numbers}, as far as available; with --topology all of its devices"
+    devices = f"numbers of devices; default: {numbers}, or as many of these as there are; with --topology all devices"
     batch_sizes = f"sequences in a global batch; default: {sizes}; with --topology one per device"
     add("--strategy", type=commas(strategy), metavar="NAME,...", **repeatable, help=STRATEGY_HELP)
     add("--devices", type=commas(count), metavar="N,...", **repeatable, help=devices)

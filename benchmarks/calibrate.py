@@ -1,6 +1,6 @@
 """Measures the machine at hand and writes its machine file.
 
-python -m benchmarks.calibrate --out FILE
+meshmark calibrate --out FILE
 """
 
 import dataclasses

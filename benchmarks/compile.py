@@ -1,6 +1,6 @@
 """Compile steps for devices that need not be present, and report memory, communication and least time.
 
-python -m benchmarks.compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --remat full
+meshmark compile --topology v5p:4x4x4 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --remat full
 """
 
 import json
@@ -94,9 +94,9 @@ def report(row: Row) -> Iterator[str]:
 
 
 def _times(info: dict[str, Any]) -> Iterator[str]:
-    """Lines on the time of a step: as replayed, and at least."""
+    """Lines on the time of a step: simulated from the compiled schedule, and at least."""
     blocks = (
-        ("replay", "a step takes {:.1f} ms as replayed, by the chip's published figures", REPLAYED, ""),
+        ("replay", "a step takes {:.1f} ms, simulated from the compiled schedule by published figures", REPLAYED, ""),
         ("roofline", "it takes at least {:.1f} ms, if all of it overlaps", BOUNDS, "at most "),
     )
     for source, title, parts, most in blocks:
@@ -240,9 +240,9 @@ def write_trace(path: Path, record: Record) -> None:
         return
     where = f"{record.case.mesh.size} x {record.device_kind}, {record.case.topology}"
     case = str(record.case)
-    processes = {f"{case} on {where}, as replayed": list(replayed.all_spans())}
+    processes = {f"{case} on {where}, simulated": list(replayed.all_spans())}
     save_text(path, json.dumps(trace("replay", case, where, processes)))
-    print(f"{path}: open it at ui.perfetto.dev, or draw it: python -m results.lanes {path}")
+    print(f"{path}: open it at ui.perfetto.dev, or draw it: meshmark lanes {path}")
 
 
 if __name__ == "__main__":

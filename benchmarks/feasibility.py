@@ -1,6 +1,6 @@
 """Search for the best mesh on devices that need not be present: all candidates by formulas, the best compiled.
 
-python -m benchmarks.feasibility --topology v5p:4x4x4 --preset gpt3-6.7b --batch-size 512 --compile 8
+meshmark search --topology v5p:4x4x4 --preset gpt3-6.7b --batch-size 512 --compile 8
 """
 
 import argparse
@@ -204,7 +204,7 @@ def report(
 
 def _without_formulas(space: SearchSpace) -> Iterator[str]:
     for name in space.without_formulas:
-        ask = f"python -m benchmarks.compile --topology {space.topology} --strategy {name} compiles it"
+        ask = f"meshmark compile --topology {space.topology} --strategy {name} compiles it"
         yield f"       {name}: it has no formulas; {ask}"
 
 

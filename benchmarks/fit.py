@@ -1,6 +1,6 @@
 """Fits the constants of a machine to measured training runs.
 
-python -m benchmarks.fit results/published/megatron_a100_clusters.csv --machine a100_megatron_cluster
+meshmark fit results/published/megatron_a100_clusters.csv --machine a100_megatron_cluster
 """
 
 import argparse

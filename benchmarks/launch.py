@@ -1,6 +1,6 @@
 """Run the benchmarks in several processes on this machine:
 
-    python -m benchmarks.launch --processes 2 --devices-per-process 4 -- --preset micro --strategy data
+    meshmark launch --processes 2 --devices-per-process 4 -- --preset micro --strategy data
 
 Each process runs `pytest benchmarks` with the options after `--`. On CPUs, processes have virtual devices and
 communicate by gloo over the loopback interface. Where there are GPUs, each process gets its own. JAX_PLATFORMS=cpu
@@ -24,7 +24,6 @@ from typing import IO
 
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.parent import bound
 from benchmarks.commandline.parser import Parser
 from benchmarks.commandline.values import count
@@ -41,10 +40,10 @@ GRACE_SECONDS = 30.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = Parser(
-        prog=program("python -m benchmarks.launch"),
+        prog="meshmark launch",
         description="Run `pytest benchmarks` in several processes on this machine.",
     )
-    most = f"at most {MOST_PROCESSES}"
+    most = "at most 64, or 4 for each core if that is more"
     parser.add_argument("--processes", type=count, required=True, metavar="N", help=most)
     parser.add_argument("--devices-per-process", type=count, default=1, metavar="D", help="default: %(default)s")
     parser.add_argument("--pin", action="store_true", help="give each process an equal number of cores of its own")

@@ -23,7 +23,6 @@ from benchmarks.arguments import (
     strategy,
     topology,
 )
-from benchmarks.commandline.main import program
 from benchmarks.commandline.parser import Parser
 from benchmarks.commandline.values import amount, count, positive, seconds, shown, whole, workers
 from benchmarks.devices.chips import CHIPS
@@ -38,7 +37,7 @@ writes the results. `pytest --pyargs benchmarks --help` describes them."""
 def measure() -> Parser:
     """Return the parser of `meshmark measure`. It only prints the help, because pytest parses the options itself."""
     about = "Time strategies on the devices of this machine."
-    parser = Parser(program("pytest benchmarks"), description=about, epilog=PYTEST)
+    parser = Parser("meshmark measure", description=about, epilog=PYTEST)
     declare_measuring(parser.add_argument)
     declare_processes(
         parser.add_argument_group("multi-process runs; start each process with the same options").add_argument
@@ -49,7 +48,7 @@ def measure() -> Parser:
 def compile_cases() -> Parser:
     """Return the parser of `meshmark compile`."""
     about = "Compile steps for devices that need not be present, and report their FLOPs, sent bytes and memory."
-    parser = Parser(program("python -m benchmarks.compile"), description=about)
+    parser = Parser("meshmark compile", description=about)
     parser.add_argument("--topology", type=topology, required=True, help="such as v5p:4x4x4, h100:2x8 or cpu:64")
     traced = "write the replayed step to this file, in Chrome's trace format, for ui.perfetto.dev and results.lanes"
     parser.add_argument("--trace", type=Path, metavar="FILE", help=traced)
@@ -59,12 +58,18 @@ def compile_cases() -> Parser:
     return parser
 
 
+def doctor() -> Parser:
+    """Return the parser of `meshmark doctor`. It has no options."""
+    about = "Describe this installation and machine in about ten lines, to paste into an issue."
+    return Parser("meshmark doctor", description=about)
+
+
 def search() -> Parser:
     """Return the parser of `meshmark search`."""
     about = (
         "Search for strategies and meshes that fit a model on a topology: rank all by formulas, and compile the best."
     )
-    parser = Parser(program("python -m benchmarks.feasibility"), description=about)
+    parser = Parser("meshmark search", description=about)
     add = parser.add_argument
     add("--topology", type=topology, required=True, metavar="TOPOLOGY", help="such as v5p:4x4x4, h100:8x8 or cpu:16")
     add("--chip", choices=tuple(CHIPS), help="the chip that the devices of cpu:N represent")
@@ -87,7 +92,7 @@ def search() -> Parser:
 def advise() -> Parser:
     """Return the parser of `meshmark advise`."""
     about = "Advise how to spread a model: rank the search space by predicted seconds, and say what limits the best."
-    parser = Parser(program("python -m benchmarks.advise"), description=about)
+    parser = Parser("meshmark advise", description=about)
     add = parser.add_argument
     devices = parser.add_mutually_exclusive_group(required=True).add_argument
     devices("--topology", type=topology, metavar="TOPOLOGY", help="such as h100:1x8, a100:8x8 or v5p:4x4x4")
@@ -135,7 +140,7 @@ def sizes(text: str) -> tuple[int, int]:
 def calibrate() -> Parser:
     """Return the parser of `meshmark calibrate`."""
     about = "Measure the devices of this machine, and write a machine file, by which times of steps are predicted."
-    parser = Parser(program("python -m benchmarks.calibrate"), description=about)
+    parser = Parser("meshmark calibrate", description=about)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the machine file, such as mine.json")
     return parser
 
@@ -155,7 +160,7 @@ def assignment(text: str) -> tuple[str, str]:
 def train() -> Parser:
     """Return the parser of `meshmark train`."""
     about = "Train a GPT on text under one strategy, with checkpoints, and log the loss."
-    parser = Parser(program("python -m benchmarks.train"), description=about)
+    parser = Parser("meshmark train", description=about)
     add = parser.add_argument
     add("--strategy", type=strategy, default="single", metavar="NAME", help=f"default: %(default)s; {LISTED}")
     add("--devices", type=count, metavar="N", help="number of devices; default: all, or 1 for single")
@@ -178,7 +183,7 @@ def train() -> Parser:
 def predict_runs() -> Parser:
     """Return the parser of `meshmark predict`."""
     about = "Predict the seconds of published training runs, and say how far the predictions are off."
-    parser = Parser(program("python -m benchmarks.predict"), description=about)
+    parser = Parser("meshmark predict", description=about)
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUNS.csv", help="tables with the columns of results/published")
     add("--out", type=Path, metavar="FILE", help="write the rows with their predictions to this CSV file")
@@ -190,7 +195,7 @@ def predict_runs() -> Parser:
 def fit_runs() -> Parser:
     """Return the parser of `meshmark fit`."""
     about = "Fit the constants of a machine to measured training runs, with cross-validation by model and by size."
-    parser = Parser(program("python -m benchmarks.fit"), description=about)
+    parser = Parser("meshmark fit", description=about)
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUNS.csv", help="tables with the columns of results/published")
     add("--machine", required=True, metavar="NAME", help="machine file to start from, by name or path")

@@ -1,6 +1,6 @@
 """Predicts the seconds of published training runs, and says how far the predictions are off.
 
-python -m benchmarks.predict RUNS.csv --out PREDICTED.csv
+meshmark predict RUNS.csv --out PREDICTED.csv
 """
 
 import argparse

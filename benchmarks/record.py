@@ -36,7 +36,7 @@ NOISE = 0.05
 
 @dataclass(frozen=True)
 class Record:
-    """The record of one case, as far as it got. Missing facts are None; `status` and `reason` say why.
+    """The record of one case, with what is known of it. Missing facts are None; `status` and `reason` say why.
 
     Attributes:
         case: the case.

@@ -1,6 +1,6 @@
 """Train on text under one strategy, with checkpoints, and log the loss.
 
-python -m benchmarks.train --strategy fsdp --devices 8 --preset nano --steps 300 --out runs/fsdp --sample 200
+meshmark train --strategy fsdp --devices 8 --preset nano --steps 300 --out runs/fsdp --sample 200
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Writes the committed baseline of the exact gate, one file per JAX version: `python -m results.baseline RUN.json`."""
+"""Writes the committed baseline of the exact gate, one file per JAX version: `meshmark baseline RUN.json`."""
 
 import json
 import re
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import require_file, require_folder, save_text
 from benchmarks.commandline.parser import Parser
 from results.cli.ending import refusing
@@ -17,7 +16,7 @@ from results.gates.metrics import other_axes
 from results.records.reading import SCHEMA_VERSION, Case, RecordError
 from strategies.files import shown
 
-BASELINES = Path(__file__).parent / "baselines"
+BASELINES = Path("baselines")
 # Statuses that a baseline may store. Other failures need not recur, and a baseline would make them the expected result.
 LASTING = (PASSED, "infeasible")
 
@@ -92,12 +91,16 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = Parser(
-        prog=program("python -m results.baseline"),
-        description="Write the baseline to commit, with which `python -m results.regress exact` compares later runs.",
+        prog="meshmark baseline",
+        description="Write the baseline to commit, with which `meshmark regress exact` compares later runs.",
     )
     parser.add_argument("run", type=Path, metavar="RUN.json", help="written by pytest benchmarks --benchmark-json")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", default=BASELINES, help="folder to write to; default: %(default)s"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=BASELINES,
+        help="default: %(default)s",
     )
     options = parser.parse_args(arguments)
     with refusing(parser):

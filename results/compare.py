@@ -1,4 +1,4 @@
-"""Compares stored runs case by case, without judging them: `python -m results.compare A.json B.json [C.json ...]`."""
+"""Compares stored runs case by case, without judging them: `meshmark compare A.json B.json [C.json ...]`."""
 
 import argparse
 from collections import Counter
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.parser import Parser
 from results.cli.ending import refusing
 from results.cli.tables import FORMS
@@ -72,7 +71,7 @@ def text(times: Report, counters: Report, names: Sequence[str], form: str) -> It
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = Parser(
-        prog=program("python -m results.compare"),
+        prog="meshmark compare",
         description="Compare stored runs case by case: each of the other runs with the first.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,29 +1,29 @@
 """Draws what each device of a strategy holds, and which devices exchange what.
 
-python -m strategies show --json | python -m results.diagram --out docs/strategies
+meshmark show --json | meshmark diagram --out docs/strategies
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import require_folder, safe_name, save_text
 from benchmarks.commandline.parser import Parser
 from results.cli.ending import read_stdin, refusing
-from results.figures.communication import communication
 from results.records.overviews import WRITTEN_BY, read
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = Parser(
-        prog=program("python -m results.diagram"),
+        prog="meshmark diagram",
         description="Draw what each device holds and sends, from overviews on stdin: "
-        "python -m strategies show --json | python -m results.diagram --out DIR",
+        "meshmark show --json | meshmark diagram --out DIR",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the pictures, STRATEGY.svg")
     out = parser.parse_args(arguments).out
+    from results.figures.communication import communication  # imports Matplotlib, which `--help` does not need
+
     with refusing(parser, WRITTEN_BY):
         overviews = read(read_stdin())
         require_folder(out)

@@ -1,4 +1,4 @@
-"""Writes a run as CSV or Markdown: `python -m results.export RUN.json --format markdown`."""
+"""Writes a run as CSV or Markdown: `meshmark export RUN.json --format markdown`."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import require_apart, require_file, save_text
 from benchmarks.commandline.parser import Parser
 from results.cli.ending import refusing
@@ -86,9 +85,7 @@ def table(records: Sequence[Record], form: str, columns: Sequence[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = Parser(
-        prog=program("python -m results.export"), description="Write a run as CSV or Markdown, a row for each case."
-    )
+    parser = Parser(prog="meshmark export", description="Write a run as CSV or Markdown, a row for each case.")
     add = parser.add_argument
     add("run", type=Path, metavar="RUN.json", help="a run, measured or merged")
     add(

@@ -1,7 +1,7 @@
 """Draws the result of a search: times and memory of the best candidates.
 
-python -m benchmarks.feasibility --topology h100:8x8 --preset gpt3-6.7b --batch-size 512 --json FILE
-python -m results.frontier FILE [--out PICTURE]
+meshmark search --topology h100:8x8 --preset gpt3-6.7b --batch-size 512 --json FILE
+meshmark frontier FILE [--out PICTURE]
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 Of a predicted pipeline each stage is a row.
 
-python -m benchmarks.compile --topology h100:16x8 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --trace step.json
-python -m results.lanes step.json
+meshmark compile --topology h100:16x8 --strategy fsdp --preset gpt3-6.7b --dtype bfloat16 --trace step.json
+meshmark lanes step.json
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Merges runs of the same programs on one machine into one file, in which each run is a launch.
 
-python -m results.merge A.json B.json --out M.json
+meshmark merge A.json B.json --out M.json
 """
 
 import json
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import require_apart, require_file, save_text
 from benchmarks.commandline.parser import Parser
 from results.cli.ending import refusing
@@ -119,7 +118,7 @@ def require_other_samples(path: Path, run: Run, samples: dict[str, Path]) -> Non
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = Parser(
-        prog=program("python -m results.merge"),
+        prog="meshmark merge",
         description="Merge runs of the same programs on one machine. Each run becomes a launch, "
         "and intervals are computed over launches.",
     )

@@ -1,4 +1,4 @@
-"""Writes an HTML page about runs and searches: `python -m results.page RUN.json [MORE.json] --out page.html`."""
+"""Writes an HTML page about runs and searches: `meshmark page RUN.json [MORE.json] --out page.html`."""
 
 from collections.abc import Sequence
 from pathlib import Path

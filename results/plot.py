@@ -1,6 +1,6 @@
-"""Draws the figures of runs: `python -m results.plot runs/NAME.json [--out DIR]`.
+"""Draws the figures of runs: `meshmark plot runs/NAME.json [--out DIR]`.
 
-Logs of `python -m benchmarks.train`, whose names end with .jsonl, are drawn over one another as loss curves.
+Logs of `meshmark train`, whose names end with .jsonl, are drawn over one another as loss curves.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Writes a page that compares predicted with published seconds, its two pictures, and every row as CSV.
 
-python -m benchmarks.predict results/published/*.csv --out PREDICTED.csv
-python -m results.predictions PREDICTED.csv --out docs
+meshmark predict results/published/*.csv --out PREDICTED.csv
+meshmark predictions PREDICTED.csv --out docs
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The regression gates: `python -m results.regress exact BASE.json HEAD.json`, and `paired` for step times."""
+"""The regression gates: `meshmark regress exact BASE.json HEAD.json`, and `paired` for step times."""
 
 import argparse
 import importlib
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from benchmarks.commandline.ending import BROKEN_INPUT
 from benchmarks.commandline.ending import run as run_command
-from benchmarks.commandline.main import program
 from benchmarks.commandline.outputs import Unwritable, require_apart, require_file, save_text
 from benchmarks.commandline.parser import Parser
 from results.gates.exchange import action_json, bencher_json, junit
@@ -41,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     about = {"epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = Parser(prog=program("python -m results.regress"), description="Judge a change.", **about)
+    parser = Parser(prog="meshmark regress", description="Judge a change.", **about)
     gates = parser.add_subparsers(dest="gate", metavar="GATE", required=True)
     for name, text in GATES.items():
         gate_parser = gates.add_parser(name, help=text, description=text, **about)

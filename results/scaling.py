@@ -1,7 +1,7 @@
 """Draws predicted time of a step and utilization against devices, for strong and weak scaling.
 
-python -m benchmarks.advise --preset gpt3-6.7b --topology h100:1x8 --batch-size 2048 --scaling 8..16384 --json FILE
-python -m results.scaling FILE [--out PICTURE]
+meshmark advise --preset gpt3-6.7b --topology h100:1x8 --batch-size 2048 --scaling 8..16384 --json FILE
+meshmark scaling FILE [--out PICTURE]
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Draws which device holds which part of each array, as `jax.debug.visualize_array_sharding` colours them.
 
-python -m strategies show three_d --mesh fsdp=4,tensor=2 --json | python -m results.shards shards.png
+meshmark show three_d --mesh fsdp=4,tensor=2 --json | meshmark shards shards.png
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Draws a pipeline schedule: a row for each stage, and a cell for each operation at its tick.
 
-python -m strategies schedule zb-h1 --stages 4 --microbatches 8 --json | python -m results.timeline zb-h1.png
+meshmark schedule zb-h1 --stages 4 --microbatches 8 --json | meshmark timeline zb-h1.png
 """
 
 from collections.abc import Sequence

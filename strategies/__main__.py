@@ -1,7 +1,7 @@
 """Command line that describes strategies and pipeline schedules. It runs no step.
 
-python -m strategies schedule 1f1b --stages 4 --microbatches 8
-python -m strategies show fsdp --mesh fsdp=4,tensor=2 --png shards.png
+meshmark schedule 1f1b --stages 4 --microbatches 8
+meshmark show fsdp --mesh fsdp=4,tensor=2 --png shards.png
 """
 
 import argparse
@@ -31,11 +31,10 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the arguments and run the command that they name."""
-    # `meshmark show` runs this, too (benchmarks/commandline/main.py).
-    name = "meshmark" if sys.argv[0].startswith("meshmark ") else "python -m strategies"
-    parser = Parser(prog=name, description="Ask about strategies.")
+    parser = Parser(prog="meshmark", description="Ask about strategies.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    add_list(commands.add_parser("list", help="list all strategies, with their mesh axes and options"))
+    about = "list all strategies, with their mesh axes and options"
+    add_list(commands.add_parser("list", prog="meshmark strategies", help=about))
     add_schedule(commands.add_parser("schedule", help="print what the stages of a pipeline do, tick by tick"))
     add_show(commands.add_parser("show", help="print what each device holds, and what it sends in a step"))
     options = parser.parse_args(arguments)
@@ -55,7 +54,7 @@ def add_schedule(schedule: Parser) -> None:
     add("--stages", type=int, required=True, metavar="S", help="number of pipeline stages")
     add("--microbatches", type=int, required=True, metavar="M", help="number of microbatches")
     add("--chunks", type=int, metavar="V", help="chunks of layers per stage; default: 2 of interleaved, else 1")
-    add("--json", action="store_true", help="the table as JSON, for `python -m results.timeline`")
+    add("--json", action="store_true", help="the table as JSON, for `meshmark timeline`")
 
 
 def add_show(show: Parser) -> None:
@@ -68,7 +67,7 @@ def add_show(show: Parser) -> None:
     add("--preset", default="gpt2", help="the model; default: gpt2")
     batch_size = "sequences in a global batch; default: 16; with --topology one per device"
     add("--batch-size", type=int, metavar="N", help=batch_size)
-    add("--json", action="store_true", help="as JSON, for `python -m results.diagram` and `python -m results.shards`")
+    add("--json", action="store_true", help="as JSON, for `meshmark diagram` and `meshmark shards`")
     add("--png", metavar="FILE", help="draw which device holds which part of each array, too")
 
 
@@ -101,7 +100,7 @@ def print_overviews(options: argparse.Namespace) -> None:
 
 
 def draw(overview: str, picture: str) -> None:
-    """Pass an overview to the command that draws it: `show --json | python -m results.shards FILE`."""
+    """Pass an overview to the command that draws it: `show --json | meshmark shards FILE`."""
     # The package that draws needs no JAX, and this one no matplotlib: they share nothing but this text.
     drawn = subprocess.run([sys.executable, "-m", "results.shards", picture], input=overview, text=True, check=False)
     if drawn.returncode:

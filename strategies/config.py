@@ -40,11 +40,11 @@ LossScale = Annotated[float, Meta(ge=LOSS_SCALES[0], le=LOSS_SCALES[1])]
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The sizes of a GPT-2 (Radford et al. 2019, section 2.3). `mlp` is 4 x `embed` unless given.
+    """The sizes of a GPT-2 (Radford et al. 2019, section 2.3).
 
-    The vocabulary is padded to a multiple of `vocab_multiple`, also on one device (`vocab_rows`).
-
-    Attention is dense unless it has a window or a stride (model/reach.py).
+    It has `layers` blocks, a residual stream of `embed` features, and sequences of `sequence` tokens. `mlp` is 4 x
+    `embed` unless given. The vocabulary is padded to a multiple of `vocab_multiple`, also on one device (`vocab_rows`).
+    `tied` shares the token table. Attention is dense unless it has a window or a stride (model/reach.py).
 
     Attributes:
         attention_window: tokens that a token attends to, itself included; None for all before it.
@@ -103,11 +103,11 @@ class GPTConfig:
     def vocab_rows(self, shards: int = 1) -> int:
         """Size of the padded vocabulary: a multiple of `vocab_multiple` (128, as in Megatron-LM) and of `shards`.
 
-        If the shards divide the vocabulary as it is padded on one device, there is no further padding. So compared
-        steps do equal work: on 2, 4 or 8 shards the size is that on one device.
+        There is no further padding if the shards divide it as padded on one device, so compared steps do equal work.
 
-        >>> [GPTConfig(layers=12, embed=768, heads=12).vocab_rows(shards) for shards in (1, 2, 8, 3, 5)]
-        [50304, 50304, 50304, 50304, 50560]
+        Examples:
+            >>> [GPTConfig(layers=12, embed=768, heads=12).vocab_rows(shards) for shards in (1, 2, 8, 3, 5)]
+            [50304, 50304, 50304, 50304, 50560]
         """
         rows = math.ceil(self.vocab / self.vocab_multiple) * self.vocab_multiple
         multiple = math.lcm(self.vocab_multiple, shards)

@@ -16,7 +16,7 @@ gathered weights are kept for the backward pass. No weight is gathered again, an
 for each microbatch.
 
 With `prefetch="on"` a layer's weights are gathered while the layer before it runs, and backward the gradients of the
-layer behind it are scattered meanwhile (model/prefetch.py). The last layer's weights are not gathered again.
+following layer are scattered meanwhile (model/prefetch.py). The last layer's weights are not gathered again.
 
 With `gather="step"` all weights are gathered before the first microbatch and kept until the last:
 
@@ -115,7 +115,7 @@ def attend_by_token(qkv_BTCA: Array, head_dim: int, kind: str, reach: Reach | No
     sequence of 2,048 tokens. The weights are gathered as [D,3A]: gathered as [D,3,A], they would be copied again.
 
     It is used on v5e where all devices shard the weights: a step on v5e:16x16 in bfloat16 with unroll=1 takes 692 ms
-    instead of 707 as replayed. hsdp is 1% slower with it, and 4% on v5p, which gathers ahead.
+    instead of 707 (simulated). hsdp is 1% slower with it, and 4% on v5p, which gathers ahead.
     """
     flat_NF = lax.optimization_barrier(qkv_BTCA.reshape(qkv_BTCA.shape[0] * qkv_BTCA.shape[1], -1))
     return causal_attention(flat_NF.reshape(qkv_BTCA.shape), head_dim, kind, reach)

@@ -67,8 +67,9 @@ class MeshSpec:
         Raises:
             Infeasible: it is no text of the form name=size,name=size, or names no valid mesh.
 
-        >>> str(MeshSpec.parse("data=2,pipeline=2,tensor=2"))
-        'data=2,pipeline=2,tensor=2'
+        Examples:
+            >>> str(MeshSpec.parse("data=2,pipeline=2,tensor=2"))
+            'data=2,pipeline=2,tensor=2'
         """
         if not isinstance(text, str):
             problem = f"mesh {reprlib.repr(text)} is a {type(text).__name__}"
@@ -104,8 +105,9 @@ class MeshSpec:
     def split_axes(self, axes: Sequence[str]) -> tuple[str, ...]:
         """Those of the given axes whose size is above one.
 
-        >>> MeshSpec.parse("data=1,tensor=4").split_axes(("data", "fsdp", "tensor"))
-        ('tensor',)
+        Examples:
+            >>> MeshSpec.parse("data=1,tensor=4").split_axes(("data", "fsdp", "tensor"))
+            ('tensor',)
         """
         return tuple(axis for axis in axes if self.sizes.get(axis, 1) > 1)
 

@@ -34,3 +34,4 @@ PRESETS: Mapping[str, GPTConfig] = MappingProxyType(
         },
     )
 )
+"""Model sizes by name. `dataclasses.replace` varies them."""

@@ -32,7 +32,7 @@ KNOWN_AS = {
     "pp": "pipeline",
     "3d": "three_d",
 }
-"""Aliases that other frameworks use, and the names of the strategies."""
+"""Names that other frameworks use -> the names of the strategies."""
 
 
 class NotImportable(ValueError):

@@ -31,6 +31,9 @@ class Strategy:
     anything is compiled, if model, mesh and batch do not fit together.
 
     Attributes:
+        name: the value of `--strategy`.
+        axes: mesh axes that it can use.
+        build: builds a `Step`, as above.
         options: fields of `TrainConfig` that change the step of this strategy, besides those that change every step.
         layout: which axes split what. costs/ derives from it what a step sends and holds, unless there are `twins`.
         most_devices: the largest mesh that it runs on.

@@ -1,6 +1,6 @@
 """XLA options that steps are compiled with: a table of defaults by platform and strategy, and the user's own.
 
-The defaults hold for devices that are present and for those of a topology alike. Each record lists all options of its
+The defaults hold for attached and compile-only devices. Each record lists all options of its
 step.
 """
 
@@ -70,7 +70,7 @@ DEFAULTS: tuple[Default, ...] = (
             "xla_enable_async_all_reduce": "true",
         },
         "Start the sums of gradients early, and compute meanwhile. For gpt3-6.7b on 256 chips of v5e, fsdp=256 in "
-        "bfloat16 with reduce_dtype=bfloat16, a step takes 692 ms instead of 766 as replayed, and 106 ms of sending "
+        "bfloat16 with reduce_dtype=bfloat16, a step takes 692 ms instead of 766 (simulated), and 106 ms of sending "
         "are exposed instead of 185. data=256 with three layers takes 118 ms instead of 122, with 12 ms exposed "
         "instead of 16, for 1.3 GiB more, and in float32 sums 136 instead of 144. With hsdp over "
         "data=16,fsdp=16, and data=2048 on v5p, nothing changes.",
@@ -84,7 +84,7 @@ DEFAULTS: tuple[Default, ...] = (
             "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
         },
         "Gather weights while the chip computes, which v5p does not do by default. For gpt3-6.7b in bfloat16 on 2,048 "
-        "chips of v5p, hsdp over data=16,fsdp=128 with prefetch, a step takes 301 ms instead of 351 as replayed, and "
+        "chips of v5p, hsdp over data=16,fsdp=128 with prefetch, a step takes 301 ms instead of 351 (simulated), and "
         "45 ms of sending are exposed instead of 99. On v5e nothing changes.",
         frozenset({"fsdp", "hsdp", "three_d"}),
     ),
@@ -94,7 +94,7 @@ DEFAULTS: tuple[Default, ...] = (
         "Recompute what `remat` says, and no more. This pass recomputes matmuls of a step whose memory it takes to be "
         "over 60 of the 79 GiB of an H100. For gpt3-6.7b on 64 H100s, fsdp=64 in bfloat16 with remat=dots, it takes "
         "46 GiB to be 81, adds 18% to the FLOPs and saves 0.1 GiB; without it the step takes 901 ms instead of 1,083 "
-        "as replayed, in the same 46 GiB.",
+        "(simulated), in the same 46 GiB.",
     ),
     Default(
         "gpu",
@@ -104,7 +104,7 @@ DEFAULTS: tuple[Default, ...] = (
         },
         "Let several collectives be in flight at once, and run two layers in an iteration, so that gathered weights "
         "are not copied to where the next iteration expects them. For gpt3-6.7b on 128 H100s with prefetch, fsdp=128 "
-        "in bfloat16, a step takes 131 ms instead of 192 as replayed, and 5 ms of sending are exposed instead of 44. "
+        "in bfloat16, a step takes 131 ms instead of 192 (simulated), and 5 ms of sending are exposed instead of 44. "
         "hsdp over data=16,fsdp=8 takes 160 ms instead of 224, and 218 without prefetch and options; three_d over "
         "fsdp=16,tensor=8 takes 216 ms instead of 285, and without halves 240 instead of 277.",
         training={"prefetch": "on"},
@@ -113,7 +113,7 @@ DEFAULTS: tuple[Default, ...] = (
         "gpu",
         {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
         "Let the collectives of both halves of a batch be in flight at once. For gpt3-6.7b on 128 H100s, three_d over "
-        "data=4,pipeline=4,tensor=8 with halves and 16 microbatches, a step takes 283 ms instead of 294 as replayed, "
+        "data=4,pipeline=4,tensor=8 with halves and 16 microbatches, a step takes 283 ms instead of 294 (simulated), "
         "and 296 instead of 307 in float32 sums; over data=16,tensor=8 in float32 sums 244 ms instead of 324. With "
         "tensor alone it helps or hurts: 219 ms instead of 224 on 8 GPUs and 173 instead of 176 on 16, but 331 instead "
         "of 328 on 4.",
@@ -124,7 +124,7 @@ DEFAULTS: tuple[Default, ...] = (
         "gpu",
         {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
         "Let sums between hosts and gathers inside a host be in flight at once. For gpt3-6.7b on 128 H100s, hsdp over "
-        "data=16,fsdp=8 without prefetch, a step takes 179 ms instead of 218 as replayed. With reduce=step or "
+        "data=16,fsdp=8 without prefetch, a step takes 179 ms instead of 218 (simulated). With reduce=step or "
         "float32 the option makes that step slower, by 13 to 17%.",
         frozenset({"hsdp"}),
         {"prefetch": "off", "reduce": "layer", "reduce_dtype": "bfloat16"},
@@ -134,7 +134,7 @@ DEFAULTS: tuple[Default, ...] = (
         {"xla_gpu_enable_while_loop_double_buffering": "true"},
         "Run two layers in an iteration, so that gradients that wait for their sum, and weights that were gathered, "
         "are not copied to where the next iteration expects them. For gpt3-6.7b in bfloat16 with master=float32, zero1 "
-        "takes 174 ms instead of 187 as replayed on 128 H100s, and 173 instead of 187 on 16; in float32 sums 188 "
+        "takes 174 ms instead of 187 (simulated) on 128 H100s, and 173 instead of 187 on 16; in float32 sums 188 "
         "instead of 193, and 199 instead of 201. data gets slower. With two microbatches, and so reduce=step, zero1 "
         "with master=float32 in bfloat16 sums takes 416 ms instead of 421 on 128 H100s, and 15 GiB more.",
         frozenset({"zero1", "zero2"}),

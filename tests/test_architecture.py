@@ -1,4 +1,4 @@
-"""The plan of the house: strategies -> benchmarks -> results, no circle between rooms, and every example works.
+"""The order of packages: strategies -> benchmarks -> results, no import cycles, and every example works.
 
 A room is a folder of one of the three, such as `strategies/model`. A module that lies beside the rooms is a room of its
 own.
@@ -59,13 +59,13 @@ def room(name):
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_nothing_imports_against_the_arrows(path):
-    """A floor knows those before it, never those behind it; `results` needs no JAX, `strategies` no harness."""
+    """A package imports those before it, never those after it; `results` needs no JAX, `strategies` no harness."""
     others = {name.split(".")[0] for name in imported(path) if not name.startswith((COMMANDS, *SCHEMA))}
     assert not others & FORBIDDEN[path.parts[0]]
 
 
-def test_no_circle_leads_from_room_to_room():
-    """Of two rooms one at most uses the other, directly or by way of others: graphlib names a circle that it finds."""
+def test_packages_have_no_import_cycles():
+    """Of two packages at most one imports the other, directly or through others: graphlib names a cycle."""
     arrows = {(name, other) for name, path in NAMES.items() for other in imported(path) if other in NAMES} - LATE
     uses = {room(name): set() for name in NAMES}
     for name, other in arrows:

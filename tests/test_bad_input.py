@@ -70,7 +70,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "results.page negative.json": (5, "tokens_per_second is -1; it must be a number above 0"),
     "results.page run.json run.json": (5, "is both in run.json and in run.json"),
     "results.page texts.json": (5, "candidates[0]: formula.needed_bytes is 'many'; it must be a number"),
-    "results.frontier list.json": (5, "was not written by `python -m benchmarks.feasibility --json FILE`"),
+    "results.frontier list.json": (5, "was not written by `meshmark search --json FILE`"),
     "results.frontier texts.json": (5, "candidates[0]: formula.needed_bytes is 'many'; it must be a number"),
     "results.frontier no-chips.json": (5, "devices is 0; it must be a whole number of at least 1"),
     "results.regress exact run.json list.json": (5, "is JSON but not pytest-benchmark's"),
@@ -188,7 +188,7 @@ def test_what_is_no_schedule_is_not_drawn(
     assert run(f"results.timeline {tmp_path / 'x.png'}", monkeypatch, text) == 5
     said = capsys.readouterr().err
     assert words in said
-    assert "print one with `python -m strategies schedule NAME" in said
+    assert "print one with `meshmark schedule NAME" in said
     assert not list(tmp_path.iterdir())
 
 

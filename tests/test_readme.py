@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+import yaml
 
 from strategies.costs.overview import overview
 from tests.processes import ROOT
@@ -42,6 +43,15 @@ def test_pages_link_only_to_what_the_site_has():
     assert not linked
 
 
+def test_the_version_is_the_same_everywhere():
+    """That of pyproject.toml is in CITATION.cff and in the newest heading of the changelog, with one date."""
+    (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(r"^## \[(.*)\] - (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest
+    assert newest.groups() == (version, str(cited["date-released"])) == (cited["version"], newest[2])
+
+
 def test_every_page_is_found():
     """Each page and notebook of docs/ is in the contents of the site, and README links to the site's front."""
     contents = re.findall(r"^ +- .*?([\w/-]+\.(?:md|ipynb))$", (ROOT / ".mkdocs.yml").read_text(), re.MULTILINE)
@@ -62,7 +72,7 @@ def test_paths_that_are_named_are_there():
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "strategies").glob("[!i]*.md")), ids=lambda page: page.name)
 def test_a_page_shows_what_show_prints(page):
     """At least one example, each with what stands below it."""
-    example = r"^    \$ python -m strategies show (\w+)\n((?:    .*\n|\n(?=    ))+)"
+    example = r"^    \$ meshmark show (\w+)\n((?:    .*\n|\n(?=    ))+)"
     examples = re.findall(example, page.read_text(), re.MULTILINE)
     assert examples
     for name, shown in examples:

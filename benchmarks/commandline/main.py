@@ -84,6 +84,11 @@ COMMANDS = {
         "draw which device holds which part of each array", "results.shards", parser="results.cli.parsers:shards"
     ),
     "launch": Command("measure in several processes on this machine", "benchmarks.launch"),
+    "doctor": Command(
+        "describe this installation and machine, to paste into an issue",
+        "benchmarks.doctor",
+        parser="benchmarks.parsers:doctor",
+    ),
 }
 
 
@@ -144,12 +149,3 @@ def installed_version() -> str:
         return version("meshmark")
     except PackageNotFoundError:
         return "(a checkout that is not installed)"
-
-
-def program(usual: str) -> str:
-    """Return the name of a command in its help: `meshmark NAME` if it was started so, otherwise `usual`.
-
-    >>> program("python -m results.plot")
-    'python -m results.plot'
-    """
-    return sys.argv[0] if sys.argv[0].startswith("meshmark ") else usual

@@ -1,4 +1,4 @@
-"""The parser of all commands: what cannot be understood is said in one line."""
+"""The parser of all commands. It reports what it cannot parse in one line."""
 
 import argparse
 from typing import NoReturn

@@ -20,7 +20,7 @@ overlapped with matmuls, and temporaries:
 Fewer bytes do not always take less time: an all-reduce uses all dims of a torus at once, but a reduce-scatter
 implemented as one ring (`StrategyRing` in the program) uses one dim, which in three dims is a third of the links.
 Hence what is named here keeps the collective, and nothing more is claimed. `meshmark compile --trials` compiles it and
-compares the times as replayed.
+compares the simulated times.
 """
 
 import math

@@ -30,7 +30,7 @@ class ChipEstimate:
         capacity_bytes: memory of the device.
         roofline: least time of the step; None if the compiler gave up.
         flops_per_second: peak of the device.
-        replay: the step as replayed; None if there is no compiled program in schedule order.
+        replay: the step, simulated from the compiled schedule; None if there is no compiled program in schedule order.
     """
 
     needed_bytes: int

@@ -64,7 +64,7 @@ class MemoryTraffic:
         return sum(bytes_of(array) for array in _ARRAY.findall(shape) if not self.elsewhere.search(array))
 
     def _fusion(self, fusion: Instruction, computation: Computation) -> int:
-        """Bytes of the operands, as far as the fusion uses them, and of its result."""
+        """Bytes of the operands that the fusion uses, and of its result."""
         inside = self.computations[fusion.computation("calls")]
         if '"AsyncCollectiveStart"' in inside.root.attributes.get("custom_call_target", ""):
             return self._bytes(fusion.shape)  # the operand and the result, which the rest of the chain shares
@@ -91,7 +91,7 @@ class MemoryTraffic:
     def _aliased(self, instruction: Instruction) -> str:
         """Name of the operand of which an instruction is another view; empty if it is none.
 
-        TPU programs also have fusions that only view a parameter: of weights, behind a gather and before a matmul.
+        TPU programs also have fusions that only view a parameter: of weights, after a gather and before a matmul.
         """
         if instruction.opcode == "bitcast":
             return instruction.operands[0]

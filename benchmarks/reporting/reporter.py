@@ -25,7 +25,7 @@ from benchmarks.timing.equality import CHECKED_STEPS
 from benchmarks.timing.measure import BLOCK_SECONDS
 
 PHASES = {"compile": "compiling", "checked": "comparing its first steps with one device", "timed": "timing"}
-"""Phases of the clock in words; others are said as they are."""
+"""Phases of the clock in words; others keep their names."""
 
 
 class Reporter:

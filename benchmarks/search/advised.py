@@ -170,7 +170,7 @@ def predicted_case(case: Case, machine: Machine, topology: Topology) -> Choice:
 
 
 def limits(choice: Choice, machine: Machine, topology: Topology) -> dict[str, float]:
-    """What the step waits for: the share of its time that each resource would save if it were endless.
+    """What the step waits for: the share of its time that each resource would save if it were infinitely fast.
 
     Shares of several resources may overlap, or leave time that none of them saves alone.
     """
@@ -179,7 +179,7 @@ def limits(choice: Choice, machine: Machine, topology: Topology) -> dict[str, fl
 
 
 def waiting_seconds(choice: Choice, resource: str, machine: Machine, topology: Topology) -> float:
-    """How much less time the step would take if a resource were endless."""
+    """How much less time the step would take if a resource were infinitely fast."""
     if resource == BUBBLE:
         return choice.timeline.parts.get("bubble", 0.0)
     return choice.step_seconds - predict_seconds(choice.cost, RESOURCES[resource](machine), topology).step_seconds
@@ -206,4 +206,4 @@ RESOURCES: Mapping[str, Callable[[Machine], Machine]] = {
     "launches": lambda its: _with_constants(its, kernel_seconds=0.0),
     BUBBLE: lambda its: its,
 }
-"""What a step may wait for -> the machine on which it is endless."""
+"""What a step may wait for -> the machine on which it is infinitely fast."""

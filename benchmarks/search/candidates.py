@@ -83,8 +83,8 @@ class SearchSpace:
 
     @property
     def without_formulas(self) -> list[str]:
-        """Strategies that are left out because there are no formulas of their communication."""
-        return [name for name in STRATEGIES if name not in known() and name not in self.strategies]
+        """Strategies that a search of all leaves out because there are no formulas of their communication."""
+        return [] if self.strategies else [name for name in STRATEGIES if name not in known()]
 
     def _variations(self, name: str, mesh: MeshSpec) -> list[Options]:
         """All combinations of option values that have an effect on this strategy and mesh."""

@@ -20,7 +20,7 @@ from strategies import Infeasible
 PARTS = ("compute", "memory", "network")
 SPEED = "tokens_per_second_per_device"
 RATES = "step_seconds", SPEED, "model_flops_utilization"
-"""Columns of a compiled candidate that are as replayed, where its schedule is known."""
+"""Columns of a compiled candidate that are simulated from its schedule, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ def _cells(finding: Finding) -> tuple[str, ...]:
 def compiled_table(findings: Iterable[Finding]) -> list[str]:
     """Table of the compiled candidates with the relative error of the formulas; empty if none were to be compiled.
 
-    Their times are as replayed, where the schedule is known. The fastest compiled candidate comes first. Those that do
-    not fit follow, and last those with unknown time.
+    Their times are simulated from the compiled schedule, where it is known. The fastest compiled candidate comes first.
+    Those that do not fit follow, and last those with unknown time.
     """
     header = (
         *("rank", "strategy", "mesh", "options", "GiB needed", "formula", "GiB sent", "formula"),

@@ -92,7 +92,7 @@ def chosen_machine(asked: argparse.Namespace, topology: Topology) -> Machine:
             the machine was calibrated with, or the network between hosts is not known.
     """
     if not asked.machine and topology.kind == CPU:
-        way_out = "python -m benchmarks.calibrate --out mine.json, and give --machine mine.json"
+        way_out = "meshmark calibrate --out mine.json, and give --machine mine.json"
         raise ValueError(f"CPUs differ too much to predict by a packaged file; measure yours: {way_out}")
     if asked.machine:
         its = machine(asked.machine, topology.chip and topology.kind)

@@ -47,17 +47,17 @@ class Constants:
     """What a stack reaches on a kind of device. All are fitted to measured steps (fit.py) or calibrated.
 
     Attributes:
-        matmul_efficiency: of the device's best matmul rate, for a matmul of large dims.
+        matmul_efficiency: share of the device's best matmul rate, for a matmul of large dims.
         matmul_dim: a matmul [m,k] x [k,n] takes 1 + matmul_dim / k times as long: each tile of the output starts and
             ends with memory accesses that no multiplication hides.
-        attention_efficiency: of the device's best matmul rate, in a fused attention kernel.
-        memory_efficiency: of the memory bandwidth, in kernels that stream through memory.
-        kernel_seconds: that the host needs to launch a kernel. Devices wait if their kernels are shorter.
-        link_efficiency: of the bandwidth of links inside a host, or of a torus.
+        attention_efficiency: share of the device's best matmul rate, in a fused attention kernel.
+        memory_efficiency: share of the memory bandwidth, in kernels that stream through memory.
+        kernel_seconds: time that the host needs to launch a kernel. Devices wait if their kernels are shorter.
+        link_efficiency: share of the bandwidth of links inside a host, or of a torus.
         link_seconds: latency of each step of a collective inside a host or a torus.
-        network_efficiency: of the network bandwidth between hosts.
+        network_efficiency: share of the network bandwidth between hosts.
         network_seconds: latency of a collective between hosts, for each doubling of their number.
-        step_seconds: of a step that depend on nothing: data loading, logging, synchronisation.
+        step_seconds: fixed overhead per step: data loading, logging, synchronisation.
     """
 
     matmul_efficiency: float

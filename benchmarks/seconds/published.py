@@ -174,7 +174,7 @@ def strategy_of(row: Row, sizes: Mapping[str, int]) -> str:
 
 
 def training_of(row: Row, stack: Stack) -> TrainConfig:
-    """The training options of a row. What runs beside what is said by its stack."""
+    """The training options of a row. Its stack decides what overlaps."""
     name, chunks = schedule(row)
     return TrainConfig(
         whole(row, "batch_size"),

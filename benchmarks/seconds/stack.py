@@ -172,7 +172,7 @@ MEGATRON = Stack(
     lockstep=False,
     outermost=("pipeline",),  # megatron/mpu/initialize.py
     hides_sums=True,  # megatron/mpu/layers.py, LinearWithGradAccumulationAndAsyncCommunication
-    shares_cards=True,  # not read from code, but seen in the runs of three clusters (docs/guides/seconds.md)
+    shares_cards=True,  # not read from code, but seen in the runs of three clusters (docs/guides/machines.md)
 )
 MPT = Stack(
     name="PyTorch FSDP",
@@ -207,7 +207,7 @@ MESHMARK = Stack(
     prefetches=True,
     ends="all",
     lockstep=True,
-    # In schedules that XLA compiled for H100, v5e and v5p (docs/guides/topologies.md), 15% to 20% less is waited for.
+    # In schedules that XLA compiled for H100, v5e and v5p (docs/experiments), 15% to 20% less is waited for.
     halves_hide=0.16,
 )
 VIRTUAL = Stack(

@@ -59,7 +59,7 @@ class Log:
 
     Args:
         path: of the file.
-        after: keep the lines that are there up to this step, and cut off the rest; 0 begins anew.
+        after: keep the lines that are there up to this step, and cut off the rest; 0 starts a new log.
 
     Raises:
         LogError: the file cannot be read or written, here and in `write` and `close`.

@@ -2,18 +2,17 @@
 
 from pathlib import Path
 
-from benchmarks.commandline.main import program
 from benchmarks.commandline.parser import Parser
 from benchmarks.commandline.values import count
 from results.cli.arguments import interval
 
-FILES = "written by pytest benchmarks --benchmark-json; or log.jsonl, written by python -m benchmarks.train"
+FILES = "written by pytest benchmarks --benchmark-json; or log.jsonl, written by meshmark train"
 
 
 def plot() -> Parser:
     """Return the parser of `meshmark plot`."""
     about = "Draw the figures of benchmark runs, or the loss curves of training runs over one another."
-    parser = Parser(program("python -m results.plot"), description=about)
+    parser = Parser("meshmark plot", description=about)
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help=FILES)
     add(
@@ -30,8 +29,8 @@ def plot() -> Parser:
 def page() -> Parser:
     """Return the parser of `meshmark page`."""
     about = "Write an HTML page about runs and searches."
-    parser = Parser(program("python -m results.page"), description=about)
-    written = "written by pytest benchmarks --benchmark-json, or by python -m benchmarks.feasibility --json"
+    parser = Parser("meshmark page", description=about)
+    written = "written by pytest benchmarks --benchmark-json, or by meshmark search --json"
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=written)
     parser.add_argument("--out", type=Path, metavar="PAGE", help="default: NAME.html, in the folder of the first FILE")
     return parser
@@ -40,9 +39,9 @@ def page() -> Parser:
 def frontier() -> Parser:
     """Return the parser of `meshmark frontier`."""
     about = "Draw the result of a search: memory per device against the upper bound on throughput."
-    parser = Parser(program("python -m results.frontier"), description=about)
+    parser = Parser("meshmark frontier", description=about)
     add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="written by python -m benchmarks.feasibility --json")
+    add("file", type=Path, metavar="FILE", help="written by meshmark search --json")
     add(
         "--out",
         type=Path,
@@ -55,9 +54,9 @@ def frontier() -> Parser:
 def predictions() -> Parser:
     """Return the parser of `meshmark predictions`."""
     about = "Write a page that compares predicted with published seconds: errors, two pictures, and every row as CSV."
-    parser = Parser(program("python -m results.predictions"), description=about)
+    parser = Parser("meshmark predictions", description=about)
     add = parser.add_argument
-    add("file", type=Path, metavar="PREDICTED.csv", help="written by python -m benchmarks.predict --out")
+    add("file", type=Path, metavar="PREDICTED.csv", help="written by meshmark predict --out")
     folder = "folder of published.md, published.csv and two pictures; of a page that is there, the tables are replaced"
     add("--out", type=Path, metavar="FOLDER", required=True, help=folder)
     return parser
@@ -66,9 +65,9 @@ def predictions() -> Parser:
 def scaling() -> Parser:
     """Return the parser of `meshmark scaling`."""
     about = "Draw predicted time of a step and utilization against devices, for strong and weak scaling."
-    parser = Parser(program("python -m results.scaling"), description=about)
+    parser = Parser("meshmark scaling", description=about)
     add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="written by python -m benchmarks.advise --scaling N..N --json")
+    add("file", type=Path, metavar="FILE", help="written by meshmark advise --scaling N..N --json")
     picture = "picture to write; its suffix selects the format; default: FILE with the suffix .png"
     add("--out", type=Path, metavar="PICTURE", help=picture)
     return parser
@@ -76,8 +75,8 @@ def scaling() -> Parser:
 
 def timeline() -> Parser:
     """Return the parser of `meshmark timeline`."""
-    about = "Draw a pipeline schedule, which `python -m strategies schedule NAME --json` writes to stdin."
-    parser = Parser(program("python -m results.timeline"), description=about)
+    about = "Draw a pipeline schedule, which `meshmark schedule NAME --json` writes to stdin."
+    parser = Parser("meshmark timeline", description=about)
     parser.add_argument("out", type=Path, metavar="FILE", help="picture to write; its suffix selects the format")
     return parser
 
@@ -85,9 +84,9 @@ def timeline() -> Parser:
 def lanes() -> Parser:
     """Return the parser of `meshmark lanes`."""
     about = "Draw a replayed step as lanes: compute, memory traffic and waits of a device, and what its links send."
-    parser = Parser(program("python -m results.lanes"), description=about)
+    parser = Parser("meshmark lanes", description=about)
     add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="written by python -m benchmarks.compile --trace")
+    add("file", type=Path, metavar="FILE", help="written by meshmark compile --trace")
     add("--between", type=interval, metavar="MS,MS", help="draw this part of the step; default: all of it")
     picture = "picture to write; its suffix selects the format; default: FILE with the suffix .png"
     add("--out", type=Path, metavar="PICTURE", help=picture)
@@ -96,7 +95,7 @@ def lanes() -> Parser:
 
 def shards() -> Parser:
     """Return the parser of `meshmark shards`."""
-    about = "Draw which device holds which part of each array, which `python -m strategies show STRATEGY --json` lists."
-    parser = Parser(program("python -m results.shards"), description=about)
+    about = "Draw which device holds which part of each array, which `meshmark show STRATEGY --json` lists."
+    parser = Parser("meshmark shards", description=about)
     parser.add_argument("out", type=Path, metavar="FILE", help="picture to write; its suffix selects the format")
     return parser

@@ -228,9 +228,9 @@ OF_ALL_BATCHES = {"throughput_vs_batch"}
 def figures_of(rows: pd.DataFrame, at_batch: pd.DataFrame) -> list[str]:
     """Name the figures that say something of these rows, and of those at the global batch that most figures show.
 
-    On virtual devices parallel efficiency is throughput against devices in another unit, as the ideal is a flat line.
-    Where time goes is known only of runs that were asked for it. Utilization is drawn of pipelines with several numbers
-    of microbatches, and throughput against the batch if a strategy ran with several.
+    On virtual devices parallel efficiency is throughput against devices in another unit, because more devices cannot be
+    faster. Where time goes is known only of runs that were asked for it. Utilization is drawn of pipelines with several
+    numbers of microbatches, and throughput against the batch if a strategy ran with several.
     """
     pointless = set()
     if rows["virtual_devices"].eq(True).all():

@@ -8,7 +8,7 @@ from results.records.schedules import KINDS, Schedule
 
 
 def timeline(schedule: Schedule) -> Figure:
-    """Draw a pipeline schedule in the format of `python -m strategies schedule --json`.
+    """Draw a pipeline schedule in the format of `meshmark schedule --json`.
 
     Each cell shows the number of its microbatch. If a stage has several chunks of layers, later chunks are paler.
     """

@@ -13,8 +13,8 @@ from strategies.files import shown
 from strategies.schema import Amount, Count, Number, Positive, Scalar, checked_fields
 
 SCHEMA_VERSION = 1
-SEARCHED_BY = "`python -m benchmarks.feasibility --json FILE`"
-SCALED_BY = "`python -m benchmarks.advise --scaling N..N --json FILE`"
+SEARCHED_BY = "`meshmark search --json FILE`"
+SCALED_BY = "`meshmark advise --scaling N..N --json FILE`"
 NUMBERS = [
     f"{source}.{name}"
     for source in ("formula", "compiled")
@@ -96,7 +96,7 @@ def read_search(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
 
 
 def read_scaling(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Read the file that `python -m benchmarks.advise --scaling` wrote.
+    """Read the file that `meshmark advise --scaling` wrote.
 
     Returns:
         The facts that all points share, and a table with a row for each point.

@@ -1,4 +1,4 @@
-"""Reads overviews of strategies, which `python -m strategies show --json` prints: what each device holds and sends."""
+"""Reads overviews of strategies, which `meshmark show --json` prints: what each device holds and sends."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ Array = Literal["batch", "weights", "gradients", "optimizer state", "activations
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
 MOST_DEVICES = 16
 """Most devices that fit into a picture with a column for each."""
-WRITTEN_BY = "print one with `python -m strategies show STRATEGY --json`"
+WRITTEN_BY = "print one with `meshmark show STRATEGY --json`"
 
 
 class Held(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Reads the table that `python -m benchmarks.predict --out` writes, and judges its predictions."""
+"""Reads the table that `meshmark predict --out` writes, and judges its predictions."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ SECONDS = "step_seconds", "predicted_seconds"
 NUMBERS = *SIZES, *SECONDS, "machine.error"
 NOTHING = "", "-", "nan", "none", "null", "n/a"
 """Cells of numbers that are not known."""
-WRITTEN_BY = "write it with `python -m benchmarks.predict RUNS.csv --out PREDICTED.csv`"
+WRITTEN_BY = "write it with `meshmark predict RUNS.csv --out PREDICTED.csv`"
 MEMORY = "memory_gb", "predicted_memory_gb"
 """Published and predicted memory of a device. Tables need not have it."""
 TEXTS = "source", "device", "recompute", "problem", "machine.name", "machine.source"

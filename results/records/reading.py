@@ -19,9 +19,7 @@ UNTIMED = "untimed"
 LAUNCH = "launch"
 """Key of the launch number in a row of merged runs."""
 WRITTEN_BY = "a file written by `pytest benchmarks --benchmark-json=FILE`"
-WAY_OUT = (
-    "write it with `pytest benchmarks --benchmark-json=FILE`, or a baseline with `python -m results.baseline RUN.json`"
-)
+WAY_OUT = "write it with `pytest benchmarks --benchmark-json=FILE`, or a baseline with `meshmark baseline RUN.json`"
 Rows = list[dict[str, Any]]
 RUN: dict[str, Any] = {"benchmarks": Rows, "machine_info": dict[str, Any]}
 """Keys of a run, with the types of their values."""

@@ -1,4 +1,4 @@
-"""Reads pipeline schedules, which `python -m strategies schedule --json` prints."""
+"""Reads pipeline schedules, which `meshmark schedule --json` prints."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ KINDS = {"F": "forward", "B": "backward", "W": "gradients of weights"}
 """Kinds of operations of a stage in a tick."""
 MOST = 1400
 """Most stages or ticks in a picture: matplotlib draws at most 2^16 pixels in each direction."""
-WRITTEN_BY = "print one with `python -m strategies schedule NAME --stages S --microbatches M --json`"
+WRITTEN_BY = "print one with `meshmark schedule NAME --stages S --microbatches M --json`"
 
 
 class Operation(msgspec.Struct, frozen=True):

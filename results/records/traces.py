@@ -9,7 +9,7 @@ import msgspec
 from strategies.files import read_json, shown
 from strategies.schema import Amount, SchemaError, checked
 
-WRITTEN_BY = "write one with `python -m benchmarks.compile --topology v5e:4x4 --strategy fsdp --trace FILE`"
+WRITTEN_BY = "write one with `meshmark compile --topology v5e:4x4 --strategy fsdp --trace FILE`"
 
 
 class Span(NamedTuple):
@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 PASSES, FORWARD = "passes", "forward passes"
 """The lane of a predicted step that names its passes, and that of its forward passes, which `read` makes of it."""
-KINDS = {"replay": "as replayed", "prediction": "as predicted"}
+KINDS = {"replay": "simulated from the compiled schedule", "prediction": "as predicted"}
 """Kinds of traces, in words."""
 
 

@@ -1,4 +1,4 @@
-"""Reads the logs of training runs, which `python -m benchmarks.train` writes as JSON Lines."""
+"""Reads the logs of training runs, which `meshmark train` writes as JSON Lines."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +14,7 @@ from strategies.schema import Count, Number, Positive, Whole, checked
 SUFFIX = ".jsonl"
 """How the names of logs end. Files of `pytest benchmarks` end otherwise."""
 SCHEMA_VERSION = 1
-WRITTEN_BY = "`python -m benchmarks.train`"
+WRITTEN_BY = "`meshmark train`"
 
 
 class Corpus(msgspec.Struct, frozen=True):

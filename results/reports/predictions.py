@@ -11,7 +11,7 @@ from results.records.predictions import MEMORY, Errors, errors_by, errors_of, ju
 from results.records.reading import RecordError
 
 PAGE, TABLE, PICTURE, PARTS_PICTURE = "published.md", "published.csv", "published.png", "published-parts.png"
-BEGIN, END = "<!-- written by `python -m results.predictions` -->", "<!-- end of what is written -->"
+BEGIN, END = "<!-- written by `meshmark predictions` -->", "<!-- end of what is written -->"
 """The command replaces what stands between these lines of a page, and keeps the rest, which is written by hand."""
 EMPTY = f"# Predicted against published\n\n{BEGIN}\n{END}\n"
 LEAST_SPREADS = 5

@@ -122,7 +122,7 @@ def leaves(step: Step) -> list[Leaf]:
 
 
 def host_shards(array: jax.Array) -> Iterator[tuple[Index, np.ndarray]]:
-    """The shards of an array for which this process is responsible, copied to the host: one of all that are alike."""
+    """The shards of an array for which this process is responsible, copied to the host: one per replica set."""
     own = [shard for shard in array.addressable_shards if shard.replica_id == 0]
     for shard in own:
         shard.data.copy_to_host_async()

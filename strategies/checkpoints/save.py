@@ -30,7 +30,7 @@ from strategies.step import State, Step
 UNFINISHED = ".orbax-checkpoint-tmp"
 """How the name of a folder ends while Orbax writes into it."""
 MOST_ERRORS = 10
-"""The most errors of a failed save that are dropped; Orbax has fewer."""
+"""Upper bound on errors of a failed save to drain."""
 TIMEOUT_SECONDS = 600
 """How long processes wait for each other at the end of a save."""
 

@@ -41,7 +41,7 @@ class HeldArray:
 
     @property
     def split(self) -> str:
-        """The dims with their sizes, and behind a slash the axes that split them."""
+        """The dims with their sizes, and after a slash the axes that split them."""
         dims = zip(self.dims, self.shape, self.axes, strict=True)
         return " ".join("/".join([f"{name}={size}", *axes]) for name, size, axes in dims) or "-"
 

@@ -102,14 +102,14 @@ def stage_bytes(plan: Plan) -> int:
 def layer_work_bytes(plan: Plan) -> int:
     """Bytes to run the backward pass of one layer, in float32: its weights in full, and its working arrays.
 
-    With prefetch there are also the weights of the layer before it, and the gradients of the layer behind it. Sums that
+    With prefetch there are also the weights of the layer before it, and the gradients of the following layer. Sums that
     run one layer late (`delays_sums`) have the latter alone, in the compute dtype. With `unroll` there are also the
     other layers of the iteration (`further_layer_bytes`).
     """
     weights = 0 if reads_in_place(plan) else whole_layer(plan)
     wholes = 3 if plan.train.prefetch == "on" else 1
     others = (layers_together(plan) - 1) * further_layer_bytes(plan)
-    return 4 * (wholes * weights + Block.working_elements(plan.share)) + behind_bytes(plan) + others
+    return 4 * (wholes * weights + Block.working_elements(plan.share)) + late_gradient_bytes(plan) + others
 
 
 def layers_together(plan: Plan) -> int:
@@ -136,7 +136,7 @@ def further_layer_bytes(plan: Plan) -> int:
     wholes = 2 if plan.train.prefetch == "on" else 1
     own = 0 if reads_in_place(plan) else block_elements(plan) // plan.layers
     working = 7 * Block.working_elements(plan.share) // 10
-    return 4 * (wholes * whole_layer(plan) + own + working) + behind_bytes(plan)
+    return 4 * (wholes * whole_layer(plan) + own + working) + late_gradient_bytes(plan)
 
 
 def reads_in_place(plan: Plan) -> bool:
@@ -147,8 +147,8 @@ def reads_in_place(plan: Plan) -> bool:
     return layers_at_once(plan.layers, plan.train.layers_in_loop) == plan.layers and not gathers
 
 
-def behind_bytes(plan: Plan) -> int:
-    """Bytes of the gradients of the layer behind, in the compute dtype, where sums run one layer late."""
+def late_gradient_bytes(plan: Plan) -> int:
+    """Bytes of the gradients of the following layer, in the compute dtype, where sums run one layer late."""
     late = delays_sums(plan.layout, plan.mesh.sizes, plan.config, plan.train)
     return plan.share.itemsize * whole_layer(plan) if late else 0
 

@@ -2,7 +2,7 @@
 
     print(overview("fsdp", "gpt2", "fsdp=4", batch_size=16))
 
-`python -m strategies show` prints it, and `python -m results.diagram` draws it.
+`meshmark show` prints it, and `meshmark diagram` draws it.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ class Overview:
     arrays: tuple[HeldArray, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The overview as JSON values. The schedule is as `python -m strategies schedule --json` prints it."""
+        """The overview as JSON values. The schedule is as `meshmark schedule --json` prints it."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return plain | {
             "held": [dataclasses.asdict(each) for each in self.held],

@@ -1,9 +1,10 @@
-"""The loop over layers that sums gradients over devices one layer behind (`TrainConfig.reduce="layer"`).
+"""The loop over layers that sums gradients over devices one layer late (`TrainConfig.reduce="layer"`).
 
 If an iteration of the backward loop sums the gradients of its own layer, the sums of what it computes last have nothing
-left to hide behind, and compilers move no wait for a collective into the next iteration. Here the sums of layer l+1 run
-beside the whole backward pass of layer l. So the gradients of two layers exist at a time, those of the layer behind in
-the compute dtype. Weights that are gathered in the loop are `prefetch`'s (prefetch.py), which delays sums as well.
+left to overlap with, and compilers move no wait for a collective into the next iteration. Here the sums of layer l+1
+run beside the whole backward pass of layer l. So the gradients of two layers exist at a time, those of the following
+layer in the compute dtype. Weights that are gathered in the loop are `prefetch`'s (prefetch.py), which delays sums as
+well.
 """
 
 from collections.abc import Callable

@@ -20,6 +20,6 @@ def by_halves(layer: Callable[[Array], Array], x_BTD: Array) -> Array:
     """Run a layer on each half of the sequences. B is even.
 
     The gradient of `lax.split` joins those of the halves. Those of two slices would be padded and added up: for
-    gpt3-6.7b in bfloat16 over fsdp=16,tensor=8 H100s, a step then takes 224 ms as replayed instead of 216.
+    gpt3-6.7b in bfloat16 over fsdp=16,tensor=8 H100s, a step then takes 224 ms (simulated) instead of 216.
     """
     return jnp.concatenate([layer(half) for half in lax.split(x_BTD, [x_BTD.shape[0] // 2] * 2)])

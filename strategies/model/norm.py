@@ -26,9 +26,9 @@ class LayerNorm(Part):
 
     @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Keep mean and deviation in float32; with `remat="none"` also x before and behind the scale, and the scale.
+        """Keep mean and deviation in float32; with `remat="none"` also x before and after scaling, and the scale.
 
-        Behind the scale x is float32. But where a tensor axis without sequence parallelism takes x, it is kept as it is
+        After scaling x is float32. But where a tensor axis without sequence parallelism takes x, it is kept as it is
         taken: in the compute dtype.
         """
         tokens, embed = share.residual_tokens, share.config.embed
@@ -42,7 +42,7 @@ class LayerNorm(Part):
 
     @staticmethod
     def working_elements(share: Share) -> int:
-        """X before its scale, and behind it for all tokens that a matmul takes."""
+        """X before scaling, and after it for all tokens that a matmul takes."""
         return (share.residual_tokens + share.tokens) * share.config.embed
 
 

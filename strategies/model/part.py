@@ -50,7 +50,7 @@ class Share:
 
     @property
     def rewritten(self) -> bool:
-        """Whether all that waits for the gradients of weights takes the place of residuals (pipelining/slot_reuse.py).
+        """Whether all that waits for the gradients of weights reuses memory of residuals (pipelining/slot_reuse.py).
 
         With `remat="none"` it does, unless sequence parallelism gathers it: then it is larger than these.
         """
@@ -154,8 +154,8 @@ class Part(nnx.Module):
     def waiting_elements(share: Share) -> int:
         """Elements that zb-h1 holds besides residuals, between the two halves of the backward pass.
 
-        They are inputs and gradients of outputs of matmuls, but not those that take the place of residuals which the
-        first half has used up.
+        They are inputs and gradients of outputs of matmuls, but not those that reuse memory of residuals which the
+        first half has consumed.
         """
         return 0
 

@@ -2,7 +2,7 @@
 
 The kernel works on blocks of queries and keys, and skips the blocks that causality or a window masks out. Its forward
 pass gives the output and the log-sum-exp of the scores. Its backward pass is two kernels, one for the gradients of keys
-and values and one for those of queries. Each computes the scores and their gradients anew, so there are seven matmuls
+and values and one for those of queries. Each recomputes the scores and their gradients, so there are seven matmuls
 of scores instead of five.
 
 Dims: B batch, T tokens, H heads, K head dim, C = 3 (query, key, value), A = H x K.

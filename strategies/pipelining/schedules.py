@@ -5,7 +5,7 @@ operation of its stage and the operation whose result it needs have ended. A for
 previous stage, and a backward pass needs the backward pass of the next stage. With several chunks a stage holds several
 parts of the model, and a microbatch passes through all stages once for each chunk.
 
-    python -m strategies schedule 1f1b --stages 4 --microbatches 8
+    meshmark schedule 1f1b --stages 4 --microbatches 8
 """
 
 import math

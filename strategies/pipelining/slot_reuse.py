@@ -1,4 +1,4 @@
-"""Reuse of memory in a slot: values that wait for gradients of weights take the place of residuals that are used up."""
+"""Reuse of memory in a slot: values that wait for gradients of weights overwrite consumed residuals."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -2,7 +2,7 @@
 
 Several CPU processes communicate by gloo, whose reduce-scatter is wrong: the first device of a group sometimes finds
 numbers at the end of its part that are no sums (jax-ml/jax#40830; JAX 0.10.2 and 0.12). There a reduce-scatter is an
-all-to-all, and each device sums its parts. It sends as many bytes.
+all-to-all, and each device sums its parts. The byte count is unchanged.
 """
 
 import jax

@@ -116,9 +116,10 @@ class Layout:
     def spec(self, config: GPTConfig, sizes: Mapping[str, int]) -> Spec:
         """How each weight is stored: a function from the names of its dims to its `PartitionSpec`.
 
-        >>> layout = Layout(dims={"mlp": ("tensor",)}, shards=("fsdp",), batch=("fsdp",))
-        >>> layout.spec(GPTConfig(layers=2, embed=8, heads=2), {})(["embed", "mlp"])
-        P('fsdp', 'tensor')
+        Examples:
+            >>> layout = Layout(dims={"mlp": ("tensor",)}, shards=("fsdp",), batch=("fsdp",))
+            >>> layout.spec(GPTConfig(layers=2, embed=8, heads=2), {})(["embed", "mlp"])
+            P('fsdp', 'tensor')
 
         Raises:
             Infeasible: `shards` do not divide the embed or mlp dim.

@@ -1,6 +1,6 @@
 """Sum the gradients of each layer over devices inside the backward loop over layers (`TrainConfig.reduce="layer"`).
 
-The sum of a layer's gradients depends on no other layer, so that a compiler may hide it behind the backward pass of the
+The sum of a layer's gradients depends on no other layer, so a compiler may overlap it with the backward pass of the
 layers before it (Li et al. 2020, "PyTorch Distributed", section 3.2.3). Autodiff leaves gradients on the device that
 computed them. So each stored weight of the blocks is paired with a target, the array whose gradient is the sum: the
 weight itself, or with a sharded update (ZeRO stages 1 and 2) this device's shard of it. A layer runs with the weight,

@@ -2,8 +2,8 @@
 
 `reduce="layer"` sums gradients in the backward loop over layers (layer_reduction.py, model/delayed_sums.py),
 `prefetch="on"` gathers weights one layer ahead (model/prefetch.py), `halves="on"` runs layers on two halves of the
-batch (model/halves.py), and `unroll` has several layers in an iteration, in which compilers hide one layer's
-communication behind another's compute. The default of all is "auto", which depends on the devices.
+batch (model/halves.py), and `unroll` has several layers in an iteration, in which compilers overlap one layer's
+communication with another's compute. The default of all is "auto", which depends on the devices.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from strategies.torus import V5E, V6E
 HALVED_TPUS = *V5E, *V6E, "TPU v5", "TPU v5p"
 """JAX's names of the TPUs on which layers run on halves of the batch: v5e, v5p and v6e.
 
-For gpt3-6.7b, a step of three_d over fsdp=32,tensor=8 on v5e:16x16 takes 947 ms instead of 987 as replayed, and
+For gpt3-6.7b, a step of three_d over fsdp=32,tensor=8 on v5e:16x16 takes 947 ms instead of 987 (simulated), and
 over fsdp=256,tensor=8 on v5p:8x16x16 401 ms instead of 436; over fsdp=32,tensor=8 on v6e:16x16 339 ms instead of 356.
 On other TPUs halves were not measured, and are off."""
 
@@ -37,15 +37,15 @@ def resolve_overlap(
     """Resolve `reduce="auto"`, `prefetch="auto"`, `halves="auto"` and `unroll="auto"`.
 
     Gradients are summed by layer on GPUs alone. On 256 chips of v5e a step of `data` with three layers of gpt3-6.7b
-    takes 127 ms by layer as replayed, and 118 without: 4 ms more are hidden, for 12 ms more of memory traffic. CPUs
+    takes 127 ms by layer (simulated), and 118 without: 4 ms more are hidden, for 12 ms more of memory traffic. CPUs
     hide nothing.
 
     Args:
         layout: of the strategy.
         sizes: of the mesh axes.
         config: the model.
-        train: with any `reduce`, `prefetch`, `halves` and `unroll`. An option without effect in this layout is not
-            refused.
+        train: with any `reduce`, `prefetch`, `halves` and `unroll`. Options without effect in this layout are
+            ignored.
         platform: of the devices, as `platform_of` names it; None for formulas without devices.
         kind: of the devices, as JAX names it.
 
@@ -68,10 +68,10 @@ def resolve_overlap(
 
 
 def delays_sums(layout: Layout, sizes: Mapping[str, int], config: GPTConfig, train: TrainConfig) -> bool:
-    """Whether gradients are summed one layer behind (model/delayed_sums.py), by `train` as resolved.
+    """Whether gradients are summed one layer late (model/delayed_sums.py), by `train` as resolved.
 
     Not where weights are gathered in the loop. With `prefetch` that delays sums already; without it hsdp gets slower: a
-    step of gpt3-6.7b over data=16,fsdp=8 H100s in float32 sums takes 306 ms as replayed, and 266 without delay. Nor
+    step of gpt3-6.7b over data=16,fsdp=8 H100s in float32 sums takes 306 ms (simulated), and 266 without delay. Nor
     with two layers: compilers remove a loop over one layer, and then hold the gradients of both beside each other.
     """
     return train.reduce == "layer" and config.layers > 2 and size_of(layout.shards, sizes) == 1
@@ -92,7 +92,7 @@ def _prefetch(
     """Resolve `prefetch`. Weights are not gathered ahead on v5e, nor on v6e where an axis of the batch replicates them.
 
     Over all chips of v5e:16x16 a reduce-scatter becomes an all-reduce, of which less is hidden with prefetch: a step of
-    fsdp with gpt3-6.7b takes 778 ms as replayed, and without 707, or 692 since fsdp.py attends by token. hsdp gains 1%
+    fsdp with gpt3-6.7b takes 778 ms (simulated), and without 707, or 692 since fsdp.py attends by token. hsdp gains 1%
     and three_d 2%, for the weights and gradients of another layer in memory. On v6e:16x16 hsdp over data=16,fsdp=16
     takes 302 ms with prefetch, and 297 without. Elsewhere prefetch gains: fsdp takes 234 ms instead of 246 on
     v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16; hsdp over data=16,fsdp=128 on the latter 301 ms instead of 317.
@@ -121,12 +121,12 @@ def _halves(
 
 
 def _unroll(layout: Layout, train: TrainConfig, prefetch: str, kind: str) -> int:
-    """Resolve `unroll`: four layers in an iteration on v5e, which hides nothing behind another iteration.
+    """Resolve `unroll`: four layers in an iteration on v5e, which overlaps nothing with another iteration.
 
     `prefetch` is that of the step, as it was resolved.
 
-    For gpt3-6.7b on v5e:16x16 a step of fsdp takes 645 ms instead of 692 as replayed, in 4.4 GiB instead of 2.8, and
-    one of hsdp over data=16,fsdp=16 takes 807 ms instead of 841 (docs/strategies). With sums in float32 fsdp takes 9.5
+    For gpt3-6.7b on v5e:16x16 a step of fsdp takes 645 ms instead of 692 (simulated), in 4.4 GiB instead of 2.8, and
+    one of hsdp over data=16,fsdp=16 takes 807 ms instead of 841 (docs/experiments). With sums in float32 fsdp takes 9.5
     GiB, so it is left to the user there. three_d gained nothing. Other chips were not measured.
     """
     if train.unroll != "auto":

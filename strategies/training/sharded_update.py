@@ -96,7 +96,7 @@ def _unshard(shards: Shards, by_layer: bool, parts: Weights, replaced: Weights) 
     NCCL joins parts along the outermost dim only. So XLA gathers a matrix of all layers into a temporary in another
     layout, and transposes that. For zero2 with gpt3-6.7b on 16 H100s (bfloat16, reduce_dtype=bfloat16) temporaries are
     26.0 GiB, and by layer 3.4 GiB. A layer is gathered while the one before it is put in place. For zero1 with
-    master=float32 and reduce_dtype=bfloat16 on 128 H100s a step takes 174 ms as replayed, and 177 if both are done in
+    master=float32 and reduce_dtype=bfloat16 on 128 H100s a step takes 174 ms (simulated), and 177 if both are done in
     the same iteration. With two microbatches, and so reduce=step, it is the other way round: 421 ms, and 419 in the
     same iteration. There XLA copies what the loop carries (xla_options.py).
     """

@@ -117,7 +117,7 @@ def test_the_devices_here_are_those_of_jax(tmp_path, capsys):
     assert "nano, 16 x 64 tokens, float32, on 8 devices of cpu:8" in capsys.readouterr().out
     assert {"fsdp=8", "data=2,fsdp=4"} <= {row["mesh"] for row in told["choices"]}
     for more, problem in (
-        ([], "CPUs differ too much to predict by a packaged file; measure yours: python -m benchmarks.calibrate"),
+        ([], "CPUs differ too much to predict by a packaged file; measure yours: meshmark calibrate"),
         ([f"--machine={host}"], "machine host was calibrated in float32, not in bfloat16; give --dtype float32"),
     ):
         with pytest.raises(SystemExit) as ended:
@@ -223,7 +223,7 @@ def test_the_best_is_drawn(tmp_path, capsys):
     ends = {pid: max(each["ts"] + each["dur"] for each in events if each["pid"] == pid) for pid, _ in passes}
     assert list(ends.values()) == pytest.approx([1e6 * best["predicted_seconds"]] * 8)
     assert told["otherData"]["case"].startswith("pipeline-pipeline=8-b64")
-    assert f"python -m results.lanes {path}" in capsys.readouterr().err
+    assert f"meshmark lanes {path}" in capsys.readouterr().err
 
 
 def test_nothing_fits(capsys):
@@ -246,7 +246,7 @@ def test_nothing_fits(capsys):
         (["--set=hbm=many"], "'many' cannot be read; write a multiple such as 2x, or an amount such as 100GB"),
         (["--set=hbm"], "'hbm' is not NAME=VALUE"),
         (["--machine=abacus"], "machine 'abacus' is not known; known are a100_40gb_fsdp, a100"),
-        (["--topology=cpu:8"], "measure yours: python -m benchmarks.calibrate --out mine.json"),
+        (["--topology=cpu:8"], "measure yours: meshmark calibrate --out mine.json"),
         (["--topology=cpu:8", "--machine=h100_fsdp"], "machine h100_fsdp is one of cuda devices, and cpu:8 is not"),
         (["--devices=here"], "not allowed with argument --topology"),
         (["--trace=step.json", "--scaling=8..16"], "--trace is of one topology; leave --scaling out"),

@@ -84,7 +84,7 @@ def test_a_step_that_fits_has_a_roofline_time(pretended: Any) -> None:
     )
     text = "\n".join(report(row))
     assert "it fits" in text
-    assert "ms as replayed, by the chip's published figures" in text
+    assert "ms, simulated from the compiled schedule by published figures" in text
     assert "it takes at least" in text
     parts = [info[f"replay.{part}_seconds"] for part in ("compute", "memory", "exposed", "idle")]
     assert info["replay.step_seconds"] == pytest.approx(sum(parts))

@@ -26,7 +26,7 @@ def test_the_replayed_step_is_written_as_a_trace(
     monkeypatch.setattr(Topology, "require_compiler", lambda self: None)
     path = tmp_path / "new" / "trace.json"
     assert main(["--topology=h100:1x4", "--strategy=fsdp", *TINY, f"--trace={path}"]) == 0
-    assert f"python -m results.lanes {path}" in capsys.readouterr().out
+    assert f"meshmark lanes {path}" in capsys.readouterr().out
     events = json.loads(path.read_text())["traceEvents"]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert [*lanes.values()] == ["compute", "memory", "exposed", "idle", "inside a host"]

@@ -284,11 +284,11 @@ def test_without_a_compiler_there_are_formulas(
     assert "pip install -e '.[gpu]'" in capsys.readouterr().err
 
 
-def test_strategies_without_formulas_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A strategy without formulas is named, with the command that compiles it."""
-    two = ["--topology=cpu:4", "--chip=v5e", *TINY, "--remat=dots", "--compile=0"]
-    run(tmp_path, *two)
-    assert "auto: it has no formulas; python -m benchmarks.compile --topology cpu:4" in capsys.readouterr().out
+@pytest.mark.parametrize(("strategy", "named"), [("", True), ("--strategy=data", False)])
+def test_strategies_without_formulas_are_named(strategy, named, tmp_path, capsys) -> None:
+    """A strategy without formulas is named, with the command that compiles it, unless others were asked for."""
+    run(tmp_path, "--topology=cpu:4", "--chip=v5e", *TINY, "--remat=dots", "--compile=0", *strategy.split())
+    assert ("auto: it has no formulas; meshmark compile" in capsys.readouterr().out) == named
 
 
 def test_a_long_enumeration_prints_its_progress(

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.launch` gives each process its GPUs, and ends all of them when one fails."""
+"""`meshmark launch` gives each process its GPUs, and ends all of them when one fails."""
 
 import argparse
 import os

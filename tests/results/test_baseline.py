@@ -35,6 +35,13 @@ def baseline(run: Path, tmp_path: Path) -> Path:
     return tmp_path / "baselines" / "jax-0.10.2.json"
 
 
+def test_it_is_written_below_the_current_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never into the installed package, which is not the user's."""
+    monkeypatch.chdir(tmp_path)
+    main([str(run)])
+    assert [*tmp_path.glob("baselines/*")] == [tmp_path / "baselines" / "jax-0.10.2.json"]
+
+
 def rewritten(path: Path, **changes: Any) -> Path:
     """The baseline with some of its top-level facts replaced."""
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -133,7 +140,7 @@ def test_a_run_without_its_version_is_no_baseline(tmp_path: Path, capsys: pytest
         ({"schema_version": None}, "has schema_version None and this meshmark reads 4"),
         ({"better": None}, "does not say which way its metrics are `better`"),
         ({"better": {}}, "says of compiled.flops that better is 'unknown', and this meshmark that it is 'lower'"),
-        ({"cases": []}, r"has no case; write it again with `python -m results.baseline RUN.json`"),
+        ({"cases": []}, r"has no case; write it again with `meshmark baseline RUN.json`"),
         ({"cases": {}}, "cases is {}; it must be a list"),
         (
             {"cases": [{"name": "test_step[x]", "status": "ok"}]},

@@ -32,7 +32,7 @@ def merged(folder: Path, name: str, *seconds: float, **facts: Any) -> Path:
 
 
 def word(base: Path, head: Path) -> str:
-    """What is said of the only case."""
+    """The verdict on the only case."""
     return compare_runs(base, head)[0].findings[0].word
 
 

@@ -17,7 +17,7 @@ from tests.processes import ROOT
 
 PAGES = ROOT / "docs" / "strategies"
 SVG = "{http://www.w3.org/2000/svg}"
-ANEW = "python -m strategies show --json | python -m results.diagram --out docs/strategies"
+ANEW = "meshmark show --json | meshmark diagram --out docs/strategies"
 MOST_BYTES = 60_000
 
 

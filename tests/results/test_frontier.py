@@ -114,7 +114,7 @@ def test_the_command_writes_a_picture(found: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "compiled"}, "was not written by `python -m benchmarks.feasibility"),
+        ({"kind": "compiled"}, "was not written by `meshmark search"),
         ({"schema_version": 2}, "has schema_version 2 and this meshmark reads 1; update meshmark"),
     ],
 )

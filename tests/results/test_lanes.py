@@ -123,7 +123,7 @@ SPAN = {"ph": "X", "pid": 0, "name": "dot", "cat": "compute", "ts": 0, "dur": 1}
 @pytest.mark.parametrize(
     ("events", "words"),
     [
-        (None, "is no trace of a replayed or predicted step; write one with `python -m benchmarks.compile"),
+        (None, "is no trace of a replayed or predicted step; write one with `meshmark compile"),
         ([], "is the trace of a step in which nothing happens"),
         ([SPAN], "traceEvents[0] is in the lane 'compute', which no event before it names"),
         ([LANE, SPAN | {"dur": -1}], "traceEvents[1]: dur is -1; it must be a number of at least 0"),

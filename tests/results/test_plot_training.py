@@ -201,7 +201,7 @@ def test_the_examples_train_alike() -> None:
 def test_the_recipe_of_nanogpt_ends_where_it_should() -> None:
     """The committed logs are of that recipe. Strategies end within 0.01 of `single`, and it within 0.02 of nanoGPT.
 
-    1.891 is what nanoGPT's own model and loop reach on this text (docs/training.md).
+    1.891 is what nanoGPT's own model and loop reach on this text (docs/experiments).
     """
     runs = {run.facts.strategy: run for run in read_training(sorted(SHAKESPEARE.glob("*/log.jsonl")))}
     assert runs.keys() == {"single", "fsdp", "pipeline", "three_d"}

@@ -18,10 +18,7 @@ from tests.processes import ROOT
 
 COMMITTED = ROOT / "docs" / "reference"
 TABLES = sorted((ROOT / "results" / "published").glob("*.csv"))
-WRITE = (
-    "python -m benchmarks.predict results/published/*.csv --out P.csv"
-    " && python -m results.predictions P.csv --out docs/reference"
-)
+WRITE = "meshmark predict results/published/*.csv --out P.csv && meshmark predictions P.csv --out docs/reference"
 
 
 @pytest.fixture(scope="module")

@@ -204,7 +204,7 @@ def test_a_missing_file_is_broken_input(base: Path, tmp_path: Path, capsys: pyte
     assert run(tmp_path / "jax-0.11.0.json", base) == 5
     shown = capsys.readouterr().out
     assert "jax-0.11.0.json does not exist; write it with `pytest benchmarks --benchmark-json=" in shown
-    assert "python -m results.baseline RUN.json" in shown
+    assert "meshmark baseline RUN.json" in shown
 
 
 def test_every_form_is_written(base: Path, head: Path, tmp_path: Path) -> None:

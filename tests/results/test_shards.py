@@ -114,7 +114,7 @@ def test_many_parts_of_one_dim_are_in_lines() -> None:
 def test_show_draws_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`show --png` writes the picture that `show --json | python -m results.shards` writes, and prints the table."""
+    """`show --png` writes the picture that `show --json | meshmark shards` writes, and prints the table."""
     show = ["show", "fsdp", "--mesh=fsdp=4,tensor=2", "--preset=nano"]
     strategies.main([*show, f"--png={tmp_path / 'shown.png'}"])
     said = capsys.readouterr()

@@ -14,7 +14,7 @@ from strategies import __main__ as strategies
 
 
 def drawn(*arguments: str) -> dict:
-    """Return a schedule as `python -m strategies schedule --json` prints it."""
+    """Return a schedule as `meshmark schedule --json` prints it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", text := io.StringIO())
         strategies.main(["schedule", *arguments, "--json"])

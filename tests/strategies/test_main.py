@@ -1,4 +1,4 @@
-"""`python -m strategies schedule` prints pipeline schedules."""
+"""`meshmark schedule` prints pipeline schedules."""
 
 import json
 

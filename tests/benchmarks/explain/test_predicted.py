@@ -9,10 +9,10 @@ from benchmarks.cases import Case
 from benchmarks.explain.predicted import predicted_columns
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import Program
-from results.baseline import BASELINES
 from results.gates.counters import read_snapshot
 from strategies import PRESETS, STRATEGIES, MeshSpec
 from strategies.model.gpt import param_count
+from tests.processes import ROOT
 
 CASE = Case("data", MeshSpec.parse("data=8"), "nano", PRESETS["nano"], 16, 1, "float32", "dots")
 SENT = 2 * 7 * (param_count(PRESETS["nano"]) + 1) * 4 // 8
@@ -75,7 +75,7 @@ def test_a_twin_by_hand_is_what_a_compiler_is_compared_with():
     assert row == by_hand | {"sent_as_predicted": None}
 
 
-@pytest.mark.parametrize("path", sorted(BASELINES.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "results" / "baselines").glob("*.json")), ids=lambda path: path.stem)
 def test_committed_baselines_are_what_formulas_say(path):
     """In the committed baselines bytes sent, FLOPs and arguments equal the predictions, and temporaries are within 15%.
 

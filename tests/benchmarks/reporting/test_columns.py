@@ -11,14 +11,14 @@ from tests.processes import ROOT
 
 
 def test_every_column_is_said_once() -> None:
-    """None is forgotten, none has two meanings, and of none is spoken that no row has."""
+    """Each column of a row has one meaning, and the table has no column that no row has."""
     keys = MEASURED.as_extra_info()
     assert {key: sum(column.covers(key) for column in COLUMNS) for key in keys} == dict.fromkeys(keys, 1)
     assert not [column.name for column in COLUMNS if not any(map(column.covers, keys))]
 
 
 def test_the_page_is_what_is_made_of_it() -> None:
-    """Or it is to be made anew: `python -m benchmarks.reporting.columns`."""
+    """To regenerate it: `python -m benchmarks.reporting.columns`."""
     assert (ROOT / "docs" / "reference" / "columns.md").read_text().endswith(tables() + "\n")
 
 

@@ -78,7 +78,7 @@ def test_unwritable_report_is_refused(tmp_path: Path) -> None:
 
 
 def test_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that holds no report is found before the sweep, and how much to free is said."""
+    """A disk that holds no report is found before the sweep, and the message says how much to free."""
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
     with pytest.raises(pytest.UsageError, match=r"has 1\.0 MiB left on its disk; free 16 MiB, or name another"):
         require_writable(tmp_path / "name.json")

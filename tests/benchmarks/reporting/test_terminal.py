@@ -43,7 +43,7 @@ def test_progress_has_place_outcome_and_time_left() -> None:
 
 
 def test_table_has_a_line_for_each_case() -> None:
-    """Numbers stand under their heading, what was predicted behind what is, and a case without any says why."""
+    """Numbers are under their heading, what was predicted after what is, and a case without any says why."""
     measured = replace(MEASURED, memory=StepMemory(9 * MIB, 2 * MIB, 6 * MIB, 3 * MIB, 9 * MIB, 9 * MIB))
     measured = replace(measured, compiled={"compiled.sent_bytes": 33 * MIB})
     header, measured, infeasible = table([measured.as_row(), INFEASIBLE.as_row()], width=200)

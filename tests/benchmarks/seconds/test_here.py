@@ -1,4 +1,4 @@
-"""What docs/guides/seconds.md says of the machine at hand is what the committed rows say."""
+"""What the experiment on the machine at hand says is what the committed rows say."""
 
 import csv
 import re
@@ -10,7 +10,7 @@ from benchmarks.seconds.judging import errors_of
 from tests.processes import ROOT
 
 HERE = ROOT / "docs" / "examples" / "here"
-PAGE = (ROOT / "docs" / "guides" / "seconds.md").read_text()
+PAGE = (ROOT / "docs" / "experiments" / "2026-11-24-advice-at-hand.md").read_text()
 MODEL = "layers", "embed", "heads", "vocab", "sequence", "batch_size"
 
 

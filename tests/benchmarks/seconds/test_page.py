@@ -1,4 +1,4 @@
-"""docs/guides/seconds.md has every constant as the code describes it, and shows what the commands print."""
+"""docs/reference/constants.md has every constant as the code describes it; guides show what the commands print."""
 
 import inspect
 import re
@@ -14,10 +14,13 @@ from strategies import PRESETS, TrainConfig
 from strategies.costs import predict as cost
 from tests.processes import ROOT
 
-PAGE = (ROOT / "docs" / "guides" / "seconds.md").read_text()
+GUIDES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "guides").glob("*.md"))}
+CONSTANTS = (ROOT / "docs" / "reference" / "constants.md").read_text()
 COMMANDS = {"advise": advise.main, "predict": predict.main}
-EXAMPLE = r"^    \$ python -m benchmarks\.(advise|predict) (.*)\n((?:    .*\n|\n(?=    ))+)"
-EXAMPLES = re.findall(EXAMPLE, PAGE, re.MULTILINE)
+EXAMPLE = r"^    \$ meshmark (advise|predict) (.*[^\\])\n((?:    .*\n|\n(?=    ))+)"
+EXAMPLES = [
+    found for name, page in GUIDES.items() if name != "choosing" for found in re.findall(EXAMPLE, page, re.MULTILINE)
+]
 
 
 def test_every_constant_has_its_range_and_meaning():
@@ -27,12 +30,12 @@ def test_every_constant_has_its_range_and_meaning():
     meanings = {name: " ".join(text.split()) for name, text in described}
     assert {*meanings} == {*RANGES}
     for name, (low, high, _) in RANGES.items():
-        assert f"| `{name}` | {low:g} | {high:g} | {meanings[name]} |\n" in PAGE
+        assert f"| `{name}` | {low:g} | {high:g} | {meanings[name]} |\n" in CONSTANTS
 
 
 def test_a_figure_that_depends_on_the_version_says_of_which():
     """The memory of the best without recomputation is the one that the page gives for this JAX."""
-    figures = dict(re.findall(r"([0-9.]+) GiB\s+with JAX ([0-9.]+[0-9])", PAGE))
+    figures = dict(re.findall(r"([0-9.]+) GiB\s+with JAX ([0-9.]+[0-9])", GUIDES["advice"]))
     by_version = {version: float(gib) for gib, version in figures.items()}
     case = {"batch_size": 64, "dtype": "bfloat16", "remat": "none", "gather": "layer"}
     needed = cost.predict("fsdp", PRESETS["gpt2-xl"], "fsdp=8", TrainConfig(**case), "cuda").needed_bytes
@@ -43,7 +46,7 @@ def test_a_figure_that_depends_on_the_version_says_of_which():
 def test_every_machine_file_has_its_error_and_source(name):
     """A row for each."""
     its = machine(name)
-    assert f"| `{name}` | {its.stack.name} | {its.error:.1%} | {its.source} |\n" in PAGE
+    assert f"| `{name}` | {its.stack.name} | {its.error:.1%} | {its.source} |\n" in CONSTANTS
 
 
 @pytest.mark.parametrize(("command", "arguments", "shown"), EXAMPLES, ids=[name for name, *_ in EXAMPLES])

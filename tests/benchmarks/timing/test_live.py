@@ -89,7 +89,7 @@ def test_a_replica_counts_once_on_each_device() -> None:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The integer that begins at a position, seven bits in a byte, and the position behind it."""
+    """The integer that begins at a position, seven bits in a byte, and the position after it."""
     value = shift = 0
     while True:
         value |= (data[at] & 127) << shift

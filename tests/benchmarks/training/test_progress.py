@@ -25,7 +25,7 @@ def test_a_line_has_loss_throughput_and_the_time_left(resumed: Progress, capsys:
 
 
 def test_on_a_terminal_the_latest_step_stays_in_place(resumed: Progress, capsys: pytest.CaptureFixture[str]) -> None:
-    """A step takes the place of the one before; what is said otherwise has a line of its own."""
+    """A step takes the place of the one before; other messages have a line of their own."""
     resumed.in_place = True
     resumed.step(20, 3.25, 6841.2)
     resumed.say("stopped")

@@ -1,4 +1,4 @@
-"""What is said of each array of a step is how the step holds it."""
+"""The reported sharding of each array is how the step holds it."""
 
 import math
 import re

@@ -1,8 +1,8 @@
-"""Each strategy communicates as its docstring says, read from the program that autodiff made of it.
+"""Each strategy communicates as its docstring says, read from the program that autodiff makes.
 
 The primitives are counted in the jaxpr of the gradients, those in loops once for each iteration, with the elements of
 what a device hands to them. What the compiler then makes of them is another matter, and not looked at here. Pipelines,
-whose ticks are full of loops that run once or not at all, are looked at in test_predict.py.
+whose ticks are full of while loops that run zero or one times, are looked at in test_predict.py.
 """
 
 import collections
@@ -25,7 +25,7 @@ RESIDUAL = TRAIN.batch_size * CONFIG.sequence * CONFIG.embed
 """Elements of the residual stream x[B,T,D]."""
 WEIGHTS = param_count(CONFIG)
 HELD_ALIKE = (6 * CONFIG.layers + 2 + CONFIG.sequence) * CONFIG.embed
-"""Elements of norms, positions and the biases behind a sum, which the tensor axis does not split."""
+"""Elements of norms, positions and the biases after a sum, which the tensor axis does not split."""
 LOSS = 2 * TRAIN.batch_size * CONFIG.sequence
 """Elements summed for the loss: of each token the sum of exponentials and the target's logit, not again backward."""
 

@@ -1,4 +1,4 @@
-"""Attention is softmax attention to nothing behind, and blocks of it add up to the whole."""
+"""Attention is softmax attention to no later token, and blocks of it add up to the whole."""
 
 import math
 from functools import partial, reduce

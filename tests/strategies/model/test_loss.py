@@ -1,4 +1,4 @@
-"""The loss is cross entropy and z-loss, all at once or in chunks, which cost no more than is said."""
+"""The loss is cross entropy and z-loss, all at once or in chunks, which cost no more than the formulas state."""
 
 import dataclasses
 import math

@@ -90,7 +90,7 @@ def test_a_stage_does_what_its_schedule_says_and_nothing_else(schedule, chunks):
 
 
 def test_work_in_vain_is_counted():
-    """With faults that keep gradients right but do work in vain, every tick is counted as doing everything."""
+    """With faults that keep gradients right but do useless work, every tick is counted as doing everything."""
     (gradients, _), (planted, counts) = counted("zb-h1"), counted("zb-h1", always=True)
     jax.tree.map(lambda mine, its: np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-6), planted, gradients)
     plan, room = SCHEDULES["zb-h1"](STAGES, MICROBATCHES), -(-TINY.layers // STAGES)

@@ -102,7 +102,7 @@ def test_sums_run_one_layer_late(name, mesh, late):
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_late_sums_hold_the_gradients_of_one_layer_more(layers):
-    """By formula a layer's backward pass has the gradients of the layer behind beside it, with three or more."""
+    """By formula a layer's backward pass has the gradients of the following layer beside it, with three or more."""
     config = dataclasses.replace(SMALL, layers=layers)
     step, layer = (cost("data", "data=8", config, reduce=reduce).plan for reduce in ("step", "layer"))
     behind = 4 * block_elements(layer) // layers if layers > 2 else 0

@@ -1,0 +1,98 @@
+"""The GitHub action `.github/actions/meshmark`: its steps run as a runner would run them, and it can fail."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import yaml
+
+from tests.processes import ROOT, environment
+
+FOLDER = ROOT / ".github" / "actions" / "meshmark"
+ACTION = yaml.safe_load((FOLDER / "action.yml").read_text())
+BASELINE = ROOT / "results" / "baselines" / f"jax-{jax.__version__}.json"
+SELECTION = "--compile-only --strategy data --devices 2 --batch-size 16 --option reduce=step"
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runner's folder, with stand-ins for gh, which keeps its arguments, and for the installed `meshmark`."""
+    folder = tmp_path_factory.mktemp("runner")
+    for name, line in (("gh", f'echo "$@" >> {folder}/gh'), ("meshmark", f'exec {sys.executable} -m benchmarks "$@"')):
+        script = folder / "bin" / name
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f"#!/bin/bash\n{line}\n")
+        script.chmod(0o755)
+    return folder
+
+
+def start(runner: Path, name: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+    """Run a step of the action as a runner does: bash without a profile, with the given variables."""
+    (step,) = [step for step in ACTION["runs"]["steps"] if step["name"] == name]
+    files = {"GITHUB_OUTPUT": runner / "output", "GITHUB_STEP_SUMMARY": runner / "summary", "RUNNER_TEMP": runner}
+    path = f"{runner / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    variables = {**files, "PATH": path, "GITHUB_REPOSITORY": "some/repository", **variables}
+    return subprocess.run(command, cwd=runner, env=environment(**variables), capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def measured(runner: Path) -> Path:
+    """The runner after the step that measures."""
+    done = start(runner, "Measure", SELECTION=SELECTION)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return runner
+
+
+def as_baseline(run: Path, path: Path, collectives: int = 0) -> Path:
+    """Write a run with so many collectives fewer outside of loops, as a baseline that the measured run may exceed."""
+    report = json.loads(run.read_text())
+    for row in (*report["benchmarks"], *report["untimed"]):
+        row.get("extra_info", row)["compiled.collectives.all_reduce.outside_loops"] -= collectives
+    path.write_text(json.dumps(report))
+    return path
+
+
+@pytest.mark.parametrize(("planted", "exit_code"), [(0, 0), (1, 1)])
+def test_the_verdict_is_the_exit_code(measured: Path, tmp_path: Path, planted: int, exit_code: int) -> None:
+    """Green is 0, red is 1. Either way the summary has the report, and the pull request the comment."""
+    for name in "summary", "gh", "output":
+        (measured / name).unlink(missing_ok=True)
+    baseline = as_baseline(measured / "meshmark" / "run.json", tmp_path / "base.json", planted)
+    variables = {"BASELINE": baseline, "OPTIONS": "--only-head-cases", "COMMENT": "true", "PULL_REQUEST": 7}
+    done = start(measured, "Judge", **variables)
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    assert ("all_reduce" in (measured / "summary").read_text()) == bool(planted)
+    assert (measured / "gh").read_text().startswith("pr comment 7 --repo some/repository --body-file ")
+    assert f"run={measured}/meshmark/run.json" in (measured / "output").read_text()
+
+
+def test_without_a_pull_request_nothing_is_commented(measured: Path) -> None:
+    """A push has none; a baseline that is not there is an error, and not green."""
+    (measured / "gh").unlink(missing_ok=True)
+    done = start(measured, "Judge", BASELINE="missing.json", OPTIONS="", COMMENT="true", PULL_REQUEST="")
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert not (measured / "gh").exists()
+
+
+def test_variables_of_its_steps_are_its_inputs() -> None:
+    """Each input that the action declares is used, and each one used is declared."""
+    text = (FOLDER / "action.yml").read_text()
+    used = {name for name in ACTION["inputs"] if f"${{{{ inputs.{name} }}}}" in text}
+    assert used == {*ACTION["inputs"]}
+    assert text.count("${{ inputs.") == len(used)
+
+
+def test_the_guide_shows_it() -> None:
+    """The workflow in docs/guides/gates.md names inputs that exist, and pins every action by its commit."""
+    page = (ROOT / "docs" / "guides" / "gates.md").read_text()
+    workflow = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    (ours,) = [step for step in steps if "/.github/actions/meshmark@" in step["uses"]]
+    assert {*ours["with"]} <= {*ACTION["inputs"]}
+    assert all(len(step["uses"].partition("@")[2]) == 40 for step in steps if step is not ours)

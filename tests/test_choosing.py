@@ -1,0 +1,72 @@
+"""docs/guides/choosing.md shows what `meshmark advise` predicts. README quotes it, a search, and a measured run."""
+
+import json
+import re
+import textwrap
+
+import pytest
+
+from benchmarks import advise, feasibility
+from benchmarks.reporting import terminal
+from benchmarks.row import Row
+from tests.processes import ROOT
+
+README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "choosing.md").read_text()
+EXAMPLES = re.findall(r"^    \$ meshmark advise ((?:.*\\\n)*.*)\n((?:    .*\n)+)", PAGE, re.MULTILINE)
+
+
+def test_there_is_an_example_for_each_situation():
+    """Every section but the last, which has links."""
+    assert len(EXAMPLES) == PAGE.count("\n## ") - 1 == 5
+
+
+@pytest.mark.parametrize(("arguments", "shown"), EXAMPLES)
+def test_examples_are_what_advise_prints(arguments, shown, capsys):
+    """Line by line: the whole table of the best of each strategy."""
+    assert advise.main(arguments.replace("\\\n", " ").split()) == 0
+    printed = capsys.readouterr().out
+    assert f"\n\n{textwrap.dedent(shown)}\n" in printed
+
+
+def test_readme_quotes_these_times():
+    """Each row of its decision table has only times in ms that the page has, and the best one of its section."""
+    table = re.findall(r"^\|.*\| (.* ms.*) \|$", README, re.MULTILINE)
+    assert len(table) == len(EXAMPLES)
+    for quoted, (_, shown) in zip(table, EXAMPLES, strict=True):
+        best = re.findall(r"[\d.]+ +([\d,]+) +[\d,]+ +[\d,]+ +\d+%", shown)
+        times = re.findall(r"([\d,]+) ms", quoted)
+        assert best[0] in times
+        assert {*times} <= {*best} | {*re.findall(r"([\d,]+) ms", PAGE)}
+
+
+def shown_below(command):
+    """Return the arguments of README's example of a command, and the lines below it."""
+    (example,) = re.findall(rf"^    \$ meshmark {command} (.*)\n((?:    .*\n|\n(?=    ))+)", README, re.MULTILINE)
+    return example[0].split(), textwrap.dedent(example[1]).rstrip("\n")
+
+
+def test_readme_shows_what_search_prints(capsys, monkeypatch):
+    """The report on a terminal of 100 columns, without its first line and the rejected candidates."""
+    monkeypatch.setenv("COLUMNS", "100")
+    arguments, shown = shown_below("search")
+    assert feasibility.main(arguments) == 0
+    assert f"\n{shown}\n\nrejected\n" in capsys.readouterr().out
+
+
+def test_readme_shows_rows_of_the_measured_run():
+    """Each line of its table is a row of the committed run, as the terminal prints it."""
+    run = json.loads((ROOT / "docs" / "examples" / "nano-cpu" / "run.json").read_text())
+    rows = [Row(each["name"], each["extra_info"], (), None) for each in run["benchmarks"]]
+    printed = {" ".join(line.split()) for line in terminal.table(rows, width=200)}
+    shown = [" ".join(line.split()) for line in shown_below("measure")[1].splitlines()]
+    assert len(shown) > 6
+    assert {*shown} <= printed
+    (percent,) = re.findall(r"tells apart differences of (\d+)%", README)
+    assert f"less than {percent}.0% with batch 16" in " ".join(terminal.resolution(rows))
+
+
+def test_readme_is_short():
+    """At most 600 words, without code, output and the addresses of links."""
+    prose = re.sub(r"```.*?```|^    .*?$|\]\([^)]*\)|\|", " ", README, flags=re.DOTALL | re.MULTILINE)
+    assert len(prose.split()) <= 600
