@@ -70,8 +70,8 @@ def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
         f"{many(len(asked), 'candidate')} were compiled; {over} of them did not fit.",
         *trial_words(facts["trials"]),
         "The least time is by formula, from the chip's published figures: compute, memory traffic and communication "
-        "overlap fully, and only pipeline bubbles add time. A replay runs a compiled step in the order of its "
-        "schedule.",
+        "overlap fully, and only pipeline bubbles add time. Replayed times are simulated from the "
+        "compiled schedule.",
     ]
 
 
