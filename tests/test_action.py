@@ -62,7 +62,7 @@ def as_baseline(run: Path, path: Path, collectives: int = 0) -> Path:
 
 @pytest.mark.parametrize(("planted", "exit_code", "earlier"), [(0, 0, ""), (1, 1, "99\n100\n")])
 def test_the_verdict_is_the_exit_code(measured, tmp_path, planted, exit_code, earlier) -> None:
-    """Green is 0, red is 1. Either way the summary has the report, and the pull request one comment, new or replaced."""
+    """Green is 0, red is 1. Either way the summary has the report, and the pull request one comment of that name."""
     for name in "summary", "gh", "output":
         (measured / name).unlink(missing_ok=True)
     (measured / "id").write_text(earlier)
