@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks import parsers
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
+from benchmarks.cli import parsers
+from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import require_apart, require_file, require_folder, save_text
 from benchmarks.devices.placement import device_count
@@ -21,7 +22,6 @@ from benchmarks.explain.memory import processes_that_fit
 from benchmarks.explain.trials import Trial, trial_lines, trials
 from benchmarks.feasibility import WORKER_BYTES, with_progress
 from benchmarks.feasibility import compiled as compile_cases
-from benchmarks.refusing import refusing
 from benchmarks.reporting.trace import trace
 from benchmarks.search import as_compiled, measured, scaled
 from benchmarks.search.advice_report import cost_lines, document, report

@@ -15,14 +15,14 @@ from typing import Any
 
 import jax
 
-from benchmarks import parsers
 from benchmarks.calibration.fits import predicted
 from benchmarks.calibration.measured import Measured, measured
+from benchmarks.cli import parsers
+from benchmarks.cli.options import available_devices
+from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import require_file, save_text
 from benchmarks.commandline.tables import aligned
-from benchmarks.options import available_devices
-from benchmarks.refusing import refusing
 from benchmarks.seconds.stack import MEASURED
 from benchmarks.timing.machine import disable_compilation_cache, use_virtual_devices
 

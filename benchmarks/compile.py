@@ -10,7 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import reason_of, status_of
+from benchmarks.cases.row import Row
+from benchmarks.cli.options import selected
+from benchmarks.cli.parsers import compile_cases
+from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import require_file, save_text
 from benchmarks.commandline.tables import wrapped
@@ -22,20 +27,15 @@ from benchmarks.explain.overlap import OVERLAP_KINDS, SENT
 from benchmarks.explain.predicted import cost_of
 from benchmarks.explain.rewrites import rewrites
 from benchmarks.explain.trials import trial_lines, trials
-from benchmarks.failures import reason_of, status_of
 from benchmarks.harness.alive import Alive
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import EMPTY_CORPUS
 from benchmarks.harness.prepare import Entry, Preparation
-from benchmarks.options import selected
-from benchmarks.parsers import compile_cases
 from benchmarks.program.collectives import KINDS, SEVERAL
 from benchmarks.program.compiled import read_program
 from benchmarks.record import Record
-from benchmarks.refusing import refusing
 from benchmarks.reporting.terminal import MIB, progress
 from benchmarks.reporting.trace import trace
-from benchmarks.row import Row
 from strategies.mesh import AXES
 
 Size = Callable[[float | None], str]

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks import parsers
+from benchmarks.cli import parsers
+from benchmarks.cli.options import available_devices
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import installed_version
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.attached import SET_BY_JAX
 from benchmarks.devices.topology import COMPILERS, REQUIRED
-from benchmarks.options import available_devices
 from benchmarks.timing.machine import use_virtual_devices
 from strategies.mesh import are_virtual
 

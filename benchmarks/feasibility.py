@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks import parsers
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
+from benchmarks.cli import parsers
+from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import require_file, require_folder, save_text
 from benchmarks.commandline.tables import wrapped
@@ -23,7 +24,6 @@ from benchmarks.explain.memory import processes_that_fit
 from benchmarks.explain.trials import Trial, trial_lines, trials
 from benchmarks.harness.alive import Alive
 from benchmarks.harness.pool import Outcome, run_in_processes
-from benchmarks.refusing import refusing
 from benchmarks.reporting.terminal import progress
 from benchmarks.search import cache
 from benchmarks.search.candidates import MEMORY_FRACTION, Doublings, SearchSpace

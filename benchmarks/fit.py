@@ -7,11 +7,11 @@ import argparse
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
+from benchmarks.cli.parsers import fit_runs
+from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run
 from benchmarks.commandline.outputs import require_apart, require_file, save_text
 from benchmarks.commandline.tables import aligned
-from benchmarks.parsers import fit_runs
-from benchmarks.refusing import refusing
 from benchmarks.seconds.fitting import Fit, fit, left_out, predicted
 from benchmarks.seconds.judging import Errors, errors_of
 from benchmarks.seconds.machine import RANGES, Machine

@@ -26,8 +26,8 @@ from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.parent import bound
 from benchmarks.commandline.parser import Parser
+from benchmarks.commandline.statuses import NORMAL_EXITS
 from benchmarks.commandline.values import count
-from benchmarks.statuses import NORMAL_EXITS
 
 MOST_PROCESSES = max(64, 4 * (os.cpu_count() or 1))
 """Each process loads JAX, which takes seconds of a core and 300 MiB."""

@@ -5,10 +5,10 @@ meshmark predict RUNS.csv --out PREDICTED.csv
 
 import argparse
 
+from benchmarks.cli.parsers import predict_runs
+from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run
 from benchmarks.commandline.outputs import require_apart, require_file, save_text
-from benchmarks.parsers import predict_runs
-from benchmarks.refusing import refusing
 from benchmarks.seconds.machines import machine
 from benchmarks.seconds.tables import as_csv, predicted_rows, read_rows, report
 

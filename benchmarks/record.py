@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, fields
 
 import jax
 
-from benchmarks.cases import Case, CompilerOptions, attention_of, option_texts
+from benchmarks.cases.case import Case, CompilerOptions, attention_of, option_texts
+from benchmarks.cases.failures import Status
+from benchmarks.cases.row import Row, Scalar
 from benchmarks.cluster import processes
 from benchmarks.explain.estimate import ROW_KEYS as ESTIMATE_KEYS
 from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.explanations import KEYS as EXPLAINED_KEYS
 from benchmarks.explain.memory import StepMemory
 from benchmarks.explain.predicted import predicted_columns
-from benchmarks.failures import Status
 from benchmarks.program.compiled import BETWEEN_KEYS, ROW_KEYS
-from benchmarks.row import Row, Scalar
 from benchmarks.timing.attribution import Attribution
 from benchmarks.timing.checkpoint import ROW_KEYS as CHECKPOINT_KEYS
 from benchmarks.timing.checkpoint import CheckpointTimes

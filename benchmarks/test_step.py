@@ -3,7 +3,7 @@
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.harness.session import Session
 from benchmarks.reporting.publish import mark_used
 from strategies import Infeasible

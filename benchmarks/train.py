@@ -13,12 +13,12 @@ from functools import partial
 
 import jax
 
+from benchmarks.cases.failures import CompileError, reason_of
+from benchmarks.cli.parsers import train as train_parser
 from benchmarks.cluster import processes
 from benchmarks.commandline.ending import BROKEN_INPUT, INTERRUPTED
 from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.outputs import Unwritable, require_folder
-from benchmarks.failures import CompileError, reason_of
-from benchmarks.parsers import train as train_parser
 from benchmarks.timing.machine import disable_compilation_cache, use_virtual_devices
 from benchmarks.timing.measure import compile_step
 from benchmarks.training.folder import held, require_saves

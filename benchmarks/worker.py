@@ -23,14 +23,14 @@ from typing import IO, Any
 import jax
 
 import strategies
-from benchmarks.arguments import declare, declare_text
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import reason_of, status_of
+from benchmarks.cli.arguments import declare, declare_text
+from benchmarks.cli.options import selected
 from benchmarks.commandline.importing import resume_collection
 from benchmarks.commandline.parser import Parser
-from benchmarks.failures import reason_of, status_of
 from benchmarks.harness.corpus import Corpus, read_corpus
 from benchmarks.harness.prepare import begin_training, first_steps
-from benchmarks.options import selected
 from benchmarks.record import Record
 from benchmarks.timing.machine import PACKAGES, disable_compilation_cache, use_virtual_devices
 from benchmarks.timing.measure import Training, compile_step, no_compilation, steps_per_block

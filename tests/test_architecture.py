@@ -29,7 +29,7 @@ FORBIDDEN = {
 MODEL = "strategies.config", "strategies.model"
 """All that the model may know of the strategies: sizes, and its own parts."""
 LATE = {
-    ("benchmarks.arguments", "benchmarks.options"),
+    ("benchmarks.cli.arguments", "benchmarks.cli.options"),
     ("strategies.step", "strategies.checkpoints.save"),
     ("strategies.step", "strategies.checkpoints.restore"),
 }

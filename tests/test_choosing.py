@@ -7,8 +7,8 @@ import textwrap
 import pytest
 
 from benchmarks import advise, feasibility
+from benchmarks.cases.row import Row
 from benchmarks.reporting import terminal
-from benchmarks.row import Row
 from tests.processes import ROOT
 
 README = (ROOT / "README.md").read_text()

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from benchmarks.calibration.probes import Probe
-from benchmarks.cases import default_microbatches
+from benchmarks.cases.case import default_microbatches
 from benchmarks.devices.topology import CPU, Topology
 from benchmarks.seconds.published import Run
 from benchmarks.seconds.stack import Stack

@@ -29,9 +29,9 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int
 
+from benchmarks.cases.failures import CaseFailure, Status, reason_of, status_of
 from benchmarks.cluster.joining import join_timeout, several_processes_requested
 from benchmarks.cluster.liveness import PeerHeartbeat
-from benchmarks.failures import CaseFailure, Status, reason_of, status_of
 
 T = TypeVar("T")
 

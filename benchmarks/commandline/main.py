@@ -32,10 +32,10 @@ COMMANDS = {
         "time strategies on the devices of this machine",
         "pytest",
         (str(Path(__file__).parents[1]),),
-        "benchmarks.parsers:measure",
+        "benchmarks.cli.parsers:measure",
     ),
     "train": Command(
-        "train on text, with checkpoints, and log the loss", "benchmarks.train", parser="benchmarks.parsers:train"
+        "train on text, with checkpoints, and log the loss", "benchmarks.train", parser="benchmarks.cli.parsers:train"
     ),
     "plot": Command("draw the figures of runs", "results.plot", parser="results.cli.parsers:plot"),
     "page": Command("write an HTML page about runs and searches", "results.page", parser="results.cli.parsers:page"),
@@ -47,21 +47,23 @@ COMMANDS = {
     "compile": Command(
         "compile a step for devices that need not be present, and report FLOPs, bytes and memory",
         "benchmarks.compile",
-        parser="benchmarks.parsers:compile_cases",
+        parser="benchmarks.cli.parsers:compile_cases",
     ),
     "search": Command(
         "search for the best mesh by formulas, and compile the best",
         "benchmarks.feasibility",
-        parser="benchmarks.parsers:search",
+        parser="benchmarks.cli.parsers:search",
     ),
     "advise": Command(
-        "rank ways to spread a model by predicted seconds", "benchmarks.advise", parser="benchmarks.parsers:advise"
+        "rank ways to spread a model by predicted seconds", "benchmarks.advise", parser="benchmarks.cli.parsers:advise"
     ),
     "predict": Command(
-        "predict the seconds of published training runs", "benchmarks.predict", parser="benchmarks.parsers:predict_runs"
+        "predict the seconds of published training runs",
+        "benchmarks.predict",
+        parser="benchmarks.cli.parsers:predict_runs",
     ),
     "fit": Command(
-        "fit the constants of a machine to measured runs", "benchmarks.fit", parser="benchmarks.parsers:fit_runs"
+        "fit the constants of a machine to measured runs", "benchmarks.fit", parser="benchmarks.cli.parsers:fit_runs"
     ),
     "predictions": Command(
         "write a page of predicted against published seconds",
@@ -72,7 +74,7 @@ COMMANDS = {
     "calibrate": Command(
         "measure this machine, to predict times of steps on it",
         "benchmarks.calibrate",
-        parser="benchmarks.parsers:calibrate",
+        parser="benchmarks.cli.parsers:calibrate",
     ),
     "frontier": Command("draw the result of a search", "results.frontier", parser="results.cli.parsers:frontier"),
     "lanes": Command("draw a replayed step as lanes", "results.lanes", parser="results.cli.parsers:lanes"),
@@ -88,7 +90,7 @@ COMMANDS = {
     "doctor": Command(
         "describe this installation and machine, to paste into an issue",
         "benchmarks.doctor",
-        parser="benchmarks.parsers:doctor",
+        parser="benchmarks.cli.parsers:doctor",
     ),
 }
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.devices.chips import CHIPS, Chip
 from benchmarks.explain.roofline import extents, group_along
 from strategies import STRATEGIES, MeshSpec

@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from benchmarks.cases.failures import HBM, CaseFailure, Status, exhausted_memory
 from benchmarks.devices.chips import GIB, Chip
 from benchmarks.explain.memory import StepMemory
 from benchmarks.explain.replay import PARTS, Replay, replay
 from benchmarks.explain.roofline import Roofline, roofline
-from benchmarks.failures import HBM, CaseFailure, Status, exhausted_memory
 from benchmarks.program.compiled import Program
 from strategies import Step
 

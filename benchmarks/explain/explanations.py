@@ -5,14 +5,14 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
+from benchmarks.commandline.units import amount
 from benchmarks.explain.advice import Advice, advice
 from benchmarks.explain.overlap import COLUMNS, overlap
 from benchmarks.explain.predicted import cost_of
 from benchmarks.explain.rewrites import Rewrite, rewrites, summarized
 from benchmarks.program.compiled import Program
 from benchmarks.program.flops import unstated_flops
-from benchmarks.units import amount
 
 KEYS = (
     *("rewrites.sent_bytes", "rewrites.unexplained_bytes", "rewrites.flops", "rewrites.text", "rewrites.advice"),

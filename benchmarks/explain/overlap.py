@@ -7,9 +7,9 @@ time is exposed.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from benchmarks.commandline.units import amount
 from benchmarks.program.collectives import Collective, OverlappedWork
 from benchmarks.program.compiled import Program
-from benchmarks.units import amount
 from strategies.costs.traffic import Bytes
 
 OVERLAP_KINDS = ("beside_matmuls", "beside_memory", "beside_nothing", "waited_for")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.program.collectives import axis_of
 from benchmarks.program.compiled import ROW_KEYS
 from strategies import Infeasible

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from benchmarks.commandline.units import amount
 from benchmarks.program.collectives import Collective
 from benchmarks.program.hlo import bytes_of, dims
-from benchmarks.units import amount
 from strategies.costs.plan import BYTES, Plan
 from strategies.costs.predict import Cost
 from strategies.costs.traffic import SENT, Bytes, is_tied

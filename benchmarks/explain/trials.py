@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from benchmarks.cases import Case, option_texts, options_of
+from benchmarks.cases.case import Case, option_texts, options_of
 from benchmarks.commandline.tables import aligned, wrapped
 from benchmarks.devices.chips import GIB
 

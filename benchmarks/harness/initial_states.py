@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import cases
-from benchmarks.cases import Case
+from benchmarks.cases import case as cases
+from benchmarks.cases.case import Case
 from benchmarks.cluster import processes
 from benchmarks.harness.clock import Clock
 from strategies import State, Step

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from benchmarks.row import Row, Scalar
+from benchmarks.cases.row import Row, Scalar
 from strategies.files import decode_json
 from strategies.schema import Count, SchemaError, checked
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import MIN_ROUNDS
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import CaseFailure, ProcessDied, TimedOut, reason_of, status_of
+from benchmarks.cases.row import Row
+from benchmarks.cli.arguments import MIN_ROUNDS
 from benchmarks.cluster import processes
 from benchmarks.commandline.outputs import safe_name
-from benchmarks.failures import CaseFailure, ProcessDied, TimedOut, reason_of, status_of
+from benchmarks.commandline.statuses import TIMEOUT_CAUSE
 from benchmarks.harness.corpus import Corpus
 from benchmarks.harness.journal import Journal, JournalError
 from benchmarks.harness.prepare import Entry
 from benchmarks.harness.watchdog import Watchdog
-from benchmarks.row import Row
 from benchmarks.seconds.machine import Machine
-from benchmarks.statuses import TIMEOUT_CAUSE
 
 MAX_DEATHS = 2
 """Number of processes that may die during a case before it is given up."""

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
+from benchmarks.cases.failures import reason_of
 from benchmarks.commandline.parent import binding
-from benchmarks.failures import reason_of
 from benchmarks.harness.supervise import cause_of_death
 
 Task = TypeVar("Task")

@@ -11,14 +11,14 @@ from typing import Any
 
 import jax
 
-from benchmarks.cases import Case, options_of
+from benchmarks.cases.case import Case, options_of
+from benchmarks.cases.failures import CompileError, reason_of, status_of
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import crossing_axes
 from benchmarks.explain.estimate import DoesNotFit, estimate, estimate_from_error
 from benchmarks.explain.explanations import explanation_columns
 from benchmarks.explain.memory import planned_memory
 from benchmarks.explain.predicted import cost_of
-from benchmarks.failures import CompileError, reason_of, status_of
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import Batch, Corpus
 from benchmarks.harness.initial_states import InitialStates

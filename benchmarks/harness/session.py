@@ -7,10 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import CaseFailure
+from benchmarks.cases.row import Row
 from benchmarks.cluster import processes
 from benchmarks.explain.memory import states_budget_bytes
-from benchmarks.failures import CaseFailure
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.journal import Journal
 from benchmarks.harness.lifecycle import Lifecycle, RunSettings
@@ -18,7 +19,6 @@ from benchmarks.harness.prepare import Entry, Preparation
 from benchmarks.harness.single_device import has_single_device_process, single_device_process
 from benchmarks.harness.timing_group import TimingGroup
 from benchmarks.record import Record
-from benchmarks.row import Row
 from benchmarks.timing.machine import matmul_flops_per_second
 from strategies import Infeasible
 

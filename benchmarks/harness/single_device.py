@@ -21,12 +21,12 @@ from typing import Any
 
 import jax
 
-from benchmarks import cases
-from benchmarks.cases import Case
+from benchmarks.cases import case as cases
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import ProcessDied, Status, reason_of, status_of
 from benchmarks.cluster import processes
 from benchmarks.cluster.processes import FailedElsewhere
 from benchmarks.commandline.parent import binding
-from benchmarks.failures import ProcessDied, Status, reason_of, status_of
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import Corpus, corpus_source, map_file
 from benchmarks.harness.initial_states import InitialStates

@@ -20,9 +20,9 @@ import pytest
 from benchmarks.cluster.heartbeat import HEARTBEAT, HeartbeatListener
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.parent import bound
+from benchmarks.commandline.statuses import PEER_LOST, TIMED_OUT, TIMEOUT_CAUSE, UNWRITTEN
 from benchmarks.harness.journal import STOPPED
 from benchmarks.harness.stopping import FORWARDED
-from benchmarks.statuses import PEER_LOST, TIMED_OUT, TIMEOUT_CAUSE, UNWRITTEN
 
 JOURNAL = "MESHMARK_JOURNAL"
 """Environment variable with the journal's path, for the supervised process."""

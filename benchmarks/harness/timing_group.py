@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.cases.failures import reason_of
 from benchmarks.cluster import processes
 from benchmarks.explain.memory import device_peak_bytes, host_peak_rss_bytes
-from benchmarks.failures import reason_of
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.lifecycle import Lifecycle, RunSettings
 from benchmarks.harness.prepare import Entry, Preparation

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from benchmarks.statuses import TIMED_OUT
+from benchmarks.commandline.statuses import TIMED_OUT
 
 
 class Watchdog:

@@ -21,7 +21,7 @@ from functools import reduce
 
 from jax.sharding import Mesh
 
-from benchmarks.failures import MayDeadlock
+from benchmarks.cases.failures import MayDeadlock
 from benchmarks.program.collectives import kind_of
 from benchmarks.program.hlo import Computation, Instruction, Module
 from strategies.mesh import are_virtual

@@ -17,12 +17,15 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks.arguments import EXTRA_SECONDS, ROUNDS, parse_deferred
-from benchmarks.cases import Case, Selection
+from benchmarks.cases.case import Case, Selection
+from benchmarks.cases.row import Row
+from benchmarks.cli.arguments import EXTRA_SECONDS, ROUNDS, parse_deferred
+from benchmarks.cli.options import selected
 from benchmarks.cluster import processes
 from benchmarks.cluster.heartbeat import HeartbeatSender
 from benchmarks.commandline.ending import INTERRUPTED
 from benchmarks.commandline.outputs import require_folder
+from benchmarks.commandline.statuses import NORMAL_EXITS, PEER_LOST, UNWRITTEN
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import EMPTY_CORPUS, Corpus, read_corpus
 from benchmarks.harness.journal import Journal, MirroredJournal, journal_path
@@ -30,13 +33,10 @@ from benchmarks.harness.lifecycle import RunSettings
 from benchmarks.harness.session import Session
 from benchmarks.harness.stopping import StopSignals
 from benchmarks.harness.supervise import JOURNAL, RESUMED, supervised
-from benchmarks.options import selected
 from benchmarks.record import SCHEMA_VERSION
 from benchmarks.reporting.publish import IncrementalReport, atomic_report, disable_output, move_untimed_rows, publish
 from benchmarks.reporting.reporter import Reporter
-from benchmarks.row import Row
 from benchmarks.seconds.machines import machine
-from benchmarks.statuses import NORMAL_EXITS, PEER_LOST, UNWRITTEN
 from benchmarks.timing.machine import (
     compiler_facts,
     disable_compilation_cache,

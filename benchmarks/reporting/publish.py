@@ -21,8 +21,8 @@ import pytest_benchmark
 from pytest_benchmark.fixture import BenchmarkFixture
 from pytest_benchmark.stats import Metadata, Stats
 
+from benchmarks.cases.row import Row
 from benchmarks.commandline.outputs import Unwritable, require_file, require_folder, special
-from benchmarks.row import Row
 
 UNTIMED = "untimed"
 """Key of the report under which rows without samples are stored."""

@@ -5,10 +5,10 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks.cases.row import Row
 from benchmarks.commandline.tables import aligned
+from benchmarks.commandline.units import minutes
 from benchmarks.devices.chips import GIB
-from benchmarks.row import Row
-from benchmarks.units import minutes
 
 TIMES = {"time/single": "relative_to_single", "time/twin": "relative_to_twin"}
 """Relative step times: header in the summary -> column of the row."""

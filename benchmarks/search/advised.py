@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import MEMORY_FRACTION, Doublings, first_per_layout, layout_cells
 from benchmarks.seconds.machine import Constants, Machine

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.commandline.tables import aligned, wrapped
 from benchmarks.compile import compile_entry
 from benchmarks.devices.chips import GIB

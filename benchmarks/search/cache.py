@@ -15,7 +15,7 @@ import msgspec
 
 import benchmarks
 import strategies
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.timing.machine import COMPILER, SETTINGS, fingerprint
 from strategies.files import read_json

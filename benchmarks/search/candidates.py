@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Protocol, TypeVar, get_args
 
-from benchmarks.cases import Case, CompilerOptions, Options, batch_shards, distinct_meshes, option_texts, options_of
+from benchmarks.cases.case import (
+    Case,
+    CompilerOptions,
+    Options,
+    batch_shards,
+    distinct_meshes,
+    option_texts,
+    options_of,
+)
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec

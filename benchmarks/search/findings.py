@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.cases import option_texts
+from benchmarks.cases.case import option_texts
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import Chip
 from benchmarks.explain.estimate import ChipEstimate

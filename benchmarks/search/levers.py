@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.chips import GIB
 from benchmarks.devices.topology import Topology

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import reason_of
 from benchmarks.commandline.tables import aligned
 from benchmarks.explain.memory import shard_bytes, states_budget_bytes
-from benchmarks.failures import reason_of
 from benchmarks.search.advised import Choice, Choices
 from benchmarks.search.candidates import first_per_layout
 from benchmarks.seconds.judging import errors_of

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.devices.chips import Chip
 from benchmarks.devices.placement import topology_mesh
 from benchmarks.devices.topology import Topology

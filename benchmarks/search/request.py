@@ -5,11 +5,8 @@ from typing import get_args
 
 import jax
 
-from benchmarks.cases import attention_given, option_texts
-from benchmarks.devices.chips import CHIPS, Chip
-from benchmarks.devices.placement import device_count
-from benchmarks.devices.topology import CPU, Topology
-from benchmarks.options import (
+from benchmarks.cases.case import attention_given, option_texts
+from benchmarks.cli.options import (
     available_devices,
     model,
     require_all_devices,
@@ -17,6 +14,9 @@ from benchmarks.options import (
     unique,
     values_of,
 )
+from benchmarks.devices.chips import CHIPS, Chip
+from benchmarks.devices.placement import device_count
+from benchmarks.devices.topology import CPU, Topology
 from benchmarks.search.candidates import SearchSpace
 from benchmarks.seconds.at_hand import topology_of
 from benchmarks.seconds.machine import Machine

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.commandline.tables import aligned, wrapped
 from benchmarks.devices.topology import Topology, balanced_factors
 from benchmarks.search.advised import Choice, advised, limits

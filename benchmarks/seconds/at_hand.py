@@ -2,7 +2,7 @@
 
 import jax
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.gpus import GPU_KINDS
 from benchmarks.devices.placement import device_count

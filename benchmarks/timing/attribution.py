@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.cluster import processes
 from benchmarks.program.deadlock import concurrent_collectives, require_no_deadlock
 from benchmarks.program.hlo import parse

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import jax
 
+from benchmarks.cases.failures import status_of
 from benchmarks.cluster import processes
-from benchmarks.failures import status_of
 from strategies import State, Step
 from strategies.checkpoints import canonical
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import jax
 
-from benchmarks.cases import Case
-from benchmarks.failures import Mismatch, NonFinite
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import Mismatch, NonFinite
 from strategies.step import Metrics
 
 CHECKED_STEPS = 3

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from benchmarks.cases.failures import CompileError, Recompiled
 from benchmarks.cluster import processes
-from benchmarks.failures import CompileError, Recompiled
 from benchmarks.timing.equality import Trajectory
 from strategies import Step
 from strategies.pace import keep_pace

@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 
-from benchmarks.cases import Case, Selection, options_of
+from benchmarks.cases.case import Case, Selection, options_of
+from benchmarks.cli.options import available_devices, model, require_options, unique, values_of
 from benchmarks.commandline.outputs import safe_name
-from benchmarks.options import available_devices, model, require_options, unique, values_of
 from benchmarks.timing.machine import PACKAGES
 from benchmarks.training.text import Text
 from strategies import STRATEGIES, GPTConfig, Step, TrainConfig

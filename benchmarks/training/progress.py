@@ -3,7 +3,7 @@
 import sys
 import time
 
-from benchmarks.units import minutes
+from benchmarks.commandline.units import minutes
 
 ERASE = "\r\x1b[K"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.training.plan import Plan
 from strategies import Step, TrainConfig
 from tests.benchmarks.short_blocks import shorten

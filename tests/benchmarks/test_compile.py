@@ -9,13 +9,13 @@ import jax
 import pytest
 
 from benchmarks import compile as page
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import CompileError
 from benchmarks.compile import compile_case, compile_record, main, report
 from benchmarks.devices import topology
 from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.devices.gpus import GPUS
 from benchmarks.devices.topology import Topology
-from benchmarks.failures import CompileError
 from benchmarks.feasibility import compile_one
 from benchmarks.harness import prepare
 from benchmarks.harness.pool import run_in_processes

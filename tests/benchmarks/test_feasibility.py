@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from benchmarks import feasibility
-from benchmarks.cases import Case, option_texts
+from benchmarks.cases.case import Case, option_texts
 from benchmarks.compile import compile_case
 from benchmarks.devices.chips import CHIPS, GIB
 from benchmarks.devices.topology import Topology

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.explain.estimate import ChipEstimate
 from benchmarks.explain.explanations import KEYS as EXPLAINED_KEYS
 from benchmarks.explain.memory import StepMemory

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases import Case
-from benchmarks.options import selected
+from benchmarks.cases.case import Case
+from benchmarks.cli.options import selected
 from benchmarks.record import SCHEMA_VERSION, Record
 from benchmarks.seconds.published import run_of
 from benchmarks.seconds.tables import read_rows

@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.arguments import declare
-from benchmarks.options import selected
+from benchmarks.cli.arguments import declare
+from benchmarks.cli.options import selected
 from benchmarks.record import COMPILED_KEYS, Record
 from results.regress import main
 from tests.processes import ROOT

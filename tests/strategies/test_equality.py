@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.cases import distinct_meshes
+from benchmarks.cases.case import distinct_meshes
 from strategies import STRATEGIES, MeshSpec
 from strategies.mesh import AXES
 from tests.strategies.checkpoints.variants import VARIANTS

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import benchmarks
-from benchmarks import parsers
-from benchmarks.arguments import add_options
+from benchmarks.cli import parsers
+from benchmarks.cli.arguments import add_options
 from benchmarks.commandline.main import COMMANDS, WRONG_USAGE, contents, main
 from strategies import STRATEGIES
 from tests.processes import ROOT, environment

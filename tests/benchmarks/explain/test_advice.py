@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.advice import GATHER_OPTIONS, SCATTER_OPTIONS, advice

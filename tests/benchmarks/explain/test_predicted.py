@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.explain.predicted import predicted_columns
 from benchmarks.program.collectives import Collective
 from benchmarks.program.compiled import Program

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.trials import INEXACT, trial_lines, trials, varied
 from strategies import GPTConfig, MeshSpec

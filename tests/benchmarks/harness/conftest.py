@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cases
+from benchmarks.cases import case as cases
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.journal import Journal
 from benchmarks.harness.lifecycle import RunSettings

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.arguments import MIN_ROUNDS
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
+from benchmarks.cli.arguments import MIN_ROUNDS
 from benchmarks.harness.corpus import read_corpus
 from benchmarks.harness.lifecycle import RunSettings
 from benchmarks.harness.session import Session

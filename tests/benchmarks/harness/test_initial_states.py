@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.initial_states import InitialStates
 from benchmarks.timing.measure import compilations

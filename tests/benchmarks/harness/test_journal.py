@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.cases.row import Row
 from benchmarks.harness.journal import Journal, JournalError, MirroredJournal, digest
-from benchmarks.row import Row
 from tests.processes import ROOT
 
 FACTS = {"jax": "0.10.2", "selection": "nano"}

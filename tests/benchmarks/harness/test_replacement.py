@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.commandline.statuses import TIMED_OUT, UNWRITTEN
 from benchmarks.harness.supervise import RESUMED, supervise
-from benchmarks.statuses import TIMED_OUT, UNWRITTEN
 
 BEGAN, STOPPED = '{"began": "single"}\n', '{"stopped": true}\n'
 

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks import cases
+from benchmarks.cases import case as cases
+from benchmarks.cases.failures import status_of
 from benchmarks.cluster.processes import FailedElsewhere
-from benchmarks.failures import status_of
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.journal import JournalError
 from benchmarks.harness.session import Session

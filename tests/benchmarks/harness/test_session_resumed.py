@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.failures import CaseFailure
-from benchmarks.statuses import TIMEOUT_CAUSE
+from benchmarks.cases.failures import CaseFailure
+from benchmarks.commandline.statuses import TIMEOUT_CAUSE
 from benchmarks.timing.interleaved import time_interleaved
 from strategies import Infeasible, MeshSpec
 from tests.benchmarks.harness.sessions import DATA, SINGLE, Begin, measure

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import ProcessDied, Recompiled
 from benchmarks.cluster.processes import FailedElsewhere
-from benchmarks.failures import ProcessDied, Recompiled
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.corpus import corpus_source, read_corpus
 from benchmarks.harness.journal import Journal

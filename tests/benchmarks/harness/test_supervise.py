@@ -13,10 +13,10 @@ import pytest
 
 from benchmarks.cluster.heartbeat import HEARTBEAT, HeartbeatListener, HeartbeatSender
 from benchmarks.commandline.ending import INTERRUPTED
+from benchmarks.commandline.statuses import TIMED_OUT
 from benchmarks.harness import supervise
 from benchmarks.harness.journal import journal_path
 from benchmarks.harness.supervise import JOURNAL, run, running, stop_status
-from benchmarks.statuses import TIMED_OUT
 from tests.benchmarks.running import finish, rows, start, statuses
 from tests.processes import ROOT, environment
 

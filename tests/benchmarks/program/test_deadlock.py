@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks.cases import Case
-from benchmarks.failures import MayDeadlock
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import MayDeadlock
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.prepare import Entry, Preparation
 from benchmarks.program.compiled import read_program

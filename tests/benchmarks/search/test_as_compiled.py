@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import feasibility
 from benchmarks.advise import main
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.compile import compile_entry
 from benchmarks.devices.topology import Topology
 from benchmarks.harness.pool import Outcome

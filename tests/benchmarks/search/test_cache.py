@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
 from benchmarks.search import cache
 from benchmarks.search.cache import Cache

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.commandline import tables
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import Topology

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import SearchSpace

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.cases import Case, Options
+from benchmarks.cases.case import Case, Options
 from benchmarks.harness.corpus import read_corpus
 from benchmarks.harness.prepare import begin_training
 from benchmarks.program.compiled import read_program

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.cases import Case
-from benchmarks.failures import Mismatch, NonFinite
+from benchmarks.cases.case import Case
+from benchmarks.cases.failures import Mismatch, NonFinite
 from benchmarks.timing.equality import Trajectory, rounding_bound
 from strategies import PRESETS, MeshSpec
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.failures import CompileError, Recompiled
+from benchmarks.cases.failures import CompileError, Recompiled
 from benchmarks.timing.measure import (
     BLOCK_SECONDS,
     Training,

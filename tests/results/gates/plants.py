@@ -96,7 +96,7 @@ EXACT = (
         ("        hidden_BTF = jax", "        # What the MLP holds.\n        wide_BTF = jax"),
         ("matmul(hidden_BTF,", "matmul(wide_BTF,"),
     ),
-    harmless("cases in another order", "benchmarks/cases.py", ('name != "single"', 'name == "data"')),
+    harmless("cases in another order", "benchmarks/cases/case.py", ('name != "single"', 'name == "data"')),
     regression(
         "an extra all-reduce",
         "strategies/training/gradients.py",
@@ -157,7 +157,7 @@ EXACT = (
     ),
     regression(
         "a case renamed",
-        "benchmarks/cases.py",
+        "benchmarks/cases/case.py",
         (
             '"-".join([self.strategy, ',
             '"-".join([self.strategy.replace("fsdp", "zero"), ',

@@ -54,7 +54,7 @@ SELECTION = ("--layers=1", *SIZES, "--strategy=single,data,fsdp", "--devices=1,2
 CASES = tuple(f"{spread}-b{batch}" for batch in (16, 8) for spread in ("single-data=1", "data-data=2", "fsdp-fsdp=2"))
 SLOWER = """
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 
 SLOWDOWNS, slowdown = {slowdowns!r}, 0.0
 

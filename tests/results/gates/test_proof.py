@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.arguments import declare
-from benchmarks.options import selected
+from benchmarks.cli.arguments import declare
+from benchmarks.cli.options import selected
 from results.gates.counters import read_snapshot
 from results.gates.verdict import Finding, Report, Word
 from tests.processes import ROOT

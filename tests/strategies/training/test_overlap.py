@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import pytest
 
-from benchmarks.cases import Case
+from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.sharding.layout import Layout

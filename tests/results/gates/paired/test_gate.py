@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.arguments import declare, declare_text
+from benchmarks.cli.arguments import declare, declare_text
 from results.cli.arguments import SELECTING
 from results.gates.paired import gate as paired
 from results.gates.paired.launches import WARM_UP_ROUNDS

@@ -8,13 +8,13 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import jax
 
-from benchmarks.arguments import BATCH_SIZES, DEVICES, SIZES, SPARSE, commas
-from benchmarks.cases import COMMON_OPTIONS, Case, Selection
+from benchmarks.cases.case import COMMON_OPTIONS, Case, Selection
+from benchmarks.cases.failures import reason_of
+from benchmarks.cli.arguments import BATCH_SIZES, DEVICES, SIZES, SPARSE, commas
 from benchmarks.cluster import processes
 from benchmarks.commandline.values import amount, count
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
-from benchmarks.failures import reason_of
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Infeasible, Remat
 from strategies.names import unknown

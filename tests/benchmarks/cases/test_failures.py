@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks.failures import (
+from benchmarks.cases.failures import (
     MAX_REASON_CHARACTERS,
     CompileError,
     Mismatch,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases import Case, Selection, default_microbatches, distinct_meshes
+from benchmarks.cases.case import Case, Selection, default_microbatches, distinct_meshes
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec
 
 FSDP = MeshSpec.parse("fsdp=8")

@@ -254,7 +254,7 @@ def _in_options(name: str) -> Callable[[str], Any]:
 
     @deferred
     def read(text: str) -> Any:
-        from benchmarks import options
+        from benchmarks.cli import options
 
         return getattr(options, name)(text)
 

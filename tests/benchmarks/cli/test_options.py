@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import arguments, options
-from benchmarks.cases import Selection
+from benchmarks.cases.case import Selection
+from benchmarks.cli import arguments, options
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, MeshSpec
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.arguments import (
+from benchmarks.cli.arguments import (
     CASE_TIMEOUT,
     LISTED,
     commas,

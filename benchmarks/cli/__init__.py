@@ -1,0 +1,1 @@
+"""What the commands of `benchmarks` share: their options, parsers, and how they refuse what is not possible."""
