@@ -94,9 +94,8 @@ def host() -> Iterator[tuple[str, str]]:
     """Yield the line about cores, load and memory."""
     cores, load = os.cpu_count() or 1, os.getloadavg()[0]
     busy = "busy: timings will be noisy" if load > BUSY * cores else "quiet"
-    page_bytes, pages, free = (os.sysconf(f"SC_{name}") for name in ("PAGE_SIZE", "PHYS_PAGES", "AVPHYS_PAGES"))
-    memory = f"{page_bytes * pages / 2**30:.1f} GiB, {page_bytes * free / 2**30:.1f} free"
-    yield "host", f"{cores} cores, load {load:.1f} ({busy}); {memory}"
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    yield "host", f"{cores} cores, load {load:.1f} ({busy}), {gib:.1f} GiB of memory"
 
 
 def devices_and_links() -> Iterator[tuple[str, str]]:

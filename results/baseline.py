@@ -95,13 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Write the baseline to commit, with which `meshmark regress exact` compares later runs.",
     )
     parser.add_argument("run", type=Path, metavar="RUN.json", help="written by pytest benchmarks --benchmark-json")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        default=BASELINES,
-        help="default: %(default)s",
-    )
+    written = "folder to write to, created if it is missing; default: %(default)s"
+    parser.add_argument("--out", type=Path, metavar="DIR", default=BASELINES, help=written)
     options = parser.parse_args(arguments)
     with refusing(parser):
         print(write_baseline(read_snapshot(options.run), options.out))

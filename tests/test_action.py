@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 import yaml
 
@@ -15,15 +14,18 @@ from tests.processes import ROOT, environment
 
 FOLDER = ROOT / ".github" / "actions" / "meshmark"
 ACTION = yaml.safe_load((FOLDER / "action.yml").read_text())
-BASELINE = ROOT / "results" / "baselines" / f"jax-{jax.__version__}.json"
-SELECTION = "--compile-only --strategy data --devices 2 --batch-size 16 --option reduce=step"
+SELECTION = "--compile-only --strategy data\n--devices 2 --batch-size 16"
 
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runner's folder, with stand-ins for gh, which keeps its arguments, and for the installed `meshmark`."""
+    """A runner's folder, with stand-ins for the installed `meshmark` and for gh.
+
+    gh keeps its arguments, and finds the comment that the file `id` names.
+    """
     folder = tmp_path_factory.mktemp("runner")
-    for name, line in (("gh", f'echo "$@" >> {folder}/gh'), ("meshmark", f'exec {sys.executable} -m benchmarks "$@"')):
+    gh = f'echo "$@" >> {folder}/gh; [[ "$@" != *--jq* ]] || cat {folder}/id'
+    for name, line in (("gh", gh), ("meshmark", f'exec {sys.executable} -m benchmarks "$@"')):
         script = folder / "bin" / name
         script.parent.mkdir(exist_ok=True)
         script.write_text(f"#!/bin/bash\n{line}\n")
@@ -58,17 +60,26 @@ def as_baseline(run: Path, path: Path, collectives: int = 0) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("planted", "exit_code"), [(0, 0), (1, 1)])
-def test_the_verdict_is_the_exit_code(measured: Path, tmp_path: Path, planted: int, exit_code: int) -> None:
-    """Green is 0, red is 1. Either way the summary has the report, and the pull request the comment."""
+@pytest.mark.parametrize(("planted", "exit_code", "earlier"), [(0, 0, ""), (1, 1, "99\n100\n")])
+def test_the_verdict_is_the_exit_code(measured, tmp_path, planted, exit_code, earlier) -> None:
+    """Green is 0, red is 1. Either way the summary has the report, and the pull request one comment of that name."""
     for name in "summary", "gh", "output":
         (measured / name).unlink(missing_ok=True)
+    (measured / "id").write_text(earlier)
     baseline = as_baseline(measured / "meshmark" / "run.json", tmp_path / "base.json", planted)
-    variables = {"BASELINE": baseline, "OPTIONS": "--only-head-cases", "COMMENT": "true", "PULL_REQUEST": 7}
+    variables = {
+        "BASELINE": baseline,
+        "OPTIONS": "--only-head-cases",
+        "COMMENT": "true",
+        "PULL_REQUEST": 7,
+        "NAME": "JAX",
+    }
     done = start(measured, "Judge", **variables)
     assert done.returncode == exit_code, done.stdout + done.stderr
     assert ("all_reduce" in (measured / "summary").read_text()) == bool(planted)
-    assert (measured / "gh").read_text().startswith("pr comment 7 --repo some/repository --body-file ")
+    sent = "--method PATCH repos/some/repository/issues/comments/99 " if earlier else "--method POST "
+    assert f"api {sent}" in (measured / "gh").read_text()
+    assert (measured / "meshmark" / "report.md.comment").read_text().startswith("<!-- meshmark: JAX -->\n")
     assert f"run={measured}/meshmark/run.json" in (measured / "output").read_text()
 
 

@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.commandline.ending import WRONG_USAGE, run
@@ -30,7 +31,7 @@ COMMANDS = {
     "measure": Command(
         "time strategies on the devices of this machine",
         "pytest",
-        ("--pyargs", "benchmarks"),
+        (str(Path(__file__).parents[1]),),
         "benchmarks.parsers:measure",
     ),
     "train": Command(
@@ -123,7 +124,8 @@ def start(command: Command) -> None:
         module, _, function = command.parser.partition(":")
         getattr(importlib.import_module(module), function)().print_help()
     elif command.module == "pytest":  # pytest rewrites assertions only in modules that it imports first
-        os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
+        # -P: the current folder may be a project with a package `benchmarks` of its own.
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "pytest", *sys.argv[1:]])
     else:
         # Not by runpy as `__main__`: processes that a command spawns must find its functions under the module's name.
         run(importlib.import_module(command.module).main)

@@ -73,8 +73,8 @@ print(sent(jnp.matmul, split(x, "fsdp"), split(w)))
 print(sent(jnp.matmul, split(x, None, "tensor"), split(w, "tensor")))
 
 # %% [markdown]
-# The result has 16 × 512 × 4 = 32,768 bytes. Each of two devices sends half of it twice. [Chapter 3](3-fsdp.ipynb)
-# says why.
+# The result has 16 × 512 × 4 = 32,768 bytes. Each of two devices sends half of it twice: once to add, once to share
+# ([chapter 3](3-fsdp.ipynb)).
 #
 # ## The same for a whole model
 #

@@ -2,8 +2,7 @@
 # # 3. ZeRO and FSDP, one collective at a time
 #
 # In [chapter 2](2-data.ipynb) all devices hold the same weights, gradients and moments, and make the same update.
-# ZeRO removes these copies one after another. The model is a stack of four matmuls. Between steps, every array is
-# split by rows over eight devices, or whole on all of them.
+# ZeRO removes these copies one after another. The model is a stack of four matmuls, on eight devices.
 
 # %%
 import jax
@@ -38,8 +37,7 @@ def loss(w_LDD, x_BD, use=lambda w_DD: w_DD):
 # %% [markdown]
 # ## Data parallelism, once more
 #
-# Gradients are all-reduced. By hand: 4 × 128 × 128 numbers of 4 bytes are 262,144 bytes, and 2 × 262,144 × 7/8 =
-# 458,752.
+# Gradients are all-reduced: 4 × 128 × 128 numbers of 4 bytes are 262,144, and 2 × 262,144 × 7/8 = 458,752 are sent.
 
 
 # %%
@@ -53,8 +51,8 @@ expected = sent(data, P())
 # ## ZeRO-1: an all-reduce is a reduce-scatter and an all-gather
 #
 # A **reduce-scatter** sums, and leaves each device an eighth of the sum. Each sends the seven parts that it does not
-# keep: b (n-1)/n bytes. An **all-gather** gives all devices all eighths, and sends as many bytes. Together they are
-# an all-reduce. ZeRO puts the update between them: each device updates its rows, and needs only their moments.
+# keep: b (n-1)/n bytes. An **all-gather** gives all devices all eighths, and sends as many. ZeRO updates between them:
+# each device updates its rows, and needs only their moments.
 
 
 # %%
@@ -72,10 +70,9 @@ print(jnp.allclose(sent(zero, P()), expected, atol=1e-5))
 #
 # ## FSDP: weights are split as well
 #
-# A device gathers a layer's weights just before it uses them, and drops them. The backward pass gathers them again,
-# because `jax.checkpoint` keeps only inputs ([remat](../reference/glossary.md#remat)). Nothing is left to gather
-# after the update. The transpose of an all-gather is a reduce-scatter, so autodiff sums the gradients: 3 b (n-1)/n in
-# all.
+# A device gathers a layer's weights before it uses them, and drops them. The backward pass gathers them again,
+# because `jax.checkpoint` keeps only inputs ([remat](../reference/glossary.md#remat)). The transpose of an all-gather
+# is a reduce-scatter, so autodiff sums the gradients: 3 b (n-1)/n in all.
 
 
 # %%
@@ -90,9 +87,9 @@ print(jnp.allclose(sent(fsdp, P(None, "fsdp")), expected, atol=1e-5))
 
 # %%
 _, ax = plt.subplots(figsize=(7, 2.6), num="MiB that each of eight devices holds of nano")
-for name, mesh in {"fsdp": "fsdp=8", "zero2": "data=8", "zero1": "data=8", "data": "data=8"}.items():
+for name, spec in {"fsdp": "fsdp=8", "zero2": "data=8", "zero1": "data=8", "data": "data=8"}.items():
     left = 0.0
-    for i, held in enumerate(overview(name, "nano", mesh, microbatches=2).held[1:]):
+    for i, held in enumerate(overview(name, "nano", spec, microbatches=2).held[1:]):
         ax.barh(name, held.held_bytes / 2**20, left=left, color=f"C{i}")
         left += held.held_bytes / 2**20
 ax.legend(["weights", "gradients", "m and v", "activations"], title="MiB on each device", frameon=False)
@@ -100,16 +97,18 @@ ax.legend(["weights", "gradients", "m and v", "activations"], title="MiB on each
 # %% [markdown]
 # ## Exercise: FSDP's bytes by hand
 #
-# `nano` has L = 8 layers, D = 128, T = 64 positions and V = 256 rows in its token table. A layer has 12 D² + 13 D
-# parameters, and the rest is V D + T D + 2 D: 1,627,392 in all. Everything is gathered forward. The backward pass
-# does not gather the rest again, nor four vectors of D in each layer. The token table is used twice, so its gradient
-# is scattered twice. What does one of eight devices send?
+# `nano` has 8 layers of 12 D² + 13 D parameters, D = 128. The rest is a token table of 256 rows, 64 positions and two
+# vectors of D: 1,627,392 in all. Forward, everything is gathered. Backward, a layer is gathered again but for four
+# biases of D: meshmark keeps queries, keys and values with theirs added, and no gradient needs the MLP's last. The
+# rest is not gathered again: the embedding's gradient needs no weights, and the head's backward pass follows at once.
+# Embedding and head share the token table: the compiler merges their gathers, but each has a gradient to scatter.
+# Loss and gradient norm are one all-reduced number each: 2 × 4 × 7/8 = 7 bytes. What does one of eight devices send?
 #
 # <details markdown="1"><summary>Answer</summary>
 #
 # Forward 1,627,392 × 4 × 7/8 = 5,695,872. The rest has 41,216 parameters, the vectors 4 × 8 × 128 = 4,096: again
-# (1,627,392 - 41,216 - 4,096) × 3.5 = 5,537,280. Gradients (1,627,392 + 32,768) × 3.5 = 5,810,560. With 14 bytes for
-# the loss and the norm of the gradients, 17,043,726.
+# (1,627,392 - 41,216 - 4,096) × 3.5 = 5,537,280. Gradients (1,627,392 + 32,768) × 3.5 = 5,810,560. With 14
+# bytes, 17,043,726.
 #
 # </details>
 

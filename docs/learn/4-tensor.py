@@ -6,7 +6,7 @@
 # ## A column split, then a row split
 #
 # Megatron splits the first matrix of an MLP by columns: each device computes its own features, and sends nothing. It
-# splits the second by rows: each device has a partial sum of the output, and one all-reduce ends the layer. Attention
+# splits the second by rows: each device has a partial sum of the output, and one all-reduce ends the MLP. Attention
 # is split by heads in the same way. In the picture a colour is a device.
 
 # %%
@@ -52,8 +52,8 @@ sent(mlp, x_ND, up_DF, down_FD, specs=(P(), P(None, "tensor"), P("tensor")))
 # By hand: 16 × 64 tokens of 128 features are 524,288 bytes, and 2 × 524,288 × 7/8 = 917,504. The backward pass has
 # another all-reduce, of the gradient of `x_ND`.
 #
-# With **sequence parallelism** each device keeps an eighth of the tokens between layers. An all-gather before the
-# layer and a reduce-scatter after it take the place of the all-reduce. The bytes are unchanged.
+# With **sequence parallelism** each device keeps an eighth of the tokens outside the MLP. An all-gather before the MLP
+# and a reduce-scatter after it replace the all-reduce. The bytes are unchanged.
 
 
 # %%
@@ -68,8 +68,8 @@ sent(sequence_parallel, x_ND, up_DF, down_FD, specs=(P("tensor"), P(None, "tenso
 # ## Embedding and loss, split over the vocabulary
 #
 # Each device has some rows of the token table. The embedding looks up tokens of these rows, takes zeros for others,
-# and is summed. For the loss a device computes the logits of its rows. Three numbers for each token are exchanged:
-# the largest logit, the sum of exponentials and the target's logit.
+# and is summed. For the loss a device computes the logits of its rows. Three numbers a token are exchanged: the
+# largest logit, the sum of exponentials and the target's logit.
 
 
 # %%
@@ -89,17 +89,18 @@ sent(losses, jnp.zeros(1024, int), x_ND, jnp.ones((256, 128)), specs=(P(), P(), 
 #
 # ## Exercise: tensor parallelism's bytes by hand
 #
-# `nano` has L = 8 layers, and a batch has 16 × 64 tokens of D = 128 features. A layer has attention and an MLP, each
-# with a gather and a scatter as above. The backward pass runs the transpose of both, and gathers the input once more,
-# which was not kept. The embedding ends with a scatter, and the head begins with a gather, each with its transpose.
-# Weights that are not split have their gradients all-reduced: six vectors of D in each layer, 64 positions of D, and
-# two more vectors. What does one of eight devices send?
+# `nano` has 8 layers, and a batch 16 × 64 tokens of D = 128 features. meshmark's `tensor` is sequence-parallel by
+# default. A layer has attention and an MLP, each with a gather and a scatter as above. The backward pass runs their
+# transposes, and gathers the input again, which was not kept. The embedding ends with a scatter, the head begins with
+# a gather, each with its transpose. Some weights are not split: six vectors of D in each layer, 64 positions and two
+# more. Each device uses them on its eighth of the tokens, so their gradients are all-reduced. What does one of
+# eight devices send?
 #
 # <details markdown="1"><summary>Answer</summary>
 #
 # A gather or scatter sends 524,288 × 7/8 = 458,752. There are 10 in each layer and 4 besides: 84 × 458,752 =
-# 38,535,168. The loss takes 21,504, and (48 + 64 + 2) × 128 gradients take 2 × 58,368 × 7/8 = 102,144. With 7 bytes
-# for the norm of the gradients, 38,658,823.
+# 38,535,168. The loss takes 21,504, and (48 + 64 + 2) × 128 gradients take 2 × 58,368 × 7/8 = 102,144. With 7 for
+# the norm, 38,658,823.
 #
 # </details>
 

@@ -55,8 +55,8 @@ for M in (4, 32):
 
 # %% [markdown]
 # **Measured.** In idle ticks these stages compute, too, on numbers that nobody uses. So processor time grows with the
-# ticks, and the difference of two times gives that of one. What M of them leave is the bubble, and the fixed cost of
-# a call. This is one run on two busy cores:
+# ticks, and the difference of two times gives that of one. The call takes longer than M such ticks; the rest is the
+# bubble and the call's fixed cost. This is one run on two busy cores:
 
 
 # %% tags=["varies"]

@@ -56,10 +56,11 @@ def ring(q, k, v):
 sent(ring)
 
 # %% [markdown]
-# By hand: an array has 16 × 64 × 128 × 4 = 524,288 bytes. Seven times two eighths of it are 917,504.
+# By hand: an array has 16 × 64 × 128 × 4 = 524,288 bytes, and an eighth of it 65,536. A device sends an eighth of the
+# keys and one of the values seven times: 7 × 2 × 65,536 = 917,504.
 #
 # The picture shows the turn in which a device attends to a chunk of keys. Only the lower triangle has work: the last
-# device has up to eight times as much as the first. So meshmark gives each device two chunks, one from the front and
+# device attends to eight chunks, the first to one. So meshmark gives each device two chunks, one from the front and
 # one from the back.
 
 # %%
@@ -91,8 +92,8 @@ sent(ulysses)
 # ## Exercise
 #
 # Backward around the ring, keys and values go around again, 2 (n-1) chunks. Their gradients go around with them, and
-# once more to get home, 2 n. An all-to-all has one all-to-all as its transpose. What does one of eight devices send
-# for the eight layers of `nano`, either way?
+# one turn more to reach their owner: 2 n chunks. An all-to-all has one all-to-all as its transpose. What does one of
+# eight devices send for the eight layers of `nano`, either way?
 #
 # <details markdown="1"><summary>Answer</summary>
 #

@@ -29,7 +29,7 @@ folder = Path(tempfile.mkdtemp())
 # `meshmark advise` tries strategies, meshes and options. It drops [candidates](../reference/glossary.md#candidate)
 # that do not fit, by the formulas of the chapters before, and keeps 15% of the memory free. It ranks the rest by
 # predicted seconds, here for eight H100s. Seconds of a model as small as `nano` mean little on them: what counts here
-# is which meshes fit.
+# is which meshes fit. The cell runs the package as a module, in case the command is not on the `PATH`.
 
 # %%
 command = "-m benchmarks advise --topology h100:1x8 --preset nano --batch-size 8 --dtype float32 --set hbm=6MiB --json"

@@ -17,10 +17,10 @@ from strategies import STRATEGIES
 from tests.processes import ROOT, environment
 
 
-def meshmark(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it as a user does."""
-    command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+def meshmark(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run it as the installed script does, which has the current folder not on its path."""
+    command = [sys.executable, "-P", "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True)
 
 
 def test_every_command_is_there() -> None:
@@ -67,6 +67,15 @@ def test_version() -> None:
     assert benchmarks.__version__ == version("meshmark")
     with pytest.raises(AttributeError, match="module 'benchmarks' has no attribute 'versions'"):
         benchmarks.versions  # noqa: B018
+
+
+def test_measure_works_beside_other_benchmarks(tmp_path: Path) -> None:
+    """In a project that has a folder `benchmarks` of its own, the steps of meshmark are collected."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    done = meshmark("measure", "--strategy=single", "--collect-only", "-q", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_step[single-data=1-b16]" in done.stdout
 
 
 def test_strategies_are_listed() -> None:
