@@ -99,13 +99,13 @@ def store(stored: cache.Cache, case: Case, columns: Mapping[str, Any]) -> None:
 
 
 def with_progress(cases: Iterable[Case]) -> Iterator[Case]:
-    """Yield the same cases, and log their number every few seconds."""
+    """Yield the same cases, and log every few seconds how many were tried; some of them are dropped later."""
     last_log = time.monotonic()
     for count_so_far, case in enumerate(cases, start=1):
         yield case
         if time.monotonic() > last_log + PROGRESS_SECONDS:
             last_log = time.monotonic()
-            log(f"{count_so_far} candidates by formulas so far, now {case.strategy} {case.mesh}")
+            log(f"{count_so_far} tried so far, now {case.strategy} {case.mesh}")
 
 
 def is_repeatable(columns: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Writes a page that compares predicted with published seconds, its two pictures, and every row as CSV.
 
 meshmark predict results/published/*.csv --out PREDICTED.csv
-meshmark predictions PREDICTED.csv --out docs
+meshmark predictions PREDICTED.csv --out docs/reference
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from results.figures.predictions import parts_figure, predicted_figure
 from results.records.predictions import judged, read
 from results.records.reading import RecordError
 from results.reports.predictions import EMPTY, PAGE, PARTS_PICTURE, PICTURE, TABLE, every_row, page
-from strategies.files import read_bytes, shown
+from strategies.files import read_text, shown
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise RecordError(f"{shown(options.file)} has no row that is both predicted and measured")
         for path in paths:
             require_file(path)
-        before = read_bytes(paths[0]).decode("utf-8", "replace") if paths[0].exists() else EMPTY
+        before = read_text(paths[0]) if paths[0].exists() else EMPTY
         save_text(paths[0], page(rows, before))
         save_text(paths[1], every_row(rows))
         with themed():

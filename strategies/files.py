@@ -57,11 +57,10 @@ def read_table(path: Path, columns: Collection[str] = (), written_by: str = "") 
         SchemaError: the file cannot be read, is no CSV, has no rows, lacks a column, or has one twice; or a row has
             more or fewer cells than the header.
     """
+    text = read_text(path, written_by).removeprefix("\ufeff")
     try:
-        lines = csv.reader(io.StringIO(read_bytes(path, written_by).decode("utf-8-sig"), newline=""), strict=True)
+        lines = csv.reader(io.StringIO(text, newline=""), strict=True)
         table = [(lines.line_num, [cell.strip() for cell in line]) for line in lines]
-    except UnicodeDecodeError as error:
-        raise SchemaError(f"{shown(path)} is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
     except csv.Error as error:
         raise SchemaError(f"{shown(path)} is not CSV: {error}") from None
     table = [(number, cells) for number, cells in table if any(cells)]
@@ -76,6 +75,18 @@ def read_table(path: Path, columns: Collection[str] = (), written_by: str = "") 
         if len(cells) != len(header):
             raise SchemaError(f"{shown(path)}: line {number} has {len(cells)} cells, and the header {len(header)}")
     return [dict(zip(header, cells, strict=True)) for _, cells in table[1:]]
+
+
+def read_text(path: Path, written_by: str = "") -> str:
+    """Read a text in UTF-8, with the ends of its lines and its byte order mark.
+
+    Raises:
+        SchemaError: the file is missing, too large, cannot be read, or is not UTF-8.
+    """
+    try:
+        return read_bytes(path, written_by).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SchemaError(f"{shown(path)} is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
 
 
 def read_bytes(path: Path, written_by: str = "") -> bytes:

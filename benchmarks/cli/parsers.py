@@ -245,7 +245,7 @@ def _declare_space(add: Callable[..., Any]) -> None:
     add("--strategy", type=commas(strategy), metavar="NAME,...", **several, help=names)
     meshes = "mesh to search, such as data=2,tensor=4; repeatable; default: all meshes"
     add("--mesh", type=mesh, metavar="MESH", action="append", default=[], help=meshes)
-    parts = "numbers of microbatches; default: 1, 2, 4 and 8 per pipeline stage"
+    parts = "numbers of microbatches; default: 1, 2, 4, ... per pipeline stage until steps get slower"
     add("--microbatches", type=commas(count), metavar="N,...", **several, help=parts)
     remats = "what the backward pass recomputes; repeatable; default: every choice"
     add("--remat", choices=get_args(Remat), action="append", default=[], help=remats)

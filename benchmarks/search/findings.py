@@ -123,7 +123,7 @@ class Finding:
 
 
 def table(findings: Iterable[Finding]) -> list[str]:
-    """Table of the findings by formula, with the rates of the predicted time, or else of the roofline."""
+    """Table of the findings by formula, with the MFU of the predicted time, or else of the roofline."""
     header = (
         *("rank", "strategy", "mesh", "options", "GiB needed", "GiB sent", "bubble"),
         *("predicted ms", "roofline ms", "MFU", "bound by"),

@@ -38,7 +38,7 @@ def page() -> Parser:
 
 def frontier() -> Parser:
     """Return the parser of `meshmark frontier`."""
-    about = "Draw the result of a search: memory per device against the upper bound on throughput."
+    about = "Draw the best candidates of a search: their times and memory."
     parser = Parser("meshmark frontier", description=about)
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="written by meshmark search --json")

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from results.figures.curves import is_counted, left_out
-from results.figures.palette import GREY, strategy_looks
+from results.figures.palette import BAND, GREY, strategy_looks
 
 SIDE_BY_SIDE = 0.6
 """How much of the space between two ticks the strategies take that stand side by side at a tick."""
@@ -202,7 +202,7 @@ def doubling_axis(axes: Axes, values: pd.Series, label: str) -> None:
     ticks = sorted(values.unique())
     half, margin = half_band(values), 2 ** (SIDE_BY_SIDE * smallest_gap(values))
     for tick in ticks:
-        axes.axvspan(tick / half, tick * half, color="0.95", linewidth=0, zorder=0)
+        axes.axvspan(tick / half, tick * half, color=BAND, linewidth=0, zorder=0)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])

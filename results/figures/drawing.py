@@ -33,7 +33,7 @@ from results.figures.curves import (
     several_batches,
     utilization,
 )
-from results.figures.palette import GREY, PART_COLOURS, TIME_COLOURS
+from results.figures.palette import GREY, PART_COLOURS, PURE_BLACK, TIME_COLOURS
 
 ABOVE: dict[str, Any] = {
     "loc": "lower right",
@@ -169,7 +169,7 @@ def where_time_goes(rows: pd.DataFrame, look: Look) -> Figure:
     )
     milliseconds.plot.barh(stacked=True, ax=axes, color=list(TIME_COLOURS.values()), legend=False, width=0.7, lw=0)
     median, low, high = (1e3 * points[f"step_seconds_{end}"] for end in ("median", "low", "high"))
-    style = {"fmt": "|", "markersize": 20, "ecolor": "black", "color": "black", "elinewidth": 0.9, "capsize": 2.5}
+    style = {"fmt": "|", "markersize": 20, "ecolor": PURE_BLACK, "color": PURE_BLACK, "elinewidth": 0.9, "capsize": 2.5}
     measured = axes.errorbar(median, range(len(points)), xerr=[median - low, high - median], **style)
     measured.set_label("the step as measured, 95% interval")
     axes.invert_yaxis()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from results.figures.grid import MARGIN, WIDTH, Grid, shade, size
-from results.figures.palette import ARRAY_COLOURS, GREY, INK, LINE
+from results.figures.palette import ARRAY_COLOURS, GREY, INK, LINE, WHITE
 from results.figures.svg import Drawing, tint
 from results.records.overviews import Device, Overview, Sent
 
@@ -128,7 +128,7 @@ def draw_bar(
     drawing: Drawing, x: float, y: float, width: float, segments: Sequence[Segment], hatched: bool = False
 ) -> None:
     """Draw the bar of one device: the segments of the array that it has, hatched if they are its share of a sum."""
-    drawing.rect(x, y, width, BAR, "white", stroke=LINE)
+    drawing.rect(x, y, width, BAR, WHITE, stroke=LINE)
     for each in segments:
         left, length = x + each.start * width, (each.end - each.start) * width
         top, height = y + each.top * BAR, (each.bottom - each.top) * BAR

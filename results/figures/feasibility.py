@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from results.figures.canvas import byte_unit, caption, parameters
-from results.figures.palette import GREY, strategy_looks
+from results.figures.palette import GREY, PURE_BLACK, WHITE, strategy_looks
 from results.records.reading import RecordError
 
 BYTES, SPEED = "needed_bytes", "tokens_per_second_per_device"
@@ -88,8 +88,8 @@ def draw_times(axes: Axes, shown: pd.DataFrame) -> None:
         look = looks[row["strategy"]]
         looks_of_times: list[dict[str, Any]] = [
             {"marker": "|", "markersize": 12, "markeredgewidth": 2},
-            {"marker": "o", "markersize": 8, "markerfacecolor": "white", "markeredgewidth": 1.5},
-            {"marker": look.marker, "markersize": 8, "markeredgecolor": "black"},
+            {"marker": "o", "markersize": 8, "markerfacecolor": WHITE, "markeredgewidth": 1.5},
+            {"marker": look.marker, "markersize": 8, "markeredgecolor": PURE_BLACK},
         ]
         for name, style in zip(TIMES, looks_of_times, strict=True):
             axes.plot(row[name], place, color=look.colour, zorder=3, **style)
@@ -103,8 +103,8 @@ def draw_memory(axes: Axes, shown: pd.DataFrame, capacity_bytes: float) -> None:
     formula, held = (shown[f"{source}.{BYTES}"] / divisor for source in ("formula", "compiled"))
     colours = [look.colour for look in map(strategy_looks(shown["strategy"]).__getitem__, shown["strategy"])]
     axes.barh(range(len(shown)), held.fillna(0), height=0.45, color=colours, linewidth=0)
-    axes.plot(formula, range(len(shown)), "|", color="black", markersize=13, markeredgewidth=1.5)
-    axes.axvline(capacity_bytes / divisor, color="black", linestyle="--", linewidth=1)
+    axes.plot(formula, range(len(shown)), "|", color=PURE_BLACK, markersize=13, markeredgewidth=1.5)
+    axes.axvline(capacity_bytes / divisor, color=PURE_BLACK, linestyle="--", linewidth=1)
     axes.set_xlim(0, 1.05 * max(capacity_bytes / divisor, formula.max(), held.max() if held.notna().any() else 0))
     axes.set_xlabel(f"memory of a device ({unit})")
     axes.grid(visible=False, axis="y")
@@ -115,13 +115,13 @@ def legend_handles() -> tuple[list[Line2D], list[Line2D]]:
     least, predicted, replayed = (label for _, label in TIMES.values())
     times: dict[str, dict[str, Any]] = {
         least: {"marker": "|", "markeredgewidth": 2},
-        predicted: {"marker": "o", "markerfacecolor": "white"},
-        replayed: {"marker": "s", "markeredgecolor": "black"},
+        predicted: {"marker": "o", "markerfacecolor": WHITE},
+        replayed: {"marker": "s", "markeredgecolor": PURE_BLACK},
     }
     sizes = [
         Line2D([], [], color=GREY, linewidth=6, label="as compiled"),
-        Line2D([], [], color="black", linestyle="", marker="|", markersize=8, label="by formula"),
-        Line2D([], [], color="black", linestyle="--", linewidth=1, label="what a device has"),
+        Line2D([], [], color=PURE_BLACK, linestyle="", marker="|", markersize=8, label="by formula"),
+        Line2D([], [], color=PURE_BLACK, linestyle="--", linewidth=1, label="what a device has"),
     ]
     marks = [Line2D([], [], color=GREY, linestyle="", markersize=8, label=label, **times[label]) for label in times]
     return marks, sizes

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from results.figures.canvas import parameters, wrapped
-from results.figures.palette import GREY, INK, strategy_looks
+from results.figures.palette import GREY, INK, WHITE, strategy_looks
 from results.figures.pictures import plain_ticks
 from results.records.training import Facts, TrainingRun
 
@@ -28,19 +28,17 @@ def loss_curves(runs: Sequence[TrainingRun]) -> Figure:
     names = list(strategy_looks(run.facts.strategy for run in runs))
     runs = sorted(runs, key=lambda run: names.index(run.facts.strategy))
     named = list(zip(labels_of(runs), runs, strict=True))
-    reference = next((each for each in named if each[1].facts.strategy == REFERENCE), None)
-    compared = reference is not None and len(runs) > 1
-    drawn = [reference] if compared and reference else named
-    figure = Figure(figsize=(13 if compared else 8, 5), layout="constrained")
-    first, *others = figure.subplots(1, 2 if compared else 1, squeeze=False)[0]
+    reference = next((each for each in named if len(named) > 1 and each[1].facts.strategy == REFERENCE), None)
+    drawn = [reference] if reference else named
+    figure = Figure(figsize=(13 if reference else 8, 5), layout="constrained")
+    axes = figure.subplots(1, 2 if reference else 1, squeeze=False)[0]
     looks = _looks_of([run for _, run in drawn])
     for (_, run), look in zip(drawn, looks, strict=True):
-        _draw(first, run.steps, run.evaluations, look)
-    first.set(xlabel="step", ylabel="loss (nats a token)", title="Loss")
-    _legend(first, [name for name, _ in drawn], looks)
-    for axes in others:
-        if reference:
-            _draw_differences(axes, reference[1], [each for each in named if each is not reference])
+        _draw(axes[0], run.steps, run.evaluations, look)
+    axes[0].set(xlabel="step", ylabel="loss (nats a token)", title="Loss")
+    _legend(axes[0], [name for name, _ in drawn], looks)
+    if reference:
+        _draw_differences(axes[1], reference[1], [each for each in named if each is not reference])
     lines = [line for text in what_was_trained(runs) for line in wrapped(figure, text, 10)]
     figure.suptitle("\n".join(["Loss of training runs", *lines]), x=0.02, ha="left", fontsize="medium")
     return figure
@@ -50,7 +48,7 @@ def _draw_differences(axes: Axes, reference: TrainingRun, named: Sequence[tuple[
     """Draw the largest difference of each run's losses, and what rounding explains of it, a line each."""
     looks = strategy_looks(run.facts.strategy for _, run in named)
     style: dict[str, Any] = {"linestyle": "", "markersize": 8}
-    hollow: dict[str, Any] = {"markerfacecolor": "white"}
+    hollow: dict[str, Any] = {"markerfacecolor": WHITE}
     tick: dict[str, Any] = {"marker": "|", "markersize": 12}
     for place, (_, run) in enumerate(named):
         colour, marker = looks[run.facts.strategy]
@@ -147,7 +145,7 @@ def _draw(axes: Axes, steps: pd.DataFrame, evaluations: pd.DataFrame, look: dict
     """Draw training losses as a line and validation losses as markers."""
     axes.plot(steps["step"], steps["loss"], **{**look, "marker": ""})
     size = 4 + 1.5 * look["linewidth"]
-    style = {"linestyle": "", "markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3}
+    style = {"linestyle": "", "markersize": size, "markeredgecolor": WHITE, "markeredgewidth": 0.5, "zorder": 3}
     axes.plot(evaluations["step"], evaluations["loss"], color=look["color"], marker=look["marker"], **style)
 
 

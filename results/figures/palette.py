@@ -34,6 +34,8 @@ STRATEGY_COLOURS = {
 
 INK, GREY, LINE, PAPER = "#1f2933", "#5b6672", "#c9d1d9", "#fcfcfa"
 """Text, captions, outlines and the ground of pictures."""
+PURE_BLACK, WHITE, BAND = "black", "white", "0.95"
+"""Edges of markers and lines of reference, the inside of hollow markers and edges of patches, bands behind points."""
 INDIGO, TEAL, SAND, RED, SKY, BROWN, BLACK = "#332288", "#2aa198", "#e8d88a", "#dd6655", "#88ccee", "#8a4513", "#222222"
 
 ARRAY_COLOURS = {

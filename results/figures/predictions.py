@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from results.figures.canvas import caption
-from results.figures.palette import GREY, SPENT_COLOURS, STRATEGY_COLOURS
+from results.figures.palette import GREY, PURE_BLACK, SPENT_COLOURS, STRATEGY_COLOURS, WHITE
 from results.records.predictions import PARTS
 
 NEAR = 0.1
@@ -62,7 +62,7 @@ def panel(axes: Axes, rows: pd.DataFrame, column: str) -> None:
     kinds = rows.apply(spread_of, axis=1)
     for name, (colour, marker) in SPREADS.items():
         own = rows[kinds == name]
-        axes.plot(own["step_seconds"], own[column], marker, color=colour, ms=4, mew=0.3, mec="white", alpha=0.8)
+        axes.plot(own["step_seconds"], own[column], marker, color=colour, ms=4, mew=0.3, mec=WHITE, alpha=0.8)
     ends = rows[["step_seconds", "predicted_seconds"]].to_numpy(float)
     axes.set(xscale="log", xlim=(ends.min() / 1.3, ends.max() * 1.3))
     seconds_axis(axes.xaxis)
@@ -93,14 +93,14 @@ def parts_figure(rows: pd.DataFrame) -> Figure:
             width = (part[f"part.{name}"] / part["step_seconds"]).to_numpy()
             axes.barh(range(len(part)), width, left=left, color=colour)
             left += width
-        axes.axvline(1, color="black", linewidth=1.5)
+        axes.axvline(1, color=PURE_BLACK, linewidth=1.5)
         axes.set_yticks(range(len(part)), [label_of(row) for row in part.to_dict("records")], size="small")
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_title(textwrap.shorten(part["source"].iloc[0], 70, placeholder=" ..."), size="small", loc="left")
     grid[-1].set_xlabel("predicted over published time of a step")
     handles: list[Artist] = [Patch(color=SPENT_COLOURS[name], label=name) for name in PARTS]
-    handles.append(Line2D([], [], color="black", label="published time"))
+    handles.append(Line2D([], [], color=PURE_BLACK, label="published time"))
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     title = "Worst rows: layers x embed, sequences x tokens in so many microbatches, mesh"
     figure.suptitle(title, x=0.02, ha="left", size="medium")

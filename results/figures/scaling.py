@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from results.figures.canvas import caption
-from results.figures.palette import GREY, LIMIT_COLOURS, strategy_looks
+from results.figures.palette import GREY, LIMIT_COLOURS, PURE_BLACK, WHITE, strategy_looks
 from results.figures.pictures import plain_ticks
 from results.records.reading import RecordError
 
@@ -61,7 +61,14 @@ def points(axes: Axes, part: pd.DataFrame, column: str) -> None:
     for row in part.to_dict("records"):
         marker, colour = looks[row["strategy"]].marker, LIMIT_COLOURS[row["limit"]]
         axes.scatter(
-            row["devices"], row[column], s=60, marker=marker, color=colour, edgecolor="black", linewidth=0.5, zorder=3
+            row["devices"],
+            row[column],
+            s=60,
+            marker=marker,
+            color=colour,
+            edgecolor=PURE_BLACK,
+            linewidth=0.5,
+            zorder=3,
         )
 
 
@@ -77,9 +84,9 @@ def legend(figure: Figure, drawn: pd.DataFrame) -> None:
     looks = {
         f"waits for {name}": (colour, "o") for name, colour in LIMIT_COLOURS.items() if name in set(drawn["limit"])
     }
-    looks |= {name: ("white", look.marker) for name, look in strategy_looks(drawn["strategy"]).items()}
+    looks |= {name: (WHITE, look.marker) for name, look in strategy_looks(drawn["strategy"]).items()}
     handles = [
-        Line2D([], [], color=colour, marker=marker, markeredgecolor="black", linestyle="", markersize=8, label=name)
+        Line2D([], [], color=colour, marker=marker, markeredgecolor=PURE_BLACK, linestyle="", markersize=8, label=name)
         for name, (colour, marker) in looks.items()
     ]
     handles.append(Line2D([], [], color=GREY, linestyle="--", label="ideal: as on the fewest devices"))

@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 
 from results.figures.canvas import caption
 from results.figures.grid import size
-from results.figures.palette import GREY, device_colours
+from results.figures.palette import GREY, PURE_BLACK, WHITE, device_colours
 from results.records.overviews import HeldArray, Overview
 
 MOST_DEVICES = 64
@@ -125,10 +125,10 @@ def draw_parts(axes: Axes, parts: Parts, colours: Sequence[str]) -> None:
         for place, device in enumerate(devices):
             stripe = Rectangle((column + place * width, row), width, 1, facecolor=colours[device], linewidth=0)
             axes.add_patch(stripe)
-        axes.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor="white", linewidth=1.5))
+        axes.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor=WHITE, linewidth=1.5))
         text = textwrap.wrap(names(devices), max(4, round(40 / columns)))
         points = min(8.0, max(60 / rows, 5.0) / len(text), 300 / columns / max(map(len, text)))
-        axes.text(column + 0.5, row + 0.5, "\n".join(text), ha="center", va="center", fontsize=points, color="black")
+        axes.text(column + 0.5, row + 0.5, "\n".join(text), ha="center", va="center", fontsize=points, color=PURE_BLACK)
     axes.set(xlim=(0, columns), ylim=(rows, 0), xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set_color(GREY)

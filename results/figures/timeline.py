@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from results.figures.palette import PASS_COLOURS
+from results.figures.palette import PASS_COLOURS, WHITE
 from results.records.schedules import KINDS, Schedule
 
 
@@ -19,7 +19,7 @@ def timeline(schedule: Schedule) -> Figure:
     done = [(tick, stage, op) for stage, row in enumerate(stages) for tick, op in enumerate(row) if op]
     for tick, stage, op in done:
         colour, alpha = PASS_COLOURS[op.kind], 1 - 0.55 * op.chunk / chunks
-        axes.add_patch(Rectangle((tick, stage), 1, 1, facecolor=colour, edgecolor="white", alpha=alpha))
+        axes.add_patch(Rectangle((tick, stage), 1, 1, facecolor=colour, edgecolor=WHITE, alpha=alpha))
         axes.text(tick + 0.5, stage + 0.5, str(op.microbatch), ha="center", va="center", fontsize="x-small")
     axes.set(xlim=(0, ticks), ylim=(len(stages), 0), xlabel="tick", ylabel="stage")
     axes.set_yticks([stage + 0.5 for stage in range(len(stages))], [str(stage) for stage in range(len(stages))])

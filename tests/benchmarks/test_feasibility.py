@@ -297,4 +297,4 @@ def test_a_long_enumeration_prints_its_progress(
     """A long enumeration of candidates prints its progress."""
     monkeypatch.setattr(feasibility, "PROGRESS_SECONDS", 0.0)
     run(tmp_path, *FOUR, "--compile=0")
-    assert "1 candidates by formulas so far, now data data=4" in capsys.readouterr().err
+    assert "1 tried so far, now data data=4" in capsys.readouterr().err

@@ -79,6 +79,21 @@ def test_text_by_hand_is_kept(predicted: Path) -> None:
             page.page(rows, wrong)
 
 
+def test_a_page_that_is_not_utf8_is_refused(
+    predicted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, and nothing is written: text by hand would be damaged."""
+    path = tmp_path / page.PAGE
+    path.write_bytes(before := f"caf\u00e9\n{page.BEGIN}\n{page.END}\n".encode("latin-1"))
+    with pytest.raises(SystemExit) as ended:
+        predictions.main([str(predicted), f"--out={tmp_path}"])
+    assert ended.value.code == 5
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"{page.PAGE} is not UTF-8 at byte 3; save it as UTF-8")
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before
+
+
 def test_every_row_is_in_the_table_worst_first(predicted: Path, tmp_path: Path) -> None:
     """A line for each row, those of a source together, the largest error first and rows without one last."""
     rows = read(predicted)

@@ -11,7 +11,7 @@ class Charts {
     new ResizeObserver(() => {
       if (this.width === document.body.clientWidth) return;
       this.width = document.body.clientWidth;
-      this.redrawAll();
+      this.redrawIn(document);
     }).observe(document.body);
   }
 
@@ -25,8 +25,9 @@ class Charts {
     draw(figure, make(), open);
   }
 
-  redrawAll() {
-    for (const figure of this.makers.keys()) this.redraw(figure);
+  /** Redraw the figures in an element. */
+  redrawIn(element) {
+    for (const figure of this.makers.keys()) if (element.contains(figure)) this.redraw(figure);
   }
 }
 
@@ -60,7 +61,7 @@ function startRun(section, data, charts) {
     shown = filtered(data, form);
     table.show(shown);
     form.querySelector("output").textContent = `${shown.length} of ${data.count} cases are shown`;
-    charts.redrawAll();
+    charts.redrawIn(section);
   };
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("input", apply);
@@ -104,7 +105,7 @@ function startSearch(section, data, charts) {
   const apply = () => {
     shown = allRows(data).filter((row) => matches(caseName(data, row), form.elements.text.value));
     table.show(shown);
-    charts.redrawAll();
+    charts.redrawIn(section);
     form.querySelector("output").textContent = `${shown.length} of ${data.count} candidates are shown`;
   };
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -119,7 +120,7 @@ function preparePrinting(charts, tables) {
   matchMedia("print").addEventListener("change", ({ matches: printing }) => {
     document.documentElement.classList.toggle("paper", printing);
     if (printing) tables.forEach((table) => table.showAll());
-    charts.redrawAll();
+    charts.redrawIn(document);
   });
 }
 

@@ -4,10 +4,11 @@
 const MOST_LINES = 24;
 const TIMES = { "page.least_ms": "least time, by formula", "page.predicted_ms": "predicted", "page.replayed_ms": "replayed, as compiled" };
 
-/** The chart for `draw`: the candidates in the order of their ranks. */
+/** The chart for `draw`: the candidates with a known time, in the order of their ranks. */
 function searchChart(data, shown) {
-  const rows = shown.slice(0, MOST_LINES);
-  if (!rows.length) return { missing: "None of the candidates is selected." };
+  const timed = shown.filter((row) => Object.keys(TIMES).some((name) => known(get(data, name, row))));
+  const rows = timed.slice(0, MOST_LINES);
+  if (!rows.length) return { missing: "No candidate with a known time is selected." };
   const names = rows.map((row) => caseName(data, row));
   const largest = Math.max(...rows.flatMap((row) => Object.keys(TIMES).map((name) => get(data, name, row) ?? 0)));
   const compiled = rows.filter((row) => known(get(data, "page.replayed_ms", row)));
@@ -16,7 +17,8 @@ function searchChart(data, shown) {
     marks: rows.flatMap((row, place) => candidateMarks(data, row, place)),
     caption: "A tick is the least time by formula, with full overlap; a circle is the predicted time; a filled mark is the replayed " +
       `time of the ${compiled.length} compiled candidates drawn. Nothing was measured.` +
-      (shown.length > rows.length ? ` The chart shows the first ${rows.length} of ${shown.length} candidates.` : ""),
+      (timed.length > rows.length ? ` The chart shows the first ${rows.length} of ${timed.length} candidates.` : "") +
+      (shown.length > timed.length ? ` Not drawn: ${shown.length - timed.length} without a known time.` : ""),
   };
 }
 

@@ -7,7 +7,7 @@ import textwrap
 import jax
 import pytest
 
-from benchmarks import advise, predict
+from benchmarks import advise, feasibility, predict
 from benchmarks.seconds.machine import RANGES, Constants
 from benchmarks.seconds.machines import machine, machine_names
 from strategies import PRESETS, TrainConfig
@@ -16,8 +16,9 @@ from tests.processes import ROOT
 
 GUIDES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "guides").glob("*.md"))}
 CONSTANTS = (ROOT / "docs" / "reference" / "constants.md").read_text()
-COMMANDS = {"advise": advise.main, "predict": predict.main}
-EXAMPLE = r"^    \$ meshmark (advise|predict) (.*[^\\])\n((?:    .*\n|\n(?=    ))+)"
+COMMANDS = {"advise": advise.main, "predict": predict.main, "search": feasibility.main}
+EXAMPLE = rf"^    \$ meshmark ({'|'.join(COMMANDS)}) ((?:.*\\\n)*.*)\n((?:    .*\n|\n(?=    ))+)"
+"""A command, which may continue in other lines, and what it prints. Examples that need a compiler have no `$`."""
 EXAMPLES = [
     found for name, page in GUIDES.items() if name != "choosing" for found in re.findall(EXAMPLE, page, re.MULTILINE)
 ]
@@ -53,7 +54,7 @@ def test_every_machine_file_has_its_error_and_source(name):
 def test_examples_are_what_commands_print(command, arguments, shown, capsys, monkeypatch):
     """Line by line; dots stand for lines that are left out."""
     monkeypatch.chdir(ROOT)
-    COMMANDS[command](arguments.split())
+    COMMANDS[command](arguments.replace("\\\n", "").split())
     printed = capsys.readouterr().out.rstrip().splitlines()
     before, dots, after = textwrap.dedent(shown).rstrip().partition("\n...\n")
     assert printed[: len(before.splitlines())] == before.splitlines()

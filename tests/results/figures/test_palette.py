@@ -1,11 +1,11 @@
 """Tests of the colours: each strategy has one look in all figures, and all colour visions can tell colours apart."""
 
-import re
+import ast
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import is_color_like
 
 from results.figures.palette import (
     ARRAY_COLOURS,
@@ -20,6 +20,7 @@ from results.figures.palette import (
     strategy_looks,
 )
 from strategies import STRATEGIES
+from tests.processes import ROOT
 
 # Matrices of colour visions in linear sRGB, from Machado, Oliveira and Fernandes 2009, table 1, severity 1.
 EYES = {
@@ -111,7 +112,29 @@ def test_strategies_of_users_have_looks_of_their_own() -> None:
 
 
 def test_colours_are_in_one_file() -> None:
-    """No other module of `results` writes one; docstrings may."""
-    folder = Path(__file__).parents[3] / "results"
-    code = {path: re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL) for path in folder.rglob("*.py")}
-    assert [path.name for path, text in code.items() if re.search(r"#[0-9a-f]{6}\b", text)] == ["palette.py"]
+    """No other module of `results` writes one; docstrings may.
+
+    In `results/figures` names and grey levels of matplotlib count, too. Elsewhere "red" and "green" are verdicts.
+    """
+    folder = ROOT / "results"
+    modules = [path for path in folder.rglob("*.py") if path.name != "palette.py"]
+    assert folder / "figures" / "canvas.py" in modules
+    found = {path: colours(path.read_text(), names=path.parent.name == "figures") for path in modules}
+    assert not {path.name: texts for path, texts in found.items() if texts}
+
+
+@pytest.mark.parametrize("colour", ["#aabbcc", "#AABBCC", "#abc", "black", "White", "0.95", "tab:red"])
+def test_a_colour_in_code_is_found(colour: str) -> None:
+    """However it is written, and wherever it stands; in a docstring it is none."""
+    assert colours(f'draw(ink="{colour}", fill="none")', names=True) == [colour]
+    assert colours(f'"""{colour}"""', names=True) == []
+    assert colours(f'draw("{colour}")', names=False) == [colour] * colour.startswith("#")
+
+
+def colours(code: str, names: bool) -> list[str]:
+    """Return the texts in code that matplotlib takes for colours; `names` includes names and grey levels."""
+    tree = ast.parse(code)
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = {node for node in ast.walk(tree) if isinstance(node, ast.Constant)} - docstrings
+    texts = [node.value for node in constants if isinstance(node.value, str) and is_color_like(node.value)]
+    return [text for text in texts if text.startswith("#") or (names and len(text) > 2 and text.lower() != "none")]

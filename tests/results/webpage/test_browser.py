@@ -1,6 +1,7 @@
 """Tests of the page in a browser: console, network, sorting, filters, hovering, printing and accessibility."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,38 @@ def test_a_search_draws_each_candidate_with_its_times(chromium: Any, page: Path)
         assert len(names) == len(window.texts("section.search tbody tr")) == 4
         assert chart.locator(".mark").count() == 4 + 4
         window.close()
+
+
+def test_a_candidate_without_a_known_time_is_not_drawn(chromium: Any, tmp_path: Path) -> None:
+    """It is in the table, and the caption counts it. Without any other there is no chart."""
+    path = search(tmp_path)
+    document = json.loads(path.read_text())
+    for each in document["candidates"][:2]:
+        each |= {name: None for name in each if name.endswith("tokens_per_second_per_device")}
+    path.write_text(json.dumps(document))
+    main([str(path)])
+    window = Opened(chromium, path.with_suffix(".html"))
+    window.draw_all()
+    chart, caption = (window.tab.locator(f"[data-chart=search] {part}") for part in (".chart", "figcaption"))
+    assert len(window.texts("tbody tr")) == 4
+    assert chart.locator(".ytick").count() == 2
+    assert "Not drawn: 2 without a known time." in caption.inner_text()
+    assert not re.search("NaN|Infinity", chart.inner_html())
+    window.tab.locator("form input").fill("data=1,")
+    chart.get_by_text("No candidate with a known time is selected.").wait_for()
+    assert window.said == []
+    window.close()
+
+
+def test_a_filter_redraws_the_charts_of_its_section(opened: Opened) -> None:
+    """Charts of other sections stay as they are."""
+    opened.draw_all()
+    opened.tab.evaluate("document.querySelectorAll('.chart > svg').forEach(each => { each.drawnBefore = true; })")
+    kept = "name => document.querySelector(`[data-chart=${name}] .chart > svg`).drawnBefore === true"
+    opened.tab.locator("section.search form input").fill("data=1,")
+    assert [opened.tab.evaluate(kept, name) for name in ("search", "memory", "time")] == [False, True, True]
+    opened.tab.locator("section.run form input[name=text]").fill("data")
+    assert [opened.tab.evaluate(kept, name) for name in ("memory", "time")] == [False, False]
 
 
 def test_charts_are_as_wide_as_the_window(opened: Opened) -> None:
