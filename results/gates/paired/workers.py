@@ -21,6 +21,7 @@ from strategies.schema import checked
 PROTOCOL = 1
 """Version of the protocol of requests and answers; equal to the one in benchmarks/worker.py."""
 TAIL_LINES = 6
+READER_SECONDS = 10.0  # for which the end of a killed process's output is awaited, where a process of its own holds it
 USAGE = 2  # exit status of argparse for invalid options
 
 Answer = dict[str, Any]
@@ -98,8 +99,11 @@ class Worker:
         if not self._process:
             return ""
         process, self._process = self._process, None
-        with contextlib.suppress(ProcessLookupError, BrokenPipeError), process:  # it closes its pipes, and waits
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        self._reader.join(READER_SECONDS)  # a pipe that is closed while it is read raises in the thread
+        with contextlib.suppress(BrokenPipeError), process:  # closes the pipes, and waits
+            pass
         with self._stderr as stderr:
             stderr.seek(0)
             lines = stderr.read().decode(errors="replace").splitlines()
@@ -120,7 +124,8 @@ class Worker:
             start_new_session=True,  # Ctrl-C reaches only the command, which ends its workers
         )
         assert process.stdout
-        threading.Thread(target=_pass_on, args=(process.stdout, self._answers), daemon=True).start()
+        self._reader = threading.Thread(target=_pass_on, args=(process.stdout, self._answers), daemon=True)
+        self._reader.start()
         return process
 
     def _died(self) -> WorkerFailure:

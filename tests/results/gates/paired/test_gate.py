@@ -6,14 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from benchmarks.cli.arguments import declare, declare_text
 from results.cli.arguments import SELECTING
 from results.gates.paired import gate as paired
+from results.gates.paired import workers
+from results.gates.paired.checkouts import Checkout
 from results.gates.paired.launches import WARM_UP_ROUNDS
 from results.gates.verdict import Finding, Report
 from results.records.reading import NotComparable
@@ -63,6 +66,20 @@ def test_equal_checkouts_are_the_same(tmp_path: Path, capsys: pytest.CaptureFixt
     progress = capsys.readouterr().err.splitlines()
     assert len(progress) == 6
     assert progress[0].startswith("first launch 1/3, case 1/2, a: head ")
+
+
+def test_a_worker_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that is closed while a thread reads it raises there; a slow reader is waited for."""
+
+    def slow(lines: IO[str], answers: Any) -> None:
+        time.sleep(0.5)
+        answers.put("".join(lines))
+
+    monkeypatch.setattr(workers, "_pass_on", slow)
+    worker = workers.Worker(Checkout("HEAD", stub(tmp_path), sys.executable), (), 60.0)
+    worker.tell("hello")
+    worker.end()
+    assert not worker._reader.is_alive()
 
 
 @pytest.mark.parametrize(("factor", "word", "exit_code"), [(1.2, "slower", 1), (1 / 1.2, "faster", 0)])
