@@ -37,8 +37,8 @@ GRACE_SECONDS = 30.0
 """Time for the other processes to write their results after one has failed."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
+def make_parser() -> Parser:
+    """Return the parser of `meshmark launch`."""
     parser = Parser(
         prog="meshmark launch",
         description="Run `pytest benchmarks` in several processes on this machine.",
@@ -48,6 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices-per-process", type=count, default=1, metavar="D", help="default: %(default)s")
     parser.add_argument("--pin", action="store_true", help="give each process an equal number of cores of its own")
     parser.add_argument("pytest", nargs="*", metavar="-- OPTION", help="options of `pytest benchmarks`")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    parser = make_parser()
     options = parser.parse_args(arguments)
     gpus = visible_gpus()
     needed = options.processes * options.devices_per_process

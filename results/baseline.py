@@ -88,8 +88,8 @@ def write_baseline(snapshot: Snapshot, folder: Path) -> Path:
     return path
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+def make_parser() -> Parser:
+    """Return the parser of `meshmark baseline`."""
     parser = Parser(
         prog="meshmark baseline",
         description="Write the baseline to commit, with which `meshmark regress exact` compares later runs.",
@@ -97,6 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path, metavar="RUN.json", help="written by pytest benchmarks --benchmark-json")
     written = "folder to write to, created if it is missing; default: %(default)s"
     parser.add_argument("--out", type=Path, metavar="DIR", default=BASELINES, help=written)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = make_parser()
     options = parser.parse_args(arguments)
     with refusing(parser):
         print(write_baseline(read_snapshot(options.run), options.out))

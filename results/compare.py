@@ -68,8 +68,8 @@ def text(times: Report, counters: Report, names: Sequence[str], form: str) -> It
         yield "the exact counters of the compiled programs are equal"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+def make_parser() -> Parser:
+    """Return the parser of `meshmark compare`."""
     parser = Parser(
         prog="meshmark compare",
         description="Compare stored runs case by case: each of the other runs with the first.",
@@ -79,6 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("base", type=Path, metavar="A.json", help="the run to compare with, measured or merged")
     parser.add_argument("others", nargs="+", type=Path, metavar="B.json", help="a run to compare with A.json")
     parser.add_argument("--format", choices=tuple(FORMS), default="text", help="output format; default: %(default)s")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = make_parser()
     options = parser.parse_args(arguments)
     with refusing(parser):
         for number, other in enumerate(options.others):

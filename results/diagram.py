@@ -13,14 +13,20 @@ from results.cli.ending import read_stdin, refusing
 from results.records.overviews import WRITTEN_BY, read
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+def make_parser() -> Parser:
+    """Return the parser of `meshmark diagram`."""
     parser = Parser(
         prog="meshmark diagram",
         description="Draw what each device holds and sends, from overviews on stdin: "
         "meshmark show --json | meshmark diagram --out DIR",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the pictures, STRATEGY.svg")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = make_parser()
     out = parser.parse_args(arguments).out
     from results.figures.communication import communication  # imports Matplotlib, which `--help` does not need
 

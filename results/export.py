@@ -83,8 +83,8 @@ def table(records: Sequence[Record], form: str, columns: Sequence[str]) -> str:
     return FORMS[form](rows, "<" * len(rows[0]))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+def make_parser() -> Parser:
+    """Return the parser of `meshmark export`."""
     parser = Parser(prog="meshmark export", description="Write a run as CSV or Markdown, a row for each case.")
     add = parser.add_argument
     add("run", type=Path, metavar="RUN.json", help="a run, measured or merged")
@@ -102,6 +102,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="columns of the record, as docs/reference/columns.md lists them",
     )
     add("--out", type=Path, metavar="FILE", help="file to write; default: stdout")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = make_parser()
     options = parser.parse_args(arguments)
     try:
         with refusing(parser):

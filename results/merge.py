@@ -115,8 +115,8 @@ def require_other_samples(path: Path, run: Run, samples: dict[str, Path]) -> Non
     samples |= {json.dumps(row.get("stats")): path for row in run["benchmarks"]}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+def make_parser() -> Parser:
+    """Return the parser of `meshmark merge`."""
     parser = Parser(
         prog="meshmark merge",
         description="Merge runs of the same programs on one machine. Each run becomes a launch, "
@@ -126,6 +126,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     only = "merge the cases that all runs have, and leave out the others; default: refuse runs of different cases"
     parser.add_argument("--only-shared-cases", action="store_true", help=only)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = make_parser()
     options = parser.parse_args(arguments)
     if len(set(options.runs)) < max(2, len(options.runs)):
         parser.error("give two or more different runs")

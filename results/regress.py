@@ -36,20 +36,26 @@ EPILOG = """exit codes:
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+def make_parser(asked: str = "") -> Parser:
+    """Return the parser of `meshmark regress`, with the options of the gate that is asked for; others stay unloaded."""
     about = {"epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = Parser(prog="meshmark regress", description="Judge a change.", **about)
     gates = parser.add_subparsers(dest="gate", metavar="GATE", required=True)
     for name, text in GATES.items():
         gate_parser = gates.add_parser(name, help=text, description=text, **about)
-        if name in arguments[:1]:  # a gate is imported when it is asked for
+        if name == asked:
             gate = importlib.import_module(MODULES[name])
             gate.add_arguments(gate_parser)
             gate_parser.set_defaults(run=gate.run)
         for form, (_, purpose) in REPORTS.items():
             gate_parser.add_argument(f"--{form.replace('_', '-')}", type=Path, metavar="FILE", help=purpose)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = make_parser(*arguments[:1])
     options = parser.parse_args(arguments)
     paths = {form: path for form in REPORTS if (path := getattr(options, form))}
     try:

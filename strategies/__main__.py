@@ -29,15 +29,20 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the arguments and run the command that they name."""
+def make_parser() -> Parser:
+    """Return the parser of `meshmark strategies`, `schedule` and `show`, each a subcommand."""
     parser = Parser(prog="meshmark", description="Ask about strategies.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     about = "list all strategies, with their mesh axes and options"
     add_list(commands.add_parser("list", prog="meshmark strategies", help=about))
     add_schedule(commands.add_parser("schedule", help="print what the stages of a pipeline do, tick by tick"))
     add_show(commands.add_parser("show", help="print what each device holds, and what it sends in a step"))
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the arguments and run the command that they name."""
+    options = make_parser().parse_args(arguments)
     options.run(options)
 
 

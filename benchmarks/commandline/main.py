@@ -1,5 +1,6 @@
 """The entry point of all commands: `meshmark COMMAND ...`, or `python -m benchmarks COMMAND ...`."""
 
+import argparse
 import difflib
 import importlib
 import os
@@ -18,13 +19,19 @@ class Command(NamedTuple):
         summary: its purpose, in one line of the help.
         module: the module that runs it, as for `python -m`.
         arguments: arguments that precede those of the user.
-        parser: "module:function" that returns its parser, if importing `module` would make `--help` slow.
+        parser: "module:function" that returns its parser, if importing `module` would make `--help` slow; otherwise
+            `module` has a function `make_parser`.
     """
 
     summary: str
     module: str
     arguments: tuple[str, ...] = ()
     parser: str = ""
+
+    def make_parser(self, *asked: str) -> argparse.ArgumentParser:
+        """Return its parser; with the name of a subcommand, that declares its options as well."""
+        module, _, function = (self.parser or f"{self.module}:make_parser").partition(":")
+        return getattr(importlib.import_module(module), function)(*asked)
 
 
 COMMANDS = {
@@ -123,8 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def start(command: Command) -> None:
     """Run a command with the arguments in `sys.argv`, or print its help without importing what running it needs."""
     if command.parser and {"--help", "-h"} & {*sys.argv}:
-        module, _, function = command.parser.partition(":")
-        getattr(importlib.import_module(module), function)().print_help()
+        command.make_parser().print_help()
     elif command.module == "pytest":  # pytest rewrites assertions only in modules that it imports first
         # -P: the current folder may be a project with a package `benchmarks` of its own.
         os.execv(sys.executable, [sys.executable, "-P", "-m", "pytest", *sys.argv[1:]])

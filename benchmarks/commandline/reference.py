@@ -4,12 +4,8 @@ python -m benchmarks.commandline.reference
 """
 
 import argparse
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
-from unittest.mock import patch
 
 from benchmarks.commandline.main import COMMANDS, Command
 
@@ -25,29 +21,10 @@ This page is made by `python -m benchmarks.commandline.reference`.
 """
 
 
-class _Captured(Exception):
-    """A command has made its parser and would parse its arguments now."""
-
-
 def parser_of(command: Command, *subcommand: str) -> argparse.ArgumentParser:
     """The parser of a command, or of a subcommand of it."""
-    if command.parser:
-        module, _, function = command.parser.partition(":")
-        return getattr(importlib.import_module(module), function)()
-
-    def capture(parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        raise _Captured(parser)
-
-    names = [*command.arguments, *subcommand]
-    main = importlib.import_module(command.module).main
-    parser = argparse.ArgumentParser()
-    try:
-        # A command declares the options of a subcommand when the arguments name it.
-        with patch.object(argparse.ArgumentParser, "parse_args", capture), patch.object(sys, "argv", ["", *names]):
-            main()
-    except _Captured as captured:
-        (parser,) = captured.args
-    for name in names:
+    parser = command.make_parser(*subcommand)
+    for name in (*command.arguments, *subcommand) if not command.parser else ():
         parser = subparsers(parser)[name]
     return parser
 
