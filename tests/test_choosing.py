@@ -2,7 +2,6 @@
 
 import json
 import re
-import textwrap
 
 import jax
 import pytest
@@ -10,13 +9,14 @@ import pytest
 from benchmarks import advise, feasibility
 from benchmarks.cases.row import Row
 from benchmarks.reporting import terminal
+from tests.examples import examples
 from tests.processes import ROOT
 
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "guides" / "choosing.md").read_text()
 MEMORY = re.compile(r"\b\d+\.\d(?= +[\d,]+ +[\d,]+ +[\d,]+ +\d+%)")
 """GiB in a row of a table: the number before the two times, the tokens and the MFU."""
-EXAMPLES = re.findall(r"^    \$ meshmark advise ((?:.*\\\n)*.*)\n((?:    .*\n)+)", PAGE, re.MULTILINE)
+EXAMPLES = examples(PAGE, "advise")
 
 
 def test_there_is_an_example_for_each_situation():
@@ -24,13 +24,13 @@ def test_there_is_an_example_for_each_situation():
     assert len(EXAMPLES) == PAGE.count("\n## ") - 1 == 5
 
 
-@pytest.mark.parametrize(("arguments", "shown"), EXAMPLES)
-def test_examples_are_what_advise_prints(arguments, shown, capsys):
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_examples_are_what_advise_prints(example, capsys):
     """The whole table of the best of each strategy. Later versions of JAX keep less memory, as the page says."""
-    assert advise.main(arguments.replace("\\\n", " ").split()) == 0
-    printed, table = capsys.readouterr().out, textwrap.dedent(shown)
-    assert f"\n\n{MEMORY.sub('GiB', table)}\n" in MEMORY.sub("GiB", printed)
-    mine, theirs = (list(map(float, MEMORY.findall(text))) for text in (printed, table))
+    assert advise.main(example.arguments) == 0
+    printed = capsys.readouterr().out
+    assert f"\n\n{MEMORY.sub('GiB', example.shown)}\n\n" in MEMORY.sub("GiB", printed)
+    mine, theirs = (list(map(float, MEMORY.findall(text))) for text in (printed, example.shown))
     pairs = zip(mine[: len(theirs)], theirs, strict=True)
     assert all(held == stated if jax.__version__.startswith("0.10.") else held <= stated for held, stated in pairs)
 
@@ -39,25 +39,19 @@ def test_readme_quotes_these_times():
     """Each row of its decision table recommends the best of a section, and quotes the best time of each strategy."""
     table = re.findall(r"^\|.*\| (`.*) \| (.* ms.*) \|$", README, re.MULTILINE)
     assert len(table) == len(EXAMPLES)
-    for (recommended, quoted), (_, shown) in zip(table, EXAMPLES, strict=True):
-        printed = re.findall(r"^ +\d+=? +(\w+) .*? [\d.]+ +([\d,]+) +[\d,]+ +[\d,]+ +\d+%", shown, re.MULTILINE)
+    for (recommended, quoted), example in zip(table, EXAMPLES, strict=True):
+        printed = re.findall(r"^\d+=? +(\w+) .*? [\d.]+ +([\d,]+) +[\d,]+ +[\d,]+ +\d+%", example.shown, re.MULTILINE)
         assert f"`{printed[0][0]}`" in recommended
         best = dict(reversed(printed))
         assert dict(re.findall(r"`(\w+)` ([\d,]+) ms", quoted)) == best
 
 
-def shown_below(command):
-    """Return the arguments of README's example of a command, and the lines below it."""
-    (example,) = re.findall(rf"^    \$ meshmark {command} (.*)\n((?:    .*\n|\n(?=    ))+)", README, re.MULTILINE)
-    return example[0].split(), textwrap.dedent(example[1]).rstrip("\n")
-
-
 def test_readme_shows_what_search_prints(capsys, monkeypatch):
     """The report on a terminal of 100 columns, without its first line and the rejected candidates."""
     monkeypatch.setenv("COLUMNS", "100")
-    arguments, shown = shown_below("search")
-    assert feasibility.main(arguments) == 0
-    assert f"\n{shown}\n\nrejected\n" in capsys.readouterr().out
+    (example,) = examples(README, "search")
+    assert feasibility.main(example.arguments) == 0
+    assert f"\n{example.shown}\n\nrejected\n" in capsys.readouterr().out
 
 
 def test_readme_shows_rows_of_the_measured_run():
@@ -65,7 +59,8 @@ def test_readme_shows_rows_of_the_measured_run():
     run = json.loads((ROOT / "docs" / "examples" / "nano-cpu" / "run.json").read_text())
     rows = [Row(each["name"], each["extra_info"], (), None) for each in run["benchmarks"]]
     printed = {" ".join(line.split()) for line in terminal.table(rows, width=200)}
-    shown = [" ".join(line.split()) for line in shown_below("measure")[1].splitlines()]
+    (example,) = examples(README, "measure")
+    shown = [" ".join(line.split()) for line in example.shown.splitlines()]
     assert len(shown) > 6
     assert {*shown} <= printed
     (percent,) = re.findall(r"Differences below (\d+)% are noise", README)

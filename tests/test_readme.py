@@ -3,12 +3,12 @@
 import re
 import subprocess
 import sys
-import textwrap
 
 import pytest
 import yaml
 
 from strategies.costs.overview import overview
+from tests.examples import examples
 from tests.processes import ROOT
 
 README = ROOT / "README.md"
@@ -72,11 +72,11 @@ def test_paths_that_are_named_are_there():
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "strategies").glob("[!i]*.md")), ids=lambda page: page.name)
 def test_a_page_shows_what_show_prints(page):
     """At least one example, each with what stands below it."""
-    example = r"^    \$ meshmark show (\w+)\n((?:    .*\n|\n(?=    ))+)"
-    examples = re.findall(example, page.read_text(), re.MULTILINE)
-    assert examples
-    for name, shown in examples:
-        assert textwrap.dedent(shown).strip() == str(overview(name))
+    found = [example for example in examples(page.read_text(), "show") if len(example.arguments) == 1]
+    assert found
+    for example in found:
+        (name,) = example.arguments
+        assert example.shown.strip() == str(overview(name))
 
 
 def test_the_lines_of_arrays_are_those_that_show_prints():

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import textwrap
 
 import jax
 import pytest
@@ -12,16 +11,14 @@ from benchmarks.seconds.machine import RANGES, Constants
 from benchmarks.seconds.machines import machine, machine_names
 from strategies import PRESETS, TrainConfig
 from strategies.costs import predict as cost
+from tests.examples import examples
 from tests.processes import ROOT
 
 GUIDES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "guides").glob("*.md"))}
 CONSTANTS = (ROOT / "docs" / "reference" / "constants.md").read_text()
 COMMANDS = {"advise": advise.main, "predict": predict.main, "search": feasibility.main}
-EXAMPLE = rf"^    \$ meshmark ({'|'.join(COMMANDS)}) ((?:.*\\\n)*.*)\n((?:    .*\n|\n(?=    ))+)"
-"""A command, which may continue in other lines, and what it prints. Examples that need a compiler have no `$`."""
-EXAMPLES = [
-    found for name, page in GUIDES.items() if name != "choosing" for found in re.findall(EXAMPLE, page, re.MULTILINE)
-]
+EXAMPLES = [found for name, page in GUIDES.items() if name != "choosing" for found in examples(page, *COMMANDS)]
+"""Examples that need a compiler have no `$`; tests/test_choosing.py has those of its page."""
 
 
 def test_every_constant_has_its_range_and_meaning():
@@ -50,13 +47,13 @@ def test_every_machine_file_has_its_error_and_source(name):
     assert f"| `{name}` | {its.stack.name} | {its.error:.1%} | {its.source} |\n" in CONSTANTS
 
 
-@pytest.mark.parametrize(("command", "arguments", "shown"), EXAMPLES, ids=[name for name, *_ in EXAMPLES])
-def test_examples_are_what_commands_print(command, arguments, shown, capsys, monkeypatch):
+@pytest.mark.parametrize("example", EXAMPLES, ids=[example.command for example in EXAMPLES])
+def test_examples_are_what_commands_print(example, capsys, monkeypatch):
     """Line by line; dots stand for lines that are left out."""
     monkeypatch.chdir(ROOT)
-    COMMANDS[command](arguments.replace("\\\n", "").split())
+    COMMANDS[example.command](example.arguments)
     printed = capsys.readouterr().out.rstrip().splitlines()
-    before, dots, after = textwrap.dedent(shown).rstrip().partition("\n...\n")
+    before, dots, after = example.shown.rstrip().partition("\n...\n")
     assert printed[: len(before.splitlines())] == before.splitlines()
     assert printed[len(printed) - len(after.splitlines()) :] == after.splitlines()
     assert dots or printed == before.splitlines()
