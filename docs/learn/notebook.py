@@ -75,7 +75,7 @@ def _picture(figure: Any) -> Cell:
     return {"output_type": "display_data", "data": data, "metadata": {}}
 
 
-def page(notebook: dict[str, Any]) -> str:
+def markdown(notebook: dict[str, Any]) -> str:
     """The Markdown of a notebook: its cells with their outputs. It hides the table of contents, for wider code."""
     return "\n\n".join([HEAD, *(part for cell in notebook["cells"] for part in _parts(cell))]) + "\n"
 
@@ -109,7 +109,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_read_source(page: Any, config: Any) -> str | None:
     """Give MkDocs the Markdown of a notebook."""
-    return globals()["page"](json.loads(page.file.content_string)) if page.file.src_uri.endswith(".ipynb") else None
+    return markdown(json.loads(page.file.content_string)) if page.file.src_uri.endswith(".ipynb") else None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

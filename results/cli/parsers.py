@@ -6,6 +6,7 @@ from benchmarks.commandline.parser import Parser
 from benchmarks.commandline.values import count
 from results.cli.arguments import interval
 
+PICTURE = "picture to write; its suffix selects the format"
 FILES = "written by pytest benchmarks --benchmark-json; or log.jsonl, written by meshmark train"
 
 
@@ -40,14 +41,7 @@ def frontier() -> Parser:
     """Return the parser of `meshmark frontier`."""
     about = "Draw the best candidates of a search: their times and memory."
     parser = Parser("meshmark frontier", description=about)
-    add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="written by meshmark search --json")
-    add(
-        "--out",
-        type=Path,
-        metavar="PICTURE",
-        help="picture to write; its suffix selects the format; default: FILE with the suffix .png",
-    )
+    _declare_file_and_picture(parser, "meshmark search --json")
     return parser
 
 
@@ -66,10 +60,7 @@ def scaling() -> Parser:
     """Return the parser of `meshmark scaling`."""
     about = "Draw predicted time of a step and utilization against devices, for strong and weak scaling."
     parser = Parser("meshmark scaling", description=about)
-    add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="written by meshmark advise --scaling N..N --json")
-    picture = "picture to write; its suffix selects the format; default: FILE with the suffix .png"
-    add("--out", type=Path, metavar="PICTURE", help=picture)
+    _declare_file_and_picture(parser, "meshmark advise --scaling N..N --json")
     return parser
 
 
@@ -77,7 +68,7 @@ def timeline() -> Parser:
     """Return the parser of `meshmark timeline`."""
     about = "Draw a pipeline schedule, which `meshmark schedule NAME --json` writes to stdin."
     parser = Parser("meshmark timeline", description=about)
-    parser.add_argument("out", type=Path, metavar="FILE", help="picture to write; its suffix selects the format")
+    parser.add_argument("out", type=Path, metavar="FILE", help=PICTURE)
     return parser
 
 
@@ -85,11 +76,9 @@ def lanes() -> Parser:
     """Return the parser of `meshmark lanes`."""
     about = "Draw a replayed step as lanes: compute, memory traffic and waits of a device, and what its links send."
     parser = Parser("meshmark lanes", description=about)
-    add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="written by meshmark compile --trace")
-    add("--between", type=interval, metavar="MS,MS", help="draw this part of the step; default: all of it")
-    picture = "picture to write; its suffix selects the format; default: FILE with the suffix .png"
-    add("--out", type=Path, metavar="PICTURE", help=picture)
+    _declare_file_and_picture(parser, "meshmark compile --trace")
+    part = "draw this part of the step; default: all of it"
+    parser.add_argument("--between", type=interval, metavar="MS,MS", help=part)
     return parser
 
 
@@ -97,5 +86,12 @@ def shards() -> Parser:
     """Return the parser of `meshmark shards`."""
     about = "Draw which device holds which part of each array, which `meshmark show STRATEGY --json` lists."
     parser = Parser("meshmark shards", description=about)
-    parser.add_argument("out", type=Path, metavar="FILE", help="picture to write; its suffix selects the format")
+    parser.add_argument("out", type=Path, metavar="FILE", help=PICTURE)
     return parser
+
+
+def _declare_file_and_picture(parser: Parser, written_by: str) -> None:
+    """Declare the arguments of a command that draws one file (`figures.pictures.draw_file`)."""
+    parser.add_argument("file", type=Path, metavar="FILE", help=f"written by {written_by}")
+    picture = f"{PICTURE}; default: FILE with the suffix .png"
+    parser.add_argument("--out", type=Path, metavar="PICTURE", help=picture)
