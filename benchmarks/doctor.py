@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
@@ -21,7 +20,7 @@ from benchmarks.commandline.ending import run as run_command
 from benchmarks.commandline.main import installed_version
 from benchmarks.commandline.tables import aligned
 from benchmarks.devices.attached import SET_BY_JAX
-from benchmarks.devices.topology import COMPILERS, REQUIRED
+from benchmarks.devices.topology import COMPILERS, REQUIRED, installed
 from benchmarks.timing.machine import use_virtual_devices
 from strategies.mesh import are_virtual
 
@@ -67,14 +66,6 @@ def software() -> Iterator[tuple[str, str]]:
     named = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
     changed = [f"{name}={value}" for name, value in named.items() if name not in SET_BY_JAX]
     yield "environment", " ".join(changed) or "none of " + " ".join(f"{name}*" for name in VARIABLES)
-
-
-def installed(package: str) -> str | None:
-    """Return the version of an installed package, or None."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def commit() -> str:

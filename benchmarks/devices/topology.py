@@ -152,15 +152,21 @@ class Topology:
     def compiler_version(self) -> str | None:
         """Package and version of the compiler for this topology; None if it is not installed."""
         _, package = COMPILERS.get(self.platform, ("", "jaxlib"))
-        try:
-            return f"{package} {version(package)}"
-        except PackageNotFoundError:
-            return None
+        found = installed(package)
+        return f"{package} {found}" if found else None
 
     @property
     def _example(self) -> str:
         shape = {CPU: "1024 or cpu:4x1", "cuda": "16x8"}.get(self.platform)
         return f"{self.kind}:{shape or 'x'.join(CHIPS[self.kind].torus_dims * '4')}"
+
+
+def installed(package: str) -> str | None:
+    """Version of an installed package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def suggested(text: str) -> str:
