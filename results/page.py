@@ -7,7 +7,7 @@ from benchmarks.commandline.ending import run as run_command
 from results.cli import parsers
 from results.cli.ending import write_output
 from results.figures.curves import workloads
-from results.figures.palette import STRATEGY_COLOURS
+from results.figures.palette import in_order
 from results.records.documents import read_search
 from results.records.reading import read_json
 from results.records.rows import load
@@ -39,8 +39,7 @@ def page_of(paths: Sequence[Path]) -> str:
         title = f"{facts['preset']} on {facts['topology']}"
         sections.append(search_section(number, f"Search: {title}", search_words(facts, rows)))
         titles.append(title)
-    others = {name for part in parts for name in part["strategies"]} - STRATEGY_COLOURS.keys()
-    names = [*STRATEGY_COLOURS, *sorted(others)]
+    names = in_order(name for part in parts for name in part["strategies"])
     return page("; ".join(dict.fromkeys(titles)), sections, {**looks(names), "parts": parts})
 
 

@@ -79,6 +79,12 @@ def figure_of(facts: dict[str, Any], rows: pd.DataFrame) -> Figure:
     return figure
 
 
+def counts_by_status(rows: pd.DataFrame) -> list[int]:
+    """Return how many candidates fit, are too large, and are infeasible."""
+    status = rows["status"].value_counts()
+    return [int(status.get(name, 0)) for name in ("fits", "too_large", "infeasible")]
+
+
 def draw_times(axes: Axes, shown: pd.DataFrame) -> None:
     """Draw the three times of each candidate on a line."""
     looks = strategy_looks(shown["strategy"])
@@ -155,8 +161,7 @@ def what_was_searched(facts: dict[str, Any]) -> str:
 
 def what_is_drawn(rows: pd.DataFrame, shown: pd.DataFrame) -> str:
     """Say which candidates are drawn, and what the times are."""
-    status = rows["status"].value_counts()
-    fitting, large, infeasible = (int(status.get(name, 0)) for name in ("fits", "too_large", "infeasible"))
+    fitting, large, infeasible = counts_by_status(rows)
     drawn = f"{len(shown)} of {len(rows)} candidates drawn, {len(compiled(shown))} of them compiled."
     counts = f"By formula {fitting} fit, {large} are too large, {infeasible} are infeasible."
     meaning = "The least time assumes the chip's published rates and full overlap."

@@ -87,6 +87,11 @@ class StrategyLook(NamedTuple):
     marker: str
 
 
+def in_order(strategies: Iterable[str]) -> list[str]:
+    """Return all names in the order that assigns looks: the strategies of meshmark, then others by name."""
+    return [*STRATEGY_COLOURS, *sorted(set(strategies) - STRATEGY_COLOURS.keys())]
+
+
 def strategy_looks(strategies: Iterable[str]) -> dict[str, StrategyLook]:
     """Give each strategy its look, in the order of legends: those of meshmark first, then others by name.
 
@@ -95,9 +100,8 @@ def strategy_looks(strategies: Iterable[str]) -> dict[str, StrategyLook]:
     """
     asked = set(strategies)
     colours = list(STRATEGY_COLOURS.values())
-    names = [*STRATEGY_COLOURS, *sorted(asked - STRATEGY_COLOURS.keys())]
     looks = {
         name: StrategyLook(colours[number % len(colours)], MARKERS[number % len(MARKERS)])
-        for number, name in enumerate(names)
+        for number, name in enumerate(in_order(asked))
     }
     return {name: look for name, look in looks.items() if name in asked}

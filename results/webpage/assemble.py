@@ -8,6 +8,7 @@ from string import Template
 from typing import Any
 
 from results.figures.curves import PARTS, TIMES
+from results.figures.feasibility import TIMES as CANDIDATE_TIMES
 from results.figures.palette import PART_COLOURS, STRATEGY_COLOURS, TIME_COLOURS
 from results.webpage.columns import DERIVED
 from results.webpage.words import LOUD
@@ -43,8 +44,8 @@ def looks(strategies: Sequence[str]) -> dict[str, Any]:
         strategies: all names on the page, in the order that assigns their colours and symbols.
 
     Returns:
-        `strategies`, the colours that they take in turn, and `memory` and `time`, the label, column and colour of each
-        part of a bar.
+        `strategies`, the colours that they take in turn; `memory` and `time`, the label, column and colour of each part
+        of a bar; and `candidate`, the label and column of each time of a search's candidate.
     """
 
     def parts(names: Mapping[str, str], colours: Mapping[str, str]) -> list[dict[str, str]]:
@@ -52,6 +53,7 @@ def looks(strategies: Sequence[str]) -> dict[str, Any]:
         return [{"label": label, "name": name, "colour": colours[label]} for label, name in columns.items()]
 
     bars = {"memory": parts(PARTS, PART_COLOURS), "time": parts(TIMES, TIME_COLOURS)}
+    bars["candidate"] = [{"label": label, "name": DERIVED + name} for name, (_, label) in CANDIDATE_TIMES.items()]
     return {"strategies": list(strategies), "colours": list(STRATEGY_COLOURS.values()), **bars}
 
 

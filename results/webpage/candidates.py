@@ -5,7 +5,16 @@ from typing import Any
 
 import pandas as pd
 
-from results.figures.feasibility import BYTES, SPEED, TIMES, best_of_each_mesh, compiled, what_was_searched, with_times
+from results.figures.feasibility import (
+    BYTES,
+    SPEED,
+    TIMES,
+    best_of_each_mesh,
+    compiled,
+    counts_by_status,
+    what_was_searched,
+    with_times,
+)
 from results.records.documents import Trial
 from results.records.reading import RecordError
 from results.webpage.columns import DERIVED, as_json, column
@@ -50,8 +59,7 @@ def search_data(facts: dict[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
 
 def search_words(facts: dict[str, Any], rows: pd.DataFrame) -> list[str]:
     """Return the summary of a search as sentences in plain text."""
-    status = rows["status"].value_counts()
-    fitting, large, infeasible = (int(status.get(each, 0)) for each in ("fits", "too_large", "infeasible"))
+    fitting, large, infeasible = counts_by_status(rows)
     sentences = [
         f"{many(len(rows), 'candidate')} of {what_was_searched(facts)}; a device has {size(facts['capacity_bytes'])}.",
         f"By formula, {fitting:,} fit, {large:,} need more memory than a device has, "

@@ -2,16 +2,20 @@
 // The chart of a search: least, predicted and replayed time of a step, one line for each candidate.
 
 const MOST_LINES = 24;
-const TIMES = { "page.least_ms": "least time, by formula", "page.predicted_ms": "predicted", "page.replayed_ms": "replayed, as compiled" };
+
+/** The least, predicted and replayed time of a candidate, in ms. */
+function timesOf(data, row) {
+  return DATA.candidate.map(({ name }) => get(data, name, row));
+}
 
 /** The chart for `draw`: the candidates with a known time, in the order of their ranks. */
 function searchChart(data, shown) {
-  const timed = shown.filter((row) => Object.keys(TIMES).some((name) => known(get(data, name, row))));
+  const timed = shown.filter((row) => timesOf(data, row).some(known));
   const rows = timed.slice(0, MOST_LINES);
   if (!rows.length) return { missing: "No candidate with a known time is selected." };
   const names = rows.map((row) => caseName(data, row));
-  const largest = Math.max(...rows.flatMap((row) => Object.keys(TIMES).map((name) => get(data, name, row) ?? 0)));
-  const compiled = rows.filter((row) => known(get(data, "page.replayed_ms", row)));
+  const largest = Math.max(...rows.flatMap((row) => timesOf(data, row).map((time) => time ?? 0)));
+  const compiled = rows.filter((row) => known(timesOf(data, row)[2]));
   return {
     ...linesLayout(names), x: fromZero(1.05 * largest, "time of a step, ms"), y: linesAxis(names),
     marks: rows.flatMap((row, place) => candidateMarks(data, row, place)),
@@ -25,9 +29,10 @@ function searchChart(data, shown) {
 /** The marks of a candidate: its times on a line. */
 function candidateMarks(data, row, place) {
   const { colour, path } = lookOf(get(data, "strategy", row));
-  const [least, predicted, replayed] = Object.keys(TIMES).map((name) => get(data, name, row));
-  const all = [least, predicted, replayed].filter(known);
-  const text = [caseName(data, row), ...Object.entries(TIMES).map(([name, label]) => known(get(data, name, row)) ? `${label}: ${number(get(data, name, row), 1)} ms` : "")];
+  const times = timesOf(data, row);
+  const [least, predicted, replayed] = times;
+  const all = times.filter(known);
+  const text = [caseName(data, row), ...DATA.candidate.map(({ label }, which) => known(times[which]) ? `${label}: ${number(times[which], 1)} ms` : "")];
   const common = { up: place, colour, row, text };
   return [
     { kind: "line", points: [[Math.min(...all), place], [Math.max(...all), place]], colour: "var(--muted)" },
