@@ -11,7 +11,7 @@ from strategies import STRATEGIES, MeshSpec
 from strategies.mesh import AXES
 from tests.strategies.checkpoints.variants import VARIANTS
 from tests.strategies.equality import OF_MODEL, ROUNDING, assert_equal, single, train
-from tests.strategies.sampling import nightly, unless_sampled
+from tests.strategies.sampling import nightly
 from tests.strategies.test_step import WIDEST
 
 MESHES = [
@@ -52,7 +52,7 @@ RESUMED = {(name, MeshSpec.parse(mesh)) for name, mesh, _ in VARIANTS.values()}
 """Meshes on which checkpoints/test_checkpoints.py trains every day, and compares each step with one device."""
 SEVERAL = [name for name in STRATEGIES if name != "single"]
 WITH_OPTIONS = [(name, OPTIONS[i % 2]) for i, name in enumerate(SEVERAL)]
-"""Each strategy with one set of options, of which the sample runs every day; the other one is for the night."""
+"""Each strategy with one set of options, of which three run every day; the others are for the night."""
 
 
 def unless_hardest(name, mesh):
@@ -114,8 +114,8 @@ def test_every_factorisation_equals_one_device(name, mesh):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *(unless_sampled(*case) for case in WITH_OPTIONS),
-        ("tensor", {"sequence_parallel": False}),
+        *(case if case[0] in ("fsdp", "pipeline", "auto") else nightly(case)[0] for case in WITH_OPTIONS),
+        *nightly(("tensor", {"sequence_parallel": False})),
         *nightly(*((name, OPTIONS[1 - i % 2]) for i, name in enumerate(SEVERAL))),
         *nightly(
             *(

@@ -36,11 +36,16 @@ def evaluated(name, mesh, layers=2, **options):
 
 
 CASES = [
-    *(unless_sampled(name, str(mesh), {"layers": 8}) for name, mesh in WIDEST.items() if name != "single"),
+    *(
+        unless_sampled(name, str(mesh), {"layers": 8})
+        for name, mesh in WIDEST.items()
+        if name not in ("single", "zero1")
+    ),
     ("context", "context=2", {"context_attention": "ulysses"}),
-    ("pipeline", "pipeline=2", {"schedule": "interleaved", "microbatches": 4, "layers": 4}),
-    ("fsdp", "fsdp=2", {"dtype": "float16"}),
     *nightly(
+        ("zero1", str(WIDEST["zero1"]), {"layers": 8}),
+        ("pipeline", "pipeline=2", {"schedule": "interleaved", "microbatches": 4, "layers": 4}),
+        ("fsdp", "fsdp=2", {"dtype": "float16"}),
         ("tensor", "tensor=4", {"sequence_parallel": False}),
         ("pipeline", "pipeline=2", {"schedule": "zb-h1", "microbatches": 4, "layers": 3}),
         ("three_d", "fsdp=2,pipeline=2,context=2", {"gather": "step", "microbatches": 2}),

@@ -22,6 +22,7 @@ from strategies.fsdp import head_first, implementation
 from strategies.model.hooks import ONE_DEVICE
 from strategies.sharding.weight_shards import Shards
 from tests.benchmarks.program.programs import BOTH, MESH, compiled, text_of
+from tests.strategies.sampling import nightly
 
 SMALL = GPTConfig(layers=8, embed=32, heads=8, vocab=256, sequence=32)
 
@@ -104,7 +105,7 @@ def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "layers", "unroll"), [("context", "context=4", 2, 2), ("auto", "fsdp=2,tensor=4", 1, 3)]
+    ("name", "mesh", "layers", "unroll"), [("context", "context=4", 2, 2), *nightly(("auto", "fsdp=2,tensor=4", 1, 3))]
 )
 def test_a_loop_of_one_iteration_stays_a_loop(name, mesh, layers, unroll):
     """All layers in one iteration are in a loop in the program, too, and its collectives are in order."""

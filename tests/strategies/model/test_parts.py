@@ -15,6 +15,7 @@ from strategies.model.gpt import flops_per_token, param_count
 from strategies.model.part import Part, add_branch
 from strategies.model.weights import normal, param
 from tests.strategies.costs.steps import ODD, UNTIED, by_axes, compiled, cost, sent, step
+from tests.strategies.sampling import nightly
 
 
 class GatedMLP(Part):
@@ -75,8 +76,8 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("single", "data=1", {}),
         ("fsdp", "fsdp=4", {"microbatches": 2}),
-        ("tensor", "tensor=4", {}),
         ("tensor", "tensor=4", {"remat": "full"}),
+        *nightly(("tensor", "tensor=4", {})),
         ("pipeline", "pipeline=2", {"microbatches": 4}),
     ],
 )

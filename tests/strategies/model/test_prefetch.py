@@ -15,12 +15,12 @@ from tests.strategies.sampling import nightly
 
 CASES = [
     ("fsdp", "fsdp=4", {"remat": "full", "unroll": 2, "tied": False}),
-    (
-        "three_d",
-        "fsdp=2,context=2,tensor=2",
-        {"context_attention": "ulysses", "sequence_parallel": False, "microbatches": 2},
-    ),
     *nightly(
+        (
+            "three_d",
+            "fsdp=2,context=2,tensor=2",
+            {"context_attention": "ulysses", "sequence_parallel": False, "microbatches": 2},
+        ),
         ("hsdp", "data=2,fsdp=4", {"remat": "full", "reduce": "layer"}),
         ("fsdp", "fsdp=2", {"remat": "none", "microbatches": 2}),
         ("fsdp", "fsdp=8", {}),

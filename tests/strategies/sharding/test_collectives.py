@@ -6,6 +6,7 @@ from strategies.costs import traffic
 from strategies.sharding import collectives
 from tests.strategies.costs.steps import by_axes, compiled, cost, sent
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
+from tests.strategies.sampling import nightly
 from tests.strategies.test_equality import HARDEST
 
 
@@ -18,7 +19,8 @@ def gloo(monkeypatch):
 
 @pytest.mark.usefixtures("gloo")
 @pytest.mark.parametrize(
-    ("name", "mesh"), [("fsdp", "fsdp=4"), ("tensor", "tensor=4"), ("zero2", "data=4"), ("hsdp", "data=2,fsdp=2")]
+    ("name", "mesh"),
+    [("tensor", "tensor=4"), ("hsdp", "data=2,fsdp=2"), *nightly(("fsdp", "fsdp=4"), ("zero2", "data=4"))],
 )
 def test_over_gloo_formulas_say_what_is_sent(name, mesh):
     """No program has a reduce-scatter there, and formulas equal it by kind and axes, to the byte."""
