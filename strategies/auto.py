@@ -33,7 +33,6 @@ tensor.py, with these differences:
     (tensor.py: all-reduces).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -53,6 +52,7 @@ from strategies.model.causal_attention import causal_attention
 from strategies.model.hooks import Hooks
 from strategies.model.reach import Reach
 from strategies.model.remat import GATHERED
+from strategies.model.weights import WeightSpec
 from strategies.sharding.layout import Layout, Spec, size_of
 from strategies.step import Implementation, Step
 from strategies.strategy import Strategy
@@ -82,10 +82,10 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
     tokens = "tensor" if sequence_parallel else None
     all_tokens, own_tokens = split(BATCH), split(BATCH, tokens)
 
-    def gather(weight: Array, dims: Sequence[str], dtype: str) -> Array:
-        weight = lax.with_sharding_constraint(weight.astype(dtype), split(*used(dims)))
+    def gather(weight: Array, spec: WeightSpec, dtype: str) -> Array:
+        weight = lax.with_sharding_constraint(weight.astype(dtype), split(*used(spec.dims)))
         # The head's backward pass follows its forward pass at once, and the compiler would not merge two gathers.
-        return checkpoint_name(weight, GATHERED) if "vocab" in dims else weight
+        return checkpoint_name(weight, GATHERED) if "vocab" in spec.dims else weight
 
     def attend(qkv_BTCA: Array, head_dim: int, kind: str, reach: Reach | None) -> Array:
         qkv_BTCA = lax.with_sharding_constraint(qkv_BTCA, split(BATCH, None, None, "tensor"))

@@ -24,7 +24,7 @@ from jaxtyping import Array
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import Devices, MeshSpec, platform_of
-from strategies.model.gpt import named_weights
+from strategies.model.gpt import weight_specs
 from strategies.model.order import after
 from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout
@@ -120,9 +120,9 @@ def require_few_buckets(config: GPTConfig, train: TrainConfig) -> None:
     """
     sizes, itemsize = {**config.dim_sizes, "vocab": config.vocab_rows()}, jnp.dtype(train.reduce_dtype).itemsize
     layer = ends = 0
-    for name, (dims, _) in named_weights(config.tied).items():
-        elements = math.prod(sizes[dim] for dim in dims if dim != "layers")
-        layer, ends = (layer + elements, ends) if name.startswith("blocks.") else (layer, ends + elements)
+    for spec in weight_specs(config).values():
+        elements = math.prod(sizes[dim] for dim in spec.dims if dim != "layers")
+        layer, ends = (layer + elements, ends) if spec.is_stacked else (layer, ends + elements)
     groups = (layer, ends) if train.reduce == "layer" else (config.layers * layer + ends,)
 
     def count(bucket_bytes: int) -> int:

@@ -27,7 +27,8 @@ A device sends 2 P (n-1)/n elements a step, whatever the number of microbatches.
 the compute dtype, and all gradients, accumulated in float32.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,7 @@ from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.order import after
 from strategies.model.reach import Reach
 from strategies.model.remat import GATHERED
-from strategies.model.weights import Weights, used_dtype
+from strategies.model.weights import Weights, WeightSpec
 from strategies.sharding.layout import Axes, Layout
 from strategies.sharding.weight_shards import Shards
 from strategies.step import Implementation, Step
@@ -63,15 +64,15 @@ def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementa
 
     by_token = mesh.devices.flat[0].device_kind in V5E and shards.count == mesh.size
 
-    def gather(part: Array, dims: Sequence[str], dtype: str) -> Array:
+    def gather(part: Array, spec: WeightSpec, dtype: str) -> Array:
         if by_token and part.ndim == 3:  # [D,3,A], see `attend_by_token`
-            weight = gather(part.reshape(len(part), -1), dims[:2], dtype)
+            weight = gather(part.reshape(len(part), -1), replace(spec, dims=spec.dims[:2]), dtype)
             return weight.reshape(-1, *part.shape[1:])
-        weight = _gather_scatter(shards, train.reduce_dtype, dims, dtype)(part)
+        weight = _gather_scatter(shards, train.reduce_dtype, spec, dtype)(part)
         return weight if train.regather else checkpoint_name(weight, GATHERED)
 
-    def gather_cast(part: Array, dims: Sequence[str]) -> Array:
-        return shards.gather(part.astype(used_dtype(dims, train.dtype)), dims)
+    def gather_cast(part: Array, spec: WeightSpec) -> Array:
+        return shards.gather(part.astype(spec.used_dtype(train.dtype)), spec)
 
     def gather_all(parts: Weights) -> Weights:
         return shards.map_weights(gather_cast, parts)
@@ -91,19 +92,19 @@ def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementa
     )
 
 
-def _gather_scatter(shards: Shards, reduce_dtype: str, dims: Sequence[str], dtype: str) -> Callable[[Array], Array]:
+def _gather_scatter(shards: Shards, reduce_dtype: str, spec: WeightSpec, dtype: str) -> Callable[[Array], Array]:
     """A function that gathers a weight in `dtype`, and whose transpose sums the gradients in `reduce_dtype`.
 
     Autodiff's transpose of a gather sums in the dtype of the gather. It is used where both dtypes are the same.
     """
 
     def gather(part: Array) -> Array:
-        return shards.gather(part.astype(dtype), dims)
+        return shards.gather(part.astype(dtype), spec)
 
     if dtype == reduce_dtype:
         return gather
     function = jax.custom_vjp(gather)
-    function.defvjp(lambda part: (gather(part), None), lambda _, grad: (shards.scatter(grad, dims, reduce_dtype),))
+    function.defvjp(lambda part: (gather(part), None), lambda _, grad: (shards.scatter(grad, spec, reduce_dtype),))
     return function
 
 

@@ -30,13 +30,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import jax
 from jax import lax
 from jaxtyping import Array
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
 from strategies.mesh import Devices, MeshSpec, mark_varying
-from strategies.model.gpt import weight_dims
+from strategies.model.gpt import map_weights
 from strategies.model.hooks import Hooks
 from strategies.model.weights import Weights
 from strategies.sharding.collectives import all_gather, reduce_scatter
@@ -93,8 +92,7 @@ def all_reduce(grads: Weights, config: GPTConfig, dtype: str) -> Weights:
 
 def _map_replicated(function: Callable[[Array], Array], weights: Weights, config: GPTConfig) -> Weights:
     """Apply a function to the weights that `tensor` does not split. The others stay as they are."""
-    dims = weight_dims(config)
-    return jax.tree.map(lambda w, dims: w if LAYOUT.dims.keys() & set(dims) else function(w), weights, dims)
+    return map_weights(lambda w, spec: w if LAYOUT.dims.keys() & set(spec.dims) else function(w), config, weights)
 
 
 def require_fit(config: GPTConfig, train: TrainConfig, size: int, contexts: int = 1) -> None:

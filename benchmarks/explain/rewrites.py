@@ -234,7 +234,9 @@ class _Ledger:
         """Bytes per device of the weights that the head uses, including a tied token table."""
         table = "embedding.token" if self.plan.config.tied else "head."
         mine = [
-            each for each in self.plan.weights if each.name.startswith(("head.", table)) and set(axes) <= set(each.axes)
+            each
+            for each in self.plan.weights
+            if each.spec.name.startswith(("head.", table)) and set(axes) <= set(each.axes)
         ]
         return sum(BYTES[self.plan.dtype(each)] * each.elements for each in mine)
 
@@ -256,9 +258,9 @@ def named(array: str, plan: Plan) -> str:
 
     wanted = sorted(size for size in dims(array) if size > 1)
     names = [
-        each.name
+        each.spec.name
         for each in plan.weights
-        if sorted(local(dim) for dim in each.dims if dim != "layers") == wanted
-        or sorted(plan.layers if dim == "layers" else local(dim) for dim in each.dims) == wanted
+        if sorted(local(dim) for dim in each.spec.dims if dim != "layers") == wanted
+        or sorted(plan.layers if dim == "layers" else local(dim) for dim in each.spec.dims) == wanted
     ]
     return f"{array} ({', '.join(names[:2])}{' and others' * (len(names) > 2)})" if names else array

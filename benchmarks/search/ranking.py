@@ -134,7 +134,7 @@ def memory_traffic_bytes(plan: Plan) -> int:
     - activations: what layers keep for the backward pass, written and read
     """
     train, itemsize = plan.train, BYTES[plan.train.dtype]
-    used = [each for each in plan.weights if is_tied(plan, each) or not each.name.startswith("embedding.")]
+    used = [each for each in plan.weights if is_tied(plan, each) or not each.spec.name.startswith("embedding.")]
     passes = (3 if train.remat == "full" else 2) * (2 if train.halves == "on" else 1)
     weights = passes * itemsize * sum(each.elements for each in used) * plan.shards
     activations = 2 * Block.kept_bytes(plan.share) * plan.layers

@@ -149,7 +149,7 @@ def layer_weights(plan: Plan) -> float:
     """Weights of a layer that a device takes out of the stack of its layers. One layer alone is not stacked."""
     if plan.layers == 1:
         return 0.0
-    return plan.gathered * sum(each.elements for each in plan.weights if each.of_blocks) / plan.layers
+    return plan.gathered * sum(each.elements for each in plan.weights if each.spec.is_stacked) / plan.layers
 
 
 def beside_sums(plan: Plan) -> tuple[Kernel, Kernel]:

@@ -33,7 +33,7 @@ def first_stage_elements(plan: Plan) -> float:
     Only the tensor axis splits the table of tokens. `Plan` splits it over the stages, too.
     """
     tables = (plan.padded_vocab / plan.tensors + plan.config.sequence) * plan.config.embed
-    return sum(each.elements for each in plan.weights if each.of_blocks) + tables
+    return sum(each.elements for each in plan.weights if each.spec.is_stacked) + tables
 
 
 def activation_bytes(plan: Plan) -> float:

@@ -46,7 +46,7 @@ class Sharded:
                 copied += self.copied_elements(each) / times
         arrays = [each for each in self.plan.weights if {*self.axes} & {*each.axes}]
         stack = self.network.machine.stack
-        calls = 1 if stack.combines else sum(each.of_blocks or not of_layer for each in arrays)
+        calls = 1 if stack.combines else sum(each.spec.is_stacked or not of_layer for each in arrays)
         seconds = Kernel("memory", 0, stack.transposed_bytes * copied).seconds(self.network.machine)
         return seconds + sum(self.network.seconds(kind, self.axes, n, calls, calls - 1) for kind, n in sent.items())
 

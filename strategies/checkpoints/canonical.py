@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from strategies.model.gpt import named_weights
+from strategies.model.gpt import weight_specs
 from strategies.step import Step
 
 Index = tuple[slice, ...]
@@ -108,7 +108,7 @@ def leaves(step: Step) -> list[Leaf]:
     With master weights there are two of each name under params: the weight as the forward pass uses it, then its
     master. A checkpoint has the latter, and both are read from it.
     """
-    weights, sizes = named_weights(step.config.tied), step.config.dim_sizes
+    weights, sizes = weight_specs(step.config), step.config.dim_sizes
     found = []
     for path, stored in jax.tree.leaves_with_path(step.state):
         group = "/".join(key.name for key in path if hasattr(key, "name") and key.name != "optimizer")

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.plan import BYTES
 from strategies.mesh import MeshSpec
-from strategies.model.gpt import named_weights
+from strategies.model.gpt import weight_specs
 from strategies.sharding.layout import Axes, Layout, Spec, size_of
 from strategies.training.sharded_update import held_dtype
 
@@ -77,19 +77,23 @@ def held_arrays(
 
     as_held = ("weight",) if train.microbatches > 1 or layout.scatters_each else ("weight", "gradient")
 
-    def array(what: str, name: str, dims: Sequence[str], shape: Sequence[int], spec: P) -> HeldArray:
+    def array(
+        what: str, name: str, dims: Sequence[str], shape: Sequence[int], spec: P, dtype: str = "float32"
+    ) -> HeldArray:
         axes = tuple(() if each is None else (each,) if isinstance(each, str) else tuple(each) for each in spec)
         axes += ((),) * (len(dims) - len(axes))
-        dtype = held_dtype(dims, train) if what in as_held else "float32"  # numbers of tokens have as many bytes
         whole_bytes = BYTES[dtype] * math.prod(shape)
         parts = math.prod(size_of(each, mesh.sizes) for each in axes)
         return HeldArray(what, name, tuple(dims), tuple(shape), axes, whole_bytes, whole_bytes // parts)
 
-    for name, (dims, _) in named_weights(config.tied).items():
-        shape = [sizes[dim] for dim in dims]
-        yield from (array(what, name, dims, shape, spec(dims)) for what, spec in specs.items())
+    for weight in weight_specs(config).values():
+        shape = [sizes[dim] for dim in weight.dims]
+        held = held_dtype(weight, train)
+        for what, spec in specs.items():
+            dtype = held if what in as_held else "float32"
+            yield array(what, weight.name, weight.dims, shape, spec(weight.dims), dtype)
     yield array("step count", "count", (), (), P())
-    tokens = (train.batch_size, config.sequence + 1)
+    tokens = (train.batch_size, config.sequence + 1)  # their numbers have as many bytes as float32
     yield array("batch", "tokens", ("batch", "sequence"), tokens, P(layout.batch or None))
 
 

@@ -80,7 +80,7 @@ def gradient_bytes(plan: Plan) -> int:
     train = plan.train
     gradients = plan.parameter_bytes * plan.gathered
     if train.reduce == "layer":  # a sharded update has whole gradients of the embedding and the head alone
-        gradients -= sum(plan.held_bytes(weight) for weight in plan.weights if weight.of_blocks)
+        gradients -= sum(plan.held_bytes(weight) for weight in plan.weights if weight.spec.is_stacked)
         gradients += 4 * block_elements(plan) // plan.updates
     if train.microbatches > 1 and not plan.staged:
         gradients += 4 * plan.elements * plan.gathered // (plan.updates if plan.layout.scatters_each else 1)
@@ -175,4 +175,4 @@ def whole_layer(plan: Plan) -> int:
 
 def block_elements(plan: Plan) -> int:
     """Parameters that one device holds of its layers."""
-    return sum(weight.elements for weight in plan.weights if weight.of_blocks)
+    return sum(weight.elements for weight in plan.weights if weight.spec.is_stacked)

@@ -14,17 +14,15 @@ from strategies import context, pipeline, tensor, three_d
 from strategies.config import Dtype, GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
 from strategies.mesh import MeshSpec
 from strategies.model.causal_attention import kernel_for
-from strategies.model.gpt import Block, named_weights
+from strategies.model.gpt import Block, weight_specs
 from strategies.model.loss import tokens_at_once
 from strategies.model.part import Share
-from strategies.model.weights import Backward, used_dtype
+from strategies.model.weights import WeightSpec
 from strategies.pipelining.schedules import Costs, Schedule
 from strategies.pipelining.stages import layer_slots
 from strategies.pipelining.timetable import Ticks
 from strategies.sharding.layout import Axes, Layout, size_of
 from strategies.training.sharded_update import held_dtype, require_master
-
-Dims = tuple[str, ...]
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """Bytes of an element, by dtype."""
@@ -35,25 +33,16 @@ class Weight:
     """An array of weights.
 
     Attributes:
-        name: in the model, such as "blocks.mlp.up_DF".
-        dims: names of its dims.
-        backward: whether the backward pass needs it.
+        spec: what the model says of it.
         axes: mesh axes that split it.
         last_axes: those that split its last dim.
         elements: number of its elements on one device.
     """
 
-    name: str
-    dims: Dims
-    backward: Backward
+    spec: WeightSpec
     axes: Axes
     last_axes: Axes
     elements: int
-
-    @property
-    def of_blocks(self) -> bool:
-        """Whether it is stacked over layers."""
-        return self.dims[0] == "layers"
 
 
 @dataclass(frozen=True)
@@ -272,19 +261,19 @@ class Plan:
         sizes = dict(self.config.dim_sizes, vocab=self.padded_vocab, layers=self.layer_slots)
         spec = self.layout.spec(self.config, self.mesh.sizes)
         return tuple(
-            Weight(name, dims, backward, axes, last, math.prod(sizes[dim] for dim in dims) // self.size(*axes))
-            for name, (dims, backward) in named_weights(self.config.tied).items()
-            for split in [tuple(spec(dims))]
-            for axes, last in [(tuple(jax.tree.leaves(split)), tuple(jax.tree.leaves(split[len(dims) - 1 :])))]
+            Weight(weight, axes, last, math.prod(sizes[dim] for dim in weight.dims) // self.size(*axes))
+            for weight in weight_specs(self.config).values()
+            for split in [tuple(spec(weight.dims))]
+            for axes, last in [(tuple(jax.tree.leaves(split)), tuple(jax.tree.leaves(split[len(weight.dims) - 1 :])))]
         )
 
     def dtype(self, weight: Weight) -> Dtype:
         """The dtype in which a weight is used, and gathered."""
-        return used_dtype(weight.dims, self.train.dtype)
+        return weight.spec.used_dtype(self.train.dtype)
 
     def held_bytes(self, weight: Weight) -> int:
         """Bytes of a weight as the state holds it, on one device."""
-        return BYTES[held_dtype(weight.dims, self.train)] * weight.elements
+        return BYTES[held_dtype(weight.spec, self.train)] * weight.elements
 
     @property
     def parameter_bytes(self) -> int:

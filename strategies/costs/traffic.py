@@ -14,7 +14,6 @@ from functools import partial
 
 from strategies.costs.plan import BYTES, Plan, Weight
 from strategies.model.gpt import Block
-from strategies.model.weights import is_matrix
 from strategies.sharding.collectives import communicates_by_gloo
 from strategies.sharding.layout import Axes
 from strategies.training.compression import BLOCK, padded
@@ -114,7 +113,7 @@ def updates(plan: Plan) -> Iterator[Traffic]:
     dtype = plan.train.reduce_dtype
     yield from traffic(plan, "gradients", "reduce_scatter", axes, times * plan.elements, dtype=dtype)
     for weight in plan.weights:
-        held, part = held_dtype(weight.dims, plan.train), weight.elements // plan.updates
+        held, part = held_dtype(weight.spec, plan.train), weight.elements // plan.updates
         yield from traffic(plan, "weights", "all_gather", axes, part, dtype=held)
 
 
@@ -129,12 +128,12 @@ def gathers(plan: Plan) -> Iterator[Traffic]:
     for weight in (weight for weight in plan.weights if {*axes} & {*weight.axes}):
         whole = weight.elements * plan.shards
         once, again = weight.elements, 0
-        if by_layer and weight.of_blocks:
+        if by_layer and weight.spec.is_stacked:
             once, again = of_blocks(plan, weight)
         elif by_layer:
             once = of_ends(plan, weight) * weight.elements
         scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
-        innermost = is_matrix(weight.dims) and bool({*axes} & {*weight.last_axes})
+        innermost = weight.spec.is_matrix and bool({*axes} & {*weight.last_axes})
         term = partial(traffic, plan, axes=axes, innermost=innermost)
         dtype, reduce_dtype = plan.dtype(weight), plan.train.reduce_dtype
         yield from term("weights", "all_gather", elements=once, dtype=dtype)
@@ -150,7 +149,7 @@ def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
     """
     train = plan.train
     needs = {"needed": True, "recomputation": train.remat == "full", "unused": False}
-    needed = needs[weight.backward] and (train.remat != "none" or is_matrix(weight.dims))
+    needed = needs[weight.spec.backward] and (train.remat != "none" or weight.spec.is_matrix)
     forward = train.microbatches * weight.elements
     kept = forward // plan.layers if train.prefetch == "on" else 0
     return forward, forward - kept if train.regather and needed else 0
@@ -172,7 +171,7 @@ def of_ends(plan: Plan, weight: Weight) -> int:
 
 def is_tied(plan: Plan, weight: Weight) -> bool:
     """Whether a weight is the token table that the embedding and the head share."""
-    return plan.config.tied and weight.name == "embedding.token_VD"
+    return plan.config.tied and weight.spec.name == "embedding.token_VD"
 
 
 def layers(plan: Plan) -> Iterator[Traffic]:
@@ -219,7 +218,9 @@ def stages(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "stages", "permute", along, sent, dtype=plan.train.dtype)
     # The last stage's result, its gradient, and that of the first stage's input.
     yield from traffic(plan, "ends", "all_reduce", along, 3 * plan.own_residual, dtype=plan.train.dtype)
-    head = [weight for weight in plan.weights if weight.name.startswith("head.") and "vocab" not in weight.dims]
+    head = [
+        weight for weight in plan.weights if weight.spec.name.startswith("head.") and "vocab" not in weight.spec.dims
+    ]
     dtype, whole = plan.train.reduce_dtype, sum(weight.elements for weight in head) * plan.gathered
     yield from traffic(plan, "gradients held alike", "all_reduce", along, whole, dtype=dtype)
 

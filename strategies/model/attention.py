@@ -3,9 +3,9 @@
 Dims: B batch, T tokens, D embed, C = 3 (query, key, value), A = heads x head dim.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
@@ -17,23 +17,33 @@ from strategies.model.part import Part, Share, add_bias, add_branch
 from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
 from strategies.model.splash_attention import LANES
-from strategies.model.weights import normal, param
+from strategies.model.weights import WeightSpec, matrix, vector
 
 
 class Attention(Part):
     """Multi-head self-attention. A tensor axis splits its heads."""
 
     contracted = "head_features"
+    qkv_DCA: nnx.Param
+    qkv_bias_CA: nnx.Param
+    out_AD: nnx.Param
+    out_bias_D: nnx.Param
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Draw normal weights with deviation 0.02; the output projection less, by sqrt(2 layers)."""
-        embed = config.embed
+        """Initialise the weights."""
+        super().__init__(config, rngs)
         self.head_dim, self.reach = config.head_dim, Reach.of(config)
-        self.qkv_DCA = normal(rngs, (embed, 3, embed), "embed", "qkv", "head_features")
-        # The backward pass takes queries, keys and values with their biases.
-        self.qkv_bias_CA = param(jnp.zeros((3, embed)), "qkv", "head_features", backward="recomputation")
-        self.out_AD = normal(rngs, (embed, embed), "head_features", "embed", std=0.02 * (2 * config.layers) ** -0.5)
-        self.out_bias_D = param(jnp.zeros(embed), "embed")
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """Those of the output projection have a smaller deviation, by sqrt(2 layers)."""
+        return {
+            "qkv_DCA": matrix("embed", "qkv", "head_features"),
+            # The backward pass takes queries, keys and values with their biases.
+            "qkv_bias_CA": vector("qkv", "head_features", backward="recomputation"),
+            "out_AD": matrix("head_features", "embed", deviation=0.02 * (2 * config.layers) ** -0.5),
+            "out_bias_D": vector("embed"),
+        }
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, hooks: Hooks, kind: Any) -> Array:
         """Add the attention of `normed` to the residual stream x.

@@ -1,21 +1,31 @@
 """Embeddings of tokens and positions. Dims: B batch, T tokens, V vocabulary with padding, D embed."""
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig
 from strategies.model.hooks import Hooks
-from strategies.model.weights import normal, token_table
+from strategies.model.weights import WeightSpec, create, matrix
 
 
 class Embedding(nnx.Module):
     """Learned embeddings of tokens and of positions. It has no matmul, and its backward pass needs no weight."""
 
+    token_VD: nnx.Param
+    position_TD: nnx.Param
+
     def __init__(self, config: GPTConfig, padded_vocab: int, rngs: nnx.Rngs):
-        """Draw both tables from a normal distribution with deviation 0.02."""
-        self.token_VD = token_table(rngs, config, padded_vocab)
-        self.position_TD = normal(rngs, (config.sequence, config.embed), "sequence", "embed")
+        """Initialise both tables."""
+        for name, param in create(self.weights(config), config, rngs, padded_vocab).items():
+            setattr(self, name, param)
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """A table of the vocabulary, and one of the positions."""
+        return {"token_VD": matrix("vocab", "embed"), "position_TD": matrix("sequence", "embed")}
 
     def __call__(self, tokens_BT: Int[Array, "B T"], hooks: Hooks) -> Float[Array, "B T D"]:
         """Look up the tokens in this device's rows of the table, and sum over the devices that hold other rows."""

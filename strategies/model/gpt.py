@@ -7,14 +7,15 @@ which are the arrays kept for the backward pass.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.traverse_util import unflatten_dict
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -32,7 +33,7 @@ from strategies.model.part import Part, Share
 from strategies.model.prefetch import PrefetchedLayers, is_ordered
 from strategies.model.reach import Reach
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
-from strategies.model.weights import Backward, Weights, used_dtype
+from strategies.model.weights import Weights, WeightSpec
 
 Split = tuple[Any, Any]
 """Graph and weights of a module, as `nnx.split` returns them."""
@@ -43,9 +44,9 @@ class Block(nnx.Module):
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
         """Initialise the weights, those of attention first."""
-        self.norm1 = LayerNorm(config)
+        self.norm1 = LayerNorm(config, rngs)
         self.attention = Attention(config, rngs)
-        self.norm2 = LayerNorm(config)
+        self.norm2 = LayerNorm(config, rngs)
         self.mlp = MLP(config, rngs)
 
     def __call__(self, x_BTD: Float[Array, "B T D"], hooks: Hooks, kind: Any) -> Float[Array, "B T D"]:
@@ -57,6 +58,12 @@ class Block(nnx.Module):
     def parts() -> tuple[type[Part], ...]:
         """The parts of a block, in order."""
         return LayerNorm, Attention, LayerNorm, MLP
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """The weights of all parts."""
+        parts = zip(("norm1", "attention", "norm2", "mlp"), Block.parts(), strict=True)
+        return {f"{name}.{weight}": spec for name, part in parts for weight, spec in part.weights(config).items()}
 
     @staticmethod
     def branches() -> tuple[type[Part], ...]:
@@ -213,43 +220,30 @@ class GPT(nnx.Module):
         return nnx.merge(graph, jax.tree.map(ready, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
 
     def _gathered(self, weight: Any) -> Array:
-        return self.hooks.gather(weight[...], weight.dims, used_dtype(weight.dims, self.train_config.dtype))
-
-
-class WeightInfo(NamedTuple):
-    """Names of a weight's dims as it is stored, and whether the backward pass needs the weight."""
-
-    dims: tuple[str, ...]
-    backward: Backward
+        return self.hooks.gather(weight[...], weight.spec, weight.spec.used_dtype(self.train_config.dtype))
 
 
 @cache
-def _weight_infos(tied: bool) -> Weights:
-    """The `WeightInfo` of each weight, in the tree of the model. Weights of the blocks are stacked over layers."""
-    config = GPTConfig(layers=1, embed=1, heads=1, tied=tied)
-    weights = nnx.state(nnx.eval_shape(lambda: GPT(config, TrainConfig(batch_size=1), nnx.Rngs(0))), nnx.Param)
-
-    def info(path: Any, weight: nnx.Param) -> Any:
-        dims = ("layers", *weight.dims) if path[0].key == "blocks" else weight.dims
-        return WeightInfo(dims, weight.backward)
-
-    return nnx.to_pure_dict(jax.tree.map_with_path(info, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
+def weight_specs(config: GPTConfig) -> Mapping[str, WeightSpec]:
+    """The weights of the model by name, such as "blocks.mlp.up_DF", in the order of the leaves of their tree."""
+    stacked = {name: replace(spec, dims=("layers", *spec.dims)) for name, spec in Block.weights(config).items()}
+    parts = {"embedding": Embedding.weights(config), "blocks": stacked, "head": Head.weights(config)}
+    specs = {f"{part}.{name}": spec for part, weights in parts.items() for name, spec in weights.items()}
+    return {name: replace(specs[name], name=name) for name in sorted(specs, key=lambda name: name.split("."))}
 
 
-def _is_info(leaf: Any) -> bool:
-    return isinstance(leaf, WeightInfo)
+def spec_tree(config: GPTConfig) -> Weights:
+    """The `WeightSpec` of each weight, in the tree of the model."""
+    return unflatten_dict(dict(weight_specs(config)), sep=".")
 
 
-def weight_dims(config: GPTConfig) -> Weights:
-    """The dims of each weight, in the tree of the model. Weights of the blocks are stacked over layers."""
-    return jax.tree.map(lambda info: info.dims, _weight_infos(config.tied), is_leaf=_is_info)
+def map_weights(function: Callable[..., Any], config: GPTConfig, weights: Weights, *others: Weights) -> Weights:
+    """Apply a function to each array of a model's weights, or of some of its parts, and the array's `WeightSpec`.
 
-
-@cache
-def named_weights(tied: bool) -> Mapping[str, WeightInfo]:
-    """The `WeightInfo` of each weight by name, such as "blocks.mlp.up_DF". It is the same for models of all sizes."""
-    paths, _ = jax.tree.flatten_with_path(_weight_infos(tied), is_leaf=_is_info)
-    return {".".join(key.key for key in path): info for path, info in paths}
+    With other weights it also takes the array of each of these.
+    """
+    specs = spec_tree(config)
+    return jax.tree.map(function, weights, {part: specs[part] for part in weights}, *others)
 
 
 def resolved(config: GPTConfig) -> GPTConfig:
@@ -273,7 +267,7 @@ def resolved(config: GPTConfig) -> GPTConfig:
 def param_count(config: GPTConfig) -> int:
     """Number of parameters of the model, without the padding of the vocabulary."""
     sizes = config.dim_sizes
-    return sum(math.prod(sizes[dim] for dim in info.dims) for info in named_weights(config.tied).values())
+    return sum(math.prod(sizes[dim] for dim in spec.dims) for spec in weight_specs(config).values())
 
 
 def flops_per_token(config: GPTConfig) -> int:

@@ -1,5 +1,7 @@
 """The head: the last norm, and the loss of each token. Dims: B batch, T tokens, N = B x T, V vocabulary, D embed."""
 
+from collections.abc import Mapping
+
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -7,18 +9,26 @@ from strategies.config import GPTConfig, TrainConfig
 from strategies.model.hooks import Hooks
 from strategies.model.loss import losses
 from strategies.model.norm import LayerNorm
-from strategies.model.weights import token_table
+from strategies.model.weights import WeightSpec, create, matrix
+
+TABLE = matrix("vocab", "embed")
 
 
 class Head(nnx.Module):
     """The last norm, and a table of its own where the head is not tied to the embedding."""
 
     def __init__(self, config: GPTConfig, train: TrainConfig, padded_vocab: int, rngs: nnx.Rngs):
-        """Draw the table, if there is one, as the embedding's."""
+        """Initialise the norm, and the table if there is one."""
         self.vocab, self.train_config = config.vocab, train
-        self.norm = LayerNorm(config)
+        self.norm = LayerNorm(config, rngs)
         if not config.tied:
-            self.token_VD = token_table(rngs, config, padded_vocab)
+            self.token_VD = create({"token_VD": TABLE}, config, rngs, padded_vocab)["token_VD"]
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """Those of the norm, and the table."""
+        norm = {f"norm.{name}": spec for name, spec in LayerNorm.weights(config).items()}
+        return norm if config.tied else {**norm, "token_VD": TABLE}
 
     def __call__(
         self, x_BTD: Float[Array, "B T D"], token_VD: Array, targets_BT: Int[Array, "B T"], hooks: Hooks

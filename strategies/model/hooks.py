@@ -3,7 +3,7 @@
 Dims: B batch, T tokens, D embed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from jaxtyping import Array, Int
 from strategies.model.attention_kernels import project
 from strategies.model.causal_attention import causal_attention
 from strategies.model.reach import Reach
+from strategies.model.weights import WeightSpec
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,7 @@ class Hooks:
     Attributes:
         layer: stored weights of one layer, as the loop over layers reads them -> as `gather` takes them.
         delays_sums: whether the backward pass runs the transpose of `layer`, which sums gradients, one layer late.
-        gather: (a stored weight, of the blocks one layer's; names of its dims; dtype) -> the weight as it is used, in
-            that dtype.
+        gather: (a stored weight, of the blocks one layer's; its spec; dtype) -> the weight as it is used, in that dtype.
         sum: partial sums [B,T,D] of this device -> sums over devices, for its own tokens.
         all_tokens: [B,T,D] of the own tokens -> of all tokens.
         own_tokens: [T,D] of all tokens -> of the own tokens.
@@ -44,7 +44,7 @@ class Hooks:
 
     layer: Callable[[Any], Any] = lambda weights: weights
     delays_sums: bool = False
-    gather: Callable[[Array, Sequence[str], str], Array] = lambda weight, dims, dtype: weight.astype(dtype)
+    gather: Callable[[Array, WeightSpec, str], Array] = lambda weight, spec, dtype: weight.astype(dtype)
     sum: Callable[[Array], Array] = lambda x: x
     all_tokens: Callable[[Array], Array] = lambda x: x
     own_tokens: Callable[[Array], Array] = lambda x: x

@@ -1,9 +1,9 @@
 """The MLP branch of a block, with tanh GELU (Radford et al. 2019). Dims: B batch, T tokens, D embed, F mlp."""
 
+from collections.abc import Mapping
 from functools import cache
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jaxtyping import Array
@@ -12,7 +12,7 @@ from strategies.config import GPTConfig
 from strategies.model.attention_kernels import matmul
 from strategies.model.hooks import Hooks
 from strategies.model.part import Part, Share, add_bias, add_branch
-from strategies.model.weights import normal, param
+from strategies.model.weights import WeightSpec, matrix, vector
 
 
 class MLP(Part):
@@ -20,13 +20,20 @@ class MLP(Part):
 
     contracted = "mlp"
 
-    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Draw normal weights with deviation 0.02; the second matmul's less, by sqrt(2 layers)."""
-        embed, mlp = config.embed, config.mlp_dim
-        self.up_DF = normal(rngs, (embed, mlp), "embed", "mlp")
-        self.up_bias_F = param(jnp.zeros(mlp), "mlp")
-        self.down_FD = normal(rngs, (mlp, embed), "mlp", "embed", std=0.02 * (2 * config.layers) ** -0.5)
-        self.down_bias_D = param(jnp.zeros(embed), "embed", backward="unused")
+    up_DF: nnx.Param
+    up_bias_F: nnx.Param
+    down_FD: nnx.Param
+    down_bias_D: nnx.Param
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """Those of the second matmul have a smaller deviation, by sqrt(2 layers)."""
+        return {
+            "up_DF": matrix("embed", "mlp"),
+            "up_bias_F": vector("mlp"),
+            "down_FD": matrix("mlp", "embed", deviation=0.02 * (2 * config.layers) ** -0.5),
+            "down_bias_D": vector("embed", backward="unused"),
+        }
 
     def __call__(self, x_BTD: Array, normed_BTD: Array, hooks: Hooks) -> Array:
         """Add the MLP of `normed` to the residual stream x.

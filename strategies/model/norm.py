@@ -1,7 +1,10 @@
 """Layer normalisation (Ba et al. 2016). Dims: B batch, T tokens, D embed."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
@@ -9,16 +12,19 @@ from jaxtyping import Array, Float
 from strategies.config import GPTConfig
 from strategies.model.part import Part, Share
 from strategies.model.remat import KEPT
-from strategies.model.weights import param
+from strategies.model.weights import WeightSpec, vector
 
 
 class LayerNorm(Part):
     """Normalise features, in float32 (Ba et al. 2016, equation 3)."""
 
-    def __init__(self, config: GPTConfig):
+    scale_D: nnx.Param
+    bias_D: nnx.Param
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
         """Scale one and bias zero."""
-        self.scale_D = param(jnp.ones(config.embed), "embed")
-        self.bias_D = param(jnp.zeros(config.embed), "embed")
+        return {"scale_D": vector("embed", value=1.0), "bias_D": vector("embed")}
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Normalise over D. The result has the dtype of the input."""

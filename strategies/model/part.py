@@ -1,9 +1,9 @@
 """What every part of the model states beside its code, for the formulas in costs/.
 
-A part's weights and their dims are in its constructor. The rest it states by the functions of `Part`, of one layer and
-one microbatch. costs/ adds up the parts: another MLP, say, is another file and nothing else.
+A part states its weights (`Part.weights`), and by the other functions of `Part` what one layer does with one microbatch. costs/ adds up the parts: another MLP, say, is another file and nothing else.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from strategies.config import GPTConfig, TrainConfig
 from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
 from strategies.model.splash_attention import computed_keys
+from strategies.model.weights import WeightSpec, create
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Share:
 
 
 class Part(nnx.Module):
-    """A part of a transformer block. By default it has no matmul and keeps nothing.
+    """A part of a transformer block. By default it has no weights and no matmul, and keeps nothing.
 
     Attributes:
         contracted: the dim that its last matmul contracts. Devices that split this dim have partial sums; `Hooks.sum`
@@ -124,6 +125,16 @@ class Part(nnx.Module):
     """
 
     contracted: ClassVar[str | None] = None
+
+    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
+        """Initialise the weights."""
+        for name, param in create(self.weights(config), config, rngs).items():
+            setattr(self, name, param)
+
+    @staticmethod
+    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """Its weights by name, in the order in which they are drawn. Each becomes an attribute."""
+        return {}
 
     @staticmethod
     def matmul_flops(config: GPTConfig) -> int:

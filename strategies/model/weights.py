@@ -1,15 +1,16 @@
-"""How the model's parts declare their weights: each array with the names of its dims, and what the backward pass needs.
+"""Weights as the parts of the model declare them: a `WeightSpec` says all that anything else needs to know of one.
 
-The names of the dims are those of `GPTConfig.dim_sizes`.
+Sharding, checkpoints, formulas, sums of gradients and the optimizer read these specs. The names of the dims are those
+of `GPTConfig.dim_sizes`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array
 
 from strategies.config import Dtype, GPTConfig
 
@@ -19,30 +20,74 @@ Backward = Literal["needed", "recomputation", "unused"]
 """Whether the backward pass needs a weight: always; only to recompute activations that remat="dots" keeps; never."""
 
 
-def param(value: Array, *dims: str, backward: Backward = "needed") -> nnx.Param:
-    """A weight whose dims have names."""
-    return nnx.Param(value, dims=dims, backward=backward)
+@dataclass(frozen=True)
+class WeightSpec:
+    """One weight of the model.
 
-
-def normal(rngs: nnx.Rngs, shape: tuple[int, ...], *dims: str, std: float = 0.02) -> nnx.Param:
-    """A weight drawn from a normal distribution, as GPT-2 draws it."""
-    return param(std * jax.random.normal(rngs.params(), shape), *dims)
-
-
-def token_table(rngs: nnx.Rngs, config: GPTConfig, padded_vocab: int) -> nnx.Param:
-    """Embeddings [V,D] of the vocabulary, padded by zeros. Rows are drawn alike whatever the padding."""
-    drawn_VD = 0.02 * jax.random.normal(rngs.params(), (padded_vocab, config.embed))
-    return param(jnp.where(jnp.arange(padded_vocab)[:, None] < config.vocab, drawn_VD, 0), "vocab", "embed")
-
-
-def is_matrix(dims: Sequence[str]) -> bool:
-    """Whether a weight is a matrix or an embedding table. Otherwise it is a vector: a bias, or a norm's scale."""
-    return len(set(dims) - {"layers", "qkv"}) == 2
-
-
-def used_dtype(dims: Sequence[str], dtype: Dtype) -> Dtype:
-    """The dtype in which a weight is used: matrices in the compute dtype, vectors in float32.
-
-    The gradient of a vector is a sum over all tokens, accumulated in the dtype in which the vector is used.
+    Attributes:
+        dims: names of its dims, in the stored order. In the table of a model (`gpt.weight_specs`) a weight of the
+            blocks is stacked over layers, its first dim.
+        used_in: the dtype in which it is used: matrices and tables in the compute dtype, vectors (biases and scales of
+            norms) in float32. The gradient of a vector is a sum over all tokens, accumulated in the dtype of its use.
+        deviation: its initial values are drawn from a normal distribution around 0 with this deviation.
+        value: of all its elements, initially, if `deviation` is 0.
+        backward: whether the backward pass needs it.
+        name: in its part, such as "up_DF"; in the table of a model the whole path, "blocks.mlp.up_DF".
     """
-    return dtype if is_matrix(dims) else "float32"
+
+    dims: tuple[str, ...]
+    used_in: Literal["compute", "float32"]
+    deviation: float = 0.0
+    value: float = 0.0
+    backward: Backward = "needed"
+    name: str = ""
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is used in the compute dtype."""
+        return self.used_in == "compute"
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it is stacked over layers."""
+        return self.dims[0] == "layers"
+
+    def used_dtype(self, dtype: Dtype) -> Dtype:
+        """The dtype in which it is used, and gathered, with this compute dtype."""
+        return dtype if self.is_matrix else "float32"
+
+
+def matrix(*dims: str, deviation: float = 0.02) -> WeightSpec:
+    """A matrix or a table, drawn from a normal distribution, as GPT-2 draws it."""
+    return WeightSpec(dims, "compute", deviation)
+
+
+def vector(*dims: str, value: float = 0.0, backward: Backward = "needed") -> WeightSpec:
+    """A bias or the scale of a norm, of equal values."""
+    return WeightSpec(dims, "float32", value=value, backward=backward)
+
+
+def create(specs: Mapping[str, WeightSpec], config: GPTConfig, rngs: nnx.Rngs, padded_vocab: int = 0) -> Weights:
+    """Initialise the weights of a part of the model, as `nnx.Param`s that carry their specs.
+
+    Rows of the vocabulary are drawn alike whatever the padding, which is zero.
+
+    Args:
+        specs: by name.
+        config: the model.
+        rngs: random keys.
+        padded_vocab: rows of the vocabulary with padding; default: the size of the vocabulary.
+    """
+    sizes = {**config.dim_sizes, "vocab": padded_vocab or config.vocab}
+
+    def param(name: str, spec: WeightSpec) -> nnx.Param:
+        shape = tuple(sizes[dim] for dim in spec.dims)
+        if spec.deviation:
+            array = spec.deviation * jax.random.normal(rngs.params(), shape)
+        else:
+            array = jnp.full(shape, spec.value)
+        if spec.dims[0] == "vocab":
+            array = jnp.where(jnp.arange(shape[0])[:, None] < config.vocab, array, 0)
+        return nnx.Param(array, spec=replace(spec, name=name))
+
+    return {name: param(name, spec) for name, spec in specs.items()}

@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import jax
 from jax import lax
 from jaxtyping import Array
 
 from strategies.config import GPTConfig, require_divides
-from strategies.model.gpt import weight_dims
-from strategies.model.weights import Weights
+from strategies.model.gpt import map_weights
+from strategies.model.weights import Weights, WeightSpec
 from strategies.sharding.collectives import all_gather, reduce_scatter
 
 
@@ -54,10 +53,10 @@ class Shards:
             left = f"{name}/{parts}" if parts > 1 else name
             require_divides(" x ".join(self.axes), self.count, **{left: sizes[name] // parts})
 
-    def dim(self, dims: Sequence[str]) -> int:
+    def dim(self, spec: WeightSpec) -> int:
         """The index of the dim along which a weight is split."""
-        found = self.find(dims)
-        assert found is not None, f"{dims} stay whole: they have no dim that {self.axes} may cut"
+        found = self.find(spec.dims)
+        assert found is not None, f"{spec} stays whole: it has no dim that {self.axes} may split"
         return found
 
     def find(self, dims: Sequence[str]) -> int | None:
@@ -67,28 +66,24 @@ class Shards:
         allowed = [i for i in fit if dims[i] != "layers" and (self.again or self._parts(dims[i]) == 1)]
         return min(allowed, key=lambda i: self._parts(dims[i]) > 1, default=None)
 
-    def gather(self, part: Array, dims: Sequence[str], to: Literal["varying", "invarying"] = "varying") -> Array:
+    def gather(self, part: Array, spec: WeightSpec, to: Literal["varying", "invarying"] = "varying") -> Array:
         """W[D_axis,F] -> W[D,F]. `to` is the type of the result in `jax.shard_map`: varying over the axes, or not."""
         if to == "varying":
-            return all_gather(part, self.axes, self.dim(dims))
-        return lax.all_gather(part, self.axes, axis=self.dim(dims), tiled=True, to=to)
+            return all_gather(part, self.axes, self.dim(spec))
+        return lax.all_gather(part, self.axes, axis=self.dim(spec), tiled=True, to=to)
 
-    def scatter(self, grad: Array, dims: Sequence[str], dtype: str) -> Array:
+    def scatter(self, grad: Array, spec: WeightSpec, dtype: str) -> Array:
         """dW[D,F] of each device -> this device's shard dW[D_axis,F] of their sum, in float32; summed in `dtype`."""
-        return reduce_scatter(grad.astype(dtype), self.axes, self.dim(dims)).astype("float32")
+        return reduce_scatter(grad.astype(dtype), self.axes, self.dim(spec)).astype("float32")
 
-    def local_part(self, weight: Array, dims: Sequence[str]) -> Array:
+    def local_part(self, weight: Array, spec: WeightSpec) -> Array:
         """W[D,F] -> W[D_axis,F], the shard of this device."""
-        size = weight.shape[self.dim(dims)] // self.count
-        return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axes) * size, size, self.dim(dims))
+        size = weight.shape[self.dim(spec)] // self.count
+        return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axes) * size, size, self.dim(spec))
 
     def _parts(self, dim: str) -> int:
         return self.cut.get(dim, 1)
 
     def map_weights(self, function: Callable[..., Array], weights: Weights, *others: Weights) -> Weights:
-        """Apply a function of an array and its dims, such as `gather`, to weights of a model, or of parts of it.
-
-        If there are other weights, it also takes those.
-        """
-        dims = weight_dims(self.config)
-        return jax.tree.map(function, weights, {part: dims[part] for part in weights}, *others)
+        """Apply a function of an array and its spec, such as `gather`, to weights of a model (`gpt.map_weights`)."""
+        return map_weights(function, self.config, weights, *others)

@@ -7,7 +7,7 @@ weight itself, or with a sharded update (ZeRO stages 1 and 2) this device's shar
 and its gradients, summed, become those of the targets.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,14 +22,12 @@ from strategies.mesh import are_virtual, mark_varying
 from strategies.model.gpt import GPT
 from strategies.model.hooks import Hooks
 from strategies.model.order import after
-from strategies.model.weights import Weights
+from strategies.model.weights import Weights, WeightSpec
 from strategies.sharding.layout import Layout
 from strategies.sharding.weight_shards import Shards
 from strategies.step import Differentiate, Divisor, Implementation, Tokens
 from strategies.training.gradients import cast
 from strategies.training.overlap import delays_sums
-
-Dims = Sequence[str]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weight", "target"], meta_fields=[])
@@ -106,16 +104,16 @@ class LayerReduction:
         def weights_of(weights: list[Array], targets: list[Array]) -> list[Array]:
             return weights
 
-        dims = [param.dims for param in params]
-        weights_of.defvjp(lambda weights, _: (weights, None), lambda _, grads: (None, self.summed(grads, dims)))
+        specs = [param.spec for param in params]
+        weights_of.defvjp(lambda weights, _: (weights, None), lambda _, grads: (None, self.summed(grads, specs)))
         weights = weights_of([pair.weight for pair in pairs], [pair.target for pair in pairs])
         return jax.tree.unflatten(structure, [param.replace(w) for param, w in zip(params, weights, strict=True)])
 
-    def summed(self, grads: list[Array], dims: list[Dims]) -> list[Array]:
-        """Gradients of one layer on each device, and the dims of its weights -> the gradients of the targets."""
+    def summed(self, grads: list[Array], specs: list[WeightSpec]) -> list[Array]:
+        """Gradients of one layer on each device, and the specs of its weights -> the gradients of the targets."""
         dtype, replicas = self.train.reduce_dtype, self.layout.replicas
         if self.shards:
-            grads = [self.shards.scatter(grad, names, dtype) for grad, names in zip(grads, dims, strict=True)]
+            grads = [self.shards.scatter(grad, spec, dtype) for grad, spec in zip(grads, specs, strict=True)]
         if not replicas:
             return grads
         if self.implementation.sum_layer:

@@ -12,7 +12,8 @@ two gradients of a tied table are summed in `dtype`. Vectors (norm weights and b
 (model/weights.py), and therefore held and gathered in float32.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -23,8 +24,8 @@ from jaxtyping import Array
 
 from strategies.config import Dtype, GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import GPUS, platform_of
-from strategies.model.gpt import weight_dims
-from strategies.model.weights import Weights, used_dtype
+from strategies.model.gpt import map_weights
+from strategies.model.weights import Weights, WeightSpec
 from strategies.sharding.layout import Layout
 from strategies.sharding.weight_shards import Shards
 from strategies.step import State
@@ -48,16 +49,16 @@ def require_master(layout: Layout, train: TrainConfig) -> None:
         raise Infeasible(f"{asked} changes nothing with dtype=float32; leave it out, or use dtype=bfloat16 or float16")
 
 
-def held_dtype(dims: Sequence[str], train: TrainConfig) -> Dtype:
+def held_dtype(spec: WeightSpec, train: TrainConfig) -> Dtype:
     """The dtype of a weight in `State.params`."""
-    return "float32" if train.master == "none" else used_dtype(dims, train.dtype)
+    return "float32" if train.master == "none" else spec.used_dtype(train.dtype)
 
 
 def held(weights: Weights, config: GPTConfig, train: TrainConfig) -> tuple[Weights, Weights | None]:
     """Float32 weights -> the same as `State.params` and as `State.master` hold them."""
     if train.master == "none":
         return weights, None
-    return jax.tree.map(lambda w, dims: w.astype(held_dtype(dims, train)), weights, weight_dims(config)), weights
+    return map_weights(lambda weight, spec: weight.astype(held_dtype(spec, train)), config, weights), weights
 
 
 class ShardedUpdate(NamedTuple):
@@ -106,7 +107,7 @@ def _unshard(shards: Shards, by_layer: bool, parts: Weights, replaced: Weights) 
     blocks = {"blocks": parts["blocks"]}
 
     def gathered(i: Array | int) -> Weights:
-        return shards.map_weights(lambda part, dims: gather(part[i], dims[1:]), blocks)
+        return shards.map_weights(lambda part, spec: gather(part[i], replace(spec, dims=spec.dims[1:])), blocks)
 
     def put(layer: Weights, i: Array | int, whole: Weights) -> Weights:
         return jax.tree.map(lambda new, all_LX: lax.dynamic_update_index_in_dim(all_LX, new, i, 0), layer, whole)

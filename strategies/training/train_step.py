@@ -24,7 +24,7 @@ from strategies.arguments import require_key, require_like
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.mesh import mark_varying, platform_of
 from strategies.model.causal_attention import kernel_for
-from strategies.model.gpt import GPT, weight_dims
+from strategies.model.gpt import GPT, spec_tree
 from strategies.model.loss import tokens_at_once
 from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout, size_of
@@ -280,7 +280,7 @@ def _jitted(
 
 def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:
     """The `PartitionSpec` of every weight, in the tree of the model."""
-    return jax.tree.map(spec, weight_dims(config), is_leaf=lambda leaf: isinstance(leaf, tuple))
+    return jax.tree.map(lambda weight: spec(weight.dims), spec_tree(config))
 
 
 def _require_fit(mesh: Mesh, train: TrainConfig, layout: Layout, padded_vocab: int) -> None:
