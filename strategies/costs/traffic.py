@@ -218,10 +218,9 @@ def stages(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "stages", "permute", along, sent, dtype=plan.train.dtype)
     # The last stage's result, its gradient, and that of the first stage's input.
     yield from traffic(plan, "ends", "all_reduce", along, 3 * plan.own_residual, dtype=plan.train.dtype)
-    head = [
-        weight for weight in plan.weights if weight.spec.name.startswith("head.") and "vocab" not in weight.spec.dims
-    ]
-    dtype, whole = plan.train.reduce_dtype, sum(weight.elements for weight in head) * plan.gathered
+    of_head = [weight for weight in plan.weights if weight.spec.name.startswith("head.")]
+    whole = plan.gathered * sum(weight.elements for weight in of_head if "vocab" not in weight.spec.dims)
+    dtype = plan.train.reduce_dtype
     yield from traffic(plan, "gradients held alike", "all_reduce", along, whole, dtype=dtype)
 
 

@@ -25,7 +25,8 @@ class Hooks:
     Attributes:
         layer: stored weights of one layer, as the loop over layers reads them -> as `gather` takes them.
         delays_sums: whether the backward pass runs the transpose of `layer`, which sums gradients, one layer late.
-        gather: (a stored weight, of the blocks one layer's; its spec; dtype) -> the weight as it is used, in that dtype.
+        gather: (a stored weight, of the blocks one layer's; its spec; dtype) -> the weight as it is used, in that
+            dtype.
         sum: partial sums [B,T,D] of this device -> sums over devices, for its own tokens.
         all_tokens: [B,T,D] of the own tokens -> of all tokens.
         own_tokens: [T,D] of all tokens -> of the own tokens.

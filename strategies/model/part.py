@@ -1,6 +1,7 @@
 """What every part of the model states beside its code, for the formulas in costs/.
 
-A part states its weights (`Part.weights`), and by the other functions of `Part` what one layer does with one microbatch. costs/ adds up the parts: another MLP, say, is another file and nothing else.
+A part states its weights (`Part.weights`), and by the other functions of `Part` what one layer does with one
+microbatch. costs/ adds up the parts: another MLP, say, is another file and nothing else.
 """
 
 from collections.abc import Mapping

@@ -12,8 +12,7 @@ from strategies.checkpoints import canonical, zarr_arrays
 from strategies.costs.arrays import held_arrays
 from strategies.costs.plan import BYTES
 from strategies.costs.predict import known, predict
-from strategies.model.gpt import weight_dims
-from strategies.model.weights import used_dtype
+from strategies.model.gpt import map_weights
 from tests.strategies.costs.test_communication import CONFIG, TRAIN, WEIGHTS, communication, inner
 from tests.strategies.equality import ROUNDING, assert_equal, build, initial, single, trained
 from tests.strategies.sampling import nightly
@@ -46,16 +45,15 @@ def test_a_step_with_master_weights_equals_one_device(name, options):
     step = build(name, FOUR, master="float32", **options)
     mine, state = mastered(step)
     assert_equal(mine, single(dtype=options["dtype"]), ROUNDING[options["dtype"]])
-    dims = weight_dims(step.config)
 
-    def check(param, master, dims):
-        dtype = used_dtype(dims, step.train.dtype)
+    def check(param, spec, master):
+        dtype = spec.used_dtype(step.train.dtype)
         assert (param.dtype, master.dtype) == (dtype, "float32")
         assert param.sharding.is_fully_replicated
         assert master.sharding.shard_shape(master.shape) != master.shape
         np.testing.assert_array_equal(param, np.asarray(master).astype(param.dtype))
 
-    jax.tree.map(check, state.params, state.master, dims)
+    map_weights(check, step.config, state.params, state.master)
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,10 @@ def test_activations_are_those_of_the_paper(mesh, training, expected):
 def test_the_first_stage_has_the_whole_table_and_20_bytes_a_parameter():
     """A layer has 12 h^2 weights, and 13 h in norms and biases where the model has them."""
     one, two = (cost(mesh).plan for mesh in ("pipeline=4", "pipeline=2,tensor=2"))
-    of_blocks = sum(each.elements for each in one.weights if each.of_blocks)
+    of_blocks = sum(each.elements for each in one.weights if each.spec.is_stacked)
     assert of_blocks == pytest.approx(2 * 12 * 64**2, rel=0.1)
     assert megatron_bytes(one) - activation_bytes(one) == 20 * (of_blocks + (1024 + 32) * 64)
-    split = sum(each.elements for each in two.weights if each.of_blocks)
+    split = sum(each.elements for each in two.weights if each.spec.is_stacked)
     assert megatron_bytes(two) - activation_bytes(two) == 20 * (split + (512 + 32) * 64)
 
 

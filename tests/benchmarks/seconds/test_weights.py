@@ -59,7 +59,7 @@ def test_weights_are_copied_out_of_the_stack_of_layers():
     for mesh, times in (("data=8", 1), ("data=8", 2), ("pipeline=2", 4), ("fsdp=8", 1), ("pipeline=4", 4)):
         cost = cost_of(mesh, microbatches=times)
         more = parts_of(cost)["memory"] - parts_of(cost, light)["memory"]
-        held = sum(each.elements for each in cost.plan.weights if each.of_blocks)  # on a device
+        held = sum(each.elements for each in cost.plan.weights if each.spec.is_stacked)  # on a device
         copied = times * held * sum(VIRTUAL.weight_bytes) * cost.plan.mesh.size / rate
         assert more == pytest.approx(copied if cost.plan.layers > 1 else 0.0, abs=1e-12)
     assert layer_weights(cost_of("fsdp=8", gather="step").plan) == 8 * layer_weights(cost_of("fsdp=8").plan)

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import pytest
 from flax import nnx
 
@@ -13,7 +12,7 @@ from strategies.model import gpt
 from strategies.model.attention_kernels import matmul
 from strategies.model.gpt import flops_per_token, param_count
 from strategies.model.part import Part, add_branch
-from strategies.model.weights import normal, param
+from strategies.model.weights import matrix, vector
 from tests.strategies.costs.steps import ODD, UNTIED, by_axes, compiled, cost, sent, step
 from tests.strategies.sampling import nightly
 
@@ -22,13 +21,16 @@ class GatedMLP(Part):
     """SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer"), with remat="dots" or "full"."""
 
     contracted = "mlp"
+    gate_DF: nnx.Param
+    up_DF: nnx.Param
+    down_FD: nnx.Param
+    down_bias_D: nnx.Param
 
-    def __init__(self, config, rngs):
-        embed, mlp = config.embed, config.mlp_dim
-        self.gate_DF = normal(rngs, (embed, mlp), "embed", "mlp")
-        self.up_DF = normal(rngs, (embed, mlp), "embed", "mlp")
-        self.down_FD = normal(rngs, (mlp, embed), "mlp", "embed")
-        self.down_bias_D = param(jnp.zeros(embed), "embed", backward="unused")
+    @staticmethod
+    def weights(config):
+        """Three matrices and a bias."""
+        into, out = matrix("embed", "mlp"), matrix("mlp", "embed")
+        return {"gate_DF": into, "up_DF": into, "down_FD": out, "down_bias_D": vector("embed", backward="unused")}
 
     def __call__(self, x_BTD, normed_BTD, hooks):
         """Add the gated MLP to the residual stream."""
@@ -61,8 +63,7 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The model has the other MLP."""
 
     def forget() -> None:
-        for cached in (gpt._weight_infos, gpt.named_weights):
-            cached.cache_clear()
+        gpt.weight_specs.cache_clear()
 
     with monkeypatch.context() as patch:
         patch.setattr(gpt, "MLP", GatedMLP)
