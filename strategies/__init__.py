@@ -18,9 +18,9 @@ from strategies.presets import PRESETS
 
 if TYPE_CHECKING:
     from strategies.checkpoints.info import CheckpointError
+    from strategies.core.axis import Axis
     from strategies.mesh import MeshSpec
     from strategies.registry import KNOWN_AS, STRATEGIES, register
-    from strategies.sharding.layout import Layout
     from strategies.step import Implementation, State, Step
     from strategies.strategy import Strategy
 
@@ -28,11 +28,11 @@ __all__ = [
     "KNOWN_AS",
     "PRESETS",
     "STRATEGIES",
+    "Axis",
     "CheckpointError",
     "GPTConfig",
     "Implementation",
     "Infeasible",
-    "Layout",
     "MeshSpec",
     "State",
     "Step",
@@ -45,9 +45,9 @@ _WITH_JAX = {
     "KNOWN_AS": "registry",
     "STRATEGIES": "registry",
     "register": "registry",
+    "Axis": "core.axis",
     "CheckpointError": "checkpoints.info",
     "MeshSpec": "mesh",
-    "Layout": "sharding.layout",
     "Implementation": "step",
     "State": "step",
     "Step": "step",

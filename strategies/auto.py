@@ -45,22 +45,25 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies import data, fsdp, tensor
-from strategies.config import GPTConfig, TrainConfig
-from strategies.mesh import Devices, MeshSpec
+from strategies.core.axis import Axis
+from strategies.core.placement import Spec, size_of
+from strategies.core.plan import Plan
 from strategies.model.attention_kernels import project
 from strategies.model.causal_attention import causal_attention
 from strategies.model.hooks import Hooks
 from strategies.model.reach import Reach
 from strategies.model.remat import GATHERED
 from strategies.model.weights import WeightSpec
-from strategies.sharding.layout import Layout, Spec, size_of
-from strategies.step import Implementation, Step
+from strategies.step import Implementation
 from strategies.strategy import Strategy
-from strategies.training.train_step import assemble
 
-BATCH = (*data.AXES, *fsdp.AXES)
-AXES = (*BATCH, *tensor.AXES)
-LAYOUT = Layout(batch=BATCH, dims=tensor.LAYOUT.dims, shards=fsdp.AXES, cuts_again=False)
+BATCH = data.REPLICAS.name, fsdp.AXIS.name
+AXES = (
+    Axis("data", batch=True),
+    Axis("fsdp", batch=True, shards=True, may_split_dim_twice=False, require=fsdp.require),
+    Axis("tensor", dims=tensor.DIMS, options=("sequence_parallel",), require=tensor.require),
+)
+"""What the hand-written axes split. The compiler does the rest."""
 
 
 def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
@@ -111,15 +114,12 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
     )
 
 
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """Build the step. Arguments and errors are those of `Strategy.build`. An axis absent from the mesh has size one."""
-    device_mesh, layout = mesh.over(AXES, devices), LAYOUT.along(mesh.split_axes(AXES))
-    tensor.require_fit(config, train, device_mesh.shape["tensor"])
-    used = replace(layout, shards=()).spec(config, mesh.sizes)
-    implementation = Implementation(hooks=hooks(device_mesh, used, train.sequence_parallel), compiler_partitioned=True)
-    return assemble(config, device_mesh, train, layout, implementation)
+def implement(plan: Plan, mesh: Mesh) -> Implementation:
+    """The sharding constraints of the axes, by what they split."""
+    used = replace(plan.placement, shards=()).spec(plan.config, plan.mesh.sizes)
+    return Implementation(hooks=hooks(mesh, used, plan.train.sequence_parallel), compiler_partitioned=True)
 
 
 TWINS = {("data",): "data", ("fsdp",): "fsdp", ("tensor",): "tensor", ("fsdp", "tensor"): "three_d"}
 """Mesh axes that may be combined -> the hand-written strategy that does the same."""
-AUTO = Strategy("auto", AXES, build, ("sequence_parallel",), LAYOUT, twins=TWINS)
+AUTO = Strategy("auto", AXES, implement, twins=TWINS)

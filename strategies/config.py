@@ -124,9 +124,9 @@ class TrainConfig:
             them.
         dtype: compute dtype. Optimizer state is float32, and so are parameters unless `master` says otherwise.
             "float32" means float32 on every backend, without the reduced precision (TF32, bfloat16 passes) that
-            accelerators use by default. "float16" has dynamic loss scaling (training/loss_scaling.py).
+            accelerators use by default. "float16" has dynamic loss scaling (core/loss_scaling.py).
         master: "float32": zero1 and zero2 hold parameters in `dtype`, and float32 master weights in shards
-            (training/sharded_update.py). "none": parameters are float32.
+            (core/sharded_update.py). "none": parameters are float32.
         reduce_dtype: of gradients while they are summed over devices. Sums over microbatches are float32. It cannot be
             float16, in which sums of scaled gradients would overflow.
         reduce: whether gradients are summed over replicas layer by layer in the backward loop over layers ("layer"), or
@@ -143,7 +143,7 @@ class TrainConfig:
         gather: whether fsdp gathers each layer's weights when it runs ("layer"), or all weights once a step ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
         prefetch: with gather="layer", whether fsdp gathers weights one layer ahead (model/prefetch.py). "auto" is "on"
-            where possible on GPUs and most TPUs (training/overlap.py).
+            where possible on GPUs and most TPUs (core/overlap.py).
         halves: whether a layer that a tensor axis splits runs on halves of the batch (model/halves.py). "auto" is "on"
             where possible on GPUs, v5e, v5p and v6e.
         bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each
@@ -217,7 +217,7 @@ class TrainConfig:
 
     @property
     def layers_in_loop(self) -> int:
-        """`unroll` as a number; 1 for "auto" (training/overlap.py resolves it for devices)."""
+        """`unroll` as a number; 1 for "auto" (core/overlap.py resolves it for devices)."""
         return 1 if self.unroll == "auto" else self.unroll
 
 

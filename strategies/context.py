@@ -1,7 +1,7 @@
 """Context parallel: each device holds all weights, and a shard of the tokens of every sequence.
 
     dW[D,F] -all_reduce(context)-> dW[D,F], each weight, once a step, in `reduce_dtype`: after all
-        microbatches, or with `reduce="layer"` each layer's in the backward loop (training/layer_reduction.py)
+        microbatches, or with `reduce="layer"` each layer's in the backward loop (core/layer_reduction.py)
 
 Only attention needs the tokens of other devices. With `context_attention="ring"` keys and values travel
 around a ring of devices, and in the backward pass their gradients travel with them (model/ring_attention.py):
@@ -34,29 +34,30 @@ Ulysses sends as much as without a window. A stride (`attention_stride`) reaches
 would have to send: there is no ring for it, and "auto" is Ulysses.
 """
 
-import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
-from strategies.mesh import GPUS, Devices, MeshSpec, platform_of
+from strategies.config import GPTConfig, Infeasible, legal, require_divides
+from strategies.core.axis import Axis
+from strategies.core.layer_reduction import resolve_reduce
+from strategies.core.plan import Plan
+from strategies.core.traffic import Traffic, traffic
+from strategies.mesh import GPUS
 from strategies.model.causal_attention import causal_attention, kernel_for
-from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
-from strategies.model.ring_attention import AXIS, ring_attention, zigzag
+from strategies.model.ring_attention import AXIS as RING
+from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.model.sparse_attention import attend_sparse
-from strategies.sharding.layout import Layout
-from strategies.step import Implementation, Step
+from strategies.step import Implementation
 from strategies.strategy import Strategy
-from strategies.training.train_step import assemble
-
-AXES = ("context",)
-LAYOUT = Layout(tokens=AXES)
 
 
 def contiguous(x: Array, dim: int) -> Array:
@@ -72,7 +73,7 @@ def window_attention(
 
     Arguments are those of `causal_attention`; t is T_context. `kind` is "xla", for a window has no fused kernel here.
     """
-    return attend_sparse(qkv_BTCA, received_before(qkv_BTCA[:, :, 1:], reach), head_dim, reach, AXIS)
+    return attend_sparse(qkv_BTCA, received_before(qkv_BTCA[:, :, 1:], reach), head_dim, reach, RING)
 
 
 def received_before(kv_BTCA: Array, reach: Reach) -> Array | None:
@@ -81,11 +82,11 @@ def received_before(kv_BTCA: Array, reach: Reach) -> Array | None:
     They are kept for the backward pass: receiving them again would communicate again. The first devices of the axis
     receive zeros in place of tokens before the first one.
     """
-    devices, size = lax.axis_size(AXIS), kv_BTCA.shape[1]
+    devices, size = lax.axis_size(RING), kv_BTCA.shape[1]
     left, arrived, parts = reach.earlier(devices * size, devices), kv_BTCA, []
     while left:
         to_next = [(device, device + 1) for device in range(devices - 1)]
-        arrived = checkpoint_name(lax.ppermute(arrived[:, -min(left, size) :], AXIS, to_next), KEPT)
+        arrived = checkpoint_name(lax.ppermute(arrived[:, -min(left, size) :], RING, to_next), KEPT)
         parts.insert(0, arrived)
         left -= arrived.shape[1]
     return jnp.concatenate(parts, 1) if parts else None
@@ -105,35 +106,26 @@ def ulysses_attention(
     return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
 
 
-def resolve_context_attention(
-    config: GPTConfig, train: TrainConfig, size: int, *, tensors: int = 1, stages: int = 1, platform: str | None = None
-) -> TrainConfig:
-    """Resolve `context_attention="auto"`: a ring, or Ulysses.
+def resolve(plan: Plan) -> Mapping[str, Any]:
+    """Resolve `reduce="auto"`, and `context_attention="auto"`: a ring, or Ulysses.
 
     Ulysses is taken where there are pipeline stages or attention has a stride, and on GPUs where cuDNN's attention can
     be, if the devices divide the heads: it sends less than a ring. With a window a ring sends little, and stays.
 
-    Args:
-        config: the model.
-        train: with any `context_attention`; it stays as it is where the context axis has size one.
-        size: of the context axis.
-        tensors: size of the tensor axis, which splits the heads first.
-        stages: of the pipeline.
-        platform: of the devices, as `platform_of` names it.
-
     Raises:
         Infeasible: a ring with several pipeline stages. XLA's permutes wait for all devices of the mesh, but stages run
-            their layers at different times.
+            their layers at different times. Or `reduce="layer"` where it is impossible.
     """
-    if size == 1:
-        return train
-    if train.context_attention == "auto":
-        fused = platform in GPUS and not Reach.of(config) and kernel_for(platform, config, train) == "cudnn"
-        ring = stages == 1 and not _strided(config) and not (fused and config.heads // tensors % size == 0)
-        return dataclasses.replace(train, context_attention="ring" if ring else "ulysses")
-    if train.context_attention == "ring" and stages > 1:
-        raise Infeasible(f"pipeline={stages} stages have no ring, which all must enter; use context_attention=ulysses")
-    return train
+    config, train, size = plan.config, plan.train, plan.size(RING)
+    attention = train.context_attention
+    if attention == "auto":
+        fused = plan.platform in GPUS and not Reach.of(config) and kernel_for(plan.platform, config, train) == "cudnn"
+        ring = not plan.staged and not _strided(config) and not (fused and config.heads // plan.tensors % size == 0)
+        attention = "ring" if ring else "ulysses"
+    elif attention == "ring" and plan.staged:
+        problem = f"pipeline={plan.stages} stages have no ring, which all must enter"
+        raise Infeasible(f"{problem}; use context_attention=ulysses")
+    return {**resolve_reduce(plan), "context_attention": attention}
 
 
 def _strided(config: GPTConfig) -> bool:
@@ -141,62 +133,75 @@ def _strided(config: GPTConfig) -> bool:
     return reach is not None and reach.stride is not None
 
 
-def hooks(config: GPTConfig, train: TrainConfig, size: int, others: Hooks = ONE_DEVICE) -> Hooks:
-    """Add the hooks of a context axis to those of other axes.
-
-    Args:
-        config: the model.
-        train: with `context_attention` resolved; "auto" is a ring.
-        size: of the context axis. With size one the hooks are unchanged.
-        others: hooks of other axes, which may split heads or tokens further, after the context axis.
-    """
-    if size == 1:
-        return others
-    if train.context_attention == "ulysses":
-        return dataclasses.replace(others, own_context=contiguous, attend=ulysses_attention)
-    if Reach.of(config):
-        return dataclasses.replace(others, own_context=contiguous, attend=window_attention)
-    return dataclasses.replace(others, own_context=zigzag, attend=ring_attention)
-
-
-def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int = 1) -> None:
+def require(plan: Plan) -> None:
     """Check that the context axis divides the tokens and, with Ulysses, the heads.
-
-    Args:
-        config: the model.
-        train: with `context_attention` resolved; "auto" is a ring.
-        size: of the context axis.
-        tensors: size of the tensor axis, which splits the heads first.
 
     Raises:
         Infeasible: it does not divide them (the message names the numbers and the legal sizes), or the attention's
             stride has no ring.
     """
-    if train.context_attention == "ulysses":
+    config, size, tensors = plan.config, plan.size(RING), plan.tensors
+    if plan.train.context_attention == "ulysses":
         heads = "heads" if tensors == 1 else "heads/tensor"
         require_divides("context", size, **{"sequence": config.sequence, heads: config.heads // tensors})
     elif size > 1:
-        if _strided(config):
-            problem = f"attention_stride={config.attention_stride} reaches tokens of all context={size} devices"
-            raise Infeasible(f"{problem}, and has no ring; use context_attention=ulysses")
-        if reach := Reach.of(config):
-            require_divides("context", size, sequence=config.sequence)
-            if not reach.has_blocks(tokens := config.sequence // size):
-                problem = f"no blocks of useful size for attention_window={reach.window} divide the {tokens} tokens"
-                raise Infeasible(f"{problem} of a device; take a sequence with more divisors, or a smaller window")
-        elif config.sequence % (2 * size):
-            sizes = legal(config.sequence // 2 if config.sequence % 2 == 0 else 1, "context")
-            raise Infeasible(f"2 x context={size} chunks do not divide sequence={config.sequence}; {sizes}")
+        _require_ring(config, size)
 
 
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """Build the step. Arguments and errors are those of `Strategy.build`."""
-    device_mesh = mesh.over(AXES, devices)
-    platform = platform_of(device_mesh.devices.flat[0])
-    resolved = resolve_context_attention(config, train, mesh.size, platform=platform)
-    require_fit(config, resolved, mesh.size)
-    return assemble(config, device_mesh, resolved, LAYOUT, Implementation(hooks=hooks(config, resolved, mesh.size)))
+def _require_ring(config: GPTConfig, size: int) -> None:
+    if _strided(config):
+        problem = f"attention_stride={config.attention_stride} reaches tokens of all context={size} devices"
+        raise Infeasible(f"{problem}, and has no ring; use context_attention=ulysses")
+    if reach := Reach.of(config):
+        require_divides("context", size, sequence=config.sequence)
+        if not reach.has_blocks(tokens := config.sequence // size):
+            problem = f"no blocks of useful size for attention_window={reach.window} divide the {tokens} tokens"
+            raise Infeasible(f"{problem} of a device; take a sequence with more divisors, or a smaller window")
+    elif config.sequence % (2 * size):
+        sizes = legal(config.sequence // 2 if config.sequence % 2 == 0 else 1, "context")
+        raise Infeasible(f"2 x context={size} chunks do not divide sequence={config.sequence}; {sizes}")
 
 
-OPTIONS = ("context_attention", "reduce", "reduce_dtype")
-CONTEXT = Strategy("context", AXES, build, OPTIONS, LAYOUT)
+def implement(plan: Plan, before: Implementation) -> Implementation:
+    """Add the hooks of a context axis. Other axes may split heads or tokens further, after it."""
+    if plan.size(RING) == 1:
+        return before
+    if plan.train.context_attention == "ulysses":
+        own_context, attend = contiguous, ulysses_attention
+    elif Reach.of(plan.config):
+        own_context, attend = contiguous, window_attention
+    else:
+        own_context, attend = zigzag, ring_attention
+    return replace(before, hooks=replace(before.hooks, own_context=own_context, attend=attend))
+
+
+def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
+    """Hops of keys, values and their gradients along a ring, or the all-to-alls of Ulysses."""
+    axes, keeps_output = plan.placement.tokens, plan.train.remat != "full"
+    devices, features = plan.size(*axes), plan.layers * plan.residual // plan.tensors
+    if plan.share.skipping and not plan.ulysses:
+        # Keys and values that the window reaches, and their gradients back; recomputation repeats the former.
+        earlier = plan.layers * plan.share.earlier_tokens * plan.train.microbatches * plan.config.embed // plan.tensors
+        sent = (2 if keeps_output else 3) * 2 * earlier
+        yield from traffic(plan, "keys and values", "permute", axes, sent, dtype=plan.train.dtype)
+    elif not plan.ulysses:
+        # Recomputation repeats all hops but the first: the compiler merges that with the first of the backward pass.
+        again = 0 if keeps_output else devices - 2
+        hops = 2 * (devices - 1) + devices + again
+        sent = hops * 2 * features
+        yield from traffic(plan, "keys and values", "permute", axes, sent, dtype=plan.train.dtype)
+    else:
+        sent = (2 if keeps_output else 3) * 4 * features
+        yield from traffic(plan, "tokens and heads", "all_to_all", axes, sent, dtype=plan.train.dtype)
+
+
+AXIS = Axis(
+    "context",
+    tokens=True,
+    options=("context_attention", "reduce", "reduce_dtype"),
+    resolve=resolve,
+    require=require,
+    implement=implement,
+    traffic=(exchanged_tokens,),
+)
+CONTEXT = Strategy("context", (AXIS,))

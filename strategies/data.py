@@ -2,18 +2,19 @@
 Distributed").
 
     dW[D,F] -all_reduce(data)-> dW[D,F], each weight, once a step, in `reduce_dtype`: after all microbatches, or with
-        `reduce="layer"` each layer's in the backward loop (training/layer_reduction.py)
+        `reduce="layer"` each layer's in the backward loop (core/layer_reduction.py)
 
 For P parameters on n devices a device sends 2 P (n-1)/n elements a step, and the loss. By default there is one
 all-reduce for each weight. With `bucket_bytes` the gradients are concatenated, in the order in which the backward pass
 computes them, and there is one all-reduce for each `bucket_bytes` of them (section 3.2.3 there); with `reduce="layer"`
 each layer has buckets of its own. A device sends the same number of elements. With `compression` gradients are not sent
-in float32, and their sum is not exact (training/compression.py).
+in float32, and their sum is not exact (core/compression.py).
 """
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -22,21 +23,19 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import Devices, MeshSpec, platform_of
+from strategies.config import Infeasible
+from strategies.core.axis import Axis
+from strategies.core.compression import BLOCK, compressed, padded
+from strategies.core.gradients import cast
+from strategies.core.layer_reduction import resolve_reduce
+from strategies.core.plan import Plan
+from strategies.core.traffic import Traffic, replica_sums, traffic
 from strategies.model.gpt import weight_specs
 from strategies.model.order import after
 from strategies.model.weights import Weights
-from strategies.sharding.layout import Layout
-from strategies.step import Implementation, Step
+from strategies.step import Implementation
 from strategies.strategy import Strategy
-from strategies.training.compression import compressed
-from strategies.training.gradients import cast
-from strategies.training.overlap import resolve_overlap
-from strategies.training.train_step import assemble
 
-AXES = ("data",)
-LAYOUT = Layout(batch=AXES)
 MOST_BUCKETS = 1000
 """The most all-reduces that `bucket_bytes` may make. A step of `data` with 100 of them takes XLA's CPU backend
 12 s to compile, and with 400 20 s, on one core."""
@@ -82,7 +81,7 @@ def all_reduce_buckets(loss: Array, grads: Weights, bucket_bytes: int, dtype: st
     arrays, structure = jax.tree.flatten(ready)
     packed_loss, sums = jax.tree.unflatten(structure, sum_in_buckets(arrays, bucket_bytes))
     grads = cast(dict(zip(parts, sums, strict=True)), "float32")
-    return packed_loss if packs_loss else lax.psum(loss, AXES), grads
+    return packed_loss if packs_loss else lax.psum(loss, "data"), grads
 
 
 def all_reduce_layer(grads: list[Array], bucket_bytes: int, dtype: str) -> list[Array]:
@@ -98,8 +97,8 @@ def sum_in_buckets(arrays: list[Array], bucket_bytes: int) -> list[Array]:
         packed = jnp.concatenate([arrays[i].reshape(-1)[part] for i, part in bucket])
         # Each all-reduce depends on the one before. The compiler would merge independent ones, even across barriers.
         if sums:
-            packed = after(lax.pcast(sums[-1][0], AXES, to="varying"), packed)
-        sums.append(lax.psum(packed, AXES))
+            packed = after(lax.pcast(sums[-1][0], "data", to="varying"), packed)
+        sums.append(lax.psum(packed, "data"))
     pieces: list[list[Array]] = [[] for _ in arrays]
     for bucket, packed in zip(filled, sums, strict=True):
         ends = np.cumsum([part.stop - part.start for _, part in bucket])
@@ -108,16 +107,17 @@ def sum_in_buckets(arrays: list[Array], bucket_bytes: int) -> list[Array]:
     return [jnp.concatenate(piece).reshape(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 
 
-def require_few_buckets(config: GPTConfig, train: TrainConfig) -> None:
+def require_few_buckets(plan: Plan) -> None:
     """Refuse `bucket_bytes` so small that the program would have more than `MOST_BUCKETS` all-reduces.
 
-    Args:
-        config: the model.
-        train: with `reduce` resolved: with "layer" the buckets of one layer are in the program once, in a loop.
+    With `reduce="layer"` the buckets of one layer are in the program once, in a loop.
 
     Raises:
         Infeasible: names the number of buckets, and the smallest `bucket_bytes` for this model.
     """
+    config, train = plan.config, plan.train
+    if not train.bucket_bytes:
+        return
     sizes, itemsize = {**config.dim_sizes, "vocab": config.vocab_rows()}, jnp.dtype(train.reduce_dtype).itemsize
     layer = ends = 0
     for spec in weight_specs(config).values():
@@ -128,7 +128,7 @@ def require_few_buckets(config: GPTConfig, train: TrainConfig) -> None:
     def count(bucket_bytes: int) -> int:
         return sum(-(-elements // (bucket_bytes // itemsize)) for elements in groups)
 
-    if (buckets := count(train.bucket_bytes or sum(groups) * itemsize)) > MOST_BUCKETS:
+    if (buckets := count(train.bucket_bytes)) > MOST_BUCKETS:
         possible = range(itemsize, sum(groups) * itemsize + 1, itemsize)
         least = possible[bisect.bisect_left(possible, -MOST_BUCKETS, key=lambda bucket_bytes: -count(bucket_bytes))]
         problem = f"bucket_bytes={train.bucket_bytes} makes {buckets:,} buckets, and each is a sum to compile"
@@ -137,26 +137,48 @@ def require_few_buckets(config: GPTConfig, train: TrainConfig) -> None:
 
 def stack(loss: Array, grads: Weights) -> tuple[Array, Weights]:
     """Sum the loss. Each device keeps its share of the gradients, as [1,...]: compression.py sums them later."""
-    return lax.psum(loss, AXES), jax.tree.map(lambda grad: grad[None], grads)
+    return lax.psum(loss, "data"), jax.tree.map(lambda grad: grad[None], grads)
 
 
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """Build the step. Arguments and errors are those of `Strategy.build`."""
-    implementation = Implementation()
+def implement(plan: Plan, before: Implementation) -> Implementation:
+    """Sum gradients compressed or in buckets, if the options say so; otherwise as every strategy does."""
+    train = plan.train
     if train.compression != "none":
-        optimizer = partial(compressed, train=train, devices=mesh.size)
-        implementation = Implementation(
-            sum_replicas=stack, optimizer=optimizer, inexact=f"compression={train.compression}"
-        )
-    elif train.bucket_bytes:
-        devices_used = mesh.over(AXES, devices).devices.flat
-        require_few_buckets(config, resolve_overlap(LAYOUT, mesh.sizes, config, train, platform_of(devices_used[0])))
+        optimizer = partial(compressed, train=train, devices=plan.size("data"))
+        return replace(before, sum_replicas=stack, optimizer=optimizer, inexact=f"compression={train.compression}")
+    if train.bucket_bytes:
         buckets_of = {"bucket_bytes": train.bucket_bytes, "dtype": train.reduce_dtype}
-        implementation = Implementation(
-            sum_replicas=partial(all_reduce_buckets, **buckets_of), sum_layer=partial(all_reduce_layer, **buckets_of)
+        sum_replicas, sum_layer = (
+            partial(function, **buckets_of) for function in (all_reduce_buckets, all_reduce_layer)
         )
-    return assemble(config, mesh.over(AXES, devices), train, LAYOUT, implementation)
+        return replace(before, sum_replicas=sum_replicas, sum_layer=sum_layer)
+    return before
 
 
-OPTIONS = "bucket_bytes", "compression", "compression_warmup", "reduce", "reduce_dtype"
-DATA = Strategy("data", AXES, build, OPTIONS, LAYOUT)
+def compressed_sums(plan: Plan) -> Iterator[Traffic]:
+    """With compression="int8" codes and their scales, otherwise what every strategy sends.
+
+    With "onebit" this is what the warm-up steps send: in a compiled program the larger branch of a conditional counts.
+    """
+    if plan.train.compression != "int8":
+        yield from replica_sums(plan)
+        return
+    devices = plan.size("data")
+    yield from traffic(plan, "loss", "all_reduce", ("data",), 1, array="number", when=plan.when_summed)
+    codes = padded(plan.elements, devices)
+    term = partial(traffic, plan, axes=("data",), array="gradients", when=plan.when_summed)
+    for kind, count in (("all_to_all", codes), ("all_gather", codes // devices)):
+        yield from term("codes", kind, elements=count, dtype="int8")
+        yield from term("scales", kind, elements=count // BLOCK)
+
+
+REPLICAS = Axis("data", batch=True, options=("reduce", "reduce_dtype"), resolve=resolve_reduce)
+"""Replicas of the weights, or of shards of them that other axes make."""
+AXIS = replace(
+    REPLICAS,
+    options=("bucket_bytes", "compression", "compression_warmup", *REPLICAS.options),
+    require=require_few_buckets,
+    implement=implement,
+    replica_sums=compressed_sums,
+)
+DATA = Strategy("data", (AXIS,))

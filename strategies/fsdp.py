@@ -1,6 +1,6 @@
 """Fully sharded data parallel: ZeRO stage 3 (Rajbhandari et al. 2020, section 5.3).
 
-Weights, gradients, optimizer state and the batch are sharded over the devices (sharding/weight_shards.py). With
+Weights, gradients, optimizer state and the batch are sharded over the devices (core/shards.py). With
 `gather="layer"` a layer's full weights exist only while the layer runs, or with `prefetch` the layer before it:
 
     W[D_fsdp,F] -all_gather(fsdp)-> W[D,F], in the compute dtype: each layer forward, and again backward
@@ -27,7 +27,7 @@ A device sends 2 P (n-1)/n elements a step, whatever the number of microbatches.
 the compute dtype, and all gradients, accumulated in float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,61 +35,125 @@ from typing import Any
 import jax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh
 from jaxtyping import Array
 
-from strategies.config import GPTConfig, TrainConfig
-from strategies.mesh import Devices, MeshSpec, are_virtual
+from strategies.config import Infeasible
+from strategies.core.axis import Axis
+from strategies.core.plan import Plan, Weight
+from strategies.core.shards import Shards
+from strategies.core.traffic import Traffic, is_tied, traffic
+from strategies.mesh import GPUS
 from strategies.model.causal_attention import causal_attention
-from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.order import after
 from strategies.model.reach import Reach
 from strategies.model.remat import GATHERED
 from strategies.model.weights import Weights, WeightSpec
-from strategies.sharding.layout import Axes, Layout
-from strategies.sharding.weight_shards import Shards
-from strategies.step import Implementation, Step
+from strategies.step import Implementation
 from strategies.strategy import Strategy
-from strategies.torus import V5E
-from strategies.training.train_step import assemble
-
-AXES = ("fsdp",)
-LAYOUT = Layout(batch=AXES, shards=AXES)
+from strategies.torus import V5E, V6E
 
 
-def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementation:
-    """The hooks and functions by which devices gather these shards and reduce-scatter their gradients."""
+def resolve(plan: Plan) -> Mapping[str, Any]:
+    """Resolve `prefetch="auto"` and `unroll="auto"`.
 
-    scatter = partial(shards.scatter, dtype=train.reduce_dtype)
+    Raises:
+        Infeasible: `prefetch="on"`, and the model or other options do not allow it.
+    """
+    prefetch = _prefetch(plan)
+    return {"prefetch": prefetch, "unroll": _unroll(plan, prefetch)}
 
-    by_token = mesh.devices.flat[0].device_kind in V5E and shards.count == mesh.size
+
+def _prefetch(plan: Plan) -> str:
+    """Weights are not gathered ahead on v5e, nor on v6e where an axis of the batch replicates them."""
+    asked, problem = plan.train.prefetch, _prefetch_problem(plan)
+    if problem and asked == "on":
+        raise Infeasible(f"prefetch=on {problem}")
+    replicated = {*plan.placement.batch} & {*plan.placement.replicas}  # with a context axis nothing was measured
+    slower = plan.kind in V5E or (plan.kind in V6E and replicated)
+    default = plan.platform in (*GPUS, "tpu") and not slower and not problem
+    return "on" if asked == "on" or (asked == "auto" and default) else "off"
+
+
+def _prefetch_problem(plan: Plan) -> str:
+    """Why weights cannot be gathered one layer ahead; empty if they can."""
+    if plan.staged:
+        return "has no loop over all layers in a pipeline; use prefetch=off"
+    if plan.train.gather == "step":
+        return "does not go with gather=step, which gathers all weights at once; use gather=layer or prefetch=off"
+    if not plan.train.regather:
+        return "gathers weights again for the backward pass; use regather=True or prefetch=off"
+    if plan.config.layers == 1:
+        return "needs a second layer to gather, and layers=1; use prefetch=off"
+    return ""
+
+
+def _unroll(plan: Plan, prefetch: str) -> int:
+    """Four layers in an iteration on v5e, which overlaps nothing with another iteration.
+
+    With sums in float32 it takes too much memory, and is left to the user.
+    """
+    train, placement = plan.train, plan.placement
+    if train.unroll != "auto":
+        return train.unroll
+    gathers = not placement.dims and not placement.tokens and train.gather == "layer"
+    hidden = gathers and prefetch == "off" and train.reduce_dtype == "bfloat16"
+    return 4 if plan.kind in V5E and hidden else 1
+
+
+def require(plan: Plan) -> None:
+    """Check that the axis divides the weights, and refuse `regather=False` with pipeline stages.
+
+    The backward passes of a pipeline come many ticks after the forward passes.
+
+    Raises:
+        Infeasible: the axis does not divide the embed or mlp dim, or each stage would keep gathered weights for each
+            microbatch in flight.
+    """
+    plan.shards_of(plan.placement.shards)
+    if plan.staged and plan.train.gather == "layer" and not plan.train.regather:
+        problem = f"with regather=False pipeline={plan.stages} stages keep gathered weights"
+        raise Infeasible(f"{problem} once for each microbatch in flight; use gather=step, which keeps them once")
+
+
+def implement(plan: Plan, before: Implementation) -> Implementation:
+    """Gather weights and reduce-scatter their gradients: for each layer and microbatch, or once a step."""
+    shards, train = plan.shards_of(plan.placement.shards), plan.train
+
+    def gather_all(weights: Weights) -> Weights:
+        def gather(part: Array, spec: WeightSpec) -> Array:
+            return shards.gather(part.astype(spec.used_dtype(train.dtype)), spec)
+
+        return shards.map_weights(gather, before.prepare_params(weights))
+
+    def scatter_all(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+        loss, grads = before.reduce(loss, grads)
+        scatter = partial(shards.scatter, dtype=train.reduce_dtype)
+        return lax.psum(loss, shards.axes), shards.map_weights(scatter, grads)
+
+    def sum_loss(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+        loss, grads = before.reduce(loss, grads)
+        return lax.psum(loss, shards.axes), grads
+
+    if train.gather == "step":
+        return replace(before, prepare_params=gather_all, reduce=scatter_all)
+    by_token = plan.kind in V5E and shards.count == plan.mesh.size
+    hooks = replace(before.hooks, gather=gather_hook(shards, plan, by_token))
+    hooks = replace(hooks, head=head_first) if plan.virtual else hooks
+    hooks = replace(hooks, attend=attend_by_token) if by_token else hooks
+    return replace(before, hooks=hooks, reduce=sum_loss)
+
+
+def gather_hook(shards: Shards, plan: Plan, by_token: bool) -> Callable[[Array, WeightSpec, str], Array]:
+    """`Hooks.gather`: gathers a weight when a layer runs, and sums its gradient when autodiff transposes the gather."""
 
     def gather(part: Array, spec: WeightSpec, dtype: str) -> Array:
         if by_token and part.ndim == 3:  # [D,3,A], see `attend_by_token`
             weight = gather(part.reshape(len(part), -1), replace(spec, dims=spec.dims[:2]), dtype)
             return weight.reshape(-1, *part.shape[1:])
-        weight = _gather_scatter(shards, train.reduce_dtype, spec, dtype)(part)
-        return weight if train.regather else checkpoint_name(weight, GATHERED)
+        weight = _gather_scatter(shards, plan.train.reduce_dtype, spec, dtype)(part)
+        return weight if plan.train.regather else checkpoint_name(weight, GATHERED)
 
-    def gather_cast(part: Array, spec: WeightSpec) -> Array:
-        return shards.gather(part.astype(spec.used_dtype(train.dtype)), spec)
-
-    def gather_all(parts: Weights) -> Weights:
-        return shards.map_weights(gather_cast, parts)
-
-    def scatter_all(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        return lax.psum(loss, shards.axes), shards.map_weights(scatter, grads)
-
-    if train.gather == "step":
-        return Implementation(prepare_params=gather_all, reduce=scatter_all)
-    return Implementation(
-        hooks=Hooks(
-            gather=gather,
-            head=head_first if are_virtual(mesh.devices.ravel()) else ONE_DEVICE.head,
-            attend=attend_by_token if by_token else ONE_DEVICE.attend,
-        ),
-        reduce=lambda loss, grads: (lax.psum(loss, shards.axes), grads),
-    )
+    return gather
 
 
 def _gather_scatter(shards: Shards, reduce_dtype: str, spec: WeightSpec, dtype: str) -> Callable[[Array], Array]:
@@ -142,28 +206,67 @@ def _head_first_backward(_: None, grads: tuple[Array, Any]) -> tuple[Array, Any]
 head_first.defvjp(lambda x_BTD, weights: ((x_BTD, weights), None), _head_first_backward)
 
 
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """Build the step. Arguments and errors are those of `Strategy.build`."""
-    return build_over(AXES, LAYOUT, config, mesh, train, devices)
+def gathers(plan: Plan) -> Iterator[Traffic]:
+    """Gathers of sharded weights, and reduce-scatters of their gradients.
 
-
-def build_over(
-    axes: Axes, layout: Layout, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None
-) -> Step:
-    """Build a step whose weights are sharded over `layout.shards`.
-
-    Args:
-        axes: all axes of the device mesh. One that `mesh` leaves out has size one.
-        layout: which axes split what.
-        config, mesh, train, devices: as in `Strategy.build`.
-
-    Raises:
-        Infeasible: model, mesh and batch do not fit together.
+    The gradient of a tied table is scattered for each of its two uses.
     """
-    device_mesh = mesh.over(axes, devices)
-    shards = layout.shards_of(layout.shards, config, mesh.sizes)
-    return assemble(config, device_mesh, train, layout, implementation(shards, train, device_mesh))
+    axes, by_layer = plan.placement.shards, plan.train.gather == "layer"
+    for weight in (weight for weight in plan.weights if {*axes} & {*weight.axes}):
+        whole = weight.elements * plan.shards
+        once, again = weight.elements, 0
+        if by_layer and weight.spec.is_stacked:
+            once, again = of_blocks(plan, weight)
+        elif by_layer:
+            once = of_ends(plan, weight) * weight.elements
+        scattered = plan.train.microbatches * (2 if is_tied(plan, weight) else 1) if by_layer else 1
+        innermost = weight.spec.is_matrix and bool({*axes} & {*weight.last_axes})
+        term = partial(traffic, plan, axes=axes, innermost=innermost)
+        dtype, reduce_dtype = plan.dtype(weight), plan.train.reduce_dtype
+        forward, backward = ("forward", "backward") if by_layer else ("before forward", "after backward")
+        weights = partial(term, kind="all_gather", dtype=dtype, array="weights")
+        yield from weights("weights", elements=once, when=forward)
+        yield from weights("weights again", elements=again, when=backward)
+        scatters = partial(term, kind="reduce_scatter", dtype=reduce_dtype, array="gradients")
+        yield from scatters("gradients", elements=scattered * whole, when=backward)
 
 
-OPTIONS = "gather", "regather", "prefetch", "reduce_dtype"
-FSDP = Strategy("fsdp", AXES, build, OPTIONS, LAYOUT)
+def of_blocks(plan: Plan, weight: Weight) -> tuple[int, int]:
+    """Elements of a weight of the layers that are gathered in a step: for the forward pass, and again for the backward.
+
+    Both count microbatches. A weight is gathered again if the backward pass needs it (`Backward`). With `remat="none"`
+    the backward pass needs no vectors. With prefetch the last layer's weights are kept until the backward pass.
+    """
+    train = plan.train
+    needs = {"needed": True, "recomputation": train.remat == "full", "unused": False}
+    needed = needs[weight.spec.backward] and (train.remat != "none" or weight.spec.is_matrix)
+    forward = train.microbatches * weight.elements
+    kept = forward // plan.layers if train.prefetch == "on" else 0
+    return forward, forward - kept if train.regather and needed else 0
+
+
+def of_ends(plan: Plan, weight: Weight) -> int:
+    """How often a weight of the embedding or of the head is gathered in a step.
+
+    Outside of loops the compiler merges equal gathers. Weights are constant in the loop over microbatches, so it moves
+    their gathers before the loop. A pipeline schedule gathers in each tick what the tick needs: the embedding for a
+    microbatch that enters, the head for one that leaves, and a tied table once for both.
+    """
+    if not plan.staged:
+        return 1
+    shared = plan.ticks.shared
+    ticks = int(((shared.enters >= 0) | (shared.leaves >= 0)).sum())
+    return 1 + ticks if is_tied(plan, weight) else plan.train.microbatches
+
+
+AXIS = Axis(
+    "fsdp",
+    batch=True,
+    shards=True,
+    options=("gather", "regather", "prefetch", "reduce_dtype"),
+    resolve=resolve,
+    require=require,
+    implement=implement,
+    traffic=(gathers,),
+)
+FSDP = Strategy("fsdp", (AXIS,))

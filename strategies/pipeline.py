@@ -19,7 +19,8 @@ For S stages, M microbatches of b = B / M sequences and a schedule with K exchan
 all-reduces, in the compute dtype. Positions and the last norm are replicated on every stage.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -28,24 +29,44 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies import tensor
-from strategies.config import GPTConfig, PipelineSchedule, TrainConfig
-from strategies.mesh import Devices, MeshSpec, mark_varying
+from strategies.config import TrainConfig
+from strategies.core.axis import Axis
+from strategies.core.gradients import cast
+from strategies.core.plan import Plan
+from strategies.core.traffic import Traffic, traffic
+from strategies.mesh import mark_varying
 from strategies.model.gpt import GPT
 from strategies.model.layer_passes import Leaves
 from strategies.model.weights import Weights
 from strategies.pipelining.executor import Executor, Parts
 from strategies.pipelining.forward import run_forward
-from strategies.pipelining.schedules import SCHEDULES, Schedule
-from strategies.pipelining.stages import layer_slots
+from strategies.pipelining.schedules import Schedule
 from strategies.pipelining.timetable import Ticks
-from strategies.sharding.layout import Layout
-from strategies.step import Differentiate, Divisor, Implementation, Losses, Step, Tokens
+from strategies.step import Differentiate, Divisor, Implementation, Losses, Tokens
 from strategies.strategy import Strategy
-from strategies.training.gradients import cast
-from strategies.training.train_step import assemble
 
-AXES = ("pipeline",)
-LAYOUT = Layout(dims={"layers": AXES, "vocab": AXES})
+
+def require(plan: Plan) -> None:
+    """Check that layers and microbatches fit the stages.
+
+    Raises:
+        Infeasible: there are fewer layers than parts, or the microbatches do not fit the schedule.
+    """
+    _ = plan.order
+
+
+def implement(plan: Plan, before: Implementation) -> Implementation:
+    """Run the microbatches in the order of the schedule, and split embedding and head over the vocabulary."""
+    if not plan.staged:
+        return before
+    return replace(
+        before,
+        hooks=tensor.vocab_hooks(before.hooks, plan.vocab_axes),
+        differentiate=scheduled(plan.schedule, plan.slots, plan.train),
+        schedules_microbatches=True,
+        losses=forward(plan.schedule.chunks, plan.train.microbatches),
+        layer_slots=plan.slots,
+    )
 
 
 def scheduled(schedule: Schedule, slots: tuple[int, ...], train: TrainConfig) -> Differentiate:
@@ -103,50 +124,24 @@ def forward(chunks: int, microbatches: int) -> Losses:
     return losses
 
 
-def implementation(config: GPTConfig, train: TrainConfig, stages: int) -> Implementation:
-    """The implementation of a pipeline. One stage is no pipeline: plain autodiff, without a schedule.
-
-    Raises:
-        Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
-    """
-    if stages == 1:
-        return Implementation()
-    schedule, slots = order(config.layers, stages, train.microbatches, train.schedule, train.chunks)
-    return Implementation(
-        hooks=tensor.vocab_hooks(AXES),
-        differentiate=scheduled(schedule, slots, train),
-        schedules_microbatches=True,
-        losses=forward(schedule.chunks, train.microbatches),
-        layer_slots=slots,
-    )
+def exchanges(plan: Plan) -> Iterator[Traffic]:
+    """What stages send their neighbours in each exchange, and the all-reduces of embedding and head."""
+    along = plan.axes_of("layers")
+    sent = plan.ticks.exchanges * plan.own_residual // plan.train.microbatches
+    yield from traffic(plan, "stages", "permute", along, sent, dtype=plan.train.dtype)
+    # The last stage's result, its gradient, and that of the first stage's input.
+    yield from traffic(plan, "ends", "all_reduce", along, 3 * plan.own_residual, dtype=plan.train.dtype)
+    of_head = [weight for weight in plan.weights if weight.spec.name.startswith("head.")]
+    whole = plan.gathered * sum(weight.elements for weight in of_head if "vocab" not in weight.spec.dims)
+    yield from tensor.replicated_gradients(plan, along, whole)
 
 
-def order(
-    layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int
-) -> tuple[Schedule, tuple[int, ...]]:
-    """A schedule, and which layer is in each slot of the stacked blocks (`stages.layer_slots`).
-
-    Args:
-        layers: of the model.
-        stages: of the pipeline.
-        microbatches: in a batch.
-        schedule: the name of the schedule.
-        chunks: of each stage, for the schedule "interleaved". The others have one.
-
-    Raises:
-        Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
-    """
-    chunks = chunks if schedule == "interleaved" else 1
-    slots = layer_slots(layers, stages, chunks)
-    return SCHEDULES[schedule](stages, microbatches, chunks), slots
-
-
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """Build the step. Arguments and errors are those of `Strategy.build`."""
-    device_mesh = mesh.over(AXES, devices)
-    layout = LAYOUT.along(mesh.split_axes(AXES))
-    return assemble(config, device_mesh, train, layout, implementation(config, train, mesh.size))
-
-
-OPTIONS = "schedule", "chunks", "reduce_dtype"
-PIPELINE = Strategy("pipeline", AXES, build, OPTIONS, LAYOUT)
+AXIS = Axis(
+    "pipeline",
+    dims=("layers", "vocab"),
+    options=("schedule", "chunks", "reduce_dtype"),
+    require=require,
+    implement=implement,
+    traffic=(exchanges, tensor.vocabulary),
+)
+PIPELINE = Strategy("pipeline", (AXIS,))

@@ -58,10 +58,10 @@ def register(strategy: Strategy) -> Strategy:
     require_instance(strategy, Strategy, "what is registered", ValueError)
     if strategy.name in STRATEGIES or strategy.name in KNOWN_AS:
         raise ValueError(f"there is a strategy {strategy.name!r}; give yours another name")
-    for axis in strategy.axes:
+    for axis in strategy.axis_names:
         if not re.fullmatch("[a-z]+", axis) or axis == "several":
             raise ValueError(f"{axis!r} cannot be a mesh axis; take lower-case letters alone, and not 'several'")
-    AXES.extend(axis for axis in strategy.axes if axis not in AXES)
+    AXES.extend(axis for axis in strategy.axis_names if axis not in AXES)
     _registered[strategy.name] = strategy
     return strategy
 

@@ -1,7 +1,7 @@
 """The interface that every strategy implements.
 
 A strategy is a value, a `Strategy`. Its `build` checks that model, mesh and batch fit together, states its decisions as
-a `Layout` and an `Implementation`, and passes them to `assemble` (training/train_step.py), which returns the training
+a `Layout` and an `Implementation`, and passes them to `assemble` (core/train_step.py), which returns the training
 step.
 """
 
@@ -42,7 +42,7 @@ class State(NamedTuple):
     optimizer: Any
     """AdamW's moments and count, as optax keeps them, and any other state of the optimizer."""
     master: Any = None
-    """Float32 weights that AdamW updates, if `params` are of another dtype (training/sharded_update.py)."""
+    """Float32 weights that AdamW updates, if `params` are of another dtype (core/sharded_update.py)."""
 
 
 def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:

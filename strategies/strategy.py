@@ -1,75 +1,144 @@
-"""A strategy: a name, the mesh axes that it uses, and a function that builds its step."""
+"""A strategy: a name and the mesh axes that it combines. `build` composes them into the step of a model on a mesh."""
 
 import functools
 import math
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
+from jax.sharding import Mesh
 from msgspec import Meta
 
 from strategies.arguments import require_count, require_instance
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import MeshSpec, factorisations
+from strategies.core.axis import Axis, placement_of
+from strategies.core.placement import Placement, size_of
+from strategies.core.plan import Plan
+from strategies.core.train_step import assemble
+from strategies.mesh import Devices, MeshSpec, factorisations, platform_of
 from strategies.names import in_a_line
 from strategies.schema import Count, require_types
-from strategies.sharding.layout import Layout, size_of
-from strategies.step import Step
+from strategies.step import Implementation, Step
 from strategies.xla_options import xla_options
 
 OPTIONS = frozenset(each.name for each in fields(TrainConfig))
+ONE_DEVICE = ("data",)
+"""The axis of the mesh of a strategy without axes; its size is one."""
+
+
+def compose(plan: Plan, mesh: Mesh) -> Implementation:
+    """What all axes of a plan do in a step, from the outermost to the innermost."""
+    implementation = Implementation()
+    for axis in plan.active:
+        implementation = axis.implement(plan, implementation)
+    return implementation
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to train the GPT on a mesh: a name, the mesh axes it uses, and a function that builds its step.
-
-    `build(config, mesh, train, devices=None)` returns a `Step`. `config` is a `GPTConfig`, `mesh` a `MeshSpec` or its
-    text, `train` a `TrainConfig`. `devices` are by default the first of `jax.devices()`. It raises `Infeasible`, before
-    anything is compiled, if model, mesh and batch do not fit together.
+    """A way to train the GPT on a mesh: a name, and a list of mesh axes (core/axis.py).
 
     Attributes:
         name: the value of `--strategy`.
-        axes: mesh axes that it can use.
-        build: builds a `Step`, as above.
-        options: fields of `TrainConfig` that change the step of this strategy, besides those that change every step.
-        layout: which axes split what. costs/ derives from it what a step sends and holds, unless there are `twins`.
+        axes: outermost first; empty for one device.
+        implement: (plan, mesh) -> what happens in a step, by default what the axes do.
         most_devices: the largest mesh that it runs on.
         microbatches: the default number of microbatches, without pipeline stages.
-        usual_axes: axes of the meshes that are measured by default; None for all.
-        traffic: terms for what the strategy's own hooks send, besides what follows from the layout: functions like
-            those of `TERMS` in costs/traffic.py.
-        replica_sums: the term for what `Implementation.sum_replicas` sends, in place of the layout's all-reduce of loss
-            and gradients; None if the strategy leaves that as it is, or sends as much.
-        twins: for a strategy that the compiler partitions, the mesh axes that may be combined, and the hand-written
-            strategy that does the same on them.
+        usual_axes: names of the axes of the meshes that are measured by default; None for all.
+        twins: for a strategy that the compiler partitions, the names of mesh axes that may be combined, and the
+            hand-written strategy that does the same on them.
+        make_step: (config, mesh, train, devices) -> the step, for a strategy whose step is made in another way; None if
+            it is composed. There are no formulas for such a strategy.
+
+    Raises:
+        ValueError: a field is of another type, an option is unknown, or axes exclude each other.
     """
 
     name: str
-    axes: Annotated[tuple[str, ...], Meta(min_length=1)]
-    build: Callable[..., Step]
-    options: tuple[str, ...] = ()
-    layout: Layout | None = None
+    axes: tuple[Axis, ...]
+    implement: Callable[..., Implementation] = compose
     most_devices: Annotated[float, Meta(ge=0)] = math.inf
     microbatches: Count = 1
     usual_axes: tuple[str, ...] | None = None
-    traffic: tuple[Callable[..., Iterator[Any]], ...] = ()
-    replica_sums: Callable[..., Iterator[Any]] | None = None
     twins: Mapping[tuple[str, ...], str] = field(default_factory=dict, hash=False)
+    make_step: Callable[..., Step] | None = None
 
     def __post_init__(self) -> None:
-        """Check types, axes and options, and complete `build` (see `completed`)."""
+        """Check types, axes and options."""
         require_types(self)
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,49}", self.name):  # it stands in commands and in file names
             problem = f"a strategy cannot be called {reprlib.repr(self.name)}"
             raise ValueError(f"{problem}; take up to 50 letters, digits, dots, hyphens and underscores, a letter first")
         if unknown := [name for name in self.options if name not in OPTIONS]:
             raise ValueError(f"{self.name} has the option {unknown[0]!r}; it can have {', '.join(sorted(OPTIONS))}")
-        if self.layout and (strange := sorted(self.layout.axes - {*self.axes})):
-            raise ValueError(f"the layout of {self.name} splits over {strange[0]}; its axes are {', '.join(self.axes)}")
-        object.__setattr__(self, "build", completed(self.name, self.build))
+        placement_of(self.axes)
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of the mesh axes that it can use, outermost first."""
+        return tuple(axis.name for axis in self.axes) or ONE_DEVICE
+
+    @functools.cached_property
+    def options(self) -> tuple[str, ...]:
+        """Fields of `TrainConfig` that change its step, besides those that change every step."""
+        return tuple(dict.fromkeys(option for axis in self.axes for option in axis.options))
+
+    @property
+    def placement(self) -> Placement:
+        """What all of its axes split."""
+        return placement_of(self.axes)
+
+    @property
+    def has_formulas(self) -> bool:
+        """Whether formulas say what its step sends and holds: if neither the compiler nor `make_step` decides it."""
+        return not self.twins and self.make_step is None
+
+    def build(
+        self, config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig, devices: Devices | None = None
+    ) -> Step:
+        """Build the step. Nothing is compiled yet.
+
+        Args:
+            config: the model.
+            mesh: a `MeshSpec`, or its text.
+            train: the options of the step.
+            devices: as many as the mesh has; by default the first of `jax.devices()`.
+
+        Raises:
+            Infeasible: model, mesh and batch do not fit together; the message names the numbers and what would fit.
+            ValueError: `make_step` ends the program, or returns no step.
+        """
+        if isinstance(config, str):
+            raise Infeasible(f"the model is the text {config!r}; give a GPTConfig, as PRESETS[{config!r}]")
+        require_instance(config, GPTConfig, "the model")
+        require_instance(train, TrainConfig, "train")
+        mesh = MeshSpec.of(mesh)
+        if mesh.size > self.most_devices == 1 or (not self.axes and str(mesh) != f"{ONE_DEVICE[0]}=1"):
+            raise Infeasible(f"{self.name} runs on one device; its mesh is {ONE_DEVICE[0]}=1, not {mesh}")
+        step = (
+            self._made(config, mesh, train, devices) if self.make_step else self._composed(config, mesh, train, devices)
+        )
+        device = [*step.mesh.local_devices, *step.mesh.devices.flat][0]
+        return replace(step, xla_options=xla_options(device, self.name, step.train))
+
+    def _composed(self, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None) -> Step:
+        device_mesh = mesh.over(self.axis_names, devices)
+        device = device_mesh.devices.flat[0]
+        plan = Plan.of(self.axes, config, mesh, train, platform_of(device), device.device_kind)
+        return assemble(plan, device_mesh, self.implement(plan, device_mesh))
+
+    def _made(self, *arguments: Any) -> Step:
+        assert self.make_step
+        try:
+            step = self.make_step(*arguments)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            problem = f"the build of {self.name} raised {in_a_line(error)}"
+            raise ValueError(f"{problem}; it must return a Step, or raise Infeasible") from error
+        return require_instance(step, Step, f"what the build of {self.name} returned", ValueError)
 
     def meshes(self, devices: int) -> list[MeshSpec]:
         """The strategy's meshes of exactly this many devices.
@@ -78,12 +147,12 @@ class Strategy:
             Infeasible: `devices` is no count.
         """
         devices = require_count(devices, "devices")
-        meshes = factorisations(self.axes, devices) if devices <= self.most_devices else ()
+        meshes = factorisations(self.axis_names, devices) if devices <= self.most_devices else ()
         return [mesh for mesh in meshes if not self.twins or tuple(mesh.sizes) in self.twins]
 
     def batch_shards(self, mesh: MeshSpec) -> int:
-        """Into how many parts the batch is split on a mesh; one, if the strategy states no layout."""
-        return size_of(self.layout.batch, mesh.sizes) if self.layout else 1
+        """Into how many parts the batch is split on a mesh."""
+        return size_of(self.placement.batch, mesh.sizes)
 
     def default_microbatches(self, mesh: MeshSpec | str, batch_size: int) -> int:
         """Two for each pipeline stage, for a smaller bubble; without stages `microbatches`; fewer for a small batch."""
@@ -95,29 +164,3 @@ class Strategy:
     def is_usual(self, mesh: MeshSpec) -> bool:
         """Whether a mesh is measured by default."""
         return self.usual_axes is None or set(mesh.sizes) <= set(self.usual_axes)
-
-
-def completed(name: str, build: Callable[..., Step]) -> Callable[..., Step]:
-    """Wrap a strategy's `build`: check what goes in and comes out, accept a mesh as text, and set XLA options.
-
-    A `build` that raises what ends a program, such as SystemExit, raises a ValueError instead.
-    """
-
-    @functools.wraps(build)
-    def built(config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig, *others: Any, **named: Any) -> Step:
-        if isinstance(config, str):
-            raise Infeasible(f"the model is the text {config!r}; give a GPTConfig, as PRESETS[{config!r}]")
-        require_instance(config, GPTConfig, "the model")
-        require_instance(train, TrainConfig, "train")
-        try:
-            step = build(config, MeshSpec.of(mesh), train, *others, **named)
-        except (Exception, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            problem = f"the build of {name} raised {in_a_line(error)}"
-            raise ValueError(f"{problem}; it must return a Step, or raise Infeasible") from error
-        require_instance(step, Step, f"what the build of {name} returned", ValueError)
-        device = [*step.mesh.local_devices, *step.mesh.devices.flat][0]
-        return replace(step, xla_options=xla_options(device, name, step.train))
-
-    return built

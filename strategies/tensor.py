@@ -26,32 +26,76 @@ For L layers on n devices a device sends (10 L + 4) B T D (n-1)/n elements a ste
 sequence parallelism (4 L + 2) 2 B T D (n-1)/n. With `remat="full"` the backward pass repeats the sums of attention.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from jax import lax
 from jaxtyping import Array
 
-from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
-from strategies.mesh import Devices, MeshSpec, mark_varying
-from strategies.model.gpt import map_weights
+from strategies.config import Infeasible, legal, require_divides
+from strategies.core.axis import Axis
+from strategies.core.collectives import all_gather, reduce_scatter
+from strategies.core.plan import Plan
+from strategies.core.traffic import Traffic, traffic
+from strategies.mesh import GPUS, mark_varying
+from strategies.model.gpt import Block, map_weights
 from strategies.model.hooks import Hooks
 from strategies.model.weights import Weights
-from strategies.sharding.collectives import all_gather, reduce_scatter
-from strategies.sharding.layout import Layout
-from strategies.step import Implementation, Step
+from strategies.step import Implementation
 from strategies.strategy import Strategy
-from strategies.training.train_step import assemble
+from strategies.torus import V5E, V6E
 
-AXES = ("tensor",)
-LAYOUT = Layout(dims={"head_features": AXES, "mlp": AXES, "vocab": AXES})
+DIMS = "head_features", "mlp", "vocab"
+HALVED_TPUS = *V5E, *V6E, "TPU v5", "TPU v5p"
+"""JAX's names of the TPUs on which layers run on halves of the batch: v5e, v5p and v6e."""
 
 
-def vocab_hooks(axes: Sequence[str]) -> Hooks:
-    """Hooks for an embedding and a loss whose vocabulary is split over these axes."""
+def require(plan: Plan) -> None:
+    """Check that the tensor axis divides the heads, the hidden features and, with sequence parallelism, the tokens.
+
+    Raises:
+        Infeasible: it does not divide one of them; the message names the numbers and the legal sizes.
+    """
+    size, contexts = plan.tensors, plan.size(*plan.placement.tokens)
+    require_divides("tensor", size, heads=plan.config.heads, mlp=plan.config.mlp_dim)
+    tokens, name = plan.config.sequence // contexts, "sequence" if contexts == 1 else "sequence/context"
+    if plan.sequence_parallel and tokens % size:
+        problem = f"tensor={size} does not divide {name}={tokens}"
+        raise Infeasible(f"{problem}; {legal(tokens, 'tensor')}, or any with sequence_parallel=False")
+
+
+def resolve(plan: Plan) -> Mapping[str, Any]:
+    """Resolve `halves="auto"`: "on" where it is possible, on devices that overlap the collectives of both halves.
+
+    Raises:
+        Infeasible: `halves="on"`, and a context axis or the number of sequences does not allow it.
+    """
+    asked, problem = plan.train.halves, _halves_problem(plan)
+    if problem and asked == "on":
+        raise Infeasible(f"halves=on {problem}")
+    default = (plan.platform in GPUS or plan.kind in HALVED_TPUS) and not problem
+    return {"halves": "on" if asked == "on" or (asked == "auto" and default) else "off"}
+
+
+def _halves_problem(plan: Plan) -> str:
+    """Why layers cannot run on two halves of the batch; empty if they can."""
+    if plan.placement.tokens:
+        return "does not go with a context axis: its halves would send around two rings in any order; use halves=off"
+    parts, batch_size = plan.size(*plan.placement.batch) * plan.train.microbatches, plan.train.batch_size
+    if batch_size % (2 * parts):
+        each = f"batch_size={batch_size} / {parts} = {batch_size / parts:g}"
+        needs = f"needs an even number of sequences in each microbatch on a device, and has {each}"
+        return f"{needs}; use fewer microbatches, a larger batch or halves=off"
+    return ""
+
+
+def vocab_hooks(before: Hooks, axes: Sequence[str]) -> Hooks:
+    """Add hooks for an embedding and a loss whose vocabulary is split over these axes."""
     axes = tuple(axes)
-    return Hooks(
+    return replace(
+        before,
         embed_sum=partial(lax.psum, axis_name=axes),
         vocab_start=lambda rows: rows * lax.axis_index(axes),
         vocab_sum=partial(lax.psum, axis_name=axes),
@@ -59,11 +103,11 @@ def vocab_hooks(axes: Sequence[str]) -> Hooks:
     )
 
 
-def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
+def hooks(before: Hooks, vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
     """Hooks for layers split over `tensor`, and an embedding and a loss whose vocabulary is split over `vocab_axes`."""
-    vocab = vocab_hooks(vocab_axes)
+    vocab = vocab_hooks(before, vocab_axes)
     if not sequence_parallel:
-        return dataclasses.replace(vocab, sum=partial(lax.psum, axis_name="tensor"))
+        return replace(vocab, sum=partial(lax.psum, axis_name="tensor"))
 
     def own_tokens(x_TD: Array) -> Array:
         count = x_TD.shape[0] // lax.axis_size("tensor")
@@ -71,7 +115,7 @@ def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
 
     scatter = partial(reduce_scatter, axes="tensor", dim=1)
     other_axes = tuple(axis for axis in vocab_axes if axis != "tensor")
-    return dataclasses.replace(
+    return replace(
         vocab,
         sum=scatter,
         all_tokens=partial(all_gather, axes="tensor", dim=1),
@@ -80,54 +124,87 @@ def hooks(vocab_axes: Sequence[str], sequence_parallel: bool) -> Hooks:
     )
 
 
-def mark_replicated_varying(weights: Weights, config: GPTConfig) -> Weights:
-    """Mark replicated weights as varying over `tensor`, so that autodiff does not sum their gradients in each layer."""
-    return _map_replicated(partial(mark_varying, axes="tensor"), weights, config)
+def implement(plan: Plan, before: Implementation) -> Implementation:
+    """Add the hooks of a tensor axis. With sequence parallelism the gradients of replicated weights are summed here."""
+    implementation = replace(before, hooks=hooks(before.hooks, plan.vocab_axes, plan.sequence_parallel))
+    if not plan.sequence_parallel:
+        return implementation
 
-
-def all_reduce(grads: Weights, config: GPTConfig, dtype: str) -> Weights:
-    """Sum the gradients of replicated weights over `tensor` in `dtype`. The result is float32. Called once a step."""
-    return _map_replicated(lambda dw: lax.psum(dw.astype(dtype), "tensor").astype("float32"), grads, config)
-
-
-def _map_replicated(function: Callable[[Array], Array], weights: Weights, config: GPTConfig) -> Weights:
-    """Apply a function to the weights that `tensor` does not split. The others stay as they are."""
-    return map_weights(lambda w, spec: w if LAYOUT.dims.keys() & set(spec.dims) else function(w), config, weights)
-
-
-def require_fit(config: GPTConfig, train: TrainConfig, size: int, contexts: int = 1) -> None:
-    """Check that the tensor axis divides the heads, the hidden features and, with sequence parallelism, the tokens.
-
-    Args:
-        config: the model.
-        train: whether there is sequence parallelism.
-        size: of the tensor axis.
-        contexts: size of the context axis, which splits the tokens first.
-
-    Raises:
-        Infeasible: it does not divide one of them; the message names the numbers and the legal sizes.
-    """
-    require_divides("tensor", size, heads=config.heads, mlp=config.mlp_dim)
-    tokens, name = config.sequence // contexts, "sequence" if contexts == 1 else "sequence/context"
-    if train.sequence_parallel and tokens % size:
-        problem = f"tensor={size} does not divide {name}={tokens}"
-        raise Infeasible(f"{problem}; {legal(tokens, 'tensor')}, or any with sequence_parallel=False")
-
-
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """Build the step. Arguments and errors are those of `Strategy.build`."""
-    device_mesh = mesh.over(AXES, devices)
-    require_fit(config, train, mesh.size)
+    def prepare_params(weights: Weights) -> Weights:
+        """Mark replicated weights as varying, so that autodiff does not sum their gradients in each layer."""
+        return before.prepare_params(_map_replicated(partial(mark_varying, axes="tensor"), weights, plan))
 
     def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        return loss, all_reduce(grads, config, train.reduce_dtype)
+        """Sum the gradients of replicated weights in `reduce_dtype`. The result is float32."""
+        loss, grads = before.reduce(loss, grads)
+        dtype = plan.train.reduce_dtype
+        return loss, _map_replicated(lambda dw: lax.psum(dw.astype(dtype), "tensor").astype("float32"), grads, plan)
 
-    implementation = Implementation(hooks=hooks(AXES, train.sequence_parallel))
-    if train.sequence_parallel:
-        prepare_params = partial(mark_replicated_varying, config=config)
-        implementation = dataclasses.replace(implementation, prepare_params=prepare_params, reduce=reduce)
-    return assemble(config, device_mesh, train, LAYOUT, implementation)
+    return replace(implementation, prepare_params=prepare_params, reduce=reduce)
 
 
-OPTIONS = ("sequence_parallel", "halves", "reduce_dtype")
-TENSOR = Strategy("tensor", AXES, build, OPTIONS, LAYOUT)
+def _map_replicated(function: Callable[[Array], Array], weights: Weights, plan: Plan) -> Weights:
+    """Apply a function to the weights that `tensor` does not split. The others stay as they are."""
+    return map_weights(lambda w, spec: w if {*DIMS} & {*spec.dims} else function(w), plan.config, weights)
+
+
+def layers(plan: Plan) -> Iterator[Traffic]:
+    """Sums of branches and of the head, forward and backward. Empty slots of a stage count as layers."""
+    dtype, tensors = plan.train.dtype, plan.axes_of("head_features")
+    branches = len(Block.branches())
+    # With remat="full" sums are repeated, except that of the last branch: it is the input of the next layer.
+    again = branches - 1 if plan.train.remat == "full" else 0
+    sums = (2 * branches + again) * plan.layers * plan.residual
+    if not plan.sequence_parallel:
+        yield from traffic(plan, "layers", "all_reduce", tensors, sums, dtype=dtype)
+        yield from traffic(plan, "head", "all_reduce", tensors, plan.residual, dtype=dtype)
+        return
+    yield from traffic(plan, "layers", "reduce_scatter", tensors, sums, dtype=dtype)
+    gathered = 3 * branches * plan.layers * plan.own_residual
+    yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
+    yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)
+    yield from traffic(plan, "head", "all_gather", tensors, plan.own_residual, dtype=dtype)
+    replicated = sum(weight.elements for weight in plan.weights if not {*tensors} & {*weight.axes})
+    yield from replicated_gradients(plan, tensors, replicated)
+
+
+def replicated_gradients(plan: Plan, axes: Sequence[str], elements: int) -> Iterator[Traffic]:
+    """The sum of gradients of weights that are replicated along axes which split the work of a layer or of the head."""
+    dtype = plan.train.reduce_dtype
+    yield from traffic(
+        plan,
+        "gradients held alike",
+        "all_reduce",
+        tuple(axes),
+        elements,
+        dtype=dtype,
+        array="gradients",
+        when=plan.when_summed,
+    )
+
+
+def vocabulary(plan: Plan) -> Iterator[Traffic]:
+    """Sums of an embedding, forward and backward, and of a loss that are split over the vocabulary."""
+    axes, dtype = plan.vocab_axes, plan.train.dtype
+    if plan.sequence_parallel:
+        tensors = plan.axes_of("head_features")
+        other_axes = tuple(axis for axis in axes if axis not in tensors)
+        yield from traffic(plan, "embedding", "reduce_scatter", tensors, plan.residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_reduce", other_axes, plan.own_residual, dtype=dtype)
+        yield from traffic(plan, "embedding", "all_gather", tensors, plan.own_residual, dtype=dtype)
+    else:
+        yield from traffic(plan, "embedding", "all_reduce", axes, plan.residual, dtype=dtype)
+    # Three numbers a token: the largest logit, the sum of exponentials, and the target's logit.
+    yield from traffic(plan, "loss", "all_reduce", axes, 3 * plan.tokens, when="forward")
+
+
+AXIS = Axis(
+    "tensor",
+    dims=DIMS,
+    options=("sequence_parallel", "halves", "reduce_dtype"),
+    resolve=resolve,
+    require=require,
+    implement=implement,
+    traffic=(layers, vocabulary),
+)
+TENSOR = Strategy("tensor", (AXIS,))

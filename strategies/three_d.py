@@ -36,87 +36,8 @@ stages `context_attention` has no "ring": XLA's permutes wait for all devices of
 their layers at different times.
 """
 
-from dataclasses import replace
-
-from jaxtyping import Array
-
 from strategies import context, data, fsdp, pipeline, tensor
-from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import Devices, MeshSpec, platform_of
-from strategies.model.hooks import ONE_DEVICE, Hooks
-from strategies.model.weights import Weights
-from strategies.sharding.layout import Layout
-from strategies.step import Implementation, Step
 from strategies.strategy import Strategy
-from strategies.training.train_step import assemble
 
-AXES = (*data.AXES, *fsdp.AXES, *pipeline.AXES, *context.AXES, *tensor.AXES)
-LAYOUT = Layout(
-    batch=(*data.AXES, *fsdp.AXES),
-    tokens=context.AXES,
-    dims={
-        "layers": pipeline.AXES,
-        "head_features": tensor.AXES,
-        "mlp": tensor.AXES,
-        "vocab": (*pipeline.AXES, *tensor.AXES),
-    },
-    shards=fsdp.AXES,
-)
-
-
-def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
-    """Build the step. Arguments and errors are those of `Strategy.build`. An axis absent from the mesh has size one."""
-    device_mesh, layout = mesh.over(AXES, devices), LAYOUT.along(mesh.split_axes(AXES))
-    stages, contexts, tensors = (mesh.sizes.get(axis, 1) for axis in ("pipeline", "context", "tensor"))
-    train = context.resolve_context_attention(
-        config, train, contexts, tensors=tensors, stages=stages, platform=platform_of(device_mesh.devices.flat[0])
-    )
-    tensor.require_fit(config, train, tensors, contexts)
-    context.require_fit(config, train, contexts, tensors)
-    sharded = Implementation()
-    if layout.shards:
-        require_regather(train, stages)
-        shards = layout.shards_of(layout.shards, config, mesh.sizes)
-        sharded = fsdp.implementation(shards, train, device_mesh)
-    sequence_parallel = train.sequence_parallel and tensors > 1
-
-    def prepare_params(weights: Weights) -> Weights:
-        return sharded.prepare_params(tensor.mark_replicated_varying(weights, config) if sequence_parallel else weights)
-
-    def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
-        loss, grads = sharded.reduce(loss, grads)
-        return loss, tensor.all_reduce(grads, config, train.reduce_dtype) if sequence_parallel else grads
-
-    of_shards = {name: getattr(sharded.hooks, name) for name in ("gather", "head", "attend")}
-    hooks = replace(_hooks(layout, sequence_parallel), **of_shards)
-    implementation = replace(
-        pipeline.implementation(config, train, stages),
-        hooks=context.hooks(config, train, contexts, hooks),
-        prepare_params=prepare_params,
-        reduce=reduce,
-    )
-    return assemble(config, device_mesh, train, layout, implementation)
-
-
-def _hooks(layout: Layout, sequence_parallel: bool) -> Hooks:
-    """Hooks for the layers, the embedding and the loss, as the layout splits them over tensor and pipeline."""
-    if "head_features" in layout.dims:
-        return tensor.hooks(layout.dims["vocab"], sequence_parallel)
-    return tensor.vocab_hooks(layout.dims["vocab"]) if "vocab" in layout.dims else ONE_DEVICE
-
-
-def require_regather(train: TrainConfig, stages: int) -> None:
-    """Refuse `regather=False` with pipeline stages, whose backward passes come many ticks after the forward passes.
-
-    Raises:
-        Infeasible: each stage would keep gathered weights for each microbatch in flight.
-    """
-    if stages > 1 and train.gather == "layer" and not train.regather:
-        problem = (
-            f"with regather=False pipeline={stages} stages keep gathered weights once for each microbatch in flight"
-        )
-        raise Infeasible(f"{problem}; use gather=step, which keeps them once")
-
-
-OPTIONS = tuple(dict.fromkeys((*pipeline.OPTIONS, *tensor.OPTIONS, *context.OPTIONS, *fsdp.OPTIONS)))
-THREE_D = Strategy("three_d", AXES, build, OPTIONS, LAYOUT, usual_axes=("data", "pipeline", "tensor"))
+AXES = data.REPLICAS, fsdp.AXIS, pipeline.AXIS, context.AXIS, tensor.AXIS
+THREE_D = Strategy("three_d", AXES, usual_axes=("data", "pipeline", "tensor"))

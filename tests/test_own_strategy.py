@@ -27,8 +27,8 @@ GROUPED = """
 from jax import lax
 
 from strategies import Implementation, Layout, Strategy, register
-from strategies.costs.traffic import traffic
-from strategies.training.train_step import assemble
+from strategies.core.traffic import traffic
+from strategies.core.train_step import assemble
 
 AXES = ("data", "group")
 LAYOUT = Layout(batch=AXES, updates=("data",))

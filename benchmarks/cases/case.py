@@ -12,7 +12,7 @@ from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.config import Dtype, Remat
 from strategies.mesh import Devices, first_devices, platform_of
 from strategies.step import Step
-from strategies.training.overlap import resolve_overlap
+from strategies.core.plan import Plan
 
 ONE_DEVICE = MeshSpec.parse("data=1")
 COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss", "loss_scale", "loss_scale_growth_steps")
@@ -94,10 +94,10 @@ class Case:
     def resolved(self) -> TrainConfig:
         """Its training configuration, with `reduce`, `prefetch` and `halves` resolved for its devices."""
         strategy = STRATEGIES.get(self.strategy)  # rows may be of strategies that are not registered here
-        if strategy is None or strategy.layout is None or strategy.twins:
+        if strategy is None or not strategy.has_formulas:
             return self.training()
         kind = self.topology.device_kind if self.topology else jax.devices()[0].device_kind
-        return resolve_overlap(strategy.layout, self.mesh.sizes, self.config, self.training(), self.platform, kind)
+        return Plan.resolved(strategy.axes, self.config, self.mesh, self.training(), self.platform, kind).train
 
     @property
     def single(self) -> "Case":
@@ -269,9 +269,9 @@ def distinct_meshes(name: str, devices: int) -> list[MeshSpec]:
     if devices == 1 and strategy.most_devices > 1:
         return []
     by_hand = [] if strategy.twins else [other for other in STRATEGIES.values() if not other.twins]
-    simpler = [other for other in by_hand if set(other.axes) < set(strategy.axes)]
+    simpler = [other for other in by_hand if set(other.axis_names) < set(strategy.axis_names)]
     return [
-        mesh for mesh in strategy.meshes(devices) if not any(set(mesh.sizes) <= set(other.axes) for other in simpler)
+        mesh for mesh in strategy.meshes(devices) if not any(set(mesh.sizes) <= set(other.axis_names) for other in simpler)
     ]
 
 

@@ -234,6 +234,6 @@ PARSERS: dict[Any, Callable[[str], Any]] = {
 
 def _nothing_selected(chosen: Selection) -> str:
     names = chosen.strategies or tuple(STRATEGIES)
-    axes = "; ".join(f"{name} uses {', '.join(STRATEGIES[name].axes)}" for name in names)
+    axes = "; ".join(f"{name} uses {', '.join(STRATEGIES[name].axis_names)}" for name in names)
     where = f"--mesh {' or '.join(map(str, chosen.meshes))}" if chosen.meshes else f"--devices {chosen.devices}"
     return f"no case: none of {', '.join(names)} has a mesh of its own for {where} ({axes}); single has data=1"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.commandline.units import amount
 from benchmarks.program.collectives import Collective, OverlappedWork
 from benchmarks.program.compiled import Program
-from strategies.costs.traffic import Bytes
+from strategies.core.traffic import Bytes
 
 OVERLAP_KINDS = ("beside_matmuls", "beside_memory", "beside_nothing", "waited_for")
 SENT = tuple(f"overlap.sent_bytes.{overlap_kind}" for overlap_kind in OVERLAP_KINDS)

@@ -8,7 +8,7 @@ from benchmarks.program.collectives import axis_of
 from benchmarks.program.compiled import ROW_KEYS
 from strategies import Infeasible
 from strategies.costs.predict import Cost, predict
-from strategies.costs.traffic import Bytes
+from strategies.core.traffic import Bytes
 
 SENT = tuple(key for key in ROW_KEYS if key.startswith("compiled.sent_bytes."))
 

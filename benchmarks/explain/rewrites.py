@@ -15,10 +15,10 @@ from itertools import combinations
 from benchmarks.commandline.units import amount
 from benchmarks.program.collectives import Collective
 from benchmarks.program.hlo import bytes_of, dims
-from strategies.costs.plan import BYTES, Plan
+from strategies.core.plan import BYTES, Plan
 from strategies.costs.predict import Cost
-from strategies.costs.traffic import SENT, Bytes, is_tied
-from strategies.sharding.layout import Axes
+from strategies.core.traffic import SENT, Bytes, is_tied
+from strategies.core.placement import Axes
 
 Key = tuple[str, Axes]
 
@@ -188,13 +188,13 @@ class _Ledger:
     def added_up(self) -> Iterator[Rewrite]:
         """Gradients of a tied embedding, stated once for each of its two uses and compiled once."""
         for table in (weight for weight in self.plan.weights if is_tied(self.plan, weight)):
-            axes, itemsize = self.plan.over(self.plan.layout.shards), BYTES[self.plan.train.reduce_dtype]
+            axes, itemsize = self.plan.over(self.plan.placement.shards), BYTES[self.plan.train.reduce_dtype]
             once = itemsize * table.elements * self.plan.shards * self.plan.train.microbatches
             # The tolerance of 10% is for vectors that are reduced in another way.
             if axes and abs(self.left["reduce_scatter", axes] + once) < once / 10:
                 self.left["reduce_scatter", axes] += once
                 stated, sent = (self.sent("reduce_scatter", axes, times * once) for times in (2, 1))
-                yield Rewrite("added_up", table.name, axes, stated, sent)
+                yield Rewrite("added_up", table.spec.name, axes, stated, sent)
 
     def merged(self) -> Iterator[Rewrite]:
         """All-reduces over several axes in place of stated ones over parts of these axes in turn."""

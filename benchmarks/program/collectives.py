@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.program.hlo import Computation, HLOError, Instruction, arrays, bytes_of, integers
 from benchmarks.program.replica_groups import replica_groups
-from strategies.costs.traffic import SENT, Bytes
+from strategies.core.traffic import SENT, Bytes
 
 KINDS = tuple(SENT)
 SEVERAL = "several"

@@ -4,7 +4,7 @@ Legend: s sequence, b sequences of a microbatch, h embed, a heads, t devices of 
 """
 
 from benchmarks.seconds.stack import MEGATRON, Stack
-from strategies.costs.plan import Plan
+from strategies.core.plan import Plan
 from strategies.costs.predict import Cost
 
 USED_BYTES = 2 + 2

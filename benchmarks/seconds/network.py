@@ -12,8 +12,8 @@ from benchmarks.devices.topology import Topology
 from benchmarks.explain.roofline import Along, group_along, switch_bandwidth, torus_bandwidth, torus_dims
 from benchmarks.seconds.machine import Machine
 from strategies import MeshSpec
-from strategies.costs.traffic import Bytes
-from strategies.sharding.layout import Axes
+from strategies.core.traffic import Bytes
+from strategies.core.placement import Axes
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Network:
         """Seconds of collectives of one kind along some axes.
 
         Args:
-            kind: a key of `strategies.costs.traffic.SENT`.
+            kind: a key of `strategies.core.traffic.SENT`.
             axes: mesh axes along which the devices of a group differ.
             sent_bytes: that a device sends in all of them.
             calls: how many collectives that are.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.seconds.stack import FIRST_AND_LAST, Stack
 from benchmarks.seconds.timeline import LayerSeconds, Parts, Pass, added, scaled
-from strategies.costs.plan import Plan
+from strategies.core.plan import Plan
 from strategies.pipelining.schedules import Costs, Op
 
 

@@ -21,10 +21,10 @@ from benchmarks.seconds.sharded import GATHERED, Sharded
 from benchmarks.seconds.stack import FIRST_AND_LAST, NONE, Passes
 from benchmarks.seconds.sums import OF_LAYERS, LayerSums
 from benchmarks.seconds.timeline import LayerSeconds, Parts, Timeline, added, scaled
-from strategies.costs.plan import BYTES
+from strategies.core.plan import BYTES
 from strategies.costs.predict import Cost
-from strategies.costs.traffic import SENT
-from strategies.sharding.layout import Axes
+from strategies.core.traffic import SENT
+from strategies.core.placement import Axes
 
 OF_ENDS = "embedding", "head", "ends"
 """What the embedding and the head send for each microbatch, and what stages tell each other of it."""
@@ -148,7 +148,7 @@ class StepSeconds:
         hidden = 0.0 if stack.shared else sum(parts.values())
         waits = max(0.0, launches * constants.kernel_seconds - hidden)
         parts = added(parts, {"launches": waits})
-        # The pipelines here have no loop over all layers in which weights are gathered ahead (training/overlap.py).
+        # The pipelines here have no loop over all layers in which weights are gathered ahead (core/overlap.py).
         beside = stack.prefetches and self.plan.train.gather == "layer" and not self.plan.staged
         hidden = sum(parts.values()) if beside else 0.0
         return added(parts, {"gathers": max(0.0, self.gathers_seconds(GATHERED[way]) - hidden)})
@@ -269,7 +269,7 @@ class StepSeconds:
         """Seconds to accumulate gradients of microbatches, and to update the parameters that the device updates."""
         stack = self.machine.stack
         times = self.microbatches if self.microbatches > 1 else 0
-        at_once = self.plan.layout.updates or (self.sharded.axes and self.plan.train.gather == "step")
+        at_once = self.plan.placement.updates or (self.sharded.axes and self.plan.train.gather == "step")
         copied = stack.update_bytes * self.plan.gathered if at_once else 0.0
         of_each = stack.optimizer_bytes / self.plan.updates + stack.accumulation_bytes * times + copied
         moved = self.far * of_each * self.elements

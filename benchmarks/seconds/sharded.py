@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from benchmarks.seconds.kernels import Kernel
 from benchmarks.seconds.network import Network
-from strategies.costs.plan import BYTES, Plan
-from strategies.costs.traffic import Traffic
-from strategies.sharding.layout import Axes
+from strategies.core.plan import BYTES, Plan
+from strategies.core.traffic import Traffic
+from strategies.core.placement import Axes
 
 GATHERED = {"forward": ("weights",), "backward": ("weights again", "gradients")}
 """What is gathered and scattered in each pass, where weights are sharded, as traffic.py names it."""
@@ -24,7 +24,7 @@ class Sharded:
     @property
     def axes(self) -> Axes:
         """Mesh axes over which they are sharded; empty if none are."""
-        return self.plan.over(self.plan.layout.shards)
+        return self.plan.over(self.plan.placement.shards)
 
     def has(self, each: Traffic) -> bool:
         """Whether this is traffic of them."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from benchmarks.seconds.kernels import Kernel, beside_sums
 from benchmarks.seconds.network import Network
 from benchmarks.seconds.stack import Passes
-from strategies.costs.plan import Plan
-from strategies.costs.traffic import Traffic
+from strategies.core.plan import Plan
+from strategies.core.traffic import Traffic
 from strategies.model.gpt import Block
 
 OF_LAYERS = "layers", "keys and values", "tokens and heads"

@@ -20,7 +20,7 @@ from benchmarks.training.text import drawn, spread_evenly
 from strategies import CheckpointError, State, Step
 from strategies.checkpoints.info import positions
 from strategies.checkpoints.save import Saving
-from strategies.training.learning_rate import learning_rate_at
+from strategies.core.learning_rate import learning_rate_at
 
 
 class NotFinite(Exception):

@@ -1,4 +1,4 @@
-"""Residuals in checkpoints: the quantisation errors of compressed gradients (training/compression.py).
+"""Residuals in checkpoints: the quantisation errors of compressed gradients (core/compression.py).
 
 They belong to devices, not to the model. With as many devices as before each gets its own back. With another number
 each gets an equal part of the sum of all: error feedback adds up over devices, and the sum is what counts.

@@ -1,6 +1,6 @@
 """The arrays that a step keeps or accumulates: their dims, the mesh axes that split them, and their bytes.
 
-Everything follows from the layout and the sizes of model and mesh. No devices are needed, and nothing is allocated.
+Everything follows from the placement and the sizes of model and mesh. No devices are needed, and nothing is allocated.
 """
 
 import math
@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 
 from jax.sharding import PartitionSpec as P
 
-from strategies.config import GPTConfig, TrainConfig
-from strategies.costs.plan import BYTES
-from strategies.mesh import MeshSpec
+from strategies.config import TrainConfig
+from strategies.core.master import held_dtype
+from strategies.core.placement import Axes, Placement, Spec, size_of
+from strategies.core.plan import BYTES, Plan
 from strategies.model.gpt import weight_specs
-from strategies.sharding.layout import Axes, Layout, Spec, size_of
-from strategies.training.sharded_update import held_dtype
 
 
 @dataclass(frozen=True)
@@ -46,36 +45,25 @@ class HeldArray:
         return " ".join("/".join([f"{name}={size}", *axes]) for name, size, axes in dims) or "-"
 
 
-def held_arrays(
-    config: GPTConfig, mesh: MeshSpec, train: TrainConfig, layout: Layout, layer_slots: int
-) -> Iterator[HeldArray]:
+def held_arrays(plan: Plan) -> Iterator[HeldArray]:
     """Every weight with its gradient, AdamW's two moments and its master, the step count, and the batch.
 
     Gradients are those that a device accumulates over microbatches, before any reduce-scatter once a step. They are
     float32 if they are sums over microbatches or devices; otherwise they have the dtype of the weight.
-
-    Args:
-        config: the model.
-        mesh: the mesh.
-        train: training options.
-        layout: the strategy's layout, along the mesh axes of more than one device.
-        layer_slots: number of slots for layers on all stages together, empty ones included.
-
-    Raises:
-        Infeasible: the axes do not divide the embed or mlp dim.
     """
-    sizes = {**config.dim_sizes, "layers": layer_slots}
-    sizes["vocab"] = config.vocab_rows(layout.parts(mesh.sizes).get("vocab", 1))
-    moments = layout.update_spec(config, mesh.sizes)
+    config, mesh, train, placement = plan.config, plan.mesh, plan.train, plan.placement
+    sizes = {**config.dim_sizes, "layers": plan.layer_slots, "vocab": plan.padded_vocab}
+    moments = placement.update_spec(config, mesh.sizes)
     specs: Mapping[str, Spec] = {
-        "weight": layout.spec(config, mesh.sizes),
-        "gradient": accumulated(layout, train).spec(config, mesh.sizes),
+        "weight": placement.spec(config, mesh.sizes),
+        "gradient": accumulated(placement, train).spec(config, mesh.sizes),
         "m": moments,
         "v": moments,
     }
     specs = specs if train.master == "none" else {**specs, "master": moments}
 
-    as_held = ("weight",) if train.microbatches > 1 or layout.scatters_each else ("weight", "gradient")
+    summed = train.microbatches > 1 or placement.reduce_scatter_per_microbatch
+    as_held = ("weight",) if summed else ("weight", "gradient")
 
     def array(
         what: str, name: str, dims: Sequence[str], shape: Sequence[int], spec: P, dtype: str = "float32"
@@ -94,14 +82,16 @@ def held_arrays(
             yield array(what, weight.name, weight.dims, shape, spec(weight.dims), dtype)
     yield array("step count", "count", (), (), P())
     tokens = (train.batch_size, config.sequence + 1)  # their numbers have as many bytes as float32
-    yield array("batch", "tokens", ("batch", "sequence"), tokens, P(layout.batch or None))
+    yield array("batch", "tokens", ("batch", "sequence"), tokens, P(placement.batch or None))
 
 
-def accumulated(layout: Layout, train: TrainConfig) -> Layout:
-    """The layout that splits weights as gradients are split while they are accumulated over microbatches.
+def accumulated(placement: Placement, train: TrainConfig) -> Placement:
+    """The placement that splits weights as gradients are split while they are accumulated over microbatches.
 
     If weights are gathered once a step, a device accumulates whole gradients, although it holds a shard of the weights.
     If the gradients of each microbatch are reduce-scattered, it accumulates a shard.
     """
-    shards = layout.shards if train.gather == "layer" else ()
-    return replace(layout, shards=layout.updates if layout.scatters_each else shards, updates=(), scatters_each=False)
+    shards = placement.shards if train.gather == "layer" else ()
+    if placement.reduce_scatter_per_microbatch:
+        shards = placement.updates
+    return replace(placement, shards=shards, updates=(), reduce_scatter_per_microbatch=False)

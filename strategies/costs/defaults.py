@@ -9,7 +9,7 @@ from strategies.strategy import Strategy
 def strategy_for(name: str, mesh: MeshSpec) -> str:
     """The strategy that a name means on a mesh with axes that the strategy of this name lacks.
 
-    It is the simplest hand-written one whose layout is the same along the axes of the named one: `fsdp` and `tensor`
+    It is the simplest hand-written one whose placement is the same along the axes of the named one: `fsdp` and `tensor`
     together are `three_d`.
 
     Raises:
@@ -21,16 +21,16 @@ def strategy_for(name: str, mesh: MeshSpec) -> str:
     'hsdp'
     """
     strategy, axes = strategies.STRATEGIES[name], {*mesh.sizes}
-    if axes <= {*strategy.axes}:
+    if axes <= {*strategy.axis_names}:
         return name
-    taking = [each for each in strategies.STRATEGIES.values() if axes <= {*each.axes}]
-    extending = [each for each in taking if {*strategy.axes} <= {*each.axes} and not each.twins]
-    same = [each for each in extending if each.layout and each.layout.along(strategy.axes) == strategy.layout]
+    taking = [each for each in strategies.STRATEGIES.values() if axes <= {*each.axis_names}]
+    extending = [each for each in taking if {*strategy.axis_names} <= {*each.axis_names} and not each.twins]
+    same = [each for each in extending if each.placement.along(strategy.axis_names) == strategy.placement]
     if not same:
         others = f"which is one of {', '.join(each.name for each in taking)}" if taking else "there is none yet"
-        lacking = next(axis for axis in mesh.sizes if axis not in strategy.axes)
+        lacking = next(axis for axis in mesh.sizes if axis not in strategy.axis_names)
         raise Infeasible(f"{name} has no axis {lacking}; mesh {mesh} takes a strategy with all of its axes, {others}")
-    return min(same, key=lambda each: len(each.axes)).name
+    return min(same, key=lambda each: len(each.axis_names)).name
 
 
 def usual_mesh(strategy: Strategy, devices: int) -> MeshSpec:
@@ -54,6 +54,6 @@ def example_mesh(strategy: Strategy) -> MeshSpec:
     >>> [str(example_mesh(strategies.STRATEGIES[name])) for name in ("single", "fsdp", "hsdp", "three_d", "auto")]
     ['data=1', 'fsdp=4', 'data=2,fsdp=2', 'data=2,pipeline=2,tensor=2', 'fsdp=2,tensor=2']
     """
-    axes = max(strategy.twins, key=len, default=strategy.usual_axes or strategy.axes)
+    axes = max(strategy.twins, key=len, default=strategy.usual_axes or strategy.axis_names)
     size = int(min(4 if len(axes) == 1 else 2, strategy.most_devices))
     return MeshSpec(tuple((axis, size) for axis in axes))

@@ -5,27 +5,26 @@ Each part of the model states beside its code what it keeps for the backward pas
 
 from collections.abc import Mapping
 
-from strategies.costs.plan import BYTES, Plan
+from strategies.core.compression import padded
+from strategies.core.plan import BYTES, Plan
 from strategies.mesh import GPUS
 from strategies.model.gpt import Block
 from strategies.model.head import Head
 from strategies.model.layer_loop import layers_at_once, layers_in_iteration
 from strategies.model.prefetch import is_ordered
-from strategies.training.compression import padded
-from strategies.training.overlap import delays_sums
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
     """Bytes of a step's arguments on one device: parameters, AdamW's two moments and its count, and tokens.
 
-    With compression there are also the quantisation errors, for error feedback (training/compression.py). In float16
-    the optimizer also has the loss scale and the count of good steps (training/loss_scaling.py). Master weights count
+    With compression there are also the quantisation errors, for error feedback (core/compression.py). In float16
+    the optimizer also has the loss scale and the count of good steps (core/loss_scaling.py). Master weights count
     as optimizer state, as in Rajbhandari et al. 2020, "ZeRO", section 3.1.
     """
-    sequences, parts = plan.train.batch_size // plan.size(*plan.layout.batch), plan.updates
+    sequences, parts = plan.train.batch_size // plan.size(*plan.placement.batch), plan.updates
     error_elements = 0
     if plan.train.compression != "none":
-        devices = plan.size(*plan.layout.replicas)
+        devices = plan.size(*plan.placement.replicas)
         error_elements = padded(plan.elements, devices) // devices * (devices + 1)
     scalars = 3 if plan.train.dtype == "float16" else 1
     copies = 2 if plan.train.master == "none" else 3
@@ -70,7 +69,7 @@ def reduction_bytes(plan: Plan) -> int:
     Compilers for CPUs and TPUs put the results of all-reduces beside their operands, that for GPUs in their place. In
     buckets (`bucket_bytes`) fewer sums are there at once, which is not counted.
     """
-    if plan.size(*plan.layout.replicas) == 1 or plan.train.reduce == "layer" or plan.platform in GPUS:
+    if plan.size(*plan.placement.replicas) == 1 or plan.train.reduce == "layer" or plan.platform in GPUS:
         return 0
     return plan.parameter_bytes + 4 * plan.elements
 
@@ -83,7 +82,8 @@ def gradient_bytes(plan: Plan) -> int:
         gradients -= sum(plan.held_bytes(weight) for weight in plan.weights if weight.spec.is_stacked)
         gradients += 4 * block_elements(plan) // plan.updates
     if train.microbatches > 1 and not plan.staged:
-        gradients += 4 * plan.elements * plan.gathered // (plan.updates if plan.layout.scatters_each else 1)
+        parts = plan.updates if plan.placement.reduce_scatter_per_microbatch else 1
+        gradients += 4 * plan.elements * plan.gathered // parts
     return gradients
 
 
@@ -103,8 +103,8 @@ def layer_work_bytes(plan: Plan) -> int:
     """Bytes to run the backward pass of one layer, in float32: its weights in full, and its working arrays.
 
     With prefetch there are also the weights of the layer before it, and the gradients of the following layer. Sums that
-    run one layer late (`delays_sums`) have the latter alone, in the compute dtype. With `unroll` there are also the
-    other layers of the iteration (`further_layer_bytes`).
+    run one layer late (`Plan.delays_sums`) have the latter alone, in the compute dtype. With `unroll` there are also
+    the other layers of the iteration (`further_layer_bytes`).
     """
     weights = 0 if reads_in_place(plan) else whole_layer(plan)
     wholes = 3 if plan.train.prefetch == "on" else 1
@@ -119,7 +119,7 @@ def layers_together(plan: Plan) -> int:
     unroll = layers_at_once(plan.layers, plan.train.layers_in_loop)
     if plan.train.prefetch == "on":
         return max(1, layers_in_iteration(plan.layers - 2, unroll))
-    late = delays_sums(plan.layout, plan.mesh.sizes, plan.config, plan.train)
+    late = plan.delays_sums
     return layers_in_iteration(plan.layers - 1, unroll) if late else unroll
 
 
@@ -149,7 +149,7 @@ def reads_in_place(plan: Plan) -> bool:
 
 def late_gradient_bytes(plan: Plan) -> int:
     """Bytes of the gradients of the following layer, in the compute dtype, where sums run one layer late."""
-    late = delays_sums(plan.layout, plan.mesh.sizes, plan.config, plan.train)
+    late = plan.delays_sums
     return plan.share.itemsize * whole_layer(plan) if late else 0
 
 
@@ -169,7 +169,7 @@ def head_work_bytes(plan: Plan) -> int:
 
 
 def whole_layer(plan: Plan) -> int:
-    """Parameters of one layer that a device works with, gathered over the axes of `Layout.shards`."""
+    """Parameters of one layer that a device works with, gathered over the axes of `Placement.shards`."""
     return block_elements(plan) * plan.shards // plan.layers
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import strategies
-from strategies import pipeline
 from strategies.arguments import require_instance
 from strategies.config import Infeasible, TrainConfig
+from strategies.core.placement import Axes
+from strategies.core.plan import Plan
 from strategies.costs.arrays import HeldArray, accumulated, held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.exchanges import Sent, exchanges, features
@@ -21,7 +22,6 @@ from strategies.costs.predict import Cost, predict
 from strategies.mesh import MeshSpec, devices_of
 from strategies.pipelining.schedules import Schedule
 from strategies.presets import PRESETS
-from strategies.sharding.layout import Axes, Layout, size_of
 
 
 @dataclass(frozen=True)
@@ -127,27 +127,23 @@ def overview(
     """
     require_instance(name, str, "the strategy")
     strategy, config = strategies.STRATEGIES[name], PRESETS[require_instance(preset, str, "the preset")]
-    if strategy.layout is None:
-        raise Infeasible(f"{name} states no layout; give its `Strategy` one")
+    if strategy.make_step:
+        raise Infeasible(f"nothing is known of what {name} holds and sends, because it has a `make_step`")
     mesh = MeshSpec.of(example_mesh(strategy) if mesh is None else mesh)
     train = TrainConfig(batch_size, **{"microbatches": strategy.default_microbatches(mesh, batch_size), **options})
     cost = None if strategy.twins else predict(name, config, mesh, train)
-    layer_slots = cost.plan.layer_slots if cost else config.layers
-    layout = strategy.layout.along(mesh.split_axes(strategy.axes))
-    schedule = schedule_of(layout, config.layers, mesh, train)
+    plan = cost.plan if cost else Plan.of(strategy.axes, config, mesh, train)
     tokens = f"{batch_size} × {config.sequence:,} tokens"
-    arrays = tuple(
-        each for each in held_arrays(config, mesh, train, layout, layer_slots) if cost or each.what != "gradient"
-    )
+    arrays = tuple(each for each in held_arrays(plan) if cost or each.what != "gradient")
     return Overview(
         strategy=name,
         mesh=mesh.axes,
         workload=", ".join((preset, tokens, f"microbatches={train.microbatches}", train.dtype)),
-        held=tuple(holdings(layout, train, cost, arrays)),
-        sent=cost and tuple(exchanges(cost, layout, mesh, cost.plan.train, schedule)),
+        held=tuple(holdings(plan, cost, arrays)),
+        sent=cost and tuple(exchanges(cost)),
         zigzag=cost is not None and cost.ring > 1 and cost.plan.share.skipping is None,
-        schedule=schedule,
-        twin=strategy.twins.get(mesh.split_axes(strategy.axes)),
+        schedule=plan.schedule if plan.staged else None,
+        twin=strategy.twins.get(mesh.split_axes(strategy.axis_names)),
         arrays=arrays,
     )
 
@@ -176,37 +172,28 @@ def asked_overview(name: str, preset: str, mesh: str | None, topology: str | Non
     return overview(strategy_for(name, spec) if spec else name, preset, spec, batch_size)
 
 
-def holdings(layout: Layout, train: TrainConfig, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iterator[Held]:
+def holdings(plan: Plan, cost: Cost | None, arrays: Iterable[HeldArray]) -> Iterator[Held]:
     """The kinds of arrays that a device holds: batch, weights, accumulated gradients, optimizer state and activations.
 
     Activations are what the forward pass keeps for the backward pass, an estimate (`memory.temporaries`).
 
     Args:
-        layout: the strategy's layout, along the mesh axes of more than one device.
-        train: training options.
+        plan: the model as the mesh splits it.
         cost: the predicted cost; None if the compiler partitions the step.
         arrays: each array of the step.
     """
     held_bytes: Mapping[str, int] = cost.arguments if cost else {}
-    rows, columns, table = layout.dims.get("layers", ()), features(layout), layout.dims.get("vocab", ())
-    shards, updates = layout.shards, layout.updates
-    summed = accumulated(layout, train).shards
+    placement, shards, updates = plan.placement, plan.placement.shards, plan.placement.updates
+    rows, columns, table = placement.dims.get("layers", ()), features(placement), placement.dims.get("vocab", ())
+    summed = accumulated(placement, plan.train).shards
     grads = sum(each.held_bytes for each in arrays if each.what == "gradient") if cost else None
-    yield Held("batch", layout.batch, layout.tokens, (), held_bytes.get("batch"))
+    yield Held("batch", placement.batch, placement.tokens, (), held_bytes.get("batch"))
     yield Held("weights", rows, columns + shards, table + shards, held_bytes.get("parameters"))
     yield Held("gradients", rows, columns + summed, table + summed, grads)
     moments = shards + updates
     yield Held("optimizer state", rows, columns + moments, table + moments, held_bytes.get("optimizer"))
     kept = cost.temporaries["activations"] if cost else None
-    yield Held("activations", layout.batch + rows, layout.tokens + columns, (), kept)
-
-
-def schedule_of(layout: Layout, layers: int, mesh: MeshSpec, train: TrainConfig) -> Schedule | None:
-    """The pipeline schedule; None with a single stage."""
-    stages = size_of(layout.dims.get("layers", ()), mesh.sizes)
-    if stages == 1:
-        return None
-    return pipeline.order(layers, stages, train.microbatches, train.schedule, train.chunks)[0]
+    yield Held("activations", placement.batch + rows, placement.tokens + columns, (), kept)
 
 
 def _joined(axes: Axes) -> str:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import strategies
 from strategies.arguments import require_instance
 from strategies.config import GPTConfig, Infeasible, TrainConfig
+from strategies.core.axis import Axis
+from strategies.core.placement import Axes
+from strategies.core.plan import Plan
+from strategies.core.traffic import Bytes, Traffic, terms_of
 from strategies.costs import memory
-from strategies.costs.plan import Plan
-from strategies.costs.traffic import TERMS, Bytes, Term, Traffic, replica_sums
 from strategies.mesh import MeshSpec
 from strategies.model.attention import Attention
 from strategies.model.gpt import Block, flops_per_token
@@ -23,9 +25,7 @@ from strategies.model.head import Head
 from strategies.model.reach import Reach
 from strategies.model.splash_attention import BACKWARD_MATMULS
 from strategies.pipelining.schedules import Costs
-from strategies.sharding.layout import Axes, Layout
 from strategies.strategy import Strategy
-from strategies.training.overlap import resolve_overlap
 
 
 def predict(
@@ -42,28 +42,22 @@ def predict(
             `prefetch` (as on v5p), `halves` and `context_attention`. By default these are as on CPUs.
 
     Raises:
-        Infeasible: the strategy has no formulas (auto, or a strategy without a layout), or model, mesh and batch do not
-            fit together.
+        Infeasible: the strategy has no formulas (auto, or one with a `make_step`), or model, mesh and batch do not fit
+            together.
     """
-    layouts = known()
-    if require_instance(strategy, str, "the strategy") not in layouts:
-        raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(layouts)}")
-    return predict_layout(layouts[strategy], config, mesh, train, platform, terms(strategies.STRATEGIES[strategy]))
+    with_formulas = strategies_with_formulas()
+    if require_instance(strategy, str, "the strategy") not in with_formulas:
+        raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(with_formulas)}")
+    return predict_axes(with_formulas[strategy].axes, config, mesh, train, platform)
 
 
-def predict_layout(
-    layout: Layout,
-    config: GPTConfig,
-    mesh: MeshSpec | str,
-    train: TrainConfig,
-    platform: str | None = None,
-    terms: Sequence[Term] = TERMS,
+def predict_axes(
+    axes: Sequence[Axis], config: GPTConfig, mesh: MeshSpec | str, train: TrainConfig, platform: str | None = None
 ) -> "Cost":
-    """Predict the cost of a step with a layout, which no strategy here may have.
+    """Predict the cost of a step with a list of axes, which no strategy here may have.
 
     Args:
-        layout: which mesh axes split what.
-        terms: of what the step sends; by default those that follow from its layout.
+        axes: outermost first.
         config, mesh, train, platform: as for `predict`.
 
     Raises:
@@ -73,21 +67,23 @@ def predict_layout(
     require_instance(config, GPTConfig, "the model")
     require_instance(train, TrainConfig, "train")
     require_instance("" if platform is None else platform, str, "the platform")
-    train = resolve_overlap(layout, spec.sizes, config, train, platform)
-    plan = Plan(config, spec, train, layout, platform)
-    return Cost(plan, tuple(each for term in terms for each in term(plan)))
+    plan = Plan.of(axes, config, spec, train, platform)
+    _require_known_split(plan)
+    return Cost(plan, tuple(each for term in terms_of(plan) for each in term(plan)))
 
 
-def terms(strategy: Strategy) -> tuple[Term, ...]:
-    """The terms of what a strategy sends: those of its layout, or what replaces them, and its own."""
-    of_layout = (strategy.replica_sums or term if term is replica_sums else term for term in TERMS)
-    return (*of_layout, *strategy.traffic)
+def strategies_with_formulas() -> Mapping[str, Strategy]:
+    """The strategies that have formulas, by name (`Strategy.has_formulas`)."""
+    return {name: strategy for name, strategy in strategies.STRATEGIES.items() if strategy.has_formulas}
 
 
-def known() -> Mapping[str, Layout]:
-    """The layouts of all strategies that have formulas: those with a layout that the compiler does not partition."""
-    by_hand = [strategy for strategy in strategies.STRATEGIES.values() if not strategy.twins]
-    return {strategy.name: strategy.layout for strategy in by_hand if strategy.layout is not None}
+def _require_known_split(plan: Plan) -> None:
+    """Refuse a split of dims for which there are no formulas."""
+    if unknown := [dim for dim in ("embed", "qkv", "sequence") if plan.over(plan.axes_of(dim))]:
+        raise Infeasible(f"there are no formulas for axes that split {unknown[0]}; leave this dim whole")
+    branches = {branch.contracted or "": branch for branch in Block.branches()}
+    if len({plan.over(plan.axes_of(dim)) for dim in branches}) > 1:
+        raise Infeasible(f"there are no formulas for {' and '.join(branches)} over different axes; give both the same")
 
 
 @dataclass(frozen=True)

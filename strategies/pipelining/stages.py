@@ -6,7 +6,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from strategies.config import Infeasible
+from strategies.config import Infeasible, PipelineSchedule
+from strategies.pipelining.schedules import SCHEDULES, Schedule
 
 
 def partition(costs: Sequence[float], parts: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
@@ -71,3 +72,21 @@ def layer_slots(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
     room = max(sizes)
     parts = [[*range(starts[i], starts[i + 1]), *[-1] * (room - size)] for i, size in enumerate(sizes)]
     return tuple(layer for stage in range(stages) for part in parts[stage::stages] for layer in part)
+
+
+def stage_schedule(layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int) -> Schedule:
+    """The schedule of a pipeline.
+
+    Args:
+        layers: of the model.
+        stages: of the pipeline.
+        microbatches: in a batch.
+        schedule: the name of the schedule.
+        chunks: of each stage, for the schedule "interleaved". The others have one.
+
+    Raises:
+        Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
+    """
+    chunks = chunks if schedule == "interleaved" else 1
+    layer_slots(layers, stages, chunks)
+    return SCHEDULES[schedule](stages, microbatches, chunks)

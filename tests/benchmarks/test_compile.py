@@ -23,7 +23,7 @@ from benchmarks.harness.prepare import Entry
 from benchmarks.program.compiled import read_program
 from benchmarks.timing.measure import compile_step
 from strategies import GPTConfig, MeshSpec
-from strategies.training import sharded_update
+from strategies.core import sharded_update
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
 TAKES_CUDA = pytest.mark.skipif(

@@ -17,7 +17,7 @@ from strategies.context import contiguous, ulysses_attention
 from strategies.model.causal_attention import causal_attention
 from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.single import SINGLE
-from strategies.training.train_step import assemble
+from strategies.core.train_step import assemble
 from tests.strategies.quick import compiled, jit
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 2, 16, 8, 4

@@ -14,7 +14,7 @@ from benchmarks.devices.topology import DEVICE_KINDS, Topology
 from benchmarks.timing.measure import compile_step
 from strategies import PRESETS, STRATEGIES, TrainConfig
 from strategies import xla_options as module
-from strategies.training.overlap import HALVED_TPUS
+from strategies.core.overlap import HALVED_TPUS
 from strategies.xla_options import DEFAULTS, Default, as_read, has_option, xla_options
 from tests.benchmarks.test_compile import case
 

@@ -13,7 +13,7 @@ from strategies.costs.memory import block_elements
 from strategies.costs.predict import predict
 from strategies.model.gpt import param_count
 from strategies.pipelining.jaxpr import Loop
-from strategies.training import sharded_update
+from strategies.core import sharded_update
 from tests.strategies import equality
 from tests.strategies.costs import steps
 from tests.strategies.costs.test_communication import inner

@@ -17,7 +17,7 @@ from benchmarks.program.flops import unstated_flops
 from benchmarks.program.hlo import bytes_of
 from strategies import GPTConfig, MeshSpec, TrainConfig
 from strategies.costs.predict import Cost, predict
-from strategies.costs.traffic import SENT
+from strategies.core.traffic import SENT
 
 SMALL = GPTConfig(layers=2, embed=64, heads=4, vocab=384, sequence=16)
 

@@ -99,7 +99,7 @@ EXACT = (
     harmless("cases in another order", "benchmarks/cases/case.py", ('name != "single"', 'name == "data"')),
     regression(
         "an extra all-reduce",
-        "strategies/training/gradients.py",
+        "strategies/core/gradients.py",
         (
             "lax.psum((loss, cast(grads, dtype)), axes)",
             'lax.psum((loss, jax.tree.map(lambda g: g + 0 * lax.pcast(lax.pmax(g, axes), axes, to="varying"), '

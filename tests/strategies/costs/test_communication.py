@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
-from strategies.costs.plan import BYTES
+from strategies.core.plan import BYTES
 from strategies.costs.predict import predict
 from strategies.mesh import AXES
 from strategies.model.gpt import param_count

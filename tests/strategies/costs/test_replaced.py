@@ -5,10 +5,10 @@ from jax import lax
 
 from benchmarks.program.compiled import read_program
 from strategies import Implementation, Layout, MeshSpec, Strategy, TrainConfig
-from strategies.costs.plan import Plan
+from strategies.core.plan import Plan
 from strategies.costs.predict import predict_layout, terms
-from strategies.costs.traffic import traffic
-from strategies.training.train_step import assemble
+from strategies.core.traffic import traffic
+from strategies.core.train_step import assemble
 from tests.strategies import quick
 from tests.strategies.costs.steps import BATCH, SMALL, by_axes, sent
 

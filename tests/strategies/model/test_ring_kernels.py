@@ -19,7 +19,7 @@ from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.config import Attention, Remat
-from strategies.costs.plan import BYTES
+from strategies.core.plan import BYTES
 from strategies.costs.predict import Cost, predict
 from strategies.mesh import first_devices
 from strategies.model import causal_attention, cudnn_attention
@@ -29,7 +29,7 @@ from strategies.model.gpt import Block
 from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.pipelining.jaxpr import Loop
 from strategies.step import Step
-from strategies.training import train_step
+from strategies.core import train_step
 from tests.strategies.costs.test_kept import loops
 from tests.strategies.quick import jit
 from tests.strategies.test_context import around

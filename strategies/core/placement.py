@@ -1,7 +1,8 @@
-"""The layout of a strategy: which mesh axes split what. A strategy states it once; the rest is derived from it.
+"""Placement: which mesh axes split the batch, the tokens, and which dims of which weights.
 
-From a layout follow the sharding of weights, gradients, moments and batch (training/train_step.py), the bytes that a
-step sends and holds (costs/), and the compiler's sharding rules (auto.py).
+The axes of a strategy state it (axis.py). From it follow, for each weight, how it is sharded, over which axes it is
+gathered and over which its gradient is summed; and with that the step (train_step.py), the bytes that a step sends and
+holds (costs/), and the compiler's sharding rules (auto.py).
 """
 
 import math
@@ -11,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from jax.sharding import PartitionSpec as P
 
 from strategies.config import GPTConfig
+from strategies.core.shards import Shards
 from strategies.schema import require_types
-from strategies.sharding.weight_shards import Shards
 
 Axes = tuple[str, ...]
 DIMS = tuple(GPTConfig(layers=1, embed=1, heads=1).dim_sizes)
@@ -22,7 +23,7 @@ Spec = Callable[[Sequence[str]], P]
 
 
 @dataclass(frozen=True)
-class Layout:
+class Placement:
     """Which mesh axes split what. Axes absent from a mesh count as size one.
 
     Attributes:
@@ -33,9 +34,9 @@ class Layout:
             are gathered before use. They are among the axes of `batch`.
         updates: axes that split gradients, optimizer state and updates while weights stay whole (ZeRO-1 and 2). They
             are among the axes of `batch`, too.
-        scatters_each: reduce-scatter gradients after every microbatch instead of once a step (ZeRO-2).
-        cuts_again: whether `shards` may split a dim that `dims` splits already, if the weight has no other dim.
-            Otherwise such a weight is not split by `shards`.
+        reduce_scatter_per_microbatch: reduce-scatter gradients after every microbatch instead of once a step (ZeRO-2).
+        may_split_dim_twice: whether `shards` may split a dim that `dims` splits already, if the weight has no other
+            dim. Otherwise such a weight is not split by `shards`.
 
     Raises:
         ValueError: a field is of another type, such as a text where a tuple of axes is meant; no weight has a dim;
@@ -47,8 +48,8 @@ class Layout:
     dims: Mapping[str, Axes] = field(default_factory=dict, hash=False)
     shards: Axes = ()
     updates: Axes = ()
-    scatters_each: bool = False
-    cuts_again: bool = True
+    reduce_scatter_per_microbatch: bool = False
+    may_split_dim_twice: bool = True
 
     def __post_init__(self) -> None:
         """Check that the fields are valid and consistent."""
@@ -63,17 +64,16 @@ class Layout:
         if self.shards and self.updates:
             sharded = " and ".join(self.shards)
             raise ValueError(f"weights are sharded over {sharded}, and so are their updates; leave out updates")
-        if self.scatters_each and not self.updates:
-            raise ValueError("scatters_each says when gradients are scattered over updates; give that, too")
+        if self.reduce_scatter_per_microbatch and not self.updates:
+            raise ValueError(
+                "reduce_scatter_per_microbatch says when gradients are scattered over updates; give that, too"
+            )
 
     def _require_one_use(self) -> None:
         """Refuse an axis that would split the same thing twice."""
-        work = (*self.batch, *self.tokens)
-        for name, axes in {"batch and tokens": work, **self.dims}.items():
+        for name, axes in {"batch and tokens": (*self.batch, *self.tokens), **self.dims}.items():
             if twice := [axis for axis in axes if axes.count(axis) > 1]:
                 raise ValueError(f"{name} have the axis {twice[0]} twice; leave one of them out")
-            if name in self.dims and (shared := [axis for axis in axes if axis in work]):
-                raise ValueError(f"{shared[0]} splits {name} of the weights, and batch or tokens; take another axis")
 
     @property
     def axes(self) -> frozenset[str]:
@@ -82,11 +82,16 @@ class Layout:
 
     @property
     def replicas(self) -> Axes:
-        """Axes along which weights are replicated and tokens are split. Gradients are summed over them."""
+        """Axes along which tokens are split and weights are replicated, but for those weights whose dims they split."""
         return tuple(axis for axis in (*self.batch, *self.tokens) if axis not in (*self.shards, *self.updates))
 
-    def along(self, axes: Collection[str]) -> "Layout":
-        """This layout restricted to the given axes."""
+    def replicas_of(self, dims: Sequence[str]) -> Axes:
+        """Axes over which the gradient of a weight with these dims is summed: along them it is replicated."""
+        splitting = {axis for dim in dims for axis in self.dims.get(dim, ())}
+        return tuple(axis for axis in self.replicas if axis not in splitting)
+
+    def along(self, axes: Collection[str]) -> "Placement":
+        """This placement restricted to the given axes."""
 
         def restrict(names: Axes) -> Axes:
             return tuple(axis for axis in names if axis in axes)
@@ -98,7 +103,7 @@ class Layout:
             dims={dim: restricted for dim, names in self.dims.items() if (restricted := restrict(names))},
             shards=restrict(self.shards),
             updates=restrict(self.updates),
-            scatters_each=self.scatters_each and bool(restrict(self.updates)),
+            reduce_scatter_per_microbatch=self.reduce_scatter_per_microbatch and bool(restrict(self.updates)),
         )
 
     def parts(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
@@ -111,14 +116,16 @@ class Layout:
         Raises:
             Infeasible: the axes do not divide the embed or mlp dim.
         """
-        return Shards(axes, size_of(axes, sizes), config, self.parts(sizes), again=self.cuts_again)
+        return Shards(
+            axes, size_of(axes, sizes), config, self.parts(sizes), may_split_dim_twice=self.may_split_dim_twice
+        )
 
     def spec(self, config: GPTConfig, sizes: Mapping[str, int]) -> Spec:
         """How each weight is stored: a function from the names of its dims to its `PartitionSpec`.
 
         Examples:
-            >>> layout = Layout(dims={"mlp": ("tensor",)}, shards=("fsdp",), batch=("fsdp",))
-            >>> layout.spec(GPTConfig(layers=2, embed=8, heads=2), {})(["embed", "mlp"])
+            >>> placement = Placement(dims={"mlp": ("tensor",)}, shards=("fsdp",), batch=("fsdp",))
+            >>> placement.spec(GPTConfig(layers=2, embed=8, heads=2), {})(["embed", "mlp"])
             P('fsdp', 'tensor')
 
         Raises:

@@ -1,28 +1,30 @@
-"""What one device of a mesh holds and computes of a model and a batch, by arithmetic alone: no devices, no arrays.
+"""Plan: a model, a batch and a mesh under the axes of a strategy, with what one device of it holds and computes.
 
-The formulas in traffic.py, memory.py and predict.py use these numbers.
+It resolves the options that are "auto", and refuses what does not fit, for the step (train_step.py) and for the
+formulas (costs/) alike. It is arithmetic alone: no devices, no arrays.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import jax
 
-from strategies import context, pipeline, tensor, three_d
 from strategies.config import Dtype, GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
+from strategies.core.axis import Axis, placement_of
+from strategies.core.master import held_dtype, require_master
+from strategies.core.placement import Axes, Placement, size_of
+from strategies.core.shards import Shards
 from strategies.mesh import MeshSpec
 from strategies.model.causal_attention import kernel_for
-from strategies.model.gpt import Block, weight_specs
+from strategies.model.gpt import weight_specs
 from strategies.model.loss import tokens_at_once
 from strategies.model.part import Share
 from strategies.model.weights import WeightSpec
 from strategies.pipelining.schedules import Costs, Schedule
-from strategies.pipelining.stages import layer_slots
+from strategies.pipelining.stages import layer_slots, stage_schedule
 from strategies.pipelining.timetable import Ticks
-from strategies.sharding.layout import Axes, Layout, size_of
-from strategies.training.sharded_update import held_dtype, require_master
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """Bytes of an element, by dtype."""
@@ -35,12 +37,14 @@ class Weight:
     Attributes:
         spec: what the model says of it.
         axes: mesh axes that split it.
+        replicas: mesh axes over which its gradient is summed.
         last_axes: those that split its last dim.
         elements: number of its elements on one device.
     """
 
     spec: WeightSpec
     axes: Axes
+    replicas: Axes
     last_axes: Axes
     elements: int
 
@@ -67,58 +71,117 @@ class Order:
 
 @cache
 def order_of(layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int) -> Order:
-    """The `Order` of a schedule, cached for all plans that share it. Arguments are those of `pipeline.order`.
+    """The `Order` of a schedule, cached for all plans that share it. Arguments are those of `stages.stage_schedule`.
 
     Raises:
         Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
     """
-    return Order(pipeline.order(layers, stages, microbatches, schedule, chunks)[0])
+    return Order(stage_schedule(layers, stages, microbatches, schedule, chunks))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model, a mesh and a batch, under a layout, on devices of a platform that `kernel_for` knows.
+    """A model, a mesh and a batch under the axes of a strategy. `of` makes one whose options are resolved.
 
-    Raises:
-        Infeasible: an axis splits nothing, or does not divide what it splits.
+    Attributes:
+        config: the model.
+        mesh: sizes of the mesh axes.
+        train: options of the step.
+        axes: all axes of the strategy; those that the mesh leaves out have size one.
+        platform: of the devices, as `platform_of` names it; None for formulas without devices.
+        kind: of the devices, as JAX names it; empty if it is not known.
     """
 
     config: GPTConfig
     mesh: MeshSpec
     train: TrainConfig
-    layout: Layout
+    axes: tuple[Axis, ...]
     platform: str | None = None
+    kind: str = ""
 
-    def __post_init__(self) -> None:
-        """Refuse what does not fit, as `build` does."""
-        layout = self.layout
-        if strange := self.over(set(self.mesh.sizes) - layout.axes):
+    @classmethod
+    def of(
+        cls,
+        axes: Sequence[Axis],
+        config: GPTConfig,
+        mesh: MeshSpec,
+        train: TrainConfig,
+        platform: str | None = None,
+        kind: str = "",
+    ) -> "Plan":
+        """The plan with resolved options. Arguments are the attributes.
+
+        Raises:
+            Infeasible: an axis splits nothing, does not divide what it splits, or an option is impossible here.
+        """
+        plan = cls.resolved(axes, config, mesh, train, platform, kind)
+        plan.require_fit()
+        return plan
+
+    @classmethod
+    def resolved(
+        cls,
+        axes: Sequence[Axis],
+        config: GPTConfig,
+        mesh: MeshSpec,
+        train: TrainConfig,
+        platform: str | None = None,
+        kind: str = "",
+    ) -> "Plan":
+        """The plan with resolved options, of which nothing else is checked. Options without effect here are off.
+
+        Raises:
+            Infeasible: an option is impossible here.
+        """
+        asked = cls(config, mesh, train, tuple(axes), platform, kind)
+        options = {"reduce": "step", "prefetch": "off", "halves": "off", "unroll": train.layers_in_loop}
+        if not any("compression" in axis.options for axis in asked.active):
+            options["compression"] = "none"
+        for axis in asked.active:
+            options |= axis.resolve(asked)
+        return replace(asked, train=replace(train, **options))
+
+    def require_fit(self) -> None:
+        """Refuse what does not fit.
+
+        Raises:
+            Infeasible: an axis splits nothing, or does not divide what it splits; the message names the numbers.
+        """
+        placement = self.placement
+        if strange := self.over(set(self.mesh.sizes) - placement.axes):
             raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")
-        self._require_known_split()
-        require_master(layout, self.train)
-        for axes in filter(None, (layout.shards, layout.updates)):
-            layout.shards_of(axes, self.config, self.mesh.sizes)
-        contexts = self.size(*layout.tokens)
-        tensor.require_fit(self.config, self.train, self.tensors, contexts)
-        context.require_fit(self.config, self.attending, contexts, self.tensors)
-        if self.staged:
-            _ = self.order
-            if self.shards > 1:
-                three_d.require_regather(self.train, self.stages)
-        parts = self.size(*layout.batch) * self.train.microbatches
+        require_master(placement_of(tuple(axis for axis in self.axes if axis.name in self.mesh.sizes)), self.train)
+        for axis in self.active:
+            axis.require(self)
+        for axes in filter(None, (placement.shards, placement.updates)):
+            self.shards_of(axes)
+        parts = self.size(*placement.batch) * self.train.microbatches
         if self.train.batch_size % parts:
             problem = f"{self.mesh} x microbatches={self.train.microbatches} does not divide"
             raise Infeasible(f"{problem} batch_size={self.train.batch_size}; {legal(self.train.batch_size, 'it')}")
+        _ = self.logits_tokens
 
-    def _require_known_split(self) -> None:
-        """Refuse a split of dims for which there are no formulas."""
-        if unknown := [dim for dim in ("embed", "qkv", "sequence") if self.over(self.axes_of(dim))]:
-            raise Infeasible(f"there are no formulas for a layout that splits {unknown[0]}; leave this dim whole")
-        branches = {branch.contracted or "": branch for branch in Block.branches()}
-        if len({self.over(self.axes_of(dim)) for dim in branches}) > 1:
-            raise Infeasible(
-                f"there are no formulas for {' and '.join(branches)} over different axes; give both the same"
-            )
+    @cached_property
+    def active(self) -> tuple[Axis, ...]:
+        """The axes along which there is more than one device, outermost first."""
+        return tuple(axis for axis in self.axes if self.mesh.sizes.get(axis.name, 1) > 1)
+
+    @cached_property
+    def placement(self) -> Placement:
+        """What the active axes split."""
+        return placement_of(self.active)
+
+    def replicas_of(self, spec: WeightSpec) -> Axes:
+        """Mesh axes over which the gradient of a weight is summed."""
+        return self.placement.replicas_of(spec.dims)
+
+    def shards_of(self, axes: Axes) -> Shards:
+        """Shards of each weight along `Placement.shards` or `Placement.updates`.
+
+        Raises:
+            Infeasible: the axes do not divide the embed or mlp dim.
+        """
+        return self.placement.shards_of(axes, self.config, self.mesh.sizes)
 
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
@@ -134,7 +197,7 @@ class Plan:
 
     def axes_of(self, dim: str) -> Axes:
         """Mesh axes that split a dim of the weights, outermost first."""
-        return self.layout.dims.get(dim, ())
+        return self.placement.dims.get(dim, ())
 
     @property
     def tensors(self) -> int:
@@ -148,30 +211,23 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """Devices along `Layout.shards`; 1 without it."""
-        return self.size(*self.layout.shards)
+        """Devices along `Placement.shards`; 1 without it."""
+        return self.size(*self.placement.shards)
 
     @property
     def updates(self) -> int:
-        """Devices along `Layout.updates`; 1 without it."""
-        return self.size(*self.layout.updates)
+        """Devices along `Placement.updates`; 1 without it."""
+        return self.size(*self.placement.updates)
 
     @property
     def sequence_parallel(self) -> bool:
         """Whether the devices that split the heads also split the residual stream over its tokens."""
         return self.train.sequence_parallel and self.tensors > 1
 
-    @cached_property
-    def attending(self) -> TrainConfig:
-        """The training configuration, with `context_attention="auto"` resolved where a context axis splits tokens."""
-        sizes = {"tensors": self.tensors, "stages": self.stages}
-        contexts = self.size(*self.layout.tokens)
-        return context.resolve_context_attention(self.config, self.train, contexts, **sizes, platform=self.platform)
-
     @property
     def ulysses(self) -> bool:
         """Whether the axes that split tokens split attention over its heads instead (`context_attention="ulysses"`)."""
-        return self.size(*self.layout.tokens) > 1 and self.attending.context_attention == "ulysses"
+        return self.size(*self.placement.tokens) > 1 and self.train.context_attention == "ulysses"
 
     @property
     def vocab_axes(self) -> Axes:
@@ -187,6 +243,26 @@ class Plan:
     def gathered(self) -> int:
         """How many shards of each weight are gathered for a whole step: 1 unless `gather="step"`."""
         return self.shards if self.train.gather == "step" else 1
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the devices are several virtual CPU devices, which may deadlock (`mesh.are_virtual`)."""
+        return self.platform == "cpu" and self.mesh.size > 1
+
+    @property
+    def delays_sums(self) -> bool:
+        """Whether gradients are summed one layer late (model/delayed_sums.py).
+
+        Not where weights are gathered in the loop: with `prefetch` that delays sums already, and without it hsdp gets
+        slower. Nor with two layers: compilers remove a loop over one layer, and then hold the gradients of both beside
+        each other.
+        """
+        return self.train.reduce == "layer" and self.config.layers > 2 and self.shards == 1
+
+    @property
+    def when_summed(self) -> str:
+        """The part of the step in which gradients are summed over devices (`traffic.WHEN`)."""
+        return "backward" if self.train.reduce == "layer" else "after backward"
 
     @property
     def staged(self) -> bool:
@@ -212,9 +288,14 @@ class Plan:
         return self.order.ticks
 
     @cached_property
+    def slots(self) -> tuple[int, ...]:
+        """Which layer is in each slot of the stacked blocks, by stage; -1 for none (`stages.layer_slots`)."""
+        return layer_slots(self.config.layers, self.schedule.stages, self.schedule.chunks)
+
+    @property
     def layer_slots(self) -> int:
         """Number of slots for layers on all stages together. Each part has as many as the largest part has layers."""
-        return len(layer_slots(self.config.layers, self.schedule.stages, self.schedule.chunks))
+        return len(self.slots)
 
     @property
     def layers(self) -> int:
@@ -224,14 +305,22 @@ class Plan:
     @property
     def tokens(self) -> int:
         """Tokens that one device processes in a step."""
-        return self.train.batch_size * self.config.sequence // self.size(*self.layout.batch, *self.layout.tokens)
+        return self.train.batch_size * self.config.sequence // self.size(*self.placement.batch, *self.placement.tokens)
 
     @cached_property
     def share(self) -> Share:
         """What one device computes of a layer, for one microbatch."""
-        tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.layout.tokens)
-        kernel = kernel_for(self.platform, self.config, self.train, ring=1 if self.ulysses else contexts)
-        return Share(self.config, self.train, tokens, self.tensors, contexts, self.ulysses, kernel)
+        tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.placement.tokens)
+        return Share(self.config, self.train, tokens, self.tensors, contexts, self.ulysses, self.kernel())
+
+    def kernel(self, *, partitioned: bool = False) -> str:
+        """The kind of attention kernel; `partitioned` if the compiler partitions the step.
+
+        Raises:
+            Infeasible: the kernel that is asked for does not run on these devices.
+        """
+        ring = 1 if self.ulysses else self.size(*self.placement.tokens)
+        return kernel_for(self.platform, self.config, self.train, partitioned=partitioned, ring=ring)
 
     @property
     def residual(self) -> int:
@@ -259,9 +348,15 @@ class Plan:
     def weights(self) -> tuple[Weight, ...]:
         """All weights of the model, with padding of the vocabulary and empty slots for layers."""
         sizes = dict(self.config.dim_sizes, vocab=self.padded_vocab, layers=self.layer_slots)
-        spec = self.layout.spec(self.config, self.mesh.sizes)
+        spec = self.placement.spec(self.config, self.mesh.sizes)
         return tuple(
-            Weight(weight, axes, last, math.prod(sizes[dim] for dim in weight.dims) // self.size(*axes))
+            Weight(
+                weight,
+                axes,
+                self.replicas_of(weight),
+                last,
+                math.prod(sizes[dim] for dim in weight.dims) // self.size(*axes),
+            )
             for weight in weight_specs(self.config).values()
             for split in [tuple(spec(weight.dims))]
             for axes, last in [(tuple(jax.tree.leaves(split)), tuple(jax.tree.leaves(split[len(weight.dims) - 1 :])))]

@@ -9,10 +9,10 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from strategies.config import TrainConfig
+from strategies.core.gradients import global_norm
+from strategies.core.learning_rate import learning_rate_at
 from strategies.model.weights import Weights
 from strategies.step import Optimizer
-from strategies.training.gradients import global_norm
-from strategies.training.learning_rate import learning_rate_at
 
 
 def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimizer:

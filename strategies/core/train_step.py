@@ -21,65 +21,58 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
 from strategies.arguments import require_key, require_like
-from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.mesh import mark_varying, platform_of
-from strategies.model.causal_attention import kernel_for
+from strategies.config import GPTConfig, Infeasible, TrainConfig
+from strategies.core.adamw import adamw
+from strategies.core.gradients import accumulated, all_reduce, mark_shares
+from strategies.core.layer_reduction import LayerReduction
+from strategies.core.loss_scaling import loss_scaled
+from strategies.core.master import held
+from strategies.core.placement import Placement
+from strategies.core.plan import Plan
+from strategies.core.sharded_update import ShardedUpdate
 from strategies.model.gpt import GPT, spec_tree
-from strategies.model.loss import tokens_at_once
 from strategies.model.weights import Weights
-from strategies.sharding.layout import Layout, size_of
 from strategies.step import Divisor, Implementation, Metrics, Optimizer, State, Step, Tokens
-from strategies.training.adamw import adamw
-from strategies.training.gradients import accumulated, all_reduce
-from strategies.training.layer_reduction import LayerReduction
-from strategies.training.loss_scaling import loss_scaled
-from strategies.training.overlap import resolve_for_step
-from strategies.training.sharded_update import ShardedUpdate, held, require_master
 
 
-def assemble(config: GPTConfig, mesh: Mesh, train: TrainConfig, layout: Layout, implementation: Implementation) -> Step:
+def assemble(plan: Plan, mesh: Mesh, implementation: Implementation) -> Step:
     """Assemble the step of a strategy. Nothing is lowered or compiled yet.
 
     Args:
-        config: the model.
-        mesh: of devices, with all axes of the layout.
-        train: the options of the step.
-        layout: which axes split what.
-        implementation: how the strategy implements the layout.
+        plan: the model, the batch and what the axes split.
+        mesh: of devices, with all axes of the plan.
+        implementation: what the axes do.
 
     Raises:
-        Infeasible: batch axes and microbatches do not divide the batch, `logits_bytes` are too few for one token,
-            `reduce`, `prefetch`, `halves` or `master` is impossible here, or the attention kernel does not run on these
-            devices.
+        Infeasible: gradients cannot be summed by layer, or the attention kernel does not run on these devices.
     """
-    resolved = resolve_for_step(config, mesh, train, layout, implementation)
-    return _Assembly(config, mesh, resolved, layout, implementation).step()
+    if plan.train.reduce == "layer" and implementation.sum_replicas and not implementation.sum_layer:
+        raise Infeasible("reduce=layer needs `sum_layer` beside `sum_replicas`; give it, or use reduce=step")
+    return _Assembly(plan, mesh, implementation).step()
 
 
 @dataclass(frozen=True)
 class _Assembly:
-    """The functions of a step, and how their arguments and results are sharded. `train` has no overlap on "auto"."""
+    """The functions of a step, and how their arguments and results are sharded."""
 
-    config: GPTConfig
+    plan: Plan
     mesh: Mesh
-    train: TrainConfig
-    layout: Layout
     implementation: Implementation
 
-    def __post_init__(self) -> None:
-        """Check that the batch, `logits_bytes` and `master` fit."""
-        require_master(self.layout, self.train)
-        _require_fit(self.mesh, self.train, self.layout, self.padded_vocab)
+    @property
+    def config(self) -> GPTConfig:
+        """The model."""
+        return self.plan.config
 
     @property
-    def padded_vocab(self) -> int:
-        """Size of the padded vocabulary."""
-        return self.config.vocab_rows(self.layout.parts(self.mesh.shape).get("vocab", 1))
+    def train(self) -> TrainConfig:
+        """The resolved options."""
+        return self.plan.train
 
     @property
-    def replicas(self) -> tuple[str, ...]:
-        """Mesh axes along which this code sums gradients; where the compiler partitions the step, none."""
-        return () if self.implementation.compiler_partitioned else self.layout.replicas
+    def placement(self) -> Placement:
+        """What the axes split."""
+        return self.plan.placement
 
     @property
     def scales_loss(self) -> bool:
@@ -89,12 +82,12 @@ class _Assembly:
     @cached_property
     def specs(self) -> Weights:
         """The `PartitionSpec` of every weight as the state holds it."""
-        return _specs(self.layout.spec(self.config, self.mesh.shape), self.config)
+        return _specs(self.placement.spec(self.config, self.mesh.shape), self.config)
 
     @cached_property
     def update_specs(self) -> Weights:
         """The `PartitionSpec` of every weight as AdamW updates it."""
-        return _specs(self.layout.update_spec(self.config, self.mesh.shape), self.config)
+        return _specs(self.placement.update_spec(self.config, self.mesh.shape), self.config)
 
     @cached_property
     def optimizer(self) -> Optimizer:
@@ -106,12 +99,12 @@ class _Assembly:
     @cached_property
     def sharded_update(self) -> ShardedUpdate | None:
         """How each device updates its shard of the weights (ZeRO stages 1 and 2); None in other layouts."""
-        return ShardedUpdate.of(self.layout, self.config, self.mesh, self.train)
+        return ShardedUpdate.of(self.plan)
 
     @cached_property
     def layer_reduction(self) -> LayerReduction | None:
         """How gradients are summed in the backward loop; None if all are summed after it."""
-        return LayerReduction.of(self.layout, self.config, self.mesh, self.train, self.implementation)
+        return LayerReduction.of(self.plan, self.implementation)
 
     @cached_property
     def abstract(self) -> tuple[Any, Weights]:
@@ -119,23 +112,16 @@ class _Assembly:
         graph, params = nnx.split(nnx.eval_shape(lambda: self.create(0)), nnx.Param)
         return graph, nnx.to_pure_dict(params)
 
-    @property
-    def attention(self) -> str:
-        """The kind of attention kernel."""
-        platform, partitioned = platform_of(self.mesh.devices.flat[0]), self.implementation.compiler_partitioned
-        ring = 1 if self.train.context_attention == "ulysses" else size_of(self.layout.tokens, self.mesh.shape)
-        return kernel_for(platform, self.config, self.train, partitioned=partitioned, ring=ring)
-
     def create(self, key: PRNGKeyArray | int) -> GPT:
         """The model with new weights."""
         return GPT(
             self.config,
             self.train,
             nnx.Rngs(key),
-            padded_vocab=self.padded_vocab,
+            padded_vocab=self.plan.padded_vocab,
             layer_slots=self.implementation.layer_slots,
             hooks=self.layer_reduction.hooks if self.layer_reduction else self.implementation.hooks,
-            attention=self.attention,
+            attention=self.plan.kernel(partitioned=self.implementation.compiler_partitioned),
         )
 
     def init(self, key: PRNGKeyArray) -> State:
@@ -154,7 +140,7 @@ class _Assembly:
         if self.layer_reduction:
             differentiate = self.layer_reduction.differentiate(differentiate)
         loss, grads = differentiate(build, params, tokens_BS, divisor)
-        if self.sharded_update and self.layout.scatters_each:
+        if self.sharded_update and self.placement.reduce_scatter_per_microbatch:
             rest, reduced = self.unreduced(grads)
             grads = {**self.sharded_update.scatter(rest), **reduced}
         return loss, grads
@@ -175,7 +161,7 @@ class _Assembly:
 
     def summed(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
         """The sum of all losses over `divisor`, and its gradients, summed over microbatches and devices."""
-        strategy, layout, sharded = self.implementation, self.layout, self.sharded_update
+        strategy, placement, sharded = self.implementation, self.placement, self.sharded_update
         microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
         differentiate = accumulated(partial(self.loss_and_grads, divisor), microbatches)
         # By default GPUs and TPUs multiply float32 in reduced precision (TF32, bfloat16 passes).
@@ -183,23 +169,22 @@ class _Assembly:
             loss, grads = strategy.reduce(*differentiate(self.prepared(params), tokens_BS))
             grads, reduced = self.unreduced(grads)
             if sharded:
-                loss = lax.psum(loss, layout.updates)
-                grads = grads if layout.scatters_each else sharded.scatter(grads)
-            if self.replicas:
-                default = partial(all_reduce, axes=self.replicas, dtype=self.train.reduce_dtype)
-                loss, grads = (strategy.sum_replicas or default)(loss, grads)
+                loss = lax.psum(loss, placement.updates)
+                grads = grads if placement.reduce_scatter_per_microbatch else sharded.scatter(grads)
+            if placement.replicas and not strategy.compiler_partitioned:
+                loss, grads = (strategy.sum_replicas or partial(all_reduce, plan=self.plan))(loss, grads)
             return loss, {**grads, **reduced}
 
     def prepared(self, params: Weights) -> Weights:
         """The weights as the implementation takes them."""
-        axes = (*self.replicas, *self.layout.updates)
         rest, reduced = self.unreduced(params)
-        return self.implementation.prepare_params({**(mark_varying(rest, axes) if axes else rest), **reduced})
+        rest = rest if self.implementation.compiler_partitioned else mark_shares(rest, self.plan)
+        return self.implementation.prepare_params({**rest, **reduced})
 
     def evaluate(self, params: Weights, tokens_BS: Tokens) -> Array:
         """The mean loss of a batch by a forward pass, all microbatches at once."""
-        strategy, layout = self.implementation, self.layout
-        axes = () if strategy.compiler_partitioned else (*layout.batch, *layout.tokens)
+        strategy, placement = self.implementation, self.placement
+        axes = () if strategy.compiler_partitioned else (*placement.batch, *placement.tokens)
         with jax.default_matmul_precision("highest" if self.train.dtype == "float32" else "default"):
             losses_N = strategy.losses(partial(nnx.merge, self.abstract[0]), self.prepared(params), tokens_BS)
         loss = losses_N.sum() / (self.train.batch_size * self.config.sequence)
@@ -208,7 +193,7 @@ class _Assembly:
     def apply(self, state: State, grads: Weights) -> tuple[State, Metrics]:
         """Update weights and optimizer state with summed gradients."""
         sharded = self.sharded_update
-        params = sharded.shard_params(state) if sharded else state.params
+        params = sharded.shard_params(state) if sharded else state.master or state.params
         changes, optimizer_state, norm = self.optimizer.update(grads, state.optimizer, params)
         updated: Any = optax.apply_updates(params, changes)
         new_params, master = held(updated, self.config, self.train)
@@ -229,7 +214,10 @@ class _Assembly:
         state_specs = State(self.specs, self.optimizer.specs(shapes.optimizer), shapes.master and self.update_specs)
         tokens = jax.ShapeDtypeStruct((self.train.batch_size, self.config.sequence + 1), jnp.int32)
         state = jax.tree.map(self.placed, shapes, state_specs)
-        grads, batch = jax.tree.map(self.placed, grads, grad_specs), self.placed(tokens, P(self.layout.batch or None))
+        grads, batch = (
+            jax.tree.map(self.placed, grads, grad_specs),
+            self.placed(tokens, P(self.placement.batch or None)),
+        )
         jitted = partial(_jitted, self.mesh, self.implementation.compiler_partitioned)
         return Step(
             config=self.config,
@@ -281,12 +269,3 @@ def _jitted(
 def _specs(spec: Callable[[Sequence[str]], P], config: GPTConfig) -> Weights:
     """The `PartitionSpec` of every weight, in the tree of the model."""
     return jax.tree.map(lambda weight: spec(weight.dims), spec_tree(config))
-
-
-def _require_fit(mesh: Mesh, train: TrainConfig, layout: Layout, padded_vocab: int) -> None:
-    if train.logits_bytes is not None:
-        tokens_at_once(1, padded_vocab // layout.parts(mesh.shape).get("vocab", 1), train.logits_bytes)
-    if train.batch_size % (size_of(layout.batch, mesh.shape) * train.microbatches):
-        sizes = [f"{axis}={mesh.shape[axis]}" for axis in layout.batch]
-        axes = " x ".join([*sizes, f"microbatches={train.microbatches}"])
-        raise Infeasible(f"{axes} does not divide batch_size={train.batch_size}; {legal(train.batch_size, 'it')}")

@@ -18,9 +18,9 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies.config import GPTConfig, require_divides
+from strategies.core.collectives import all_gather, reduce_scatter
 from strategies.model.gpt import map_weights
 from strategies.model.weights import Weights, WeightSpec
-from strategies.sharding.collectives import all_gather, reduce_scatter
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Shards:
         count: number of devices along these axes.
         config: the model.
         cut: dims that other axes split already -> into how many parts.
-        again: whether a dim that is split already may be split again if the weight has no other dim, as a bias.
-            Otherwise such a weight is not split.
+        may_split_dim_twice: whether a dim that is split already may be split again if the weight has no other dim, as a
+            bias. Otherwise such a weight is not split.
 
     Raises:
         Infeasible: `count` does not divide the embed and the mlp dim; every weight has one of them.
@@ -43,12 +43,12 @@ class Shards:
     count: int
     config: GPTConfig
     cut: Mapping[str, int] = field(default_factory=dict)
-    again: bool = True
+    may_split_dim_twice: bool = True
 
     def __post_init__(self) -> None:
         """Check that the embed and mlp dims can be split."""
         sizes = {"embed": self.config.embed, "mlp": self.config.mlp_dim}
-        parts_of = (self._parts("head_features"), self._parts("mlp")) if self.again else (1, 1)
+        parts_of = (self._parts("head_features"), self._parts("mlp")) if self.may_split_dim_twice else (1, 1)
         for name, parts in zip(sizes, parts_of, strict=True):
             left = f"{name}/{parts}" if parts > 1 else name
             require_divides(" x ".join(self.axes), self.count, **{left: sizes[name] // parts})
@@ -63,7 +63,7 @@ class Shards:
         """The index of the dim along which a weight is split; None if the weight stays whole."""
         sizes = {**self.config.dim_sizes, "vocab": self.config.vocab_rows(self._parts("vocab"))}
         fit = [i for i, name in enumerate(dims) if sizes[name] // self._parts(name) % self.count == 0]
-        allowed = [i for i in fit if dims[i] != "layers" and (self.again or self._parts(dims[i]) == 1)]
+        allowed = [i for i in fit if dims[i] != "layers" and (self.may_split_dim_twice or self._parts(dims[i]) == 1)]
         return min(allowed, key=lambda i: self._parts(dims[i]) > 1, default=None)
 
     def gather(self, part: Array, spec: WeightSpec, to: Literal["varying", "invarying"] = "varying") -> Array:

@@ -7,27 +7,54 @@ weight itself, or with a sharded update (ZeRO stages 1 and 2) this device's shar
 and its gradients, summed, become those of the targets.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 from flax import nnx
 from jax import lax
-from jax.sharding import Mesh
 from jaxtyping import Array
 
-from strategies.config import GPTConfig, TrainConfig
-from strategies.mesh import are_virtual, mark_varying
+from strategies.config import Infeasible
+from strategies.core.gradients import cast, mark_shares, sum_over
+from strategies.core.plan import Plan
+from strategies.core.shards import Shards
+from strategies.mesh import GPUS
 from strategies.model.gpt import GPT
 from strategies.model.hooks import Hooks
 from strategies.model.order import after
 from strategies.model.weights import Weights, WeightSpec
-from strategies.sharding.layout import Layout
-from strategies.sharding.weight_shards import Shards
 from strategies.step import Differentiate, Divisor, Implementation, Tokens
-from strategies.training.gradients import cast
-from strategies.training.overlap import delays_sums
+
+
+def resolve_reduce(plan: Plan) -> Mapping[str, Any]:
+    """Resolve `reduce="auto"`: "layer" on devices that hide such sums, if that sends no more; otherwise "step".
+
+    Raises:
+        Infeasible: `reduce="layer"`, and the mesh or other options do not allow it.
+    """
+    asked, problem = plan.train.reduce, _reduce_problem(plan)
+    if problem and asked == "layer":
+        raise Infeasible(f"reduce=layer {problem}")
+    default = plan.platform in GPUS and not problem
+    return {"reduce": "layer" if asked == "layer" or (asked == "auto" and default) else "step"}
+
+
+def _reduce_problem(plan: Plan) -> str:
+    """Why gradients cannot be summed layer by layer; empty if they can."""
+    placement, train = plan.placement, plan.train
+    if plan.staged:
+        return "has no backward loop in a pipeline, whose stages accumulate gradients of microbatches; use reduce=step"
+    if placement.shards and train.gather == "step":
+        return "does not go with gather=step, which sums gradients once a step; use gather=layer or reduce=step"
+    if train.compression != "none":
+        return f"does not go with compression={train.compression}, which sums all gradients at once; use reduce=step"
+    once = placement.updates and not placement.reduce_scatter_per_microbatch
+    if train.microbatches > 1 and (placement.replicas or once):
+        return f"would send gradients for each of microbatches={train.microbatches}; use reduce=step or microbatches=1"
+    return ""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weight", "target"], meta_fields=[])
@@ -44,44 +71,35 @@ class LayerReduction:
     """Sums of the gradients of each layer in the backward loop.
 
     Attributes:
-        layout, train, implementation: those of the step.
-        shards: of the weights over `Layout.updates`; None if each device updates all weights that it holds.
-        delayed: whether the sums run one layer late (model/delayed_sums.py).
-        virtual: whether the devices are virtual CPU devices, which may deadlock.
+        plan, implementation: those of the step.
+        shards: of the weights over `Placement.updates`; None if each device updates all weights that it holds.
     """
 
-    layout: Layout
-    train: TrainConfig
+    plan: Plan
     implementation: Implementation
     shards: Shards | None
-    delayed: bool
-    virtual: bool
 
     @classmethod
-    def of(
-        cls, layout: Layout, config: GPTConfig, mesh: Mesh, train: TrainConfig, implementation: Implementation
-    ) -> "LayerReduction | None":
-        """The sums in the backward loop of a step; None if `reduce`, as resolved (overlap.py), is not "layer"."""
-        if train.reduce != "layer":
+    def of(cls, plan: Plan, implementation: Implementation) -> "LayerReduction | None":
+        """The sums in the backward loop of a step; None if `reduce` is not "layer"."""
+        if plan.train.reduce != "layer":
             return None
-        shards = layout.shards_of(layout.updates, config, mesh.shape) if layout.updates else None
-        delayed = delays_sums(layout, mesh.shape, config, train)
-        return cls(layout, train, implementation, shards, delayed, are_virtual(mesh.devices.ravel()))
+        updates = plan.placement.updates
+        return cls(plan, implementation, plan.shards_of(updates) if updates else None)
 
     @property
     def hooks(self) -> Hooks:
         """The hooks of the strategy, with one that runs each layer with its weights and sums their gradients."""
-        return replace(self.implementation.hooks, layer=self.run_layer, delays_sums=self.delayed)
+        return replace(self.implementation.hooks, layer=self.run_layer, delays_sums=self.plan.delays_sums)
 
     def differentiate(self, differentiate: Differentiate) -> Differentiate:
         """A `Differentiate` whose gradients of the blocks are summed over devices."""
-        axes = (*self.layout.replicas, *self.layout.updates)
 
         def of_targets(
             build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, divisor: Divisor
         ) -> tuple[Array, Weights]:
             blocks = weights["blocks"]
-            run_with = mark_varying(lax.stop_gradient(blocks), axes)
+            run_with = mark_shares(lax.stop_gradient({"blocks": blocks}), self.plan)["blocks"]
             parts = self.shards.map_weights(self.shards.local_part, {"blocks": blocks}) if self.shards else {}
             targets = cast(parts, "float32")  # as the sums of gradients are, whatever `master` makes of the weights
 
@@ -89,7 +107,7 @@ class LayerReduction:
                 return build({**weights, "blocks": jax.tree.map(Paired, run_with, weights["blocks"])})
 
             loss, grads = differentiate(paired, {**weights, **targets}, tokens_BS, divisor)
-            return _after_blocks(loss, grads) if self.virtual else (loss, grads)
+            return _after_blocks(loss, grads) if self.plan.virtual else (loss, grads)
 
         return of_targets
 
@@ -111,14 +129,14 @@ class LayerReduction:
 
     def summed(self, grads: list[Array], specs: list[WeightSpec]) -> list[Array]:
         """Gradients of one layer on each device, and the specs of its weights -> the gradients of the targets."""
-        dtype, replicas = self.train.reduce_dtype, self.layout.replicas
+        dtype = self.plan.train.reduce_dtype
         if self.shards:
             grads = [self.shards.scatter(grad, spec, dtype) for grad, spec in zip(grads, specs, strict=True)]
-        if not replicas:
+        if not self.plan.placement.replicas:
             return grads
         if self.implementation.sum_layer:
             return self.implementation.sum_layer(grads)
-        return cast(lax.psum(cast(grads, dtype), replicas), "float32")
+        return cast(sum_over([self.plan.replicas_of(spec) for spec in specs], cast(grads, dtype)), "float32")
 
 
 def _after_blocks(loss: Array, grads: Weights) -> tuple[Array, Weights]:

@@ -25,9 +25,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from strategies.config import TrainConfig
+from strategies.core.learning_rate import learning_rate_at
 from strategies.model.weights import Weights
 from strategies.step import Optimizer
-from strategies.training.learning_rate import learning_rate_at
 
 BLOCK = 256
 """Block size: how many numbers share a scale."""

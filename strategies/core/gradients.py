@@ -1,7 +1,7 @@
 """Sums of gradients: over microbatches, over devices, and of squares for the global norm."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -9,17 +9,44 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from strategies.model.weights import Weights
+from strategies.core.placement import Axes
+from strategies.core.plan import Plan
+from strategies.mesh import mark_varying
+from strategies.model.gpt import map_weights, spec_tree
+from strategies.model.weights import Weights, WeightSpec
 from strategies.step import Tokens
 
 Arrays = TypeVar("Arrays", Weights, list[Array])
 LossAndGrads = Callable[[Weights, Tokens], tuple[Array, Weights]]
 
 
-def all_reduce(loss: Array, grads: Weights, axes: tuple[str, ...], dtype: str) -> tuple[Array, Weights]:
-    """Sum loss and gradients over devices. Gradients are summed in `dtype`; the results are float32."""
-    loss, sums = lax.psum((loss, cast(grads, dtype)), axes)
-    return loss, cast(sums, "float32")
+def all_reduce(loss: Array, grads: Weights, plan: Plan) -> tuple[Array, Weights]:
+    """Sum the loss over replicas, and each gradient over those of its weight, in `reduce_dtype`; float32 results."""
+    specs = spec_tree(plan.config)
+    axes = [plan.replicas_of(spec) for spec in jax.tree.leaves({part: specs[part] for part in grads})]
+    leaves, structure = jax.tree.flatten(cast(grads, plan.train.reduce_dtype))
+    loss, *sums = sum_over([plan.placement.replicas, *axes], [loss, *leaves])
+    return loss, cast(jax.tree.unflatten(structure, sums), "float32")
+
+
+def mark_shares(weights: Weights, plan: Plan) -> Weights:
+    """Mark weights as varying over the axes along which each is replicated or updated in shards (`mark_varying`)."""
+
+    def mark(weight: Array, spec: WeightSpec) -> Array:
+        axes = (*plan.replicas_of(spec), *plan.placement.updates)
+        return mark_varying(weight, axes) if axes else weight
+
+    return map_weights(mark, plan.config, weights)
+
+
+def sum_over(axes: Sequence[Axes], arrays: Sequence[Array]) -> list[Array]:
+    """Sum each array over its mesh axes, together those whose axes are the same."""
+    sums = list(arrays)
+    for group in dict.fromkeys(filter(None, axes)):
+        chosen = [i for i, each in enumerate(axes) if each == group]
+        for i, total in zip(chosen, lax.psum([arrays[i] for i in chosen], group), strict=True):
+            sums[i] = total
+    return sums
 
 
 def cast(arrays: Arrays, dtype: str) -> Arrays:

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.harness.corpus import read_corpus, tokens
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
-from strategies.training.adamw import adamw
-from strategies.training.compression import BLOCK, INT8, SIGNS, Errors, all_reduce, compressed, padded
+from strategies.core.adamw import adamw
+from strategies.core.compression import BLOCK, INT8, SIGNS, Errors, all_reduce, compressed, padded
 from tests.strategies.costs.test_communication import sent
 from tests.strategies.quick import compiled, jit
 from tests.strategies.sampling import nightly

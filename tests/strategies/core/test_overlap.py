@@ -8,10 +8,10 @@ import pytest
 from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, Infeasible, MeshSpec, TrainConfig
-from strategies.sharding.layout import Layout
+from strategies.core.placement import Layout
 from strategies.step import Implementation
-from strategies.training import overlap
-from strategies.training.overlap import resolve_overlap
+from strategies.core import overlap
+from strategies.core.overlap import resolve_overlap
 from tests.strategies.costs.steps import SMALL
 
 TRAIN = TrainConfig(batch_size=16)

@@ -3,7 +3,7 @@
 import pytest
 
 from strategies.costs import traffic
-from strategies.sharding import collectives
+from strategies.core import collectives
 from tests.strategies.costs.steps import by_axes, compiled, cost, sent
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
 from tests.strategies.sampling import nightly

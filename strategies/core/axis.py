@@ -1,0 +1,94 @@
+"""A mesh axis of a strategy: what it splits, does in a step, and sends. A strategy is a list of axes."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strategies.core.placement import Placement
+from strategies.schema import require_types
+from strategies.step import Implementation
+
+
+def _nothing(plan: Any) -> Mapping[str, Any]:
+    return {}
+
+
+def _unchanged(plan: Any, implementation: Implementation) -> Implementation:
+    return implementation
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What a strategy does along one mesh axis.
+
+    The functions take a `Plan` (core/plan.py): the model, the batch and the mesh under all axes of the strategy.
+
+    Attributes:
+        name: of the mesh axis.
+        batch: whether it splits the batch.
+        tokens: whether it splits the tokens of each sequence.
+        dims: names of the dims of weights that it splits, and with them the work. It may also split the batch: the
+            gradients of a weight are summed over the axes of batch and tokens that do not split this weight.
+        shards: whether it splits every weight once more, along the first dim that it divides (ZeRO-3). Weights are
+            gathered before use. It splits the batch, too.
+        may_split_dim_twice: whether `shards` may split a dim that `dims` splits already, if the weight has no other
+            dim. Otherwise such a weight is not split by `shards`.
+        updates: whether it splits gradients, optimizer state and updates, while weights stay whole (ZeRO-1 and 2). It
+            splits the batch, too.
+        reduce_scatter_per_microbatch: reduce-scatter gradients after every microbatch instead of once a step (ZeRO-2).
+        options: fields of `TrainConfig` that change the step through this axis, besides those that change every step.
+        resolve: plan with options as they were given -> values of options in place of "auto". It raises Infeasible for
+            an option that is impossible here.
+        require: plan with resolved options -> nothing. It raises Infeasible if what the axis splits does not divide.
+        implement: (plan, what the axes before this one do in the step) -> what they and this axis do.
+        traffic: terms of what the axis sends (core/traffic.py), each a function of the plan.
+        replica_sums: the term of what `Implementation.sum_replicas` of this axis sends, in place of the all-reduces of
+            loss and gradients over replicas; None if it leaves that as it is, or sends as much.
+
+    Raises:
+        ValueError: a field is of another type, or fields exclude each other.
+    """
+
+    name: str
+    batch: bool = False
+    tokens: bool = False
+    dims: tuple[str, ...] = ()
+    shards: bool = False
+    may_split_dim_twice: bool = True
+    updates: bool = False
+    reduce_scatter_per_microbatch: bool = False
+    options: tuple[str, ...] = ()
+    resolve: Callable[..., Mapping[str, Any]] = _nothing
+    require: Callable[..., Any] = _nothing
+    implement: Callable[..., Implementation] = _unchanged
+    traffic: tuple[Callable[..., Iterator[Any]], ...] = ()
+    replica_sums: Callable[..., Iterator[Any]] | None = None
+
+    def __post_init__(self) -> None:
+        """Check types, and that what the axis splits is consistent."""
+        require_types(self)
+        placement_of((self,))
+
+
+@functools.cache
+def placement_of(axes: Sequence[Axis]) -> Placement:
+    """What a list of axes splits, outermost axis first.
+
+    Raises:
+        ValueError: they exclude each other.
+    """
+
+    def names(matching: Callable[[Axis], bool]) -> tuple[str, ...]:
+        return tuple(axis.name for axis in axes if matching(axis))
+
+    dims = dict.fromkeys(dim for axis in axes for dim in axis.dims)
+    return Placement(
+        batch=names(lambda axis: axis.batch),
+        tokens=names(lambda axis: axis.tokens),
+        dims={dim: names(lambda axis, dim=dim: dim in axis.dims) for dim in dims},
+        shards=names(lambda axis: axis.shards),
+        updates=names(lambda axis: axis.updates),
+        reduce_scatter_per_microbatch=any(axis.reduce_scatter_per_microbatch for axis in axes),
+        may_split_dim_twice=all(axis.may_split_dim_twice for axis in axes),
+    )

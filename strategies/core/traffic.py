@@ -1,0 +1,144 @@
+"""Traffic: what a step sends, term by term. An axis states its terms beside its code (`Axis.traffic`).
+
+A term is a function of a `Plan` that yields what one device sends in a step, when, and why. It yields nothing if its
+axes split nothing. The sum of the terms is what the program sends, to the byte: tests/strategies/costs/test_predict.py
+compares it with compiled programs. Here are the terms that every strategy has.
+
+Bytes are those of the program's dtypes. XLA's CPU backend sends bfloat16 as float32.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from strategies.core.collectives import communicates_by_gloo
+from strategies.core.placement import Axes
+from strategies.core.plan import BYTES, Plan, Weight
+
+Bytes = int | Fraction
+"""Bytes that a device sends on average, exactly: three devices may not divide them. Sums are rounded down."""
+
+
+def _exactly(numerator: int, denominator: int) -> Bytes:
+    return Fraction(numerator, denominator) if numerator % denominator else numerator // denominator
+
+
+SENT: Mapping[str, Callable[[int, int], Bytes]] = {
+    "all_reduce": lambda operand, group: _exactly(2 * operand * (group - 1), group),
+    "all_gather": lambda operand, group: operand * (group - 1),
+    "reduce_scatter": lambda operand, group: _exactly(operand * (group - 1), group),
+    "all_to_all": lambda operand, group: _exactly(operand * (group - 1), group),
+    "permute": lambda operand, group: operand,
+}
+"""(bytes of the operand, devices in the group) -> bytes that each device sends, at least (Thakur et al. 2005,
+"Optimization of Collective Communication Operations in MPICH", section 4; NCCL tests, doc/PERFORMANCE.md)."""
+
+
+WHEN = (
+    "before forward",
+    "forward",
+    "forward and backward",
+    "backward",
+    "after each microbatch",
+    "after backward",
+    "update",
+)
+"""The parts of a step, in order."""
+Kind = Literal["activations", "weights", "gradients", "number"]
+"""Kinds of arrays. A number is the loss, or a part of the gradients' norm."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one device sends in a step by one kind of collective, over some axes, for one purpose.
+
+    Attributes:
+        what: what is sent.
+        kind: the kind of collective, a key of `SENT`.
+        axes: mesh axes along which the devices of a group differ.
+        operand_bytes: bytes of the operands of all these collectives in a step.
+        sent_bytes: bytes that the device sends for them.
+        dtype: of what is sent.
+        innermost: whether parts of the last dim of a matrix are sent, whose elements are not next to each other.
+        array: kind of array: activations, weights, gradients, or a single number.
+        when: the part of the step, one of `WHEN`.
+    """
+
+    what: str
+    kind: str
+    axes: Axes
+    operand_bytes: int
+    sent_bytes: Bytes
+    dtype: str = "float32"
+    innermost: bool = False
+    array: Kind = "activations"
+    when: str = "forward and backward"
+
+
+Term = Callable[[Plan], Iterator[Traffic]]
+
+
+def traffic(
+    plan: Plan,
+    what: str,
+    kind: str,
+    axes: Axes,
+    elements: int,
+    *,
+    dtype: str = "float32",
+    innermost: bool = False,
+    array: Kind = "activations",
+    when: str = "forward and backward",
+) -> Iterator[Traffic]:
+    """Yield the traffic of collectives over `axes` whose operands have `elements` elements in all; none on one device.
+
+    The other arguments are those of `Traffic`. Where devices communicate by gloo, a reduce-scatter is an all-to-all
+    (collectives.py).
+    """
+    over = plan.over(axes)
+    if kind == "reduce_scatter" and communicates_by_gloo():
+        kind = "all_to_all"
+    if over and elements:
+        operand = BYTES[dtype] * elements
+        sent_bytes = SENT[kind](operand, plan.size(*over))
+        yield Traffic(what, kind, over, operand, sent_bytes, dtype, innermost, array, when)
+
+
+def losses(plan: Plan) -> Iterator[Traffic]:
+    """The loss, over the axes that split the batch and weights or updates (train_step.py)."""
+    for axes in (plan.placement.shards, plan.placement.updates):
+        yield from traffic(plan, "loss", "all_reduce", axes, 1, array="number", when=plan.when_summed)
+
+
+def replica_sums(plan: Plan) -> Iterator[Traffic]:
+    """The loss, and each gradient once a step, over the axes along which the weight is replicated (gradients.py).
+
+    `Axis.replica_sums` replaces this term.
+    """
+    when, dtype = plan.when_summed, plan.train.reduce_dtype
+    yield from traffic(plan, "loss", "all_reduce", plan.placement.replicas, 1, array="number", when=when)
+    for weight in plan.weights:
+        shard = weight.elements // plan.updates
+        yield from traffic(
+            plan, "gradients", "all_reduce", weight.replicas, shard, dtype=dtype, array="gradients", when=when
+        )
+
+
+def norm(plan: Plan) -> Iterator[Traffic]:
+    """A sum of squares for each set of axes that splits any gradients (gradients.py)."""
+    for axes in sorted({plan.over((*weight.axes, *plan.placement.updates)) for weight in plan.weights}):
+        yield from traffic(plan, "norm", "all_reduce", axes, 1, array="number", when="update")
+
+
+def terms_of(plan: Plan) -> tuple[Term, ...]:
+    """All terms of a step: those of its axes, those that every strategy has, and what axes have in place of these."""
+    sums = [axis.replica_sums for axis in plan.active if axis.replica_sums] or [replica_sums]
+    stated = [term for axis in plan.active for term in axis.traffic]
+    of_axes = [term for i, term in enumerate(stated) if term not in stated[i + 1 :]]  # two axes may share a term
+    return (*of_axes, losses, *sums, norm)
+
+
+def is_tied(plan: Plan, weight: Weight) -> bool:
+    """Whether a weight is the token table that the embedding and the head share."""
+    return plan.config.tied and weight.spec.name == "embedding.token_VD"
