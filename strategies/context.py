@@ -42,8 +42,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from strategies.backends.backend import NO_DEVICES, Backend, backend_of
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
-from strategies.mesh import GPUS, Devices, MeshSpec, platform_of
+from strategies.mesh import Devices, MeshSpec
 from strategies.model.causal_attention import causal_attention, kernel_for
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.reach import Reach
@@ -106,12 +107,19 @@ def ulysses_attention(
 
 
 def resolve_context_attention(
-    config: GPTConfig, train: TrainConfig, size: int, *, tensors: int = 1, stages: int = 1, platform: str | None = None
+    config: GPTConfig,
+    train: TrainConfig,
+    size: int,
+    *,
+    tensors: int = 1,
+    stages: int = 1,
+    backend: Backend = NO_DEVICES,
 ) -> TrainConfig:
     """Resolve `context_attention="auto"`: a ring, or Ulysses.
 
-    Ulysses is taken where there are pipeline stages or attention has a stride, and on GPUs where cuDNN's attention can
-    be, if the devices divide the heads: it sends less than a ring. With a window a ring sends little, and stays.
+    Ulysses is taken where there are pipeline stages or attention has a stride; and with a fused kernel, where the
+    backend prefers it and the devices divide the heads: it sends less than a ring. With a window a ring sends little,
+    and stays.
 
     Args:
         config: the model.
@@ -119,7 +127,7 @@ def resolve_context_attention(
         size: of the context axis.
         tensors: size of the tensor axis, which splits the heads first.
         stages: of the pipeline.
-        platform: of the devices, as `platform_of` names it.
+        backend: of the devices.
 
     Raises:
         Infeasible: a ring with several pipeline stages. XLA's permutes wait for all devices of the mesh, but stages run
@@ -128,7 +136,8 @@ def resolve_context_attention(
     if size == 1:
         return train
     if train.context_attention == "auto":
-        fused = platform in GPUS and not Reach.of(config) and kernel_for(platform, config, train) == "cudnn"
+        dense = backend.prefers_all_to_all and not Reach.of(config)
+        fused = dense and kernel_for(backend, config, train) != "xla"
         ring = stages == 1 and not _strided(config) and not (fused and config.heads // tensors % size == 0)
         return dataclasses.replace(train, context_attention="ring" if ring else "ulysses")
     if train.context_attention == "ring" and stages > 1:
@@ -192,8 +201,8 @@ def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int =
 def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None = None) -> Step:
     """Build the step. Arguments and errors are those of `Strategy.build`."""
     device_mesh = mesh.over(AXES, devices)
-    platform = platform_of(device_mesh.devices.flat[0])
-    resolved = resolve_context_attention(config, train, mesh.size, platform=platform)
+    backend = backend_of(device_mesh.devices.flat[0])
+    resolved = resolve_context_attention(config, train, mesh.size, backend=backend)
     require_fit(config, resolved, mesh.size)
     return assemble(config, device_mesh, resolved, LAYOUT, Implementation(hooks=hooks(config, resolved, mesh.size)))
 

@@ -22,8 +22,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from strategies.backends.backend import backend_of
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import Devices, MeshSpec, platform_of
+from strategies.mesh import Devices, MeshSpec
 from strategies.model.gpt import named_weights
 from strategies.model.order import after
 from strategies.model.weights import Weights
@@ -150,7 +151,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         )
     elif train.bucket_bytes:
         devices_used = mesh.over(AXES, devices).devices.flat
-        require_few_buckets(config, resolve_overlap(LAYOUT, mesh.sizes, config, train, platform_of(devices_used[0])))
+        require_few_buckets(config, resolve_overlap(LAYOUT, mesh.sizes, config, train, backend_of(devices_used[0])))
         buckets_of = {"bucket_bytes": train.bucket_bytes, "dtype": train.reduce_dtype}
         implementation = Implementation(
             sum_replicas=partial(all_reduce_buckets, **buckets_of), sum_layer=partial(all_reduce_layer, **buckets_of)

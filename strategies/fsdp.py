@@ -37,8 +37,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from strategies.backends.backend import are_virtual, backend_of
 from strategies.config import GPTConfig, TrainConfig
-from strategies.mesh import Devices, MeshSpec, are_virtual
+from strategies.mesh import Devices, MeshSpec
 from strategies.model.causal_attention import causal_attention
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.order import after
@@ -49,7 +50,6 @@ from strategies.sharding.layout import Axes, Layout
 from strategies.sharding.weight_shards import Shards
 from strategies.step import Implementation, Step
 from strategies.strategy import Strategy
-from strategies.torus import V5E
 from strategies.training.train_step import assemble
 
 AXES = ("fsdp",)
@@ -61,7 +61,7 @@ def implementation(shards: Shards, train: TrainConfig, mesh: Mesh) -> Implementa
 
     scatter = partial(shards.scatter, dtype=train.reduce_dtype)
 
-    by_token = mesh.devices.flat[0].device_kind in V5E and shards.count == mesh.size
+    by_token = backend_of(mesh.devices.flat[0]).attends_by_token and shards.count == mesh.size
 
     def gather(part: Array, dims: Sequence[str], dtype: str) -> Array:
         if by_token and part.ndim == 3:  # [D,3,A], see `attend_by_token`
@@ -110,12 +110,12 @@ def _gather_scatter(shards: Shards, reduce_dtype: str, dims: Sequence[str], dtyp
 def attend_by_token(qkv_BTCA: Array, head_dim: int, kind: str, reach: Reach | None = None) -> Array:
     """Causal attention to queries, keys and values that the projection writes token by token.
 
-    Splash attention takes heads first. If the projection writes heads first, libtpu copies its gathered weights for
-    that, 100 MB in each pass over a layer of gpt3-6.7b. Instead it copies queries, keys and values, 50 MB with a
+    Splash attention takes heads first. If the projection writes heads first, the compiler copies its gathered weights
+    for that, 100 MB in each pass over a layer of gpt3-6.7b. Instead it copies queries, keys and values, 50 MB with a
     sequence of 2,048 tokens. The weights are gathered as [D,3A]: gathered as [D,3,A], they would be copied again.
 
-    It is used on v5e where all devices shard the weights: a step on v5e:16x16 in bfloat16 with unroll=1 takes 692 ms
-    instead of 707 (simulated). hsdp is 1% slower with it, and 4% on v5p, which gathers ahead.
+    It is used where the backend says so and all devices shard the weights: hsdp is slower with it, and so is a backend
+    that gathers ahead (docs/experiments/2026-11-25-defaults-of-backends.md).
     """
     flat_NF = lax.optimization_barrier(qkv_BTCA.reshape(qkv_BTCA.shape[0] * qkv_BTCA.shape[1], -1))
     return causal_attention(flat_NF.reshape(qkv_BTCA.shape), head_dim, kind, reach)

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from strategies.arguments import require_count, require_instance
+from strategies.backends.xla_options import xla_options
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.mesh import MeshSpec, factorisations
 from strategies.names import in_a_line
 from strategies.schema import Count, require_types
 from strategies.sharding.layout import Layout, size_of
 from strategies.step import Step
-from strategies.xla_options import xla_options
 
 OPTIONS = frozenset(each.name for each in fields(TrainConfig))
 

@@ -41,8 +41,9 @@ from dataclasses import replace
 from jaxtyping import Array
 
 from strategies import context, data, fsdp, pipeline, tensor
+from strategies.backends.backend import backend_of
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import Devices, MeshSpec, platform_of
+from strategies.mesh import Devices, MeshSpec
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.weights import Weights
 from strategies.sharding.layout import Layout
@@ -69,7 +70,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
     device_mesh, layout = mesh.over(AXES, devices), LAYOUT.along(mesh.split_axes(AXES))
     stages, contexts, tensors = (mesh.sizes.get(axis, 1) for axis in ("pipeline", "context", "tensor"))
     train = context.resolve_context_attention(
-        config, train, contexts, tensors=tensors, stages=stages, platform=platform_of(device_mesh.devices.flat[0])
+        config, train, contexts, tensors=tensors, stages=stages, backend=backend_of(device_mesh.devices.flat[0])
     )
     tensor.require_fit(config, train, tensors, contexts)
     context.require_fit(config, train, contexts, tensors)

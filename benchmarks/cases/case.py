@@ -9,8 +9,9 @@ import jax
 
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.backends.backend import backend_for, platform_of
 from strategies.config import Dtype, Remat
-from strategies.mesh import Devices, first_devices, platform_of
+from strategies.mesh import Devices, first_devices
 from strategies.step import Step
 from strategies.training.overlap import resolve_overlap
 
@@ -97,7 +98,8 @@ class Case:
         if strategy is None or strategy.layout is None or strategy.twins:
             return self.training()
         kind = self.topology.device_kind if self.topology else jax.devices()[0].device_kind
-        return resolve_overlap(strategy.layout, self.mesh.sizes, self.config, self.training(), self.platform, kind)
+        backend = backend_for(self.platform, kind)
+        return resolve_overlap(strategy.layout, self.mesh.sizes, self.config, self.training(), backend)
 
     @property
     def single(self) -> "Case":

@@ -11,6 +11,7 @@ from functools import cache, cached_property
 import jax
 
 from strategies import context, pipeline, tensor, three_d
+from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import Dtype, GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
 from strategies.mesh import MeshSpec
 from strategies.model.causal_attention import kernel_for
@@ -88,7 +89,7 @@ def order_of(layers: int, stages: int, microbatches: int, schedule: PipelineSche
 
 @dataclass(frozen=True)
 class Plan:
-    """A model, a mesh and a batch, under a layout, on devices of a platform that `kernel_for` knows.
+    """A model, a mesh and a batch, under a layout, on the devices of a backend.
 
     Raises:
         Infeasible: an axis splits nothing, or does not divide what it splits.
@@ -98,7 +99,7 @@ class Plan:
     mesh: MeshSpec
     train: TrainConfig
     layout: Layout
-    platform: str | None = None
+    backend: Backend = NO_DEVICES
 
     def __post_init__(self) -> None:
         """Refuse what does not fit, as `build` does."""
@@ -177,7 +178,7 @@ class Plan:
         """The training configuration, with `context_attention="auto"` resolved where a context axis splits tokens."""
         sizes = {"tensors": self.tensors, "stages": self.stages}
         contexts = self.size(*self.layout.tokens)
-        return context.resolve_context_attention(self.config, self.train, contexts, **sizes, platform=self.platform)
+        return context.resolve_context_attention(self.config, self.train, contexts, **sizes, backend=self.backend)
 
     @property
     def ulysses(self) -> bool:
@@ -241,7 +242,7 @@ class Plan:
     def share(self) -> Share:
         """What one device computes of a layer, for one microbatch."""
         tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.layout.tokens)
-        kernel = kernel_for(self.platform, self.config, self.train, ring=1 if self.ulysses else contexts)
+        kernel = kernel_for(self.backend, self.config, self.train, ring=1 if self.ulysses else contexts)
         return Share(self.config, self.train, tokens, self.tensors, contexts, self.ulysses, kernel)
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import strategies
 from strategies.arguments import require_instance
+from strategies.backends.backend import backend_for
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.costs import memory
 from strategies.costs.plan import Plan
@@ -38,8 +39,8 @@ def predict(
         config: the model.
         mesh: a `MeshSpec`, or its text.
         train: batch, dtypes and options.
-        platform: "tpu", "cuda", "cpu" or another. It decides what "auto" is for `attention`, `reduce`,
-            `prefetch` (as on v5p), `halves` and `context_attention`. By default these are as on CPUs.
+        platform: of the devices, as `backend_for` takes it. Its record decides what "auto" is for `attention`,
+            `reduce`, `prefetch`, `halves` and `context_attention`. By default these are as on CPUs.
 
     Raises:
         Infeasible: the strategy has no formulas (auto, or a strategy without a layout), or model, mesh and batch do not
@@ -73,8 +74,9 @@ def predict_layout(
     require_instance(config, GPTConfig, "the model")
     require_instance(train, TrainConfig, "train")
     require_instance("" if platform is None else platform, str, "the platform")
-    train = resolve_overlap(layout, spec.sizes, config, train, platform)
-    plan = Plan(config, spec, train, layout, platform)
+    backend = backend_for(platform)
+    train = resolve_overlap(layout, spec.sizes, config, train, backend)
+    plan = Plan(config, spec, train, layout, backend)
     return Cost(plan, tuple(each for term in terms for each in term(plan)))
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
+from strategies.backends.transport import reduce_scatters_wrongly
 from strategies.costs.plan import BYTES, Plan, Weight
 from strategies.model.gpt import Block
 from strategies.model.weights import is_matrix
-from strategies.sharding.collectives import communicates_by_gloo
 from strategies.sharding.layout import Axes
 from strategies.training.compression import BLOCK, padded
 from strategies.training.sharded_update import held_dtype
@@ -70,11 +70,11 @@ def traffic(
 ) -> Iterator[Traffic]:
     """Yield the traffic of collectives over `axes` whose operands have `elements` elements in all; none on one device.
 
-    `what`, `kind`, `dtype` and `innermost` are those of `Traffic`. Where devices communicate by gloo, a reduce-scatter
-    is an all-to-all (sharding/collectives.py).
+    `what`, `kind`, `dtype` and `innermost` are those of `Traffic`. Where the transport's reduce-scatter is wrong, it is
+    an all-to-all (sharding/collectives.py).
     """
     over = plan.over(axes)
-    if kind == "reduce_scatter" and communicates_by_gloo():
+    if kind == "reduce_scatter" and reduce_scatters_wrongly():
         kind = "all_to_all"
     if over and elements:
         operand = BYTES[dtype] * elements

@@ -17,8 +17,9 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from strategies.backends.backend import are_virtual
 from strategies.config import GPTConfig, TrainConfig
-from strategies.mesh import are_virtual, mark_varying
+from strategies.mesh import mark_varying
 from strategies.model.gpt import GPT
 from strategies.model.hooks import Hooks
 from strategies.model.order import after

@@ -3,7 +3,8 @@
 `reduce="layer"` sums gradients in the backward loop over layers (layer_reduction.py, model/delayed_sums.py),
 `prefetch="on"` gathers weights one layer ahead (model/prefetch.py), `halves="on"` runs layers on two halves of the
 batch (model/halves.py), and `unroll` has several layers in an iteration, in which compilers overlap one layer's
-communication with another's compute. The default of all is "auto", which depends on the devices.
+communication with another's compute. The default of all is "auto", which depends on
+the devices (backends/backend.py).
 """
 
 from collections.abc import Mapping
@@ -12,33 +13,16 @@ from typing import Literal
 
 from jax.sharding import Mesh
 
+from strategies.backends.backend import Backend, backend_of
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.mesh import GPUS, platform_of
 from strategies.sharding.layout import Layout, size_of
 from strategies.step import Implementation
-from strategies.torus import V5E, V6E
-
-HALVED_TPUS = *V5E, *V6E, "TPU v5", "TPU v5p"
-"""JAX's names of the TPUs on which layers run on halves of the batch: v5e, v5p and v6e.
-
-For gpt3-6.7b, a step of three_d over fsdp=32,tensor=8 on v5e:16x16 takes 947 ms instead of 987 (simulated), and
-over fsdp=256,tensor=8 on v5p:8x16x16 401 ms instead of 436; over fsdp=32,tensor=8 on v6e:16x16 339 ms instead of 356.
-On other TPUs halves were not measured, and are off."""
 
 
 def resolve_overlap(
-    layout: Layout,
-    sizes: Mapping[str, int],
-    config: GPTConfig,
-    train: TrainConfig,
-    platform: str | None,
-    kind: str = "",
+    layout: Layout, sizes: Mapping[str, int], config: GPTConfig, train: TrainConfig, backend: Backend
 ) -> TrainConfig:
     """Resolve `reduce="auto"`, `prefetch="auto"`, `halves="auto"` and `unroll="auto"`.
-
-    Gradients are summed by layer on GPUs alone. On 256 chips of v5e a step of `data` with three layers of gpt3-6.7b
-    takes 127 ms by layer (simulated), and 118 without: 4 ms more are hidden, for 12 ms more of memory traffic. CPUs
-    hide nothing.
 
     Args:
         layout: of the strategy.
@@ -46,8 +30,7 @@ def resolve_overlap(
         config: the model.
         train: with any `reduce`, `prefetch`, `halves` and `unroll`. Options without effect in this layout are
             ignored.
-        platform: of the devices, as `platform_of` names it; None for formulas without devices.
-        kind: of the devices, as JAX names it.
+        backend: of the devices: what is faster there is the default.
 
     Returns:
         `train` with `reduce` "layer" or "step", `prefetch` and `halves` "on" or "off", and a number for `unroll`.
@@ -57,83 +40,68 @@ def resolve_overlap(
             allow it.
     """
     layout = layout.along([axis for axis, size in sizes.items() if size > 1])
-    prefetch = _prefetch(layout, config, train, platform, kind)
+    prefetch = _prefetch(layout, config, train, backend)
     return replace(
         train,
-        reduce=_reduce(layout, train, platform),
+        reduce=_reduce(layout, train, backend),
         prefetch=prefetch,
-        halves=_halves(layout, sizes, train, platform, kind),
-        unroll=_unroll(layout, train, prefetch, kind),
+        halves=_halves(layout, sizes, train, backend),
+        unroll=_unroll(layout, train, prefetch, backend),
     )
 
 
 def delays_sums(layout: Layout, sizes: Mapping[str, int], config: GPTConfig, train: TrainConfig) -> bool:
     """Whether gradients are summed one layer late (model/delayed_sums.py), by `train` as resolved.
 
-    Not where weights are gathered in the loop. With `prefetch` that delays sums already; without it hsdp gets slower: a
-    step of gpt3-6.7b over data=16,fsdp=8 H100s in float32 sums takes 306 ms (simulated), and 266 without delay. Nor
-    with two layers: compilers remove a loop over one layer, and then hold the gradients of both beside each other.
+    Not where weights are gathered in the loop. With `prefetch` that delays sums already; without it hsdp gets slower
+    (docs/experiments/2026-11-25-defaults-of-backends.md). Nor with two layers: compilers remove a loop over one layer,
+    and then hold the gradients of both beside each other.
     """
     return train.reduce == "layer" and config.layers > 2 and size_of(layout.shards, sizes) == 1
 
 
-def _reduce(layout: Layout, train: TrainConfig, platform: str | None) -> Literal["layer", "step"]:
+def _reduce(layout: Layout, train: TrainConfig, backend: Backend) -> Literal["layer", "step"]:
     if not (layout.replicas or layout.updates) or train.reduce == "step":
         return "step"
     problem = _reduce_problem(layout, train)
     if problem and train.reduce == "layer":
         raise Infeasible(f"reduce=layer {problem}")
-    return "layer" if train.reduce == "layer" or (platform in GPUS and not problem) else "step"
+    return "layer" if train.reduce == "layer" or (backend.sums_by_layer and not problem) else "step"
 
 
-def _prefetch(
-    layout: Layout, config: GPTConfig, train: TrainConfig, platform: str | None, kind: str
-) -> Literal["on", "off"]:
-    """Resolve `prefetch`. Weights are not gathered ahead on v5e, nor on v6e where an axis of the batch replicates them.
-
-    Over all chips of v5e:16x16 a reduce-scatter becomes an all-reduce, of which less is hidden with prefetch: a step of
-    fsdp with gpt3-6.7b takes 778 ms (simulated), and without 707, or 692 since fsdp.py attends by token. hsdp gains 1%
-    and three_d 2%, for the weights and gradients of another layer in memory. On v6e:16x16 hsdp over data=16,fsdp=16
-    takes 302 ms with prefetch, and 297 without. Elsewhere prefetch gains: fsdp takes 234 ms instead of 246 on
-    v6e:16x16, and 294 ms instead of 309 on v5p:8x16x16; hsdp over data=16,fsdp=128 on the latter 301 ms instead of 317.
-    """
+def _prefetch(layout: Layout, config: GPTConfig, train: TrainConfig, backend: Backend) -> Literal["on", "off"]:
     if not layout.shards or train.prefetch == "off":
         return "off"
     problem = _prefetch_problem(layout, config, train)
     if problem and train.prefetch == "on":
         raise Infeasible(f"prefetch=on {problem}")
     replicated = set(layout.batch) & set(layout.replicas)  # with a context axis nothing was measured
-    slower = kind in V5E or (kind in V6E and replicated)
-    default = platform in (*GPUS, "tpu") and not slower and not problem
+    faster = backend.prefetches_replicated if replicated else backend.prefetches
+    default = faster and not problem
     return "on" if train.prefetch == "on" or default else "off"
 
 
-def _halves(
-    layout: Layout, sizes: Mapping[str, int], train: TrainConfig, platform: str | None, kind: str
-) -> Literal["on", "off"]:
+def _halves(layout: Layout, sizes: Mapping[str, int], train: TrainConfig, backend: Backend) -> Literal["on", "off"]:
     if "head_features" not in layout.dims or train.halves == "off":
         return "off"
     problem = _halves_problem(layout, sizes, train)
     if problem and train.halves == "on":
         raise Infeasible(f"halves=on {problem}")
-    default = (platform in GPUS or kind in HALVED_TPUS) and not problem
+    default = backend.halves and not problem
     return "on" if train.halves == "on" or default else "off"
 
 
-def _unroll(layout: Layout, train: TrainConfig, prefetch: str, kind: str) -> int:
-    """Resolve `unroll`: four layers in an iteration on v5e, which overlaps nothing with another iteration.
+def _unroll(layout: Layout, train: TrainConfig, prefetch: str, backend: Backend) -> int:
+    """Resolve `unroll`, of a step with `prefetch` as it was resolved.
 
-    `prefetch` is that of the step, as it was resolved.
-
-    For gpt3-6.7b on v5e:16x16 a step of fsdp takes 645 ms instead of 692 (simulated), in 4.4 GiB instead of 2.8, and
-    one of hsdp over data=16,fsdp=16 takes 807 ms instead of 841 (docs/experiments). With sums in float32 fsdp takes 9.5
-    GiB, so it is left to the user there. three_d gained nothing. Other chips were not measured.
+    By default an iteration has several layers only where weights are gathered in the loop and communication beside a
+    layer can be hidden. With float32 sums that takes much more memory, so it is left to the user there.
     """
     if train.unroll != "auto":
         return train.unroll
     gathers = layout.shards and not layout.dims and not layout.tokens and train.gather == "layer"
     hidden = gathers and prefetch == "off" and train.reduce_dtype == "bfloat16"
-    return 4 if kind in V5E and hidden else 1
+    return backend.layers_per_gather if hidden else 1
 
 
 def resolve_for_step(
@@ -146,8 +114,7 @@ def resolve_for_step(
     """
     if implementation.compiler_partitioned:
         return replace(train, reduce="step", prefetch="off", halves="off", unroll=train.layers_in_loop)
-    device = mesh.devices.flat[0]
-    resolved = resolve_overlap(layout, mesh.shape, config, train, platform_of(device), device.device_kind)
+    resolved = resolve_overlap(layout, mesh.shape, config, train, backend_of(mesh.devices.flat[0]))
     if resolved.reduce == "layer" and implementation.sum_replicas and not implementation.sum_layer:
         if train.reduce == "layer":
             raise Infeasible("reduce=layer needs `sum_layer` beside `sum_replicas`; give it, or use reduce=step")

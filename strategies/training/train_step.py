@@ -21,8 +21,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
 from strategies.arguments import require_key, require_like
+from strategies.backends.backend import backend_of
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
-from strategies.mesh import mark_varying, platform_of
+from strategies.mesh import mark_varying
 from strategies.model.causal_attention import kernel_for
 from strategies.model.gpt import GPT, weight_dims
 from strategies.model.loss import tokens_at_once
@@ -122,9 +123,9 @@ class _Assembly:
     @property
     def attention(self) -> str:
         """The kind of attention kernel."""
-        platform, partitioned = platform_of(self.mesh.devices.flat[0]), self.implementation.compiler_partitioned
+        backend, partitioned = backend_of(self.mesh.devices.flat[0]), self.implementation.compiler_partitioned
         ring = 1 if self.train.context_attention == "ulysses" else size_of(self.layout.tokens, self.mesh.shape)
-        return kernel_for(platform, self.config, self.train, partitioned=partitioned, ring=ring)
+        return kernel_for(backend, self.config, self.train, partitioned=partitioned, ring=ring)
 
     def create(self, key: PRNGKeyArray | int) -> GPT:
         """The model with new weights."""

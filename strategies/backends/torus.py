@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-V5E = "TPU v5 lite", "TPU v5e"
-V6E = "TPU v6 lite", "TPU v6e"
-TWO_DIMS = *V5E, *V6E
+from strategies.backends.backend import KINDS
+
+TWO_DIMS = tuple(kind for kind, backend in KINDS.items() if backend.two_dim_torus)
 """JAX's names of v5e and v6e, the chips with a torus of two dims."""
 
 RINGED = "fsdp", "tensor"
