@@ -1,7 +1,7 @@
 """Facts about devices on which defaults and work-arounds depend: one record for each platform and kind of chip.
 
-A strategy asks the record for a fact, such as `prefetches`, and never for the name of a chip. Times and bytes behind
-the facts are in docs/experiments/2026-11-25-defaults-of-backends.md.
+A strategy asks the record for a fact, such as `prefetches`, and never for the name of a chip. The times behind the
+facts are in docs/experiments/2026-11-25-defaults-of-backends.md, and so are the versions, where they were recorded.
 """
 
 from collections.abc import Collection
@@ -68,20 +68,21 @@ NCCL and RCCL join gathered parts along the outermost dim only; XLA transposes a
 second copy (docs/experiments/2026-11-24-zero-overlap.md)."""
 
 NVIDIA_GPU = replace(GPU, platform="cuda", fused_attention="cudnn")
-"""NVIDIA's GPUs have cuDNN's attention. With it Ulysses takes less time than a ring, for it sends less
+"""NVIDIA's GPUs have cuDNN's attention. With it Ulysses is faster than a ring between hosts, for it sends less
 (docs/experiments/2026-11-24-context-overlap.md)."""
 
 TPU = Backend("tpu", fused_attention="splash", prefetches=True, prefetches_replicated=True)
 """A TPU of an unknown kind, v4 or tpu7x: it gathers ahead as v5p does; halves were not tried there, and are off.
 
-On all TPUs sums by layer hide less than the memory traffic that they add (docs/experiments/2026-11-24-data-overlap.md).
+Sums by layer are off on all TPUs, for on v5e they add more memory traffic than they hide
+(docs/experiments/2026-11-24-data-overlap.md).
 """
 
 V5P = replace(TPU, halves=True)
 """v5p hides gathers that start one layer ahead, and sums of one half of the batch behind matmuls of the other."""
 
 V6E = replace(V5P, prefetches_replicated=False, two_dim_torus=True)
-"""v6e hides as v5p does, except where an axis of the batch replicates the weights: there prefetch takes longer."""
+"""v6e hides as v5p does, except where an axis of the batch replicates the weights: there prefetch is slower."""
 
 V5E = replace(
     V5P,

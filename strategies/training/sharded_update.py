@@ -94,8 +94,8 @@ def _unshard(shards: Shards, by_layer: bool, parts: Weights, replaced: Weights) 
     """Gather weights; `by_layer` those of one layer after another, in place of the old ones.
 
     Where the transport joins parts along the outermost dim only, XLA gathers a matrix of all layers into a temporary in
-    another layout, and transposes that: by layer it needs an eighth of the temporaries. A layer is gathered while the
-    one before it is put in place, so that the links are always busy (docs/experiments/2026-11-24-zero-overlap.md).
+    another layout, and transposes that. A layer is gathered while the one before it is put in place, so that the links
+    are always busy (docs/experiments/2026-11-25-defaults-of-backends.md).
     """
     gather = partial(shards.gather, to="invarying")
     if not by_layer:
