@@ -130,14 +130,13 @@ class TrainConfig:
         reduce_dtype: of gradients while they are summed over devices. Sums over microbatches are float32. It cannot be
             float16, in which sums of scaled gradients would overflow.
         reduce: whether gradients are summed over replicas layer by layer in the backward loop over layers ("layer"), or
-            all after it ("step"). "auto" is "layer" where that is faster and sends no more
-            (training/overlap.py), otherwise "step".
+            all after it ("step"). "auto" is "layer" on GPUs if that sends no more, otherwise "step".
         remat: what the backward pass recomputes: nothing ("none"), all but the outputs of matmuls ("dots"), or whole
             blocks ("full").
         attention: the kernel: "cudnn" (GPUs, not in float32), "splash" (TPUs, not in float16), "xla", or "auto", which
             is one of the first two where possible.
         unroll: most layers in one iteration of the loop over layers; all have as many, one if their number is prime.
-            "auto" is one, or more on chips that then hide gathers of weights (backends/backend.py).
+            "auto" is one, or more on chips that hide gathers of weights so (backends/backend.py).
         schedule: the pipeline schedule.
         chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
         sequence_parallel: whether the tensor axis also splits the residual stream over its tokens.

@@ -8,7 +8,7 @@ from jaxtyping import Array
 def row_major(x: Array) -> Array:
     """Fix the layout of a residual that is read from a buffer, for NVIDIA GPUs.
 
-    Otherwise XLA (JAX 0.10.2) chooses one for what takes it, and transposes the whole buffer for each pass
+    Otherwise XLA (of JAX 0.10) chooses one for what takes it, and transposes the whole buffer for each pass
     (docs/experiments/2026-11-25-defaults-of-backends.md).
     """
     layout = Layout(tuple(range(x.ndim)))

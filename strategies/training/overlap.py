@@ -3,8 +3,7 @@
 `reduce="layer"` sums gradients in the backward loop over layers (layer_reduction.py, model/delayed_sums.py),
 `prefetch="on"` gathers weights one layer ahead (model/prefetch.py), `halves="on"` runs layers on two halves of the
 batch (model/halves.py), and `unroll` has several layers in an iteration, in which compilers overlap one layer's
-communication with another's compute. The default of all is "auto", which depends on
-the devices (backends/backend.py).
+communication with another's compute. The default of all is "auto", which depends on the devices (backends/backend.py).
 """
 
 from collections.abc import Mapping
