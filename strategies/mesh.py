@@ -10,10 +10,9 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from strategies.backends.torus import in_rings
+from strategies.backends.torus import arrange
 from strategies.config import Infeasible, divisors
 from strategies.schema import require_types
 
@@ -106,9 +105,7 @@ class MeshSpec:
     def over(self, axes: Sequence[str], devices: Devices | None = None) -> Mesh:
         """Make a `jax.sharding.Mesh` with the given axes. An axis that the spec leaves out has size one.
 
-        On a torus an axis is mapped to whole dims of the torus if possible, otherwise to a part of one dim. On a
-        torus of two dims an innermost axis of tensor or fsdp then takes a ring of neighbours in two rows
-        (backends/torus.py).
+        Chips of a torus are arranged so that those along an axis are neighbours if possible (backends/torus.py).
 
         Args:
             axes: names of the axes of the mesh, outermost first.
@@ -131,12 +128,7 @@ class MeshSpec:
         if len({id(device) for device in devices}) < len(devices):
             raise Infeasible(f"devices={reprlib.repr(devices)} has a device twice; each can be there once")
         shape = tuple(self.sizes.get(name, 1) for name in axes)
-        types = (AxisType.Auto,) * len(shape)
-        try:
-            device_array = jax.make_mesh(shape, tuple(axes), axis_types=types, devices=devices).devices
-        except NotImplementedError:  # on some chips `jax.make_mesh` maps no axis to a part of a torus dim
-            device_array = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        return Mesh(in_rings(device_array, axes), tuple(axes), axis_types=types)
+        return Mesh(arrange(devices, shape, axes), tuple(axes), axis_types=(AxisType.Auto,) * len(shape))
 
     def _require_available(self) -> None:
         """Check that JAX has enough devices.
