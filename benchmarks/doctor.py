@@ -22,7 +22,7 @@ from benchmarks.commandline.tables import aligned
 from benchmarks.devices.attached import SET_BY_JAX
 from benchmarks.devices.topology import COMPILERS, REQUIRED, installed
 from benchmarks.timing.machine import use_virtual_devices
-from strategies.mesh import are_virtual
+from strategies.backends.backend import are_virtual
 
 LIBRARIES = "jax", "jaxlib", "flax", "optax", "pytest-benchmark"
 VARIABLES = "JAX_", "XLA_", "LIBTPU_", "TPU_", "CUDA_", "NCCL_", "MESHMARK_"

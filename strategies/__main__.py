@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from strategies.backends.topologies import EXAMPLE
 from strategies.config import Infeasible
 from strategies.names import UnknownName
 from strategies.pipelining.schedules import SCHEDULES, Schedule
@@ -68,7 +69,7 @@ def add_show(show: Parser) -> None:
     add = show.add_argument
     add("names", nargs="*", metavar="STRATEGY", help="default: all of them")
     add("--mesh", help="such as fsdp=4; default: four devices, or two along each of several axes")
-    add("--topology", help="all devices of a topology such as v5p:4x4x4, which need not be there")
+    add("--topology", help=f"all devices of a topology such as {EXAMPLE}, which need not be there")
     add("--preset", default="gpt2", help="the model; default: gpt2")
     batch_size = "sequences in a global batch; default: 16; with --topology one per device"
     add("--batch-size", type=int, metavar="N", help=batch_size)

@@ -136,16 +136,16 @@ class TrainConfig:
         attention: the kernel: "cudnn" (GPUs, not in float32), "splash" (TPUs, not in float16), "xla", or "auto", which
             is one of the first two where possible.
         unroll: most layers in one iteration of the loop over layers; all have as many, one if their number is prime.
-            "auto" is 4 where v5e gathers weights in the loop and sums gradients in bfloat16, otherwise 1.
+            "auto" is one, or more on chips that hide gathers of weights so (backends/backend.py).
         schedule: the pipeline schedule.
         chunks: model chunks on each pipeline stage with schedule "interleaved". The other schedules have one.
         sequence_parallel: whether the tensor axis also splits the residual stream over its tokens.
         gather: whether fsdp gathers each layer's weights when it runs ("layer"), or all weights once a step ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
         prefetch: with gather="layer", whether fsdp gathers weights one layer ahead (model/prefetch.py). "auto" is "on"
-            where possible on GPUs and most TPUs (core/overlap.py).
+            where possible on GPUs and most TPUs (backends/backend.py).
         halves: whether a layer that a tensor axis splits runs on halves of the batch (model/halves.py). "auto" is "on"
-            where possible on GPUs, v5e, v5p and v6e.
+            where possible on GPUs and most TPUs (backends/backend.py).
         bucket_bytes: the data strategy sums gradients in buckets of this many bytes, with reduce="layer" those of each
             layer; None sums each weight's by itself.
         compression: the data strategy sums gradients in 8 bits ("int8"), or after the warm-up momentum in 1 bit

@@ -49,7 +49,6 @@ from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.mesh import GPUS
 from strategies.model.causal_attention import causal_attention, kernel_for
 from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
@@ -109,8 +108,9 @@ def ulysses_attention(
 def resolve(plan: Plan) -> Mapping[str, Any]:
     """Resolve `reduce="auto"`, and `context_attention="auto"`: a ring, or Ulysses.
 
-    Ulysses is taken where there are pipeline stages or attention has a stride, and on GPUs where cuDNN's attention can
-    be, if the devices divide the heads: it sends less than a ring. With a window a ring sends little, and stays.
+    Ulysses is taken where there are pipeline stages or attention has a stride; and with a fused kernel, where the
+    backend prefers it and the devices divide the heads: it sends less than a ring. With a window a ring sends little,
+    and stays.
 
     Raises:
         Infeasible: a ring with several pipeline stages. XLA's permutes wait for all devices of the mesh, but stages run
@@ -119,7 +119,8 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     config, train, size = plan.config, plan.train, plan.size(RING)
     attention = train.context_attention
     if attention == "auto":
-        fused = plan.platform in GPUS and not Reach.of(config) and kernel_for(plan.platform, config, train) == "cudnn"
+        dense = plan.backend.prefers_all_to_all and not Reach.of(config)
+        fused = dense and kernel_for(plan.backend, config, train) != "xla"
         ring = not plan.staged and not _strided(config) and not (fused and config.heads // plan.tensors % size == 0)
         attention = "ring" if ring else "ulysses"
     elif attention == "ring" and plan.staged:

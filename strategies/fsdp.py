@@ -42,7 +42,6 @@ from strategies.core.axis import Axis
 from strategies.core.plan import Plan, Weight
 from strategies.core.shards import Shards
 from strategies.core.traffic import Traffic, is_tied, traffic
-from strategies.mesh import GPUS
 from strategies.model.causal_attention import causal_attention
 from strategies.model.order import after
 from strategies.model.reach import Reach
@@ -50,7 +49,6 @@ from strategies.model.remat import GATHERED
 from strategies.model.weights import Weights, WeightSpec
 from strategies.step import Implementation
 from strategies.strategy import Strategy
-from strategies.torus import V5E, V6E
 
 
 def resolve(plan: Plan) -> Mapping[str, Any]:
@@ -64,13 +62,13 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
 
 
 def _prefetch(plan: Plan) -> str:
-    """Weights are not gathered ahead on v5e, nor on v6e where an axis of the batch replicates them."""
+    """By default weights are gathered ahead where that is possible, and faster on these devices."""
     asked, problem = plan.train.prefetch, _prefetch_problem(plan)
     if problem and asked == "on":
         raise Infeasible(f"prefetch=on {problem}")
     replicated = {*plan.placement.batch} & {*plan.placement.replicas}  # with a context axis nothing was measured
-    slower = plan.kind in V5E or (plan.kind in V6E and replicated)
-    default = plan.platform in (*GPUS, "tpu") and not slower and not problem
+    faster = plan.backend.prefetches_replicated if replicated else plan.backend.prefetches
+    default = faster and not problem
     return "on" if asked == "on" or (asked == "auto" and default) else "off"
 
 
@@ -88,16 +86,16 @@ def _prefetch_problem(plan: Plan) -> str:
 
 
 def _unroll(plan: Plan, prefetch: str) -> int:
-    """Four layers in an iteration on v5e, which overlaps nothing with another iteration.
+    """By default an iteration has several layers only where it gathers weights and can hide communication so.
 
-    With sums in float32 it takes too much memory, and is left to the user.
+    With sums in float32 that takes much more memory, and is left to the user.
     """
     train, placement = plan.train, plan.placement
     if train.unroll != "auto":
         return train.unroll
     gathers = not placement.dims and not placement.tokens and train.gather == "layer"
     hidden = gathers and prefetch == "off" and train.reduce_dtype == "bfloat16"
-    return 4 if plan.kind in V5E and hidden else 1
+    return plan.backend.layers_per_gather if hidden else 1
 
 
 def require(plan: Plan) -> None:
@@ -136,7 +134,7 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 
     if train.gather == "step":
         return replace(before, prepare_params=gather_all, reduce=scatter_all)
-    by_token = plan.kind in V5E and shards.count == plan.mesh.size
+    by_token = plan.backend.attends_by_token and shards.count == plan.mesh.size
     hooks = replace(before.hooks, gather=gather_hook(shards, plan, by_token))
     hooks = replace(hooks, head=head_first) if plan.virtual else hooks
     hooks = replace(hooks, attend=attend_by_token) if by_token else hooks
@@ -175,12 +173,12 @@ def _gather_scatter(shards: Shards, reduce_dtype: str, spec: WeightSpec, dtype: 
 def attend_by_token(qkv_BTCA: Array, head_dim: int, kind: str, reach: Reach | None = None) -> Array:
     """Causal attention to queries, keys and values that the projection writes token by token.
 
-    Splash attention takes heads first. If the projection writes heads first, libtpu copies its gathered weights for
-    that, 100 MB in each pass over a layer of gpt3-6.7b. Instead it copies queries, keys and values, 50 MB with a
-    sequence of 2,048 tokens. The weights are gathered as [D,3A]: gathered as [D,3,A], they would be copied again.
+    A fused kernel takes heads first. If the projection writes heads first, the compiler copies its gathered weights for
+    that. Instead it copies queries, keys and values, which are smaller. The weights are gathered as [D,3A]: gathered as
+    [D,3,A], they would be copied again.
 
-    It is used on v5e where all devices shard the weights: a step on v5e:16x16 in bfloat16 with unroll=1 takes 692 ms
-    instead of 707 (simulated). hsdp is 1% slower with it, and 4% on v5p, which gathers ahead.
+    It is used where the backend says so and all devices shard the weights: hsdp is slower with it, and so is a backend
+    that gathers ahead (docs/experiments/2026-11-25-defaults-of-backends.md).
     """
     flat_NF = lax.optimization_barrier(qkv_BTCA.reshape(qkv_BTCA.shape[0] * qkv_BTCA.shape[1], -1))
     return causal_attention(flat_NF.reshape(qkv_BTCA.shape), head_dim, kind, reach)

@@ -3,30 +3,21 @@
 import math
 import re
 import reprlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import jax
 from jax import lax
-from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from strategies.arguments import require_instance
+from strategies.backends.torus import arrange
 from strategies.config import Infeasible, divisors
 from strategies.schema import require_types
-from strategies.torus import in_rings
 
 AXES = ["data", "fsdp", "pipeline", "context", "tensor"]
 """All mesh axes, outermost first. Inner axes communicate most and belong on the fastest links. `register` adds axes."""
-
-DEVICES_PER_CHIP = {
-    **dict.fromkeys(("v4", "v5e", "v5p", "v6e"), 1),
-    "tpu7x": 2,
-    **dict.fromkeys(("v100", "a100_40gb", "a100_80gb", "h100", "h100_pcie", "h200", "b200", "cpu"), 1),
-}
-"""Kinds of devices in the text of a topology -> how many devices a chip is; a GPU and a virtual device are one each."""
 
 MOST_SIZE = 999_999_999
 """The largest size of a mesh axis."""
@@ -114,8 +105,7 @@ class MeshSpec:
     def over(self, axes: Sequence[str], devices: Devices | None = None) -> Mesh:
         """Make a `jax.sharding.Mesh` with the given axes. An axis that the spec leaves out has size one.
 
-        On a torus an axis is mapped to whole dims of the torus if possible, otherwise to a part of one dim. On a
-        torus of two dims an innermost axis of tensor or fsdp then takes a ring of neighbours in two rows (torus.py).
+        Chips of a torus are arranged so that those along an axis are neighbours if possible (backends/torus.py).
 
         Args:
             axes: names of the axes of the mesh, outermost first.
@@ -138,12 +128,7 @@ class MeshSpec:
         if len({id(device) for device in devices}) < len(devices):
             raise Infeasible(f"devices={reprlib.repr(devices)} has a device twice; each can be there once")
         shape = tuple(self.sizes.get(name, 1) for name in axes)
-        types = (AxisType.Auto,) * len(shape)
-        try:
-            device_array = jax.make_mesh(shape, tuple(axes), axis_types=types, devices=devices).devices
-        except NotImplementedError:  # except on v5e, `jax.make_mesh` does not map an axis to a part of a torus dim
-            device_array = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        return Mesh(in_rings(device_array, axes), tuple(axes), axis_types=types)
+        return Mesh(arrange(devices, shape, axes), tuple(axes), axis_types=(AxisType.Auto,) * len(shape))
 
     def _require_available(self) -> None:
         """Check that JAX has enough devices.
@@ -184,37 +169,6 @@ def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
         for process in processes
         for device in [device for device in devices if device.process_index == process][:each]
     ]
-
-
-def devices_of(topology: str) -> int:
-    """Number of devices of a topology, from its text alone.
-
-    >>> devices_of("v5p:4x4x4"), devices_of("h100:2x8"), devices_of("tpu7x:4x4x4")
-    (64, 16, 128)
-
-    Raises:
-        Infeasible: the text is not of the form KIND:NxN, or the kind is unknown.
-    """
-    require_instance(topology, str, "the topology")
-    kind, _, shape = topology.lower().partition(":")
-    if kind not in DEVICES_PER_CHIP or not re.fullmatch(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5})*", shape):
-        kinds = ", ".join(DEVICES_PER_CHIP)
-        raise Infeasible(f"topology {topology!r} cannot be read; write one as v5p:4x4x4, of the kinds {kinds}")
-    return DEVICES_PER_CHIP[kind] * math.prod(map(int, shape.split("x")))
-
-
-def are_virtual(devices: Collection[Any]) -> bool:
-    """Whether these are several virtual CPU devices of XLA, which share the cores and may deadlock."""
-    return len(devices) > 1 and next(iter(devices)).platform == "cpu"
-
-
-GPUS = "cuda", "gpu"
-"""Platforms of GPUs, as `platform_of` names them."""
-
-
-def platform_of(device: Any) -> str:
-    """The platform of a device: "cuda" for NVIDIA's GPUs, otherwise JAX's name."""
-    return "cuda" if "nvidia" in device.device_kind.lower() else device.platform
 
 
 def mark_varying(tree: Any, axes: str | tuple[str, ...]) -> Any:

@@ -19,13 +19,13 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from strategies.arguments import require_instance
+from strategies.backends.pace import keep_pace
+from strategies.backends.xla_options import as_read
 from strategies.config import GPTConfig, TrainConfig
 from strategies.model.gpt import GPT
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.weights import Weights
-from strategies.pace import keep_pace
 from strategies.tokens import as_tokens
-from strategies.xla_options import as_read
 
 if TYPE_CHECKING:
     from strategies.checkpoints.save import Saving
@@ -137,7 +137,7 @@ class Step:
         state: shapes, dtypes and shardings of the state. `grads` (between the halves) and `batch` are alike.
         layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
         inexact: why the step by design computes something else than one device; empty if it does not.
-        xla_options: with which a call compiles `update` (xla_options.py).
+        xla_options: with which a call compiles `update` (backends/xla_options.py).
         train, mesh, config: what the step was built from.
     """
 
@@ -160,8 +160,8 @@ class Step:
         """Train on one batch. The given state is donated: use the returned one. Tokens of the host are placed first.
 
         The call returns before the step has run. On virtual CPU devices at most `MOST_AHEAD` steps may be unfinished
-        (pace.py). It is compiled with `xla_options`, which JAX does not allow inside a jitted function: call `update`
-        there.
+        (backends/pace.py). It is compiled with `xla_options`, which JAX does not allow inside a jitted function: call
+        `update` there.
 
         Raises:
             ValueError: the state or the batch is not of this step.

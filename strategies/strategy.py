@@ -12,16 +12,17 @@ from jax.sharding import Mesh
 from msgspec import Meta
 
 from strategies.arguments import require_count, require_instance
+from strategies.backends.backend import backend_of
+from strategies.backends.xla_options import xla_options
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.placement import Placement, size_of
 from strategies.core.plan import Plan
 from strategies.core.train_step import assemble
-from strategies.mesh import Devices, MeshSpec, factorisations, platform_of
+from strategies.mesh import Devices, MeshSpec, factorisations
 from strategies.names import in_a_line
 from strategies.schema import Count, require_types
 from strategies.step import Implementation, Step
-from strategies.xla_options import xla_options
 
 OPTIONS = frozenset(each.name for each in fields(TrainConfig))
 ONE_DEVICE = ("data",)
@@ -126,7 +127,7 @@ class Strategy:
     def _composed(self, config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Devices | None) -> Step:
         device_mesh = mesh.over(self.axis_names, devices)
         device = device_mesh.devices.flat[0]
-        plan = Plan.of(self.axes, config, mesh, train, platform_of(device), device.device_kind)
+        plan = Plan.of(self.axes, config, mesh, train, backend_of(device))
         return assemble(plan, device_mesh, self.implement(plan, device_mesh))
 
     def _made(self, *arguments: Any) -> Step:

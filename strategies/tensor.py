@@ -39,17 +39,14 @@ from strategies.core.axis import Axis
 from strategies.core.collectives import all_gather, reduce_scatter
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.mesh import GPUS, mark_varying
+from strategies.mesh import mark_varying
 from strategies.model.gpt import Block, map_weights
 from strategies.model.hooks import Hooks
 from strategies.model.weights import Weights
 from strategies.step import Implementation
 from strategies.strategy import Strategy
-from strategies.torus import V5E, V6E
 
 DIMS = "head_features", "mlp", "vocab"
-HALVED_TPUS = *V5E, *V6E, "TPU v5", "TPU v5p"
-"""JAX's names of the TPUs on which layers run on halves of the batch: v5e, v5p and v6e."""
 
 
 def require(plan: Plan) -> None:
@@ -75,7 +72,7 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     asked, problem = plan.train.halves, _halves_problem(plan)
     if problem and asked == "on":
         raise Infeasible(f"halves=on {problem}")
-    default = (plan.platform in GPUS or plan.kind in HALVED_TPUS) and not problem
+    default = plan.backend.halves and not problem
     return {"halves": "on" if asked == "on" or (asked == "auto" and default) else "off"}
 
 

@@ -26,8 +26,8 @@ FORBIDDEN = {
     "benchmarks": {"results", "pandas", "seaborn", "matplotlib"},
     "results": {"strategies", "benchmarks", "jax", "jaxlib", "flax", "optax"},
 }
-MODEL = "strategies.config", "strategies.model"
-"""All that the model may know of the strategies: sizes, and its own parts."""
+MODEL = "strategies.config", "strategies.backends.backend", "strategies.model"
+"""All that the model may know of the strategies: sizes, which kernel the devices have, and its own parts."""
 LATE = {
     ("benchmarks.cli.arguments", "benchmarks.cli.options"),
     ("strategies.step", "strategies.checkpoints.save"),

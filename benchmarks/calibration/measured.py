@@ -30,8 +30,8 @@ from benchmarks.seconds.published import Run
 from benchmarks.seconds.stack import MESHMARK, VIRTUAL, Passes, Stack
 from benchmarks.timing.interleaved import BlockTimes, time_interleaved
 from benchmarks.timing.measure import steps_per_block
+from strategies.backends.backend import are_virtual, platform_of
 from strategies.core.plan import BYTES
-from strategies.mesh import are_virtual, platform_of
 
 ROUNDS = 5
 GROUPS = 2, 4, 8

@@ -13,9 +13,9 @@ from benchmarks.devices.topology import CPU, Topology
 from benchmarks.seconds.published import Run
 from benchmarks.seconds.stack import Stack
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.backends.backend import platform_of
 from strategies.config import Infeasible, Remat
 from strategies.costs.predict import predict
-from strategies.mesh import platform_of
 
 MODELS = (
     GPTConfig(layers=4, embed=64, heads=4, vocab=256, sequence=64),

@@ -9,10 +9,11 @@ import jax
 
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.backends.backend import backend_for, platform_of
 from strategies.config import Dtype, Remat
-from strategies.mesh import Devices, first_devices, platform_of
-from strategies.step import Step
 from strategies.core.plan import Plan
+from strategies.mesh import Devices, first_devices
+from strategies.step import Step
 
 ONE_DEVICE = MeshSpec.parse("data=1")
 COMMON_OPTIONS = ("attention", "unroll", "logits_bytes", "z_loss", "loss_scale", "loss_scale_growth_steps")
@@ -97,7 +98,9 @@ class Case:
         if strategy is None or not strategy.has_formulas:
             return self.training()
         kind = self.topology.device_kind if self.topology else jax.devices()[0].device_kind
-        return Plan.resolved(strategy.axes, self.config, self.mesh, self.training(), self.platform, kind).train
+        return Plan.resolved(
+            strategy.axes, self.config, self.mesh, self.training(), backend_for(self.platform, kind)
+        ).train
 
     @property
     def single(self) -> "Case":
@@ -271,7 +274,9 @@ def distinct_meshes(name: str, devices: int) -> list[MeshSpec]:
     by_hand = [] if strategy.twins else [other for other in STRATEGIES.values() if not other.twins]
     simpler = [other for other in by_hand if set(other.axis_names) < set(strategy.axis_names)]
     return [
-        mesh for mesh in strategy.meshes(devices) if not any(set(mesh.sizes) <= set(other.axis_names) for other in simpler)
+        mesh
+        for mesh in strategy.meshes(devices)
+        if not any(set(mesh.sizes) <= set(other.axis_names) for other in simpler)
     ]
 
 

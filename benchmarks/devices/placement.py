@@ -9,13 +9,13 @@ from jax.sharding import Mesh
 
 from benchmarks.devices.topology import Topology
 from strategies import MeshSpec
-from strategies.mesh import DEVICES_PER_CHIP
-from strategies.torus import in_rings
+from strategies.backends.topologies import DEVICES_PER_CHIP
+from strategies.backends.torus import in_rings
 
 
 @dataclass(frozen=True, eq=False)
 class DevicePosition:
-    """Stands in for a JAX device: the attributes that roofline.py and strategies/torus.py read."""
+    """Stands in for a JAX device: the attributes that roofline.py and strategies/backends/torus.py read."""
 
     coords: tuple[int, ...]
     process_index: int

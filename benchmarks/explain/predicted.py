@@ -7,8 +7,8 @@ from benchmarks.cases.case import Case
 from benchmarks.program.collectives import axis_of
 from benchmarks.program.compiled import ROW_KEYS
 from strategies import Infeasible
-from strategies.costs.predict import Cost, predict
 from strategies.core.traffic import Bytes
+from strategies.costs.predict import Cost, predict
 
 SENT = tuple(key for key in ROW_KEYS if key.startswith("compiled.sent_bytes."))
 

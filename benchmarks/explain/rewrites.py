@@ -15,10 +15,10 @@ from itertools import combinations
 from benchmarks.commandline.units import amount
 from benchmarks.program.collectives import Collective
 from benchmarks.program.hlo import bytes_of, dims
-from strategies.core.plan import BYTES, Plan
-from strategies.costs.predict import Cost
-from strategies.core.traffic import SENT, Bytes, is_tied
 from strategies.core.placement import Axes
+from strategies.core.plan import BYTES, Plan
+from strategies.core.traffic import SENT, Bytes, is_tied
+from strategies.costs.predict import Cost
 
 Key = tuple[str, Axes]
 

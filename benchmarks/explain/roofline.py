@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 
 from benchmarks.devices.chips import Chip
-from strategies.torus import positions
+from strategies.backends.torus import positions
 
 Sent = tuple[str, tuple[str, ...], float]
 """Communication of a device per step: kind of collective, mesh axes, bytes sent."""

@@ -38,7 +38,7 @@ from benchmarks.timing.equality import Trajectory
 from benchmarks.timing.machine import matmul_flops_per_second
 from benchmarks.timing.measure import Training, compile_step, no_compilation, trace
 from strategies import Step
-from strategies.mesh import are_virtual
+from strategies.backends.backend import are_virtual
 from strategies.single import SINGLE
 
 

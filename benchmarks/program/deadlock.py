@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from benchmarks.cases.failures import MayDeadlock
 from benchmarks.program.collectives import kind_of
 from benchmarks.program.hlo import Computation, Instruction, Module
-from strategies.mesh import are_virtual
+from strategies.backends.backend import are_virtual
 
 _CALLS = (
     "body",

@@ -20,7 +20,7 @@ from benchmarks.seconds.judging import errors_of
 from benchmarks.timing.interleaved import BlockTimes, Interval, time_interleaved
 from benchmarks.timing.machine import disable_compilation_cache
 from benchmarks.timing.measure import Training, compile_step, steps_per_block
-from strategies.mesh import are_virtual
+from strategies.backends.backend import are_virtual
 
 ROUNDS = 3
 FINALISTS = 5

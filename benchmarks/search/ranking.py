@@ -19,11 +19,11 @@ from benchmarks.search.candidates import MEMORY_FRACTION, Doublings, first_per_l
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.predicted import predict_seconds
 from strategies import Infeasible, MeshSpec
-from strategies.core.plan import BYTES, Plan
-from strategies.costs.predict import Cost, predict
-from strategies.core.traffic import is_tied
-from strategies.model.gpt import Block
 from strategies.core.placement import Axes
+from strategies.core.plan import BYTES, Plan
+from strategies.core.traffic import is_tied
+from strategies.costs.predict import Cost, predict
+from strategies.model.gpt import Block
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from benchmarks.devices.topology import Topology
 from benchmarks.explain.roofline import Along, group_along, switch_bandwidth, torus_bandwidth, torus_dims
 from benchmarks.seconds.machine import Machine
 from strategies import MeshSpec
-from strategies.core.traffic import Bytes
 from strategies.core.placement import Axes
+from strategies.core.traffic import Bytes
 
 
 @dataclass(frozen=True)

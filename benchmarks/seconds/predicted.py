@@ -21,10 +21,10 @@ from benchmarks.seconds.sharded import GATHERED, Sharded
 from benchmarks.seconds.stack import FIRST_AND_LAST, NONE, Passes
 from benchmarks.seconds.sums import OF_LAYERS, LayerSums
 from benchmarks.seconds.timeline import LayerSeconds, Parts, Timeline, added, scaled
-from strategies.core.plan import BYTES
-from strategies.costs.predict import Cost
-from strategies.core.traffic import SENT
 from strategies.core.placement import Axes
+from strategies.core.plan import BYTES
+from strategies.core.traffic import SENT
+from strategies.costs.predict import Cost
 
 OF_ENDS = "embedding", "head", "ends"
 """What the embedding and the head send for each microbatch, and what stages tell each other of it."""

@@ -24,9 +24,11 @@ from benchmarks.seconds.cells import (
     whole,
 )
 from benchmarks.seconds.stack import MEGATRON, MPT, Stack
+from strategies import zero
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.costs.predict import Cost, predict, predict_axes
 from strategies.mesh import MeshSpec
+from strategies.three_d import THREE_D
 
 COLUMNS = (
     *("stack", "device", "devices", "devices_per_host", "layers", "embed", "heads", "mlp", "vocab", "sequence"),

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from benchmarks.seconds.kernels import Kernel
 from benchmarks.seconds.network import Network
+from strategies.core.placement import Axes
 from strategies.core.plan import BYTES, Plan
 from strategies.core.traffic import Traffic
-from strategies.core.placement import Axes
 
 GATHERED = {"forward": ("weights",), "backward": ("weights again", "gradients")}
 """What is gathered and scattered in each pass, where weights are sharded, as traffic.py names it."""

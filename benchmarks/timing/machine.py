@@ -16,7 +16,7 @@ from benchmarks.devices.attached import skip_absent_tpus
 from benchmarks.devices.topology import Topology
 from benchmarks.timing.interleaved import BlockTimes, time_interleaved
 from benchmarks.timing.measure import Training, steps_per_block
-from strategies.mesh import are_virtual
+from strategies.backends.backend import are_virtual
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 COMPILER = ("jax", "jaxlib", "flax", "optax")
@@ -51,7 +51,7 @@ def use_virtual_devices() -> None:
 
 def disable_compilation_cache() -> None:
     """Disable JAX's persistent compilation cache on virtual devices, where cached programs can hang
-    (`strategies/pace.py`).
+    (`strategies/backends/pace.py`).
 
     Must be called before anything is compiled.
     """

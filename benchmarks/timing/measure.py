@@ -15,7 +15,7 @@ from benchmarks.cases.failures import CompileError, Recompiled
 from benchmarks.cluster import processes
 from benchmarks.timing.equality import Trajectory
 from strategies import Step
-from strategies.pace import keep_pace
+from strategies.backends.pace import keep_pace
 
 BLOCK_SECONDS = 0.1
 """Least duration of a timed block."""

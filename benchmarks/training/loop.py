@@ -163,7 +163,7 @@ class Run:
         plan = self.plan
         sizes = plan.evaluation_batches, plan.train.batch_size, plan.case.config.sequence
         batches = spread_evenly(plan.text.validation_N, *sizes)
-        # One after another: virtual devices must not have too many programs in flight (strategies/pace.py).
+        # One after another: virtual devices must not have too many programs in flight (strategies/backends/pace.py).
         losses = [float(self.step.evaluate(state.params, self.step.place(batch))) for batch in batches]
         loss = sum(losses) / len(losses)
         self._write("evaluation", loss=loss)

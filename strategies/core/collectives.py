@@ -1,32 +1,28 @@
 """Gather and reduce-scatter along mesh axes, each the transpose of the other.
 
-Several CPU processes communicate by gloo, whose reduce-scatter is wrong: the first device of a group sometimes finds
-numbers at the end of its part that are no sums (jax-ml/jax#40830; JAX 0.10.2 and 0.12). There a reduce-scatter is an
-all-to-all, and each device sums its parts. The byte count is unchanged.
+Where the transport's reduce-scatter is wrong (backends/transport.py), it is an all-to-all, and each device sums its
+parts. The byte count is unchanged.
 """
 
 import jax
 from jax import lax
 from jaxtyping import Array
 
+from strategies.backends.transport import reduce_scatters_wrongly
+
 Axes = str | tuple[str, ...]
-
-
-def communicates_by_gloo() -> bool:
-    """Whether the devices of this process are CPUs that communicate by gloo."""
-    return jax.distributed.is_initialized() and jax.default_backend() == "cpu"
 
 
 def all_gather(part: Array, axes: Axes, dim: int) -> Array:
     """The parts of all devices along `axes`, joined along a dim; varying over the axes."""
-    if communicates_by_gloo():
+    if reduce_scatters_wrongly():
         return _gather(part, axes, dim)
     return lax.all_gather(part, axes, axis=dim, tiled=True)
 
 
 def reduce_scatter(x: Array, axes: Axes, dim: int) -> Array:
     """This device's part, along a dim, of the sum of an array over the devices along `axes`."""
-    if communicates_by_gloo():
+    if reduce_scatters_wrongly():
         return _scatter(x, axes, dim)
     return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
 

@@ -21,7 +21,6 @@ from strategies.config import Infeasible
 from strategies.core.gradients import cast, mark_shares, sum_over
 from strategies.core.plan import Plan
 from strategies.core.shards import Shards
-from strategies.mesh import GPUS
 from strategies.model.gpt import GPT
 from strategies.model.hooks import Hooks
 from strategies.model.order import after
@@ -38,7 +37,7 @@ def resolve_reduce(plan: Plan) -> Mapping[str, Any]:
     asked, problem = plan.train.reduce, _reduce_problem(plan)
     if problem and asked == "layer":
         raise Infeasible(f"reduce=layer {problem}")
-    default = plan.platform in GPUS and not problem
+    default = plan.backend.sums_by_layer and not problem
     return {"reduce": "layer" if asked == "layer" or (asked == "auto" and default) else "step"}
 
 

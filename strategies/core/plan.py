@@ -11,6 +11,7 @@ from functools import cache, cached_property
 
 import jax
 
+from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import Dtype, GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
 from strategies.core.axis import Axis, placement_of
 from strategies.core.master import held_dtype, require_master
@@ -88,16 +89,14 @@ class Plan:
         mesh: sizes of the mesh axes.
         train: options of the step.
         axes: all axes of the strategy; those that the mesh leaves out have size one.
-        platform: of the devices, as `platform_of` names it; None for formulas without devices.
-        kind: of the devices, as JAX names it; empty if it is not known.
+        backend: of the devices.
     """
 
     config: GPTConfig
     mesh: MeshSpec
     train: TrainConfig
     axes: tuple[Axis, ...]
-    platform: str | None = None
-    kind: str = ""
+    backend: Backend = NO_DEVICES
 
     @classmethod
     def of(
@@ -106,15 +105,14 @@ class Plan:
         config: GPTConfig,
         mesh: MeshSpec,
         train: TrainConfig,
-        platform: str | None = None,
-        kind: str = "",
+        backend: Backend = NO_DEVICES,
     ) -> "Plan":
         """The plan with resolved options. Arguments are the attributes.
 
         Raises:
             Infeasible: an axis splits nothing, does not divide what it splits, or an option is impossible here.
         """
-        plan = cls.resolved(axes, config, mesh, train, platform, kind)
+        plan = cls.resolved(axes, config, mesh, train, backend)
         plan.require_fit()
         return plan
 
@@ -125,15 +123,14 @@ class Plan:
         config: GPTConfig,
         mesh: MeshSpec,
         train: TrainConfig,
-        platform: str | None = None,
-        kind: str = "",
+        backend: Backend = NO_DEVICES,
     ) -> "Plan":
         """The plan with resolved options, of which nothing else is checked. Options without effect here are off.
 
         Raises:
             Infeasible: an option is impossible here.
         """
-        asked = cls(config, mesh, train, tuple(axes), platform, kind)
+        asked = cls(config, mesh, train, tuple(axes), backend)
         options = {"reduce": "step", "prefetch": "off", "halves": "off", "unroll": train.layers_in_loop}
         if not any("compression" in axis.options for axis in asked.active):
             options["compression"] = "none"
@@ -246,8 +243,8 @@ class Plan:
 
     @property
     def virtual(self) -> bool:
-        """Whether the devices are several virtual CPU devices, which may deadlock (`mesh.are_virtual`)."""
-        return self.platform == "cpu" and self.mesh.size > 1
+        """Whether the devices are several virtual CPU devices, which may deadlock (`backend.are_virtual`)."""
+        return self.backend.platform == "cpu" and self.mesh.size > 1
 
     @property
     def delays_sums(self) -> bool:
@@ -320,7 +317,7 @@ class Plan:
             Infeasible: the kernel that is asked for does not run on these devices.
         """
         ring = 1 if self.ulysses else self.size(*self.placement.tokens)
-        return kernel_for(self.platform, self.config, self.train, partitioned=partitioned, ring=ring)
+        return kernel_for(self.backend, self.config, self.train, partitioned=partitioned, ring=ring)
 
     @property
     def residual(self) -> int:

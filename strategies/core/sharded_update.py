@@ -11,7 +11,6 @@ from jaxtyping import Array
 
 from strategies.core.plan import Plan
 from strategies.core.shards import Shards
-from strategies.mesh import GPUS
 from strategies.model.weights import Weights
 from strategies.step import State
 
@@ -42,19 +41,16 @@ class ShardedUpdate(NamedTuple):
         return cls(
             partial(shards.map_weights, partial(shards.scatter, dtype=plan.train.reduce_dtype)),
             shard_params,
-            partial(_unshard, shards, plan.platform in GPUS),
+            partial(_unshard, shards, plan.backend.gathers_outermost_only),
         )
 
 
 def _unshard(shards: Shards, by_layer: bool, parts: Weights, replaced: Weights) -> Weights:
     """Gather weights; `by_layer` those of one layer after another, in place of the old ones.
 
-    NCCL joins parts along the outermost dim only. So XLA gathers a matrix of all layers into a temporary in another
-    layout, and transposes that. For zero2 with gpt3-6.7b on 16 H100s (bfloat16, reduce_dtype=bfloat16) temporaries are
-    26.0 GiB, and by layer 3.4 GiB. A layer is gathered while the one before it is put in place. For zero1 with
-    master=float32 and reduce_dtype=bfloat16 on 128 H100s a step takes 174 ms (simulated), and 177 if both are done in
-    the same iteration. With two microbatches, and so reduce=step, it is the other way round: 421 ms, and 419 in the
-    same iteration. There XLA copies what the loop carries (xla_options.py).
+    Where the transport joins parts along the outermost dim only, XLA gathers a matrix of all layers into a temporary in
+    another layout, and transposes that. A layer is gathered while the one before it is put in place, so that the links
+    are always busy (docs/experiments/2026-11-25-defaults-of-backends.md).
     """
     gather = partial(shards.gather, to="invarying")
     if not by_layer:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from strategies.core.collectives import communicates_by_gloo
+from strategies.backends.transport import reduce_scatters_wrongly
 from strategies.core.placement import Axes
 from strategies.core.plan import BYTES, Plan, Weight
 
@@ -93,11 +93,11 @@ def traffic(
 ) -> Iterator[Traffic]:
     """Yield the traffic of collectives over `axes` whose operands have `elements` elements in all; none on one device.
 
-    The other arguments are those of `Traffic`. Where devices communicate by gloo, a reduce-scatter is an all-to-all
+    The other arguments are those of `Traffic`. Where the transport's reduce-scatter is wrong, it is an all-to-all
     (collectives.py).
     """
     over = plan.over(axes)
-    if kind == "reduce_scatter" and communicates_by_gloo():
+    if kind == "reduce_scatter" and reduce_scatters_wrongly():
         kind = "all_to_all"
     if over and elements:
         operand = BYTES[dtype] * elements

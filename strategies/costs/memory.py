@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from strategies.core.compression import padded
 from strategies.core.plan import BYTES, Plan
-from strategies.mesh import GPUS
 from strategies.model.gpt import Block
 from strategies.model.head import Head
 from strategies.model.layer_loop import layers_at_once, layers_in_iteration
@@ -41,8 +40,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
 
     This is how XLA's CPU backend plans them, in float32. Other backends order the work differently and fuse attention;
     they must hold `weights`, `gradients` and `activations`. Temporaries of compression are not modelled. Nor is what
-    `halves` changes: as compiled, up to 6% less on CPUs; on 8 H100s from 12% less (tensor=8) to 8% more
-    (fsdp=4,tensor=2), for gpt3-6.7b with 4 layers.
+    `halves` changes: as compiled, from 12% less to 8% more (docs/experiments/2026-11-25-defaults-of-backends.md).
 
     weights: gathered weights, where they are kept for the backward pass
     gradients: of all weights; with accumulation also those of one microbatch
@@ -66,10 +64,10 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
 def reduction_bytes(plan: Plan) -> int:
     """Bytes of gradients and of their sums over replicas, after the backward pass; 0 if they are summed in place.
 
-    Compilers for CPUs and TPUs put the results of all-reduces beside their operands, that for GPUs in their place. In
-    buckets (`bucket_bytes`) fewer sums are there at once, which is not counted.
+    Some compilers put the results of all-reduces beside their operands, others in their place. In buckets
+    (`bucket_bytes`) fewer sums are there at once, which is not counted.
     """
-    if plan.size(*plan.placement.replicas) == 1 or plan.train.reduce == "layer" or plan.platform in GPUS:
+    if plan.size(*plan.placement.replicas) == 1 or plan.train.reduce == "layer" or plan.backend.sums_in_place:
         return 0
     return plan.parameter_bytes + 4 * plan.elements
 

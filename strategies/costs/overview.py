@@ -12,6 +12,7 @@ from typing import Any
 
 import strategies
 from strategies.arguments import require_instance
+from strategies.backends.topologies import devices_of
 from strategies.config import Infeasible, TrainConfig
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
@@ -19,7 +20,7 @@ from strategies.costs.arrays import HeldArray, accumulated, held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.exchanges import Sent, exchanges, features
 from strategies.costs.predict import Cost, predict
-from strategies.mesh import MeshSpec, devices_of
+from strategies.mesh import MeshSpec
 from strategies.pipelining.schedules import Schedule
 from strategies.presets import PRESETS
 
@@ -155,7 +156,7 @@ def asked_overview(name: str, preset: str, mesh: str | None, topology: str | Non
         name: name of the strategy; if it lacks axes of the mesh, `strategy_for` says which one is meant.
         preset: name of the model.
         mesh: text of the mesh; default: the usual one of all devices of the topology, or `example_mesh`.
-        topology: such as v5p:4x4x4; None for any devices.
+        topology: its text, as `devices_of` reads it; None for any devices.
         batch_size: sequences in the global batch; default: 16, or one for each device of the topology.
 
     Raises:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import strategies
 from strategies.arguments import require_instance
+from strategies.backends.backend import backend_for
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.core.axis import Axis
 from strategies.core.placement import Axes
@@ -38,8 +39,8 @@ def predict(
         config: the model.
         mesh: a `MeshSpec`, or its text.
         train: batch, dtypes and options.
-        platform: "tpu", "cuda", "cpu" or another. It decides what "auto" is for `attention`, `reduce`,
-            `prefetch` (as on v5p), `halves` and `context_attention`. By default these are as on CPUs.
+        platform: of the devices, as `backend_for` takes it. Its record decides what "auto" is for `attention`,
+            `reduce`, `prefetch`, `halves` and `context_attention`. By default these are as on CPUs.
 
     Raises:
         Infeasible: the strategy has no formulas (auto, or one with a `make_step`), or model, mesh and batch do not fit
@@ -67,7 +68,7 @@ def predict_axes(
     require_instance(config, GPTConfig, "the model")
     require_instance(train, TrainConfig, "train")
     require_instance("" if platform is None else platform, str, "the platform")
-    plan = Plan.of(axes, config, spec, train, platform)
+    plan = Plan.of(axes, config, spec, train, backend_for(platform))
     _require_known_split(plan)
     return Cost(plan, tuple(each for term in terms_of(plan) for each in term(plan)))
 

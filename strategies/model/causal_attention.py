@@ -6,6 +6,7 @@ Dims: B batch, T tokens, C = 3 (query, key, value), H heads, K head dim, A = H x
 import jax
 from jaxtyping import Array, Float
 
+from strategies.backends.backend import Backend
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.model.attention_kernels import attend
 from strategies.model.cudnn_attention import available
@@ -13,8 +14,8 @@ from strategies.model.reach import Reach
 from strategies.model.sparse_attention import attend_sparse
 from strategies.model.splash_attention import BLOCKS, attend_splash, block_tokens
 
-PLATFORMS = {"cudnn": ("cuda", "NVIDIA GPUs", "float16"), "splash": ("tpu", "TPUs", "float32")}
-"""Of each fused kernel: the platform, the devices in words, and the dtype that it takes besides bfloat16."""
+FUSED = {"cudnn": ("NVIDIA GPUs", "float16"), "splash": ("TPUs", "float32")}
+"""Of each fused kernel: the devices in words, and the dtype that it takes besides bfloat16."""
 
 
 def causal_attention(
@@ -38,12 +39,12 @@ def causal_attention(
 
 
 def kernel_for(
-    platform: str | None, config: GPTConfig, train: TrainConfig, *, partitioned: bool = False, ring: int = 1
+    backend: Backend, config: GPTConfig, train: TrainConfig, *, partitioned: bool = False, ring: int = 1
 ) -> str:
     """The kind of kernel that `TrainConfig.attention` means: "auto" is a fused kernel where there is one.
 
     Args:
-        platform: "cuda", "tpu", "cpu" or another; None for formulas without devices, where "auto" is "xla".
+        backend: of the devices, with the fused kernel that they have. For formulas without devices "auto" is "xla".
         config: the model.
         train: the options of the step.
         partitioned: whether the compiler partitions the step. It partitions cuDNN's kernels, but not those of Pallas.
@@ -53,27 +54,28 @@ def kernel_for(
     Raises:
         Infeasible: the kernel that was asked for does not run this model on these devices.
     """
-    problems = _misfits(config, train, platform)
+    problems = _misfits(config, train, backend)
     if ring > 1:
         problems = _misfits_of_ring(config, ring) | problems
     if partitioned:
         problems.setdefault("splash", "has no kernel that the compiler partitions")
     if train.attention == "auto":
-        return next((kind for kind in PLATFORMS if platform and kind not in problems), "xla")
+        return next((kind for kind in FUSED if backend.platform and kind not in problems), "xla")
     if train.attention in problems:
         raise Infeasible(f"attention={train.attention} {problems[train.attention]}; use auto or xla")
     return train.attention
 
 
-def _misfits(config: GPTConfig, train: TrainConfig, platform: str | None) -> dict[str, str]:
-    """Why fused kernels do not run the model on the platform, by kind of kernel."""
+def _misfits(config: GPTConfig, train: TrainConfig, backend: Backend) -> dict[str, str]:
+    """Why fused kernels do not run the model on the devices, by kind of kernel."""
     stride, reach = config.attention_stride, Reach.of(config)
     problems: dict[str, str] = {}
-    for kind, (wanted, name, other) in PLATFORMS.items():
+    for kind, (name, other) in FUSED.items():
+        runs = backend.fused_attention == kind or backend.platform is None
         if stride is not None:
             problems[kind] = f"has no kernel for attention_stride={stride}"
-        elif platform not in (None, wanted) or train.dtype not in ("bfloat16", other):
-            problems[kind] = f"takes bfloat16 and {other} on {name}, not {train.dtype} on {platform or name}"
+        elif not runs or train.dtype not in ("bfloat16", other):
+            problems[kind] = f"takes bfloat16 and {other} on {name}, not {train.dtype} on {backend.platform or name}"
     if block_tokens(config.sequence, reach) is None:
         problems.setdefault("splash", f"takes multiples of {BLOCKS[-1]} tokens, not sequence={config.sequence}")
     return problems
@@ -82,7 +84,7 @@ def _misfits(config: GPTConfig, train: TrainConfig, platform: str | None) -> dic
 def _misfits_of_ring(config: GPTConfig, ring: int) -> dict[str, str]:
     """Why fused kernels do not run chunks of a ring, by kind of kernel."""
     if reach := Reach.of(config):
-        return dict.fromkeys(PLATFORMS, f"has no ring for attention_window={reach.window}")
+        return dict.fromkeys(FUSED, f"has no ring for attention_window={reach.window}")
     problems = {} if available() else {"cudnn": "has no ring with this version of JAX"}
     if block_tokens(config.sequence // (2 * ring), None) is None:
         chunks = f"chunks of a multiple of {BLOCKS[-1]} tokens, not 2 x context={ring} of sequence={config.sequence}"

@@ -19,7 +19,7 @@ from jaxtyping import Array
 def by_halves(layer: Callable[[Array], Array], x_BTD: Array) -> Array:
     """Run a layer on each half of the sequences. B is even.
 
-    The gradient of `lax.split` joins those of the halves. Those of two slices would be padded and added up: for
-    gpt3-6.7b in bfloat16 over fsdp=16,tensor=8 H100s, a step then takes 224 ms (simulated) instead of 216.
+    The gradient of `lax.split` joins those of the halves. Those of two slices would be padded and added up, which takes
+    longer (docs/experiments/2026-11-25-defaults-of-backends.md).
     """
     return jnp.concatenate([layer(half) for half in lax.split(x_BTD, [x_BTD.shape[0] // 2] * 2)])

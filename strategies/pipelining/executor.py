@@ -131,9 +131,7 @@ class Executor:
         It is a while loop that runs zero or one times: XLA updates a loop's carry in place but copies the operands of a
         conditional. A barrier makes the operands of the work depend on the carry. Otherwise they would be invariant in
         the loop, and XLA might compute the work ahead of it, in every tick. On GPUs too the copies cost more than the
-        predicates of these loops: for gpt3-6.7b with 16 layers on 8 H100s, pipeline=8 with 16 microbatches in bfloat16,
-        a step with 1f1b takes 311 ms (simulated), and 633 with a switch for turns, ends and each exchange; with zb-h1
-        357 and 830.
+        predicates of these loops (docs/experiments/2026-11-25-defaults-of-backends.md).
         """
 
         def once(state: tuple[Array, Carry]) -> tuple[Array, Carry]:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool
 
+from strategies.backends.layouts import row_major
 from strategies.model.layer_loop import scan_layers
 from strategies.model.layer_passes import Leaves, Run, backward, forward, read_slot, write_slot, zeros_buffer
 from strategies.pipelining.slot_reuse import reuse
@@ -80,7 +80,7 @@ class Passes:
         """Gradient of the output -> gradient of the input, and the weight gradients with this microbatch added."""
 
         def work(dy_BTD: Array, _: Any, layer: Array, position: Array) -> tuple[Array, Leaves]:
-            known = self._layer(layer), jax.tree.map(_row_major, read_slot(slots.kept, turn.kept, position))
+            known = self._layer(layer), jax.tree.map(row_major, read_slot(slots.kept, turn.kept, position))
             dlayer, dx_BTD = backward(self.run, known, dy_BTD)
             return dx_BTD, dlayer
 
@@ -180,17 +180,6 @@ class Passes:
         # Branches of two layers in one iteration could run side by side on CPUs, each with collectives of its own.
         unroll = self.unroll if self.used_L is None else 1
         return scan_layers(step, (state, buffers), positions, reverse=reverse, unroll=unroll)[0]
-
-
-def _row_major(x: Array) -> Array:
-    """Fix the layout of a residual that is read from a buffer, for NVIDIA GPUs.
-
-    Otherwise XLA chooses one for what takes it, and transposes the whole buffer for each pass. For gpt3-6.7b on 8 H100s
-    over pipeline=8 with 16 microbatches in bfloat16, a step of 1f1b with remat=none then takes 1,088 ms (simulated)
-    instead of 581, and 12 GiB more. With remat=dots it takes 598 ms instead of 513, and 2 GiB more.
-    """
-    layout = Layout(tuple(range(x.ndim)))
-    return lax.platform_dependent(x, cuda=lambda x: with_layout_constraint(x, layout), default=lambda x: x)
 
 
 def _is_fixed(x: Array) -> bool:

@@ -23,6 +23,7 @@ from benchmarks.harness.prepare import Entry
 from benchmarks.program.compiled import read_program
 from benchmarks.timing.measure import compile_step
 from strategies import GPTConfig, MeshSpec
+from strategies.backends.backend import NVIDIA_GPU
 from strategies.core import sharded_update
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
@@ -231,8 +232,8 @@ def test_gpus_gather_updated_weights_in_place(monkeypatch: pytest.MonkeyPatch) -
     config = GPTConfig(layers=8, embed=256, heads=2, vocab=256, sequence=8)
     zero1 = dataclasses.replace(case("h100:1x4", "zero1", "data=4"), config=config)
     temporaries = []
-    for gathered_in_place in (sharded_update.GPUS, ()):
-        monkeypatch.setattr(sharded_update, "GPUS", gathered_in_place)
+    for backend in (NVIDIA_GPU, dataclasses.replace(NVIDIA_GPU, gathers_outermost_only=False)):
+        monkeypatch.setattr(sharded_update, "backend_of", lambda device, backend=backend: backend)
         info: dict[str, Any] = compile_case(zero1).extra_info
         assert info["sent_as_predicted"]
         temporaries.append(info["memory.temp_bytes"])

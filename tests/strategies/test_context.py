@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.program.compiled import read_program
 from strategies import GPTConfig, Implementation, Infeasible, MeshSpec, TrainConfig, context, tensor
 from strategies.context import contiguous, ulysses_attention
+from strategies.core.train_step import assemble
 from strategies.model.causal_attention import causal_attention
 from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.single import SINGLE
-from strategies.core.train_step import assemble
 from tests.strategies.quick import compiled, jit
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 2, 16, 8, 4

@@ -9,8 +9,8 @@ import pytest
 
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.checkpoints import canonical, zarr_arrays
-from strategies.costs.arrays import held_arrays
 from strategies.core.plan import BYTES
+from strategies.costs.arrays import held_arrays
 from strategies.costs.predict import known, predict
 from strategies.model.gpt import map_weights
 from tests.strategies.costs.test_communication import CONFIG, TRAIN, WEIGHTS, communication, inner

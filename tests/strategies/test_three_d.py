@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig, context
+from strategies.backends.backend import backend_for
 
 CONFIG = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, heads=4, sequence=16)
 ALL_TO_ALL = {"context_attention": "ulysses"}
@@ -58,7 +59,8 @@ def test_gpus_attend_by_all_to_all_where_heads_allow_it(platform, size, tensors,
     devices have a ring, and so has a window.
     """
     train = TrainConfig(16, **{"dtype": "bfloat16", **options})
-    resolve = partial(context.resolve_context_attention, train=train, size=size, tensors=tensors, platform=platform)
+    backend = backend_for(platform)
+    resolve = partial(context.resolve_context_attention, train=train, size=size, tensors=tensors, backend=backend)
     assert resolve(CONFIG).context_attention == way
     window = dataclasses.replace(CONFIG, attention_window=4)
     assert resolve(window).context_attention == ("auto" if size == 1 else "ring")

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import jax
 import pytest
 
 from strategies import MeshSpec, fsdp
+from strategies.backends.backend import V5E
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
 from tests.strategies.sampling import nightly
 
@@ -26,7 +26,7 @@ def test_weights_gathered_flat_and_attention_by_token_equal_one_device(
     """A step with [D,3,A] gathered as [D,3A], and attention to what is written token by token, equals one device's."""
     reference = single(**{key: options[key] for key in options if key == "dtype"})
     taken = []
-    monkeypatch.setattr(fsdp, "V5E", (jax.devices()[0].device_kind,))
+    monkeypatch.setattr(fsdp, "backend_of", lambda device: V5E)
     monkeypatch.setattr(fsdp, "causal_attention", lambda *given: taken.append(given) or attend(*given))
     attend = fsdp.ONE_DEVICE.attend
     mine = train(name, MeshSpec.parse(mesh), **options)

@@ -9,11 +9,12 @@ import pytest
 
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.backends.backend import GPU
+from strategies.core import sharded_update
 from strategies.costs.memory import block_elements
 from strategies.costs.predict import predict
 from strategies.model.gpt import param_count
 from strategies.pipelining.jaxpr import Loop
-from strategies.core import sharded_update
 from tests.strategies import equality
 from tests.strategies.costs import steps
 from tests.strategies.costs.test_communication import inner
@@ -112,7 +113,7 @@ def test_weights_gathered_layer_by_layer_are_the_same(options, monkeypatch):
 
     The first layer is gathered before a loop, in which each of the others is gathered beside the one before it.
     """
-    monkeypatch.setattr(sharded_update, "GPUS", ("cpu",))
+    monkeypatch.setattr(sharded_update, "backend_of", lambda device: GPU)
     mine = train("zero1", MeshSpec.parse("data=4"), **options)
     reference = single(**{key: options[key] for key in options if key == "dtype"})
     mine = (*mine[:2], [state._replace(params=state.master or state.params) for state in mine[2]])

@@ -16,8 +16,8 @@ from benchmarks.program.collectives import Collective
 from benchmarks.program.flops import unstated_flops
 from benchmarks.program.hlo import bytes_of
 from strategies import GPTConfig, MeshSpec, TrainConfig
-from strategies.costs.predict import Cost, predict
 from strategies.core.traffic import SENT
+from strategies.costs.predict import Cost, predict
 
 SMALL = GPTConfig(layers=2, embed=64, heads=4, vocab=384, sequence=16)
 

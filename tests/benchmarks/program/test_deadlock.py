@@ -18,9 +18,9 @@ from benchmarks.program.compiled import read_program
 from benchmarks.record import Record
 from benchmarks.timing.attribution import require_safe
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies.core.shards import Shards
 from strategies.fsdp import head_first, implementation
 from strategies.model.hooks import ONE_DEVICE
-from strategies.core.shards import Shards
 from tests.benchmarks.program.programs import BOTH, MESH, compiled, text_of
 from tests.strategies.sampling import nightly
 

@@ -11,8 +11,8 @@ from benchmarks.seconds.network import bandwidth, group
 from benchmarks.seconds.predicted import bound_seconds, predict_seconds
 from benchmarks.seconds.stack import FIRST_AND_LAST, MEGATRON, MESHMARK, MPT
 from strategies.config import GPTConfig, TrainConfig
-from strategies.costs.predict import predict
 from strategies.core.traffic import Bytes
+from strategies.costs.predict import predict
 
 LAYERS, EMBED, TOKENS, VOCAB = 8, 2048, 1024, 50304
 MODEL = GPTConfig(layers=LAYERS, embed=EMBED, heads=16, sequence=TOKENS)

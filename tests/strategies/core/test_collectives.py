@@ -2,8 +2,8 @@
 
 import pytest
 
-from strategies.costs import traffic
 from strategies.core import collectives
+from strategies.costs import traffic
 from tests.strategies.costs.steps import by_axes, compiled, cost, sent
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
 from tests.strategies.sampling import nightly
@@ -14,7 +14,7 @@ from tests.strategies.test_equality import HARDEST
 def gloo(monkeypatch):
     """Steps are built as if their devices communicated by gloo."""
     for module in (collectives, traffic):
-        monkeypatch.setattr(module, "communicates_by_gloo", lambda: True)
+        monkeypatch.setattr(module, "reduce_scatters_wrongly", lambda: True)
 
 
 @pytest.mark.usefixtures("gloo")

@@ -4,14 +4,15 @@ import dataclasses
 
 import jax
 import pytest
+from strategies.core.overlap import resolve_overlap
 
 from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, Infeasible, MeshSpec, TrainConfig
+from strategies.backends.backend import NVIDIA_GPU, backend_for
+from strategies.core import overlap
 from strategies.core.placement import Layout
 from strategies.step import Implementation
-from strategies.core import overlap
-from strategies.core.overlap import resolve_overlap
 from tests.strategies.costs.steps import SMALL
 
 TRAIN = TrainConfig(batch_size=16)
@@ -42,11 +43,11 @@ def test_by_default_gpus_overlap_where_that_sends_no_more(layout, options, reduc
     """
     train = dataclasses.replace(TRAIN, **options)
     for platform in GPUS:
-        found = resolve_overlap(layout, SIZES, SMALL, train, platform)
+        found = resolve_overlap(layout, SIZES, SMALL, train, backend_for(platform))
         assert (found.reduce, found.prefetch) == (reduce, prefetch)
     for platform in OTHERS:
         found = resolve_overlap(
-            layout, SIZES, SMALL, dataclasses.replace(train, reduce="auto", prefetch="auto"), platform
+            layout, SIZES, SMALL, dataclasses.replace(train, reduce="auto", prefetch="auto"), backend_for(platform)
         )
         assert (found.reduce, found.prefetch) == ("step", "off")
 
@@ -63,10 +64,10 @@ def test_tpus_gather_ahead_where_that_is_faster(kind, groups, alone):
     around = dataclasses.replace(fsdp, tokens=("context",))
     one_group = dataclasses.replace(hybrid, batch=("replica", "fsdp"))
     for layout, prefetch in ((hybrid, groups), (fsdp, alone), (around, alone), (one_group, alone)):
-        found = resolve_overlap(layout, SIZES, SMALL, TRAIN, "tpu", kind)
+        found = resolve_overlap(layout, SIZES, SMALL, TRAIN, backend_for("tpu", kind))
         assert (found.reduce, found.prefetch) == ("step", prefetch)
         asked = dataclasses.replace(TRAIN, prefetch="on")
-        assert resolve_overlap(layout, SIZES, SMALL, asked, "tpu", kind).prefetch == "on"
+        assert resolve_overlap(layout, SIZES, SMALL, asked, backend_for("tpu", kind)).prefetch == "on"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,8 @@ def test_tpus_gather_ahead_where_that_is_faster(kind, groups, alone):
 def test_iterations_have_several_layers_where_that_is_faster(kind, layout, options, unroll):
     """By default v5e runs four layers in an iteration that gathers weights and sums in bfloat16; others run one."""
     train = dataclasses.replace(TRAIN, **{"dtype": "bfloat16", "reduce_dtype": "bfloat16", **options})
-    assert resolve_overlap(layout, SIZES, SMALL, train, kind.split()[0].lower(), kind).unroll == unroll
+    backend = backend_for(kind.split()[0].lower(), kind)
+    assert resolve_overlap(layout, SIZES, SMALL, train, backend).unroll == unroll
 
 
 TENSOR = Layout(batch=("data",), dims={"head_features": ("tensor",), "mlp": ("tensor",)})
@@ -117,9 +119,9 @@ def test_an_even_number_of_sequences_is_halved(layout, sizes, options, default):
     train = dataclasses.replace(TRAIN, **options)
     tpus = [("tpu", kind) for kind in ("TPU v5 lite", "TPU v5", "TPU v6 lite")]
     for platform, kind in (("gpu", ""), ("cuda", ""), *tpus):
-        assert resolve_overlap(layout, sizes, SMALL, train, platform, kind).halves == default
+        assert resolve_overlap(layout, sizes, SMALL, train, backend_for(platform, kind)).halves == default
     for platform, kind in (("cpu", ""), (None, ""), ("tpu", "TPU v4")):
-        assert resolve_overlap(layout, sizes, SMALL, train, platform, kind).halves == "off"
+        assert resolve_overlap(layout, sizes, SMALL, train, backend_for(platform, kind)).halves == "off"
 
 
 @pytest.mark.parametrize(
@@ -166,8 +168,8 @@ def test_one_layer_is_not_gathered_ahead():
     """prefetch=on is refused for a model of one layer, and is off by default."""
     layout, one = Layout(batch=("fsdp",), shards=("fsdp",)), dataclasses.replace(SMALL, layers=1)
     with pytest.raises(Infeasible, match=r"needs a second layer to gather, and layers=1; use prefetch=off"):
-        resolve_overlap(layout, SIZES, one, dataclasses.replace(TRAIN, prefetch="on"), "cuda")
-    assert resolve_overlap(layout, SIZES, one, TRAIN, "cuda").prefetch == "off"
+        resolve_overlap(layout, SIZES, one, dataclasses.replace(TRAIN, prefetch="on"), NVIDIA_GPU)
+    assert resolve_overlap(layout, SIZES, one, TRAIN, NVIDIA_GPU).prefetch == "off"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ def test_a_step_has_what_its_strategy_implements(monkeypatch, implementation, re
     """On GPUs a strategy that sums gradients by itself, once a step, still does, unless it is asked for more. The
     compiler takes none of the options.
     """
-    monkeypatch.setattr(overlap, "platform_of", lambda device: "cuda")
+    monkeypatch.setattr(overlap, "backend_of", lambda device: NVIDIA_GPU)
     mesh = MeshSpec.parse("data=2,fsdp=2,tensor=2").over(("data", "fsdp", "tensor"), jax.devices())
     layout = Layout(batch=("data", "fsdp"), shards=("fsdp",), dims=TENSOR.dims)
     found = overlap.resolve_for_step(SMALL, mesh, TRAIN, layout, implementation)

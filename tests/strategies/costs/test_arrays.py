@@ -10,11 +10,11 @@ from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
+from strategies.backends.topologies import DEVICES_PER_CHIP, devices_of
 from strategies.costs.arrays import held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.overview import asked_overview, overview
 from strategies.costs.predict import known, predict
-from strategies.mesh import DEVICES_PER_CHIP, devices_of
 from tests.strategies.costs.steps import BATCH, CASES, ODD
 from tests.strategies.equality import adam
 

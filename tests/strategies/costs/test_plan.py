@@ -6,9 +6,9 @@ import math
 import pytest
 
 from strategies import STRATEGIES, Infeasible, MeshSpec, TrainConfig
+from strategies.core.placement import Layout
 from strategies.core.plan import Plan
 from strategies.costs.predict import known, predict
-from strategies.core.placement import Layout
 from tests.strategies.costs.steps import (
     BATCH,
     EVEN,

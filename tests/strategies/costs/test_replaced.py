@@ -6,9 +6,9 @@ from jax import lax
 from benchmarks.program.compiled import read_program
 from strategies import Implementation, Layout, MeshSpec, Strategy, TrainConfig
 from strategies.core.plan import Plan
-from strategies.costs.predict import predict_layout, terms
 from strategies.core.traffic import traffic
 from strategies.core.train_step import assemble
+from strategies.costs.predict import predict_layout, terms
 from tests.strategies import quick
 from tests.strategies.costs.steps import BATCH, SMALL, by_axes, sent
 

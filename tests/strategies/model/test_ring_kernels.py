@@ -18,7 +18,9 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from benchmarks.devices.topology import Topology
 from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies.backends.backend import NO_DEVICES, NVIDIA_GPU, backend_for
 from strategies.config import Attention, Remat
+from strategies.core import train_step
 from strategies.core.plan import BYTES
 from strategies.costs.predict import Cost, predict
 from strategies.mesh import first_devices
@@ -29,7 +31,6 @@ from strategies.model.gpt import Block
 from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.pipelining.jaxpr import Loop
 from strategies.step import Step
-from strategies.core import train_step
 from tests.strategies.costs.test_kept import loops
 from tests.strategies.quick import jit
 from tests.strategies.test_context import around
@@ -181,7 +182,12 @@ def test_it_is_compiled_for_tpus(kind: Attention) -> None:
 )
 def test_auto_is_the_fused_kernel_of_the_platform(platform, config, ring, kind):
     """Where it takes the chunks; with a window there is none."""
-    assert kernel_for(platform, GPTConfig(**vars(CONFIG) | config), TrainConfig(1, dtype="bfloat16"), ring=ring) == kind
+    assert (
+        kernel_for(
+            backend_for(platform), GPTConfig(**vars(CONFIG) | config), TrainConfig(1, dtype="bfloat16"), ring=ring
+        )
+        == kind
+    )
 
 
 def test_another_version_of_jax_may_have_no_such_kernel(monkeypatch):
@@ -189,10 +195,10 @@ def test_another_version_of_jax_may_have_no_such_kernel(monkeypatch):
     train = TrainConfig(1, dtype="bfloat16")
     assert cudnn_attention.available()
     monkeypatch.setattr(causal_attention, "available", lambda: False)
-    assert kernel_for("cuda", CONFIG, train) == "cudnn"
-    assert kernel_for("cuda", CONFIG, train, ring=4) == "xla"
+    assert kernel_for(NVIDIA_GPU, CONFIG, train) == "cudnn"
+    assert kernel_for(NVIDIA_GPU, CONFIG, train, ring=4) == "xla"
     with pytest.raises(Infeasible, match="attention=cudnn has no ring with this version of JAX; use auto or xla"):
-        kernel_for("cuda", CONFIG, dataclasses.replace(train, attention="cudnn"), ring=4)
+        kernel_for(NVIDIA_GPU, CONFIG, dataclasses.replace(train, attention="cudnn"), ring=4)
 
 
 @pytest.mark.parametrize("lost", ["_dot_product_attention_bwd_rule", "dot_product_attention", "AttentionLayout"])
@@ -221,4 +227,4 @@ def test_what_does_not_fit_is_refused(kind, config, message):
     """With the numbers and the way out."""
     train = TrainConfig(1, dtype="bfloat16", attention=kind)
     with pytest.raises(Infeasible, match=f"attention={kind} {message}"):
-        kernel_for(None, GPTConfig(**vars(CONFIG) | config), train, ring=8)
+        kernel_for(NO_DEVICES, GPTConfig(**vars(CONFIG) | config), train, ring=8)

@@ -10,6 +10,7 @@ import pytest
 from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from strategies import GPTConfig, Infeasible, TrainConfig
+from strategies.backends.backend import TPU, backend_for
 from strategies.model import splash_attention
 from strategies.model.attention_kernels import attend
 from strategies.model.causal_attention import causal_attention, kernel_for
@@ -85,14 +86,14 @@ HALF = {"dtype": "bfloat16"}
 )
 def test_auto_is_the_fused_kernel_of_the_platform(platform, config, train, kind):
     """Where it takes the model; otherwise, and where no platform is named, it is XLA's attention."""
-    assert kernel_for(platform, GPTConfig(**vars(CONFIG) | config), TrainConfig(1, **train)) == kind
+    assert kernel_for(backend_for(platform), GPTConfig(**vars(CONFIG) | config), TrainConfig(1, **train)) == kind
 
 
 def test_a_kernel_of_pallas_is_not_partitioned_by_the_compiler():
     """Where the compiler partitions a step, auto is XLA's attention, and splash is refused."""
-    assert kernel_for("tpu", CONFIG, TrainConfig(1), partitioned=True) == "xla"
+    assert kernel_for(TPU, CONFIG, TrainConfig(1), partitioned=True) == "xla"
     with pytest.raises(Infeasible, match="attention=splash has no kernel that the compiler partitions; use auto or"):
-        kernel_for("tpu", CONFIG, TrainConfig(1, attention="splash"), partitioned=True)
+        kernel_for(TPU, CONFIG, TrainConfig(1, attention="splash"), partitioned=True)
 
 
 @pytest.mark.parametrize(
@@ -108,4 +109,6 @@ def test_a_kernel_of_pallas_is_not_partitioned_by_the_compiler():
 def test_what_splash_does_not_take_is_refused(platform, config, train, message):
     """With the numbers and the way out."""
     with pytest.raises(Infeasible, match=f"attention=splash {message}"):
-        kernel_for(platform, GPTConfig(**vars(CONFIG) | config), TrainConfig(1, attention="splash", **train))
+        kernel_for(
+            backend_for(platform), GPTConfig(**vars(CONFIG) | config), TrainConfig(1, attention="splash", **train)
+        )

@@ -13,9 +13,9 @@ import pytest
 from benchmarks.devices.topology import DEVICE_KINDS, Topology
 from benchmarks.timing.measure import compile_step
 from strategies import PRESETS, STRATEGIES, TrainConfig
-from strategies import xla_options as module
-from strategies.core.overlap import HALVED_TPUS
-from strategies.xla_options import DEFAULTS, Default, as_read, has_option, xla_options
+from strategies.backends import xla_options as module
+from strategies.backends.backend import KINDS
+from strategies.backends.xla_options import DEFAULTS, Default, as_read, has_option, xla_options
 from tests.benchmarks.test_compile import case
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
@@ -101,7 +101,7 @@ def test_the_installed_compiler_has_all_options_of_the_table(kind: str) -> None:
 @TAKES_LIBTPU
 def test_kinds_of_chips_have_the_names_that_jax_gives_them() -> None:
     """A case knows JAX's name of its devices without a compiler, where defaults depend on it."""
-    assert {*DEVICE_KINDS.values()} <= {*HALVED_TPUS}
+    assert {*DEVICE_KINDS.values()} <= {*KINDS}
     found = {name: Topology.parse(shape).devices()[0].device_kind for name, shape in SMALLEST.items()}
     assert found == DEVICE_KINDS
 

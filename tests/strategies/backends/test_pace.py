@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig, pace
-from strategies.pace import MOST_AHEAD, keep_pace
+from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
+from strategies.backends import pace
+from strategies.backends.pace import MOST_AHEAD, keep_pace
 from tests.strategies.quick import programs
 
 TINY = GPTConfig(layers=2, embed=16, heads=2, vocab=32, sequence=8)

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import DEVICE_KINDS
+from strategies.backends.torus import TWO_DIMS, in_rings
 from strategies.mesh import AXES
-from strategies.torus import TWO_DIMS, in_rings
 
 Coords = tuple[int, ...]
 V5E = "TPU v5 lite"

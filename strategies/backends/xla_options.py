@@ -30,7 +30,7 @@ class Default:
     Attributes:
         platform: JAX platform of the devices.
         options: by name.
-        reason: what they are for, and the effect that was measured.
+        reason: what they are for. Times are in docs/experiments/2026-11-25-defaults-of-backends.md.
         strategies: names of the strategies; empty for all.
         training: fields of `TrainConfig` that the step has with these values.
     """
@@ -51,8 +51,8 @@ DEFAULTS: tuple[Default, ...] = (
     Default(
         "cpu",
         {"xla_backend_optimization_level": "2"},
-        "Let LLVM optimise at level 2. Steps of nano with batch 16 then compile in 4.6 to 6.3 s of CPU time instead of "
-        "7.5 to 10.3, take as long and have the same losses to the bit (docs/experiments/2026-11-24-first-run.md).",
+        "Let LLVM optimise at level 2. Steps then compile in two thirds of the CPU time, take as long and have the "
+        "same losses to the bit (docs/experiments/2026-11-24-first-run.md).",
     ),
     Default(
         "tpu",
@@ -69,11 +69,8 @@ DEFAULTS: tuple[Default, ...] = (
             "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": "true",
             "xla_enable_async_all_reduce": "true",
         },
-        "Start the sums of gradients early, and compute meanwhile. For gpt3-6.7b on 256 chips of v5e, fsdp=256 in "
-        "bfloat16 with reduce_dtype=bfloat16, a step takes 692 ms instead of 766 (simulated), and 106 ms of sending "
-        "are exposed instead of 185. data=256 with three layers takes 118 ms instead of 122, with 12 ms exposed "
-        "instead of 16, for 1.3 GiB more, and in float32 sums 136 instead of 144. With hsdp over "
-        "data=16,fsdp=16, and data=2048 on v5p, nothing changes.",
+        "Start the sums of gradients early, and compute meanwhile. It helps on v5e; with hsdp there, and with data on "
+        "v5p, nothing changes.",
         frozenset({"data", "fsdp"}),
     ),
     Default(
@@ -83,18 +80,14 @@ DEFAULTS: tuple[Default, ...] = (
             "xla_tpu_enable_async_collective_fusion": "true",
             "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
         },
-        "Gather weights while the chip computes, which v5p does not do by default. For gpt3-6.7b in bfloat16 on 2,048 "
-        "chips of v5p, hsdp over data=16,fsdp=128 with prefetch, a step takes 301 ms instead of 351 (simulated), and "
-        "45 ms of sending are exposed instead of 99. On v5e nothing changes.",
+        "Gather weights while the chip computes, which v5p does not do by default. On v5e nothing changes.",
         frozenset({"fsdp", "hsdp", "three_d"}),
     ),
     Default(
         "gpu",
         {"xla_disable_hlo_passes": "rematerialization"},
         "Recompute what `remat` says, and no more. This pass recomputes matmuls of a step whose memory it takes to be "
-        "over 60 of the 79 GiB of an H100. For gpt3-6.7b on 64 H100s, fsdp=64 in bfloat16 with remat=dots, it takes "
-        "46 GiB to be 81, adds 18% to the FLOPs and saves 0.1 GiB; without it the step takes 901 ms instead of 1,083 "
-        "(simulated), in the same 46 GiB.",
+        "over 60 of the 79 GiB of an H100. It overestimates that memory, adds FLOPs and saves next to nothing.",
     ),
     Default(
         "gpu",
@@ -103,29 +96,22 @@ DEFAULTS: tuple[Default, ...] = (
             "xla_gpu_enable_while_loop_double_buffering": "true",
         },
         "Let several collectives be in flight at once, and run two layers in an iteration, so that gathered weights "
-        "are not copied to where the next iteration expects them. For gpt3-6.7b on 128 H100s with prefetch, fsdp=128 "
-        "in bfloat16, a step takes 131 ms instead of 192 (simulated), and 5 ms of sending are exposed instead of 44. "
-        "hsdp over data=16,fsdp=8 takes 160 ms instead of 224, and 218 without prefetch and options; three_d over "
-        "fsdp=16,tensor=8 takes 216 ms instead of 285, and without halves 240 instead of 277.",
+        "are not copied to where the next iteration expects them. Without these options prefetch makes hsdp slower.",
         training={"prefetch": "on"},
     ),
     Default(
         "gpu",
         {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
-        "Let the collectives of both halves of a batch be in flight at once. For gpt3-6.7b on 128 H100s, three_d over "
-        "data=4,pipeline=4,tensor=8 with halves and 16 microbatches, a step takes 283 ms instead of 294 (simulated), "
-        "and 296 instead of 307 in float32 sums; over data=16,tensor=8 in float32 sums 244 ms instead of 324. With "
-        "tensor alone it helps or hurts: 219 ms instead of 224 on 8 GPUs and 173 instead of 176 on 16, but 331 instead "
-        "of 328 on 4.",
+        "Let the collectives of both halves of a batch be in flight at once. With tensor alone it helps on some "
+        "numbers of GPUs and hurts on others, so it is for three_d only.",
         frozenset({"three_d"}),
         {"prefetch": "off", "halves": "on"},
     ),
     Default(
         "gpu",
         {"xla_gpu_experimental_parallel_collective_overlap_limit": "8"},
-        "Let sums between hosts and gathers inside a host be in flight at once. For gpt3-6.7b on 128 H100s, hsdp over "
-        "data=16,fsdp=8 without prefetch, a step takes 179 ms instead of 218 (simulated). With reduce=step or "
-        "float32 the option makes that step slower, by 13 to 17%.",
+        "Let sums between hosts and gathers inside a host be in flight at once. With reduce=step or float32 sums the "
+        "option makes steps slower.",
         frozenset({"hsdp"}),
         {"prefetch": "off", "reduce": "layer", "reduce_dtype": "bfloat16"},
     ),
@@ -133,10 +119,8 @@ DEFAULTS: tuple[Default, ...] = (
         "gpu",
         {"xla_gpu_enable_while_loop_double_buffering": "true"},
         "Run two layers in an iteration, so that gradients that wait for their sum, and weights that were gathered, "
-        "are not copied to where the next iteration expects them. For gpt3-6.7b in bfloat16 with master=float32, zero1 "
-        "takes 174 ms instead of 187 (simulated) on 128 H100s, and 173 instead of 187 on 16; in float32 sums 188 "
-        "instead of 193, and 199 instead of 201. data gets slower. With two microbatches, and so reduce=step, zero1 "
-        "with master=float32 in bfloat16 sums takes 416 ms instead of 421 on 128 H100s, and 15 GiB more.",
+        "are not copied to where the next iteration expects them. data gets slower with it; with reduce=step it gains "
+        "little, for much more memory.",
         frozenset({"zero1", "zero2"}),
         {"reduce": "layer"},
     ),

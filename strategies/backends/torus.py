@@ -1,13 +1,19 @@
-"""Order of chips on a torus of two dims, v5e and v6e: an innermost axis of tensor or fsdp takes rings of neighbours."""
+"""Order of devices in a mesh, so that chips of a torus are neighbours along its axes.
+
+On a torus of two dims, v5e and v6e, an innermost axis of tensor or fsdp takes rings of neighbours.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType
 
-V5E = "TPU v5 lite", "TPU v5e"
-V6E = "TPU v6 lite", "TPU v6e"
-TWO_DIMS = *V5E, *V6E
+from strategies.backends.backend import KINDS
+
+TWO_DIMS = tuple(kind for kind, backend in KINDS.items() if backend.two_dim_torus)
 """JAX's names of v5e and v6e, the chips with a torus of two dims."""
 
 RINGED = "fsdp", "tensor"
@@ -15,6 +21,25 @@ RINGED = "fsdp", "tensor"
 
 RING = 16
 """Chips along which a dim of v5e and v6e wraps around (Austin et al. 2025, "How to Scale Your Model", part 2)."""
+
+
+def arrange(devices: Sequence[Any], shape: tuple[int, ...], axes: Sequence[str]) -> np.ndarray:
+    """Arrange devices in the shape of a mesh.
+
+    On a torus an axis is mapped to whole dims of the torus if possible, otherwise to a part of one dim.
+    `jax.make_mesh` (JAX 0.10) maps an axis to a part of a dim on v5e alone, and refuses to elsewhere.
+
+    Args:
+        devices: as many as the mesh has.
+        shape: sizes of the axes.
+        axes: their names, outermost first.
+    """
+    types = (AxisType.Auto,) * len(shape)
+    try:
+        device_array = jax.make_mesh(shape, tuple(axes), axis_types=types, devices=devices).devices
+    except NotImplementedError:
+        device_array = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return in_rings(device_array, axes)
 
 
 def in_rings(devices: np.ndarray, axes: Sequence[str]) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from strategies.mesh import are_virtual
+from strategies.backends.backend import are_virtual
 
 MOST_AHEAD = 8
 """A quarter of XLA's 32: room for three other computations of the caller for each step. Two steps hide dispatch."""

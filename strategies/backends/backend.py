@@ -1,0 +1,140 @@
+"""Facts about devices on which defaults and work-arounds depend: one record for each platform and kind of chip.
+
+A strategy asks the record for a fact, such as `prefetches`, and never for the name of a chip. The times behind the
+facts are in docs/experiments/2026-11-25-defaults-of-backends.md, and so are the versions, where they were recorded.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What is true of some devices and of the compiler and the transport that they use.
+
+    By default nothing is known, and steps do nothing special.
+
+    Attributes:
+        platform: as `platform_of` names it; None for formulas without devices.
+        fused_attention: the fused attention kernel that the devices have, as `TrainConfig.attention` names it; empty if
+            they have none.
+        prefers_all_to_all: whether context attention is Ulysses by default where attention is a fused kernel.
+        sums_by_layer: whether summing gradients in the backward loop hides enough to be the default.
+        prefetches: whether gathering weights one layer ahead is faster, and so the default.
+        prefetches_replicated: the same where an axis of the batch replicates the weights.
+        halves: whether layers that a tensor axis splits run on halves of the batch by default.
+        layers_per_gather: layers in one iteration of a loop that gathers weights and sums gradients in bfloat16, by
+            default.
+        attends_by_token: whether fsdp lets the projection write queries, keys and values token by token.
+        gathers_outermost_only: whether the transport joins gathered parts along the outermost dim only.
+        sums_in_place: whether the compiler puts the result of an all-reduce in place of its operand.
+        two_dim_torus: whether the chips form a torus of two dims (torus.py).
+    """
+
+    platform: str | None = None
+    fused_attention: str = ""
+    prefers_all_to_all: bool = False
+    sums_by_layer: bool = False
+    prefetches: bool = False
+    prefetches_replicated: bool = False
+    halves: bool = False
+    layers_per_gather: int = 1
+    attends_by_token: bool = False
+    gathers_outermost_only: bool = False
+    sums_in_place: bool = False
+    two_dim_torus: bool = False
+
+
+NO_DEVICES = Backend()
+"""For formulas without devices: nothing is known, and each kernel is taken to exist."""
+
+CPU = Backend("cpu")
+"""CPUs hide no communication, so nothing that is there to hide it is on."""
+
+GPU = Backend(
+    "gpu",
+    prefers_all_to_all=True,
+    sums_by_layer=True,
+    prefetches=True,
+    prefetches_replicated=True,
+    halves=True,
+    gathers_outermost_only=True,
+    sums_in_place=True,
+)
+"""GPUs of any vendor run several collectives beside compute, so all that hides communication is on.
+
+NCCL and RCCL join gathered parts along the outermost dim only; XLA transposes a gathered matrix of all layers in a
+second copy (docs/experiments/2026-11-24-zero-overlap.md)."""
+
+NVIDIA_GPU = replace(GPU, platform="cuda", fused_attention="cudnn")
+"""NVIDIA's GPUs have cuDNN's attention. With it Ulysses is faster than a ring between hosts, for it sends less
+(docs/experiments/2026-11-24-context-overlap.md)."""
+
+TPU = Backend("tpu", fused_attention="splash", prefetches=True, prefetches_replicated=True)
+"""A TPU of an unknown kind, v4 or tpu7x: it gathers ahead as v5p does; halves were not tried there, and are off.
+
+Sums by layer are off on all TPUs, for on v5e they add more memory traffic than they hide
+(docs/experiments/2026-11-24-data-overlap.md).
+"""
+
+V5P = replace(TPU, halves=True)
+"""v5p hides gathers that start one layer ahead, and sums of one half of the batch behind matmuls of the other."""
+
+V6E = replace(V5P, prefetches_replicated=False, two_dim_torus=True)
+"""v6e hides as v5p does, except where an axis of the batch replicates the weights: there prefetch is slower."""
+
+V5E = replace(
+    V5P,
+    prefetches=False,
+    prefetches_replicated=False,
+    layers_per_gather=4,
+    attends_by_token=True,
+    two_dim_torus=True,
+)
+"""v5e overlaps nothing with another iteration: it does not prefetch, and runs four layers in an iteration.
+
+Over all of its chips a reduce-scatter becomes an all-reduce, of which less is hidden with prefetch. Splash attention
+takes heads first, and libtpu would copy gathered weights for that if the projection wrote heads first
+(docs/experiments/2026-11-24-fsdp-overlap.md)."""
+
+KINDS = {
+    "TPU v5 lite": V5E,
+    "TPU v5e": V5E,
+    "TPU v5": V5P,
+    "TPU v5p": V5P,
+    "TPU v6 lite": V6E,
+    "TPU v6e": V6E,
+}
+"""JAX's names of kinds of TPUs that have a record of their own."""
+
+PLATFORMS = {backend.platform: backend for backend in (NO_DEVICES, CPU, GPU, NVIDIA_GPU, TPU)}
+
+
+def backend_of(device: Any) -> Backend:
+    """The record of a `jax.Device`, present or of a topology."""
+    return backend_for(platform_of(device), device.device_kind)
+
+
+def backend_for(platform: str | None, kind: str = "") -> Backend:
+    """The record of devices that need not be there.
+
+    Args:
+        platform: "cuda", "gpu" (of other vendors), "tpu", "cpu" or another; None for formulas without devices.
+        kind: JAX's name of the kind of device; empty if it is unknown.
+
+    >>> backend_for("tpu").prefetches, backend_for("tpu", "TPU v5e").prefetches, backend_for(None).prefetches
+    (True, False, False)
+    """
+    found = PLATFORMS.get(platform, Backend(platform))
+    return KINDS.get(kind, found) if found is TPU else found
+
+
+def platform_of(device: Any) -> str:
+    """The platform of a device: "cuda" for NVIDIA's GPUs, otherwise JAX's name."""
+    return "cuda" if "nvidia" in device.device_kind.lower() else device.platform
+
+
+def are_virtual(devices: Collection[Any]) -> bool:
+    """Whether these are several virtual CPU devices of XLA, which share the cores and may deadlock."""
+    return len(devices) > 1 and next(iter(devices)).platform == "cpu"
