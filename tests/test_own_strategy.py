@@ -24,32 +24,33 @@ def shown(name: str) -> str:
 
 
 GROUPED = """
+from dataclasses import replace
+
 from jax import lax
 
-from strategies import Implementation, Layout, Strategy, register
+from strategies import Axis, Strategy, register
 from strategies.core.traffic import traffic
-from strategies.core.train_step import assemble
-
-AXES = ("data", "group")
-LAYOUT = Layout(batch=AXES, updates=("data",))
+from strategies.zero import AXIS1
 
 
-def build(config, mesh, train, devices=None):
+def largest_loss(plan, before):
     def reduce(loss, grads):
+        loss, grads = before.reduce(loss, grads)
         return loss + 0 * lax.pmax(loss, "group"), grads
 
-    return assemble(config, mesh.over(AXES, devices), train, LAYOUT, Implementation(reduce=reduce))
+    return replace(before, reduce=reduce)
 
 
-def largest_loss(plan):
+def sent(plan):
     yield from traffic(plan, "largest loss", "all_reduce", ("group",), 1)
 
 
-GROUPED = register(Strategy("grouped", AXES, build, layout=LAYOUT, traffic=(largest_loss,)))
+GROUP = Axis("group", batch=True, implement=largest_loss, traffic=(sent,))
+GROUPED = register(Strategy("grouped", (AXIS1, GROUP)))
 """
 """ZeRO-1 inside groups of devices, which sum their parts of the gradients.
 
-It also sends a number that does not follow from its layout, and states so by a term of its own.
+It also sends a number that does not follow from its placement, and states so by a term of its own.
 """
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--rounds=6")
 
@@ -91,7 +92,7 @@ def test_they_get_cases_that_equal_one_device(folder: Path) -> None:
 
 
 def test_what_they_send_and_hold_is_known(folder: Path) -> None:
-    """The formulas of their layouts give the bytes they send, by kind and axis, and hold, exactly."""
+    """The formulas of their placements give the bytes they send, by kind and axis, and hold, exactly."""
     for row in rows(folder).values():
         assert row["sent_as_predicted"]
         assert row["predicted.sent_bytes"] == row["compiled.sent_bytes"] > 0
@@ -145,7 +146,7 @@ def test_what_cannot_be_named_so_is_refused(name: str, axis: str, message: str) 
     """A name or an axis that is taken or invalid is refused before anything changes."""
     before = [*strategies.STRATEGIES], [*AXES]
     with pytest.raises(ValueError, match=re.escape(message)):
-        strategies.register(strategies.Strategy(name, (axis,), strategies.STRATEGIES["data"].build))
+        strategies.register(strategies.Strategy(name, (strategies.Axis(axis, batch=True),)))
     assert ([*strategies.STRATEGIES], [*AXES]) == before
 
 
@@ -192,7 +193,7 @@ def test_a_build_does_not_end_the_program(error: BaseException | None, message: 
         if error:
             raise error
 
-    strategy = strategies.Strategy("exits", ("data",), build)  # type: ignore[arg-type]
+    strategy = strategies.Strategy("exits", strategies.STRATEGIES["data"].axes, make_step=build)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
         strategy.build(strategies.PRESETS["nano"], "data=1", strategies.TrainConfig(8))
 
@@ -203,11 +204,9 @@ def test_a_build_does_not_end_the_program(error: BaseException | None, message: 
         ({"name": "a,b"}, "cannot be called 'a,b'; take up to 50 letters"),
         ({"name": "$x$"}, r"cannot be called '\$x\$'; take up to 50 letters"),
         ({"name": 3}, "name=3; it must be a text"),
-        ({"axes": ()}, r"axes=\(\); .*length >= 1"),
         ({"axes": "data"}, "axes='data'; it must be a list"),
-        ({"build": "build"}, "build='build'; it must be a function"),
-        ({"options": ("nope",)}, "mine has the option 'nope'; it can have attention, batch_size"),
-        ({"layout": "data"}, "layout='data'; it must be"),
+        ({"make_step": "build"}, "make_step='build'; it must be a function or null"),
+        ({"implement": "fsdp"}, "implement='fsdp'; it must be a function"),
         ({"microbatches": 0}, "microbatches=0; it must be a whole number of at least 1"),
         ({"most_devices": float("nan")}, "most_devices=nan; it must be a number of at least 0"),
     ],
@@ -216,7 +215,7 @@ def test_a_build_does_not_end_the_program(error: BaseException | None, message: 
 def test_a_strategy_has_its_types(fields: dict, message: str) -> None:
     """A strategy with a field of another type is refused when it is made, with the field and what it can be."""
     with pytest.raises(ValueError, match=message):
-        strategies.Strategy(**{"name": "mine", "axes": ("data",), "build": lambda *_: None, **fields})
+        strategies.Strategy(**{"name": "mine", "axes": (), **fields})
 
 
 def test_what_is_no_strategy_is_not_registered() -> None:

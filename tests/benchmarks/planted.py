@@ -38,7 +38,7 @@ def plant(name: str, fault: Callable[[Step], Step]) -> Strategy:
     def build(config: Any, mesh: Any, train: Any, devices: Sequence[Any]) -> Step:
         return fault(toy(base(config, mesh, train, tuple(devices))))
 
-    return Strategy(name, ("data",), build)
+    return Strategy(name, STRATEGIES["data"].axes, make_step=build)
 
 
 PLANTED = {fault.__name__: plant(fault.__name__, fault) for fault in FAULTS}

@@ -22,9 +22,8 @@ from benchmarks.harness.pool import run_in_processes
 from benchmarks.harness.prepare import Entry
 from benchmarks.program.compiled import read_program
 from benchmarks.timing.measure import compile_step
-from strategies import GPTConfig, MeshSpec
+from strategies import GPTConfig, MeshSpec, strategy
 from strategies.backends.backend import NVIDIA_GPU
-from strategies.core import sharded_update
 
 TAKES_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="takes the tpu extra: pip install -e '.[tpu]'")
 TAKES_CUDA = pytest.mark.skipif(
@@ -233,7 +232,7 @@ def test_gpus_gather_updated_weights_in_place(monkeypatch: pytest.MonkeyPatch) -
     zero1 = dataclasses.replace(case("h100:1x4", "zero1", "data=4"), config=config)
     temporaries = []
     for backend in (NVIDIA_GPU, dataclasses.replace(NVIDIA_GPU, gathers_outermost_only=False)):
-        monkeypatch.setattr(sharded_update, "backend_of", lambda device, backend=backend: backend)
+        monkeypatch.setattr(strategy, "backend_of", lambda device, backend=backend: backend)
         info: dict[str, Any] = compile_case(zero1).extra_info
         assert info["sent_as_predicted"]
         temporaries.append(info["memory.temp_bytes"])

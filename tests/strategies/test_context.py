@@ -12,9 +12,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.program.compiled import read_program
-from strategies import GPTConfig, Implementation, Infeasible, MeshSpec, TrainConfig, context, tensor
+from strategies import GPTConfig, Infeasible, MeshSpec, Strategy, TrainConfig, context, tensor
 from strategies.context import contiguous, ulysses_attention
-from strategies.core.train_step import assemble
+from strategies.costs.predict import predict
 from strategies.model.causal_attention import causal_attention
 from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.single import SINGLE
@@ -124,14 +124,8 @@ def first_gradients(step, tokens):
 def test_other_axes_split_what_this_one_leaves(mode):
     """Context combined with tensor parallelism has the loss and gradients of one device."""
     train = dataclasses.replace(TRAIN, context_attention=mode)
-    layout = dataclasses.replace(context.LAYOUT, dims=tensor.LAYOUT.dims)
-    how = Implementation(
-        hooks=context.hooks(CONFIG, train, 2, tensor.hooks(("tensor",), train.sequence_parallel)),
-        prepare_params=lambda weights: tensor.mark_replicated_varying(weights, CONFIG),
-        reduce=lambda loss, grads: (loss, tensor.all_reduce(grads, CONFIG, "float32")),
-    )
-    mesh = MeshSpec.parse("context=2,tensor=2").over(("context", "tensor"), jax.devices()[:4])
-    both = assemble(CONFIG, mesh, train, layout, how)
+    combined = Strategy("combined", (context.AXIS, tensor.AXIS))
+    both = combined.build(CONFIG, "context=2,tensor=2", train, jax.devices()[:4])
     alone = SINGLE.build(CONFIG, MeshSpec.parse("data=1"), train, jax.devices()[:1])
     tokens = np.random.default_rng(0).integers(0, CONFIG.vocab, both.batch.shape)
     (loss, grads), (expected, expected_grads) = (first_gradients(step, tokens) for step in (both, alone))
@@ -179,6 +173,6 @@ def test_what_does_not_fit_is_refused(sizes, options, message):
 def test_heads_that_tensor_has_split_are_split_again():
     """Ulysses splits the heads that tensor leaves to a device: four of eight, which eight devices cannot share."""
     train = dataclasses.replace(TRAIN, context_attention="ulysses")
-    context.require_fit(CONFIG, train, 4, tensors=2)
+    assert predict("three_d", CONFIG, "context=4,tensor=2", train).plan.ulysses
     with pytest.raises(Infeasible, match="context=8 does not divide heads/tensor=4; context can be 1, 2 or 4"):
-        context.require_fit(CONFIG, train, 8, tensors=2)
+        predict("three_d", CONFIG, "context=8,tensor=2", train)

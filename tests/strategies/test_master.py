@@ -11,7 +11,7 @@ from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.checkpoints import canonical, zarr_arrays
 from strategies.core.plan import BYTES
 from strategies.costs.arrays import held_arrays
-from strategies.costs.predict import known, predict
+from strategies.costs.predict import predict
 from strategies.model.gpt import map_weights
 from tests.strategies.costs.test_communication import CONFIG, TRAIN, WEIGHTS, communication, inner
 from tests.strategies.equality import ROUNDING, assert_equal, build, initial, single, trained
@@ -123,7 +123,7 @@ SIZE = GPTConfig(layers=36, embed=4096, heads=32, sequence=1024)
 def gigabytes(name, mesh, **options):
     """GB of weights, gradients and optimizer state on a device, for 7.5 billion parameters."""
     train = TrainConfig(64, dtype="bfloat16", **options)
-    held = held_arrays(SIZE, MeshSpec.parse(mesh), train, known()[name], SIZE.layers)
+    held = held_arrays(predict(name, SIZE, mesh, train).plan)
     per_device = sum(each.held_bytes for each in held if each.what not in ("batch", "step count"))
     return 7.5 * per_device / predict("single", SIZE, "data=1", TrainConfig(64)).plan.elements
 

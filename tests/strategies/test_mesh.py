@@ -54,4 +54,4 @@ def test_a_mesh_leaves_no_device_unused_and_needs_none_that_is_not_there(text, g
 def test_an_axis_that_a_strategy_does_not_use_is_refused():
     """A mesh axis that a strategy does not have is refused, because devices along it would repeat the same work."""
     with pytest.raises(Infeasible, match="mesh tensor=8 has the axis tensor; it can be fsdp"):
-        MeshSpec.parse("tensor=8").over(STRATEGIES["fsdp"].axes)
+        MeshSpec.parse("tensor=8").over(STRATEGIES["fsdp"].axis_names)

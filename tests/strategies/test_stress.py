@@ -8,8 +8,7 @@ from itertools import product
 import pytest
 
 from strategies import STRATEGIES
-from strategies.mesh import factorisations
-from strategies.three_d import AXES
+from strategies.mesh import AXES, factorisations
 from tests.processes import ROOT, environment
 
 BUSY = 4

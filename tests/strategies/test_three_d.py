@@ -8,8 +8,10 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig, context
+from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.backends.backend import backend_for
+from strategies.core.plan import Plan
+from strategies.three_d import THREE_D
 
 CONFIG = dataclasses.replace(PRESETS["nano"], layers=4, embed=32, heads=4, sequence=16)
 ALL_TO_ALL = {"context_attention": "ulysses"}
@@ -37,9 +39,10 @@ def test_fsdp_cuts_every_weight_and_another_dim_where_there_is_one():
 @pytest.mark.parametrize(("stages", "way"), [(1, "ring"), (2, "ulysses")])
 def test_attention_goes_around_a_ring_but_with_stages_from_all_to_all(stages, way):
     """Context attention defaults to a ring, and with pipeline stages to Ulysses, unless it is given."""
-    resolve = partial(context.resolve_context_attention, CONFIG, size=2, stages=stages)
-    assert resolve(TrainConfig(16)).context_attention == way
-    assert resolve(TrainConfig(16, context_attention="ulysses")).context_attention == "ulysses"
+    mesh = MeshSpec.parse(f"pipeline={stages},context=2")
+    resolve = partial(Plan.resolved, THREE_D.axes, CONFIG, mesh)
+    assert resolve(TrainConfig(16)).train.context_attention == way
+    assert resolve(TrainConfig(16, context_attention="ulysses")).train.context_attention == "ulysses"
 
 
 @pytest.mark.parametrize(
@@ -59,11 +62,11 @@ def test_gpus_attend_by_all_to_all_where_heads_allow_it(platform, size, tensors,
     devices have a ring, and so has a window.
     """
     train = TrainConfig(16, **{"dtype": "bfloat16", **options})
-    backend = backend_for(platform)
-    resolve = partial(context.resolve_context_attention, train=train, size=size, tensors=tensors, backend=backend)
-    assert resolve(CONFIG).context_attention == way
+    mesh, backend = MeshSpec.parse(f"context={size},tensor={tensors}"), backend_for(platform)
+    resolve = partial(Plan.resolved, THREE_D.axes, mesh=mesh, train=train, backend=backend)
+    assert resolve(config=CONFIG).train.context_attention == way
     window = dataclasses.replace(CONFIG, attention_window=4)
-    assert resolve(window).context_attention == ("auto" if size == 1 else "ring")
+    assert resolve(config=window).train.context_attention == ("auto" if size == 1 else "ring")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """What fsdp does on v5e alone, on CPUs that are taken for v5e."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from strategies import MeshSpec, fsdp
-from strategies.backends.backend import V5E
+from strategies import MeshSpec, fsdp, strategy
+from strategies.backends.backend import CPU
+from strategies.model.hooks import ONE_DEVICE
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
 from tests.strategies.sampling import nightly
 
@@ -26,9 +28,9 @@ def test_weights_gathered_flat_and_attention_by_token_equal_one_device(
     """A step with [D,3,A] gathered as [D,3A], and attention to what is written token by token, equals one device's."""
     reference = single(**{key: options[key] for key in options if key == "dtype"})
     taken = []
-    monkeypatch.setattr(fsdp, "backend_of", lambda device: V5E)
+    monkeypatch.setattr(strategy, "backend_of", lambda device: replace(CPU, attends_by_token=True))
     monkeypatch.setattr(fsdp, "causal_attention", lambda *given: taken.append(given) or attend(*given))
-    attend = fsdp.ONE_DEVICE.attend
+    attend = ONE_DEVICE.attend
     mine = train(name, MeshSpec.parse(mesh), **options)
     assert taken
     assert_equal(mine, reference, ROUNDING[options.get("dtype", "float32")])

@@ -8,9 +8,8 @@ import jax
 import pytest
 
 from benchmarks.program.compiled import read_program
-from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
-from strategies.backends.backend import GPU
-from strategies.core import sharded_update
+from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig, strategy
+from strategies.backends.backend import CPU
 from strategies.costs.memory import block_elements
 from strategies.costs.predict import predict
 from strategies.model.gpt import param_count
@@ -113,7 +112,7 @@ def test_weights_gathered_layer_by_layer_are_the_same(options, monkeypatch):
 
     The first layer is gathered before a loop, in which each of the others is gathered beside the one before it.
     """
-    monkeypatch.setattr(sharded_update, "backend_of", lambda device: GPU)
+    monkeypatch.setattr(strategy, "backend_of", lambda device: dataclasses.replace(CPU, gathers_outermost_only=True))
     mine = train("zero1", MeshSpec.parse("data=4"), **options)
     reference = single(**{key: options[key] for key in options if key == "dtype"})
     mine = (*mine[:2], [state._replace(params=state.master or state.params) for state in mine[2]])

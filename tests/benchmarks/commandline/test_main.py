@@ -83,7 +83,7 @@ def test_strategies_are_listed() -> None:
     lines = {line.split()[0]: line for line in meshmark("strategies").stdout.splitlines()}
     assert [*lines] == [*STRATEGIES]
     for name, strategy in STRATEGIES.items():
-        assert all(word in lines[name] for word in (*strategy.axes, *strategy.options))
+        assert all(word in lines[name] for word in (*strategy.axis_names, *strategy.options))
 
 
 @pytest.mark.usefixtures("_interruptible")

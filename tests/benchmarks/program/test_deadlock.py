@@ -17,9 +17,10 @@ from benchmarks.harness.prepare import Entry, Preparation
 from benchmarks.program.compiled import read_program
 from benchmarks.record import Record
 from benchmarks.timing.attribution import require_safe
-from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
-from strategies.core.shards import Shards
-from strategies.fsdp import head_first, implementation
+from strategies import STRATEGIES, GPTConfig, Implementation, Infeasible, MeshSpec, TrainConfig, fsdp
+from strategies.backends.backend import CPU, GPU
+from strategies.core.plan import Plan
+from strategies.fsdp import head_first
 from strategies.model.hooks import ONE_DEVICE
 from tests.benchmarks.program.programs import BOTH, MESH, compiled, text_of
 from tests.strategies.sampling import nightly
@@ -99,9 +100,9 @@ def test_the_backward_pass_of_the_blocks_needs_the_gradients_of_the_last_norm():
         assert jnp.isnan(dx).all()
         assert jnp.isnan(dweights[name]).all()
     assert (backward((3 * x, same))[0] == 3 * x).all()
-    for devices, head in ((1, ONE_DEVICE.head), (2, head_first)):
-        mesh = jax.make_mesh((devices,), ("fsdp",), devices=jax.devices()[:devices])
-        assert implementation(Shards(("fsdp",), devices, SMALL), TrainConfig(2), mesh).hooks.head is head
+    for backend, head in ((GPU, ONE_DEVICE.head), (CPU, head_first)):
+        plan = Plan.of((fsdp.AXIS,), SMALL, MeshSpec.parse("fsdp=2"), TrainConfig(2), backend)
+        assert fsdp.implement(plan, Implementation()).hooks.head is head
 
 
 @pytest.mark.parametrize(

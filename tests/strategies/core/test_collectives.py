@@ -2,8 +2,7 @@
 
 import pytest
 
-from strategies.core import collectives
-from strategies.costs import traffic
+from strategies.core import collectives, traffic
 from tests.strategies.costs.steps import by_axes, compiled, cost, sent
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
 from tests.strategies.sampling import nightly

@@ -1,54 +1,52 @@
 """Options for overlap: what "auto" is, and what is refused."""
 
-import dataclasses
+from dataclasses import replace
 
-import jax
 import pytest
-from strategies.core.overlap import resolve_overlap
 
 from benchmarks.cases.case import Case
 from benchmarks.devices.topology import Topology
-from strategies import STRATEGIES, Infeasible, MeshSpec, TrainConfig
+from strategies import STRATEGIES, Axis, Infeasible, MeshSpec, Strategy, TrainConfig, auto, data
 from strategies.backends.backend import NVIDIA_GPU, backend_for
-from strategies.core import overlap
-from strategies.core.placement import Layout
-from strategies.step import Implementation
+from strategies.core.plan import Plan
 from tests.strategies.costs.steps import SMALL
 
 TRAIN = TrainConfig(batch_size=16)
 GPUS, OTHERS = ("gpu", "cuda"), ("cpu", None)
-SIZES = {"data": 2, "fsdp": 2, "context": 2, "pipeline": 2, "tensor": 2, "replica": 1}
+
+
+def resolved(name, mesh, train, backend, config=SMALL):
+    """The options of a strategy as a plan resolves them."""
+    return Plan.resolved(STRATEGIES[name].axes, config, MeshSpec.parse(mesh), train, backend).train
 
 
 @pytest.mark.parametrize(
-    ("layout", "options", "reduce", "prefetch"),
+    ("name", "mesh", "options", "reduce", "prefetch"),
     [
-        (Layout(batch=("data",)), {}, "layer", "off"),
-        (Layout(batch=("data",)), {"microbatches": 2}, "step", "off"),
-        (Layout(batch=("data",)), {"compression": "int8"}, "step", "off"),
-        (Layout(batch=("data",)), {"prefetch": "on"}, "layer", "off"),
-        (Layout(batch=("data",), updates=("data",)), {"microbatches": 2}, "step", "off"),
-        (Layout(batch=("data",), updates=("data",), scatters_each=True), {"microbatches": 2}, "layer", "off"),
-        (Layout(batch=("fsdp",), shards=("fsdp",)), {"reduce": "layer"}, "step", "on"),
-        (Layout(batch=("fsdp",), shards=("fsdp",)), {"microbatches": 2}, "step", "on"),
-        (Layout(batch=("fsdp",), shards=("fsdp",)), {"regather": False}, "step", "off"),
-        (Layout(batch=("data", "fsdp"), shards=("fsdp",)), {"gather": "step"}, "step", "off"),
-        (Layout(batch=("data",), dims={"layers": ("pipeline",)}), {}, "step", "off"),
+        ("data", "data=2", {}, "layer", "off"),
+        ("data", "data=2", {"microbatches": 2}, "step", "off"),
+        ("data", "data=2", {"compression": "int8"}, "step", "off"),
+        ("data", "data=2", {"prefetch": "on"}, "layer", "off"),
+        ("zero1", "data=2", {"microbatches": 2}, "step", "off"),
+        ("zero2", "data=2", {"microbatches": 2}, "layer", "off"),
+        ("fsdp", "fsdp=2", {"reduce": "layer"}, "step", "on"),
+        ("fsdp", "fsdp=2", {"microbatches": 2}, "step", "on"),
+        ("fsdp", "fsdp=2", {"regather": False}, "step", "off"),
+        ("hsdp", "data=2,fsdp=2", {"gather": "step"}, "step", "off"),
+        ("three_d", "data=2,pipeline=2", {}, "step", "off"),
     ],
     ids=str,
 )
-def test_by_default_gpus_overlap_where_that_sends_no_more(layout, options, reduce, prefetch):
+def test_by_default_gpus_overlap_where_that_sends_no_more(name, mesh, options, reduce, prefetch):
     """On GPUs "auto" is "layer" where a layer's gradients are summed as often as all, and "on" where a loop over layers
-    gathers weights. Elsewhere both are off. An option that has no effect in a layout is off, too.
+    gathers weights. Elsewhere both are off. An option that has no effect is off, too.
     """
-    train = dataclasses.replace(TRAIN, **options)
+    train = replace(TRAIN, **options)
     for platform in GPUS:
-        found = resolve_overlap(layout, SIZES, SMALL, train, backend_for(platform))
+        found = resolved(name, mesh, train, backend_for(platform))
         assert (found.reduce, found.prefetch) == (reduce, prefetch)
     for platform in OTHERS:
-        found = resolve_overlap(
-            layout, SIZES, SMALL, dataclasses.replace(train, reduce="auto", prefetch="auto"), backend_for(platform)
-        )
+        found = resolved(name, mesh, replace(train, reduce="auto", prefetch="auto"), backend_for(platform))
         assert (found.reduce, found.prefetch) == ("step", "off")
 
 
@@ -60,68 +58,67 @@ def test_tpus_gather_ahead_where_that_is_faster(kind, groups, alone):
 
     A context axis or an axis of one device changes nothing. All of them sum gradients after the loop.
     """
-    hybrid, fsdp = Layout(batch=("data", "fsdp"), shards=("fsdp",)), Layout(batch=("fsdp",), shards=("fsdp",))
-    around = dataclasses.replace(fsdp, tokens=("context",))
-    one_group = dataclasses.replace(hybrid, batch=("replica", "fsdp"))
-    for layout, prefetch in ((hybrid, groups), (fsdp, alone), (around, alone), (one_group, alone)):
-        found = resolve_overlap(layout, SIZES, SMALL, TRAIN, backend_for("tpu", kind))
+    backend = backend_for("tpu", kind)
+    cases = [
+        ("hsdp", "data=2,fsdp=2", groups),
+        ("fsdp", "fsdp=2", alone),
+        ("three_d", "fsdp=2,context=2", alone),
+        ("hsdp", "data=1,fsdp=2", alone),
+    ]
+    for name, mesh, prefetch in cases:
+        found = resolved(name, mesh, TRAIN, backend)
         assert (found.reduce, found.prefetch) == ("step", prefetch)
-        asked = dataclasses.replace(TRAIN, prefetch="on")
-        assert resolve_overlap(layout, SIZES, SMALL, asked, backend_for("tpu", kind)).prefetch == "on"
+        assert resolved(name, mesh, replace(TRAIN, prefetch="on"), backend).prefetch == "on"
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout", "options", "unroll"),
+    ("kind", "name", "mesh", "options", "unroll"),
     [
-        ("TPU v5 lite", Layout(batch=("fsdp",), shards=("fsdp",)), {}, 4),
-        ("TPU v5 lite", Layout(batch=("data", "fsdp"), shards=("fsdp",)), {}, 4),
-        ("TPU v5 lite", Layout(batch=("fsdp",), shards=("fsdp",)), {"reduce_dtype": "float32"}, 1),
-        ("TPU v5 lite", Layout(batch=("fsdp",), shards=("fsdp",)), {"gather": "step"}, 1),
-        ("TPU v5 lite", Layout(batch=("fsdp",), shards=("fsdp",)), {"prefetch": "on"}, 1),
-        ("TPU v5 lite", Layout(batch=("fsdp",), shards=("fsdp",)), {"unroll": 2}, 2),
-        ("TPU v5 lite", Layout(batch=("fsdp",), shards=("fsdp",), dims={"mlp": ("tensor",)}), {}, 1),
-        ("TPU v5 lite", Layout(batch=("data",)), {}, 1),
-        ("TPU v6 lite", Layout(batch=("fsdp",), shards=("fsdp",)), {}, 1),
-        ("cpu", Layout(batch=("fsdp",), shards=("fsdp",)), {}, 1),
-        ("cpu", Layout(batch=("fsdp",), shards=("fsdp",)), {"unroll": 3}, 3),
+        ("TPU v5 lite", "fsdp", "fsdp=2", {}, 4),
+        ("TPU v5 lite", "hsdp", "data=2,fsdp=2", {}, 4),
+        ("TPU v5 lite", "fsdp", "fsdp=2", {"reduce_dtype": "float32"}, 1),
+        ("TPU v5 lite", "fsdp", "fsdp=2", {"gather": "step"}, 1),
+        ("TPU v5 lite", "fsdp", "fsdp=2", {"prefetch": "on"}, 1),
+        ("TPU v5 lite", "fsdp", "fsdp=2", {"unroll": 2}, 2),
+        ("TPU v5 lite", "three_d", "fsdp=2,tensor=2", {}, 1),
+        ("TPU v5 lite", "data", "data=2", {}, 1),
+        ("TPU v6 lite", "fsdp", "fsdp=2", {}, 1),
+        ("cpu", "fsdp", "fsdp=2", {}, 1),
+        ("cpu", "fsdp", "fsdp=2", {"unroll": 3}, 3),
     ],
     ids=str,
 )
-def test_iterations_have_several_layers_where_that_is_faster(kind, layout, options, unroll):
+def test_iterations_have_several_layers_where_that_is_faster(kind, name, mesh, options, unroll):
     """By default v5e runs four layers in an iteration that gathers weights and sums in bfloat16; others run one."""
-    train = dataclasses.replace(TRAIN, **{"dtype": "bfloat16", "reduce_dtype": "bfloat16", **options})
-    backend = backend_for(kind.split()[0].lower(), kind)
-    assert resolve_overlap(layout, SIZES, SMALL, train, backend).unroll == unroll
-
-
-TENSOR = Layout(batch=("data",), dims={"head_features": ("tensor",), "mlp": ("tensor",)})
+    train = replace(TRAIN, **{"dtype": "bfloat16", "reduce_dtype": "bfloat16", **options})
+    assert resolved(name, mesh, train, backend_for(kind.split()[0].lower(), kind)).unroll == unroll
 
 
 @pytest.mark.parametrize(
-    ("layout", "sizes", "options", "default"),
+    ("mesh", "options", "default"),
     [
-        (TENSOR, {"data": 2, "tensor": 2}, {}, "on"),
-        (TENSOR, {"data": 2, "tensor": 2}, {"microbatches": 4}, "on"),
-        (TENSOR, {"data": 2, "tensor": 2}, {"microbatches": 8}, "off"),  # one sequence
-        (TENSOR, {"data": 2, "tensor": 2}, {"batch_size": 6}, "off"),  # three
-        (TENSOR, {"data": 16, "tensor": 2}, {}, "off"),
-        (TENSOR, {"data": 2, "tensor": 2}, {"halves": "off"}, "off"),
-        (TENSOR, {"data": 2}, {"halves": "on"}, "off"),  # nothing to hide
-        (dataclasses.replace(TENSOR, tokens=("context",)), {"context": 2, "tensor": 2}, {}, "off"),
-        (dataclasses.replace(TENSOR, tokens=("context",)), {"context": 1, "tensor": 2}, {}, "on"),
+        ("data=2,tensor=2", {}, "on"),
+        ("data=2,tensor=2", {"microbatches": 4}, "on"),
+        ("data=2,tensor=2", {"microbatches": 8}, "off"),  # one sequence
+        ("data=2,tensor=2", {"batch_size": 6}, "off"),  # three
+        ("data=16,tensor=2", {}, "off"),
+        ("data=2,tensor=2", {"halves": "off"}, "off"),
+        ("data=2", {"halves": "on"}, "off"),  # nothing to hide
+        ("context=2,tensor=2", {}, "off"),
+        ("context=1,tensor=2", {}, "on"),
     ],
     ids=str,
 )
-def test_an_even_number_of_sequences_is_halved(layout, sizes, options, default):
+def test_an_even_number_of_sequences_is_halved(mesh, options, default):
     """By default GPUs, v5e, v5p and v6e run layers that a tensor axis splits on two halves of an even number of
     sequences, unless a context axis splits these. Other devices do not.
     """
-    train = dataclasses.replace(TRAIN, **options)
+    train = replace(TRAIN, **options)
     tpus = [("tpu", kind) for kind in ("TPU v5 lite", "TPU v5", "TPU v6 lite")]
     for platform, kind in (("gpu", ""), ("cuda", ""), *tpus):
-        assert resolve_overlap(layout, sizes, SMALL, train, backend_for(platform, kind)).halves == default
+        assert resolved("three_d", mesh, train, backend_for(platform, kind)).halves == default
     for platform, kind in (("cpu", ""), (None, ""), ("tpu", "TPU v4")):
-        assert resolve_overlap(layout, sizes, SMALL, train, backend_for(platform, kind)).halves == "off"
+        assert resolved("three_d", mesh, train, backend_for(platform, kind)).halves == "off"
 
 
 @pytest.mark.parametrize(
@@ -161,38 +158,29 @@ def test_an_even_number_of_sequences_is_halved(layout, sizes, options, default):
 def test_overlap_is_refused_where_it_is_impossible(name, mesh, options, message):
     """An option that was asked for and is impossible is refused, with a way out."""
     with pytest.raises(Infeasible, match=message):
-        STRATEGIES[name].build(SMALL, mesh, dataclasses.replace(TRAIN, **options))
+        STRATEGIES[name].build(SMALL, mesh, replace(TRAIN, **options))
 
 
 def test_one_layer_is_not_gathered_ahead():
     """prefetch=on is refused for a model of one layer, and is off by default."""
-    layout, one = Layout(batch=("fsdp",), shards=("fsdp",)), dataclasses.replace(SMALL, layers=1)
+    one = replace(SMALL, layers=1)
     with pytest.raises(Infeasible, match=r"needs a second layer to gather, and layers=1; use prefetch=off"):
-        resolve_overlap(layout, SIZES, one, dataclasses.replace(TRAIN, prefetch="on"), NVIDIA_GPU)
-    assert resolve_overlap(layout, SIZES, one, TRAIN, NVIDIA_GPU).prefetch == "off"
+        resolved("fsdp", "fsdp=2", replace(TRAIN, prefetch="on"), NVIDIA_GPU, one)
+    assert resolved("fsdp", "fsdp=2", TRAIN, NVIDIA_GPU, one).prefetch == "off"
 
 
-@pytest.mark.parametrize(
-    ("implementation", "reduce", "prefetch", "halves"),
-    [
-        (Implementation(), "layer", "on", "on"),
-        (Implementation(sum_replicas=lambda loss, grads: (loss, grads)), "step", "on", "on"),
-        (Implementation(compiler_partitioned=True), "step", "off", "off"),
-    ],
-    ids=["default", "sums once a step", "compiler partitioned"],
-)
-def test_a_step_has_what_its_strategy_implements(monkeypatch, implementation, reduce, prefetch, halves):
-    """On GPUs a strategy that sums gradients by itself, once a step, still does, unless it is asked for more. The
-    compiler takes none of the options.
+def test_a_step_has_what_its_axes_implement():
+    """An axis that does not resolve `reduce` sums gradients once a step, on GPUs too. One that resolves it has to
+    implement it. The compiler takes none of the options.
     """
-    monkeypatch.setattr(overlap, "backend_of", lambda device: NVIDIA_GPU)
-    mesh = MeshSpec.parse("data=2,fsdp=2,tensor=2").over(("data", "fsdp", "tensor"), jax.devices())
-    layout = Layout(batch=("data", "fsdp"), shards=("fsdp",), dims=TENSOR.dims)
-    found = overlap.resolve_for_step(SMALL, mesh, TRAIN, layout, implementation)
-    assert (found.reduce, found.prefetch, found.halves, found.unroll) == (reduce, prefetch, halves, 1)
-    if implementation.sum_replicas:
-        with pytest.raises(Infeasible, match=r"reduce=layer needs `sum_layer` beside `sum_replicas`"):
-            overlap.resolve_for_step(SMALL, mesh, dataclasses.replace(TRAIN, reduce="layer"), layout, implementation)
+    plain = Axis("data", batch=True, implement=lambda plan, before: replace(before, sum_replicas=lambda *sums: sums))
+    mesh = MeshSpec.parse("data=2")
+    assert Plan.resolved((plain,), SMALL, mesh, replace(TRAIN, reduce="layer"), NVIDIA_GPU).train.reduce == "step"
+    strategy = Strategy("mine", (replace(plain, resolve=data.REPLICAS.resolve),))
+    with pytest.raises(Infeasible, match=r"reduce=layer needs `sum_layer` beside `sum_replicas`"):
+        strategy.build(SMALL, mesh, replace(TRAIN, reduce="layer"))
+    found = Plan.resolved(auto.AXES, SMALL, MeshSpec.parse("fsdp=2,tensor=2"), TRAIN, NVIDIA_GPU).train
+    assert (found.reduce, found.prefetch, found.halves, found.unroll) == ("step", "off", "off", 1)
 
 
 @pytest.mark.parametrize(

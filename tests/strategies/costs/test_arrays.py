@@ -11,19 +11,13 @@ from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import CPU, Topology
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.backends.topologies import DEVICES_PER_CHIP, devices_of
+from strategies.core.plan import Plan
 from strategies.costs.arrays import held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.overview import asked_overview, overview
-from strategies.costs.predict import known, predict
+from strategies.costs.predict import predict
 from tests.strategies.costs.steps import BATCH, CASES, ODD
 from tests.strategies.equality import adam
-
-
-def layout_of(name):
-    """The layout of a strategy, which each of ours has."""
-    layout = STRATEGIES[name].layout
-    assert layout
-    return layout
 
 
 def facts_of(leaf):
@@ -49,8 +43,7 @@ def test_each_array_is_split_as_the_step_splits_it(name, mesh, config, train):
     """Shape, axes and bytes of weights, moments, step count and batch are those of the step's own shardings."""
     spec, how = MeshSpec.parse(mesh), TrainConfig(BATCH, **train)
     step = STRATEGIES[name].build(config, spec, how, jax.devices()[: spec.size])
-    layout = layout_of(name).along(spec.split_axes(STRATEGIES[name].axes))
-    arrays = [*held_arrays(config, spec, how, layout, len(step.layer_slots or range(config.layers)))]
+    arrays = [*held_arrays(Plan.of(STRATEGIES[name].axes, config, spec, how))]
     said = {(each.what, each.name): (each.shape, each.axes, each.held_bytes) for each in arrays}
     moments = adam(step.state)
     held = {"weight": step.state.params, "m": moments.mu, "v": moments.nu, "master": step.state.master or {}}
@@ -66,9 +59,9 @@ def test_each_array_is_split_as_the_step_splits_it(name, mesh, config, train):
 def test_arrays_add_up_to_what_formulas_say(name, mesh, config, train):
     """Weights, moments with the count, batch, and accumulated gradients: to the byte, on one device."""
     spec, how = MeshSpec.parse(mesh), TrainConfig(BATCH, **train)
-    cost, layout = predict(name, config, spec, how), known()[name].along(spec.split_axes(STRATEGIES[name].axes))
+    cost = predict(name, config, spec, how)
     held: dict[str, int] = dict.fromkeys(("weight", "gradient", "m", "v", "master", "step count", "batch"), 0)
-    for each in held_arrays(config, spec, how, layout, cost.plan.layer_slots):
+    for each in held_arrays(cost.plan):
         held[each.what] += each.held_bytes
     formula = cost.arguments
     assert (held["weight"], held["batch"]) == (formula["parameters"], formula["batch"])
@@ -93,12 +86,13 @@ def test_a_line_of_the_table_is_of_what_is_split_alike(name):
 def test_a_mesh_with_more_axes_is_of_the_strategy_that_extends(axes):
     """It does along the named strategy's axes what that one does. Where none does, all that take the mesh are named."""
     mesh = MeshSpec(tuple((axis, 2) for axis in axes))
-    taking = [each.name for each in STRATEGIES.values() if {*axes} <= {*each.axes}]
+    taking = [each.name for each in STRATEGIES.values() if {*axes} <= {*each.axis_names}]
     for name, strategy in STRATEGIES.items():
         same = [
             other
             for other in taking
-            if layout_of(other).along(strategy.axes) == strategy.layout and not STRATEGIES[other].twins
+            if STRATEGIES[other].placement.along(strategy.axis_names) == strategy.placement
+            and not STRATEGIES[other].twins
         ]
         if name in taking:
             assert strategy_for(name, mesh) == name

@@ -5,10 +5,9 @@ import math
 
 import pytest
 
-from strategies import STRATEGIES, Infeasible, MeshSpec, TrainConfig
-from strategies.core.placement import Layout
-from strategies.core.plan import Plan
-from strategies.costs.predict import known, predict
+from strategies import STRATEGIES, Infeasible, TrainConfig
+from strategies.core.axis import Axis
+from strategies.costs.predict import predict, predict_axes, strategies_with_formulas
 from tests.strategies.costs.steps import (
     BATCH,
     EVEN,
@@ -69,7 +68,7 @@ def test_all_meshes_of_a_comparison_have_the_same_vocabulary(vocab):
     config = dataclasses.replace(EVEN, vocab=vocab, heads=8, embed=64, mlp=None, sequence=32)
     plans = [
         predict(name, config, mesh, TrainConfig(BATCH, microbatches=2 if "pipeline" in mesh.sizes else 1)).plan
-        for name in known()
+        for name in strategies_with_formulas()
         for devices in (1, 2, 4, 8)
         for mesh in STRATEGIES[name].meshes(devices)
     ]
@@ -80,12 +79,12 @@ def test_all_meshes_of_a_comparison_have_the_same_vocabulary(vocab):
 @pytest.mark.parametrize(
     ("dims", "message"),
     [
-        ({"mlp": ("tensor",)}, "no formulas for head_features and mlp over different axes; give both the same"),
-        ({"head_features": ("tensor",)}, "no formulas for head_features and mlp over different axes"),
-        ({"embed": ("tensor",)}, "no formulas for a layout that splits embed; leave this dim whole"),
+        (("mlp",), "no formulas for head_features and mlp over different axes; give both the same"),
+        (("head_features",), "no formulas for head_features and mlp over different axes"),
+        (("embed",), "no formulas for axes that split embed; leave this dim whole"),
     ],
 )
-def test_a_layout_without_formulas_has_no_plan(dims, message):
+def test_an_axis_without_formulas_has_no_cost(dims, message):
     """A split that no term of traffic knows is refused, instead of predicted as if it sent nothing."""
     with pytest.raises(Infeasible, match=message):
-        Plan(SMALL, MeshSpec.parse("tensor=2"), TrainConfig(BATCH), Layout(dims=dims))
+        predict_axes([Axis("tensor", dims=dims)], SMALL, "tensor=2", TrainConfig(BATCH))

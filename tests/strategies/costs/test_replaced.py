@@ -1,19 +1,19 @@
-"""What a strategy sends in place of the layout's sum of gradients is stated by a term of its own."""
+"""What a strategy sends in place of the default sum of gradients is stated by a term of its own."""
+
+from dataclasses import replace
 
 import jax
 from jax import lax
 
 from benchmarks.program.compiled import read_program
-from strategies import Implementation, Layout, MeshSpec, Strategy, TrainConfig
+from strategies import Axis, MeshSpec, Strategy, TrainConfig
 from strategies.core.plan import Plan
 from strategies.core.traffic import traffic
-from strategies.core.train_step import assemble
-from strategies.costs.predict import predict_layout, terms
+from strategies.costs.predict import predict_axes
 from tests.strategies import quick
 from tests.strategies.costs.steps import BATCH, SMALL, by_axes, sent
 
 AXES = ("data", "fsdp")  # hosts, and devices of a host
-LAYOUT = Layout(batch=AXES)
 
 
 def sum_replicas(loss, grads):
@@ -36,18 +36,22 @@ def sums(plan: Plan):
         yield from traffic(plan, "gradients", "all_gather", ("fsdp",), part)
 
 
-def build(config, mesh, train, devices=None):
-    """Build the step."""
-    return assemble(config, mesh.over(AXES, devices), train, LAYOUT, Implementation(sum_replicas=sum_replicas))
+def hierarchical(plan, before):
+    """The sums of gradients along the devices of a host and, between, of hosts."""
+    return replace(before, sum_replicas=sum_replicas)
+
+
+HOSTS = Axis("data", batch=True)
+DEVICES = Axis("fsdp", batch=True, implement=hierarchical, replica_sums=sums)
 
 
 def test_a_term_replaces_the_sum_over_replicas():
-    """Hierarchical data parallelism sends what its own term says, and nothing that the layout alone would say."""
-    strategy = Strategy("hierarchical", AXES, build, layout=LAYOUT, replica_sums=sums)
+    """Hierarchical data parallelism sends what its own term says, and nothing that its placement alone would say."""
+    strategy = Strategy("hierarchical", (HOSTS, DEVICES))
     mesh, train = MeshSpec.parse("data=2,fsdp=4"), TrainConfig(BATCH)
     step = strategy.build(SMALL, mesh, train, jax.devices()[:8])
     text = quick.compiled(step.lower()).as_text()
     assert text
     compiled = sent(read_program(text, step.mesh.shape))
-    assert compiled == by_axes(predict_layout(LAYOUT, SMALL, mesh, train, terms=terms(strategy)))
-    assert compiled != by_axes(predict_layout(LAYOUT, SMALL, mesh, train))
+    assert compiled == by_axes(predict_axes(strategy.axes, SMALL, mesh, train))
+    assert compiled != by_axes(predict_axes((HOSTS, Axis("fsdp", batch=True)), SMALL, mesh, train))
