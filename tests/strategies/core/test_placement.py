@@ -64,7 +64,7 @@ def test_contradictory_axes_are_refused(axes, message):
 
 
 def test_a_weight_that_an_axis_splits_is_no_replica_along_it():
-    """An axis may split the batch and a dim of weights: along it the gradients of the other weights alone are summed."""
+    """An axis may split the batch and a dim of weights: along it only the others' gradients are summed."""
     placement = placement_of((Axis("data", batch=True), Axis("toy", batch=True, dims=("mlp",))))
     assert placement.replicas_of(("layers", "embed")) == ("data", "toy")
     assert placement.replicas_of(("layers", "embed", "mlp")) == ("data",)

@@ -67,8 +67,9 @@ def test_arrays_add_up_to_what_formulas_say(name, mesh, config, train):
     assert (held["weight"], held["batch"]) == (formula["parameters"], formula["batch"])
     of_scale = 8 if how.dtype == "float16" else 0
     assert held["m"] + held["v"] + held["master"] + held["step count"] + of_scale == formula["optimizer"]
-    whole = 4 * cost.plan.elements if layout.scatters_each or how.microbatches > 1 else formula["parameters"]
-    assert held["gradient"] == whole * cost.plan.gathered // (cost.plan.updates if layout.scatters_each else 1)
+    scattered = cost.plan.placement.reduce_scatter_per_microbatch
+    whole = 4 * cost.plan.elements if scattered or how.microbatches > 1 else formula["parameters"]
+    assert held["gradient"] == whole * cost.plan.gathered // (cost.plan.updates if scattered else 1)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
