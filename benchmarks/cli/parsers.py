@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.cli.arguments import (
-    CASE_TIMEOUT,
     LISTED,
-    commas,
     declare,
     declare_compiler,
     declare_measuring,
@@ -23,8 +21,9 @@ from benchmarks.cli.arguments import (
     strategy,
     topology,
 )
+from benchmarks.cli.defaults import CASE_TIMEOUT
 from benchmarks.commandline.parser import Parser
-from benchmarks.commandline.values import amount, count, positive, seconds, shown, whole, workers
+from benchmarks.commandline.values import amount, commas, count, positive, seconds, shown, whole, workers
 from benchmarks.devices.chips import CHIPS
 from strategies.config import Dtype, Remat
 
