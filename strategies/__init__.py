@@ -10,9 +10,6 @@ state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, s
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import strategies.importing  # noqa: F401 (first: it handles Ctrl-C during the other imports)
-
-# isort: split
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.presets import PRESETS
 

@@ -179,6 +179,26 @@ def train() -> Parser:
     return parser
 
 
+def strategies() -> Parser:
+    """Return the parser of `meshmark strategies`, which has no options."""
+    return Parser("meshmark strategies", description="List all strategies, with their mesh axes and options.")
+
+
+def show() -> Parser:
+    """Return the parser of `meshmark show`."""
+    parser = Parser("meshmark show", description="Print what each device holds, and what it sends in a step.")
+    add = parser.add_argument
+    add("names", nargs="*", metavar="STRATEGY", help="default: all of them")
+    add("--mesh", help="such as fsdp=4; default: four devices, or two along each of several axes")
+    add("--topology", help="all devices of a topology such as v5p:4x4x4, which need not be there")
+    add("--preset", default="gpt2", help="the model; default: gpt2")
+    batch_size = "sequences in a global batch; default: 16; with --topology one per device"
+    add("--batch-size", type=int, metavar="N", help=batch_size)
+    add("--json", action="store_true", help="as JSON, for `meshmark diagram` and `meshmark shards`")
+    add("--png", metavar="FILE", help="draw which device holds which part of each array, too")
+    return parser
+
+
 def predict_runs() -> Parser:
     """Return the parser of `meshmark predict`."""
     about = "Predict the seconds of published training runs, and say how far the predictions are off."
