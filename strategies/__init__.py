@@ -14,7 +14,7 @@ from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.presets import PRESETS
 
 if TYPE_CHECKING:
-    from strategies.checkpoints.info import CheckpointError
+    from strategies.checkpoints import CheckpointError
     from strategies.mesh import MeshSpec
     from strategies.registry import KNOWN_AS, STRATEGIES, register
     from strategies.sharding.layout import Layout
@@ -38,28 +38,20 @@ __all__ = [
     "register",
 ]
 
-_WITH_JAX = {
-    "KNOWN_AS": "registry",
-    "STRATEGIES": "registry",
-    "register": "registry",
-    "CheckpointError": "checkpoints.info",
-    "MeshSpec": "mesh",
-    "Layout": "sharding.layout",
-    "Implementation": "step",
-    "State": "step",
-    "Step": "step",
-    "Strategy": "strategy",
-}
-"""Modules of the public names that need JAX. They are imported on first use."""
+# They need JAX. They are imported on first use, because `results` uses strategies.schema where JAX is not installed.
+_HOMES = "registry", "strategy", "mesh", "step", "sharding.layout", "checkpoints"
+"""Where the other names are defined. The registry comes first: it adds the mesh axes of user-defined strategies."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name that needs JAX on first use (PEP 562). Model sizes and pipeline schedules need no JAX.
+    """Find a name that needs JAX, on its first use (PEP 562).
 
     Raises:
         AttributeError: the package has no such name.
     """
-    if name not in _WITH_JAX:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module("strategies.registry")  # registers the mesh axes of user-defined strategies
-    return getattr(importlib.import_module(f"strategies.{_WITH_JAX[name]}"), name)
+    if name in __all__:
+        for home in _HOMES:
+            module = importlib.import_module(f"strategies.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -162,7 +162,7 @@ BROKEN = {
     [
         ("raises", "benchmarks.train", 2),
         ("syntax", "benchmarks compile --topology cpu:2", 2),
-        ("exits", "strategies list", 2),
+        ("exits", "benchmarks strategies", 2),
         ("exits", "benchmarks advise", 2),
         ("nowhere", "pytest benchmarks --collect-only", 4),  # pytest's status of wrong usage
         ("exits", "pytest benchmarks --compile-only", 4),
