@@ -8,7 +8,7 @@ step.
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -118,6 +118,18 @@ class Implementation:
     compiler_partitioned: bool = False
 
 
+Inputs = ParamSpec("Inputs")
+Output = TypeVar("Output", covariant=True)
+
+
+class Jitted(jax.stages.Wrapped, Protocol[Inputs, Output]):
+    """A function that `jax.jit` made: it can be called, traced and lowered."""
+
+    def __call__(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
+        """Run it. The first call compiles it."""
+        ...
+
+
 @dataclass(frozen=True)
 class Step:
     """One training step on one mesh: `state, metrics = step(state, batch)`.
@@ -140,11 +152,11 @@ class Step:
     config: GPTConfig
     mesh: Mesh
     train: TrainConfig
-    init: Any
-    update: Any
-    gradients: Any
-    apply: Any
-    evaluation: Any
+    init: Jitted[[Array], State]
+    update: Jitted[[State, Tokens], tuple[State, Metrics]]
+    gradients: Jitted[[State, Tokens], tuple[Float[Array, ""], Weights]]
+    apply: Jitted[[State, Weights], tuple[State, Metrics]]
+    evaluation: Jitted[[Weights, Tokens], Float[Array, ""]]
     state: State
     grads: Weights
     batch: jax.ShapeDtypeStruct
@@ -183,13 +195,14 @@ class Step:
         return batch if there else self.place(batch)
 
     @functools.cached_property
-    def _tuned_update(self) -> Any:
+    def _tuned_update(self) -> Jitted[[State, Tokens], tuple[State, Metrics]]:
         """`update`, compiled with `xla_options`. JAX allows these in no function that another jitted one calls."""
         if not self.xla_options:
             return self.update
         state = jax.tree.map(lambda each: each.sharding, self.state)
         shardings, options = (state, NamedSharding(self.mesh, P())), dict(self.xla_options)
-        return jax.jit(self.update.__wrapped__, out_shardings=shardings, donate_argnums=0, compiler_options=options)
+        update = self.update.__wrapped__  # pyright: ignore[reportAttributeAccessIssue] (of every jitted function)
+        return jax.jit(update, out_shardings=shardings, donate_argnums=0, compiler_options=options)
 
     def place(self, tokens_BS: Any) -> Tokens:
         """Put host tokens [batch_size, sequence + 1], in anything like a numpy array, on the mesh.

@@ -20,7 +20,7 @@ from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec
 from strategies.config import Dtype, Gather, PipelineSchedule, Remat
-from strategies.costs.predict import known
+from strategies.costs.predict import layouts_with_formulas
 
 VARIED = {"schedule": get_args(PipelineSchedule), "gather": get_args(Gather)}
 """Options that are varied by default."""
@@ -84,7 +84,7 @@ class SearchSpace:
 
     def strategy_meshes(self) -> Iterator[tuple[str, MeshSpec]]:
         """Pairs of strategies that have formulas, and their distinct meshes of all devices."""
-        for name in self.strategies or tuple(known()):
+        for name in self.strategies or tuple(layouts_with_formulas()):
             for mesh in distinct_meshes(name, device_count(self.topology)):
                 if mesh in self.meshes or not self.meshes:
                     yield name, mesh
@@ -92,7 +92,7 @@ class SearchSpace:
     @property
     def without_formulas(self) -> list[str]:
         """Strategies that a search of all leaves out because there are no formulas of their communication."""
-        return [] if self.strategies else [name for name in STRATEGIES if name not in known()]
+        return [] if self.strategies else [name for name in STRATEGIES if name not in layouts_with_formulas()]
 
     def _variations(self, name: str, mesh: MeshSpec) -> list[Options]:
         """All combinations of option values that have an effect on this strategy and mesh."""

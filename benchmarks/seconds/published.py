@@ -25,7 +25,7 @@ from benchmarks.seconds.cells import (
 )
 from benchmarks.seconds.stack import MEGATRON, MPT, Stack
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.costs.predict import Cost, known, predict, predict_layout
+from strategies.costs.predict import Cost, layouts_with_formulas, predict, predict_layout
 from strategies.mesh import MeshSpec
 
 COLUMNS = (
@@ -87,7 +87,7 @@ def cost_of(row: Row, sizes: Mapping[str, int], config: GPTConfig, train: TrainC
         return predict(strategy, config, mesh, train, "cuda")
     # Megatron-LM's distributed optimizer (megatron/optimizer/distrib_optimizer.py), which no strategy here has. It
     # splits a flat buffer of all weights: whatever tensor splits is not split again.
-    layout = replace(known()["three_d"], shards=(), updates=("data",), scatters_each=sharded == "zero2")
+    layout = replace(layouts_with_formulas()["three_d"], shards=(), updates=("data",), scatters_each=sharded == "zero2")
     return predict_layout(replace(layout, cuts_again=False), config, mesh, train, "cuda")
 
 

@@ -45,7 +45,7 @@ def predict(
         Infeasible: the strategy has no formulas (auto, or a strategy without a layout), or model, mesh and batch do not
             fit together.
     """
-    layouts = known()
+    layouts = layouts_with_formulas()
     if require_instance(strategy, str, "the strategy") not in layouts:
         raise Infeasible(f"nothing is known of what {strategy} sends; it can be {', '.join(layouts)}")
     return predict_layout(layouts[strategy], config, mesh, train, platform, terms(strategies.STRATEGIES[strategy]))
@@ -84,7 +84,7 @@ def terms(strategy: Strategy) -> tuple[Term, ...]:
     return (*of_layout, *strategy.traffic)
 
 
-def known() -> Mapping[str, Layout]:
+def layouts_with_formulas() -> Mapping[str, Layout]:
     """The layouts of all strategies that have formulas: those with a layout that the compiler does not partition."""
     by_hand = [strategy for strategy in strategies.STRATEGIES.values() if not strategy.twins]
     return {strategy.name: strategy.layout for strategy in by_hand if strategy.layout is not None}

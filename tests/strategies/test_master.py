@@ -11,7 +11,7 @@ from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.checkpoints import canonical, restore, save, zarr_arrays
 from strategies.costs.arrays import held_arrays
 from strategies.costs.plan import BYTES
-from strategies.costs.predict import known, predict
+from strategies.costs.predict import layouts_with_formulas, predict
 from strategies.model.gpt import weight_dims
 from strategies.model.weights import used_dtype
 from tests.strategies.costs.test_communication import CONFIG, TRAIN, WEIGHTS, communication, inner
@@ -125,7 +125,7 @@ SIZE = GPTConfig(layers=36, embed=4096, heads=32, sequence=1024)
 def gigabytes(name, mesh, **options):
     """GB of weights, gradients and optimizer state on a device, for 7.5 billion parameters."""
     train = TrainConfig(64, dtype="bfloat16", **options)
-    held = held_arrays(SIZE, MeshSpec.parse(mesh), train, known()[name], SIZE.layers)
+    held = held_arrays(SIZE, MeshSpec.parse(mesh), train, layouts_with_formulas()[name], SIZE.layers)
     per_device = sum(each.held_bytes for each in held if each.what not in ("batch", "step count"))
     return 7.5 * per_device / predict("single", SIZE, "data=1", TrainConfig(64)).plan.elements
 

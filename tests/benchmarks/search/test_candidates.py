@@ -8,7 +8,7 @@ import pytest
 from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import AXIS, SearchSpace, microbatch_choices
 from strategies import GPTConfig, MeshSpec
-from strategies.costs.predict import known
+from strategies.costs.predict import layouts_with_formulas
 from strategies.mesh import all_axes, factorisations
 
 CONFIG = GPTConfig(layers=4, embed=16, heads=4, vocab=256, sequence=16)
@@ -27,7 +27,9 @@ def test_every_factorisation_of_the_devices_is_there(devices: int) -> None:
     """
     cases = list(space(devices).cases())
     assert {case.mesh for case in cases} == set(factorisations(all_axes(), devices))
-    assert {case.strategy for case in cases} == ({"single"} if devices == 1 else set(known()) - {"single"})
+    assert {case.strategy for case in cases} == (
+        {"single"} if devices == 1 else set(layouts_with_formulas()) - {"single"}
+    )
     work = [(case.strategy, case.mesh, case.training()) for case in cases]
     assert len(work) == len(set(work))
 

@@ -184,7 +184,7 @@ def test_the_number_of_processes_may_change(here, there, tmp_path):
 COMPRESSED: dict[str, Any] = {"compression": "int8"}
 
 
-def test_residuals_are_given_back(tmp_path):
+def test_error_feedback_is_given_back(tmp_path):
     """With as many devices as before, each gets its quantisation errors back."""
     step = build("data", MeshSpec.parse("data=4"), **COMPRESSED)
     (_, state) = trained(step, initial(step), range(1))
@@ -194,7 +194,7 @@ def test_residuals_are_given_back(tmp_path):
 
 
 @pytest.mark.parametrize("devices", [2, 8])
-def test_residuals_keep_their_sum_on_other_devices(devices, tmp_path):
+def test_error_feedback_keeps_its_sum_on_other_devices(devices, tmp_path):
     """With another number of devices the sum of all errors is the same, number by number."""
     step = build("data", MeshSpec.parse("data=4"), **COMPRESSED)
     (_, state) = trained(step, initial(step), range(1))
@@ -210,7 +210,7 @@ def test_residuals_keep_their_sum_on_other_devices(devices, tmp_path):
     assert not np.any(expected[:, size:])
 
 
-def test_residuals_are_dropped_with_a_warning(tmp_path):
+def test_error_feedback_is_dropped_with_a_warning(tmp_path):
     """A step that keeps no quantisation errors says that it drops them; one that begins to compress has none."""
     mesh = MeshSpec.parse("data=4")
     step = build("data", mesh, **COMPRESSED)

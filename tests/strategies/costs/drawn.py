@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
-from strategies.costs.predict import known, predict
+from strategies.costs.predict import layouts_with_formulas, predict
 
 Drawn = tuple[str, GPTConfig, MeshSpec, TrainConfig]
 
@@ -37,7 +37,7 @@ def drawn(seed: int) -> Drawn:
 
 def _case(draw: random.Random) -> Drawn:
     """A case that may not fit together."""
-    name = draw.choice([name for name in known() if name != "single"])
+    name = draw.choice([name for name in layouts_with_formulas() if name != "single"])
     mesh = draw.choice(STRATEGIES[name].meshes(draw.choice((2, 3, 4, 6, 8, 8))))
     train = {option: draw.choice(OPTIONS[option]) for option in STRATEGIES[name].options if option in OPTIONS}
     train["logits_bytes"] = draw.choice((None, None, 2**14))

@@ -13,7 +13,7 @@ from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.costs.arrays import held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.overview import asked_overview, overview
-from strategies.costs.predict import known, predict
+from strategies.costs.predict import layouts_with_formulas, predict
 from strategies.mesh import DEVICES_PER_CHIP, devices_of
 from tests.strategies.costs.steps import BATCH, CASES, ODD
 from tests.strategies.equality import adam
@@ -66,7 +66,10 @@ def test_each_array_is_split_as_the_step_splits_it(name, mesh, config, train):
 def test_arrays_add_up_to_what_formulas_say(name, mesh, config, train):
     """Weights, moments with the count, batch, and accumulated gradients: to the byte, on one device."""
     spec, how = MeshSpec.parse(mesh), TrainConfig(BATCH, **train)
-    cost, layout = predict(name, config, spec, how), known()[name].along(spec.split_axes(STRATEGIES[name].axes))
+    cost, layout = (
+        predict(name, config, spec, how),
+        layouts_with_formulas()[name].along(spec.split_axes(STRATEGIES[name].axes)),
+    )
     held: dict[str, int] = dict.fromkeys(("weight", "gradient", "m", "v", "master", "step count", "batch"), 0)
     for each in held_arrays(config, spec, how, layout, cost.plan.layer_slots):
         held[each.what] += each.held_bytes

@@ -9,7 +9,7 @@ from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.costs.defaults import example_mesh
 from strategies.costs.exchanges import WHEN, exchanges
 from strategies.costs.overview import overview, schedule_of
-from strategies.costs.predict import known, predict
+from strategies.costs.predict import layouts_with_formulas, predict
 from strategies.model.gpt import param_count
 from tests.strategies.costs.test_predict import BATCH, CASES
 
@@ -63,7 +63,10 @@ def test_activations_are_split_as_batch_and_layers_are(name):
 def test_what_is_sent_is_what_formulas_say(name, mesh, config, train):
     """No term is left out, each has its place in the step, and they are in its order."""
     spec, how = MeshSpec.parse(mesh), TrainConfig(BATCH, **train)
-    cost, layout = predict(name, config, spec, how), known()[name].along(spec.split_axes(STRATEGIES[name].axes))
+    cost, layout = (
+        predict(name, config, spec, how),
+        layouts_with_formulas()[name].along(spec.split_axes(STRATEGIES[name].axes)),
+    )
     sent = [*exchanges(cost, layout, spec, how, schedule_of(layout, config.layers, spec, how))]
     assert sum(each.sent_bytes for each in sent) == cost.sent_bytes
     places = [WHEN.index(each.when) for each in sent]

@@ -7,7 +7,7 @@ import pytest
 
 from strategies import STRATEGIES, Infeasible, MeshSpec, TrainConfig
 from strategies.costs.plan import Plan
-from strategies.costs.predict import known, predict
+from strategies.costs.predict import layouts_with_formulas, predict
 from strategies.sharding.layout import Layout
 from tests.strategies.costs.steps import (
     BATCH,
@@ -69,7 +69,7 @@ def test_all_meshes_of_a_comparison_have_the_same_vocabulary(vocab):
     config = dataclasses.replace(EVEN, vocab=vocab, heads=8, embed=64, mlp=None, sequence=32)
     plans = [
         predict(name, config, mesh, TrainConfig(BATCH, microbatches=2 if "pipeline" in mesh.sizes else 1)).plan
-        for name in known()
+        for name in layouts_with_formulas()
         for devices in (1, 2, 4, 8)
         for mesh in STRATEGIES[name].meshes(devices)
     ]

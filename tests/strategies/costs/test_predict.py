@@ -13,7 +13,7 @@ import textwrap
 import pytest
 
 from strategies import PRESETS, STRATEGIES, Infeasible, MeshSpec, TrainConfig
-from strategies.costs.predict import known, predict
+from strategies.costs.predict import layouts_with_formulas, predict
 from strategies.model.gpt import param_count
 from tests.strategies.costs.steps import (
     AT_NIGHT,
@@ -174,7 +174,7 @@ def test_every_strategy_by_hand_has_formulas_and_is_held_to_them():
     Of what the compiler partitions nothing is known, and nothing is made up.
     """
     by_hand = {name for name, strategy in STRATEGIES.items() if not strategy.twins}
-    assert set(known()) == by_hand == {name for name, *_ in CASES}
+    assert set(layouts_with_formulas()) == by_hand == {name for name, *_ in CASES}
     with pytest.raises(Infeasible, match="nothing is known of what auto sends; it can be single, data"):
         predict("auto", PRESETS["nano"], MeshSpec.parse("data=8"), TrainConfig(BATCH))
 
