@@ -134,20 +134,10 @@ def save(
         raise CheckpointError(f"no checkpoint can be written: {error}") from None
     wait_for_last()
     pairs = list(zip(leaves(step), jax.tree.leaves(state), strict=True))
-    scalars = {leaf.name: _host(array).item() for leaf, array in pairs if leaf.is_scalar}
     # Of two arrays of one name the latter is saved, which is the master weight.
     arrays = [*{leaf.name: (leaf, array) for leaf, array in pairs if not leaf.is_scalar}.values()]
-    facts = CheckpointInfo(
-        config=step.config,
-        position=scalars["count"] if position is None else position,
-        step=scalars["count"],
-        devices=step.mesh.size,
-        compression=step.train.compression,
-        scalars=scalars,
-        arrays={leaf.name: leaf.shape for leaf, _ in arrays},
-        array_checksums={},  # they are known when all is written
-        metadata={} if metadata is None else metadata,  # pyright: ignore[reportArgumentType] (checked below)
-    )
+    scalars = {leaf.name: _host(array).item() for leaf, array in pairs if leaf.is_scalar}
+    facts = _described(step, scalars, {leaf.name: leaf.shape for leaf, _ in arrays}, position, metadata)
     path = folder / str(facts.position)
     try:
         if path.exists():
@@ -163,6 +153,28 @@ def save(
     saving = Saving(path, partial(_finish, writing.finish, folder, keep), args.written)
     _last.append(saving)
     return saving
+
+
+def _described(
+    step: Step,
+    scalars: dict[str, int | float],
+    shapes: dict[str, tuple[int, ...]],
+    position: int | None,
+    metadata: Mapping[str, Any] | None,
+) -> CheckpointInfo:
+    """What the checkpoint says of itself. The position is by default the steps that the optimizer has made."""
+    count: Any = scalars["count"]
+    return CheckpointInfo(
+        config=step.config,
+        position=count if position is None else position,
+        step=count,
+        devices=step.mesh.size,
+        compression=step.train.compression,
+        scalars=scalars,
+        arrays=shapes,
+        array_checksums={},  # they are known when all is written
+        metadata={} if metadata is None else metadata,  # pyright: ignore[reportArgumentType] (`as_text` checks it)
+    )
 
 
 def _finish(finish: Callable[[], None], folder: Path, keep: int | None) -> None:
