@@ -36,7 +36,7 @@ from benchmarks.program.compiled import read_program
 from benchmarks.record import Record
 from benchmarks.reporting.terminal import MIB, progress
 from benchmarks.reporting.trace import trace
-from strategies.mesh import AXES
+from strategies.mesh import all_axes
 
 Size = Callable[[float | None], str]
 MB = 10**6
@@ -121,7 +121,7 @@ def _memory(info: dict[str, Any], size: Size) -> Iterator[str]:
 def _communication(info: dict[str, Any], size: Size) -> Iterator[str]:
     yield "a device sends ({unit} a step)"
     for kind in KINDS:
-        for axis in (*AXES, SEVERAL):
+        for axis in (*all_axes(), SEVERAL):
             if sent := info[f"compiled.sent_bytes.{kind}.{axis}"]:
                 yield f"  {kind:18}{size(sent)}   over {axis}"
     yield f"  {'in all':18}{size(info['compiled.sent_bytes'])}{size(info['predicted.sent_bytes'])} by formula"

@@ -29,7 +29,7 @@ from benchmarks.training.progress import Progress
 from benchmarks.training.sampling import sampled
 from benchmarks.training.stopping import Stopping
 from strategies import STRATEGIES, CheckpointError, State, Step
-from strategies.checkpoints import info
+from strategies.checkpoints import positions, read_info, restore
 
 FAILED = 1
 PROMPT = "\n"
@@ -90,7 +90,7 @@ def first_position(option: argparse.Namespace, plan: Plan, holding: ExitStack) -
         require_saves(checkpoints if checkpoints.is_dir() else plan.out)
     require_folder(plan.out)
     if (plan.out / LOG).exists() or checkpoints.exists():
-        if not info.positions(checkpoints):
+        if not positions(checkpoints):
             problem = f"{plan.out} has a run that cannot be resumed, because it has no checkpoint"
             raise ValueError(f"{problem}; remove {plan.out}, or name another --out")
         if not option.resume:
@@ -98,7 +98,7 @@ def first_position(option: argparse.Namespace, plan: Plan, holding: ExitStack) -
     if not option.resume:
         return 0
     try:
-        checkpoint = info.read(checkpoints)
+        checkpoint = read_info(checkpoints)
     except CheckpointError as error:
         raise ValueError(f"--resume: {error}") from error
     plan.require_continues(checkpoint)
@@ -120,7 +120,7 @@ def run(option: argparse.Namespace, plan: Plan, step: Step, position: int) -> in
     disable_compilation_cache()
     first = processes.is_first()
     stopping, checkpoints = Stopping(), plan.out / CHECKPOINTS
-    state = step.restore(checkpoints, at=position) if option.resume else step.init(jax.random.key(plan.seed))
+    state = restore(step, checkpoints, at=position) if option.resume else step.init(jax.random.key(plan.seed))
     compilation = compile_step(step, plan.case.compiler_options)
     progress = Progress(plan.steps, position, silent=not first)
     progress.say(f"{plan.case}: {plan.case.preset}, compiled in {compilation.seconds:.1f} s, log: {plan.out / LOG}")
@@ -148,7 +148,7 @@ def sample(plan: Plan, count: int, temperature: float) -> str:
     single = STRATEGIES["single"].build(plan.case.config, "data=1", replace(plan.train, microbatches=1))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the checkpoint's quantisation errors")  # a sample has no use for them
-        state: State = single.restore(plan.out / CHECKPOINTS)
+        state: State = restore(single, plan.out / CHECKPOINTS)
     prompt = plan.text.encode(PROMPT) or [int(plan.text.tokens_N[0])]
     how = temperature, plan.seed, plan.text.vocab
     tokens = sampled(plan.case.config, single.train, state.params, prompt, count, *how)

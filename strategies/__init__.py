@@ -10,14 +10,11 @@ state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, s
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import strategies.importing  # noqa: F401 (first: it handles Ctrl-C during the other imports)
-
-# isort: split
 from strategies.config import GPTConfig, Infeasible, TrainConfig
 from strategies.presets import PRESETS
 
 if TYPE_CHECKING:
-    from strategies.checkpoints.info import CheckpointError
+    from strategies.checkpoints import CheckpointError
     from strategies.core.axis import Axis
     from strategies.mesh import MeshSpec
     from strategies.registry import KNOWN_AS, STRATEGIES, register
@@ -41,28 +38,20 @@ __all__ = [
     "register",
 ]
 
-_WITH_JAX = {
-    "KNOWN_AS": "registry",
-    "STRATEGIES": "registry",
-    "register": "registry",
-    "Axis": "core.axis",
-    "CheckpointError": "checkpoints.info",
-    "MeshSpec": "mesh",
-    "Implementation": "step",
-    "State": "step",
-    "Step": "step",
-    "Strategy": "strategy",
-}
-"""Modules of the public names that need JAX. They are imported on first use."""
+# They need JAX. They are imported on first use, because `results` uses strategies.schema where JAX is not installed.
+_HOMES = "registry", "core.axis", "mesh", "step", "checkpoints"
+"""Modules that have the other names. The registry comes first: it adds the mesh axes of user-defined strategies."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name that needs JAX on first use (PEP 562). Model sizes and pipeline schedules need no JAX.
+    """Find a name that needs JAX, on its first use (PEP 562).
 
     Raises:
         AttributeError: the package has no such name.
     """
-    if name not in _WITH_JAX:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module("strategies.registry")  # registers the mesh axes of user-defined strategies
-    return getattr(importlib.import_module(f"strategies.{_WITH_JAX[name]}"), name)
+    if name in __all__:
+        for home in _HOMES:
+            module = importlib.import_module(f"strategies.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,7 @@
 import math
 import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +16,26 @@ from strategies.backends.torus import arrange
 from strategies.config import Infeasible, divisors
 from strategies.schema import require_types
 
-AXES = ["data", "fsdp", "pipeline", "context", "tensor"]
-"""All mesh axes, outermost first. Inner axes communicate most and belong on the fastest links. `register` adds axes."""
+_axes = ["data", "fsdp", "pipeline", "context", "tensor"]
+
+
+def all_axes() -> tuple[str, ...]:
+    """All mesh axes, outermost first. Inner axes communicate most and belong on the fastest links."""
+    return tuple(_axes)
+
+
+def add_axes(names: Iterable[str]) -> None:
+    """Add mesh axes inside the existing ones. Names that there are already change nothing.
+
+    Raises:
+        ValueError: a mesh or a column of a table cannot have an axis of this name. Then none is added.
+    """
+    new = [name for name in dict.fromkeys(names) if name not in _axes]
+    for name in new:
+        if not re.fullmatch("[a-z]+", name) or name == "several":
+            raise ValueError(f"{name!r} cannot be a mesh axis; take lower-case letters alone, and not 'several'")
+    _axes.extend(new)
+
 
 MOST_SIZE = 999_999_999
 """The largest size of a mesh axis."""
@@ -27,7 +45,7 @@ Devices = Sequence[Any]
 
 @dataclass(frozen=True)
 class MeshSpec:
-    """Named sizes such as `data=2,tensor=4`, in the order of `AXES`; parse and print are inverse.
+    """Named sizes such as `data=2,tensor=4`, in the order of `all_axes`; parse and print are inverse.
 
     Raises:
         Infeasible: an unknown or repeated axis, a size that is no whole number of at least one, or axes out of order.
@@ -40,16 +58,17 @@ class MeshSpec:
         if isinstance(self.axes, str):
             raise Infeasible(f"axes={reprlib.repr(self.axes)} is a text; MeshSpec.parse reads it")
         require_types(self, Infeasible)
-        names = [name for name, _ in self.axes]
+        names, legal = [name for name, _ in self.axes], all_axes()
         if not names:
-            raise Infeasible(f"a mesh needs an axis; write one as data=2,tensor=4 with axes of {', '.join(AXES)}")
+            raise Infeasible(f"a mesh needs an axis; write one as data=2,tensor=4 with axes of {', '.join(legal)}")
         for name, size in self.axes:
-            if name not in AXES:
-                raise Infeasible(f"unknown mesh axis {name!r}; it can be {', '.join(AXES)}")
+            if name not in legal:
+                raise Infeasible(f"unknown mesh axis {name!r}; it can be {', '.join(legal)}")
             if not 1 <= size <= MOST_SIZE:
                 raise Infeasible(f"mesh axis {name}={size}; it must be from 1 to {MOST_SIZE:,}")
-        if names != sorted(set(names), key=AXES.index):
-            raise Infeasible(f"mesh axes {', '.join(names)} repeat or are out of order; the order is {', '.join(AXES)}")
+        if names != sorted(set(names), key=legal.index):
+            problem = f"mesh axes {', '.join(names)} repeat or are out of order"
+            raise Infeasible(f"{problem}; the order is {', '.join(legal)}")
 
     @classmethod
     def parse(cls, text: str) -> "MeshSpec":
@@ -150,8 +169,8 @@ class MeshSpec:
 def first_devices(count: int, devices: Devices | None = None) -> list[Any]:
     """The first `count` devices of `devices`, by default of `jax.devices()`.
 
-    With several processes each contributes equally many, ordered by process. A single device is one of this process, so
-    that it computes without the other processes.
+    With several processes each contributes equally many, ordered by process. A single device is local, so that it
+    computes without the other processes.
 
     Raises:
         Infeasible: the number of processes does not divide `count`.

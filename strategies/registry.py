@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, ModuleType
 
@@ -12,7 +11,7 @@ from strategies.context import CONTEXT
 from strategies.data import DATA
 from strategies.fsdp import FSDP
 from strategies.hsdp import HSDP
-from strategies.mesh import AXES
+from strategies.mesh import add_axes
 from strategies.names import Named, in_a_line
 from strategies.pipeline import PIPELINE
 from strategies.single import SINGLE
@@ -46,7 +45,7 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_registered)
 
 
 def register(strategy: Strategy) -> Strategy:
-    """Add a user-defined strategy to `STRATEGIES`, and its new mesh axes to `AXES`, inside the existing axes.
+    """Add a user-defined strategy to `STRATEGIES`, and its new mesh axes inside the existing ones.
 
     Call it in a module that the environment variable `MESHMARK_STRATEGIES` names. Every process imports these modules
     together with the registry, before it looks up a strategy.
@@ -58,10 +57,7 @@ def register(strategy: Strategy) -> Strategy:
     require_instance(strategy, Strategy, "what is registered", ValueError)
     if strategy.name in STRATEGIES or strategy.name in KNOWN_AS:
         raise ValueError(f"there is a strategy {strategy.name!r}; give yours another name")
-    for axis in strategy.axis_names:
-        if not re.fullmatch("[a-z]+", axis) or axis == "several":
-            raise ValueError(f"{axis!r} cannot be a mesh axis; take lower-case letters alone, and not 'several'")
-    AXES.extend(axis for axis in strategy.axis_names if axis not in AXES)
+    add_axes(strategy.axis_names)
     _registered[strategy.name] = strategy
     return strategy
 

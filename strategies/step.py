@@ -8,8 +8,7 @@ step.
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -26,9 +25,6 @@ from strategies.model.gpt import GPT
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.weights import Weights
 from strategies.tokens import as_tokens
-
-if TYPE_CHECKING:
-    from strategies.checkpoints.save import Saving
 
 Tokens = Int[Array, "B S"]
 """Sequences of S = T + 1 tokens: all but the last are inputs, all but the first are targets."""
@@ -122,6 +118,18 @@ class Implementation:
     compiler_partitioned: bool = False
 
 
+Inputs = ParamSpec("Inputs")
+Output = TypeVar("Output", covariant=True)
+
+
+class Jitted(jax.stages.Wrapped, Protocol[Inputs, Output]):
+    """A function that `jax.jit` made: it can be called, traced and lowered."""
+
+    def __call__(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
+        """Run it. The first call compiles it."""
+        ...
+
+
 @dataclass(frozen=True)
 class Step:
     """One training step on one mesh: `state, metrics = step(state, batch)`.
@@ -144,11 +152,11 @@ class Step:
     config: GPTConfig
     mesh: Mesh
     train: TrainConfig
-    init: Any
-    update: Any
-    gradients: Any
-    apply: Any
-    evaluation: Any
+    init: Jitted[[Array], State]
+    update: Jitted[[State, Tokens], tuple[State, Metrics]]
+    gradients: Jitted[[State, Tokens], tuple[Float[Array, ""], Weights]]
+    apply: Jitted[[State, Weights], tuple[State, Metrics]]
+    evaluation: Jitted[[Weights, Tokens], Float[Array, ""]]
     state: State
     grads: Weights
     batch: jax.ShapeDtypeStruct
@@ -187,13 +195,14 @@ class Step:
         return batch if there else self.place(batch)
 
     @functools.cached_property
-    def _tuned_update(self) -> Any:
+    def _tuned_update(self) -> Jitted[[State, Tokens], tuple[State, Metrics]]:
         """`update`, compiled with `xla_options`. JAX allows these in no function that another jitted one calls."""
         if not self.xla_options:
             return self.update
         state = jax.tree.map(lambda each: each.sharding, self.state)
         shardings, options = (state, NamedSharding(self.mesh, P())), dict(self.xla_options)
-        return jax.jit(self.update.__wrapped__, out_shardings=shardings, donate_argnums=0, compiler_options=options)
+        update = self.update.__wrapped__  # pyright: ignore[reportAttributeAccessIssue] (of every jitted function)
+        return jax.jit(update, out_shardings=shardings, donate_argnums=0, compiler_options=options)
 
     def place(self, tokens_BS: Any) -> Tokens:
         """Put host tokens [batch_size, sequence + 1], in anything like a numpy array, on the mesh.
@@ -211,58 +220,6 @@ class Step:
             raise ValueError(f"tokens of shape {tokens_BS.shape}; this step takes {shape}")
         vocab = self.config.vocab
         return jax.make_array_from_callback(shape, sharding, lambda part: as_tokens(tokens_BS[part], vocab))
-
-    def save(
-        self,
-        state: State,
-        folder: str | Path,
-        *,
-        position: int | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        keep: int | None = None,
-    ) -> "Saving":
-        """Save a state as `folder/POSITION`, in a form that any strategy restores (checkpoints/).
-
-        It returns when the state is on the host, and may then be donated; `wait()` of the result waits until it is on
-        disk. Until a checkpoint is whole, it has a temporary name. All processes call this, and write their own shards.
-
-        Args:
-            state: of this step.
-            folder: of all checkpoints of a training run, on a file system that all processes see.
-            position: batches that were trained on; default: the steps that the optimizer has made.
-            metadata: facts to save with it, as JSON.
-            keep: how many checkpoints to keep, the latest ones; default: all.
-
-        Raises:
-            CheckpointError: it cannot be written, or there is one of this position already. Others stay.
-        """
-        from strategies.checkpoints.save import save  # loads Orbax, which takes seconds
-
-        return save(self, state, folder, position, metadata, keep)
-
-    def restore(self, folder: str | Path, *, at: int | None = None) -> State:
-        """Restore a state that any strategy saved, sharded as this step shards it.
-
-        Each device reads its own shards. Quantisation errors of compressed gradients are dropped, with a warning, if
-        this step keeps no such errors. A loss scale is kept in float16 only. A float16 step begins with that of its
-        `TrainConfig` if the checkpoint has none.
-
-        It waits for a save that is still running. If that fails, its `Saving` and the next save raise the failure. This
-        restores an older checkpoint, and warns if `at` does not name it.
-
-        Args:
-            folder: as `save` takes it.
-            at: position of the checkpoint; default: the latest.
-
-        Returns:
-            The state, with every array in the shape, the dtype and the sharding that `state` has.
-
-        Raises:
-            CheckpointError: there is none, it is damaged, of another model, or of a newer format.
-        """
-        from strategies.checkpoints.restore import restore
-
-        return restore(self, folder, at)
 
     def xla_options_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The XLA options given, as the compiler of its devices reads them, and `xla_options` for the others."""

@@ -28,16 +28,6 @@ FORBIDDEN = {
 }
 MODEL = "strategies.config", "strategies.backends.backend", "strategies.model"
 """All that the model may know of the strategies: sizes, which kernel the devices have, and its own parts."""
-LATE = {
-    ("benchmarks.cli.arguments", "benchmarks.cli.options"),
-    ("strategies.step", "strategies.checkpoints.save"),
-    ("strategies.step", "strategies.checkpoints.restore"),
-}
-"""Imported inside a function, against the arrows.
-
-The help of an option names what the registry has. A step saves and restores by functions that take a step; importing
-them takes seconds.
-"""
 
 
 def imported(path):
@@ -49,6 +39,10 @@ def imported(path):
             assert node.module, f"{path} imports relatively"
             names = (f"{node.module}.{alias.name}" for alias in node.names)
             yield from (name if name in NAMES else node.module for name in names)
+
+
+ARROWS = {(name, other) for name, path in NAMES.items() for other in imported(path) if other in NAMES}
+"""Each import of a module of ours by another, also those inside functions and of types alone."""
 
 
 def room(name):
@@ -66,13 +60,20 @@ def test_nothing_imports_against_the_arrows(path):
 
 def test_packages_have_no_import_cycles():
     """Of two packages at most one imports the other, directly or through others: graphlib names a cycle."""
-    arrows = {(name, other) for name, path in NAMES.items() for other in imported(path) if other in NAMES} - LATE
     uses = {room(name): set() for name in NAMES}
-    for name, other in arrows:
+    for name, other in ARROWS:
         uses[room(name)] |= {room(other)} - {room(name)}
     order = [*graphlib.TopologicalSorter(uses).static_order()]
     assert order.index("strategies.model") < order.index("strategies.core") < order.index("strategies")
     assert order.index("strategies") < order.index("benchmarks.timing") < order.index("benchmarks.harness")
+
+
+def test_modules_have_no_import_cycles():
+    """Nor do the modules of a package: an import inside a function is late for its time, never for a cycle."""
+    uses = {name: set() for name in NAMES}
+    for name, other in ARROWS:
+        uses[name] |= {other} - {name}
+    graphlib.TopologicalSorter(uses).prepare()
 
 
 @pytest.mark.parametrize(

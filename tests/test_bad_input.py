@@ -80,19 +80,19 @@ TABLE: dict[str, tuple[int, str]] = {
     ),
     "results.baseline list.json": (5, "is JSON but not pytest-benchmark's"),
     # what means nothing
-    "strategies schedule gpipe --stages=0 --microbatches=1": (2, "--stages 0; it must be at least 1"),
-    "strategies schedule gpipe --stages=1 --microbatches=0": (2, "--microbatches 0; it must be at least 1"),
-    "strategies schedule interleaved --stages=1 --microbatches=1 --chunks=0": (2, "--chunks 0; it must be at least 1"),
-    "strategies schedule 1f1b --stages=100000 --microbatches=1": (2, "cells; take fewer, for 600,000 at most"),
-    "strategies show zero1 --mesh=data=2,tensor=2": (2, "zero1 has no axis tensor; mesh data=2,tensor=2 takes a"),
-    "strategies show fsdp --mesh=fsdp=4 --topology=v5p:4x4x4": (
+    "benchmarks.schedule gpipe --stages=0 --microbatches=1": (2, "--stages 0; it must be at least 1"),
+    "benchmarks.schedule gpipe --stages=1 --microbatches=0": (2, "--microbatches 0; it must be at least 1"),
+    "benchmarks.schedule interleaved --stages=1 --microbatches=1 --chunks=0": (2, "--chunks 0; it must be at least 1"),
+    "benchmarks.schedule 1f1b --stages=100000 --microbatches=1": (2, "cells; take fewer, for 600,000 at most"),
+    "benchmarks.show zero1 --mesh=data=2,tensor=2": (2, "zero1 has no axis tensor; mesh data=2,tensor=2 takes a"),
+    "benchmarks.show fsdp --mesh=fsdp=4 --topology=v5p:4x4x4": (
         2,
         "takes 4 devices, and must take all 64 of v5p:4x4x4",
     ),
-    "strategies show fsdp --topology=v5p": (2, "topology 'v5p' cannot be read; write one as v5p:4x4x4, of the kinds"),
-    "strategies show fsdp tensor --png=x.png": (2, "--png draws one strategy, and 2 are asked for; name one"),
-    "strategies show fsdp --png=x.xyz": (5, "fsdp on fsdp=4"),
-    "strategies show fsdp --mesh=fsdp=4 --batch-size=0": (2, "batch_size=0"),
+    "benchmarks.show fsdp --topology=v5p": (2, "topology 'v5p' cannot be read; write one as v5p:4x4x4, of the kinds"),
+    "benchmarks.show fsdp tensor --png=x.png": (2, "--png draws one strategy, and 2 are asked for; name one"),
+    "benchmarks.show fsdp --png=x.xyz": (5, "fsdp on fsdp=4"),
+    "benchmarks.show fsdp --mesh=fsdp=4 --batch-size=0": (2, "batch_size=0"),
     f"{FEASIBILITY} --compile=-1": (2, "'-1' is not a number; give a whole number of at least 0"),
     f"{FEASIBILITY} --topology=cpu:999999": (2, "has 999,999 devices; take 65,536 or fewer"),
     f"{FEASIBILITY} --topology=v5e-16": (2, "topology 'v5e-16' cannot be read; write one as v5e:4x4"),
@@ -145,7 +145,7 @@ SPEED = "tokens_per_second_per_device"
 def run(command: str, monkeypatch: pytest.MonkeyPatch, stdin: str = "") -> int:
     """Run a command in this process, and return its exit code."""
     name, *arguments = command.split()
-    module = importlib.import_module("strategies.__main__" if name == "strategies" else name)
+    module = importlib.import_module(name)
     monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
     try:
         return module.main(arguments) or 0
@@ -242,7 +242,7 @@ def test_figures_are_beside_their_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(list((tmp_path / "runs" / "first-figures").glob("*.png"))) >= 5
 
 
-LOTS = "strategies schedule 1f1b --stages 40 --microbatches 200"
+LOTS = "benchmarks.schedule 1f1b --stages 40 --microbatches 200"
 
 
 def test_a_broken_pipe_is_quiet() -> None:
@@ -258,17 +258,18 @@ def test_a_broken_pipe_is_quiet() -> None:
 
 
 @pytest.mark.usefixtures("_interruptible")
-def test_ctrl_c_while_strategies_are_imported_is_quiet() -> None:
-    """Ctrl-C while `python -m strategies` imports ends it by SIGINT without a traceback."""
+@pytest.mark.parametrize("command", ["benchmarks show fsdp", "benchmarks.show fsdp", "benchmarks strategies", LOTS])
+def test_ctrl_c_as_soon_as_a_command_is_imported_is_quiet(command: str) -> None:
+    """Ctrl-C ends a command by SIGINT or with 130, without a traceback, once `benchmarks.commandline` is there."""
     with subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-m", *LOTS.split()], cwd=ROOT, stdout=-1, stderr=-1, text=True
+        [sys.executable, "-X", "importtime", "-m", *command.split()], cwd=ROOT, stdout=-1, stderr=-1, text=True
     ) as process:
         assert process.stderr
-        while "strategies.importing" not in process.stderr.readline():
+        while not process.stderr.readline().endswith(" benchmarks.commandline\n"):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert "Traceback" not in process.stderr.read()
-        assert process.wait() == -signal.SIGINT
+        assert process.wait() in (-signal.SIGINT, 130)
 
 
 @pytest.mark.usefixtures("_interruptible")

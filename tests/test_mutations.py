@@ -81,8 +81,8 @@ COMMANDS = [
     "results.export run.json --format=csv",
     "results.merge run.json other.json --out=merged.json",
     "results.regress exact run.json other.json",
-    "strategies show data --mesh=data=2",
-    "strategies schedule 1f1b --stages=2 --microbatches=4",
+    "benchmarks.show data --mesh=data=2",
+    "benchmarks.schedule 1f1b --stages=2 --microbatches=4",
 ]
 """Commands whose arguments are mutated."""
 UNTRIED = {"--compile", "--measure", "--again", "--workers", "--cache", "--help", "--devices", "--png"}
@@ -120,7 +120,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ended(command: list[str], stdin: bytes = b"") -> tuple[Any, str, str]:
     """Run a command in this process; return its exit code, and what it wrote to stderr and to stdout."""
-    module = importlib.import_module("strategies.__main__" if command[0] == "strategies" else command[0])
+    module = importlib.import_module(command[0])
     output, errors, before = io.StringIO(), io.StringIO(), sys.stdin
     sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
     try:
@@ -181,10 +181,10 @@ def try_arguments(command: str, files: Path, tried: settings) -> None:
     """Give one option of a command another value, as often as said."""
     parts = [str(files / part) if part in ("run.json", "other.json", "runs.csv") else part for part in command.split()]
     stream = io.StringIO()
-    module = importlib.import_module("strategies.__main__" if parts[0] == "strategies" else parts[0])
+    module = importlib.import_module(parts[0])
     verbs = [part for part in parts[1:3] if part.isalnum() and not part.startswith("-")][:1]
     with contextlib.redirect_stdout(stream), contextlib.suppress(SystemExit):
-        module.main([*(verbs if parts[0] in ("strategies", "results.regress") else []), "--help"])
+        module.main([*(verbs if parts[0] == "results.regress" else []), "--help"])
     options = sorted({*re.findall(r"--[a-z][a-z-]+", stream.getvalue())} - UNTRIED)
 
     @tried

@@ -5,35 +5,29 @@ Values that need the strategy registry (`options.py`) are parsed later, in the m
 
 import argparse
 from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from benchmarks.commandline.values import count, seconds, shown, whole
+from benchmarks.cli.defaults import (
+    BATCH_SIZES,
+    CASE_TIMEOUT,
+    DEVICES,
+    EXTRA_SECONDS,
+    JOIN_TIMEOUT,
+    LOST_AFTER,
+    MIN_ROUNDS,
+    ROUNDS,
+    SIZES,
+)
+from benchmarks.commandline.values import commas, count, seconds, shown, whole
 from strategies.config import AttentionPattern, Dtype, Remat
 from strategies.presets import PRESETS
 
 if TYPE_CHECKING:  # it takes longer to load than a help may
     import pytest
 
-DEVICES = (1, 2, 8)
-BATCH_SIZES = (16, 8)
-"""The largest first: its rows are the curve over numbers of devices."""
-ROUNDS = 20
-EXTRA_SECONDS = 40.0
-"""Comparable steps whose `ROUNDS` took less time are timed until then, where their intervals are wide."""
-MIN_ROUNDS = 6
-"""The fewest samples whose extremes enclose the median with 95% confidence."""
-CASE_TIMEOUT = 600.0
-LOST_AFTER = 30.0
-"""Default seconds without heartbeat after which a process counts as lost."""
-JOIN_TIMEOUT = 300.0
 LISTED = "`meshmark strategies` lists them"
 STRATEGY_HELP = f"such as fsdp,tensor; default: all; {LISTED}"
-SIZES = ("layers", "embed", "heads", "mlp", "vocab", "sequence")
-"""Sizes of the model, which are options and fields of `GPTConfig`."""
-SPARSE = ("attention_stride", "attention_pattern", "attention_summary")
-"""Options of sparse attention besides the window, which are fields of `GPTConfig`, too."""
 
 T = TypeVar("T")
 
@@ -200,20 +194,6 @@ def _read(given: DeferredValue) -> Any:
         return given.read(str(given))
     except argparse.ArgumentTypeError as error:
         raise ValueError(f"argument {given.flag}: {error}") from error
-
-
-def commas(read: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """A parser of comma-separated lists.
-
-    >>> commas(count)("8,16")
-    [8, 16]
-    """
-
-    @wraps(read)
-    def read_all(text: str) -> Any:
-        return [read(part) for part in text.split(",")]
-
-    return read_all
 
 
 def window(text: str) -> int | None:

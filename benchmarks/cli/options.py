@@ -10,9 +10,9 @@ import jax
 
 from benchmarks.cases.case import COMMON_OPTIONS, Case, Selection
 from benchmarks.cases.failures import reason_of
-from benchmarks.cli.arguments import BATCH_SIZES, DEVICES, SIZES, SPARSE, commas
+from benchmarks.cli.defaults import BATCH_SIZES, DEVICES, SIZES, SPARSE
 from benchmarks.cluster import processes
-from benchmarks.commandline.values import amount, count
+from benchmarks.commandline.values import amount, commas, count
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.cli.arguments import (
-    CASE_TIMEOUT,
     LISTED,
-    commas,
     declare,
     declare_compiler,
     declare_measuring,
@@ -23,8 +21,9 @@ from benchmarks.cli.arguments import (
     strategy,
     topology,
 )
+from benchmarks.cli.defaults import CASE_TIMEOUT
 from benchmarks.commandline.parser import Parser
-from benchmarks.commandline.values import amount, count, positive, seconds, shown, whole, workers
+from benchmarks.commandline.values import amount, commas, count, positive, seconds, shown, whole, workers
 from benchmarks.devices.chips import CHIPS
 from strategies.config import Dtype, Remat
 
@@ -177,6 +176,26 @@ def train() -> Parser:
     _declare_output(parser.add_argument_group("text, log and checkpoints").add_argument)
     declare_processes(parser.add_argument_group("several processes; start each with the same options").add_argument)
     parser.set_defaults(case_timeout=CASE_TIMEOUT)  # how long processes wait for each other
+    return parser
+
+
+def strategies() -> Parser:
+    """Return the parser of `meshmark strategies`, which has no options."""
+    return Parser("meshmark strategies", description="List all strategies, with their mesh axes and options.")
+
+
+def show() -> Parser:
+    """Return the parser of `meshmark show`."""
+    parser = Parser("meshmark show", description="Print what each device holds, and what it sends in a step.")
+    add = parser.add_argument
+    add("names", nargs="*", metavar="STRATEGY", help="default: all of them")
+    add("--mesh", help="such as fsdp=4; default: four devices, or two along each of several axes")
+    add("--topology", help="all devices of a topology such as v5p:4x4x4, which need not be there")
+    add("--preset", default="gpt2", help="the model; default: gpt2")
+    batch_size = "sequences in a global batch; default: 16; with --topology one per device"
+    add("--batch-size", type=int, metavar="N", help=batch_size)
+    add("--json", action="store_true", help="as JSON, for `meshmark diagram` and `meshmark shards`")
+    add("--png", metavar="FILE", help="draw which device holds which part of each array, too")
     return parser
 
 

@@ -85,10 +85,16 @@ COMMANDS = {
     ),
     "frontier": Command("draw the result of a search", "results.frontier", parser="results.cli.parsers:frontier"),
     "lanes": Command("draw a replayed step as lanes", "results.lanes", parser="results.cli.parsers:lanes"),
-    "strategies": Command("list the strategies, with their mesh axes and options", "strategies.__main__", ("list",)),
-    "schedule": Command("print a pipeline schedule, tick by tick", "strategies.__main__", ("schedule",)),
+    "strategies": Command(
+        "list the strategies, with their mesh axes and options",
+        "benchmarks.listing",
+        parser="benchmarks.cli.parsers:strategies",
+    ),
+    "schedule": Command("print a pipeline schedule, tick by tick", "benchmarks.schedule"),
     "timeline": Command("draw a pipeline schedule", "results.timeline", parser="results.cli.parsers:timeline"),
-    "show": Command("print what each device holds and sends in a step", "strategies.__main__", ("show",)),
+    "show": Command(
+        "print what each device holds and sends in a step", "benchmarks.show", parser="benchmarks.cli.parsers:show"
+    ),
     "diagram": Command("draw what each device holds, and which devices exchange what", "results.diagram"),
     "shards": Command(
         "draw which device holds which part of each array", "results.shards", parser="results.cli.parsers:shards"

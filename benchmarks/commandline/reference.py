@@ -24,7 +24,7 @@ This page is made by `python -m benchmarks.commandline.reference`.
 def parser_of(command: Command, *subcommand: str) -> argparse.ArgumentParser:
     """The parser of a command, or of a subcommand of it."""
     parser = command.make_parser(*subcommand)
-    for name in (*command.arguments, *subcommand) if not command.parser else ():
+    for name in subcommand if not command.parser else ():
         parser = subparsers(parser)[name]
     return parser
 

@@ -3,6 +3,11 @@
 import argparse
 import re
 import reprlib
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MOST = 2**63 - 1
 """Largest whole number of an argument: it fits into 64 bits."""
@@ -92,3 +97,17 @@ def _decimal(text: str, what: str, most: float) -> float:
     if float(text) > most:
         raise argparse.ArgumentTypeError(f"{shown(text)} is too large; give at most {most:g}")
     return float(text)
+
+
+def commas(read: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """A parser of comma-separated lists.
+
+    >>> commas(count)("8,16")
+    [8, 16]
+    """
+
+    @wraps(read)
+    def read_all(text: str) -> Any:
+        return [read(part) for part in text.split(",")]
+
+    return read_all

@@ -12,7 +12,7 @@ from benchmarks.program.hbm import MemoryTraffic
 from benchmarks.program.hlo import Computation, HLOError, Instruction, Module, integers, parse
 from benchmarks.program.schedule import Event, Part, scheduled
 from benchmarks.program.work import Work, conditional, heaviest
-from strategies.mesh import AXES
+from strategies.mesh import all_axes
 
 FLOATS = re.compile(r"\b(bf16|f[0-9]+(?:e[0-9a-z]+)?)\[")
 """Matches the dtype of a floating-point array, followed by its shape."""
@@ -51,7 +51,7 @@ class Program(Work):
         }
         for kind in KINDS:
             of_kind = [each for each in self.collectives if each.kind == kind]
-            for axis in (*AXES, SEVERAL):
+            for axis in (*all_axes(), SEVERAL):
                 over = Work(tuple(each for each in of_kind if each.axis == axis))
                 row[f"compiled.sent_bytes.{kind}.{axis}"] = over.sent_bytes
             for where, in_loop in (("outside_loops", False), ("in_loops", True)):
@@ -72,7 +72,7 @@ class Program(Work):
             "between_processes.axes": ",".join(crossing),
             "between_processes.sent_bytes": crossing_work.sent_bytes,
         }
-        for axis in (*AXES, SEVERAL):
+        for axis in (*all_axes(), SEVERAL):
             over = Work(tuple(each for each in crossing_work.collectives if each.axis == axis))
             row[f"between_processes.sent_bytes.{axis}"] = over.sent_bytes
         return row

@@ -19,7 +19,8 @@ import pytest
 
 from benchmarks.cases.case import Case, Selection
 from benchmarks.cases.row import Row
-from benchmarks.cli.arguments import EXTRA_SECONDS, ROUNDS, parse_deferred
+from benchmarks.cli.arguments import parse_deferred
+from benchmarks.cli.defaults import EXTRA_SECONDS, ROUNDS
 from benchmarks.cli.options import selected
 from benchmarks.cluster import processes
 from benchmarks.cluster.heartbeat import HeartbeatSender

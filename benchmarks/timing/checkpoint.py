@@ -15,7 +15,7 @@ import jax
 from benchmarks.cases.failures import status_of
 from benchmarks.cluster import processes
 from strategies import State, Step
-from strategies.checkpoints import canonical
+from strategies.checkpoints import leaves, restore, save
 
 REPEATS = 3
 """Saves and restores of each case; a row has the medians."""
@@ -81,13 +81,13 @@ def checkpoint_times(step: Step, state: State, single: Callable[[], Step], folde
     Raises:
         CheckpointError: a checkpoint cannot be written or read.
     """
-    import strategies.checkpoints.save  # noqa: F401 (its first import takes seconds)
+    import strategies.checkpoints.writing  # noqa: F401 (Orbax, which takes up to a second, is no part of a save)
 
     saves = [_save(step, state, folder, position) for position in range(REPEATS)]
     restores = [_restore(step, folder) for _ in range(REPEATS)]
     blocking, whole = zip(*saves, strict=True)
     return CheckpointTimes(
-        total_bytes=sum({leaf.name: leaf.disk_bytes for leaf in canonical.leaves(step)}.values()),
+        total_bytes=sum({leaf.name: leaf.disk_bytes for leaf in leaves(step)}.values()),
         save_blocking_seconds=statistics.median(blocking),
         save_seconds=statistics.median(whole),
         restore_seconds=statistics.median(restores),
@@ -98,7 +98,7 @@ def checkpoint_times(step: Step, state: State, single: Callable[[], Step], folde
 def _save(step: Step, state: State, folder: Path, position: int) -> tuple[float, float]:
     """Seconds of the blocking part of a save, and of all of it. The checkpoint before is removed afterwards."""
     start = time.perf_counter()
-    saving = step.save(state, folder, position=position)
+    saving = save(step, state, folder, position=position)
     blocking = time.perf_counter() - start
     saving.wait()
     whole = time.perf_counter() - start
@@ -121,5 +121,5 @@ def _restore_single(single: Callable[[], Step], folder: Path) -> float | None:
 def _restore(step: Step, folder: Path) -> float:
     """Seconds until a restored state is on the devices."""
     start = time.perf_counter()
-    jax.block_until_ready(step.restore(folder))
+    jax.block_until_ready(restore(step, folder))
     return time.perf_counter() - start

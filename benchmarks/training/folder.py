@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.commandline.outputs import Unwritable, cause, require_folder
-from strategies.checkpoints import zarr_arrays
+from strategies.checkpoints import require_writable
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def require_saves(folder: Path) -> None:
         Unwritable: it does not.
     """
     try:
-        zarr_arrays.require_writable(folder.resolve())
+        require_writable(folder.resolve())
     except (OSError, ValueError) as error:
         reason = cause(error) if isinstance(error, OSError) else str(error)
         raise Unwritable(f"checkpoints cannot be written to {folder}: {reason}; name another --out") from error

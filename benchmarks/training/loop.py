@@ -18,8 +18,7 @@ from benchmarks.training.progress import Progress
 from benchmarks.training.stopping import Stopping
 from benchmarks.training.text import drawn, spread_evenly
 from strategies import CheckpointError, State, Step
-from strategies.checkpoints.info import positions
-from strategies.checkpoints.save import Saving
+from strategies.checkpoints import Saving, positions, save
 from strategies.core.learning_rate import learning_rate_at
 
 
@@ -177,8 +176,8 @@ class Run:
                 if self.saving:
                     self.saving.wait()
             with self._failures_said():
-                self.saving = self.step.save(
-                    state, folder, position=self.position, metadata=metadata, keep=self.plan.keep
+                self.saving = save(
+                    self.step, state, folder, position=self.position, metadata=metadata, keep=self.plan.keep
                 )
                 self.saved = self.position
 

@@ -17,7 +17,7 @@ from benchmarks.commandline.outputs import safe_name
 from benchmarks.timing.machine import PACKAGES
 from benchmarks.training.text import Text
 from strategies import STRATEGIES, GPTConfig, Step, TrainConfig
-from strategies.checkpoints.info import CheckpointInfo
+from strategies.checkpoints import CheckpointInfo
 from strategies.model.gpt import param_count, resolved
 
 LEARNING = (

@@ -41,7 +41,7 @@ def keep_pace(metrics: Mapping[str, Any]) -> None:
     for result in metrics.values():
         if not _on_virtual_devices(result):
             return
-        _warn_of_kept_programs()
+        _warn_about_cached_executables()
         _ahead.append(result)
         break
     while len(_ahead) > MOST_AHEAD:
@@ -51,7 +51,7 @@ def keep_pace(metrics: Mapping[str, Any]) -> None:
 
 
 @cache
-def _warn_of_kept_programs() -> None:
+def _warn_about_cached_executables() -> None:
     """Warn once that a program from JAX's persistent compilation cache may deadlock on virtual CPU devices.
 
     In a program that this process has compiled, XLA's CPU backend orders a collective before a later loop that

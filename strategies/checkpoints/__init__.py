@@ -5,6 +5,24 @@
     folder/300/mu/..., folder/300/nu/...             AdamW's moments
     folder/300/errors/...                            quantisation errors of compressed gradients
 
-Start at `Step.save` and `Step.restore`, in strategies/step.py. Several processes need a file system that all of them
-see.
+Start at `save` and `restore`, two functions over a step. Several processes need a file system that all of them see.
 """
+
+from strategies.checkpoints.canonical import leaves
+from strategies.checkpoints.info import CheckpointError, CheckpointInfo, positions
+from strategies.checkpoints.info import read as read_info
+from strategies.checkpoints.restoring import restore
+from strategies.checkpoints.saving import Saving, save
+from strategies.checkpoints.zarr_arrays import require_writable
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointInfo",
+    "Saving",
+    "leaves",
+    "positions",
+    "read_info",
+    "require_writable",
+    "restore",
+    "save",
+]

@@ -46,7 +46,7 @@ class Leaf:
         return not self.stored.shape
 
     @property
-    def is_residual(self) -> bool:
+    def is_error_feedback(self) -> bool:
         """Whether it belongs to the devices and not to the model, as the quantisation errors of compression do."""
         return not self.is_scalar and not self.dims
 

@@ -14,13 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
+from benchmarks.show import main as show
 from results.figures.grid import size
 from results.figures.palette import device_colours
 from results.figures.shards import MOST_DEVICES, draw_parts, figure_of, layout_panels, parts_of
 from results.records.overviews import Overview, read
 from results.shards import main
 from strategies import STRATEGIES
-from strategies import __main__ as strategies
 from strategies.costs.overview import overview
 
 
@@ -115,8 +115,8 @@ def test_show_draws_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`show --png` writes the picture that `show --json | meshmark shards` writes, and prints the table."""
-    show = ["show", "fsdp", "--mesh=fsdp=4,tensor=2", "--preset=nano"]
-    strategies.main([*show, f"--png={tmp_path / 'shown.png'}"])
+    asked = ["fsdp", "--mesh=fsdp=4,tensor=2", "--preset=nano"]
+    show([*asked, f"--png={tmp_path / 'shown.png'}"])
     said = capsys.readouterr()
     assert said.out.startswith("three_d on fsdp=4,tensor=2: nano, 16 × 64 tokens")
     assert "blocks.mlp.up_DF" in said.out
@@ -124,7 +124,7 @@ def test_show_draws_what_it_says(
         said.err
         == "fsdp lacks an axis of fsdp=4,tensor=2; this is three_d, which does the same along the axes of fsdp\n"
     )
-    strategies.main([*show, "--json"])
+    show([*asked, "--json"])
     monkeypatch.setattr("sys.stdin", io.StringIO(capsys.readouterr().out))
     main([str(tmp_path / "piped.png")])
     assert (tmp_path / "piped.png").read_bytes() == (tmp_path / "shown.png").read_bytes()

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from matplotlib.patches import Rectangle
 
+from benchmarks.schedule import main as print_schedule
 from results.figures.timeline import timeline
 from results.records.schedules import read
 from results.timeline import main
-from strategies import __main__ as strategies
 
 
 def drawn(*arguments: str) -> dict:
     """Return a schedule as `meshmark schedule --json` prints it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", text := io.StringIO())
-        strategies.main(["schedule", *arguments, "--json"])
+        print_schedule([*arguments, "--json"])
     return json.loads(text.getvalue())
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
-from strategies.checkpoints import canonical, zarr_arrays
+from strategies.checkpoints import canonical, restore, save, zarr_arrays
 from strategies.core.plan import BYTES
 from strategies.costs.arrays import held_arrays
 from strategies.costs.predict import predict
@@ -166,17 +166,17 @@ def test_a_checkpoint_has_master_weights_and_no_others(other, tmp_path):
     """It has the arrays of any checkpoint, in float32. Others restore the masters, and their checkpoints give both."""
     step, another = step_of("master"), step_of(other)
     _, state = trained(step, initial(step), range(1))
-    step.save(state, tmp_path / "here").wait()
+    save(step, state, tmp_path / "here").wait()
     names = [leaf.name for leaf in canonical.leaves(another) if leaf.dims]
     assert sorted(path.name for path in (tmp_path / "here" / "1" / "params").iterdir()) == sorted(
         name.removeprefix("params/") for name in names if name.startswith("params/")
     )
     for name in names:
         assert zarr_arrays.open_array(tmp_path / "here" / "1", name).dtype.name == "float32"
-    theirs = another.restore(tmp_path / "here")
+    theirs = restore(another, tmp_path / "here")
     jax.tree.map(np.testing.assert_array_equal, theirs.params, state.master)
-    another.save(theirs, tmp_path / "there").wait()
-    again = step.restore(tmp_path / "there")
+    save(another, theirs, tmp_path / "there").wait()
+    again = restore(step, tmp_path / "there")
     jax.tree.map(np.testing.assert_array_equal, again, state)
     for mine, expected in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True):
         assert mine.dtype == expected.dtype
@@ -192,8 +192,8 @@ def test_training_goes_on_with_and_without_master_weights(before, after, tmp_pat
         return losses, norms, [each._replace(params=each.master or each.params) for each in states]
 
     first, state = trained(step_of(before), initial(step_of(before)), range(1))
-    step_of(before).save(state, tmp_path).wait()
-    last, _ = trained(step_of(after), step_of(after).restore(tmp_path), range(1, 3))
+    save(step_of(before), state, tmp_path).wait()
+    last, _ = trained(step_of(after), restore(step_of(after), tmp_path), range(1, 3))
     mine = [results(before, first), results(after, last)]
     whole = (*(np.concatenate(pair) for pair in zip(mine[0][:2], mine[1][:2], strict=True)), mine[0][2] + mine[1][2])
     assert_equal(whole, single(dtype="bfloat16"), ROUNDING["bfloat16"])

@@ -6,13 +6,13 @@ import jax
 import pytest
 
 from strategies import STRATEGIES, Infeasible, MeshSpec
-from strategies.mesh import AXES, factorisations
+from strategies.mesh import all_axes, factorisations
 
 
 @pytest.mark.parametrize("devices", [1, 2, 6, 8, 12, 64])
 def test_parse_and_print_are_inverse(devices):
     """Parsing inverts printing for every mesh over every axis, and a mesh has as many devices as it was made for."""
-    meshes = list(factorisations(AXES, devices))
+    meshes = list(factorisations(all_axes(), devices))
     assert [MeshSpec.parse(str(mesh)) for mesh in meshes] == meshes
     assert {mesh.size for mesh in meshes} == {devices}
 
@@ -48,7 +48,7 @@ def test_a_mesh_leaves_no_device_unused_and_needs_none_that_is_not_there(text, g
     """A mesh of another size than the devices given is refused, never trimmed."""
     mesh = MeshSpec.parse(text)
     with pytest.raises(Infeasible, match=f"mesh {text} takes {mesh.size} devices and {given} are given"):
-        mesh.over(AXES, jax.devices()[:given])
+        mesh.over(all_axes(), jax.devices()[:given])
 
 
 def test_an_axis_that_a_strategy_does_not_use_is_refused():

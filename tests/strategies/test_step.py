@@ -53,7 +53,7 @@ def test_it_is_traced_once_and_donates_its_state(name):
     for seed in range(3):
         before, (state, metrics) = state, step(state, step.place(tokens(step, seed)))
         assert all(x.is_deleted() for x in jax.tree.leaves(before))
-    assert step.update._cache_size() == 1  # the count has no public name
+    assert step.update._cache_size() == 1  # pyright: ignore[reportAttributeAccessIssue] (the count has no public name)
     assert set(metrics) == {"loss", "grad_norm"}
     assert {(x.shape, str(x.dtype)) for x in metrics.values()} == {((), "float32")}
 

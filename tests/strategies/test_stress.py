@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from strategies import STRATEGIES
-from strategies.mesh import AXES, factorisations
+from strategies.mesh import all_axes, factorisations
 from tests.processes import ROOT, environment
 
 BUSY = 4
@@ -69,7 +69,7 @@ def busy():
 def test_every_strategy_is_stressed():
     """Every strategy in the registry has a loop, except `single`, which communicates nothing."""
     assert set(MESHES) == set(STRATEGIES) - {"single"}
-    assert set(MESHES["three_d"]) <= set(map(str, factorisations(AXES, 8)))
+    assert set(MESHES["three_d"]) <= set(map(str, factorisations(all_axes(), 8)))
 
 
 @pytest.mark.stress

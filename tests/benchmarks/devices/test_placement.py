@@ -11,7 +11,7 @@ from benchmarks.devices.placement import device_count, topology_mesh
 from benchmarks.devices.topology import Topology
 from benchmarks.explain.roofline import collective_bandwidth, extents, group_along
 from strategies import MeshSpec
-from strategies.mesh import AXES, factorisations
+from strategies.mesh import all_axes, factorisations
 
 V5P = Topology.parse("v5p:4x4x4")
 NO_TPU = V5P.compiler_version is None
@@ -92,9 +92,9 @@ def test_every_factorisation_is_a_mesh_of_a_torus(text: str) -> None:
     """Every factorisation of a slice's devices is a mesh with each device once, even if an axis takes part of a dim."""
     topology = Topology.parse(text)
     assert len(topology.devices()) == device_count(topology)
-    for spec in factorisations(AXES, device_count(topology)):
-        mesh = spec.over(AXES, topology.devices())
-        assert dict(mesh.shape) == {axis: spec.sizes.get(axis, 1) for axis in AXES}
+    for spec in factorisations(all_axes(), device_count(topology)):
+        mesh = spec.over(all_axes(), topology.devices())
+        assert dict(mesh.shape) == {axis: spec.sizes.get(axis, 1) for axis in all_axes()}
         assert {device.id for device in mesh.devices.flat} == {device.id for device in topology.devices()}
 
 

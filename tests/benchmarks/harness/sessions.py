@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.cases.case import Case
-from benchmarks.cli.arguments import MIN_ROUNDS
+from benchmarks.cli.defaults import MIN_ROUNDS
 from benchmarks.harness.corpus import read_corpus
 from benchmarks.harness.lifecycle import RunSettings
 from benchmarks.harness.session import Session

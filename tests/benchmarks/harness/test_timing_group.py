@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.cli.arguments import MIN_ROUNDS
+from benchmarks.cli.defaults import MIN_ROUNDS
 from benchmarks.harness.clock import Clock
 from benchmarks.harness.prepare import Entry
 from benchmarks.harness.timing_group import CANARY, TimingGroup

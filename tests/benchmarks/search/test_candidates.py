@@ -9,7 +9,7 @@ from benchmarks.devices.topology import Topology
 from benchmarks.search.candidates import AXIS, SearchSpace, microbatch_choices
 from strategies import GPTConfig, MeshSpec
 from strategies.costs.predict import strategies_with_formulas
-from strategies.mesh import AXES, factorisations
+from strategies.mesh import all_axes, factorisations
 
 CONFIG = GPTConfig(layers=4, embed=16, heads=4, vocab=256, sequence=16)
 
@@ -26,7 +26,7 @@ def test_every_factorisation_of_the_devices_is_there(devices: int) -> None:
     `single` is a candidate on one device only, and the others on more.
     """
     cases = list(space(devices).cases())
-    assert {case.mesh for case in cases} == set(factorisations(AXES, devices))
+    assert {case.mesh for case in cases} == set(factorisations(all_axes(), devices))
     assert {case.strategy for case in cases} == (
         {"single"} if devices == 1 else set(strategies_with_formulas()) - {"single"}
     )
@@ -57,7 +57,7 @@ def test_selected_values_are_the_only_ones() -> None:
     }
 
 
-@pytest.mark.parametrize("mesh", [*map(str, factorisations(AXES, 12))])
+@pytest.mark.parametrize("mesh", [*map(str, factorisations(all_axes(), 12))])
 def test_microbatches_divide_a_devices_sequences(mesh: str) -> None:
     """Microbatch counts divide a device's sequences; if stages divide these, they begin there and double."""
     sizes = MeshSpec.parse(mesh).sizes

@@ -50,7 +50,7 @@ def test_checkpoints_are_tried_before_the_first_step(
     def refuse(folder: Path) -> None:
         raise ValueError("Invalid file path")
 
-    monkeypatch.setattr(zarr_arrays, "require_writable", refuse)
+    monkeypatch.setattr("benchmarks.training.folder.require_writable", refuse)
     with pytest.raises(SystemExit, match="5"):
         main([*SHORT, f"--out={tmp_path / 'run'}"])
     assert re.search("checkpoints cannot be written to .*: Invalid file path; name another", capsys.readouterr().err)

@@ -18,7 +18,7 @@ TINY = GPTConfig(layers=2, embed=16, heads=2, vocab=32, sequence=8)
 def waited(monkeypatch):
     """The indices of the steps that were waited for, recorded by fake metrics."""
     pace._ahead.clear()
-    pace._warn_of_kept_programs.cache_clear()
+    pace._warn_about_cached_executables.cache_clear()
     waited: list[int] = []
     monkeypatch.setattr(pace, "_on_virtual_devices", lambda result: True)
     yield waited

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.devices.chips import CHIPS
 from benchmarks.devices.topology import DEVICE_KINDS
 from strategies.backends.torus import TWO_DIMS, in_rings
-from strategies.mesh import AXES
+from strategies.mesh import all_axes
 
 Coords = tuple[int, ...]
 V5E = "TPU v5 lite"
@@ -79,7 +79,7 @@ def test_other_meshes_stay_as_they_are(devices: np.ndarray) -> None:
     assert places(in_rings(devices, ("fsdp", "tensor"))) == places(devices)
 
 
-@pytest.mark.parametrize("innermost", AXES)
+@pytest.mark.parametrize("innermost", all_axes())
 def test_only_tensor_and_fsdp_take_rings(innermost: str) -> None:
     """Other innermost axes keep their parts of a row, also with an axis of size one inside of them."""
     devices = chips((16, 16), (64, 4, 1))

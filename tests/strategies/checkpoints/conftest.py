@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from strategies.checkpoints import save
 from tests.strategies.checkpoints.variants import first_half, step_of
 
 
@@ -13,7 +14,7 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two") / "saved"
     _, state = first_half("single", 3)
     for position in (1, 2):
-        step_of("single").save(state, folder, position=position).wait()
+        save(step_of("single"), state, folder, position=position).wait()
     return folder
 
 

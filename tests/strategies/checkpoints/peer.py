@@ -13,10 +13,11 @@ import jax
 where, processes, index, folder, case = sys.argv[1:]
 jax.distributed.initialize(where, int(processes), int(index), heartbeat_timeout_seconds=10)
 
+from strategies.checkpoints import restore, save  # noqa: E402
 from tests.strategies.checkpoints.variants import step_at  # noqa: E402
 from tests.strategies.equality import trained  # noqa: E402
 
 step = step_at(case)
-((loss,), (norm,), _), state = trained(step, step.restore(Path(folder)), [1])
-step.save(state, Path(folder)).wait()
+((loss,), (norm,), _), state = trained(step, restore(step, Path(folder)), [1])
+save(step, state, Path(folder)).wait()
 print(f"\n{loss} {norm}")

@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import json
 import math
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -11,10 +13,10 @@ import numpy as np
 import pytest
 
 from strategies import STRATEGIES, MeshSpec
-from strategies.checkpoints import canonical, zarr_arrays
+from strategies.checkpoints import canonical, restore, save, zarr_arrays
 from strategies.checkpoints.info import positions
 from strategies.checkpoints.info import read as read_info
-from tests.processes import run_together
+from tests.processes import ROOT, run_together
 from tests.strategies.checkpoints.variants import VARIANTS, first_half, step_at, step_of
 from tests.strategies.equality import CONFIG, ROUNDING, assert_equal, build, initial, single, trained
 from tests.strategies.sampling import nightly
@@ -37,7 +39,7 @@ def saved(tmp_path_factory):
         if variant not in folders:
             folders[variant] = tmp_path_factory.mktemp("saved")
             _, state = first_half(variant, HALF)
-            step_of(variant).save(state, folders[variant]).wait()
+            save(step_of(variant), state, folders[variant]).wait()
         return folders[variant]
 
     return folder
@@ -57,7 +59,7 @@ def test_training_goes_on_under_another_strategy(before, after, saved):
     """Three steps, save, restore elsewhere, and three steps compute what six steps on one device compute."""
     first, _ = first_half(before, HALF)
     step = step_of(after)
-    second, _ = trained(step, step.restore(saved(before)), range(HALF, 2 * HALF))
+    second, _ = trained(step, restore(step, saved(before)), range(HALF, 2 * HALF))
     mine = [np.concatenate(pair) for pair in zip(first[:2], second[:2], strict=True)]
     whole, _ = first_half("single", 2 * HALF)
     assert_equal((*mine, first[2] + second[2]), whole, ROUNDING["float32"])
@@ -67,7 +69,7 @@ def test_training_goes_on_under_another_strategy(before, after, saved):
 def test_the_form_on_disk_is_that_of_the_model(variant, tmp_path):
     """Whatever the strategy, there is one array for each weight and moment: unpadded, layers in order."""
     step, whole = step_of(variant), step_of("single")
-    step.save(initial(step), tmp_path).wait()
+    save(step, initial(step), tmp_path).wait()
     assert read_info(tmp_path).config == CONFIG
     expected = dict(zip([leaf.name for leaf in canonical.leaves(whole)], jax.tree.leaves(initial(whole)), strict=True))
     assert {*read_info(tmp_path).arrays, *read_info(tmp_path).scalars} == {*expected}
@@ -82,7 +84,7 @@ def test_the_form_on_disk_is_that_of_the_model(variant, tmp_path):
 def test_the_same_step_gets_back_its_state_to_the_bit(variant, saved):
     """Save and restore under the same strategy are inverse, padding included, and change no sharding."""
     step, (_, state) = step_of(variant), first_half(variant, HALF)
-    restored = step.restore(saved(variant))
+    restored = restore(step, saved(variant))
     for mine, expected in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(mine, expected)
         assert mine.sharding.is_equivalent_to(expected.sharding, mine.ndim)
@@ -105,8 +107,8 @@ def test_no_process_holds_an_array_that_its_strategy_shards(variant, monkeypatch
 
     monkeypatch.setattr(canonical.np, "array", record("written", np.array))
     monkeypatch.setattr(zarr_arrays.np, "zeros", record("read", np.zeros))
-    step.save(state, tmp_path).wait()
-    step.restore(tmp_path)
+    save(step, state, tmp_path).wait()
+    restore(step, tmp_path)
     shard = max(4 * math.prod(array.sharding.shard_shape(array.shape)) for array in stored)
     assert largest == {"written": shard, "read": shard}
     assert shard < max(4 * math.prod(array.shape) for array in stored)
@@ -129,17 +131,17 @@ def test_a_state_may_be_donated_while_it_is_written(tmp_path):
     step = step_of("fsdp")
     state = initial(step)
     before = jax.tree.map(np.array, state)
-    saving = step.save(state, tmp_path)
+    saving = save(step, state, tmp_path)
     trained(step, state, range(2))
     saving.wait()
     assert all(array.is_deleted() for array in jax.tree.leaves(state.params))
-    jax.tree.map(np.testing.assert_array_equal, step.restore(tmp_path), before)
+    jax.tree.map(np.testing.assert_array_equal, restore(step, tmp_path), before)
 
 
 def test_what_stands_beside_the_arrays(tmp_path):
     """The model, the optimizer's count, the position in the data and the caller's facts are JSON."""
     step, (_, state) = step_of("tensor"), first_half("tensor", HALF)
-    step.save(state, tmp_path, position=17, metadata={"corpus": "abc"}).wait()
+    save(step, state, tmp_path, position=17, metadata={"corpus": "abc"}).wait()
     facts = json.loads((tmp_path / "17" / "checkpoint.json").read_text())
     assert facts["config"] == dataclasses.asdict(CONFIG)
     assert (facts["format"], facts["step"], facts["position"], facts["metadata"]) == (2, HALF, 17, {"corpus": "abc"})
@@ -149,8 +151,8 @@ def test_the_oldest_are_removed(tmp_path):
     """`keep` is how many checkpoints are left, and without a position the latest is restored."""
     step, (_, state) = step_of("single"), first_half("single", HALF)
     for position in (1, 2, 10):
-        step.save(state, tmp_path, position=position, keep=2)
-    step.restore(tmp_path)  # waits for the last save
+        save(step, state, tmp_path, position=position, keep=2)
+    restore(step, tmp_path)  # waits for the last save
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "2"]
     assert read_info(tmp_path).position == 10
     assert read_info(tmp_path, at=2).position == 2
@@ -167,10 +169,10 @@ def test_the_number_of_processes_may_change(here, there, tmp_path):
     """
     step = step_at(here)
     first, state = trained(step, initial(step), range(1))
-    step.save(state, tmp_path).wait()
+    save(step, state, tmp_path).wait()
     said = run_together(2, 2, "tests.strategies.checkpoints.peer", [str(tmp_path), there])
     assert positions(tmp_path) == [1, 2]
-    last, _ = trained(step, step.restore(tmp_path), range(2, 3))
+    last, _ = trained(step, restore(step, tmp_path), range(2, 3))
     for output in said:
         second = map(float, output.splitlines()[-1].split())
         losses, norms = (
@@ -182,22 +184,22 @@ def test_the_number_of_processes_may_change(here, there, tmp_path):
 COMPRESSED: dict[str, Any] = {"compression": "int8"}
 
 
-def test_residuals_are_given_back(tmp_path):
+def test_error_feedback_is_given_back(tmp_path):
     """With as many devices as before, each gets its quantisation errors back."""
     step = build("data", MeshSpec.parse("data=4"), **COMPRESSED)
     (_, state) = trained(step, initial(step), range(1))
-    step.save(state, tmp_path).wait()
-    jax.tree.map(np.testing.assert_array_equal, step.restore(tmp_path), state)
+    save(step, state, tmp_path).wait()
+    jax.tree.map(np.testing.assert_array_equal, restore(step, tmp_path), state)
     assert np.abs(np.asarray(state.optimizer.errors.shares)).max() > 0
 
 
 @pytest.mark.parametrize("devices", [2, 8])
-def test_residuals_keep_their_sum_on_other_devices(devices, tmp_path):
+def test_error_feedback_keeps_its_sum_on_other_devices(devices, tmp_path):
     """With another number of devices the sum of all errors is the same, number by number."""
     step = build("data", MeshSpec.parse("data=4"), **COMPRESSED)
     (_, state) = trained(step, initial(step), range(1))
-    step.save(state, tmp_path).wait()
-    other = build("data", MeshSpec.parse(f"data={devices}"), **COMPRESSED).restore(tmp_path).optimizer.errors
+    save(step, state, tmp_path).wait()
+    other = restore(build("data", MeshSpec.parse(f"data={devices}"), **COMPRESSED), tmp_path).optimizer.errors
     mine = np.asarray(other.shares).reshape(devices, -1)
     expected = np.asarray(state.optimizer.errors.shares).reshape(4, -1)
     size = min(mine.shape[1], expected.shape[1])
@@ -208,17 +210,23 @@ def test_residuals_keep_their_sum_on_other_devices(devices, tmp_path):
     assert not np.any(expected[:, size:])
 
 
-def test_residuals_are_dropped_with_a_warning(tmp_path):
+def test_error_feedback_is_dropped_with_a_warning(tmp_path):
     """A step that keeps no quantisation errors says that it drops them; one that begins to compress has none."""
     mesh = MeshSpec.parse("data=4")
     step = build("data", mesh, **COMPRESSED)
     (_, state) = trained(step, initial(step), range(1))
-    step.save(state, tmp_path / "int8").wait()
+    save(step, state, tmp_path / "int8").wait()
     plain = step_of("data")
     with pytest.warns(RuntimeWarning, match="errors of compression=int8 are dropped: this step has compression=none"):
-        restored = plain.restore(tmp_path / "int8")
+        restored = restore(plain, tmp_path / "int8")
     jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)
-    plain.save(restored, tmp_path / "none").wait()
-    again = step.restore(tmp_path / "none")
+    save(plain, restored, tmp_path / "none").wait()
+    again = restore(step, tmp_path / "none")
     assert not any(np.any(errors) for errors in again.optimizer.errors)
     jax.tree.map(np.testing.assert_array_equal, again.optimizer.optimizer, state.optimizer.optimizer)
+
+
+def test_only_a_save_loads_orbax():
+    """Loading Orbax takes up to a second: neither a training run before its first save nor a restore needs it."""
+    code = "import sys, benchmarks.train, benchmarks.timing.checkpoint; sys.exit('orbax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

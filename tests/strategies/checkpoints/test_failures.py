@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from strategies import Infeasible, MeshSpec
-from strategies.checkpoints import zarr_arrays
+from strategies.checkpoints import restore, save, zarr_arrays
 from strategies.checkpoints.info import CheckpointError, positions
 from strategies.checkpoints.info import read as read_info
-from strategies.checkpoints.save import UNFINISHED
+from strategies.checkpoints.saving import UNFINISHED
 from tests.processes import LIMIT_SECONDS, environment
 from tests.strategies.checkpoints.variants import first_half, step_of
 from tests.strategies.equality import build, initial
@@ -27,14 +27,14 @@ def test_a_checkpoint_is_not_overwritten(two):
     """A second save at the same position is refused."""
     _, state = first_half("single", 3)
     with pytest.raises(CheckpointError, match=r"there is a checkpoint .*/2 already; remove it, or save to another"):
-        step_of("single").save(state, two, position=2)
+        save(step_of("single"), state, two, position=2)
 
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path):
     """A folder that the file system refuses is one clear error."""
     _, state = first_half("single", 3)
     with pytest.raises(CheckpointError, match=r"x/3 cannot be written: .*File name too long"):
-        step_of("single").save(state, tmp_path / ("x" * 300))
+        save(step_of("single"), state, tmp_path / ("x" * 300))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_could_not_be_restored_is_not_saved(given, message, two):
     _, state = first_half("single", 3)
     before = sorted(two.iterdir())
     with pytest.raises(CheckpointError, match=message):
-        step_of("single").save(state, two, **{"position": 4, **given})
+        save(step_of("single"), state, two, **{"position": 4, **given})
     assert sorted(two.iterdir()) == before
 
 
@@ -67,7 +67,7 @@ def test_the_state_of_another_step_is_not_saved(two):
     """A state of another model is refused by the name of its first array that differs."""
     other = initial(build("single", MeshSpec.parse("data=1"), tied=False))
     with pytest.raises(Infeasible, match="the state does not have the arrays of this step"):
-        step_of("single").save(other, two, position=4)
+        save(step_of("single"), other, two, position=4)
 
 
 def test_a_folder_may_be_named_by_another_path(tmp_path):
@@ -76,7 +76,7 @@ def test_a_folder_may_be_named_by_another_path(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
     for position, name in enumerate(["a/../a", "link", "a/"]):
-        step_of("single").save(state, f"{tmp_path}/{name}", position=position).wait()
+        save(step_of("single"), state, f"{tmp_path}/{name}", position=position).wait()
     assert positions(tmp_path / "a") == [0, 1, 2]
 
 
@@ -96,11 +96,11 @@ def test_a_save_that_failed_does_not_fail_the_next_one(tmp_path, monkeypatch):
     with monkeypatch.context() as full:
         full.setattr(zarr_arrays, "write", Mock(side_effect=OSError("the disk is full")))
         full.setattr("builtins.open", slow)
-        saving = step_of("single").save(state, tmp_path, position=1)
+        saving = save(step_of("single"), state, tmp_path, position=1)
         for _ in range(2):
             with pytest.raises(CheckpointError, match="1 cannot be written: the disk is full"):
                 saving.wait()
-    step_of("single").save(state, tmp_path, position=2).wait()
+    save(step_of("single"), state, tmp_path, position=2).wait()
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
@@ -109,13 +109,13 @@ def test_a_save_that_failed_does_not_fail_a_restore(two, monkeypatch):
     _, state = first_half("single", 3)
     with monkeypatch.context() as full:
         full.setattr(zarr_arrays, "write", Mock(side_effect=OSError("the disk is full")))
-        step_of("single").save(state, two, position=3)
-        step_of("single").restore(two, at=1)
+        save(step_of("single"), state, two, position=3)
+        restore(step_of("single"), two, at=1)
         with pytest.warns(RuntimeWarning, match=r"/3 cannot be written: the disk is full; the one of 2 is restored"):
-            step_of("single").restore(two)
+            restore(step_of("single"), two)
     with pytest.raises(CheckpointError, match="/3 cannot be written: the disk is full"):
-        step_of("single").save(state, two, position=4)
-    step_of("single").save(state, two, position=4).wait()
+        save(step_of("single"), state, two, position=4)
+    save(step_of("single"), state, two, position=4).wait()
     assert positions(two) == [1, 2, 4]
 
 
@@ -123,24 +123,24 @@ WRITER = """
 import resource, signal, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 8)
-from strategies.checkpoints.info import CheckpointError
+from strategies.checkpoints import CheckpointError, save
 from tests.strategies.checkpoints.variants import step_of
 from tests.strategies.equality import initial
 step = step_of("fsdp")
 state = initial(step)
-step.save(state, sys.argv[1], position=1).wait()
+save(step, state, sys.argv[1], position=1).wait()
 print("saved", flush=True)
 if sys.argv[2] == "limited":
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
     try:
-        step.save(state, sys.argv[1], position=2).wait()
+        save(step, state, sys.argv[1], position=2).wait()
     except CheckpointError as error:
         print(error)
 else:
     position = 2
     while True:
-        step.save(state, sys.argv[1], position=position, keep=2).wait()
+        save(step, state, sys.argv[1], position=position, keep=2).wait()
         position += 1
 """
 """Saves once, then onto a file system that refuses large files as a full disk refuses all, or again and again."""
@@ -165,7 +165,7 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path):
     assert "File too large" in said
     assert "Traceback" not in complaint
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
-    step_of("tensor").restore(tmp_path)
+    restore(step_of("tensor"), tmp_path)
 
 
 @pytest.fixture
@@ -185,17 +185,17 @@ def test_a_file_system_without_space_leaves_the_last_good_one(small_disk):
     """As above, on a file system that is really full."""
     _, state = first_half("fsdp", 3)
 
-    def save(*new):
+    def save_at(*new):
         for position in new:
-            step_of("fsdp").save(state, small_disk / "saved", position=position).wait()
+            save(step_of("fsdp"), state, small_disk / "saved", position=position).wait()
 
-    save(1)
+    save_at(1)
     with pytest.raises(CheckpointError, match=r"/saved/\d cannot be written: .*No space left on device"):
-        save(2, 3)
+        save_at(2, 3)
     whole = positions(small_disk / "saved")
     assert [path.name for path in sorted((small_disk / "saved").iterdir())] == [str(position) for position in whole]
     for position in whole:
-        jax.tree.map(np.testing.assert_array_equal, step_of("fsdp").restore(small_disk / "saved", at=position), state)
+        jax.tree.map(np.testing.assert_array_equal, restore(step_of("fsdp"), small_disk / "saved", at=position), state)
 
 
 def stop_inside_save(writer, folder):
@@ -222,8 +222,8 @@ def test_a_killed_save_leaves_the_last_good_one(saves, tmp_path):
     assert list(tmp_path.glob(f"*{UNFINISHED}"))
     there = positions(tmp_path)
     for position in there:
-        step_of("tensor").restore(tmp_path, at=position)
+        restore(step_of("tensor"), tmp_path, at=position)
     _, state = first_half("tensor", 3)
-    step_of("tensor").save(state, tmp_path, position=there[-1] + 1).wait()
+    save(step_of("tensor"), state, tmp_path, position=there[-1] + 1).wait()
     assert not list(tmp_path.glob(f"*{UNFINISHED}"))
     assert read_info(tmp_path).position == there[-1] + 1

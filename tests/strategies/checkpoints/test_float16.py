@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from strategies import MeshSpec
+from strategies.checkpoints import restore, save
 from tests.strategies.checkpoints.variants import step_of
 from tests.strategies.equality import ROUNDING, TRAIN, assert_equal, build, initial, single, trained
 from tests.strategies.sampling import nightly
@@ -24,8 +25,8 @@ def test_the_loss_scale_goes_where_the_weights_go(strategy, mesh, tmp_path):
     before, after = float16("fsdp", "fsdp=8"), float16(strategy, mesh)
     state = initial(before)
     optimizer = state.optimizer._replace(loss_scale=jnp.float32(2**9), good_steps=jnp.int32(7))
-    before.save(state._replace(optimizer=optimizer), tmp_path).wait()
-    restored = after.restore(tmp_path).optimizer
+    save(before, state._replace(optimizer=optimizer), tmp_path).wait()
+    restored = restore(after, tmp_path).optimizer
     assert (float(restored.loss_scale), int(restored.good_steps)) == (2**9, 7)
     assert restored.loss_scale.sharding == after.state.optimizer.loss_scale.sharding
 
@@ -35,11 +36,11 @@ def test_a_scale_begins_anew_in_float16_and_is_dropped_elsewhere(tmp_path):
     half, whole = float16("fsdp", "fsdp=8"), step_of("fsdp")
     state = initial(half)
     optimizer = state.optimizer._replace(loss_scale=jnp.float32(2**9), good_steps=jnp.int32(7))
-    half.save(state._replace(optimizer=optimizer), tmp_path / "float16").wait()
-    without = whole.restore(tmp_path / "float16")
+    save(half, state._replace(optimizer=optimizer), tmp_path / "float16").wait()
+    without = restore(whole, tmp_path / "float16")
     np.testing.assert_array_equal(without.params["embedding"]["token_VD"], state.params["embedding"]["token_VD"])
-    whole.save(without, tmp_path / "float32").wait()
-    again = half.restore(tmp_path / "float32").optimizer
+    save(whole, without, tmp_path / "float32").wait()
+    again = restore(half, tmp_path / "float32").optimizer
     assert (float(again.loss_scale), int(again.good_steps)) == (TRAIN.loss_scale, 0)
 
 
@@ -51,8 +52,8 @@ def test_training_goes_on_in_float16(before, after, tmp_path):
     """Three steps, save, restore elsewhere, and three steps compute what six steps on one device compute."""
     step, other = float16(*before), float16(*after)
     first, state = trained(step, initial(step), range(3))
-    step.save(state, tmp_path).wait()
-    second, state = trained(other, other.restore(tmp_path), range(3, 6))
+    save(step, state, tmp_path).wait()
+    second, state = trained(other, restore(other, tmp_path), range(3, 6))
     mine = [np.concatenate(pair) for pair in zip(first[:2], second[:2], strict=True)]
     assert_equal((*mine, first[2] + second[2]), single(steps=6, **FLOAT16), ROUNDING["float16"])
     assert float(state.optimizer.loss_scale) == TRAIN.loss_scale * 2**3

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from strategies import STRATEGIES, MeshSpec
-from strategies.checkpoints import zarr_arrays
+from strategies.checkpoints import restore, zarr_arrays
 from strategies.checkpoints.info import CheckpointError
 from strategies.checkpoints.info import read as read_info
 from tests.strategies.checkpoints.variants import first_half, step_of
@@ -63,10 +63,10 @@ def test_a_damaged_checkpoint_is_named(harm, file, message, two):
     """The error names what is damaged and the checkpoint that is not, which restores."""
     harm(two / "2" / file)
     with pytest.raises(CheckpointError, match=rf"(?s)2 is damaged: .*{message}.*; restore another with at=1$") as said:
-        step_of("tensor").restore(two)
+        restore(step_of("tensor"), two)
     assert "tensorstore_spec" not in str(said.value)
     _, state = first_half("single", 3)
-    jax.tree.map(np.testing.assert_array_equal, step_of("single").restore(two, at=1), state)
+    jax.tree.map(np.testing.assert_array_equal, restore(step_of("single"), two, at=1), state)
 
 
 def as_format_1(folder):
@@ -87,14 +87,14 @@ def test_a_checkpoint_without_an_array_is_damaged(two):
     with pytest.raises(
         CheckpointError, match=r"checkpoint.json lacks nu/embedding.token_VD; restore another with at=1"
     ):
-        step_of("single").restore(two)
+        restore(step_of("single"), two)
 
 
 def test_a_checkpoint_without_checksums_restores(two):
     """Format 1 had no checksums, and restores."""
     as_format_1(two / "2")
     _, state = first_half("single", 3)
-    jax.tree.map(np.testing.assert_array_equal, step_of("single").restore(two, at=2), state)
+    jax.tree.map(np.testing.assert_array_equal, restore(step_of("single"), two, at=2), state)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_each_field_is_checked_without_checksums(facts, message, two):
     """In format 1, too, each field is there, of its type and in its range, and the count of AdamW is the step."""
     change(as_format_1(two / "2"), **facts)
     with pytest.raises(CheckpointError, match=rf"2 is damaged: checkpoint.json.*{message}.*; restore another"):
-        step_of("single").restore(two)
+        restore(step_of("single"), two)
 
 
 SMALL = tuple(
@@ -156,7 +156,7 @@ def test_a_checkpoint_of_another_position_is_damaged(two):
     message = r"3 is damaged: checkpoint.json is that of position 2; restore another with at=1 or 2$"
     for at in (None, 3):
         with pytest.raises(CheckpointError, match=message):
-            step_of("single").restore(two, at=at)
+            restore(step_of("single"), two, at=at)
 
 
 def test_another_model_is_refused(two):
@@ -166,14 +166,14 @@ def test_another_model_is_refused(two):
     with pytest.raises(
         CheckpointError, match=r"of another model: layers=8, not 4; tied=True, not False; build the step"
     ):
-        other.restore(two)
+        restore(other, two)
 
 
 def test_another_padding_is_no_other_model(two):
     """The padding of the vocabulary is not saved: it may differ."""
     step = STRATEGIES["single"].build(dataclasses.replace(CONFIG, vocab_multiple=1), "data=1", TRAIN)
     _, state = first_half("single", 3)
-    table = step.restore(two).params["embedding"]["token_VD"]
+    table = restore(step, two).params["embedding"]["token_VD"]
     assert table.shape[0] == CONFIG.vocab
     np.testing.assert_array_equal(table, state.params["embedding"]["token_VD"][: CONFIG.vocab])
 
@@ -192,7 +192,7 @@ def test_a_model_may_be_written_in_other_words(same, two):
     """Options that amount to the same sizes and the same attention are the same model."""
     step = dataclasses.replace(step_of("single"), config=dataclasses.replace(CONFIG, **same))
     _, state = first_half("single", 3)
-    jax.tree.map(np.testing.assert_array_equal, step.restore(two).params, state.params)
+    jax.tree.map(np.testing.assert_array_equal, restore(step, two).params, state.params)
 
 
 @pytest.mark.parametrize(
@@ -208,14 +208,14 @@ def test_other_sizes_and_other_attention_are_another_model(other, message, two):
     """The error names what the options amount to."""
     step = dataclasses.replace(step_of("single"), config=dataclasses.replace(CONFIG, **other))
     with pytest.raises(CheckpointError, match=f"of another model: {message}; build the step"):
-        step.restore(two)
+        restore(step, two)
 
 
 def test_a_newer_format_is_refused(two):
     """A checkpoint of a later version says which formats this one reads."""
     change(two / "2" / "checkpoint.json", format=3)
     with pytest.raises(CheckpointError, match=r"2/checkpoint.json is of format 3, .* up to 2; take a newer meshmark"):
-        step_of("single").restore(two)
+        restore(step_of("single"), two)
 
 
 @pytest.mark.parametrize(
@@ -233,4 +233,4 @@ def test_a_newer_format_is_refused(two):
 def test_a_checkpoint_that_is_not_there(folder, at, message, two):
     """The error names the folder, and the checkpoints that it has."""
     with pytest.raises(CheckpointError, match=message):
-        step_of("single").restore(two / folder, at=at)
+        restore(step_of("single"), two / folder, at=at)

@@ -16,7 +16,7 @@ import pytest
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
 from strategies.core.plan import BYTES
 from strategies.costs.predict import predict
-from strategies.mesh import AXES
+from strategies.mesh import all_axes
 from strategies.model.gpt import param_count
 
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=64, sequence=32, tied=False)
@@ -47,7 +47,7 @@ def sent(program, times=1, unit="elements"):
     total = collections.Counter()
     for equation in program.eqns:
         axes = equation.params.get("axes", equation.params.get("axis_name", ()))
-        axes = tuple(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis in AXES)
+        axes = tuple(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis in all_axes())
         name = equation.primitive.name.removesuffix("_invariant")
         if axes and name in COLLECTIVES:
             shapes = [(math.prod(x.aval.shape), x.aval.dtype.itemsize) for x in equation.invars]

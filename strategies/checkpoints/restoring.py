@@ -8,18 +8,30 @@ from typing import Any
 import jax
 import numpy as np
 
-from strategies.checkpoints import residuals, zarr_arrays
+from strategies.checkpoints import error_feedback, zarr_arrays
 from strategies.checkpoints.canonical import Leaf, leaves
 from strategies.checkpoints.info import INFO, CheckpointError, CheckpointInfo, damaged, local
 from strategies.checkpoints.info import read as read_info
-from strategies.checkpoints.save import failure_of_last
+from strategies.checkpoints.saving import failure_of_last
 from strategies.config import GPTConfig
 from strategies.model.gpt import resolved
 from strategies.step import State, Step
 
 
-def restore(step: Step, folder: str | Path, at: int | None = None) -> State:
-    """The state of a checkpoint, sharded as the step shards it. See `Step.restore`.
+def restore(step: Step, folder: str | Path, *, at: int | None = None) -> State:
+    """Restore a state that any strategy saved, sharded as this step shards it.
+
+    Each device reads its own shards. Quantisation errors of compressed gradients are dropped, with a warning, if
+    this step keeps no such errors. A loss scale is kept in float16 only. A float16 step begins with that of its
+    `TrainConfig` if the checkpoint has none.
+
+    It waits for a save that is still running. If that fails, its `Saving` and the next save raise the failure. This
+    restores an older checkpoint, and warns if `at` does not name it.
+
+    Args:
+        step: the step that is to go on from it.
+        folder: as `save` takes it.
+        at: position of the checkpoint; default: the latest.
 
     Returns:
         The state, with every array in the shape, the dtype and the sharding that `step.state` has.
@@ -30,15 +42,15 @@ def restore(step: Step, folder: str | Path, at: int | None = None) -> State:
     failure = failure_of_last(local(folder))
     info = read_info(folder, at)
     if failure and at is None:
-        warnings.warn(f"{failure}; the one of {info.position} is restored", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{failure}; the one of {info.position} is restored", RuntimeWarning, stacklevel=2)
     path = local(folder) / str(info.position)
     _require_same_model(path, info.config, step.config)
-    keeps_residuals = residuals.kept(info, step)
+    keeps_errors = error_feedback.kept(info, step)
     found = leaves(step)
     lacking = [
         leaf
         for leaf in found
-        if leaf.name not in (*info.scalars, *info.arrays) or (leaf.is_residual and not keeps_residuals)
+        if leaf.name not in (*info.scalars, *info.arrays) or (leaf.is_error_feedback and not keeps_errors)
     ]
     if torn := [leaf.name for leaf in lacking if leaf.dims]:
         raise damaged(path, f"{INFO} lacks {', '.join(torn)}")
@@ -50,8 +62,8 @@ def restore(step: Step, folder: str | Path, at: int | None = None) -> State:
             return fresh[leaf.name]
         if leaf.is_scalar:
             return _placed(leaf, info.scalars[leaf.name])
-        if leaf.is_residual and step.mesh.size != info.devices:
-            return residuals.read(path, leaf, step.mesh.size, info.devices)
+        if leaf.is_error_feedback and step.mesh.size != info.devices:
+            return error_feedback.read(path, leaf, step.mesh.size, info.devices)
         return zarr_arrays.read(path, leaf)
 
     try:

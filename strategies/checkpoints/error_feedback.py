@@ -1,4 +1,4 @@
-"""Residuals in checkpoints: the quantisation errors of compressed gradients (core/compression.py).
+"""Error feedback in checkpoints: the quantisation errors of compressed gradients (core/compression.py).
 
 They belong to devices, not to the model. With as many devices as before each gets its own back. With another number
 each gets an equal part of the sum of all: error feedback adds up over devices, and the sum is what counts.
@@ -21,9 +21,9 @@ SHARES = "errors/shares"
 
 
 def kept(info: CheckpointInfo, step: Step) -> bool:
-    """Whether a step takes over the residuals of a checkpoint: if its compression and its padding are the same.
+    """Whether a step takes over the errors of a checkpoint: if its compression and its padding are the same.
 
-    Warns if the checkpoint has residuals that are dropped. They are of padded weights, one after another.
+    Warns if the checkpoint has errors that are dropped. They are of padded weights, one after another.
     """
     saved, now = (
         {"compression": train, "vocab_multiple": config.vocab_multiple}
@@ -32,13 +32,13 @@ def kept(info: CheckpointInfo, step: Step) -> bool:
     if differs := [f"{name}={now[name]}" for name in now if saved[name] != now[name]]:
         if info.compression != "none":
             problem = f"the checkpoint's quantisation errors of compression={info.compression} are dropped"
-            warnings.warn(f"{problem}: this step has {' and '.join(differs)}", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"{problem}: this step has {' and '.join(differs)}", RuntimeWarning, stacklevel=3)
         return False
     return True
 
 
 def read(folder: Path, leaf: Leaf, devices: int, devices_before: int) -> jax.Array:
-    """Read a residual for another number of devices than wrote it.
+    """Read errors for another number of devices than wrote it.
 
     Raises:
         ValueError: a chunk is missing or damaged.

@@ -1,38 +1,28 @@
 """Save: the state of any step as a checkpoint.
 
-Orbax makes a save asynchronous and atomic: all processes write into a temporary folder, and the first one renames it.
-The arrays are written by TensorStore, on which Orbax stands as well (zarr_arrays.py). Orbax's own handlers write an
-array as a strategy shards it: they cannot leave out the padding of the vocabulary, nor empty slots for layers.
+The first save loads Orbax (writing.py). Everything else of this package does without.
 """
 
-import logging
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cache, partial
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import msgspec
 import numpy as np
-import orbax.checkpoint as ocp
-from orbax.checkpoint.handlers import AsyncCheckpointHandler
 
 from strategies.arguments import require_like
-from strategies.checkpoints import info, zarr_arrays
-from strategies.checkpoints.canonical import Leaf, host_shards, leaves
+from strategies.checkpoints import info
+from strategies.checkpoints.canonical import leaves
 from strategies.checkpoints.info import CheckpointError, CheckpointInfo
 from strategies.schema import Count, SchemaError, Whole, checked
 from strategies.step import State, Step
 
 UNFINISHED = ".orbax-checkpoint-tmp"
 """How the name of a folder ends while Orbax writes into it."""
-MOST_ERRORS = 10
-"""Upper bound on errors of a failed save to drain."""
-TIMEOUT_SECONDS = 600
-"""How long processes wait for each other at the end of a save."""
 
 
 @dataclass(eq=False)
@@ -47,7 +37,7 @@ class Saving:
 
     path: Path
     finish: Callable[[], None]
-    written: "Future[None]"
+    written: Future[None]
 
     def check(self) -> None:
         """Say whether this process could write its part, without waiting for it.
@@ -69,7 +59,6 @@ class Saving:
         try:
             self.finish()
         except (OSError, RuntimeError, ValueError) as error:
-            _abandon()
             shutil.rmtree(self.path.with_name(self.path.name + UNFINISHED), ignore_errors=True)
             problem = CheckpointError(f"the checkpoint {self.path} cannot be written: {error}")
             self.finish = partial(_fail, problem)
@@ -79,53 +68,6 @@ class Saving:
 
 def _fail(error: CheckpointError) -> None:
     raise error
-
-
-class _Handler(AsyncCheckpointHandler):
-    """Writes the shards of this process into the folder that Orbax gives it."""
-
-    async def async_save(self, directory: Any, *_: Any, **named: Any) -> list[Any]:
-        """Copy the shards to the host; then write them on a thread, whose future is returned."""
-        folder, args = Path(directory), named["args"]
-        copies = [(leaf, list(host_shards(array))) for leaf, array in args.arrays]
-
-        def write() -> None:
-            zarr_arrays.on_threads(lambda copy: zarr_arrays.write(folder, *copy), copies)
-            if jax.process_index() == 0:
-                checksums = zarr_arrays.checksums(folder, args.info.arrays)
-                written = msgspec.structs.replace(args.info, array_checksums=checksums)
-                (folder / info.INFO).write_text(info.as_text(written))
-
-        thread = ThreadPoolExecutor(1)
-        args.written = thread.submit(write)
-        thread.shutdown(wait=False)
-        return [args.written]
-
-    def save(self, *_: Any, **__: Any) -> None:
-        """Not used: saves are asynchronous."""
-        raise NotImplementedError
-
-    def restore(self, *_: Any, **__: Any) -> None:
-        """Not used: see `restore` below, which knows where the arrays are to lie."""
-        raise NotImplementedError
-
-
-@ocp.args.register_with_handler(_Handler, for_save=True, for_restore=True)
-@dataclass
-class _Save(ocp.args.CheckpointArgs):
-    """What a save writes."""
-
-    info: CheckpointInfo
-    arrays: list[tuple[Leaf, jax.Array]]
-    written: "Future[None]" = field(default_factory=Future)
-
-
-@cache
-def _checkpointer() -> ocp.AsyncCheckpointer:
-    logging.getLogger("absl").addFilter(lambda record: record.module != "async_checkpointer")  # `Saving.wait` raises it
-    # The temporary folder must be there before `_Handler` writes into it.
-    options = ocp.options.AsyncOptions(timeout_secs=TIMEOUT_SECONDS, create_directories_asynchronously=False)
-    return ocp.AsyncCheckpointer(_Handler(), async_options=options)
 
 
 _last: list[Saving] = []
@@ -160,11 +102,29 @@ def save(
     step: Step,
     state: State,
     folder: str | Path,
+    *,
     position: int | None = None,
     metadata: Mapping[str, Any] | None = None,
     keep: int | None = None,
 ) -> Saving:
-    """Save a state as `folder/POSITION`. See `Step.save`."""
+    """Save a state as `folder/POSITION`, in a form that any strategy restores.
+
+    It returns when the state is on the host, and may then be donated; `wait()` of the result waits until it is on
+    disk. Until a checkpoint is whole, it has a temporary name. All processes call this, and write their own shards.
+
+    Args:
+        step: any step.
+        state: of this step.
+        folder: of all checkpoints of a training run, on a file system that all processes see.
+        position: batches that were trained on; default: the steps that the optimizer has made.
+        metadata: facts to save with it, as JSON.
+        keep: how many checkpoints to keep, the latest ones; default: all.
+
+    Raises:
+        CheckpointError: it cannot be written, or there is one of this position already. Others stay.
+    """
+    from strategies.checkpoints import writing  # loads Orbax, which takes up to a second
+
     require_like(state, step.state, "the state")
     folder = info.local(folder)
     try:
@@ -174,20 +134,10 @@ def save(
         raise CheckpointError(f"no checkpoint can be written: {error}") from None
     wait_for_last()
     pairs = list(zip(leaves(step), jax.tree.leaves(state), strict=True))
-    scalars = {leaf.name: _host(array).item() for leaf, array in pairs if leaf.is_scalar}
     # Of two arrays of one name the latter is saved, which is the master weight.
     arrays = [*{leaf.name: (leaf, array) for leaf, array in pairs if not leaf.is_scalar}.values()]
-    facts = CheckpointInfo(
-        config=step.config,
-        position=scalars["count"] if position is None else position,
-        step=scalars["count"],
-        devices=step.mesh.size,
-        compression=step.train.compression,
-        scalars=scalars,
-        arrays={leaf.name: leaf.shape for leaf, _ in arrays},
-        array_checksums={},  # they are known when all is written
-        metadata={} if metadata is None else metadata,  # pyright: ignore[reportArgumentType] (checked below)
-    )
+    scalars = {leaf.name: _host(array).item() for leaf, array in pairs if leaf.is_scalar}
+    facts = _described(step, scalars, {leaf.name: leaf.shape for leaf, _ in arrays}, position, metadata)
     path = folder / str(facts.position)
     try:
         if path.exists():
@@ -195,36 +145,46 @@ def save(
         info.as_text(facts)
         if jax.process_index() == 0:
             _remove_unfinished(folder)
-        args = _Save(facts, arrays)
-        _checkpointer().save(path, args=args)
+        args = writing.Save(facts, arrays)
+        writing.checkpointer().save(path, args=args)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
-        _abandon()
+        writing.abandon()
         raise CheckpointError(f"the checkpoint {path} cannot be written: {error}") from error
-    saving = Saving(path, partial(_finish, folder, keep), args.written)
+    saving = Saving(path, partial(_finish, writing.finish, folder, keep), args.written)
     _last.append(saving)
     return saving
 
 
-def _finish(folder: Path, keep: int | None) -> None:
-    """Wait for Orbax, then remove all checkpoints but the `keep` latest."""
-    _checkpointer().wait_until_finished()
+def _described(
+    step: Step,
+    scalars: dict[str, int | float],
+    shapes: dict[str, tuple[int, ...]],
+    position: int | None,
+    metadata: Mapping[str, Any] | None,
+) -> CheckpointInfo:
+    """What the checkpoint says of itself. The position is by default the steps that the optimizer has made."""
+    count: Any = scalars["count"]
+    return CheckpointInfo(
+        config=step.config,
+        position=count if position is None else position,
+        step=count,
+        devices=step.mesh.size,
+        compression=step.train.compression,
+        scalars=scalars,
+        arrays=shapes,
+        array_checksums={},  # they are known when all is written
+        metadata={} if metadata is None else metadata,  # pyright: ignore[reportArgumentType] (`as_text` checks it)
+    )
+
+
+def _finish(finish: Callable[[], None], folder: Path, keep: int | None) -> None:
+    """Wait for the save, then remove all checkpoints but the `keep` latest."""
+    finish()
     if keep is not None and jax.process_index() == 0:
         for position in info.positions(folder)[:-keep]:
             # First: without it, what is half removed is no checkpoint.
             (folder / str(position) / info.INFO).unlink(missing_ok=True)
             shutil.rmtree(folder / str(position), ignore_errors=True)
-
-
-def _abandon() -> None:
-    """Wait for the threads of a save that failed, and drop their errors, which Orbax would raise in the next save.
-
-    Orbax raises one error at a time. It writes its metadata on a thread of its own, at most once at each end of a save.
-    """
-    for _ in range(MOST_ERRORS):
-        try:
-            return _checkpointer().wait_until_finished()
-        except (OSError, RuntimeError, ValueError):
-            continue
 
 
 def _remove_unfinished(folder: Path) -> None:

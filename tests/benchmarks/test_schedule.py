@@ -1,29 +1,38 @@
 """`meshmark schedule` prints pipeline schedules."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from strategies.__main__ import main
+from benchmarks.schedule import main
+from tests.processes import ROOT
 
 
 def test_a_schedule_is_printed_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     """A schedule is printed as text with its bubbles, or as JSON; an impossible one is refused with the numbers."""
-    main(["schedule", "zb-h1", "--stages", "2", "--microbatches", "2"])
+    main(["zb-h1", "--stages", "2", "--microbatches", "2"])
     assert capsys.readouterr().out == (
         "F0 F1 .. B0 W0 B1 W1\n.. F0 B0 F1 B1 W0 W1\n"
         "bubble 14.3% of the time, where backward of inputs and of weights each take as long as forward\n"
         "lockstep bubble 0.0% of the time, where backward of inputs and of weights each take as long as forward\n"
         "in flight 2, 2\n"
     )
-    main(["schedule", "interleaved", "--stages", "1", "--microbatches", "1", "--json"])
+    main(["interleaved", "--stages", "1", "--microbatches", "1", "--json"])
     drawn = json.loads(capsys.readouterr().out)
     assert drawn["stages"] == [
         [{"kind": kind, "microbatch": 0, "chunk": chunk} for kind, chunk in (("F", 0), ("F", 1), ("B", 1), ("B", 0))]
     ]
     with pytest.raises(SystemExit):
-        main(["schedule", "interleaved", "--stages", "2", "--microbatches", "3"])
+        main(["interleaved", "--stages", "2", "--microbatches", "3"])
     assert "pipeline=2 does not divide microbatches=3" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["schedule", "gpipe", "--stages", "0", "--microbatches", "3"])
+        main(["gpipe", "--stages", "0", "--microbatches", "3"])
     assert "must be at least 1" in capsys.readouterr().err
+
+
+def test_a_schedule_needs_no_jax() -> None:
+    """Loading JAX takes most of a second, and tables of numbers have no use for it."""
+    code = "import sys; from benchmarks.schedule import main; main(sys.argv[1:]); sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code, *["gpipe", "--stages=2", "--microbatches=2"]], check=True, cwd=ROOT)

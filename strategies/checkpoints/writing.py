@@ -1,0 +1,102 @@
+"""How Orbax writes a checkpoint: all processes write into a temporary folder, and the first one renames it.
+
+Orbax makes a save asynchronous and atomic. The arrays are written by TensorStore, on which Orbax stands as well
+(zarr_arrays.py). Orbax's own handlers write an array as a strategy shards it: they cannot leave out the padding of the
+vocabulary, nor empty slots for layers.
+
+Only a save imports this module: loading Orbax takes up to a second.
+"""
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+import orbax.checkpoint as ocp
+from orbax.checkpoint.handlers import AsyncCheckpointHandler
+
+from strategies.checkpoints import info, zarr_arrays
+from strategies.checkpoints.canonical import Leaf, host_shards
+from strategies.checkpoints.info import CheckpointInfo
+
+MOST_ERRORS = 10
+"""Upper bound on errors of a failed save to drain."""
+TIMEOUT_SECONDS = 600
+"""How long processes wait for each other at the end of a save."""
+
+
+class Handler(AsyncCheckpointHandler):
+    """Writes the shards of this process into the folder that Orbax gives it."""
+
+    async def async_save(self, directory: Any, *_: Any, **named: Any) -> list[Any]:
+        """Copy the shards to the host; then write them on a thread, whose future is returned."""
+        folder, args = Path(directory), named["args"]
+        copies = [(leaf, list(host_shards(array))) for leaf, array in args.arrays]
+
+        def write() -> None:
+            zarr_arrays.on_threads(lambda copy: zarr_arrays.write(folder, *copy), copies)
+            if jax.process_index() == 0:
+                checksums = zarr_arrays.checksums(folder, args.info.arrays)
+                written = msgspec.structs.replace(args.info, array_checksums=checksums)
+                (folder / info.INFO).write_text(info.as_text(written))
+
+        thread = ThreadPoolExecutor(1)
+        args.written = thread.submit(write)
+        thread.shutdown(wait=False)
+        return [args.written]
+
+    def save(self, *_: Any, **__: Any) -> None:
+        """Not used: saves are asynchronous."""
+        raise NotImplementedError
+
+    def restore(self, *_: Any, **__: Any) -> None:
+        """Not used: `restoring.py` knows where the arrays are to lie."""
+        raise NotImplementedError
+
+
+@ocp.args.register_with_handler(Handler, for_save=True, for_restore=True)
+@dataclass
+class Save(ocp.args.CheckpointArgs):
+    """What a save writes."""
+
+    info: CheckpointInfo
+    arrays: list[tuple[Leaf, jax.Array]]
+    written: Future[None] = field(default_factory=Future)
+
+
+@cache
+def checkpointer() -> ocp.AsyncCheckpointer:
+    """What runs the saves of this process, one at a time."""
+    logging.getLogger("absl").addFilter(lambda record: record.module != "async_checkpointer")  # `Saving.wait` raises it
+    # The temporary folder must be there before `Handler` writes into it.
+    options = ocp.options.AsyncOptions(timeout_secs=TIMEOUT_SECONDS, create_directories_asynchronously=False)
+    return ocp.AsyncCheckpointer(Handler(), async_options=options)
+
+
+def finish() -> None:
+    """Wait until the save that runs is on disk.
+
+    Raises:
+        OSError, RuntimeError, ValueError: it failed. No error of it is left for the next save.
+    """
+    try:
+        checkpointer().wait_until_finished()
+    except (OSError, RuntimeError, ValueError):
+        abandon()
+        raise
+
+
+def abandon() -> None:
+    """Wait for the threads of a save that failed, and drop their errors, which Orbax would raise in the next save.
+
+    Orbax raises one error at a time. It writes its metadata on a thread of its own, at most once at each end of a save.
+    """
+    for _ in range(MOST_ERRORS):
+        try:
+            return checkpointer().wait_until_finished()
+        except (OSError, RuntimeError, ValueError):
+            continue
