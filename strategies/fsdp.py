@@ -39,8 +39,9 @@ from jaxtyping import Array
 
 from strategies.config import Infeasible
 from strategies.core.axis import Axis
-from strategies.core.plan import Plan, Weight
+from strategies.core.plan import Plan
 from strategies.core.shards import Shards
+from strategies.core.sizes import Weight
 from strategies.core.traffic import Traffic, is_tied, traffic
 from strategies.model.causal_attention import causal_attention
 from strategies.model.order import after

@@ -31,7 +31,7 @@ from benchmarks.seconds.stack import MESHMARK, VIRTUAL, Passes, Stack
 from benchmarks.timing.interleaved import BlockTimes, time_interleaved
 from benchmarks.timing.measure import steps_per_block
 from strategies.backends.backend import are_virtual, platform_of
-from strategies.core.plan import BYTES
+from strategies.core.sizes import BYTES
 
 ROUNDS = 5
 GROUPS = 2, 4, 8

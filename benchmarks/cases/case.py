@@ -273,11 +273,8 @@ def distinct_meshes(name: str, devices: int) -> list[MeshSpec]:
         return []
     by_hand = [] if strategy.twins else [other for other in STRATEGIES.values() if not other.twins]
     simpler = [other for other in by_hand if set(other.axis_names) < set(strategy.axis_names)]
-    return [
-        mesh
-        for mesh in strategy.meshes(devices)
-        if not any(set(mesh.sizes) <= set(other.axis_names) for other in simpler)
-    ]
+    known = [set(other.axis_names) for other in simpler]
+    return [mesh for mesh in strategy.meshes(devices) if not any(set(mesh.sizes) <= axes for axes in known)]
 
 
 def default_microbatches(name: str, mesh: MeshSpec, batch_size: int) -> int:
@@ -294,7 +291,7 @@ def _splits_batch(name: str, mesh: MeshSpec, batch_size: int) -> bool:
 
 
 def batch_shards(name: str, mesh: MeshSpec) -> int:
-    """Number of parts that the strategy of this name shards the batch into on a mesh; 1 if it has no layout.
+    """Number of parts that the strategy of this name shards the batch into on a mesh.
 
     >>> batch_shards("three_d", MeshSpec.parse("data=2,fsdp=2,tensor=2"))
     4

@@ -16,7 +16,8 @@ from benchmarks.commandline.units import amount
 from benchmarks.program.collectives import Collective
 from benchmarks.program.hlo import bytes_of, dims
 from strategies.core.placement import Axes
-from strategies.core.plan import BYTES, Plan
+from strategies.core.plan import Plan
+from strategies.core.sizes import BYTES
 from strategies.core.traffic import SENT, Bytes, is_tied
 from strategies.costs.predict import Cost
 

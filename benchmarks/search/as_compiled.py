@@ -16,7 +16,7 @@ from benchmarks.search.advised import Choice, Choices
 from benchmarks.seconds.drawn import LANES
 from benchmarks.seconds.machine import Machine
 from benchmarks.timing.machine import fingerprint
-from strategies.core.plan import BYTES
+from strategies.core.sizes import BYTES
 
 EXPOSED_COLUMN = "machine.exposed_seconds"
 """Seconds for which the compiled step waits for collectives, at the rates that a machine reaches."""

@@ -20,7 +20,8 @@ from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.predicted import predict_seconds
 from strategies import Infeasible, MeshSpec
 from strategies.core.placement import Axes
-from strategies.core.plan import BYTES, Plan
+from strategies.core.plan import Plan
+from strategies.core.sizes import BYTES
 from strategies.core.traffic import is_tied
 from strategies.costs.predict import Cost, predict
 from strategies.model.gpt import Block

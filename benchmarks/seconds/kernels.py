@@ -12,7 +12,8 @@ from typing import Literal
 
 from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.stack import Stack
-from strategies.core.plan import BYTES, Plan
+from strategies.core.plan import Plan
+from strategies.core.sizes import BYTES
 from strategies.model.gpt import Block
 
 Kind = Literal["matmul", "attention", "memory"]

@@ -22,7 +22,7 @@ from benchmarks.seconds.stack import FIRST_AND_LAST, NONE, Passes
 from benchmarks.seconds.sums import OF_LAYERS, LayerSums
 from benchmarks.seconds.timeline import LayerSeconds, Parts, Timeline, added, scaled
 from strategies.core.placement import Axes
-from strategies.core.plan import BYTES
+from strategies.core.sizes import BYTES
 from strategies.core.traffic import SENT
 from strategies.costs.predict import Cost
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from benchmarks.seconds.kernels import Kernel
 from benchmarks.seconds.network import Network
 from strategies.core.placement import Axes
-from strategies.core.plan import BYTES, Plan
+from strategies.core.plan import Plan
+from strategies.core.sizes import BYTES
 from strategies.core.traffic import Traffic
 
 GATHERED = {"forward": ("weights",), "backward": ("weights again", "gradients")}

@@ -14,7 +14,8 @@ from typing import Literal
 
 from strategies.backends.transport import reduce_scatters_wrongly
 from strategies.core.placement import Axes
-from strategies.core.plan import BYTES, Plan, Weight
+from strategies.core.plan import Plan
+from strategies.core.sizes import BYTES, Weight
 
 Bytes = int | Fraction
 """Bytes that a device sends on average, exactly: three devices may not divide them. Sums are rounded down."""

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from strategies.config import TrainConfig
 from strategies.core.master import held_dtype
 from strategies.core.placement import Axes, Placement, Spec, size_of
-from strategies.core.plan import BYTES, Plan
+from strategies.core.plan import Plan
+from strategies.core.sizes import BYTES
 from strategies.model.gpt import weight_specs
 
 

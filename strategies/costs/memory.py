@@ -6,7 +6,8 @@ Each part of the model states beside its code what it keeps for the backward pas
 from collections.abc import Mapping
 
 from strategies.core.compression import padded
-from strategies.core.plan import BYTES, Plan
+from strategies.core.plan import Plan
+from strategies.core.sizes import BYTES
 from strategies.model.gpt import Block
 from strategies.model.head import Head
 from strategies.model.layer_loop import layers_at_once, layers_in_iteration

@@ -1,13 +1,17 @@
-"""Assignment of layers to pipeline stages: partition a sequence of costs to minimise the largest part."""
+"""Layers and schedule of the stages of a pipeline: which layers each holds, and in which order it runs.
 
-from collections.abc import Sequence
-from functools import cache
+A partition of the layers' costs minimises the largest part."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import accumulate
 
 import numpy as np
 
 from strategies.config import Infeasible, PipelineSchedule
-from strategies.pipelining.schedules import SCHEDULES, Schedule
+from strategies.pipelining.schedules import SCHEDULES, Costs, Schedule
+from strategies.pipelining.timetable import Ticks
 
 
 def partition(costs: Sequence[float], parts: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
@@ -90,3 +94,33 @@ def stage_schedule(layers: int, stages: int, microbatches: int, schedule: Pipeli
     chunks = chunks if schedule == "interleaved" else 1
     layer_slots(layers, stages, chunks)
     return SCHEDULES[schedule](stages, microbatches, chunks)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A schedule, with cached results of what takes long to compute from it."""
+
+    schedule: Schedule
+
+    @cached_property
+    def ticks(self) -> Ticks:
+        """The schedule tick by tick."""
+        return Ticks.of(self.schedule)
+
+    @cached_property
+    def _bubble(self) -> Callable[[Costs], float]:
+        return cache(self.schedule.bubble)
+
+    def bubble(self, costs: Costs) -> float:
+        """The fraction of time for which a stage is idle (`Schedule.bubble`), cached by proportions of the costs."""
+        return self._bubble(Costs(*(cost / sum(costs) for cost in costs)))
+
+
+@cache
+def order_of(layers: int, stages: int, microbatches: int, schedule: PipelineSchedule, chunks: int) -> Order:
+    """The `Order` of a schedule, cached for all plans that share it. Arguments are those of `stage_schedule`.
+
+    Raises:
+        Infeasible: fewer layers than parts, or microbatches that do not fit the schedule.
+    """
+    return Order(stage_schedule(layers, stages, microbatches, schedule, chunks))

@@ -9,7 +9,7 @@ import pytest
 
 from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.checkpoints import canonical, restore, save, zarr_arrays
-from strategies.core.plan import BYTES
+from strategies.core.sizes import BYTES
 from strategies.costs.arrays import held_arrays
 from strategies.costs.predict import predict
 from strategies.model.gpt import map_weights
@@ -158,7 +158,7 @@ CASES = {
 def step_of(case):
     """A step in bfloat16."""
     name, options = CASES[case]
-    return build(name, MeshSpec.parse(f"{STRATEGIES[name].axes[0]}=4"), dtype="bfloat16", **options)
+    return build(name, MeshSpec.parse(f"{STRATEGIES[name].axis_names[0]}=4"), dtype="bfloat16", **options)
 
 
 @pytest.mark.parametrize("other", ["zero1", "fsdp"])

@@ -27,7 +27,7 @@ def test_meshes_use_exactly_the_devices(name, devices):
     """Every mesh that a strategy offers for a number of devices uses all of them, over the strategy's own axes."""
     for mesh in STRATEGIES[name].meshes(devices):
         assert mesh.size == devices
-        assert set(mesh.sizes) <= set(STRATEGIES[name].axes)
+        assert set(mesh.sizes) <= set(STRATEGIES[name].axis_names)
 
 
 def test_a_strategy_that_the_compiler_partitions_has_twins_by_hand():
@@ -41,7 +41,7 @@ def test_a_strategy_that_the_compiler_partitions_has_twins_by_hand():
         "data=8",
     ]
     for axes, name in auto.twins.items():
-        assert set(axes) <= set(STRATEGIES[name].axes)
+        assert set(axes) <= set(STRATEGIES[name].axis_names)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.core import train_step
-from strategies.core.plan import BYTES
+from strategies.core.sizes import BYTES
 from strategies.costs.predict import predict
 from strategies.mesh import first_devices
 from strategies.model.gpt import Block

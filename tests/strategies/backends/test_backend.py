@@ -18,7 +18,7 @@ CHIPS = {*DEVICES_PER_CHIP, *KIND_NAMES, "v5litepod", "v6", "tpu7", "a100"} - {"
 NAMES = re.compile(rf"(?<![a-z0-9])({'|'.join(CHIPS)})s?(?![a-z0-9])|cuda|nccl|rccl|gloo|libtpu", re.IGNORECASE)
 """Chips, also in the plural; a platform, transports and a compiler."""
 MEASURED = re.compile(r"\bsimulated\b|\d ms\b|\bmilliseconds?\b", re.IGNORECASE)
-CITED = {Path("costs/traffic.py"): {"NCCL tests, doc/PERFORMANCE.md"}}
+CITED = {Path("core/traffic.py"): {"NCCL tests, doc/PERFORMANCE.md"}}
 """Titles of sources."""
 
 

@@ -111,7 +111,7 @@ def test_a_topology_is_a_mesh_of_all_of_its_devices(name):
     devices = devices_of(few)
     shown = asked_overview(name, "nano", None, few, None)
     assert MeshSpec(shown.mesh).size == devices
-    assert {axis for axis, _ in shown.mesh} <= {*strategy.axes}
+    assert {axis for axis, _ in shown.mesh} <= {*strategy.axis_names}
     assert f"{devices} × 64 tokens" in shown.workload
     with pytest.raises(Infeasible, match=f"takes {example_mesh(strategy).size} devices, and must take all 16"):
         asked_overview(name, "nano", str(example_mesh(strategy)), "cpu:16", None)

@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
-from strategies.core.plan import BYTES
+from strategies.core.sizes import BYTES
 from strategies.costs.predict import predict
 from strategies.mesh import all_axes
 from strategies.model.gpt import param_count

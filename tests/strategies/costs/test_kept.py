@@ -5,7 +5,7 @@ import math
 import jax
 import pytest
 
-from strategies.core.plan import BYTES
+from strategies.core.sizes import BYTES
 from strategies.model.gpt import Block
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies.costs.steps import (

@@ -21,7 +21,7 @@ from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
 from strategies.backends.backend import NO_DEVICES, NVIDIA_GPU, backend_for
 from strategies.config import Attention, Remat
 from strategies.core import train_step
-from strategies.core.plan import BYTES
+from strategies.core.sizes import BYTES
 from strategies.costs.predict import Cost, predict
 from strategies.mesh import first_devices
 from strategies.model import causal_attention, cudnn_attention

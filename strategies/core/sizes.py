@@ -1,0 +1,287 @@
+"""Sizes: what one device of a mesh holds and computes of a model and a batch, under the axes of a strategy.
+
+This is arithmetic alone: no devices, no arrays. The step and the formulas in costs/ use these numbers.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+
+from strategies.backends.backend import NO_DEVICES, Backend
+from strategies.config import Dtype, GPTConfig, TrainConfig
+from strategies.core.axis import Axis, placement_of
+from strategies.core.master import held_dtype
+from strategies.core.placement import Axes, Placement, size_of
+from strategies.core.shards import Shards
+from strategies.mesh import MeshSpec
+from strategies.model.causal_attention import kernel_for
+from strategies.model.gpt import weight_specs
+from strategies.model.loss import tokens_at_once
+from strategies.model.part import Share
+from strategies.model.weights import WeightSpec
+from strategies.pipelining.schedules import Schedule
+from strategies.pipelining.stages import Order, layer_slots, order_of
+from strategies.pipelining.timetable import Ticks
+
+BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+"""Bytes of an element, by dtype."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An array of weights.
+
+    Attributes:
+        spec: what the model says of it.
+        axes: mesh axes that split it.
+        replicas: mesh axes over which its gradient is summed.
+        last_axes: those that split its last dim.
+        elements: number of its elements on one device.
+    """
+
+    spec: WeightSpec
+    axes: Axes
+    replicas: Axes
+    last_axes: Axes
+    elements: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model, a mesh and a batch under the axes of a strategy, with resolved options (plan.py makes it).
+
+    Attributes:
+        config: the model.
+        mesh: sizes of the mesh axes.
+        train: options of the step.
+        axes: all axes of the strategy; those that the mesh leaves out have size one.
+        backend: of the devices.
+    """
+
+    config: GPTConfig
+    mesh: MeshSpec
+    train: TrainConfig
+    axes: tuple[Axis, ...]
+    backend: Backend = NO_DEVICES
+
+    @cached_property
+    def active(self) -> tuple[Axis, ...]:
+        """The axes along which there is more than one device, outermost first."""
+        return tuple(axis for axis in self.axes if self.mesh.sizes.get(axis.name, 1) > 1)
+
+    @cached_property
+    def placement(self) -> Placement:
+        """What the active axes split."""
+        return placement_of(self.active)
+
+    def replicas_of(self, spec: WeightSpec) -> Axes:
+        """Mesh axes over which the gradient of a weight is summed."""
+        return self.placement.replicas_of(spec.dims)
+
+    def shards_of(self, axes: Axes) -> Shards:
+        """Shards of each weight along `Placement.shards` or `Placement.updates`.
+
+        Raises:
+            Infeasible: the axes do not divide the embed or mlp dim.
+        """
+        return self.placement.shards_of(axes, self.config, self.mesh.sizes)
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        return self.mesh.sizes
+
+    def size(self, *axes: str) -> int:
+        """Devices along some axes; one that the mesh leaves out has size one."""
+        return size_of(axes, self._sizes)
+
+    def over(self, axes: Iterable[str]) -> Axes:
+        """Those of the axes along which there is more than one device, in the mesh's order."""
+        return tuple(axis for axis, size in self.mesh.axes if size > 1 and axis in axes)
+
+    def axes_of(self, dim: str) -> Axes:
+        """Mesh axes that split a dim of the weights, outermost first."""
+        return self.placement.dims.get(dim, ())
+
+    @property
+    def tensors(self) -> int:
+        """Devices that split the heads of a layer; 1 where none do."""
+        return self.size(*self.axes_of("head_features"))
+
+    @property
+    def stages(self) -> int:
+        """Devices that split the layers; 1 where none do."""
+        return self.size(*self.axes_of("layers"))
+
+    @property
+    def shards(self) -> int:
+        """Devices along `Placement.shards`; 1 without it."""
+        return self.size(*self.placement.shards)
+
+    @property
+    def updates(self) -> int:
+        """Devices along `Placement.updates`; 1 without it."""
+        return self.size(*self.placement.updates)
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether the devices that split the heads also split the residual stream over its tokens."""
+        return self.train.sequence_parallel and self.tensors > 1
+
+    @property
+    def ulysses(self) -> bool:
+        """Whether the axes that split tokens split attention over its heads instead (`context_attention="ulysses"`)."""
+        return self.size(*self.placement.tokens) > 1 and self.train.context_attention == "ulysses"
+
+    @property
+    def vocab_axes(self) -> Axes:
+        """Mesh axes that split the vocabulary."""
+        return self.axes_of("vocab")
+
+    @property
+    def padded_vocab(self) -> int:
+        """Size of the vocabulary with padding, on all devices together."""
+        return self.config.vocab_rows(self.size(*self.vocab_axes))
+
+    @property
+    def gathered(self) -> int:
+        """How many shards of each weight are gathered for a whole step: 1 unless `gather="step"`."""
+        return self.shards if self.train.gather == "step" else 1
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the devices are several virtual CPU devices, which may deadlock (`backend.are_virtual`)."""
+        return self.backend.platform == "cpu" and self.mesh.size > 1
+
+    @property
+    def delays_sums(self) -> bool:
+        """Whether gradients are summed one layer late (model/delayed_sums.py).
+
+        Not where weights are gathered in the loop: with `prefetch` that delays sums already, and without it hsdp gets
+        slower. Nor with two layers: compilers remove a loop over one layer, and then hold the gradients of both beside
+        each other.
+        """
+        return self.train.reduce == "layer" and self.config.layers > 2 and self.shards == 1
+
+    @property
+    def when_summed(self) -> str:
+        """The part of the step in which gradients are summed over devices (`traffic.WHEN`)."""
+        return "backward" if self.train.reduce == "layer" else "after backward"
+
+    @property
+    def staged(self) -> bool:
+        """Whether there are several pipeline stages, which run a schedule. One stage is no pipeline."""
+        return self.stages > 1
+
+    @cached_property
+    def order(self) -> Order:
+        """The order of passes. Without pipeline stages each microbatch ends before the next begins."""
+        train = self.train
+        if not self.staged:
+            return order_of(1, 1, min(train.microbatches, 2), "1f1b", 1)  # two show what any number needs
+        return order_of(self.config.layers, self.stages, train.microbatches, train.schedule, train.chunks)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The pipeline schedule; without pipeline stages, that of one stage."""
+        return self.order.schedule
+
+    @property
+    def ticks(self) -> Ticks:
+        """The schedule tick by tick."""
+        return self.order.ticks
+
+    @cached_property
+    def slots(self) -> tuple[int, ...]:
+        """Which layer is in each slot of the stacked blocks, by stage; -1 for none (`stages.layer_slots`)."""
+        return layer_slots(self.config.layers, self.schedule.stages, self.schedule.chunks)
+
+    @property
+    def layer_slots(self) -> int:
+        """Number of slots for layers on all stages together. Each part has as many as the largest part has layers."""
+        return len(self.slots)
+
+    @property
+    def layers(self) -> int:
+        """Slots for layers on one device, empty ones included."""
+        return self.layer_slots // self.stages
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that one device processes in a step."""
+        return self.train.batch_size * self.config.sequence // self.size(*self.placement.batch, *self.placement.tokens)
+
+    @cached_property
+    def share(self) -> Share:
+        """What one device computes of a layer, for one microbatch."""
+        tokens, contexts = self.tokens // self.train.microbatches, self.size(*self.placement.tokens)
+        return Share(self.config, self.train, tokens, self.tensors, contexts, self.ulysses, self.kernel())
+
+    def kernel(self, *, partitioned: bool = False) -> str:
+        """The kind of attention kernel; `partitioned` if the compiler partitions the step.
+
+        Raises:
+            Infeasible: the kernel that is asked for does not run on these devices.
+        """
+        ring = 1 if self.ulysses else self.size(*self.placement.tokens)
+        return kernel_for(self.backend, self.config, self.train, partitioned=partitioned, ring=ring)
+
+    @property
+    def residual(self) -> int:
+        """Elements of the residual stream x[B,T,D] of the tokens of one device, in a step."""
+        return self.tokens * self.config.embed
+
+    @property
+    def own_residual(self) -> int:
+        """Elements of the residual stream that one device holds between layers: with sequence parallelism, a shard."""
+        return self.residual // (self.tensors if self.sequence_parallel else 1)
+
+    @property
+    def logits_again(self) -> bool:
+        """Whether the head's backward pass recomputes the logits: it does if they are computed in chunks of tokens."""
+        return self.train.logits_bytes is not None
+
+    @property
+    def logits_tokens(self) -> int:
+        """Tokens whose logits exist on a device at the same time."""
+        tokens = self.tokens // self.train.microbatches
+        local_vocab = self.padded_vocab // self.size(*self.vocab_axes)
+        return tokens_at_once(tokens, local_vocab, self.train.logits_bytes) if self.train.logits_bytes else tokens
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """All weights of the model, with padding of the vocabulary and empty slots for layers."""
+        sizes = dict(self.config.dim_sizes, vocab=self.padded_vocab, layers=self.layer_slots)
+        spec = self.placement.spec(self.config, self.mesh.sizes)
+        return tuple(
+            Weight(
+                weight,
+                axes,
+                self.replicas_of(weight),
+                last,
+                math.prod(sizes[dim] for dim in weight.dims) // self.size(*axes),
+            )
+            for weight in weight_specs(self.config).values()
+            for split in [tuple(spec(weight.dims))]
+            for axes, last in [(tuple(jax.tree.leaves(split)), tuple(jax.tree.leaves(split[len(weight.dims) - 1 :])))]
+        )
+
+    def dtype(self, weight: Weight) -> Dtype:
+        """The dtype in which a weight is used, and gathered."""
+        return weight.spec.used_dtype(self.train.dtype)
+
+    def held_bytes(self, weight: Weight) -> int:
+        """Bytes of a weight as the state holds it, on one device."""
+        return BYTES[held_dtype(weight.spec, self.train)] * weight.elements
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the parameters as the state holds them, on one device."""
+        return sum(map(self.held_bytes, self.weights))
+
+    @property
+    def elements(self) -> int:
+        """Parameters that one device holds."""
+        return sum(weight.elements for weight in self.weights)
