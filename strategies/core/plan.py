@@ -69,7 +69,7 @@ class Plan(Sizes):
         if strange := self.over(set(self.mesh.sizes) - placement.axes):
             raise Infeasible(f"mesh {self.mesh} has the axis {strange[0]}, which splits nothing here")
         require_master(placement_of(tuple(axis for axis in self.axes if axis.name in self.mesh.sizes)), self.train)
-        for axis in self.active:
+        for axis in reversed(self.active):
             axis.require(self)
         for axes in filter(None, (placement.shards, placement.updates)):
             self.shards_of(axes)

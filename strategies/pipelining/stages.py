@@ -1,6 +1,7 @@
 """Layers and schedule of the stages of a pipeline: which layers each holds, and in which order it runs.
 
-A partition of the layers' costs minimises the largest part."""
+A partition of the layers' costs minimises the largest part.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

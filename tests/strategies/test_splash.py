@@ -11,7 +11,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from benchmarks.devices.topology import Topology
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
-from strategies.core import train_step
+from strategies.core import sizes
 from strategies.core.sizes import BYTES
 from strategies.costs.predict import predict
 from strategies.mesh import first_devices
@@ -29,7 +29,7 @@ SPLASH = {"attention": "splash"}
 @pytest.fixture
 def chosen(monkeypatch):
     """Splash attention on CPUs: traced, but not lowered."""
-    monkeypatch.setattr(train_step, "kernel_for", lambda *_, **__: "splash")
+    monkeypatch.setattr(sizes, "kernel_for", lambda *_, **__: "splash")
 
 
 @pytest.fixture
