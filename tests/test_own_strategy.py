@@ -205,7 +205,7 @@ def test_a_build_does_not_end_the_program(error: BaseException | None, message: 
         ({"name": "$x$"}, r"cannot be called '\$x\$'; take up to 50 letters"),
         ({"name": 3}, "name=3; it must be a text"),
         ({"axes": "data"}, "axes='data'; it must be a list"),
-        ({"make_step": "build"}, "make_step='build'; it must be a function or null"),
+        ({"make_step": "build"}, "make_step='build'; it must be a function"),
         ({"implement": "fsdp"}, "implement='fsdp'; it must be a function"),
         ({"microbatches": 0}, "microbatches=0; it must be a whole number of at least 1"),
         ({"most_devices": float("nan")}, "most_devices=nan; it must be a number of at least 0"),

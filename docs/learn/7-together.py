@@ -16,8 +16,7 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from strategies import PRESETS, STRATEGIES, TrainConfig
-from strategies.checkpoints import restore, save
+from strategies import PRESETS, STRATEGIES, TrainConfig, checkpoints
 from strategies.costs.overview import overview
 
 jax.config.update("jax_platforms", "cpu")
@@ -71,8 +70,8 @@ other = STRATEGIES["fsdp"].build(PRESETS["nano"], "fsdp=8", TrainConfig(8, learn
 
 _, ax = plt.subplots(num="Loss by step: three axes, then fsdp=8", subplot_kw={"xlabel": "step", "ylabel": "loss"})
 state = train(step, step.init(jax.random.key(0)), range(24), "C0")
-save(step, state, folder).wait()
-restored = restore(other, folder)
+checkpoints.save(step, state, folder).wait()
+restored = checkpoints.restore(other, folder)
 before, after = step.evaluate(state.params, batch(24)), other.evaluate(restored.params, batch(24))
 print("the same loss:", np.allclose(before, after, rtol=1e-5), "below 3.5:", bool(before < 3.5))
 train(other, restored, range(24, 32), "C1")

@@ -28,8 +28,10 @@ SPLASH = {"attention": "splash"}
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """Splash attention on CPUs: traced, but not lowered."""
-    monkeypatch.setattr(sizes, "kernel_for", lambda *_, **__: "splash")
+    """Splash attention on CPUs, unless XLA's is asked for: traced, but not lowered."""
+    monkeypatch.setattr(
+        sizes, "kernel_for", lambda backend, config, train, **_: "xla" if train.attention == "xla" else "splash"
+    )
 
 
 @pytest.fixture
