@@ -217,7 +217,7 @@ class TrainConfig:
 
     @property
     def layers_in_loop(self) -> int:
-        """`unroll` as a number; 1 for "auto" (core/overlap.py resolves it for devices)."""
+        """`unroll` as a number; 1 for "auto" (fsdp.py resolves it for devices)."""
         return 1 if self.unroll == "auto" else self.unroll
 
 

@@ -44,6 +44,7 @@ from strategies.core.shards import Shards
 from strategies.core.sizes import Weight
 from strategies.core.traffic import Traffic, is_tied, traffic
 from strategies.model.causal_attention import causal_attention
+from strategies.model.hooks import Hooks
 from strategies.model.order import after
 from strategies.model.reach import Reach
 from strategies.model.remat import GATHERED
@@ -136,20 +137,20 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
     if train.gather == "step":
         return replace(before, prepare_params=gather_all, reduce=scatter_all)
     by_token = plan.backend.attends_by_token and shards.count == plan.mesh.size
-    hooks = replace(before.hooks, gather=gather_hook(shards, plan, by_token))
+    hooks = replace(before.hooks, gather=gather_hook(shards, plan, before.hooks, by_token))
     hooks = replace(hooks, head=head_first) if plan.virtual else hooks
     hooks = replace(hooks, attend=attend_by_token) if by_token else hooks
     return replace(before, hooks=hooks, reduce=sum_loss)
 
 
-def gather_hook(shards: Shards, plan: Plan, by_token: bool) -> Callable[[Array, WeightSpec, str], Array]:
+def gather_hook(shards: Shards, plan: Plan, before: Hooks, by_token: bool) -> Callable[[Array, WeightSpec, str], Array]:
     """`Hooks.gather`: gathers a weight when a layer runs, and sums its gradient when autodiff transposes the gather."""
 
     def gather(part: Array, spec: WeightSpec, dtype: str) -> Array:
         if by_token and part.ndim == 3:  # [D,3,A], see `attend_by_token`
             weight = gather(part.reshape(len(part), -1), replace(spec, dims=spec.dims[:2]), dtype)
             return weight.reshape(-1, *part.shape[1:])
-        weight = _gather_scatter(shards, plan.train.reduce_dtype, spec, dtype)(part)
+        weight = before.gather(_gather_scatter(shards, plan.train.reduce_dtype, spec, dtype)(part), spec, dtype)
         return weight if plan.train.regather else checkpoint_name(weight, GATHERED)
 
     return gather

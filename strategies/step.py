@@ -1,8 +1,8 @@
 """The interface that every strategy implements.
 
-A strategy is a value, a `Strategy`. Its `build` checks that model, mesh and batch fit together, states its decisions as
-a `Layout` and an `Implementation`, and passes them to `assemble` (core/train_step.py), which returns the training
-step.
+A strategy is a list of mesh axes (strategy.py). Its `build` makes a `Plan`, which checks that model, mesh and batch fit
+together, lets the axes add what they do to an `Implementation`, and passes both to `assemble` (core/train_step.py),
+which returns the training step.
 """
 
 import functools
@@ -83,7 +83,7 @@ class Optimizer(NamedTuple):
 
 @dataclass(frozen=True)
 class Implementation:
-    """How a strategy implements its layout. By default it does nothing beyond what the layout implies.
+    """What the axes of a strategy do in a step. By default nothing beyond what follows from what they split.
 
     Its functions run inside `jax.shard_map`, unless the compiler partitions the step.
 
@@ -97,7 +97,8 @@ class Implementation:
         prepare_params: weights as the state holds them -> weights with respect to which gradients are taken.
         reduce: this device's share of loss and gradients, after all microbatches -> their sums over the axes that split
             weights.
-        sum_replicas: such sums -> sums over `Layout.replicas`; None is an all-reduce in `reduce_dtype`.
+        sum_replicas: such sums -> sums over `Placement.replicas`; None is an all-reduce of each in
+            `reduce_dtype`.
         sum_layer: the same for gradients of one layer (layer_reduction.py).
         optimizer: AdamW with clipping -> the optimizer that replaces it.
         inexact: why the step by design computes something else than one device; empty if it does not.

@@ -24,7 +24,7 @@ COMPILERS = {"tpu": ("tpu", "libtpu"), "cuda": ("gpu", "jax-cuda13-plugin")}
 REQUIRED = {"tpu": "jax[tpu]", "gpu": "jax[cuda13]"}
 """What each of these extras installs."""
 DEVICE_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
-"""Our names of kinds -> JAX's, where the defaults of a step depend on it (strategies/core/overlap.py)."""
+"""Our names of kinds -> JAX's, where the defaults of a step depend on it (strategies/backends/backend.py)."""
 CLOUD_NAMES = {"v5litepod": "v5e", "v5lite": "v5e", "a100": "a100_80gb"}
 """Other names of kinds: Cloud TPU's, and the A100 with the larger memory."""
 CORES_COUNTED = {"v4": 2, "v5p": 2}

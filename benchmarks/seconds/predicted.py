@@ -148,7 +148,7 @@ class StepSeconds:
         hidden = 0.0 if stack.shared else sum(parts.values())
         waits = max(0.0, launches * constants.kernel_seconds - hidden)
         parts = added(parts, {"launches": waits})
-        # The pipelines here have no loop over all layers in which weights are gathered ahead (core/overlap.py).
+        # The pipelines here have no loop over all layers in which weights are gathered ahead (strategies/fsdp.py).
         beside = stack.prefetches and self.plan.train.gather == "layer" and not self.plan.staged
         hidden = sum(parts.values()) if beside else 0.0
         return added(parts, {"gathers": max(0.0, self.gathers_seconds(GATHERED[way]) - hidden)})

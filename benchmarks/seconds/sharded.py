@@ -11,7 +11,7 @@ from strategies.core.sizes import BYTES
 from strategies.core.traffic import Traffic
 
 GATHERED = {"forward": ("weights",), "backward": ("weights again", "gradients")}
-"""What is gathered and scattered in each pass, where weights are sharded, as traffic.py names it."""
+"""What is gathered and scattered in each pass, where weights are sharded, as strategies name it."""
 
 
 @dataclass(frozen=True)

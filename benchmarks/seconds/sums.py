@@ -10,7 +10,7 @@ from strategies.core.traffic import Traffic
 from strategies.model.gpt import Block
 
 OF_LAYERS = "layers", "keys and values", "tokens and heads"
-"""What layers send for each microbatch, as traffic.py names it. The device waits for it."""
+"""What layers send for each microbatch, as strategies name it. The device waits for it."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,6 @@ class LayerSums:
             return Passes(ring - 1, 2 * ring - 1), 3 * ring - 2
         if what == "tokens and heads":
             return (Passes(2, 4), 6) if full else (Passes(2, 2), 4)
-        counted = 2 * branches + (branches - 1 if full else 0)  # as traffic.py counts them
+        counted = 2 * branches + (branches - 1 if full else 0)  # as tensor.py counts them
         done = 3 * branches if full and self.network.machine.stack.repeats == "all" else counted
         return Passes(branches, done - branches), counted

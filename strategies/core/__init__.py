@@ -1,4 +1,4 @@
-"""Sharding: which mesh axes split which dims of a strategy's arrays, and the shards of each weight.
+"""What an axis is (`axis`), what follows from a list of axes (`placement`, `plan`, `traffic`), and the training step.
 
-Start at `layout.Layout`.
+Start at `axis.Axis`, then `plan.Plan` and `train_step.assemble`.
 """

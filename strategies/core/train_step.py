@@ -1,7 +1,7 @@
 """The training step that all strategies share: differentiate, clip by the global norm, AdamW.
 
 The step runs inside `jax.shard_map`, on each device's shard of the weights and of the batch. Here it communicates only
-what the layout implies: the sums of gradients over replicas, the global norm, and the gather of weights that are
+what the placement implies: the sums of gradients over replicas, the global norm, and the gather of weights that are
 updated in shards. All other communication comes with the `Implementation`. If the compiler partitions the step
 (auto.py), the same code runs on whole arrays.
 """
@@ -98,7 +98,7 @@ class _Assembly:
 
     @cached_property
     def sharded_update(self) -> ShardedUpdate | None:
-        """How each device updates its shard of the weights (ZeRO stages 1 and 2); None in other layouts."""
+        """How each device updates its shard of the weights (ZeRO stages 1 and 2); None in other strategies."""
         return ShardedUpdate.of(self.plan)
 
     @cached_property

@@ -123,7 +123,7 @@ def overview(
         options: other fields of `TrainConfig`; the default number of microbatches is that of the benchmarks.
 
     Raises:
-        Infeasible: the strategy states no layout, or model, mesh and batch do not fit together.
+        Infeasible: the strategy has a `make_step`, or model, mesh and batch do not fit together.
         UnknownName: the strategy or the model does not exist.
     """
     require_instance(name, str, "the strategy")

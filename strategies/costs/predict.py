@@ -79,9 +79,11 @@ def strategies_with_formulas() -> Mapping[str, Strategy]:
 
 
 def _require_known_split(plan: Plan) -> None:
-    """Refuse a split of dims for which there are no formulas."""
-    if unknown := [dim for dim in ("embed", "qkv", "sequence") if plan.over(plan.axes_of(dim))]:
-        raise Infeasible(f"there are no formulas for axes that split {unknown[0]}; leave this dim whole")
+    """Refuse a split of dims for which there are no formulas, and of which the axis states none."""
+    silent = [dim for axis in plan.active if not axis.traffic for dim in axis.dims]
+    if unknown := [dim for dim in ("embed", "qkv", "sequence") if dim in silent]:
+        problem = f"there are no formulas for axes that split {unknown[0]}"
+        raise Infeasible(f"{problem}; state what they send, or leave this dim whole")
     branches = {branch.contracted or "": branch for branch in Block.branches()}
     if len({plan.over(plan.axes_of(dim)) for dim in branches}) > 1:
         raise Infeasible(f"there are no formulas for {' and '.join(branches)} over different axes; give both the same")

@@ -101,9 +101,9 @@ EXACT = (
         "an extra all-reduce",
         "strategies/core/gradients.py",
         (
-            "lax.psum((loss, cast(grads, dtype)), axes)",
-            'lax.psum((loss, jax.tree.map(lambda g: g + 0 * lax.pcast(lax.pmax(g, axes), axes, to="varying"), '
-            "cast(grads, dtype))), axes)",
+            "lax.psum([arrays[i] for i in chosen], group)",
+            'lax.psum([arrays[i] + 0 * lax.pcast(lax.pmax(arrays[i], group), group, to="varying") for i in chosen], '
+            "group)",
         ),
         cases=(DATA,),
         evidence="worse compiled.collectives.all_reduce.outside_loops",
@@ -149,8 +149,8 @@ EXACT = (
         "a case gone",
         "strategies/fsdp.py",
         (
-            'Strategy("fsdp", AXES, build, OPTIONS, LAYOUT)',
-            'Strategy("fsdp", AXES, build, OPTIONS, LAYOUT, most_devices=0)',
+            'Strategy("fsdp", (AXIS,))',
+            'Strategy("fsdp", (AXIS,), most_devices=0)',
         ),
         cases=(FSDP,),
         evidence="vanished",

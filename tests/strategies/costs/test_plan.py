@@ -81,7 +81,7 @@ def test_all_meshes_of_a_comparison_have_the_same_vocabulary(vocab):
     [
         (("mlp",), "no formulas for head_features and mlp over different axes; give both the same"),
         (("head_features",), "no formulas for head_features and mlp over different axes"),
-        (("embed",), "no formulas for axes that split embed; leave this dim whole"),
+        (("embed",), "no formulas for axes that split embed; state what they send"),
     ],
 )
 def test_an_axis_without_formulas_has_no_cost(dims, message):

@@ -169,7 +169,7 @@ def test_a_fused_kernel_holds_no_scores(how):
 
 
 def test_every_strategy_by_hand_has_formulas_and_is_held_to_them():
-    """Every strategy that the compiler does not partition has a layout, and is among the programs compiled here.
+    """Every strategy that the compiler does not partition has formulas, and is among the programs compiled here.
 
     Of what the compiler partitions nothing is known, and nothing is made up.
     """

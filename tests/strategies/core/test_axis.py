@@ -1,0 +1,85 @@
+"""An axis is one file. This one splits the batch, and one dim of one weight: the table of positions over its tokens.
+
+No other file knows of it: the step, the formulas and checkpoints follow from what it states.
+"""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.program.compiled import read_program
+from strategies import Axis, MeshSpec, Strategy, TrainConfig, checkpoints, context, fsdp, pipeline, tensor
+from strategies.core.collectives import all_gather
+from strategies.core.traffic import traffic
+from strategies.costs.arrays import held_arrays
+from strategies.costs.predict import predict_axes
+from strategies.single import SINGLE
+from tests.strategies.costs.steps import by_axes, sent
+from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, single, trained
+from tests.strategies.quick import compiled
+from tests.strategies.sampling import nightly
+
+
+def implement(plan, before):
+    """Gather the positions before they are used. The transpose reduce-scatters their gradient."""
+
+    def gather(part, spec, dtype):
+        weight = before.hooks.gather(part, spec, dtype)
+        return all_gather(weight, "data", 0) if "sequence" in spec.dims else weight
+
+    return replace(before, hooks=replace(before.hooks, gather=gather))
+
+
+def positions(plan):
+    """The gather of the positions, and the reduce-scatter of their gradient for each microbatch."""
+    weight = next(each for each in plan.weights if "sequence" in each.spec.dims)
+    part = weight.elements * plan.shards  # fsdp has gathered its shards before
+    facts = {"dtype": plan.dtype(weight), "array": "weights"}
+    yield from traffic(plan, "positions", "all_gather", ("data",), fsdp.of_ends(plan, weight) * part, **facts)
+    whole = plan.train.microbatches * part * plan.size("data")
+    yield from traffic(plan, "their gradients", "reduce_scatter", ("data",), whole, **facts | {"array": "gradients"})
+
+
+TOY = Axis("data", batch=True, dims=("sequence",), implement=implement, traffic=(positions,))
+
+
+@pytest.mark.parametrize(
+    ("axes", "mesh", "options"),
+    [
+        ((TOY,), "data=4", {"microbatches": 2}),
+        ((TOY, fsdp.AXIS, tensor.AXIS), "data=2,fsdp=2,tensor=2", {}),
+        *nightly(
+            ((TOY, pipeline.AXIS), "data=2,pipeline=2", {"microbatches": 4}),
+            ((TOY, context.AXIS), "data=2,context=2", {}),
+            ((TOY, tensor.AXIS), "data=2,tensor=2", {"sequence_parallel": False}),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_axis_that_splits_a_weight_and_the_batch_needs_one_file(axes, mesh, options, tmp_path):
+    """Alone and beside other axes: it equals one device; its formulas say what is sent and held, to the byte."""
+    spec, train = MeshSpec.parse(mesh), replace(TRAIN, **options)
+    step = Strategy("mine", axes).build(CONFIG, spec, train, jax.devices()[: spec.size])
+    results, state = trained(step, initial(step), range(3))
+    assert_equal(results, single(), ROUNDING["float32"])
+
+    program = compiled(step.lower())
+    cost = predict_axes(axes, CONFIG, spec, train)
+    assert sent(read_program(program.as_text() or "", step.mesh.shape)) == by_axes(cost)
+    assert program.memory_analysis().argument_size_in_bytes == sum(cost.arguments.values())
+    table = next(each for each in held_arrays(cost.plan) if each.name == "embedding.position_TD")
+    assert table.axes[0] == ("data",)
+
+    checkpoints.save(step, state, tmp_path).wait()
+    restored = checkpoints.restore(SINGLE.build(CONFIG, "data=1", TrainConfig(16), jax.devices()[:1]), tmp_path)
+    np.testing.assert_array_equal(
+        restored.params["embedding"]["position_TD"], np.asarray(state.params["embedding"]["position_TD"])
+    )
+
+
+def test_a_split_that_no_term_knows_is_refused():
+    """An axis that splits such a dim, and states nothing of what it sends, has no formulas."""
+    with pytest.raises(ValueError, match="no formulas for axes that split sequence; state what they send"):
+        predict_axes((replace(TOY, traffic=()),), CONFIG, "data=4", TRAIN)
