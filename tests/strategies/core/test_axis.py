@@ -4,6 +4,7 @@ No other file knows of it: the step, the formulas and checkpoints follow from wh
 """
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -36,10 +37,10 @@ def positions(plan):
     """The gather of the positions, and the reduce-scatter of their gradient for each microbatch."""
     weight = next(each for each in plan.weights if "sequence" in each.spec.dims)
     part = weight.elements * plan.shards  # fsdp has gathered its shards before
-    facts = {"dtype": plan.dtype(weight), "array": "weights"}
-    yield from traffic(plan, "positions", "all_gather", ("data",), fsdp.of_ends(plan, weight) * part, **facts)
+    term = partial(traffic, plan, axes=("data",), dtype=plan.dtype(weight))
+    yield from term("positions", "all_gather", elements=fsdp.of_ends(plan, weight) * part, array="weights")
     whole = plan.train.microbatches * part * plan.size("data")
-    yield from traffic(plan, "their gradients", "reduce_scatter", ("data",), whole, **facts | {"array": "gradients"})
+    yield from term("their gradients", "reduce_scatter", elements=whole, array="gradients")
 
 
 TOY = Axis("data", batch=True, dims=("sequence",), implement=implement, traffic=(positions,))
@@ -68,7 +69,9 @@ def test_an_axis_that_splits_a_weight_and_the_batch_needs_one_file(axes, mesh, o
     program = compiled(step.lower())
     cost = predict_axes(axes, CONFIG, spec, train)
     assert sent(read_program(program.as_text() or "", step.mesh.shape)) == by_axes(cost)
-    assert program.memory_analysis().argument_size_in_bytes == sum(cost.arguments.values())
+    memory = program.memory_analysis()
+    assert memory
+    assert memory.argument_size_in_bytes == sum(cost.arguments.values())
     table = next(each for each in held_arrays(cost.plan) if each.name == "embedding.position_TD")
     assert table.axes[0] == ("data",)
 
