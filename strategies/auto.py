@@ -60,7 +60,7 @@ from strategies.strategy import Strategy
 BATCH = data.REPLICAS.name, fsdp.AXIS.name
 AXES = (
     Axis("data", batch=True),
-    Axis("fsdp", batch=True, shards=True, may_split_dim_twice=False, require=fsdp.require),
+    Axis("fsdp", batch=True, shards=True, may_split_dim_twice=False),
     Axis("tensor", dims=tensor.DIMS, options=("sequence_parallel",), require=tensor.require),
 )
 """What the hand-written axes split. The compiler does the rest."""

@@ -145,7 +145,7 @@ def require(plan: Plan) -> None:
     if plan.train.context_attention == "ulysses":
         heads = "heads" if tensors == 1 else "heads/tensor"
         require_divides("context", size, **{"sequence": config.sequence, heads: config.heads // tensors})
-    elif size > 1:
+    else:
         _require_ring(config, size)
 
 
@@ -165,8 +165,6 @@ def _require_ring(config: GPTConfig, size: int) -> None:
 
 def implement(plan: Plan, before: Implementation) -> Implementation:
     """Add the hooks of a context axis. Other axes may split heads or tokens further, after it."""
-    if plan.size(RING) == 1:
-        return before
     if plan.train.context_attention == "ulysses":
         own_context, attend = contiguous, ulysses_attention
     elif Reach.of(plan.config):

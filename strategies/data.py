@@ -177,6 +177,7 @@ REPLICAS = Axis("data", batch=True, options=("reduce", "reduce_dtype"), resolve=
 AXIS = replace(
     REPLICAS,
     options=("bucket_bytes", "compression", "compression_warmup", *REPLICAS.options),
+    resolve=lambda plan: {**resolve_reduce(plan), "compression": plan.train.compression},
     require=require_few_buckets,
     implement=implement,
     replica_sums=compressed_sums,

@@ -59,19 +59,10 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     Raises:
         Infeasible: `prefetch="on"`, and the model or other options do not allow it.
     """
-    prefetch = _prefetch(plan)
-    return {"prefetch": prefetch, "unroll": _unroll(plan, prefetch)}
-
-
-def _prefetch(plan: Plan) -> str:
-    """By default weights are gathered ahead where that is possible, and faster on these devices."""
-    asked, problem = plan.train.prefetch, _prefetch_problem(plan)
-    if problem and asked == "on":
-        raise Infeasible(f"prefetch=on {problem}")
     replicated = {*plan.placement.batch} & {*plan.placement.replicas}  # with a context axis nothing was measured
     faster = plan.backend.prefetches_replicated if replicated else plan.backend.prefetches
-    default = faster and not problem
-    return "on" if asked == "on" or (asked == "auto" and default) else "off"
+    prefetch = plan.choose("prefetch", _prefetch_problem(plan), faster)
+    return {"prefetch": prefetch, "unroll": _unroll(plan, prefetch)}
 
 
 def _prefetch_problem(plan: Plan) -> str:
@@ -101,15 +92,11 @@ def _unroll(plan: Plan, prefetch: str) -> int:
 
 
 def require(plan: Plan) -> None:
-    """Check that the axis divides the weights, and refuse `regather=False` with pipeline stages.
-
-    The backward passes of a pipeline come many ticks after the forward passes.
+    """Refuse `regather=False` with pipeline stages, whose backward passes come many ticks after the forward passes.
 
     Raises:
-        Infeasible: the axis does not divide the embed or mlp dim, or each stage would keep gathered weights for each
-            microbatch in flight.
+        Infeasible: each stage would keep gathered weights for each microbatch in flight.
     """
-    plan.shards_of(plan.placement.shards)
     if plan.staged and plan.train.gather == "layer" and not plan.train.regather:
         problem = f"with regather=False pipeline={plan.stages} stages keep gathered weights"
         raise Infeasible(f"{problem} once for each microbatch in flight; use gather=step, which keeps them once")

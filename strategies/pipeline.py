@@ -29,7 +29,6 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies import tensor
-from strategies.config import TrainConfig
 from strategies.core.axis import Axis
 from strategies.core.gradients import cast
 from strategies.core.plan import Plan
@@ -40,8 +39,6 @@ from strategies.model.layer_passes import Leaves
 from strategies.model.weights import Weights
 from strategies.pipelining.executor import Executor, Parts
 from strategies.pipelining.forward import run_forward
-from strategies.pipelining.schedules import Schedule
-from strategies.pipelining.timetable import Ticks
 from strategies.step import Differentiate, Divisor, Implementation, Losses, Tokens
 from strategies.strategy import Strategy
 
@@ -57,28 +54,20 @@ def require(plan: Plan) -> None:
 
 def implement(plan: Plan, before: Implementation) -> Implementation:
     """Run the microbatches in the order of the schedule, and split embedding and head over the vocabulary."""
-    if not plan.staged:
-        return before
     return replace(
         before,
         hooks=tensor.vocab_hooks(before.hooks, plan.vocab_axes),
-        differentiate=scheduled(plan.schedule, plan.slots, plan.train),
+        differentiate=scheduled(plan),
         schedules_microbatches=True,
         losses=forward(plan.schedule.chunks, plan.train.microbatches),
         layer_slots=plan.slots,
     )
 
 
-def scheduled(schedule: Schedule, slots: tuple[int, ...], train: TrainConfig) -> Differentiate:
-    """A `Differentiate` that runs the forward and backward passes in the order of a schedule.
-
-    Args:
-        schedule: of the microbatches.
-        slots: `Implementation.layer_slots`.
-        train: `unroll` and `reduce_dtype` are used.
-    """
-    ticks = Ticks.of(schedule)
-    used_SL = np.array(slots).reshape(schedule.stages, -1) >= 0
+def scheduled(plan: Plan) -> Differentiate:
+    """A `Differentiate` that runs the forward and backward passes in the order of the plan's schedule."""
+    schedule, ticks, train = plan.schedule, plan.ticks, plan.train
+    used_SL = np.array(plan.slots).reshape(schedule.stages, -1) >= 0
 
     def differentiate(
         build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, divisor: Divisor

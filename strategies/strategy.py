@@ -25,8 +25,6 @@ from strategies.schema import Count, require_types
 from strategies.step import Implementation, Step
 
 OPTIONS = frozenset(each.name for each in fields(TrainConfig))
-ONE_DEVICE = ("data",)
-"""The axis of the mesh of a strategy without axes; its size is one."""
 
 
 def compose(plan: Plan, mesh: Mesh) -> Implementation:
@@ -78,8 +76,8 @@ class Strategy:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Names of the mesh axes that it can use, outermost first."""
-        return tuple(axis.name for axis in self.axes) or ONE_DEVICE
+        """Names of the mesh axes that it can use, outermost first; without axes that of the mesh data=1."""
+        return tuple(axis.name for axis in self.axes) or ("data",)
 
     @functools.cached_property
     def options(self) -> tuple[str, ...]:
@@ -116,11 +114,10 @@ class Strategy:
         require_instance(config, GPTConfig, "the model")
         require_instance(train, TrainConfig, "train")
         mesh = MeshSpec.of(mesh)
-        if mesh.size > self.most_devices == 1 or (not self.axes and str(mesh) != f"{ONE_DEVICE[0]}=1"):
-            raise Infeasible(f"{self.name} runs on one device; its mesh is {ONE_DEVICE[0]}=1, not {mesh}")
-        step = (
-            self._made(config, mesh, train, devices) if self.make_step else self._composed(config, mesh, train, devices)
-        )
+        if not self.axes and str(mesh) != "data=1":
+            raise Infeasible(f"{self.name} runs on one device; its mesh is data=1, not {mesh}")
+        made = self._made if self.make_step else self._composed
+        step = made(config, mesh, train, devices)
         device = [*step.mesh.local_devices, *step.mesh.devices.flat][0]
         return replace(step, xla_options=xla_options(device, self.name, step.train))
 

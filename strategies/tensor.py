@@ -69,11 +69,7 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     Raises:
         Infeasible: `halves="on"`, and a context axis or the number of sequences does not allow it.
     """
-    asked, problem = plan.train.halves, _halves_problem(plan)
-    if problem and asked == "on":
-        raise Infeasible(f"halves=on {problem}")
-    default = plan.backend.halves and not problem
-    return {"halves": "on" if asked == "on" or (asked == "auto" and default) else "off"}
+    return {"halves": plan.choose("halves", _halves_problem(plan), plan.backend.halves)}
 
 
 def _halves_problem(plan: Plan) -> str:

@@ -98,9 +98,8 @@ class Case:
         if strategy is None or not strategy.has_formulas:
             return self.training()
         kind = self.topology.device_kind if self.topology else jax.devices()[0].device_kind
-        return Plan.resolved(
-            strategy.axes, self.config, self.mesh, self.training(), backend_for(self.platform, kind)
-        ).train
+        backend = backend_for(self.platform, kind)
+        return Plan.of(strategy.axes, self.config, self.mesh, self.training(), backend, checked=False).train
 
     @property
     def single(self) -> "Case":

@@ -17,7 +17,6 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array
 
-from strategies.config import Infeasible
 from strategies.core.gradients import cast, mark_shares, sum_over
 from strategies.core.plan import Plan
 from strategies.core.shards import Shards
@@ -34,11 +33,7 @@ def resolve_reduce(plan: Plan) -> Mapping[str, Any]:
     Raises:
         Infeasible: `reduce="layer"`, and the mesh or other options do not allow it.
     """
-    asked, problem = plan.train.reduce, _reduce_problem(plan)
-    if problem and asked == "layer":
-        raise Infeasible(f"reduce=layer {problem}")
-    default = plan.backend.sums_by_layer and not problem
-    return {"reduce": "layer" if asked == "layer" or (asked == "auto" and default) else "step"}
+    return {"reduce": plan.choose("reduce", _reduce_problem(plan), plan.backend.sums_by_layer, "layer", "step")}
 
 
 def _reduce_problem(plan: Plan) -> str:

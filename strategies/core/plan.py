@@ -6,6 +6,7 @@ formulas (costs/) alike.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from strategies.backends.backend import NO_DEVICES, Backend
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
@@ -27,37 +28,44 @@ class Plan(Sizes):
         mesh: MeshSpec,
         train: TrainConfig,
         backend: Backend = NO_DEVICES,
+        *,
+        checked: bool = True,
     ) -> "Plan":
-        """The plan with resolved options. Arguments are the attributes.
+        """The plan with resolved options. Options without effect here are off.
+
+        Args:
+            axes, config, mesh, train, backend: the attributes, `train` with options as they were given.
+            checked: whether a plan that does not fit is refused.
 
         Raises:
             Infeasible: an axis splits nothing, does not divide what it splits, or an option is impossible here.
         """
-        plan = cls.resolved(axes, config, mesh, train, backend)
-        plan.require_fit()
-        return plan
-
-    @classmethod
-    def resolved(
-        cls,
-        axes: Sequence[Axis],
-        config: GPTConfig,
-        mesh: MeshSpec,
-        train: TrainConfig,
-        backend: Backend = NO_DEVICES,
-    ) -> "Plan":
-        """The plan with resolved options, of which nothing else is checked. Options without effect here are off.
-
-        Raises:
-            Infeasible: an option is impossible here.
-        """
         asked = cls(config, mesh, train, tuple(axes), backend)
-        options = {"reduce": "step", "prefetch": "off", "halves": "off", "unroll": train.layers_in_loop}
-        if not any("compression" in axis.options for axis in asked.active):
-            options["compression"] = "none"
+        options: dict[str, Any] = {"reduce": "step", "prefetch": "off", "halves": "off", "compression": "none"}
+        options["unroll"] = train.layers_in_loop
         for axis in asked.active:
             options |= axis.resolve(asked)
-        return replace(asked, train=replace(train, **options))
+        plan = replace(asked, train=replace(train, **options))
+        if checked:
+            plan.require_fit()
+        return plan
+
+    def choose(self, option: str, problem: str, default: bool, on: str = "on", off: str = "off") -> str:
+        """The value of an option that is `on`, `off` or "auto".
+
+        Args:
+            option: its name.
+            problem: why it cannot be `on`; empty if it can.
+            default: whether "auto" is `on` where there is no problem.
+            on, off: its values.
+
+        Raises:
+            Infeasible: it is asked to be `on`, and cannot.
+        """
+        asked = getattr(self.train, option)
+        if problem and asked == on:
+            raise Infeasible(f"{option}={on} {problem}")
+        return on if asked == on or (asked == "auto" and default and not problem) else off
 
     def require_fit(self) -> None:
         """Refuse what does not fit.

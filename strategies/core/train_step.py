@@ -214,10 +214,8 @@ class _Assembly:
         state_specs = State(self.specs, self.optimizer.specs(shapes.optimizer), shapes.master and self.update_specs)
         tokens = jax.ShapeDtypeStruct((self.train.batch_size, self.config.sequence + 1), jnp.int32)
         state = jax.tree.map(self.placed, shapes, state_specs)
-        grads, batch = (
-            jax.tree.map(self.placed, grads, grad_specs),
-            self.placed(tokens, P(self.placement.batch or None)),
-        )
+        grads = jax.tree.map(self.placed, grads, grad_specs)
+        batch = self.placed(tokens, P(self.placement.batch or None))
         jitted = partial(_jitted, self.mesh, self.implementation.compiler_partitioned)
         return Step(
             config=self.config,

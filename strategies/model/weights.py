@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from strategies.config import Dtype, GPTConfig
 
@@ -85,7 +86,7 @@ def create(specs: Mapping[str, WeightSpec], config: GPTConfig, rngs: nnx.Rngs, p
         if spec.deviation:
             array = spec.deviation * jax.random.normal(rngs.params(), shape)
         else:
-            array = jnp.full(shape, spec.value, jnp.float32)  # without a dtype it would be weakly typed
+            array = lax.full(shape, spec.value, jnp.float32)  # without a dtype it would be weakly typed
         if spec.dims[0] == "vocab":
             array = jnp.where(jnp.arange(shape[0])[:, None] < config.vocab, array, 0)
         return nnx.Param(array, spec=replace(spec, name=name))

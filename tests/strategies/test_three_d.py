@@ -40,7 +40,7 @@ def test_fsdp_cuts_every_weight_and_another_dim_where_there_is_one():
 def test_attention_goes_around_a_ring_but_with_stages_from_all_to_all(stages, way):
     """Context attention defaults to a ring, and with pipeline stages to Ulysses, unless it is given."""
     mesh = MeshSpec.parse(f"pipeline={stages},context=2")
-    resolve = partial(Plan.resolved, THREE_D.axes, CONFIG, mesh)
+    resolve = partial(Plan.of, THREE_D.axes, CONFIG, mesh, checked=False)
     assert resolve(TrainConfig(16)).train.context_attention == way
     assert resolve(TrainConfig(16, context_attention="ulysses")).train.context_attention == "ulysses"
 
@@ -63,7 +63,7 @@ def test_gpus_attend_by_all_to_all_where_heads_allow_it(platform, size, tensors,
     """
     train = TrainConfig(16, **{"dtype": "bfloat16", **options})
     mesh, backend = MeshSpec.parse(f"context={size},tensor={tensors}"), backend_for(platform)
-    resolve = partial(Plan.resolved, THREE_D.axes, mesh=mesh, train=train, backend=backend)
+    resolve = partial(Plan.of, THREE_D.axes, mesh=mesh, train=train, backend=backend, checked=False)
     assert resolve(config=CONFIG).train.context_attention == way
     window = dataclasses.replace(CONFIG, attention_window=4)
     assert resolve(config=window).train.context_attention == ("auto" if size == 1 else "ring")

@@ -17,7 +17,7 @@ GPUS, OTHERS = ("gpu", "cuda"), ("cpu", None)
 
 def resolved(name, mesh, train, backend, config=SMALL):
     """The options of a strategy as a plan resolves them."""
-    return Plan.resolved(STRATEGIES[name].axes, config, MeshSpec.parse(mesh), train, backend).train
+    return Plan.of(STRATEGIES[name].axes, config, MeshSpec.parse(mesh), train, backend, checked=False).train
 
 
 @pytest.mark.parametrize(
@@ -174,12 +174,12 @@ def test_a_step_has_what_its_axes_implement():
     implement it. The compiler takes none of the options.
     """
     plain = Axis("data", batch=True, implement=lambda plan, before: replace(before, sum_replicas=lambda *sums: sums))
-    mesh = MeshSpec.parse("data=2")
-    assert Plan.resolved((plain,), SMALL, mesh, replace(TRAIN, reduce="layer"), NVIDIA_GPU).train.reduce == "step"
+    mesh, by_layer = MeshSpec.parse("data=2"), replace(TRAIN, reduce="layer")
+    assert Plan.of((plain,), SMALL, mesh, by_layer, NVIDIA_GPU, checked=False).train.reduce == "step"
     strategy = Strategy("mine", (replace(plain, resolve=data.REPLICAS.resolve),))
     with pytest.raises(Infeasible, match=r"reduce=layer needs `sum_layer` beside `sum_replicas`"):
-        strategy.build(SMALL, mesh, replace(TRAIN, reduce="layer"))
-    found = Plan.resolved(auto.AXES, SMALL, MeshSpec.parse("fsdp=2,tensor=2"), TRAIN, NVIDIA_GPU).train
+        strategy.build(SMALL, mesh, by_layer)
+    found = Plan.of(auto.AXES, SMALL, MeshSpec.parse("fsdp=2,tensor=2"), TRAIN, NVIDIA_GPU, checked=False).train
     assert (found.reduce, found.prefetch, found.halves, found.unroll) == ("step", "off", "off", 1)
 
 
