@@ -43,18 +43,20 @@ class GPTConfig:
     """The sizes of a GPT-2 (Radford et al. 2019, section 2.3).
 
     It has `layers` blocks, a residual stream of `embed` features, and sequences of `sequence` tokens. `mlp` is 4 x
-    `embed` unless given. The vocabulary is padded to a multiple of `vocab_multiple`, also on one device (`vocab_rows`).
-    `tied` shares the token table. Attention is dense unless it has a window or a stride (model/reach.py).
+    `embed` unless given, and `head_size` is `embed` / `heads`. The vocabulary is padded to a multiple of
+    `vocab_multiple`, also on one device (`vocab_rows`).
+    `tied` shares the token table. Attention is dense unless it has a window or a stride (model/attention/reach.py).
 
     Attributes:
+        head_size: features of a head; None for `embed` / `heads`.
         attention_window: tokens that a token attends to, itself included; None for all before it.
         attention_stride: distance of the tokens that it also attends to (strided), or tokens of a block (fixed).
         attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
         attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
 
     Raises:
-        Infeasible: a field is of another type or out of range, `heads` does not divide `embed`, or the options of
-            attention exclude each other.
+        Infeasible: a field is of another type or out of range, `heads` does not divide `embed` where no `head_size` is
+            given, or the options of attention exclude each other.
     """
 
     layers: Layers
@@ -69,18 +71,24 @@ class GPTConfig:
     attention_stride: Size | None = None
     attention_pattern: AttentionPattern = "strided"
     attention_summary: Size = 1
+    head_size: Size | None = None
 
     def __post_init__(self) -> None:
         """Check types, ranges and sizes."""
         require_types(self, Infeasible)
-        if self.embed % self.heads:
+        if self.head_size is None and self.embed % self.heads:
             raise Infeasible(f"heads={self.heads} does not divide embed={self.embed}; {legal(self.embed, 'it')}")
         _require_pattern(self)
 
     @property
     def head_dim(self) -> int:
         """Features of one attention head."""
-        return self.embed // self.heads
+        return self.head_size or self.embed // self.heads
+
+    @property
+    def head_features(self) -> int:
+        """Features of all attention heads together; `embed` unless `head_size` is given."""
+        return self.heads * self.head_dim
 
     @property
     def mlp_dim(self) -> int:
@@ -96,7 +104,7 @@ class GPTConfig:
             "sequence": self.sequence,
             "embed": self.embed,
             "qkv": 3,
-            "head_features": self.embed,
+            "head_features": self.head_features,
             "mlp": self.mlp_dim,
         }
 

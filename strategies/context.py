@@ -44,12 +44,18 @@ from jaxtyping import Array, Float
 
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal, require_divides
 from strategies.mesh import GPUS, Devices, MeshSpec, platform_of
-from strategies.model.causal_attention import causal_attention, kernel_for
+from strategies.model.attention import (
+    QKV,
+    Reach,
+    attend_sparse,
+    causal_attention,
+    kernel_for,
+    ring_attention,
+    zigzag,
+)
+from strategies.model.attention.ring import AXIS
 from strategies.model.hooks import ONE_DEVICE, Hooks
-from strategies.model.reach import Reach
 from strategies.model.remat import KEPT
-from strategies.model.ring_attention import AXIS, ring_attention, zigzag
-from strategies.model.sparse_attention import attend_sparse
 from strategies.sharding.layout import Layout
 from strategies.step import Implementation, Step
 from strategies.strategy import Strategy
@@ -65,24 +71,22 @@ def contiguous(x: Array, dim: int) -> Array:
     return lax.dynamic_slice_in_dim(x, lax.axis_index("context") * size, size, dim)
 
 
-def window_attention(
-    qkv_BTCA: Float[Array, "B t 3 A"], head_dim: int, kind: str, reach: Reach
-) -> Float[Array, "B t A"]:
+def window_attention(qkv: QKV, kind: str, reach: Reach) -> Float[Array, "B t A"]:
     """Attention with a window of this device's contiguous shard of the tokens. It needs at least two devices.
 
     Arguments are those of `causal_attention`; t is T_context. `kind` is "xla", for a window has no fused kernel here.
     """
-    return attend_sparse(qkv_BTCA, received_before(qkv_BTCA[:, :, 1:], reach), head_dim, reach, AXIS)
+    return attend_sparse(qkv, received_before(qkv.qkv_BTCE[:, :, -2:], reach), reach, AXIS)
 
 
-def received_before(kv_BTCA: Array, reach: Reach) -> Array | None:
+def received_before(kv_BTCE: Array, reach: Reach) -> Array | None:
     """Keys and values of the tokens before this device's that its window reaches; None if the window is one token.
 
     They are kept for the backward pass: receiving them again would communicate again. The first devices of the axis
     receive zeros in place of tokens before the first one.
     """
-    devices, size = lax.axis_size(AXIS), kv_BTCA.shape[1]
-    left, arrived, parts = reach.earlier(devices * size, devices), kv_BTCA, []
+    devices, size = lax.axis_size(AXIS), kv_BTCE.shape[1]
+    left, arrived, parts = reach.earlier(devices * size, devices), kv_BTCE, []
     while left:
         to_next = [(device, device + 1) for device in range(devices - 1)]
         arrived = checkpoint_name(lax.ppermute(arrived[:, -min(left, size) :], AXIS, to_next), KEPT)
@@ -91,17 +95,20 @@ def received_before(kv_BTCA: Array, reach: Reach) -> Array | None:
     return jnp.concatenate(parts, 1) if parts else None
 
 
-def ulysses_attention(
-    qkv_BTCA: Float[Array, "B t 3 A"], head_dim: int, kind: str, reach: Reach | None = None
-) -> Float[Array, "B t A"]:
+def ulysses_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[Array, "B t A"]:
     """Causal attention of this device's contiguous shard of the tokens to all tokens before them.
 
-    Each device computes some of the heads for all tokens. The results of both all-to-alls are kept for the backward
-    pass: recomputing them would communicate again. Arguments are those of `causal_attention`; t is T_context.
+    Each device computes some of the heads for all tokens: with n devices H/n heads of queries, and the J/n heads of
+    keys and values to which they attend. The results of both all-to-alls are kept for the backward pass: recomputing
+    them would communicate again. Arguments are those of `causal_attention`; t is T_context.
+
+    Raises:
+        Infeasible: the devices do not divide the heads of keys.
     """
-    all_to_all = partial(lax.all_to_all, axis_name="context", tiled=True)
-    qkv_BTCA = checkpoint_name(all_to_all(qkv_BTCA, split_axis=3, concat_axis=1), KEPT)
-    mixed_BTA = causal_attention(qkv_BTCA, head_dim, kind, reach)
+    all_to_all = partial(lax.all_to_all, axis_name=AXIS, tiled=True)
+    require_divides(AXIS, lax.axis_size(AXIS), **{"heads of keys": qkv.key_heads})
+    qkv_BTCE = checkpoint_name(all_to_all(qkv.qkv_BTCE, split_axis=3, concat_axis=1), KEPT)
+    mixed_BTA = causal_attention(QKV(qkv_BTCE, qkv.head_dim), kind, reach)
     return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
 
 

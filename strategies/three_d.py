@@ -87,7 +87,7 @@ def build(config: GPTConfig, mesh: MeshSpec, train: TrainConfig, devices: Device
         loss, grads = sharded.reduce(loss, grads)
         return loss, tensor.all_reduce(grads, config, train.reduce_dtype) if sequence_parallel else grads
 
-    of_shards = {name: getattr(sharded.hooks, name) for name in ("gather", "head", "attend")}
+    of_shards = {name: getattr(sharded.hooks, name) for name in ("gather", "head", "projected")}
     hooks = replace(_hooks(layout, sequence_parallel), **of_shards)
     implementation = replace(
         pipeline.implementation(config, train, stages),

@@ -13,7 +13,7 @@ import jax
 from strategies import context, pipeline, tensor, three_d
 from strategies.config import Dtype, GPTConfig, Infeasible, PipelineSchedule, TrainConfig, legal
 from strategies.mesh import MeshSpec
-from strategies.model.causal_attention import kernel_for
+from strategies.model.attention import kernel_for
 from strategies.model.gpt import Block, named_weights
 from strategies.model.loss import tokens_at_once
 from strategies.model.part import Share

@@ -227,10 +227,10 @@ def stages(plan: Plan) -> Iterator[Traffic]:
 def attention(plan: Plan) -> Iterator[Traffic]:
     """context.py: hops of keys, values and their gradients along a ring, or the all-to-alls of Ulysses."""
     axes, keeps_output = plan.layout.tokens, plan.train.remat != "full"
-    devices, features = plan.size(*axes), plan.layers * plan.residual // plan.tensors
+    devices, features = plan.size(*axes), plan.layers * plan.tokens * plan.share.head_features
     if plan.share.skipping and not plan.ulysses:
         # Keys and values that the window reaches, and their gradients back; recomputation repeats the former.
-        earlier = plan.layers * plan.share.earlier_tokens * plan.train.microbatches * plan.config.embed // plan.tensors
+        earlier = plan.layers * plan.share.earlier_tokens * plan.train.microbatches * plan.share.head_features
         sent = (2 if keeps_output else 3) * 2 * earlier
         yield from traffic(plan, "keys and values", "permute", axes, sent, dtype=plan.train.dtype)
     elif not plan.ulysses:

@@ -23,7 +23,7 @@ from jaxtyping import Array, PRNGKeyArray
 from strategies.arguments import require_key, require_like
 from strategies.config import GPTConfig, Infeasible, TrainConfig, legal
 from strategies.mesh import mark_varying, platform_of
-from strategies.model.causal_attention import kernel_for
+from strategies.model.attention import kernel_for
 from strategies.model.gpt import GPT, weight_dims
 from strategies.model.loss import tokens_at_once
 from strategies.model.weights import Weights
