@@ -4,7 +4,7 @@ Other backends order the work differently and fuse attention. A part of the mode
 none.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from strategies.config import GPTConfig
@@ -98,7 +98,7 @@ class Working(NamedTuple):
     standalone_peak_elements: Callable[[Share], int] = none
 
 
-PARTS: Mapping[type[Part], Working] = {
+PARTS: dict[type[Part], Working] = {
     LayerNorm: Working(norm),
     Attention: Working(attention, standalone_attention),
     MLP: Working(mlp),
