@@ -104,7 +104,7 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
         embed_sum=sum_partial,  # each device looks up all tokens in its rows, not its own tokens in all rows
         vocab_sum=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
         vocab_max=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
-        parts=(size_of(BATCH, mesh.shape), mesh.shape["tensor"]),
+        compiler_shards=(size_of(BATCH, mesh.shape), mesh.shape["tensor"]),
     )
 
 

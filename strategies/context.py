@@ -4,32 +4,32 @@
         microbatches, or with `reduce="layer"` each layer's in the backward loop (training/layer_reduction.py)
 
 Only attention needs the tokens of other devices. With `context_attention="ring"` keys and values travel
-around a ring of devices, and in the backward pass their gradients travel with them (model/ring_attention.py):
+around a ring of devices, and in the backward pass their gradients travel with them (model/attention/ring.py):
 
-    k, v[B,T_context,D] -permute(context)-> the next device, n-1 times a layer forward, and n-1 times again backward
-    dk, dv[B,T_context,D] -permute(context)-> the next device, n times a layer backward; the last hop ends at the owner
+    k, v[B,T_context,A] -permute(context)-> the next device, n-1 times a layer forward, and n-1 times again backward
+    dk, dv[B,T_context,A] -permute(context)-> the next device, n times a layer backward; the last hop ends at the owner
 
 With `context_attention="ulysses"` attention is split over its heads instead of over tokens (Jacobs et al. 2023,
 "DeepSpeed Ulysses", section 3):
 
-    q, k, v[B,T_context,D] -all_to_all(context)-> q, k, v[B,T,D_context], once a layer forward
-    mixed[B,T,D_context] -all_to_all(context)-> mixed[B,T_context,D], once a layer forward
+    q, k, v[B,T_context,A] -all_to_all(context)-> q, k, v[B,T,A_context], once a layer forward
+    mixed[B,T,A_context] -all_to_all(context)-> mixed[B,T_context,A], once a layer forward
     each is the transpose of the other: once and once a layer backward
 
-For P parameters and L layers on n devices a device sends 2 P (n-1)/n elements of gradients a step, and the loss. In the
-compute dtype it sends (3n-2) 2 L B T D / n elements with a ring, or 8 L B T D (n-1)/n^2 elements with Ulysses. With
-`remat="full"` the ring has n-2 more hops of k and v, and Ulysses sends half of the 8 L again. The ring computes
-(2n+1)/4n of the full square of attention scores, for it skips blocks that causality masks out. Ulysses computes as many
-scores as one device.
+For P parameters, L layers and A features of all heads on n devices a device sends 2 P (n-1)/n elements of gradients a
+step, and the loss. In the compute dtype it sends (3n-2) 2 L B T A / n elements with a ring, or 8 L B T A (n-1)/n^2
+elements with Ulysses. With `remat="full"` the ring has n-2 more hops of k and v, and Ulysses sends half of the 8 L
+again. The ring computes (2n+1)/4n of the full square of attention scores, for it skips blocks that causality masks out.
+Ulysses computes as many scores as one device.
 
 With `attention_window=W` a ring sends only the keys and values that the window reaches. Shards are contiguous, so these
 are the last W-1 tokens before a device's own, or all tokens before them if they are fewer:
 
-    k, v[B,W-1,D] -permute(context)-> the next device: in one hop if W-1 <= T/n, otherwise in ceil((W-1) n/T) hops, each
+    k, v[B,W-1,A] -permute(context)-> the next device: in one hop if W-1 <= T/n, otherwise in ceil((W-1) n/T) hops, each
         of which passes on what the next device needs of the hop before; once a layer forward
-    dk, dv[B,W-1,D] -permute(context)-> the previous device, the transpose: once a layer backward
+    dk, dv[B,W-1,A] -permute(context)-> the previous device, the transpose: once a layer backward
 
-A device then sends 4 L B (W-1) D elements a step instead of (3n-2) 2 L B T D / n; with `remat="full"` half of it again.
+A device then sends 4 L B (W-1) A elements a step instead of (3n-2) 2 L B T A / n; with `remat="full"` half of it again.
 Ulysses sends as much as without a window. A stride (`attention_stride`) reaches tokens of every device, which a ring
 would have to send: there is no ring for it, and "auto" is Ulysses.
 """
@@ -51,6 +51,7 @@ from strategies.model.attention import (
     causal_attention,
     kernel_for,
     ring_attention,
+    strided,
     zigzag,
 )
 from strategies.model.attention.ring import AXIS
@@ -136,16 +137,11 @@ def resolve_context_attention(
         return train
     if train.context_attention == "auto":
         fused = platform in GPUS and not Reach.of(config) and kernel_for(platform, config, train) == "cudnn"
-        ring = stages == 1 and not _strided(config) and not (fused and config.heads // tensors % size == 0)
+        ring = stages == 1 and not strided(config) and not (fused and config.heads // tensors % size == 0)
         return dataclasses.replace(train, context_attention="ring" if ring else "ulysses")
     if train.context_attention == "ring" and stages > 1:
         raise Infeasible(f"pipeline={stages} stages have no ring, which all must enter; use context_attention=ulysses")
     return train
-
-
-def _strided(config: GPTConfig) -> bool:
-    reach = Reach.of(config)
-    return reach is not None and reach.stride is not None
 
 
 def hooks(config: GPTConfig, train: TrainConfig, size: int, others: Hooks = ONE_DEVICE) -> Hooks:
@@ -183,7 +179,7 @@ def require_fit(config: GPTConfig, train: TrainConfig, size: int, tensors: int =
         heads = "heads" if tensors == 1 else "heads/tensor"
         require_divides("context", size, **{"sequence": config.sequence, heads: config.heads // tensors})
     elif size > 1:
-        if _strided(config):
+        if strided(config):
             problem = f"attention_stride={config.attention_stride} reaches tokens of all context={size} devices"
             raise Infeasible(f"{problem}, and has no ring; use context_attention=ulysses")
         if reach := Reach.of(config):

@@ -18,10 +18,10 @@ from strategies.costs.plan import Plan
 from strategies.costs.traffic import TERMS, Bytes, Term, Traffic, replica_sums
 from strategies.mesh import MeshSpec
 from strategies.model.attention import Reach
-from strategies.model.attention.part import Attention
 from strategies.model.attention.splash import BACKWARD_MATMULS
 from strategies.model.gpt import Block, flops_per_token
 from strategies.model.head import Head
+from strategies.model.self_attention import Attention
 from strategies.pipelining.schedules import Costs
 from strategies.sharding.layout import Axes, Layout
 from strategies.strategy import Strategy

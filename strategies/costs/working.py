@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from strategies.config import GPTConfig
-from strategies.model.attention.part import Attention
 from strategies.model.attention.splash import LANES
 from strategies.model.gpt import Block
 from strategies.model.mlp import MLP
 from strategies.model.norm import LayerNorm
 from strategies.model.part import Part, Share
+from strategies.model.self_attention import Attention
 
 
 def norm(share: Share) -> int:

@@ -20,7 +20,6 @@ from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig, TrainConfig
 from strategies.model.attention import Reach
-from strategies.model.attention.part import Attention
 from strategies.model.delayed_sums import DelayedSums
 from strategies.model.embedding import Embedding
 from strategies.model.halves import by_halves
@@ -33,6 +32,7 @@ from strategies.model.norm import LayerNorm
 from strategies.model.part import Part, Share
 from strategies.model.prefetch import PrefetchedLayers, is_ordered
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
+from strategies.model.self_attention import Attention
 from strategies.model.weights import Backward, Weights, used_dtype
 
 Split = tuple[Any, Any]

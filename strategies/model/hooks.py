@@ -39,7 +39,7 @@ class Hooks:
         vocab_start: number of rows of the vocabulary on this device -> index of the first.
         vocab_sum: a sum over this device's rows of the vocabulary -> the sum over all rows.
         vocab_max: a maximum over this device's rows of the vocabulary -> the maximum over all rows.
-        parts: into how many parts the compiler splits tokens and vocabulary, where the model sees them whole.
+        compiler_shards: into how many the compiler splits tokens and vocabulary, where the model sees them whole.
     """
 
     layer: Callable[[Any], Any] = lambda weights: weights
@@ -57,7 +57,7 @@ class Hooks:
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0
     vocab_sum: Callable[[Array], Array] = lambda x: x
     vocab_max: Callable[[Array], Array] = lambda x: x
-    parts: tuple[int, int] = (1, 1)
+    compiler_shards: tuple[int, int] = (1, 1)
 
 
 ONE_DEVICE = Hooks()

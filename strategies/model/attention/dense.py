@@ -14,9 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from strategies.model.attention.blocks import Queries, delta, gradients, mix, normalised
-from strategies.model.attention.qkv import QKV, joined
+from strategies.model.attention.qkv import ATTENDED, QKV, joined
 from strategies.model.attention.reach import Reach
-from strategies.model.remat import KEPT
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -57,7 +56,7 @@ def _forward(qkv: QKV, reach: Reach | None) -> tuple[Array, tuple[QKV, Array, Ar
     ]
     mixed_BHTK, log_total_BHT1 = (jnp.concatenate(each, 2) for each in zip(*blocks, strict=True))
     mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(len(mixed_BHTK), size, -1)
-    mixed_BTA, log_total_BHT1 = checkpoint_name((mixed_BTA, log_total_BHT1), KEPT)
+    mixed_BTA, log_total_BHT1 = checkpoint_name((mixed_BTA, log_total_BHT1), ATTENDED)
     return mixed_BTA, (qkv, mixed_BTA, log_total_BHT1)
 
 

@@ -12,6 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+ATTENDED = "attended"
+"""The name of what a kernel keeps for its backward pass (`checkpoint_name`): the result, and sums of exponentials."""
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["qkv_BTCE"], meta_fields=["head_dim"])
 @dataclass(frozen=True)

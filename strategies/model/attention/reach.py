@@ -144,3 +144,9 @@ class Reach:
         first, last = math.ceil(self.window / self.stride), (tokens - 1) // self.stride  # multiples beyond the window
         count = max(0, last - first + 1)
         return near + count * tokens - self.stride * count * (first + last) // 2
+
+
+def strided(config: GPTConfig) -> bool:
+    """Whether a token of the model attends to tokens at any distance before it, but not to all."""
+    reach = Reach.of(config)
+    return reach is not None and reach.stride is not None

@@ -32,8 +32,7 @@ from jaxtyping import Array, Float
 
 from strategies.model.attention.blocks import Mix, Queries, delta, merged, normalised
 from strategies.model.attention.chunk import gradients, mix
-from strategies.model.attention.qkv import QKV, in_a_row
-from strategies.model.remat import KEPT
+from strategies.model.attention.qkv import ATTENDED, QKV, in_a_row
 
 AXIS = "context"
 EARLY, LATE = 0, 1
@@ -120,7 +119,7 @@ def _forward(q_PBHTK: Array, kv_PCBJSK: Array, kind: str) -> tuple[Array, tuple[
     mixed_PBHTK, log_total_PBHT1 = jax.tree.map(
         lambda *chunks: jnp.stack(chunks), *(normalised(each, q_PBHTK.dtype) for each in mixes)
     )
-    mixed_PBHTK, log_total_PBHT1 = checkpoint_name((mixed_PBHTK, log_total_PBHT1), KEPT)
+    mixed_PBHTK, log_total_PBHT1 = checkpoint_name((mixed_PBHTK, log_total_PBHT1), ATTENDED)
     return mixed_PBHTK, (q_PBHTK, kv_PCBJSK, mixed_PBHTK, log_total_PBHT1)
 
 

@@ -23,9 +23,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
 from strategies.model.attention.blocks import Mix, Queries, delta, gradients, merged, mix, normalised
-from strategies.model.attention.qkv import QKV, joined
+from strategies.model.attention.qkv import ATTENDED, QKV, joined
 from strategies.model.attention.reach import Reach
-from strategies.model.remat import KEPT
 
 
 class Groups(NamedTuple):
@@ -158,7 +157,7 @@ def _forward(
     ]
     mixed_BHTK, log_total_BHT1 = normalised(reduce(merged, mixes), q_BHTK.dtype)
     mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(len(mixed_BHTK), qkv.tokens, -1)
-    mixed_BTA, log_total_BHT1 = checkpoint_name((mixed_BTA, log_total_BHT1), KEPT)
+    mixed_BTA, log_total_BHT1 = checkpoint_name((mixed_BTA, log_total_BHT1), ATTENDED)
     return mixed_BTA, (qkv, earlier_BSCE, mixed_BTA, log_total_BHT1)
 
 

@@ -24,9 +24,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from strategies.model.attention.qkv import QKV, joined
+from strategies.model.attention.qkv import ATTENDED, QKV, joined
 from strategies.model.attention.reach import Reach
-from strategies.model.remat import KEPT
 
 LANES = 128
 """Lanes of a vector. The log-sum-exp of a query's scores fills as many."""
@@ -73,7 +72,7 @@ def attend_splash(qkv: QKV, reach: Reach | None = None) -> Float[Array, "B T A"]
 def _forward(qkv: QKV, reach: Reach | None) -> tuple[Array, tuple[QKV, Array, Array]]:
     mixed_BHTK, log_total_BHT = attended(*qkv.heads_first, reach)
     mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(len(mixed_BHTK), qkv.tokens, -1)
-    mixed_BTA, log_total_BHT = checkpoint_name((mixed_BTA, log_total_BHT), KEPT)
+    mixed_BTA, log_total_BHT = checkpoint_name((mixed_BTA, log_total_BHT), ATTENDED)
     return mixed_BTA, (qkv, mixed_BTA, log_total_BHT)
 
 

@@ -10,12 +10,12 @@ from strategies import MeshSpec
 from strategies.context import contiguous
 from strategies.model import gpt
 from strategies.model.attention import QKV, zigzag
-from strategies.model.attention.part import Attention
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.layer_info import LayerInfo
 from strategies.model.matmul import matmul
 from strategies.model.part import add_bias, add_branch
 from strategies.model.remat import KEPT
+from strategies.model.self_attention import Attention
 from tests.strategies.equality import ROUNDING, assert_equal, train
 from tests.strategies.model.test_gpt import TINY, build, tokens
 from tests.strategies.sampling import nightly
