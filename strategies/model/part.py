@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from strategies.config import GPTConfig, TrainConfig
-from strategies.model.attention.reach import Reach
+from strategies.model.attention import Reach
 from strategies.model.attention.splash import computed_keys
 from strategies.model.remat import KEPT
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from strategies.model.attention.qkv import ATTENDED
+from strategies.model.attention import ATTENDED
 
 KEPT = "kept"
 """Worth keeping besides the outputs of plain matmuls."""

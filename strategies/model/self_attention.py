@@ -9,8 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from strategies.config import GPTConfig
-from strategies.model.attention.qkv import QKV
-from strategies.model.attention.reach import Reach
+from strategies.model.attention import QKV, Reach
 from strategies.model.layer_info import LayerInfo
 from strategies.model.matmul import matmul
 from strategies.model.part import Part, Share, add_bias, add_branch

@@ -14,9 +14,19 @@ The kernels know no weights, and nothing else of the model.
 """
 
 from strategies.model.attention.causal import causal_attention, kernel_for
-from strategies.model.attention.qkv import QKV
+from strategies.model.attention.qkv import ATTENDED, QKV
 from strategies.model.attention.reach import Reach, strided
 from strategies.model.attention.ring import ring_attention, zigzag
 from strategies.model.attention.sparse import attend_sparse
 
-__all__ = ["QKV", "Reach", "attend_sparse", "causal_attention", "kernel_for", "ring_attention", "strided", "zigzag"]
+__all__ = [
+    "ATTENDED",
+    "QKV",
+    "Reach",
+    "attend_sparse",
+    "causal_attention",
+    "kernel_for",
+    "ring_attention",
+    "strided",
+    "zigzag",
+]

@@ -38,7 +38,7 @@ class RotaryAttention(Attention):
         hooks = info.hooks
         qkv_BTCE = add_bias(hooks.project(normed_BTD, self.qkv_DCA[...]), self.qkv_bias_CA)
         q, k, v = QKV(hooks.projected(checkpoint_name(qkv_BTCE, KEPT)), self.head_dim).apart
-        qkv = QKV.of(*(rotated(x, info.positions_T) for x in (q, k)), v)
+        qkv = QKV.of(rotated(q, info.positions_T), rotated(k, info.positions_T), v)
         mixed_BTA = hooks.attend(qkv, info.kernel, info.reach)
         return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), self.out_bias_D)
 
