@@ -48,10 +48,8 @@ from strategies import data, fsdp, tensor
 from strategies.core.axis import Axis
 from strategies.core.placement import Spec, size_of
 from strategies.core.plan import Plan
-from strategies.model.attention_kernels import project
-from strategies.model.causal_attention import causal_attention
 from strategies.model.hooks import Hooks
-from strategies.model.reach import Reach
+from strategies.model.matmul import project
 from strategies.model.remat import GATHERED
 from strategies.model.weights import WeightSpec
 from strategies.step import Implementation
@@ -90,9 +88,8 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
         # The head's backward pass follows its forward pass at once, and the compiler would not merge two gathers.
         return checkpoint_name(weight, GATHERED) if "vocab" in spec.dims else weight
 
-    def attend(qkv_BTCA: Array, head_dim: int, kind: str, reach: Reach | None) -> Array:
-        qkv_BTCA = lax.with_sharding_constraint(qkv_BTCA, split(BATCH, None, None, "tensor"))
-        return causal_attention(qkv_BTCA, head_dim, kind, reach)
+    def projected(x: Array) -> Array:
+        return lax.with_sharding_constraint(x, split(BATCH, *[None] * (x.ndim - 2), "tensor"))
 
     def project_split(x_BTD: Array, qkv_DCA: Array) -> Array:
         """Like `project`, but A stays a dim of the matmul. Tensor splits A: merged with C it would be gathered."""
@@ -106,11 +103,11 @@ def hooks(mesh: Mesh, used: Spec, sequence_parallel: bool) -> Hooks:
         all_tokens=partial(reshard, before=own_tokens, after=all_tokens),
         own_tokens=lambda x_TD: lax.with_sharding_constraint(x_TD, split(tokens)),
         project=project_split if mesh.shape["tensor"] > 1 else project,
-        attend=attend,
+        projected=projected,
         embed_sum=sum_partial,  # each device looks up all tokens in its rows, not its own tokens in all rows
         vocab_sum=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
         vocab_max=lambda x_N: lax.with_sharding_constraint(x_N, split(BATCH)),
-        parts=(size_of(BATCH, mesh.shape), mesh.shape["tensor"]),
+        compiler_shards=(size_of(BATCH, mesh.shape), mesh.shape["tensor"]),
     )
 
 

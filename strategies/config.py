@@ -42,9 +42,10 @@ LossScale = Annotated[float, Meta(ge=LOSS_SCALES[0], le=LOSS_SCALES[1])]
 class GPTConfig:
     """The sizes of a GPT-2 (Radford et al. 2019, section 2.3).
 
-    It has `layers` blocks, a residual stream of `embed` features, and sequences of `sequence` tokens. `mlp` is 4 x
-    `embed` unless given. The vocabulary is padded to a multiple of `vocab_multiple`, also on one device (`vocab_rows`).
-    `tied` shares the token table. Attention is dense unless it has a window or a stride (model/reach.py).
+    It has `layers` blocks, a residual stream of `embed` features, and sequences of `sequence` tokens. Unless given,
+    `mlp` is 4 x `embed`, and `head_size` is `embed` / `heads`. The vocabulary is padded to a multiple of
+    `vocab_multiple`, also on one device (`vocab_rows`). `tied` shares the token table. Attention is dense unless it has
+    a window or a stride (model/attention/reach.py).
 
     Attributes:
         attention_window: tokens that a token attends to, itself included; None for all before it.
@@ -53,8 +54,8 @@ class GPTConfig:
         attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
 
     Raises:
-        Infeasible: a field is of another type or out of range, `heads` does not divide `embed`, or the options of
-            attention exclude each other.
+        Infeasible: a field is of another type or out of range, without `head_size` `heads` does not divide `embed`, or
+            the options of attention exclude each other.
     """
 
     layers: Layers
@@ -69,18 +70,24 @@ class GPTConfig:
     attention_stride: Size | None = None
     attention_pattern: AttentionPattern = "strided"
     attention_summary: Size = 1
+    head_size: Size | None = None
 
     def __post_init__(self) -> None:
         """Check types, ranges and sizes."""
         require_types(self, Infeasible)
-        if self.embed % self.heads:
-            raise Infeasible(f"heads={self.heads} does not divide embed={self.embed}; {legal(self.embed, 'it')}")
+        if self.head_size is None:
+            require_divides("heads", self.heads, "it", embed=self.embed)
         _require_pattern(self)
 
     @property
     def head_dim(self) -> int:
         """Features of one attention head."""
-        return self.embed // self.heads
+        return self.head_size or self.embed // self.heads
+
+    @property
+    def head_features(self) -> int:
+        """Features of all attention heads together; `embed` unless `head_size` is given."""
+        return self.heads * self.head_dim
 
     @property
     def mlp_dim(self) -> int:
@@ -96,7 +103,7 @@ class GPTConfig:
             "sequence": self.sequence,
             "embed": self.embed,
             "qkv": 3,
-            "head_features": self.embed,
+            "head_features": self.head_features,
             "mlp": self.mlp_dim,
         }
 
@@ -105,9 +112,8 @@ class GPTConfig:
 
         There is no further padding if the shards divide it as padded on one device, so compared steps do equal work.
 
-        Examples:
-            >>> [GPTConfig(layers=12, embed=768, heads=12).vocab_rows(shards) for shards in (1, 2, 8, 3, 5)]
-            [50304, 50304, 50304, 50304, 50560]
+        >>> [GPTConfig(layers=12, embed=768, heads=12).vocab_rows(shards) for shards in (1, 2, 8, 3, 5)]
+        [50304, 50304, 50304, 50304, 50560]
         """
         rows = math.ceil(self.vocab / self.vocab_multiple) * self.vocab_multiple
         multiple = math.lcm(self.vocab_multiple, shards)
@@ -209,9 +215,7 @@ class TrainConfig:
         require_types(self, Infeasible)
         if math.frexp(self.loss_scale)[0] != 0.5:
             raise Infeasible(f"loss_scale={self.loss_scale}; it must be a power of 2 from 1 to 2**64")
-        if self.batch_size % self.microbatches:
-            problem = f"microbatches={self.microbatches} does not divide batch_size={self.batch_size}"
-            raise Infeasible(f"{problem}; {legal(self.batch_size, 'it')}")
+        require_divides("microbatches", self.microbatches, "it", batch_size=self.batch_size)
         _require_alone(self)
         _require_optimizer(self)
 
@@ -235,9 +239,8 @@ def _require_optimizer(train: TrainConfig) -> None:
 def _require_pattern(config: GPTConfig) -> None:
     """Refuse options of sparse attention that have no meaning together."""
     pattern, stride, summary = config.attention_pattern, config.attention_stride, config.attention_summary
-    if stride is not None and config.sequence % stride:
-        problem = f"attention_stride={stride} does not divide sequence={config.sequence}"
-        raise Infeasible(f"{problem}; {legal(config.sequence, 'it')}")
+    if stride is not None:
+        require_divides("attention_stride", stride, "it", sequence=config.sequence)
     if pattern == "strided":
         if summary != 1:
             raise Infeasible(f"attention_summary={summary} is for attention_pattern=fixed; leave it out")
@@ -252,14 +255,11 @@ def _require_pattern(config: GPTConfig) -> None:
 
 def _require_alone(train: TrainConfig) -> None:
     """Refuse other ways to sum gradients together with compression."""
-    if train.compression == "none":
-        return
-    if train.bucket_bytes is not None:
-        problem = f"bucket_bytes={train.bucket_bytes} does not go with compression={train.compression}"
-        raise Infeasible(f"{problem}, which has no buckets; leave one of them out")
-    if train.reduce_dtype != "float32":
-        problem = f"reduce_dtype={train.reduce_dtype} does not go with compression={train.compression}"
-        raise Infeasible(f"{problem}, which sends codes; leave one of them out")
+    compresses, problem = train.compression != "none", f"does not go with compression={train.compression}"
+    if compresses and train.bucket_bytes is not None:
+        raise Infeasible(f"bucket_bytes={train.bucket_bytes} {problem}, which has no buckets; leave one of them out")
+    if compresses and train.reduce_dtype != "float32":
+        raise Infeasible(f"reduce_dtype={train.reduce_dtype} {problem}, which sends codes; leave one of them out")
 
 
 @cache
@@ -289,12 +289,12 @@ def legal(number: int, subject: str) -> str:
     return f"{subject} can be {' or '.join(filter(None, [', '.join(texts[:-1]), texts[-1]]))}"
 
 
-def require_divides(axis: str, size: int, **numbers: int) -> None:
-    """Check that the size of a mesh axis divides the given numbers of the model.
+def require_divides(name: str, size: int, subject: str = "", /, **numbers: int) -> None:
+    """Check that a size, as of a mesh axis, divides numbers of the model. The message calls it `subject`, or `name`.
 
     Raises:
         Infeasible: it does not; the message names both numbers and the legal sizes.
     """
-    for name, number in numbers.items():
+    for other, number in numbers.items():
         if number % size:
-            raise Infeasible(f"{axis}={size} does not divide {name}={number}; {legal(number, axis)}")
+            raise Infeasible(f"{name}={size} does not divide {other}={number}; {legal(number, subject or name)}")

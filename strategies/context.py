@@ -4,32 +4,32 @@
         microbatches, or with `reduce="layer"` each layer's in the backward loop (core/layer_reduction.py)
 
 Only attention needs the tokens of other devices. With `context_attention="ring"` keys and values travel
-around a ring of devices, and in the backward pass their gradients travel with them (model/ring_attention.py):
+around a ring of devices, and in the backward pass their gradients travel with them (model/attention/ring.py):
 
-    k, v[B,T_context,D] -permute(context)-> the next device, n-1 times a layer forward, and n-1 times again backward
-    dk, dv[B,T_context,D] -permute(context)-> the next device, n times a layer backward; the last hop ends at the owner
+    k, v[B,T_context,A] -permute(context)-> the next device, n-1 times a layer forward, and n-1 times again backward
+    dk, dv[B,T_context,A] -permute(context)-> the next device, n times a layer backward; the last hop ends at the owner
 
 With `context_attention="ulysses"` attention is split over its heads instead of over tokens (Jacobs et al. 2023,
 "DeepSpeed Ulysses", section 3):
 
-    q, k, v[B,T_context,D] -all_to_all(context)-> q, k, v[B,T,D_context], once a layer forward
-    mixed[B,T,D_context] -all_to_all(context)-> mixed[B,T_context,D], once a layer forward
+    q, k, v[B,T_context,A] -all_to_all(context)-> q, k, v[B,T,A_context], once a layer forward
+    mixed[B,T,A_context] -all_to_all(context)-> mixed[B,T_context,A], once a layer forward
     each is the transpose of the other: once and once a layer backward
 
-For P parameters and L layers on n devices a device sends 2 P (n-1)/n elements of gradients a step, and the loss. In the
-compute dtype it sends (3n-2) 2 L B T D / n elements with a ring, or 8 L B T D (n-1)/n^2 elements with Ulysses. With
-`remat="full"` the ring has n-2 more hops of k and v, and Ulysses sends half of the 8 L again. The ring computes
-(2n+1)/4n of the full square of attention scores, for it skips blocks that causality masks out. Ulysses computes as many
-scores as one device.
+For P parameters, L layers and A features of all heads on n devices a device sends 2 P (n-1)/n elements of gradients a
+step, and the loss. In the compute dtype it sends (3n-2) 2 L B T A / n elements with a ring, or 8 L B T A (n-1)/n^2
+elements with Ulysses. With `remat="full"` the ring has n-2 more hops of k and v, and Ulysses sends half of the 8 L
+again. The ring computes (2n+1)/4n of the full square of attention scores, for it skips blocks that causality masks out.
+Ulysses computes as many scores as one device.
 
 With `attention_window=W` a ring sends only the keys and values that the window reaches. Shards are contiguous, so these
 are the last W-1 tokens before a device's own, or all tokens before them if they are fewer:
 
-    k, v[B,W-1,D] -permute(context)-> the next device: in one hop if W-1 <= T/n, otherwise in ceil((W-1) n/T) hops, each
+    k, v[B,W-1,A] -permute(context)-> the next device: in one hop if W-1 <= T/n, otherwise in ceil((W-1) n/T) hops, each
         of which passes on what the next device needs of the hop before; once a layer forward
-    dk, dv[B,W-1,D] -permute(context)-> the previous device, the transpose: once a layer backward
+    dk, dv[B,W-1,A] -permute(context)-> the previous device, the transpose: once a layer backward
 
-A device then sends 4 L B (W-1) D elements a step instead of (3n-2) 2 L B T D / n; with `remat="full"` half of it again.
+A device then sends 4 L B (W-1) A elements a step instead of (3n-2) 2 L B T A / n; with `remat="full"` half of it again.
 Ulysses sends as much as without a window. A stride (`attention_stride`) reaches tokens of every device, which a ring
 would have to send: there is no ring for it, and "auto" is Ulysses.
 """
@@ -49,12 +49,18 @@ from strategies.core.axis import Axis
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
-from strategies.model.causal_attention import causal_attention, kernel_for
-from strategies.model.reach import Reach
+from strategies.model.attention import (
+    QKV,
+    Reach,
+    attend_sparse,
+    causal_attention,
+    kernel_for,
+    ring_attention,
+    strided,
+    zigzag,
+)
+from strategies.model.attention.ring import AXIS as RING
 from strategies.model.remat import KEPT
-from strategies.model.ring_attention import AXIS as RING
-from strategies.model.ring_attention import ring_attention, zigzag
-from strategies.model.sparse_attention import attend_sparse
 from strategies.step import Implementation
 from strategies.strategy import Strategy
 
@@ -65,24 +71,22 @@ def contiguous(x: Array, dim: int) -> Array:
     return lax.dynamic_slice_in_dim(x, lax.axis_index("context") * size, size, dim)
 
 
-def window_attention(
-    qkv_BTCA: Float[Array, "B t 3 A"], head_dim: int, kind: str, reach: Reach
-) -> Float[Array, "B t A"]:
+def window_attention(qkv: QKV, kind: str, reach: Reach) -> Float[Array, "B t A"]:
     """Attention with a window of this device's contiguous shard of the tokens. It needs at least two devices.
 
     Arguments are those of `causal_attention`; t is T_context. `kind` is "xla", for a window has no fused kernel here.
     """
-    return attend_sparse(qkv_BTCA, received_before(qkv_BTCA[:, :, 1:], reach), head_dim, reach, RING)
+    return attend_sparse(qkv, received_before(qkv.qkv_BTCE[:, :, -2:], reach), reach, RING)
 
 
-def received_before(kv_BTCA: Array, reach: Reach) -> Array | None:
+def received_before(kv_BTCE: Array, reach: Reach) -> Array | None:
     """Keys and values of the tokens before this device's that its window reaches; None if the window is one token.
 
     They are kept for the backward pass: receiving them again would communicate again. The first devices of the axis
     receive zeros in place of tokens before the first one.
     """
-    devices, size = lax.axis_size(RING), kv_BTCA.shape[1]
-    left, arrived, parts = reach.earlier(devices * size, devices), kv_BTCA, []
+    devices, size = lax.axis_size(RING), kv_BTCE.shape[1]
+    left, arrived, parts = reach.earlier(devices * size, devices), kv_BTCE, []
     while left:
         to_next = [(device, device + 1) for device in range(devices - 1)]
         arrived = checkpoint_name(lax.ppermute(arrived[:, -min(left, size) :], RING, to_next), KEPT)
@@ -91,17 +95,20 @@ def received_before(kv_BTCA: Array, reach: Reach) -> Array | None:
     return jnp.concatenate(parts, 1) if parts else None
 
 
-def ulysses_attention(
-    qkv_BTCA: Float[Array, "B t 3 A"], head_dim: int, kind: str, reach: Reach | None = None
-) -> Float[Array, "B t A"]:
+def ulysses_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[Array, "B t A"]:
     """Causal attention of this device's contiguous shard of the tokens to all tokens before them.
 
-    Each device computes some of the heads for all tokens. The results of both all-to-alls are kept for the backward
-    pass: recomputing them would communicate again. Arguments are those of `causal_attention`; t is T_context.
+    Each device computes some of the heads for all tokens: with n devices H/n heads of queries, and the J/n heads of
+    keys and values to which they attend. The results of both all-to-alls are kept for the backward pass: recomputing
+    them would communicate again. Arguments are those of `causal_attention`; t is T_context.
+
+    Raises:
+        Infeasible: the devices do not divide the heads of keys.
     """
-    all_to_all = partial(lax.all_to_all, axis_name="context", tiled=True)
-    qkv_BTCA = checkpoint_name(all_to_all(qkv_BTCA, split_axis=3, concat_axis=1), KEPT)
-    mixed_BTA = causal_attention(qkv_BTCA, head_dim, kind, reach)
+    all_to_all = partial(lax.all_to_all, axis_name=RING, tiled=True)
+    require_divides(RING, lax.axis_size(RING), **{"heads of keys": qkv.key_heads})
+    qkv_BTCE = checkpoint_name(all_to_all(qkv.qkv_BTCE, split_axis=3, concat_axis=1), KEPT)
+    mixed_BTA = causal_attention(QKV(qkv_BTCE, qkv.head_dim), kind, reach)
     return checkpoint_name(all_to_all(mixed_BTA, split_axis=1, concat_axis=2), KEPT)
 
 
@@ -121,17 +128,12 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     if attention == "auto":
         dense = plan.backend.prefers_all_to_all and not Reach.of(config)
         fused = dense and kernel_for(plan.backend, config, train) != "xla"
-        ring = not plan.staged and not _strided(config) and not (fused and config.heads // plan.tensors % size == 0)
+        ring = not plan.staged and not strided(config) and not (fused and config.heads // plan.tensors % size == 0)
         attention = "ring" if ring else "ulysses"
     elif attention == "ring" and plan.staged:
         problem = f"pipeline={plan.stages} stages have no ring, which all must enter"
         raise Infeasible(f"{problem}; use context_attention=ulysses")
     return {**resolve_reduce(plan), "context_attention": attention}
-
-
-def _strided(config: GPTConfig) -> bool:
-    reach = Reach.of(config)
-    return reach is not None and reach.stride is not None
 
 
 def require(plan: Plan) -> None:
@@ -150,7 +152,7 @@ def require(plan: Plan) -> None:
 
 
 def _require_ring(config: GPTConfig, size: int) -> None:
-    if _strided(config):
+    if strided(config):
         problem = f"attention_stride={config.attention_stride} reaches tokens of all context={size} devices"
         raise Infeasible(f"{problem}, and has no ring; use context_attention=ulysses")
     if reach := Reach.of(config):
@@ -177,10 +179,10 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
     """Hops of keys, values and their gradients along a ring, or the all-to-alls of Ulysses."""
     axes, keeps_output = plan.placement.tokens, plan.train.remat != "full"
-    devices, features = plan.size(*axes), plan.layers * plan.residual // plan.tensors
+    devices, features = plan.size(*axes), plan.layers * plan.tokens * plan.share.head_features
     if plan.share.skipping and not plan.ulysses:
         # Keys and values that the window reaches, and their gradients back; recomputation repeats the former.
-        earlier = plan.layers * plan.share.earlier_tokens * plan.train.microbatches * plan.config.embed // plan.tensors
+        earlier = plan.layers * plan.share.earlier_tokens * plan.train.microbatches * plan.share.head_features
         sent = (2 if keeps_output else 3) * 2 * earlier
         yield from traffic(plan, "keys and values", "permute", axes, sent, dtype=plan.train.dtype)
     elif not plan.ulysses:

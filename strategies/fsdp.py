@@ -43,10 +43,8 @@ from strategies.core.plan import Plan
 from strategies.core.shards import Shards
 from strategies.core.sizes import Weight
 from strategies.core.traffic import Traffic, is_tied, traffic
-from strategies.model.causal_attention import causal_attention
 from strategies.model.hooks import Hooks
 from strategies.model.order import after
-from strategies.model.reach import Reach
 from strategies.model.remat import GATHERED
 from strategies.model.weights import Weights, WeightSpec
 from strategies.step import Implementation
@@ -126,7 +124,7 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
     by_token = plan.backend.attends_by_token and shards.count == plan.mesh.size
     hooks = replace(before.hooks, gather=gather_hook(shards, plan, before.hooks, by_token))
     hooks = replace(hooks, head=head_first) if plan.virtual else hooks
-    hooks = replace(hooks, attend=attend_by_token) if by_token else hooks
+    hooks = replace(hooks, projected=by_token_first) if by_token else hooks
     return replace(before, hooks=hooks, reduce=sum_loss)
 
 
@@ -134,7 +132,7 @@ def gather_hook(shards: Shards, plan: Plan, before: Hooks, by_token: bool) -> Ca
     """`Hooks.gather`: gathers a weight when a layer runs, and sums its gradient when autodiff transposes the gather."""
 
     def gather(part: Array, spec: WeightSpec, dtype: str) -> Array:
-        if by_token and part.ndim == 3:  # [D,3,A], see `attend_by_token`
+        if by_token and part.ndim == 3:  # [D,3,A], see `by_token_first`
             weight = gather(part.reshape(len(part), -1), replace(spec, dims=spec.dims[:2]), dtype)
             return weight.reshape(-1, *part.shape[1:])
         weight = before.gather(_gather_scatter(shards, plan.train.reduce_dtype, spec, dtype)(part), spec, dtype)
@@ -159,8 +157,8 @@ def _gather_scatter(shards: Shards, reduce_dtype: str, spec: WeightSpec, dtype: 
     return function
 
 
-def attend_by_token(qkv_BTCA: Array, head_dim: int, kind: str, reach: Reach | None = None) -> Array:
-    """Causal attention to queries, keys and values that the projection writes token by token.
+def by_token_first(qkv_BTCA: Array) -> Array:
+    """Queries, keys and values unchanged. The projection writes them token by token, before attention takes them.
 
     A fused kernel takes heads first. If the projection writes heads first, the compiler copies its gathered weights for
     that. Instead it copies queries, keys and values, which are smaller. The weights are gathered as [D,3A]: gathered as
@@ -170,7 +168,7 @@ def attend_by_token(qkv_BTCA: Array, head_dim: int, kind: str, reach: Reach | No
     that gathers ahead (docs/experiments/2026-11-25-defaults-of-backends.md).
     """
     flat_NF = lax.optimization_barrier(qkv_BTCA.reshape(qkv_BTCA.shape[0] * qkv_BTCA.shape[1], -1))
-    return causal_attention(flat_NF.reshape(qkv_BTCA.shape), head_dim, kind, reach)
+    return flat_NF.reshape(qkv_BTCA.shape)
 
 
 @jax.custom_vjp

@@ -15,7 +15,7 @@ Each axis communicates as its own strategy does, for its shard of batch, layers,
     W[D_fsdp,F_tensor] -all_gather(fsdp)-> W[D,F_tensor], again backward
     dW[D,F_tensor] -reduce_scatter(fsdp)-> dW[D_fsdp,F_tensor]
     x[b,T_(context,tensor),D] -all_gather(tensor)-> x[b,T_context,D]; partial sums -reduce_scatter(tensor)-> back
-    q, k, v[b,T_context,D_tensor] -all_to_all(context)-> q, k, v[b,T,D_(tensor,context)], and back; or a ring
+    q, k, v[b,T_context,A_tensor] -all_to_all(context)-> q, k, v[b,T,A_(tensor,context)], and back; or a ring
     for each microbatch:
     W[V_(pipeline,tensor),D_fsdp] -all_gather(fsdp)-> W[V_(pipeline,tensor),D], for the embedding, and for the head
     x[b,T_(context,tensor),D] -permute(pipeline)-> the next stage, dx to the previous one
@@ -25,7 +25,7 @@ Each axis communicates as its own strategy does, for its shard of batch, layers,
     dW[D_fsdp,F_tensor] -all_reduce(data x context)-> dW[D_fsdp,F_tensor], each weight
 
 For P parameters on d x f x p x c x t devices, the formulas in those files hold with P / pt for P, B / df for B, T / c
-for T and L / p for L, and in the attention of context.py with D / t for D. Over the n = dc replicas a device sends
+for T and L / p for L, and in the attention of context.py with A / t for A. Over the n = dc replicas a device sends
 2 P / fpt (n-1)/n elements a step.
 
 Without pipeline stages there is no schedule: gradients are accumulated over microbatches, as in fsdp.py and tensor.py.

@@ -18,7 +18,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.timing.measure import Timeable
-from strategies.model.attention_kernels import attend
+from strategies.model.attention.dense import attend
+from strategies.model.attention.qkv import QKV
 
 AXIS = "devices"
 MATMULS = ((1024, 512, 128), (128, 512, 128), (1024, 64, 128), (64, 256, 256), (512, 512, 512), (64, 2048, 512))
@@ -32,7 +33,7 @@ LARGER = 8
 ATTENTION = ((2, 64, 8, 16), (2, 128, 8, 32), (1, 256, 8, 64), (2, 96, 8, 8), (64, 8, 8, 16))
 """Sequences, tokens, heads and head dims of attention on a device."""
 COMPUTED = 3 / 4
-"""Of the scores of a sequence of even length: the share that attention_kernels.py computes."""
+"""Of the scores of a sequence of even length: the share that attention/dense.py computes."""
 SENT_ELEMENTS = (2**10, 2**14, 2**18)
 """Elements of the operands of collectives."""
 TURNS = (1, 2, 4, 16)
@@ -160,7 +161,7 @@ def attentions(devices: int) -> Iterator[Probe]:
 
 
 def _attended(head_dim: int, qkv_BTCA: jax.Array) -> tuple[jax.Array]:
-    mixed_BTA, backward = jax.vjp(lambda qkv: attend(qkv, head_dim), qkv_BTCA)
+    mixed_BTA, backward = jax.vjp(lambda qkv: attend(QKV(qkv, head_dim)), qkv_BTCA)
     return (qkv_BTCA + backward(mixed_BTA)[0],)
 
 

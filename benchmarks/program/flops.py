@@ -5,15 +5,15 @@ import re
 
 from benchmarks.program.hlo import Computation, Instruction, dims, integers
 from strategies.costs.predict import Cost
-from strategies.model.reach import Reach
-from strategies.model.splash_attention import MATMULS
+from strategies.model.attention import Reach
+from strategies.model.attention.splash import MATMULS
 
 
 def flops(instruction: Instruction, computation: Computation) -> int:
     """FLOPs of one execution of an instruction, without the computations that it calls.
 
     Calls of cuBLAS and of cuDNN's attention count like the dots that they replace: causal attention like that of
-    attention_kernels.py, attention with a window like the blocks of sparse_attention.py. A Pallas kernel of a TPU
+    attention/dense.py, attention with a window like the blocks of attention/sparse.py. A Pallas kernel of a TPU
     counts what its own cost estimate says. The kernels of splash attention have none: for each query they count N keys,
     where a scope `keys_N` is around them, or else all.
     """
@@ -48,7 +48,7 @@ def _of_cudnn(kernel: Instruction, computation: Computation, matmuls: int) -> in
         return row * reach.computed_keys(tokens)
     if tokens % 2 or '"mask_type":"NO_MASK"' in config.replace(" ", ""):
         return row * tokens
-    return row * tokens * 3 // 4  # like attention_kernels.py, count no early queries to late keys
+    return row * tokens * 3 // 4  # like attention/dense.py, count no early queries to late keys
 
 
 def _of_splash(kernel: Instruction, computation: Computation) -> int:

@@ -62,7 +62,7 @@ class Stack:
         shared: whether devices are virtual and share the cores of one host. Then a step takes the time of all devices'
             work together, launches of kernels included, and nothing overlaps.
         score_blocks: whether attention skips the blocks of scores that causality masks, and computes scores again in
-            the backward pass (strategies/model/attention_kernels.py).
+            the backward pass (strategies/model/attention/dense.py).
         combines: whether collectives of several arrays are combined into one.
         hop_kernels: launched for a layer for each hop of ring attention.
         end_kernels: launched for the embedding, the head and the loss of a microbatch.

@@ -36,7 +36,7 @@ class Shards:
             bias. Otherwise such a weight is not split.
 
     Raises:
-        Infeasible: `count` does not divide the embed and the mlp dim; every weight has one of them.
+        Infeasible: `count` does not divide the embed dim, the heads' features and the mlp dim; every weight has one.
     """
 
     axes: tuple[str, ...]
@@ -46,12 +46,15 @@ class Shards:
     may_split_dim_twice: bool = True
 
     def __post_init__(self) -> None:
-        """Check that the embed and mlp dims can be split."""
-        sizes = {"embed": self.config.embed, "mlp": self.config.mlp_dim}
-        parts_of = (self._parts("head_features"), self._parts("mlp")) if self.may_split_dim_twice else (1, 1)
-        for name, parts in zip(sizes, parts_of, strict=True):
+        """Check that the dims can be split of which every weight has one."""
+        config, features = self.config, self._parts("head_features")
+        sizes = {"embed": (config.embed, features), "mlp": (config.mlp_dim, self._parts("mlp"))}
+        if config.head_features != config.embed:
+            sizes |= {"embed": (config.embed, 1), "heads x head_size": (config.head_features, features)}
+        for name, (size, split) in sizes.items():
+            parts = split if self.may_split_dim_twice else 1
             left = f"{name}/{parts}" if parts > 1 else name
-            require_divides(" x ".join(self.axes), self.count, **{left: sizes[name] // parts})
+            require_divides(" x ".join(self.axes), self.count, **{left: size // parts})
 
     def dim(self, spec: WeightSpec) -> int:
         """The index of the dim along which a weight is split."""

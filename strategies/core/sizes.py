@@ -17,7 +17,7 @@ from strategies.core.master import held_dtype
 from strategies.core.placement import Axes, Placement, size_of
 from strategies.core.shards import Shards
 from strategies.mesh import MeshSpec
-from strategies.model.causal_attention import kernel_for
+from strategies.model.attention import kernel_for
 from strategies.model.gpt import weight_specs
 from strategies.model.loss import tokens_at_once
 from strategies.model.part import Share

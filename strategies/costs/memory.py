@@ -1,6 +1,7 @@
 """Bytes that one device holds: the arguments of a step exactly, and an estimate of its temporaries.
 
-Each part of the model states beside its code what it keeps for the backward pass (model/).
+Each part of the model states beside its code what it keeps for the backward pass (model/). Its working arrays are those
+of working.py.
 """
 
 from collections.abc import Mapping
@@ -8,8 +9,8 @@ from collections.abc import Mapping
 from strategies.core.compression import padded
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
+from strategies.costs import working
 from strategies.model.gpt import Block
-from strategies.model.head import Head
 from strategies.model.layer_loop import layers_at_once, layers_in_iteration
 from strategies.model.prefetch import is_ordered
 
@@ -58,8 +59,8 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
         "activations": plan.ticks.depths.kept * plan.layers * Block.kept_bytes(plan.share) // plan.schedule.chunks,
         "stages": stage_bytes(plan) if plan.staged else 0,
     }
-    working = max(layer_work_bytes(plan), head_work_bytes(plan), reduction_bytes(plan) - sum(held.values()))
-    return {**held, "working": working}
+    most = max(layer_work_bytes(plan), head_work_bytes(plan), reduction_bytes(plan) - sum(held.values()))
+    return {**held, "working": most}
 
 
 def reduction_bytes(plan: Plan) -> int:
@@ -108,7 +109,7 @@ def layer_work_bytes(plan: Plan) -> int:
     weights = 0 if reads_in_place(plan) else whole_layer(plan)
     wholes = 3 if plan.train.prefetch == "on" else 1
     others = (layers_together(plan) - 1) * further_layer_bytes(plan)
-    return 4 * (wholes * weights + Block.working_elements(plan.share)) + late_gradient_bytes(plan) + others
+    return 4 * (wholes * weights + working.layer_elements(plan.share)) + late_gradient_bytes(plan) + others
 
 
 def layers_together(plan: Plan) -> int:
@@ -134,8 +135,8 @@ def further_layer_bytes(plan: Plan) -> int:
     """
     wholes = 2 if plan.train.prefetch == "on" else 1
     own = 0 if reads_in_place(plan) else block_elements(plan) // plan.layers
-    working = 7 * Block.working_elements(plan.share) // 10
-    return 4 * (wholes * whole_layer(plan) + own + working) + late_gradient_bytes(plan)
+    shared = 7 * working.layer_elements(plan.share) // 10
+    return 4 * (wholes * whole_layer(plan) + own + shared) + late_gradient_bytes(plan)
 
 
 def reads_in_place(plan: Plan) -> bool:
@@ -163,8 +164,8 @@ def head_work_bytes(plan: Plan) -> int:
     gathered = plan.shards > 1 and plan.train.gather == "layer"
     table = 2 * plan.padded_vocab * plan.config.embed if gathered else 0
     layers = (1 if is_ordered(plan.train, plan.layers) else 2) if plan.train.prefetch == "on" else 0
-    working = Head.working_elements(plan.config, tokens, plan.logits_tokens, local_vocab)
-    return 4 * (layers * whole_layer(plan) + table + working)
+    arrays = working.head_elements(plan.config, tokens, plan.logits_tokens, local_vocab)
+    return 4 * (layers * whole_layer(plan) + table + arrays)
 
 
 def whole_layer(plan: Plan) -> int:

@@ -20,11 +20,11 @@ from strategies.core.plan import Plan
 from strategies.core.traffic import Bytes, Traffic, terms_of
 from strategies.costs import memory
 from strategies.mesh import MeshSpec
-from strategies.model.attention import Attention
+from strategies.model.attention import Reach
+from strategies.model.attention.splash import BACKWARD_MATMULS
 from strategies.model.gpt import Block, flops_per_token
 from strategies.model.head import Head
-from strategies.model.reach import Reach
-from strategies.model.splash_attention import BACKWARD_MATMULS
+from strategies.model.self_attention import Attention
 from strategies.pipelining.schedules import Costs
 from strategies.strategy import Strategy
 
@@ -141,7 +141,7 @@ class Cost:
         if not causal:
             return flops
         counted, reach = config.sequence * Attention.score_flops(config), Reach.of(config)
-        reached = 2 * config.embed * reach.pairs(config.sequence) if reach else counted // 2
+        reached = 2 * config.head_features * reach.pairs(config.sequence) if reach else counted // 2
         return flops - batch_size * 6 * config.layers * (counted - reached)
 
     @property
@@ -150,7 +150,7 @@ class Cost:
 
         model: what the model needs.
         attention again: the backward pass recomputes attention scores (Dao et al. 2022, section 3.1). Splash attention
-            does so twice, and once more their gradients (splash_attention.py).
+            does so twice, and once more their gradients (model/attention/splash.py).
         recomputed: with `remat="full"` the backward pass of a block begins with its forward pass, except its last
             matmul and the scores, which exist then (Korthikanti et al. 2022, section 4), but not in fused kernels;
             and logits that are computed in chunks are recomputed.
@@ -187,8 +187,8 @@ class Cost:
     def _scores(self) -> int:
         """FLOPs of one matmul of attention scores for a token, in all layers. There are two forward.
 
-        On a ring of n devices a device computes 2n + 1 of its 4n pairs of chunks (ring_attention.py); on one device
-        three of four (attention_kernels.py). An odd number of tokens is not split: all pairs are computed. Causality
+        On a ring of n devices a device computes 2n + 1 of its 4n pairs of chunks (attention/ring.py); on one device
+        three of four (attention/dense.py). An odd number of tokens is not split: all pairs are computed. Causality
         masks out a part of two of the ring's pairs: of an even number of tokens cuDNN skips a quarter of these. With a
         window or a stride a query computes `Reach.computed_keys`, and with splash attention the blocks that have any.
         One query and one key, in chunks or blocks of one token, are no matmul.
@@ -197,7 +197,7 @@ class Cost:
         if ring > 1 and not share.skipping and share.chunk == 1:
             return 0
         alone = share.skipping is not None and share.skipping.window == 1
-        square = config.layers * 2 * config.embed * (share.computed_keys - alone)
+        square = config.layers * 2 * config.head_features * (share.computed_keys - alone)
         if share.skipping or share.splash or config.sequence % 2:
             return square
         skipped = 2 if ring > 1 and share.kernel == "cudnn" and share.chunk % 2 == 0 else 0

@@ -20,19 +20,20 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig, TrainConfig
-from strategies.model.attention import Attention
+from strategies.model.attention import Reach
 from strategies.model.delayed_sums import DelayedSums
 from strategies.model.embedding import Embedding
 from strategies.model.halves import by_halves
 from strategies.model.head import Head
 from strategies.model.hooks import ONE_DEVICE, Hooks
+from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_loop import layers_at_once, scan_layers
 from strategies.model.mlp import MLP
 from strategies.model.norm import LayerNorm
 from strategies.model.part import Part, Share
 from strategies.model.prefetch import PrefetchedLayers, is_ordered
-from strategies.model.reach import Reach
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
+from strategies.model.self_attention import Attention
 from strategies.model.weights import Weights, WeightSpec
 
 Split = tuple[Any, Any]
@@ -49,9 +50,10 @@ class Block(nnx.Module):
         self.norm2 = LayerNorm(config, rngs)
         self.mlp = MLP(config, rngs)
 
-    def __call__(self, x_BTD: Float[Array, "B T D"], hooks: Hooks, kind: Any) -> Float[Array, "B T D"]:
-        """Add both branches to the residual stream. `kind` is the kind of attention kernel."""
-        x_BTD = self.attention(x_BTD, hooks.all_tokens(self.norm1(x_BTD)), hooks, kind)
+    def __call__(self, x_BTD: Float[Array, "B T D"], info: LayerInfo) -> Float[Array, "B T D"]:
+        """Add both branches to the residual stream."""
+        hooks = info.hooks
+        x_BTD = self.attention(x_BTD, hooks.all_tokens(self.norm1(x_BTD)), info)
         return self.mlp(x_BTD, hooks.all_tokens(self.norm2(x_BTD)), hooks)
 
     @staticmethod
@@ -96,13 +98,6 @@ class Block(nnx.Module):
         return stream + sum(part.kept_bytes(share) for part in Block.parts())
 
     @staticmethod
-    def working_elements(share: Share) -> int:
-        """Elements held at the peak of the backward pass: temporaries of the parts, and the stream's gradient."""
-        together = sum(part.working_elements(share) for part in Block.parts())
-        alone = max(part.alone_elements(share) for part in Block.parts())
-        return share.tokens * share.config.embed + max(together, alone)
-
-    @staticmethod
     def waiting_elements(share: Share) -> int:
         """Elements that zb-h1 holds besides residuals, from the backward pass for inputs to that for weights."""
         return sum(part.waiting_elements(share) for part in Block.parts())
@@ -120,7 +115,7 @@ class GPT(nnx.Module):
         padded_vocab: int | None = None,
         layer_slots: Sequence[int] | None = None,
         hooks: Hooks = ONE_DEVICE,
-        attention: Any = "xla",
+        attention: str = "xla",
     ):
         """Initialise the weights.
 
@@ -133,7 +128,8 @@ class GPT(nnx.Module):
             hooks: functions by which a strategy acts inside the model.
             attention: kind of attention kernel, as `causal_attention` takes it.
         """
-        self.train_config, self.hooks, self.attention = train, hooks, attention
+        self.train_config, self.hooks = train, hooks
+        self.layer_info = LayerInfo(hooks, attention, Reach.of(config), config.sequence)
         padded_vocab = padded_vocab or config.vocab
         self.embedding = Embedding(config, padded_vocab, rngs)
         layer_keys = jax.random.split(rngs.params(), config.layers)
@@ -173,7 +169,7 @@ class GPT(nnx.Module):
             return nnx.split(self._ready((graph, self.hooks.layer(stored))))[1]
 
         def run(weights: nnx.State, x_BTD: Array) -> Array:
-            block = partial(nnx.merge(graph, weights), hooks=self.hooks, kind=self.attention)
+            block = partial(nnx.merge(graph, weights), info=self.layer_info)
             return by_halves(block, x_BTD) if self.train_config.halves == "on" else block(x_BTD)
 
         if self.train_config.prefetch == "on":
@@ -247,7 +243,7 @@ def map_weights(function: Callable[..., Any], config: GPTConfig, weights: Weight
 
 
 def resolved(config: GPTConfig) -> GPTConfig:
-    """The same model with the size of its MLP and the attention that its options amount to.
+    """The same model with the sizes of its MLP and of its heads, and the attention that its options amount to.
 
     Two configurations are the same model if this is equal, up to the padding of the vocabulary.
 
@@ -256,7 +252,7 @@ def resolved(config: GPTConfig) -> GPTConfig:
     4
     """
     reach = Reach.of(config)
-    options: dict[str, Any] = {"mlp": config.mlp_dim}
+    options: dict[str, Any] = {"mlp": config.mlp_dim, "head_size": config.head_dim}
     if reach is None or not reach.summary:
         window, stride = (None, None) if reach is None else (reach.window, reach.stride)
         options |= {"attention_window": window, "attention_stride": stride}
@@ -273,8 +269,8 @@ def param_count(config: GPTConfig) -> int:
 def flops_per_token(config: GPTConfig) -> int:
     """Model FLOPs to train on one token, without recomputation. Attention counts in full, as if it were not causal.
 
-    6 FLOPs for each weight of a matmul, and 12 layers x embed x sequence for attention (Chowdhery et al. 2022, "PaLM",
-    appendix B). An embedding lookup costs none.
+    6 FLOPs for each weight of a matmul, and 12 layers x head features x sequence for attention (Chowdhery et al. 2022,
+    "PaLM", appendix B). An embedding lookup costs none.
     """
     layer = Block.matmul_flops(config) + 2 * Attention.score_flops(config)
     return 3 * (config.layers * layer + Head.matmul_flops(config))

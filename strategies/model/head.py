@@ -41,12 +41,3 @@ class Head(nnx.Module):
     def matmul_flops(config: GPTConfig, padded_vocab: int | None = None) -> int:
         """FLOPs of the logits of one token, forward; without padding by default."""
         return 2 * config.embed * (padded_vocab or config.vocab)
-
-    @staticmethod
-    def working_elements(config: GPTConfig, tokens: int, logits_tokens: int, rows: int) -> int:
-        """Elements of the arrays that the backward pass holds at its peak, as XLA's CPU backend plans it.
-
-        Logits, their exponentials and their gradients, for the tokens whose logits exist at once and the rows of the
-        table on this device; and three arrays of tokens x D.
-        """
-        return 3 * logits_tokens * rows + 3 * tokens * config.embed

@@ -9,9 +9,8 @@ from typing import Any
 
 from jaxtyping import Array, Int
 
-from strategies.model.attention_kernels import project
-from strategies.model.causal_attention import causal_attention
-from strategies.model.reach import Reach
+from strategies.model.attention import QKV, Reach, causal_attention
+from strategies.model.matmul import project
 from strategies.model.weights import WeightSpec
 
 
@@ -33,14 +32,15 @@ class Hooks:
         own_context: (an array of whole sequences, the index of its dim of tokens) -> this device's shard of each
             sequence.
         head: (the residual stream before the head, the stored weights of the head's norm) -> both, unchanged.
-        project: (features [B,T,D] of all tokens, weights [D,3,A]) -> queries, keys and values [B,T,3,A].
-        attend: (queries, keys and values of this device's shard of the sequences, head dim, kind, reach) -> the result
+        project: (features [B,T,D] of all tokens, weights [D,...,A]) -> features of attention [B,T,...,A].
+        projected: features of attention [B,T,...,A], after their biases are added -> the same.
+        attend: (queries, keys and values of this device's shard of the sequences, kind of kernel, reach) -> the result
             of `causal_attention` over whole sequences, for this shard.
         embed_sum: embeddings found in this device's rows of the token table -> the residual stream of its own tokens.
         vocab_start: number of rows of the vocabulary on this device -> index of the first.
         vocab_sum: a sum over this device's rows of the vocabulary -> the sum over all rows.
         vocab_max: a maximum over this device's rows of the vocabulary -> the maximum over all rows.
-        parts: into how many parts the compiler splits tokens and vocabulary, where the model sees them whole.
+        compiler_shards: into how many the compiler splits tokens and vocabulary, where the model sees them whole.
     """
 
     layer: Callable[[Any], Any] = lambda weights: weights
@@ -52,12 +52,13 @@ class Hooks:
     own_context: Callable[[Array, int], Array] = lambda x, dim: x
     head: Callable[[Array, Any], tuple[Array, Any]] = lambda x, weights: (x, weights)
     project: Callable[[Array, Array], Array] = project
-    attend: Callable[[Array, int, str, Reach | None], Array] = causal_attention
+    projected: Callable[[Array], Array] = lambda x: x
+    attend: Callable[[QKV, str, Reach | None], Array] = causal_attention
     embed_sum: Callable[[Array], Array] = lambda x: x
     vocab_start: Callable[[int], Int[Array, ""] | int] = lambda rows: 0
     vocab_sum: Callable[[Array], Array] = lambda x: x
     vocab_max: Callable[[Array], Array] = lambda x: x
-    parts: tuple[int, int] = (1, 1)
+    compiler_shards: tuple[int, int] = (1, 1)
 
 
 ONE_DEVICE = Hooks()

@@ -36,7 +36,7 @@ def losses(
     """
     if train.logits_bytes is None:
         return _losses(x_ND, token_VD, targets_N, hooks, vocab, train.z_loss)
-    wide_VD, (parts, vocab_parts) = token_VD.astype(jnp.float32), hooks.parts
+    wide_VD, (parts, vocab_parts) = token_VD.astype(jnp.float32), hooks.compiler_shards
     at_once = tokens_at_once(len(x_ND) // parts, len(token_VD) // vocab_parts, train.logits_bytes)
 
     keep_totals = jax.checkpoint_policies.save_only_these_names(TOTALS)

@@ -9,8 +9,8 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies.config import GPTConfig
-from strategies.model.attention_kernels import matmul
 from strategies.model.hooks import Hooks
+from strategies.model.matmul import matmul
 from strategies.model.part import Part, Share, add_bias, add_branch
 from strategies.model.weights import WeightSpec, matrix, vector
 
@@ -63,11 +63,6 @@ class MLP(Part):
         if share.train.remat == "none":
             return (4 + (3 + tanh_arrays()) * share.itemsize) * hidden
         return share.itemsize * hidden if share.train.remat == "dots" else 0
-
-    @staticmethod
-    def working_elements(share: Share) -> int:
-        """Three arrays around GELU, and its input when recomputed."""
-        return (4 if share.train.remat == "full" else 3) * share.tokens * share.mlp
 
     @staticmethod
     def waiting_elements(share: Share) -> int:

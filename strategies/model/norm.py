@@ -46,11 +46,6 @@ class LayerNorm(Part):
         scaled = share.itemsize if share.tensors > 1 and not share.sequence_parallel else 4
         return statistics + (4 + scaled) * tokens * embed + 4 * embed
 
-    @staticmethod
-    def working_elements(share: Share) -> int:
-        """X before scaling, and after it for all tokens that a matmul takes."""
-        return (share.residual_tokens + share.tokens) * share.config.embed
-
 
 @jax.custom_vjp
 def _normalise(x_BTD: Array) -> Array:

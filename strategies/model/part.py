@@ -14,9 +14,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from strategies.config import GPTConfig, TrainConfig
-from strategies.model.reach import Reach
+from strategies.model.attention import Reach
+from strategies.model.attention.splash import computed_keys
 from strategies.model.remat import KEPT
-from strategies.model.splash_attention import computed_keys
 from strategies.model.weights import WeightSpec, create
 
 
@@ -66,7 +66,7 @@ class Share:
 
     @property
     def splash(self) -> bool:
-        """Whether attention is splash_attention.py's. It has no scores in memory."""
+        """Whether attention is splash.py's. It has no scores in memory."""
         return self.kernel == "splash"
 
     @property
@@ -104,7 +104,7 @@ class Share:
     @property
     def head_features(self) -> int:
         """Features of the heads on this device."""
-        return self.config.embed // self.tensors
+        return self.config.head_features // self.tensors
 
     @property
     def mlp(self) -> int:
@@ -150,16 +150,6 @@ class Part(nnx.Module):
     @staticmethod
     def kept_bytes(share: Share) -> int:
         """Bytes kept from the forward to the backward pass, by `remat`."""
-        return 0
-
-    @staticmethod
-    def working_elements(share: Share) -> int:
-        """Elements of the arrays that the backward pass holds at its peak, as XLA's CPU backend plans it."""
-        return 0
-
-    @staticmethod
-    def alone_elements(share: Share) -> int:
-        """As `working_elements`, at the peak of this part by itself, while the other parts hold nothing."""
         return 0
 
     @staticmethod

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from strategies.model.attention import ATTENDED
+
 KEPT = "kept"
 """Worth keeping besides the outputs of plain matmuls."""
 GATHERED = "gathered"
@@ -37,7 +39,7 @@ LAYER_POLICIES = {
     "none": _all_but_gathered,
     "dots": _POLICIES.save_from_both_policies(
         _POLICIES.save_from_both_policies(_POLICIES.dots_with_no_batch_dims_saveable, _is_fused_attention),
-        _POLICIES.save_only_these_names(KEPT, GATHERED, TOTALS),
+        _POLICIES.save_only_these_names(KEPT, ATTENDED, GATHERED, TOTALS),
     ),
     "full": _POLICIES.save_only_these_names(GATHERED, TOTALS),
 }

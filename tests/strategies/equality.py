@@ -39,7 +39,7 @@ STEPS = 3
 # 257 is prime, so every strategy that splits the vocabulary pads it.
 CONFIG = dataclasses.replace(PRESETS["nano"], embed=32, sequence=16, vocab=257)
 TRAIN = TrainConfig(batch_size=16)
-OF_MODEL = ("tied", "attention_window", "attention_stride", "attention_pattern", "attention_summary")
+OF_MODEL = ("tied", "attention_window", "attention_stride", "attention_pattern", "attention_summary", "head_size")
 """Options that change what one device computes, too."""
 DEPTH = 2 * 12 * CONFIG.layers
 TERMS = max(TRAIN.batch_size * CONFIG.sequence, CONFIG.vocab, CONFIG.mlp_dim)

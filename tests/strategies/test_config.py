@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 
-from strategies import PRESETS, GPTConfig, Infeasible, MeshSpec, TrainConfig
-from strategies.model.gpt import flops_per_token, param_count
+from strategies import PRESETS, STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig
+from strategies.costs.predict import predict
+from strategies.model.gpt import flops_per_token, param_count, resolved
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,34 @@ def test_flops_are_six_a_weight_plus_attention():
     """FLOPs per token are 6 a matmul weight plus 12 L E T for attention, counted by hand for a tiny model."""
     config = GPTConfig(layers=1, embed=2, heads=1, vocab=3, sequence=5)
     assert flops_per_token(config) == 6 * (12 * 4 + 2 * 3) + 12 * 2 * 5
+    wide = dataclasses.replace(config, heads=3, head_size=4)
+    assert flops_per_token(wide) == 6 * (4 * 2 * 12 + 8 * 4 + 2 * 3) + 12 * 12 * 5
+
+
+def test_the_size_of_a_head_is_a_size_of_its_own():
+    """It is embed / heads unless given; given, heads need not divide embed, and the same size is the same model."""
+    plain = GPTConfig(layers=1, embed=8, heads=2)
+    assert (plain.head_dim, plain.head_features) == (4, 8)
+    assert resolved(plain) == resolved(dataclasses.replace(plain, head_size=4))
+    given = GPTConfig(layers=1, embed=8, heads=3, head_size=5)
+    assert (given.head_dim, given.head_features, given.dim_sizes["head_features"]) == (5, 15, 15)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "message"),
+    [
+        ("tensor", "tensor=4", "tensor=4 does not divide heads=6; tensor can be 1, 2, 3 or 6"),
+        ("fsdp", "fsdp=4", "fsdp=4 does not divide heads x head_size=30; fsdp can be 1, 2, 3, 5, 6, 10, 15 or 30"),
+        ("context", "context=4", "context=4 does not divide heads=6; context can be 1, 2, 3 or 6"),
+    ],
+)
+def test_a_mesh_that_does_not_divide_the_heads_is_refused(name, mesh, message):
+    """By the formulas and by the step, where embed / heads is no whole number, too."""
+    config = GPTConfig(layers=1, embed=16, heads=6, head_size=5, vocab=64, sequence=16)
+    train = TrainConfig(8, context_attention="ulysses")
+    for build in (predict, lambda name, *of_step: STRATEGIES[name].build(*of_step)):
+        with pytest.raises(Infeasible, match=message):
+            build(name, config, MeshSpec.parse(mesh), train)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +92,7 @@ def test_flops_are_six_a_weight_plus_attention():
     [
         ({"layers": 0}, "layers=0; it must be a whole number of at least 1"),
         ({"heads": 3}, "heads=3 does not divide embed=128; it can be 1, 2, 4, 8, 16, 32, 64 or 128"),
+        ({"head_size": 0}, "head_size=0; it must be a whole number of at least 1"),
         ({"vocab": -1}, "vocab=-1; it must be a whole number of at least 1"),
         ({"embed": 99_999_999_999}, "heads=8 does not divide embed=99999999999; it can be 1, 3, 9, .* or 99999999999"),
         ({"tied": "no"}, "tied='no'; it must be true or false"),

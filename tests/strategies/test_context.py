@@ -15,8 +15,7 @@ from benchmarks.program.compiled import read_program
 from strategies import GPTConfig, Infeasible, MeshSpec, Strategy, TrainConfig, context, tensor
 from strategies.context import contiguous, ulysses_attention
 from strategies.costs.predict import predict
-from strategies.model.causal_attention import causal_attention
-from strategies.model.ring_attention import ring_attention, zigzag
+from strategies.model.attention import QKV, causal_attention, ring_attention, zigzag
 from strategies.single import SINGLE
 from tests.strategies.quick import compiled, jit
 
@@ -57,13 +56,13 @@ def test_it_attends_as_one_device(mode, devices, size):
     weight_BTA = jax.random.normal(jax.random.key(1), (BATCH, TOKENS, HEADS * HEAD_DIM))
 
     def here(qkv_BTCA, weight_BTA):
-        return (attention(own(qkv_BTCA, 1), HEAD_DIM, "xla") * own(weight_BTA, 1)).sum()
+        return (attention(QKV(own(qkv_BTCA, 1), HEAD_DIM), "xla") * own(weight_BTA, 1)).sum()
 
     def mine(*inputs):
         return lax.psum(jax.value_and_grad(here)(*inputs), "context")
 
     def whole(qkv_BTCA, weight_BTA):
-        return (causal_attention(qkv_BTCA, HEAD_DIM, "xla") * weight_BTA).sum()
+        return (causal_attention(QKV(qkv_BTCA, HEAD_DIM), "xla") * weight_BTA).sum()
 
     value, grads = jit(around(mine, devices))(qkv_BTCA, weight_BTA)
     expected, expected_grads = jit(jax.value_and_grad(whole))(qkv_BTCA, weight_BTA)
@@ -77,7 +76,7 @@ def test_the_ring_keeps_local_residuals_only(devices):
     qkv_BTCA = jax.ShapeDtypeStruct((BATCH, TOKENS // devices, 3, HEADS * HEAD_DIM), jnp.float32)
 
     def kept(qkv_BTCA):
-        return jax.tree.leaves(jax.vjp(lambda qkv_BTCA: ring_attention(qkv_BTCA, HEAD_DIM), qkv_BTCA)[1])
+        return jax.tree.leaves(jax.vjp(lambda qkv_BTCA: ring_attention(QKV(qkv_BTCA, HEAD_DIM)), qkv_BTCA)[1])
 
     elements = sum(math.prod(x.shape) for x in jax.eval_shape(around(kept, devices), qkv_BTCA))
     assert elements == BATCH * TOKENS // devices * (4 * HEADS * HEAD_DIM + HEADS)

@@ -26,7 +26,7 @@ import pytest
 
 from strategies import STRATEGIES, MeshSpec, TrainConfig
 from strategies.mesh import first_devices
-from strategies.model import attention, mlp, part
+from strategies.model import mlp, part, self_attention
 from tests.strategies.equality import CONFIG, ROUNDING, ROUNDOFF, TRAIN, assert_equal, single, train
 from tests.strategies.quick import compiled
 from tests.strategies.sampling import nightly
@@ -114,7 +114,7 @@ def test_a_bfloat16_sum_of_gradients_is_caught(dtype, monkeypatch):
     def add_bias(x, bias):
         return (x + jnp.broadcast_to(bias.astype("bfloat16"), x.shape)).astype(x.dtype)
 
-    for module in (attention, mlp, part):
+    for module in (self_attention, mlp, part):
         monkeypatch.setattr(module, "add_bias", add_bias)
     planted = train("single", MeshSpec.parse("data=1"), dtype=dtype)
     for expected, rounding in ((reference, ROUNDING[dtype]), (exact, TO_FLOAT32[dtype])):

@@ -7,7 +7,6 @@ import pytest
 
 from strategies import MeshSpec, fsdp, strategy
 from strategies.backends.backend import CPU
-from strategies.model.hooks import ONE_DEVICE
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
 from tests.strategies.sampling import nightly
 
@@ -27,10 +26,9 @@ def test_weights_gathered_flat_and_attention_by_token_equal_one_device(
 ) -> None:
     """A step with [D,3,A] gathered as [D,3A], and attention to what is written token by token, equals one device's."""
     reference = single(**{key: options[key] for key in options if key == "dtype"})
-    taken = []
+    taken, by_token_first = [], fsdp.by_token_first
     monkeypatch.setattr(strategy, "backend_of", lambda device: replace(CPU, attends_by_token=True))
-    monkeypatch.setattr(fsdp, "causal_attention", lambda *given: taken.append(given) or attend(*given))
-    attend = ONE_DEVICE.attend
+    monkeypatch.setattr(fsdp, "by_token_first", lambda x_BTCA: taken.append(x_BTCA) or by_token_first(x_BTCA))
     mine = train(name, MeshSpec.parse(mesh), **options)
     assert taken
     assert_equal(mine, reference, ROUNDING[options.get("dtype", "float32")])

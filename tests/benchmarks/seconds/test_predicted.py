@@ -18,7 +18,7 @@ from benchmarks.seconds.timeline import LayerSeconds
 from strategies import MeshSpec
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
-from strategies.model.attention import Attention
+from strategies.model.self_attention import Attention
 from strategies.pipelining.schedules import Costs
 
 MODEL = GPTConfig(layers=8, embed=2048, heads=16, sequence=1024)

@@ -25,6 +25,8 @@ FIXED = dataclasses.replace(STRIDED, attention_pattern="fixed", attention_summar
 # Scores are most of what a layer holds, or gradients are most of what a device holds.
 DENSE = GPTConfig(layers=2, embed=32, heads=4, vocab=128, sequence=512, mlp=64)
 WINDOWED = dataclasses.replace(DENSE, attention_window=384)
+# Heads whose features are not those of the residual stream, and do not divide it.
+HEADED = GPTConfig(layers=2, embed=44, heads=8, head_size=6, vocab=257, sequence=32, mlp=80)
 DEEP = GPTConfig(layers=8, embed=64, heads=4, vocab=128, sequence=32)
 BATCH = 16
 L, T, D, F, V = SMALL.layers, SMALL.sequence, SMALL.embed, SMALL.mlp_dim, SMALL.vocab
@@ -52,9 +54,14 @@ EVERY_DAY = [
     ("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, {"microbatches": 4, "schedule": "zb-h1"}),
     ("three_d", "fsdp=2,context=2,tensor=2", ODD, {"microbatches": 2, "gather": "step", "remat": "full"}),
     ("context", "context=4", STRIDED, {}),
+    ("three_d", "fsdp=2,context=2,tensor=2", HEADED, {"context_attention": "ulysses"}),
     ("context", "context=4", WINDOWED, {"remat": "full"}),
 ]
 AT_NIGHT = [
+    ("context", "context=4", HEADED, {"remat": "full"}),
+    ("context", "context=4", dataclasses.replace(HEADED, attention_window=6), {"remat": "none"}),
+    ("tensor", "tensor=4", HEADED, {"remat": "full"}),
+    ("zero2", "data=4", HEADED, {}),
     ("zero1", "data=2", SMALL, {"remat": "none"}),
     ("zero2", "data=4", SMALL, {"dtype": "float16", "master": "float32", "reduce": "layer"}),
     ("fsdp", "fsdp=4", SMALL, {"regather": False}),

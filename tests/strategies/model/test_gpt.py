@@ -80,10 +80,13 @@ def float64(model):
     return jax.tree.map(lambda w: np.asarray(w, np.float64), nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_it_is_gpt2(tied):
-    """The losses of tokens are those of GPT-2 written independently, to float32 rounding (`DEPTH` operations deep)."""
-    config = dataclasses.replace(TINY, tied=tied)
+@pytest.mark.parametrize(("tied", "heads"), [(True, {}), (False, {}), (True, {"heads": 3, "head_size": 6})], ids=str)
+def test_it_is_gpt2(tied, heads):
+    """The losses of tokens are those of GPT-2 written independently, to float32 rounding (`DEPTH` operations deep).
+
+    Also where the features of all heads are more than those of the residual stream.
+    """
+    config = dataclasses.replace(TINY, tied=tied, **heads)
     model = build(config)
     expected = gpt2_losses(float64(model), config, tokens(config))
     assert expected.std() > 0.1, "weights so small that parts of the model would not be seen"
@@ -91,9 +94,9 @@ def test_it_is_gpt2(tied):
 
 
 def test_param_count_is_that_of_the_model():
-    """The closed formula counts what is there, tied or not, whatever the MLP's width."""
-    for tied in (True, False):
-        config = dataclasses.replace(TINY, tied=tied, mlp=24)
+    """The closed formula counts what is there, tied or not, whatever the width of the MLP and of the heads."""
+    for tied, head_size in ((True, None), (False, 7)):
+        config = dataclasses.replace(TINY, tied=tied, mlp=24, head_size=head_size)
         weights = nnx.state(nnx.eval_shape(lambda config=config: GPT(config, TRAIN, nnx.Rngs(0))), nnx.Param)
         assert sum(math.prod(w.shape) for w in jax.tree.leaves(weights)) == param_count(config)
 

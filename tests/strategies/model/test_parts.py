@@ -8,10 +8,11 @@ import jax
 import pytest
 from flax import nnx
 
+from strategies.costs import working
 from strategies.model import gpt
-from strategies.model.attention_kernels import matmul
 from strategies.model.gpt import flops_per_token, param_count
-from strategies.model.part import Part, add_branch
+from strategies.model.matmul import matmul
+from strategies.model.part import Part, Share, add_branch
 from strategies.model.weights import matrix, vector
 from tests.strategies.costs.steps import ODD, UNTIED, by_axes, compiled, cost, sent, step
 from tests.strategies.sampling import nightly
@@ -52,10 +53,10 @@ class GatedMLP(Part):
         """Gate and up."""
         return 2 * share.itemsize * share.tokens * share.mlp if share.train.remat == "dots" else 0
 
-    @staticmethod
-    def working_elements(share):
-        """Gate, up, their product, and the gradients of gate and up."""
-        return 5 * share.tokens * share.mlp
+
+def gated_elements(share: Share) -> int:
+    """Working arrays: gate, up, their product, and the gradients of gate and up."""
+    return 5 * share.tokens * share.mlp
 
 
 @pytest.fixture
@@ -67,6 +68,7 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patch:
         patch.setattr(gpt, "MLP", GatedMLP)
+        patch.setitem(working.PARTS, GatedMLP, working.Working(gated_elements))
         forget()
         yield
     forget()

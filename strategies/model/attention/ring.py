@@ -15,8 +15,8 @@ devices have the same work. Device i computes these pairs of (its queries, keys)
 
 These are 2n + 1 of its 4n pairs of chunks. Causality masks out the other pairs, and they are not computed.
 
-Dims: B batch, H heads, T query tokens of a chunk, S key tokens of a chunk, K head dim, P = 2 (early, late),
-C = 3 (query, key, value) or 2 (key, value), A = H x K.
+Dims: B batch, T query tokens of a chunk, S key tokens of a chunk, H heads of queries, J heads of keys and values,
+K head dim, P = 2 (early, late), C = 2 (key, value), A = H x K.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from strategies.model.attention_kernels import Mix, Queries, delta, merged, normalised
-from strategies.model.chunk_attention import gradients, mix
-from strategies.model.remat import KEPT
+from strategies.model.attention.blocks import Mix, Queries, delta, merged, normalised
+from strategies.model.attention.chunk import gradients, mix
+from strategies.model.attention.qkv import ATTENDED, QKV, in_a_row
 
 AXIS = "context"
 EARLY, LATE = 0, 1
@@ -51,26 +51,25 @@ def zigzag(x: Array, dim: int) -> Array:
     )
 
 
-def ring_attention(
-    qkv_BTCA: Float[Array, "B 2*T 3 A"], head_dim: int, kind: str = "xla", reach: None = None
-) -> Float[Array, "B 2*T A"]:
+def ring_attention(qkv: QKV, kind: str = "xla", reach: None = None) -> Float[Array, "B 2*T A"]:
     """Causal attention of this device's tokens, as `zigzag` selects them, to all tokens before them on any device.
 
     The arguments are those of `causal_attention`; attention is dense. It needs at least two devices. On CPUs a
     permutation waits for all devices of the mesh, also for those of other rings. Do not call this in a branch that some
     devices do not take.
     """
-    batch, tokens, _, features = qkv_BTCA.shape
-    qkv_BPTCHK = qkv_BTCA.reshape(batch, 2, tokens // 2, 3, -1, head_dim)
-    qkv_PCBHTK = qkv_BPTCHK.transpose(1, 3, 0, 4, 2, 5)
-    mixed_PBHTK: Any = attend_around(qkv_PCBHTK[:, 0], qkv_PCBHTK[:, 1:], kind)
-    return mixed_PBHTK.transpose(1, 0, 3, 2, 4).reshape(batch, tokens, features)
+    batch, tokens, groups, _ = qkv.qkv_BTCE.shape
+    qkv_BPTCJK = qkv.qkv_BTCE.reshape(batch, 2, tokens // 2, groups, -1, qkv.head_dim)
+    qkv_PCBJTK = qkv_BPTCJK.transpose(1, 3, 0, 4, 2, 5)
+    q_PBHTK = in_a_row([qkv_PCBJTK[:, group] for group in range(groups - 2)], 2)
+    mixed_PBHTK: Any = attend_around(q_PBHTK, qkv_PCBJTK[:, -2:], kind)
+    return mixed_PBHTK.transpose(1, 0, 3, 2, 4).reshape(batch, tokens, -1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def attend_around(q_PBHTK: Array, kv_PCBHSK: Array, kind: str) -> Array:
+def attend_around(q_PBHTK: Array, kv_PCBJSK: Array, kind: str) -> Array:
     """Softmax attention, [P,B,H,T,K], of this device's queries to the keys of all devices. `kind` is of the kernel."""
-    return _forward(q_PBHTK, kv_PCBHSK, kind)[0]
+    return _forward(q_PBHTK, kv_PCBJSK, kind)[0]
 
 
 def _send_to_next(x: Any) -> Any:
@@ -98,30 +97,30 @@ def _only(mix: Mix, where: Array) -> Mix:
     return mix._replace(largest_BHT1=jnp.where(where, mix.largest_BHT1, jnp.finfo(jnp.float32).min))
 
 
-def _forward(q_PBHTK: Array, kv_PCBHSK: Array, kind: str) -> tuple[Array, tuple[Array, ...]]:
+def _forward(q_PBHTK: Array, kv_PCBJSK: Array, kind: str) -> tuple[Array, tuple[Array, ...]]:
     """Send keys and values to the next device while this one computes with them, except after the last hop."""
     q_BHTK = q_PBHTK[LATE]
 
-    def compute(mixes: Mixes, kv_PCBHSK: Array, hop: Array | int) -> Mixes:
+    def compute(mixes: Mixes, kv_PCBJSK: Array, hop: Array | int) -> Mixes:
         (early, late), before = mixes, _before(hop)
-        late = merged(late, mix(kind, q_BHTK, *kv_PCBHSK[EARLY]))
-        same = mix(kind, _chunk(q_PBHTK, before), *_chunk(kv_PCBHSK, before))
+        late = merged(late, mix(kind, q_BHTK, *kv_PCBJSK[EARLY]))
+        same = mix(kind, _chunk(q_PBHTK, before), *_chunk(kv_PCBJSK, before))
         return merged(early, _only(same, before)), merged(late, _only(same, ~before))
 
     def tick(carry: tuple[Mixes, Array], hop: Array) -> tuple[tuple[Mixes, Array], None]:
-        mixes, kv_PCBHSK = carry
-        return (compute(mixes, kv_PCBHSK, hop), _send_to_next(kv_PCBHSK)), None
+        mixes, kv_PCBJSK = carry
+        return (compute(mixes, kv_PCBJSK, hop), _send_to_next(kv_PCBJSK)), None
 
-    size, arrived_PCBHSK = lax.axis_size(AXIS), _send_to_next(kv_PCBHSK)
-    early, late = (mix(kind, q_PBHTK[chunk], *kv_PCBHSK[chunk], causal=True) for chunk in (EARLY, LATE))
-    own = early, merged(late, mix(kind, q_BHTK, *kv_PCBHSK[EARLY]))
-    (mixes, arrived_PCBHSK), _ = lax.scan(tick, (own, arrived_PCBHSK), jnp.arange(1, size - 1))
-    mixes = compute(mixes, arrived_PCBHSK, size - 1)
+    size, arrived_PCBJSK = lax.axis_size(AXIS), _send_to_next(kv_PCBJSK)
+    early, late = (mix(kind, q_PBHTK[chunk], *kv_PCBJSK[chunk], causal=True) for chunk in (EARLY, LATE))
+    own = early, merged(late, mix(kind, q_BHTK, *kv_PCBJSK[EARLY]))
+    (mixes, arrived_PCBJSK), _ = lax.scan(tick, (own, arrived_PCBJSK), jnp.arange(1, size - 1))
+    mixes = compute(mixes, arrived_PCBJSK, size - 1)
     mixed_PBHTK, log_total_PBHT1 = jax.tree.map(
         lambda *chunks: jnp.stack(chunks), *(normalised(each, q_PBHTK.dtype) for each in mixes)
     )
-    mixed_PBHTK, log_total_PBHT1 = checkpoint_name((mixed_PBHTK, log_total_PBHT1), KEPT)
-    return mixed_PBHTK, (q_PBHTK, kv_PCBHSK, mixed_PBHTK, log_total_PBHT1)
+    mixed_PBHTK, log_total_PBHT1 = checkpoint_name((mixed_PBHTK, log_total_PBHT1), ATTENDED)
+    return mixed_PBHTK, (q_PBHTK, kv_PCBJSK, mixed_PBHTK, log_total_PBHT1)
 
 
 def _backward(kind: str, residuals: tuple[Array, ...], dmixed_PBHTK: Array) -> tuple[Array, Array]:
@@ -130,32 +129,32 @@ def _backward(kind: str, residuals: tuple[Array, ...], dmixed_PBHTK: Array) -> t
     They travel in the compute dtype and arrive while the device computes its contribution. Gradients of queries stay on
     their device and are accumulated in float32.
     """
-    q_PBHTK, kv_PCBHSK, mixed_PBHTK, log_total_PBHT1 = residuals
+    q_PBHTK, kv_PCBJSK, mixed_PBHTK, log_total_PBHT1 = residuals
     answered = Queries(q_PBHTK, dmixed_PBHTK, log_total_PBHT1, delta(mixed_PBHTK, dmixed_PBHTK)), mixed_PBHTK
     early, late = (jax.tree.map(itemgetter(chunk), answered) for chunk in (EARLY, LATE))
 
-    def compute(grads: Grads, kv_PCBHSK: Array, hop: Array | int) -> Grads:
-        (dq_PBHTK, dkv_PCBHSK), before = (grads[0], _send_to_next(grads[1])), _before(hop)
-        across = gradients(kind, *late, *kv_PCBHSK[EARLY])
-        same = gradients(kind, *_chunk(answered, before), *_chunk(kv_PCBHSK, before))
+    def compute(grads: Grads, kv_PCBJSK: Array, hop: Array | int) -> Grads:
+        (dq_PBHTK, dkv_PCBJSK), before = (grads[0], _send_to_next(grads[1])), _before(hop)
+        across = gradients(kind, *late, *kv_PCBJSK[EARLY])
+        same = gradients(kind, *_chunk(answered, before), *_chunk(kv_PCBJSK, before))
         of_early, of_late = ([jnp.where(where, x, 0) for x in same] for where in (before, ~before))
-        more_dq_PBHTK, more_dkv_PCBHSK = _summed(of_early, across, of_late)
-        return dq_PBHTK + more_dq_PBHTK, (dkv_PCBHSK + more_dkv_PCBHSK).astype(kv_PCBHSK.dtype)
+        more_dq_PBHTK, more_dkv_PCBJSK = _summed(of_early, across, of_late)
+        return dq_PBHTK + more_dq_PBHTK, (dkv_PCBJSK + more_dkv_PCBJSK).astype(kv_PCBJSK.dtype)
 
     def tick(carry: tuple[Grads, Array], hop: Array) -> tuple[tuple[Grads, Array], None]:
-        grads, kv_PCBHSK = carry
-        return (compute(grads, kv_PCBHSK, hop), _send_to_next(kv_PCBHSK)), None
+        grads, kv_PCBJSK = carry
+        return (compute(grads, kv_PCBJSK, hop), _send_to_next(kv_PCBJSK)), None
 
-    size, arrived_PCBHSK = lax.axis_size(AXIS), _send_to_next(kv_PCBHSK)
-    dq_PBHTK, dkv_PCBHSK = _summed(
-        gradients(kind, *early, *kv_PCBHSK[EARLY], causal=True),
-        gradients(kind, *late, *kv_PCBHSK[EARLY]),
-        gradients(kind, *late, *kv_PCBHSK[LATE], causal=True),
+    size, arrived_PCBJSK = lax.axis_size(AXIS), _send_to_next(kv_PCBJSK)
+    dq_PBHTK, dkv_PCBJSK = _summed(
+        gradients(kind, *early, *kv_PCBJSK[EARLY], causal=True),
+        gradients(kind, *late, *kv_PCBJSK[EARLY]),
+        gradients(kind, *late, *kv_PCBJSK[LATE], causal=True),
     )
-    own = dq_PBHTK, dkv_PCBHSK.astype(kv_PCBHSK.dtype)
-    (grads, arrived_PCBHSK), _ = lax.scan(tick, (own, arrived_PCBHSK), jnp.arange(1, size - 1))
-    dq_PBHTK, dkv_PCBHSK = compute(grads, arrived_PCBHSK, size - 1)
-    return dq_PBHTK.astype(q_PBHTK.dtype), _send_to_next(dkv_PCBHSK)
+    own = dq_PBHTK, dkv_PCBJSK.astype(kv_PCBJSK.dtype)
+    (grads, arrived_PCBJSK), _ = lax.scan(tick, (own, arrived_PCBJSK), jnp.arange(1, size - 1))
+    dq_PBHTK, dkv_PCBJSK = compute(grads, arrived_PCBJSK, size - 1)
+    return dq_PBHTK.astype(q_PBHTK.dtype), _send_to_next(dkv_PCBJSK)
 
 
 def _summed(early: Sequence[Array], across: Sequence[Array], late: Sequence[Array]) -> Grads:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from strategies import GPTConfig, Infeasible
-from strategies.model.attention_kernels import attend
-from strategies.model.causal_attention import causal_attention
+from strategies.model.attention import QKV, Reach, causal_attention
+from strategies.model.attention.dense import attend
 from strategies.model.gpt import flops_per_token
-from strategies.model.reach import Reach
 from tests.strategies.model.test_gpt import TINY, build, tokens
 from tests.strategies.quick import jit
 
@@ -60,7 +59,7 @@ def test_it_is_softmax_attention_to_what_a_token_reaches(tokens, options):
     weight_BTA = jax.random.normal(jax.random.key(1), (2, tokens, HEADS * HEAD_DIM))
 
     def mine(qkv_BTCA):
-        return (causal_attention(qkv_BTCA, HEAD_DIM, "xla", Reach.of(config)) * weight_BTA).sum()
+        return (causal_attention(QKV(qkv_BTCA, HEAD_DIM), "xla", Reach.of(config)) * weight_BTA).sum()
 
     def plain(qkv_BTCA):
         q, k, v = qkv_BTCA.reshape(2, tokens, 3, HEADS, HEAD_DIM).transpose(2, 0, 3, 1, 4)
@@ -68,7 +67,7 @@ def test_it_is_softmax_attention_to_what_a_token_reaches(tokens, options):
         return ((weights @ v).swapaxes(1, 2).reshape(weight_BTA.shape) * weight_BTA).sum()
 
     (value, grads), (expected, expected_grads) = (jit(jax.value_and_grad(each))(qkv_BTCA) for each in (mine, plain))
-    rounding = 12 * math.sqrt(tokens) * 2**-24  # see test_attention_kernels.py
+    rounding = 12 * math.sqrt(tokens) * 2**-24  # see test_dense.py
     assert abs(value - expected) < rounding * np.linalg.norm(weight_BTA)
     assert np.linalg.norm(grads - expected_grads) < rounding * np.linalg.norm(expected_grads)
 
@@ -93,7 +92,7 @@ def test_dense_is_the_whole_sequence_to_the_bit(options):
     """A window of the sequence is the program of dense attention, to the letter."""
     sparse, dense = with_attention(TINY, **options), TINY
     programs = [
-        jax.jit(lambda x, reach=reach: jax.grad(lambda x: causal_attention(x, 4, "xla", reach).sum())(x))
+        jax.jit(lambda x, reach=reach: jax.grad(lambda x: causal_attention(QKV(x, 4), "xla", reach).sum())(x))
         .lower(jax.ShapeDtypeStruct((2, 12, 3, 16), "float32"))
         .as_text()
         for reach in (Reach.of(sparse), Reach.of(dense))
@@ -125,7 +124,7 @@ def test_skipped_blocks_take_no_time_and_no_memory():
     shape = jax.ShapeDtypeStruct((2, 256, 3, 32), "float32")
 
     def costs(reach):
-        program = jit(jax.grad(lambda x: (causal_attention(x, 8, "xla", reach) ** 2).sum())).lower(shape).compile()
+        program = jit(jax.grad(lambda x: (causal_attention(QKV(x, 8), "xla", reach) ** 2).sum())).lower(shape).compile()
         analysis, memory = program.cost_analysis(), program.memory_analysis()
         assert analysis
         assert memory
@@ -142,16 +141,16 @@ def test_a_wide_window_is_masked():
     """A window of half the sequence or more skips no block: dense attention computes it, with a mask."""
     reach = Reach(9)
     assert not reach.skips(16)
-    qkv_BTCA = jax.random.normal(jax.random.key(0), (2, 16, 3, 8))
-    np.testing.assert_array_equal(causal_attention(qkv_BTCA, HEAD_DIM, "xla", reach), attend(qkv_BTCA, HEAD_DIM, reach))
+    qkv = QKV(jax.random.normal(jax.random.key(0), (2, 16, 3, 8)), HEAD_DIM)
+    np.testing.assert_array_equal(causal_attention(qkv, "xla", reach), attend(qkv, reach))
 
 
 def test_a_window_that_no_blocks_fit_is_masked():
     """Where only small blocks divide the tokens, dense attention computes a window, with a mask."""
     reach = Reach(12)
     assert not reach.skips(37)
-    qkv_BTCA = jax.random.normal(jax.random.key(0), (2, 37, 3, 8))
-    np.testing.assert_array_equal(causal_attention(qkv_BTCA, HEAD_DIM, "xla", reach), attend(qkv_BTCA, HEAD_DIM, reach))
+    qkv = QKV(jax.random.normal(jax.random.key(0), (2, 37, 3, 8)), HEAD_DIM)
+    np.testing.assert_array_equal(causal_attention(qkv, "xla", reach), attend(qkv, reach))
 
 
 @pytest.mark.parametrize(("reach", "before"), [(Reach(5), (4, 0)), (Reach(1), (0, 0)), (None, None)])
@@ -164,7 +163,7 @@ def test_the_fused_kernel_gets_the_window(reach, before, monkeypatch):
         return v_BTHK
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", fused)
-    causal_attention(jnp.zeros((2, 16, 3, 8)), HEAD_DIM, "cudnn", reach)
+    causal_attention(QKV(jnp.zeros((2, 16, 3, 8)), HEAD_DIM), "cudnn", reach)
     assert asked == [{"is_causal": True, "local_window_size": before, "implementation": "cudnn"}]
 
 

@@ -11,7 +11,7 @@ Strided and fixed are the patterns of Child et al. 2019, "Generating Long Sequen
 of section 4.3. Each head attends to both of their index sets at once (the merged head of section 5.1). A window and
 strided attention with W = L are the paper's A(1) and A(1) with A(2); `summary` is its c.
 
-A `Reach` is computed as near keys, in blocks, and far keys, those of the stride (sparse_attention.py). Keys that no
+A `Reach` is computed as near keys, in blocks, and far keys, those of the stride (sparse.py). Keys that no
 query of a block reaches are skipped. Those that only some of its queries reach are masked, so the result is exact.
 """
 
@@ -144,3 +144,9 @@ class Reach:
         first, last = math.ceil(self.window / self.stride), (tokens - 1) // self.stride  # multiples beyond the window
         count = max(0, last - first + 1)
         return near + count * tokens - self.stride * count * (first + last) // 2
+
+
+def strided(config: GPTConfig) -> bool:
+    """Whether a token of the model attends to tokens at any distance before it, but not to all."""
+    reach = Reach.of(config)
+    return reach is not None and reach.stride is not None

@@ -1,6 +1,6 @@
 """Causal self-attention over whole sequences, by the kernel that fits: fused, dense or sparse.
 
-Dims: B batch, T tokens, C = 3 (query, key, value), H heads, K head dim, A = H x K.
+Dims: B batch, T tokens, H heads of queries, K head dim, A = H x K.
 """
 
 import jax
@@ -8,34 +8,32 @@ from jaxtyping import Array, Float
 
 from strategies.backends.backend import Backend
 from strategies.config import GPTConfig, Infeasible, TrainConfig
-from strategies.model.attention_kernels import attend
-from strategies.model.cudnn_attention import available
-from strategies.model.reach import Reach
-from strategies.model.sparse_attention import attend_sparse
-from strategies.model.splash_attention import BLOCKS, attend_splash, block_tokens
+from strategies.model.attention.cudnn import available
+from strategies.model.attention.dense import attend
+from strategies.model.attention.qkv import QKV
+from strategies.model.attention.reach import Reach
+from strategies.model.attention.sparse import attend_sparse
+from strategies.model.attention.splash import BLOCKS, attend_splash, block_tokens
 
 FUSED = {"cudnn": ("NVIDIA GPUs", "float16"), "splash": ("TPUs", "float32")}
 """Of each fused kernel: the devices in words, and the dtype that it takes besides bfloat16."""
 
 
-def causal_attention(
-    qkv_BTCA: Float[Array, "B T 3 A"], head_dim: int, kind: str, reach: Reach | None = None
-) -> Float[Array, "B T A"]:
-    """Attention of each token to itself and to the tokens before it, in heads of `head_dim` features.
+def causal_attention(qkv: QKV, kind: str, reach: Reach | None = None) -> Float[Array, "B T A"]:
+    """Attention of each token to itself and to the tokens before it.
 
     Args:
-        qkv_BTCA: queries, keys and values of whole sequences.
-        head_dim: features of a head.
+        qkv: queries, keys and values of whole sequences.
         kind: "cudnn" or "splash" for a fused kernel (dense or with a window, see `kernel_for`), otherwise "xla".
         reach: the tokens before it to which a token attends; None for all.
     """
     if kind == "cudnn":
-        return _fused(qkv_BTCA, head_dim, reach)
+        return _fused(qkv, reach)
     if kind == "splash":
-        return attend_splash(qkv_BTCA, head_dim, reach)
-    if reach is None or not reach.skips(qkv_BTCA.shape[1]):
-        return attend(qkv_BTCA, head_dim, reach)
-    return attend_sparse(qkv_BTCA, None, head_dim, reach)
+        return attend_splash(qkv, reach)
+    if reach is None or not reach.skips(qkv.tokens):
+        return attend(qkv, reach)
+    return attend_sparse(qkv, None, reach)
 
 
 def kernel_for(
@@ -49,7 +47,7 @@ def kernel_for(
         train: the options of the step.
         partitioned: whether the compiler partitions the step. It partitions cuDNN's kernels, but not those of Pallas.
         ring: devices that attend to tokens of each other around a ring; 1 without a ring. A kernel then computes two
-            chunks of each device's tokens (ring_attention.py), and no window.
+            chunks of each device's tokens (ring.py), and no window.
 
     Raises:
         Infeasible: the kernel that was asked for does not run this model on these devices.
@@ -92,10 +90,9 @@ def _misfits_of_ring(config: GPTConfig, ring: int) -> dict[str, str]:
     return problems
 
 
-def _fused(qkv_BTCA: Array, head_dim: int, reach: Reach | None) -> Array:
-    q_BTHK, k_BTHK, v_BTHK = (qkv_BTCA[:, :, c].reshape(*qkv_BTCA.shape[:2], -1, head_dim) for c in range(3))
+def _fused(qkv: QKV, reach: Reach | None) -> Array:
     before = None if reach is None else (reach.window - 1, 0)
     mixed_BTHK = jax.nn.dot_product_attention(
-        q_BTHK, k_BTHK, v_BTHK, is_causal=True, local_window_size=before, implementation="cudnn"
+        *qkv.apart, is_causal=True, local_window_size=before, implementation="cudnn"
     )
-    return mixed_BTHK.reshape(*qkv_BTCA.shape[:2], -1)
+    return mixed_BTHK.reshape(*mixed_BTHK.shape[:2], -1)

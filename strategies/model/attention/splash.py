@@ -5,12 +5,16 @@ pass gives the output and the log-sum-exp of the scores. Its backward pass is tw
 and values and one for those of queries. Each recomputes the scores and their gradients, so there are seven matmuls
 of scores instead of five.
 
-Dims: B batch, T tokens, H heads, K head dim, C = 3 (query, key, value), A = H x K.
+Its kernels for many heads also take fewer heads of keys than of queries: a block of keys is read for each head of
+queries, and gradients of keys are summed over these heads on the chip. No copy of keys is made.
+
+Dims: B batch, T tokens, H heads of queries, J heads of keys and values, K head dim, A = H x K.
 """
 
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +24,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from strategies.model.attention_kernels import heads
-from strategies.model.reach import Reach
-from strategies.model.remat import KEPT
+from strategies.model.attention.qkv import ATTENDED, QKV, joined
+from strategies.model.attention.reach import Reach
 
 LANES = 128
 """Lanes of a vector. The log-sum-exp of a query's scores fills as many."""
@@ -60,50 +63,47 @@ def computed_keys(tokens: int, reach: Reach | None) -> int:
     return size * sum(1 + min(block, before) for block in range(count)) // count
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def attend_splash(
-    qkv_BTCA: Float[Array, "B T 3 A"], head_dim: int, reach: Reach | None = None
-) -> Float[Array, "B T A"]:
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def attend_splash(qkv: QKV, reach: Reach | None = None) -> Float[Array, "B T A"]:
     """Causal softmax attention, dense or with a window, of whole sequences."""
-    return _forward(qkv_BTCA, head_dim, reach)[0]
+    return _forward(qkv, reach)[0]
 
 
-def _forward(qkv_BTCA: Array, head_dim: int, reach: Reach | None) -> tuple[Array, tuple[Array, ...]]:
-    q_BHTK, k_BHTK, v_BHTK = heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
-    mixed_BHTK, log_total_BHT = attended(q_BHTK, k_BHTK, v_BHTK, reach)
-    mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(*qkv_BTCA.shape[:2], -1)
-    mixed_BTA, log_total_BHT = checkpoint_name((mixed_BTA, log_total_BHT), KEPT)
-    return mixed_BTA, (qkv_BTCA, mixed_BTA, log_total_BHT)
+def _forward(qkv: QKV, reach: Reach | None) -> tuple[Array, tuple[QKV, Array, Array]]:
+    mixed_BHTK, log_total_BHT = attended(*qkv.heads_first, reach)
+    mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(len(mixed_BHTK), qkv.tokens, -1)
+    mixed_BTA, log_total_BHT = checkpoint_name((mixed_BTA, log_total_BHT), ATTENDED)
+    return mixed_BTA, (qkv, mixed_BTA, log_total_BHT)
 
 
-def _backward(head_dim: int, reach: Reach | None, residuals: tuple[Array, ...], dmixed_BTA: Array) -> tuple[Array]:
-    qkv_BTCA, mixed_BTA, log_total_BHT = residuals
-    q_BHTK, k_BHTK, v_BHTK = heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
-    mixed_BHTK, dmixed_BHTK = (heads(x_BTA, head_dim).swapaxes(1, 2) for x_BTA in (mixed_BTA, dmixed_BTA))
-    dqkv_CBHTK = jnp.stack(gradients(q_BHTK, k_BHTK, v_BHTK, mixed_BHTK, log_total_BHT, dmixed_BHTK, reach))
-    return (dqkv_CBHTK.transpose(1, 3, 0, 2, 4).reshape(qkv_BTCA.shape),)
+def _backward(reach: Reach | None, residuals: tuple[QKV, Array, Array], dmixed_BTA: Array) -> tuple[QKV]:
+    qkv, mixed_BTA, log_total_BHT = residuals
+    mixed_BHTK, dmixed_BHTK = (qkv.heads_of(x_BTA).swapaxes(1, 2) for x_BTA in (mixed_BTA, dmixed_BTA))
+    grads = gradients(*qkv.heads_first, mixed_BHTK, log_total_BHT, dmixed_BHTK, reach)
+    dqkv_CBJTK = joined(grads, 1, at=0)
+    return (replace(qkv, qkv_BTCE=dqkv_CBJTK.transpose(1, 3, 0, 2, 4).reshape(qkv.qkv_BTCE.shape)),)
 
 
 attend_splash.defvjp(_forward, _backward)
 
 
 def attended(
-    q_BHTK: Array, k_BHTK: Array, v_BHTK: Array, reach: Reach | None = None, causal: bool = True
+    q_BHTK: Array, k_BJTK: Array, v_BJTK: Array, reach: Reach | None = None, causal: bool = True
 ) -> tuple[Array, Array]:
     """Normalised attention [B,H,T,K], and the log-sum-exp of the scores [B,H,T] in float32."""
 
-    def run(q_HTK: Array, k_HTK: Array, v_HTK: Array) -> tuple[Array, Array]:
-        mixed_HTK, (log_total_HT,) = _kernel(q_HTK, reach, causal)(_scaled(q_HTK), k_HTK, v_HTK)
+    def run(q_HTK: Array, k_JTK: Array, v_JTK: Array) -> tuple[Array, Array]:
+        mixed_HTK, (log_total_HT,) = _kernel(q_HTK, reach, causal)(_scaled(q_HTK), k_JTK, v_JTK)
         return mixed_HTK, log_total_HT
 
     with _counted(q_BHTK, reach, causal):
-        return _untyped(jax.vmap(run), q_BHTK, k_BHTK, v_BHTK)
+        return _untyped(jax.vmap(run), q_BHTK, k_BJTK, v_BJTK)
 
 
 def gradients(
     q_BHTK: Array,
-    k_BHTK: Array,
-    v_BHTK: Array,
+    k_BJTK: Array,
+    v_BJTK: Array,
     mixed_BHTK: Array,
     log_total_BHT: Array,
     dmixed_BHTK: Array,
@@ -116,17 +116,17 @@ def gradients(
     """
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import _splash_attention_bwd
 
-    def run(q_HTK: Array, k_HTK: Array, v_HTK: Array, mixed_HTK: Array, log_total_HT: Array, dmixed_HTK: Array) -> Any:
+    def run(q_HTK: Array, k_JTK: Array, v_JTK: Array, mixed_HTK: Array, log_total_HT: Array, dmixed_HTK: Array) -> Any:
         kernel = _kernel(q_HTK, reach, causal)
-        known = _scaled(q_HTK), k_HTK, v_HTK, None, None, mixed_HTK, log_total_HT
+        known = _scaled(q_HTK), k_JTK, v_JTK, None, None, mixed_HTK, log_total_HT
         grads = _splash_attention_bwd(
             res=(*known, kernel.dq_mask_info, kernel.dkv_mask_info), do=dmixed_HTK, **kernel.kwargs
         )
-        _, _, _, dq_HTK, dk_HTK, dv_HTK, _, _ = grads
-        return _scaled(dq_HTK), dk_HTK, dv_HTK
+        _, _, _, dq_HTK, dk_JTK, dv_JTK, _, _ = grads
+        return _scaled(dq_HTK), dk_JTK, dv_JTK
 
     with _counted(q_BHTK, reach, causal):
-        return _untyped(jax.vmap(run), q_BHTK, k_BHTK, v_BHTK, mixed_BHTK, log_total_BHT, dmixed_BHTK)
+        return _untyped(jax.vmap(run), q_BHTK, k_BJTK, v_BJTK, mixed_BHTK, log_total_BHT, dmixed_BHTK)
 
 
 def _counted(q_BHTK: Array, reach: Reach | None, causal: bool) -> AbstractContextManager[Any]:
@@ -144,7 +144,7 @@ def _scaled(q_HTK: Array) -> Array:
 
 
 def _kernel(q_HTK: Array, reach: Reach | None, causal: bool = True) -> Any:
-    """The kernel, with a mask or without: scaled q, k, v, [H,T,K] each -> attention [H,T,K], (log-sum-exp [H,T],)."""
+    """The kernel, with a mask or without: scaled q [H,T,K], k, v [J,T,K] -> attention [H,T,K], (log-sum-exp [H,T],)."""
     from jax.experimental.pallas.ops.tpu import splash_attention  # 0.2 s, for TPUs alone
 
     count, tokens, _ = q_HTK.shape

@@ -6,7 +6,7 @@ them: the gradient of `jax.nn.dot_product_attention` takes those of its own keys
 returns to the dtype of the output. So this module calls what is below it. Versions of JAX differ there, and `available`
 says whether this one fits.
 
-Dims: B batch, H heads, T query tokens, S key tokens, K head dim.
+Dims: B batch, T query tokens, S key tokens, H heads of queries, J heads of keys and values, K head dim.
 """
 
 import inspect
@@ -19,13 +19,13 @@ from jaxtyping import Array, Float
 
 
 def attended(
-    q_BHTK: Float[Array, "B H T K"], k_BHSK: Float[Array, "B H S K"], v_BHSK: Float[Array, "B H S K"], causal: bool
+    q_BHTK: Float[Array, "B H T K"], k_BJSK: Float[Array, "B J S K"], v_BJSK: Float[Array, "B J S K"], causal: bool
 ) -> tuple[Float[Array, "B H T K"], Float[Array, "B H T"]]:
     """Normalised attention in the dtype of the queries, and the log-sum-exp of the scores in float32."""
     from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
 
     results: Any = dot_product_attention(
-        *(q_BHTK, k_BHSK, v_BHSK),
+        *(q_BHTK, k_BJSK, v_BJSK),
         scale=q_BHTK.shape[-1] ** -0.5,
         mask_type=MaskType.CAUSAL if causal else MaskType.NO_MASK,
         qkv_layout="BNTH",
@@ -36,8 +36,8 @@ def attended(
 
 def gradients(
     q_BHTK: Array,
-    k_BHSK: Array,
-    v_BHSK: Array,
+    k_BJSK: Array,
+    v_BJSK: Array,
     mixed_BHTK: Array,
     log_total_BHT: Array,
     dmixed_BHTK: Array,
@@ -63,7 +63,7 @@ def gradients(
     *names, _, _ = inspect.signature(backward).parameters
     absent = [jnp.zeros(0, q_BHTK.dtype)] * 7  # bias, lengths, offsets and tables of pages
     modifiers = [()] * ("score_mod" in names)  # of scores, which JAX 0.12 has and 0.10 has not
-    residuals = q_BHTK, k_BHSK, v_BHSK, *absent, *modifiers, log_total_BHT, mixed_BHTK
+    residuals = q_BHTK, k_BJSK, v_BJSK, *absent, *modifiers, log_total_BHT, mixed_BHTK
     return backward(*(known[name] for name in names), residuals, dmixed_BHTK)[:3]
 
 

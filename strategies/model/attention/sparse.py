@@ -5,13 +5,14 @@ before it that the window reaches. Far keys of strided attention: tokens whose p
 to each other, so there is a group for each remainder. Far keys of fixed attention: all queries are one group, and the
 keys are the last tokens of each block. Attention to near and to far keys is merged as attention to blocks of keys is.
 
-Each group is a batched matmul, and keeps no scores for the backward pass (attention_kernels.py).
+Each group is a batched matmul, and keeps no scores for the backward pass (blocks.py).
 
-Dims: B batch, H heads, N groups, T query tokens (t of a group), S key tokens (s of a group), K head dim,
-C = 3 (query, key, value) or 2 (key, value), A = H x K.
+Dims: B batch, N groups, T query tokens (t of a group), S key tokens (s of a group), H heads of queries, J heads of keys
+and values, K head dim, C = 2 (key, value), A = H x K, E = J x K.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial, reduce
 from typing import NamedTuple
 
@@ -21,9 +22,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
-from strategies.model.attention_kernels import Mix, Queries, delta, gradients, heads, merged, mix, normalised
-from strategies.model.reach import Reach
-from strategies.model.remat import KEPT
+from strategies.model.attention.blocks import Mix, Queries, delta, gradients, merged, mix, normalised
+from strategies.model.attention.qkv import ATTENDED, QKV, joined
+from strategies.model.attention.reach import Reach
 
 
 class Groups(NamedTuple):
@@ -116,35 +117,30 @@ def _block_keys_backward(size: int, before: int, earlier: int, _: None, dkeys: A
 _block_keys.defvjp(_block_keys_forward, _block_keys_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def attend_sparse(
-    qkv_BTCA: Float[Array, "B T 3 A"],
-    earlier_BSCA: Float[Array, "B S 2 A"] | None,
-    head_dim: int,
-    reach: Reach,
-    axis: str | None = None,
+    qkv: QKV, earlier_BSCE: Float[Array, "B S 2 E"] | None, reach: Reach, axis: str | None = None
 ) -> Float[Array, "B T A"]:
     """Sparse softmax attention of consecutive tokens.
 
     Args:
-        qkv_BTCA: queries, keys and values of the tokens.
-        earlier_BSCA: keys and values of the tokens before them; None if there are none.
-        head_dim: features of a head.
+        qkv: queries, keys and values of the tokens.
+        earlier_BSCE: keys and values of the tokens before them; None if there are none.
         reach: the tokens to which a token attends.
         axis: the mesh axis that splits the tokens of a sequence; None if these are all.
     """
-    return _forward(qkv_BTCA, earlier_BSCA, head_dim, reach, axis)[0]
+    return _forward(qkv, earlier_BSCE, reach, axis)[0]
 
 
 def _grouped(
-    qkv_BTCA: Array, earlier_BSCA: Array | None, head_dim: int, reach: Reach, axis: str | None
+    qkv: QKV, earlier_BSCE: Array | None, reach: Reach, axis: str | None
 ) -> tuple[Array, Array, Array, list[tuple[Groups, Array]]]:
-    """Queries, all keys and all values [B,H,.,K], and the groups with their masks."""
-    tokens, earlier = qkv_BTCA.shape[1], 0 if earlier_BSCA is None else earlier_BSCA.shape[1]
-    q_BHTK, *kv = heads(qkv_BTCA, head_dim).transpose(2, 0, 3, 1, 4)
-    if earlier_BSCA is not None:
-        before = heads(earlier_BSCA, head_dim).transpose(2, 0, 3, 1, 4)
-        kv = [jnp.concatenate(parts, 2) for parts in zip(before, kv, strict=True)]
+    """Queries [B,H,T,K], all keys and all values [B,J,S,K], and the groups with their masks."""
+    tokens, earlier = qkv.tokens, 0 if earlier_BSCE is None else earlier_BSCE.shape[1]
+    q_BHTK, *kv = qkv.heads_first
+    if earlier_BSCE is not None:
+        before = earlier_BSCE.reshape(*earlier_BSCE.shape[:3], qkv.key_heads, -1).transpose(2, 0, 3, 1, 4)
+        kv = [jnp.concatenate(each, 2) for each in zip(before, kv, strict=True)]
     first = 0 if axis is None else lax.axis_index(axis) * tokens
     key_S1 = first + jnp.arange(1 - earlier, tokens + 1)[:, None]
     groups = [(each, each.mask(key_S1[earlier:], key_S1)) for each in groups_of(reach, tokens, earlier)]
@@ -152,43 +148,44 @@ def _grouped(
 
 
 def _forward(
-    qkv_BTCA: Array, earlier_BSCA: Array | None, head_dim: int, reach: Reach, axis: str | None
-) -> tuple[Array, tuple[Array | None, ...]]:
-    q_BHTK, k_BHSK, v_BHSK, grouped = _grouped(qkv_BTCA, earlier_BSCA, head_dim, reach, axis)
+    qkv: QKV, earlier_BSCE: Array | None, reach: Reach, axis: str | None
+) -> tuple[Array, tuple[QKV, Array | None, Array, Array]]:
+    q_BHTK, k_BJSK, v_BJSK, grouped = _grouped(qkv, earlier_BSCE, reach, axis)
     mixes = [
-        Mix(*map(groups.join, mix(groups.queries(q_BHTK), groups.keys(k_BHSK), groups.keys(v_BHSK), mask_TS=mask)))
+        Mix(*map(groups.join, mix(groups.queries(q_BHTK), groups.keys(k_BJSK), groups.keys(v_BJSK), mask_TS=mask)))
         for groups, mask in grouped
     ]
-    mixed_BHTK, log_total_BHT1 = normalised(reduce(merged, mixes), qkv_BTCA.dtype)
-    mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(*qkv_BTCA.shape[:2], -1)
-    mixed_BTA, log_total_BHT1 = checkpoint_name((mixed_BTA, log_total_BHT1), KEPT)
-    return mixed_BTA, (qkv_BTCA, earlier_BSCA, mixed_BTA, log_total_BHT1)
+    mixed_BHTK, log_total_BHT1 = normalised(reduce(merged, mixes), q_BHTK.dtype)
+    mixed_BTA = mixed_BHTK.swapaxes(1, 2).reshape(len(mixed_BHTK), qkv.tokens, -1)
+    mixed_BTA, log_total_BHT1 = checkpoint_name((mixed_BTA, log_total_BHT1), ATTENDED)
+    return mixed_BTA, (qkv, earlier_BSCE, mixed_BTA, log_total_BHT1)
 
 
 def _backward(
-    head_dim: int, reach: Reach, axis: str | None, residuals: tuple[Array, ...], dmixed_BTA: Array
-) -> tuple[Array, Array | None]:
+    reach: Reach, axis: str | None, residuals: tuple[QKV, Array | None, Array, Array], dmixed_BTA: Array
+) -> tuple[QKV, Array | None]:
     """Add up the gradients of all groups in float32."""
-    qkv_BTCA, earlier_BSCA, mixed_BTA, log_total_BHT1 = residuals
-    q_BHTK, k_BHSK, v_BHSK, grouped = _grouped(qkv_BTCA, earlier_BSCA, head_dim, reach, axis)
-    mixed_BTHK, dmixed_BTHK = heads(mixed_BTA, head_dim), heads(dmixed_BTA, head_dim)
+    qkv, earlier_BSCE, mixed_BTA, log_total_BHT1 = residuals
+    q_BHTK, k_BJSK, v_BJSK, grouped = _grouped(qkv, earlier_BSCE, reach, axis)
+    mixed_BTHK, dmixed_BTHK = qkv.heads_of(mixed_BTA), qkv.heads_of(dmixed_BTA)
     delta_BHT1 = delta(mixed_BTHK, dmixed_BTHK).swapaxes(1, 2)
     queries = Queries(q_BHTK, dmixed_BTHK.swapaxes(1, 2), log_total_BHT1, delta_BHT1)
-    dq_BHTK, dk_BHSK, dv_BHSK = (jnp.zeros_like(x, jnp.float32) for x in (q_BHTK, k_BHSK, v_BHSK))
+    dq_BHTK, dk_BJSK, dv_BJSK = (jnp.zeros_like(x, jnp.float32) for x in (q_BHTK, k_BJSK, v_BJSK))
     for groups, mask in grouped:
         of_group = Queries(*map(groups.queries, queries))
-        dq, dk, dv = gradients(of_group, groups.keys(k_BHSK), groups.keys(v_BHSK), mask_TS=mask)
-        _, add_keys = jax.vjp(groups.keys, dk_BHSK)  # linear: the gradient of a key is the sum over its groups
+        dq, dk, dv = gradients(of_group, groups.keys(k_BJSK), groups.keys(v_BJSK), mask_TS=mask)
+        _, add_keys = jax.vjp(groups.keys, dk_BJSK)  # linear: the gradient of a key is the sum over its groups
         dq_BHTK += groups.join(dq)
-        dk_BHSK += add_keys(dk)[0]
-        dv_BHSK += add_keys(dv)[0]
-    earlier = k_BHSK.shape[2] - q_BHTK.shape[2]
-    dqkv = jnp.stack([dq_BHTK, dk_BHSK[:, :, earlier:], dv_BHSK[:, :, earlier:]], 3)
-    dqkv_BTCA = dqkv.transpose(0, 2, 3, 1, 4).reshape(qkv_BTCA.shape).astype(qkv_BTCA.dtype)
-    if earlier_BSCA is None:
-        return dqkv_BTCA, None
-    dkv = jnp.stack([dk_BHSK[:, :, :earlier], dv_BHSK[:, :, :earlier]], 3)
-    return dqkv_BTCA, dkv.transpose(0, 2, 3, 1, 4).reshape(earlier_BSCA.shape).astype(earlier_BSCA.dtype)
+        dk_BJSK += add_keys(dk)[0]
+        dv_BJSK += add_keys(dv)[0]
+    earlier, dtype = k_BJSK.shape[2] - q_BHTK.shape[2], q_BHTK.dtype
+    dqkv_BJTCK = joined((dq_BHTK, dk_BJSK[:, :, earlier:], dv_BJSK[:, :, earlier:]), 1, at=3)
+    dqkv_BTCE = dqkv_BJTCK.transpose(0, 2, 3, 1, 4).reshape(qkv.qkv_BTCE.shape).astype(dtype)
+    dqkv = replace(qkv, qkv_BTCE=dqkv_BTCE)
+    if earlier_BSCE is None:
+        return dqkv, None
+    dkv = jnp.stack([dk_BJSK[:, :, :earlier], dv_BJSK[:, :, :earlier]], 3)
+    return dqkv, dkv.transpose(0, 2, 3, 1, 4).reshape(earlier_BSCE.shape).astype(dtype)
 
 
 attend_sparse.defvjp(_forward, _backward)

@@ -11,11 +11,9 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from strategies import GPTConfig, Infeasible, TrainConfig
 from strategies.backends.backend import TPU, backend_for
-from strategies.model import splash_attention
-from strategies.model.attention_kernels import attend
-from strategies.model.causal_attention import causal_attention, kernel_for
-from strategies.model.reach import Reach
-from strategies.model.splash_attention import block_tokens, computed_keys
+from strategies.model.attention import QKV, Reach, causal_attention, kernel_for, splash
+from strategies.model.attention.dense import attend
+from strategies.model.attention.splash import block_tokens, computed_keys
 
 TOKENS, HEAD_DIM = 384, 8  # three blocks of 128
 ROUNDING = 12 * math.sqrt(TOKENS) * 2**-24
@@ -28,12 +26,15 @@ def test_it_is_the_attention_of_xla(reach, monkeypatch):
     """Its values and its gradients are those of XLA's attention, dense and with a window, as interpreted on a CPU."""
     interpreted = partial(kernels.make_splash_mha_single_device, interpret=True)
     monkeypatch.setattr(kernels, "make_splash_mha_single_device", interpreted)
-    qkv_BTCA = jax.random.normal(jax.random.key(0), (2, TOKENS, 3, 2 * HEAD_DIM))
+    qkv = QKV(jax.random.normal(jax.random.key(0), (2, TOKENS, 3, 2 * HEAD_DIM)), HEAD_DIM)
     dmixed_BTA = jax.random.normal(jax.random.key(1), (2, TOKENS, 2 * HEAD_DIM))
-    functions = [lambda x: causal_attention(x, HEAD_DIM, "splash", reach), lambda x: attend(x, HEAD_DIM, reach)]
+    functions = [lambda qkv: causal_attention(qkv, "splash", reach), lambda qkv: attend(qkv, reach)]
     with jax.default_matmul_precision("highest"):
-        (mixed, pull), (expected, expected_pull) = (jax.vjp(function, qkv_BTCA) for function in functions)
-        results = [(mixed, expected), *zip(pull(dmixed_BTA), expected_pull(dmixed_BTA), strict=True)]
+        (mixed, pull), (expected, expected_pull) = (jax.vjp(function, qkv) for function in functions)
+        results = [
+            (mixed, expected),
+            *zip(*map(jax.tree.leaves, (pull(dmixed_BTA), expected_pull(dmixed_BTA))), strict=True),
+        ]
     for mine, theirs in results:
         assert np.linalg.norm(mine - theirs) < ROUNDING * np.linalg.norm(theirs)
 
@@ -53,7 +54,7 @@ def test_blocks_that_nobody_attends_to_are_skipped(reach):
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 def test_the_kernel_visits_the_blocks_that_are_counted(reach):
     """The tables by which the kernels skip blocks have as many blocks as the formula counts, in each of the three."""
-    kernel = splash_attention._kernel(jnp.zeros((1, TOKENS, HEAD_DIM)), reach)
+    kernel = splash._kernel(jnp.zeros((1, TOKENS, HEAD_DIM)), reach)
     size = block_tokens(TOKENS, reach)
     assert size
     for table in (kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info):

@@ -24,11 +24,9 @@ from strategies.core import sizes
 from strategies.core.sizes import BYTES
 from strategies.costs.predict import Cost, predict
 from strategies.mesh import first_devices
-from strategies.model import causal_attention, cudnn_attention
-from strategies.model.attention_kernels import attend
-from strategies.model.causal_attention import kernel_for
+from strategies.model.attention import QKV, causal, cudnn, kernel_for, ring_attention, zigzag
+from strategies.model.attention.dense import attend
 from strategies.model.gpt import Block
-from strategies.model.ring_attention import ring_attention, zigzag
 from strategies.pipelining.jaxpr import Loop
 from strategies.step import Step
 from tests.strategies.costs.test_kept import loops
@@ -63,17 +61,17 @@ def test_it_attends_as_one_device(kind, devices, monkeypatch):
     """
     interpreted = partial(kernels.make_splash_mha_single_device, interpret=True)
     monkeypatch.setattr(kernels, "make_splash_mha_single_device", interpreted)
-    monkeypatch.setattr(cudnn_attention, "attended", plain_attended)
-    monkeypatch.setattr(cudnn_attention, "gradients", plain_gradients)
+    monkeypatch.setattr(cudnn, "attended", plain_attended)
+    monkeypatch.setattr(cudnn, "gradients", plain_gradients)
     tokens = 2 * devices * CHUNK
     qkv_BTCA = jax.random.normal(jax.random.key(0), (1, tokens, 3, HEADS * HEAD_DIM))
     weight_BTA = jax.random.normal(jax.random.key(1), (1, tokens, HEADS * HEAD_DIM))
 
     def here(qkv_BTCA, weight_BTA):
-        return (ring_attention(zigzag(qkv_BTCA, 1), HEAD_DIM, kind) * zigzag(weight_BTA, 1)).sum()
+        return (ring_attention(QKV(zigzag(qkv_BTCA, 1), HEAD_DIM), kind) * zigzag(weight_BTA, 1)).sum()
 
     def whole(qkv_BTCA, weight_BTA):
-        return (attend(qkv_BTCA, HEAD_DIM) * weight_BTA).sum()
+        return (attend(QKV(qkv_BTCA, HEAD_DIM)) * weight_BTA).sum()
 
     def mine(*inputs):
         return lax.psum(jax.value_and_grad(here)(*inputs), "context")
@@ -193,8 +191,8 @@ def test_auto_is_the_fused_kernel_of_the_platform(platform, config, ring, kind):
 def test_another_version_of_jax_may_have_no_such_kernel(monkeypatch):
     """This version has it. Without it a ring has XLA's attention, and cuDNN's is refused."""
     train = TrainConfig(1, dtype="bfloat16")
-    assert cudnn_attention.available()
-    monkeypatch.setattr(causal_attention, "available", lambda: False)
+    assert cudnn.available()
+    monkeypatch.setattr(causal, "available", lambda: False)
     assert kernel_for(NVIDIA_GPU, CONFIG, train) == "cudnn"
     assert kernel_for(NVIDIA_GPU, CONFIG, train, ring=4) == "xla"
     with pytest.raises(Infeasible, match="attention=cudnn has no ring with this version of JAX; use auto or xla"):
@@ -205,13 +203,13 @@ def test_another_version_of_jax_may_have_no_such_kernel(monkeypatch):
 def test_changed_functions_of_jax_are_not_called(lost, monkeypatch):
     """If JAX has no function of that name, or it takes other arguments, the kernel is not available."""
     module = "jax._src.cudnn.fused_attention_stablehlo"
-    cudnn_attention.available.cache_clear()
+    cudnn.available.cache_clear()
     monkeypatch.setattr(f"{module}.{lost}", lambda another, residuals, grads: None)
-    assert not cudnn_attention.available()
+    assert not cudnn.available()
     monkeypatch.delattr(f"{module}.{lost}")
-    cudnn_attention.available.cache_clear()
-    assert not cudnn_attention.available()
-    cudnn_attention.available.cache_clear()
+    cudnn.available.cache_clear()
+    assert not cudnn.available()
+    cudnn.available.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strategies.model import attention_kernels
-from strategies.model.attention_kernels import (
-    Mix,
-    Queries,
-    blocks_of,
-    delta,
-    gradients,
-    merged,
-    mix,
-    normalised,
-)
-from strategies.model.causal_attention import causal_attention
+from strategies.model.attention import QKV, blocks, causal_attention
+from strategies.model.attention.blocks import Mix, Queries, delta, gradients, merged, mix, normalised
+from strategies.model.attention.dense import blocks_of
 from strategies.model.remat import LAYER_POLICIES
 
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, 12, 4
@@ -49,8 +40,7 @@ def softmax_attention(q, k, v, causal=True):
 
 def attended(q, k, v):
     """`causal_attention`, with heads apart."""
-    qkv_BTCA = jnp.stack([x.swapaxes(1, 2).reshape(BATCH, x.shape[2], -1) for x in (q, k, v)], 2)
-    mixed_BTA = causal_attention(qkv_BTCA, q.shape[-1], "xla")
+    mixed_BTA = causal_attention(QKV.of(*(x.swapaxes(1, 2) for x in (q, k, v))), "xla")
     return mixed_BTA.reshape(BATCH, -1, HEADS, q.shape[-1]).swapaxes(1, 2)
 
 
@@ -87,8 +77,8 @@ def test_each_query_sees_its_keys_once(tokens):
 def test_blocks_of_keys_add_up_to_all_keys(sizes, size):
     """Whatever the blocks, in whatever order: maxima so far apart that exponentials vanish do not matter."""
     q, k, v, _ = inputs(size)
-    blocks = [mix(q, *kv) for kv in zip(cut(k, sizes), cut(v, sizes), strict=True)]
-    for order in (blocks, blocks[::-1]):
+    mixes = [mix(q, *kv) for kv in zip(cut(k, sizes), cut(v, sizes), strict=True)]
+    for order in (mixes, mixes[::-1]):
         mixed, log_total = normalised(reduce(merged, order), v.dtype)
         assert distance(mixed, softmax_attention(q, k, v, causal=False)) < size * ROUNDING
         assert distance(log_total, normalised(mix(q, k, v), v.dtype)[1]) < ROUNDING
@@ -104,12 +94,12 @@ def test_bfloat16_keeps_scores_in_float32(planted, monkeypatch):
     shape = (BATCH, HEADS, TOKENS, head_dim)  # the scale is a power of two, and rounds nothing
     q, k, v = (normal(i, shape, math.sqrt(s)).astype(jnp.bfloat16) for i, s in enumerate((size, size, 1)))
     if planted:
-        scores = attention_kernels._scores
+        scores = blocks._scores
 
         def rounded_scores(*of):
             return scores(*of).astype(jnp.bfloat16).astype(jnp.float32)
 
-        monkeypatch.setattr(attention_kernels, "_scores", rounded_scores)
+        monkeypatch.setattr(blocks, "_scores", rounded_scores)
     off = distance(attended(q, k, v).astype(jnp.float32), softmax_attention(q, k, v))
     assert (off < 2 * 2**-9) != planted
 
@@ -139,15 +129,15 @@ def test_gradients_of_blocks_add_up():
     """Over the blocks of keys for the queries, over those of queries for keys and values; masked blocks have none."""
     q, k, v, dmixed = inputs()
     mixed, log_total = normalised(mix(q, k, v, causal=True), v.dtype)
-    blocks_of_each = [cut(x, [6, 6]) for x in (q, dmixed, log_total, delta(mixed, dmixed))]
-    early, late = (Queries(*(blocks[chunk] for blocks in blocks_of_each)) for chunk in (0, 1))
+    chunks_of_each = [cut(x, [6, 6]) for x in (q, dmixed, log_total, delta(mixed, dmixed))]
+    early, late = (Queries(*(chunks[chunk] for chunks in chunks_of_each)) for chunk in (0, 1))
     (k0, k1), (v0, v1) = cut(k, [6, 6]), cut(v, [6, 6])
     dq0, dk0, dv0 = gradients(early, k0, v0, causal=True)
     dq1, dk1, dv1 = gradients(late, k1, v1, causal=True)
     dq10, dk10, dv10 = gradients(late, k0, v0)
-    blocks = [(dq0, dq1 + dq10), (dk0 + dk10, dk1), (dv0 + dv10, dv1)]
+    sums = [(dq0, dq1 + dq10), (dk0 + dk10, dk1), (dv0 + dv10, dv1)]
     whole = jax.vjp(attended, q, k, v)[1](dmixed)
-    for parts, expected in zip(blocks, whole, strict=True):
+    for parts, expected in zip(sums, whole, strict=True):
         assert distance(jnp.concatenate(parts, 2), expected) < ROUNDING
 
 
@@ -158,7 +148,7 @@ def test_the_forward_kernel_of_cudnn_runs_once(remat, forwards, monkeypatch):
 
     @partial(jax.checkpoint, policy=LAYER_POLICIES[remat])
     def layer(qkv_BTCA):
-        return jnp.sin(causal_attention(qkv_BTCA, 64, "cudnn"))
+        return jnp.sin(causal_attention(QKV(qkv_BTCA, 64), "cudnn"))
 
     qkv_BTCA = jnp.zeros((1, 128, 3, 64), jnp.bfloat16)
     program = jax.make_jaxpr(jax.grad(lambda x: layer(x).astype(jnp.float32).sum()))(qkv_BTCA)

@@ -1,0 +1,123 @@
+"""Working arrays of a layer and of the head, at the peak of the backward pass, as XLA's CPU backend plans them.
+
+Other backends order the work differently and fuse attention. A part of the model without an entry in `PARTS` counts as
+none.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from strategies.config import GPTConfig
+from strategies.model.attention.splash import LANES
+from strategies.model.gpt import Block
+from strategies.model.mlp import MLP
+from strategies.model.norm import LayerNorm
+from strategies.model.part import Part, Share
+from strategies.model.self_attention import Attention
+
+
+def norm(share: Share) -> int:
+    """X before scaling, and after it for all tokens that a matmul takes."""
+    return (share.residual_tokens + share.tokens) * share.config.embed
+
+
+def mlp(share: Share) -> int:
+    """Three arrays around GELU, and its input when recomputed."""
+    return (4 if share.train.remat == "full" else 3) * share.tokens * share.mlp
+
+
+def attention(share: Share) -> int:
+    """Queries, keys, values, output and scores; queries once more in full; the projected output when recomputed.
+
+    A ring also holds the keys and values of the next hop, and the scores of all pairs of chunks that are computed
+    at once. A fused kernel has no scores. The kernels of splash attention take and give arrays of their own: queries,
+    keys, values, output, and the gradients of all four; and the log-sum-exp of the scores, in all lanes.
+    """
+    arrays, scores = 5 if share.train.remat == "full" else 4, share.computed_keys
+    if share.kernel != "xla":
+        arrays, scores = (arrays + 8, LANES) if share.splash else (arrays, 0)
+    elif share.skipping:
+        # Keys and values once for each block that attends to them, and their gradients.
+        arrays += 2 * (_key_copies(share) + 1)
+    elif share.ring > 1:
+        arrays, scores = arrays + 2, share.chunk * _pairs_at_once(share) // 2
+    features = arrays * share.head_features + share.config.embed
+    return share.tokens * (features + scores * share.config.heads // share.tensors)
+
+
+def standalone_attention(share: Share) -> int:
+    """Scores, the array that replaces masked ones, and the mask in bytes; with five arrays, and copies of keys.
+
+    For a single head the compiler copies the scores once more. A ring masks few scores. It holds the scores of each
+    pair of chunks and their gradients; queries, output, and the gradients of both; keys and values of the device
+    and of two hops, and their gradients of two hops; and the three gradients of a pair.
+    """
+    if share.kernel != "xla":
+        return 0
+    heads, tokens = share.config.heads // share.tensors, share.config.sequence
+    if share.ring > 1 and not share.skipping:
+        arrays = 4 + 3 * 2 + 2 * 2 + 3
+        return share.tokens * (arrays * share.head_features + _pairs_at_once(share) * share.chunk * heads)
+    keys, arrays = share.computed_keys, 5
+    if share.skipping:
+        arrays += 2 * _key_copies(share)
+    elif tokens % 2 == 0:
+        keys = tokens * 3 // 4  # two blocks, of which one has half of the keys
+    quarters = 13 if heads == (share.contexts if share.ulysses else 1) else 9
+    return share.tokens * (arrays * share.head_features + quarters * keys * heads // 4)
+
+
+def _key_copies(share: Share) -> int:
+    """How many times keys and values exist where blocks of queries attend to those before them, too."""
+    assert share.skipping
+    return share.skipping.block(share.config.sequence // share.ring)[1] + 1
+
+
+def _pairs_at_once(share: Share) -> int:
+    """Pairs of chunks that depend on nothing of each other: three of the device's own keys, and two of the last hop.
+
+    With three devices or more, a loop over hops is between them.
+    """
+    return 5 if share.ring == 2 else 3
+
+
+def none(share: Share) -> int:
+    """No arrays."""
+    return 0
+
+
+class Working(NamedTuple):
+    """Elements of the working arrays of a part of the model, by functions of what a device computes of a layer.
+
+    Attributes:
+        elements: those that it holds at the peak of the whole layer.
+        standalone_peak_elements: those at the peak of this part by itself, while the other parts hold nothing.
+    """
+
+    elements: Callable[[Share], int] = none
+    standalone_peak_elements: Callable[[Share], int] = none
+
+
+PARTS: dict[type[Part], Working] = {
+    LayerNorm: Working(norm),
+    Attention: Working(attention, standalone_attention),
+    MLP: Working(mlp),
+}
+"""The working arrays of each part of a block."""
+
+
+def layer_elements(share: Share) -> int:
+    """Elements held at the peak of the backward pass of a layer: working arrays of its parts, the stream's gradient."""
+    parts = [PARTS.get(part, Working()) for part in Block.parts()]
+    together = sum(part.elements(share) for part in parts)
+    alone = max(part.standalone_peak_elements(share) for part in parts)
+    return share.tokens * share.config.embed + max(together, alone)
+
+
+def head_elements(config: GPTConfig, tokens: int, logits_tokens: int, rows: int) -> int:
+    """Elements held at the peak of the backward pass of the head.
+
+    Logits, their exponentials and their gradients, for the tokens whose logits exist at once and the rows of the table
+    on this device; and three arrays of tokens x D.
+    """
+    return 3 * logits_tokens * rows + 3 * tokens * config.embed

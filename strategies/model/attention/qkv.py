@@ -1,0 +1,103 @@
+"""Queries, keys and values: what attention takes.
+
+Dims: B batch, T tokens, J heads of keys and as many of values, G heads of queries for each of them, H = G x J heads of
+queries, C = G + 2 (queries, key, value), K head dim, A = H x K, E = J x K.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+ATTENDED = "attended"
+"""The name of what a kernel keeps for its backward pass (`checkpoint_name`): the result, and sums of exponentials."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["qkv_BTCE"], meta_fields=["head_dim"])
+@dataclass(frozen=True)
+class QKV:
+    """Queries, keys and values of the same tokens, in one array.
+
+    With G = 1 attention is multi-head attention, with J = 1 multi-query attention, and else grouped-query attention
+    (Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models", section 2.2). Where heads of
+    queries have one dim, G in a row share a head of keys. If positions rotate queries and keys, they have done so.
+
+    They are one array because one projection writes them, and their gradient is written at once. And a mesh axis that
+    splits the heads of keys splits one dim, with the queries that attend to them: merged with C it would be gathered.
+
+    Attributes:
+        qkv_BTCE: for each head of keys its queries, then the key, then the value.
+        head_dim: features of a head, K.
+    """
+
+    qkv_BTCE: Array
+    head_dim: int
+
+    @classmethod
+    def of(cls, q_BTHK: Array, k_BTJK: Array, v_BTJK: Array) -> "QKV":
+        """Join queries, keys and values.
+
+        Raises:
+            ValueError: heads of keys do not divide those of queries, or are not as many as those of values.
+        """
+        qkv_BTCJK = joined((q_BTHK, k_BTJK, v_BTJK), 2)
+        return cls(qkv_BTCJK.reshape(*qkv_BTCJK.shape[:3], -1), qkv_BTCJK.shape[-1])
+
+    @property
+    def tokens(self) -> int:
+        """Number of the tokens, T."""
+        return self.qkv_BTCE.shape[1]
+
+    @property
+    def key_heads(self) -> int:
+        """Number of the heads of keys, J."""
+        return self.qkv_BTCE.shape[3] // self.head_dim
+
+    @property
+    def qkv_BTCJK(self) -> Float[Array, "B T C J K"]:
+        """The array by heads."""
+        return self.qkv_BTCE.reshape(*self.qkv_BTCE.shape[:3], -1, self.head_dim)
+
+    @property
+    def apart(self) -> tuple[Float[Array, "B T H K"], Float[Array, "B T J K"], Float[Array, "B T J K"]]:
+        """Queries, keys and values."""
+        *q_BTJK, k_BTJK, v_BTJK = (self.heads_of(self.qkv_BTCE[:, :, c]) for c in range(self.qkv_BTCE.shape[2]))
+        return in_a_row(q_BTJK, 2), k_BTJK, v_BTJK
+
+    @property
+    def heads_first(self) -> tuple[Float[Array, "B H T K"], Float[Array, "B J T K"], Float[Array, "B J T K"]]:
+        """Queries, keys and values, as batched matmuls take them."""
+        *q_BJTK, k_BJTK, v_BJTK = self.qkv_BTCJK.transpose(2, 0, 3, 1, 4)
+        return in_a_row(q_BJTK, 1), k_BJTK, v_BJTK
+
+    def heads_of(self, x_BTA: Float[Array, "B T A"]) -> Float[Array, "B T H K"]:
+        """Split features into heads as large as these."""
+        return x_BTA.reshape(*x_BTA.shape[:2], -1, self.head_dim)
+
+
+def in_a_row(queries: Sequence[Array], dim: int) -> Array:
+    """Join G arrays of J heads of queries each, so that those of a head of keys are neighbours. `dim` is of heads."""
+    if len(queries) == 1:
+        return queries[0]
+    q = jnp.stack(queries, dim + 1)
+    return q.reshape(*q.shape[:dim], -1, *q.shape[dim + 2 :])
+
+
+def joined(qkv: Sequence[Array], dim: int, at: int | None = None) -> Array:
+    """Stack queries, keys and values along C, a new dim `at`; by default before their heads, dim `dim`.
+
+    Raises:
+        ValueError: heads of keys do not divide those of queries, or are not as many as those of values.
+    """
+    q, k, v = qkv
+    queries, keys, values = (x.shape[dim] for x in qkv)
+    if queries % keys or keys != values:
+        raise ValueError(f"{queries} heads of queries do not share {keys} heads of keys and {values} of values")
+    groups = [q]
+    if queries > keys:
+        grouped = q.reshape(*q.shape[:dim], keys, -1, *q.shape[dim + 1 :])
+        groups = [grouped.take(group, dim + 1) for group in range(queries // keys)]
+    return jnp.stack([*groups, k, v], dim if at is None else at)
