@@ -43,19 +43,21 @@ class GPTConfig:
     """The sizes of a GPT-2 (Radford et al. 2019, section 2.3).
 
     It has `layers` blocks, a residual stream of `embed` features, and sequences of `sequence` tokens. Unless given,
-    `mlp` is 4 x `embed`, and `head_size` is `embed` / `heads`. The vocabulary is padded to a multiple of
-    `vocab_multiple`, also on one device (`vocab_rows`). `tied` shares the token table. Attention is dense unless it has
-    a window or a stride (model/attention/reach.py).
+    `mlp` is 4 x `embed`, `head_size` is `embed` / `heads`, and `key_heads` is `heads`. The vocabulary is padded to a
+    multiple of `vocab_multiple`, also on one device (`vocab_rows`). `tied` shares the token table. Attention is dense
+    unless it has a window or a stride (model/attention/reach.py).
 
     Attributes:
+        key_heads: heads of keys and of values, each for as many heads of queries (Ainslie et al. 2023, "GQA").
+        block: the kind of its blocks, one of `BLOCKS` (model/block.py).
         attention_window: tokens that a token attends to, itself included; None for all before it.
         attention_stride: distance of the tokens that it also attends to (strided), or tokens of a block (fixed).
         attention_pattern: "strided" or "fixed" (Child et al. 2019, section 4.3).
         attention_summary: with "fixed", the tokens at the end of each block that all later blocks attend to.
 
     Raises:
-        Infeasible: a field is of another type or out of range, without `head_size` `heads` does not divide `embed`, or
-            the options of attention exclude each other.
+        Infeasible: a field is of another type or out of range, without `head_size` `heads` does not divide `embed`,
+            `key_heads` does not divide `heads`, or the options of attention exclude each other.
     """
 
     layers: Layers
@@ -71,12 +73,16 @@ class GPTConfig:
     attention_pattern: AttentionPattern = "strided"
     attention_summary: Size = 1
     head_size: Size | None = None
+    key_heads: Size | None = None
+    block: str = "gpt2"
 
     def __post_init__(self) -> None:
         """Check types, ranges and sizes."""
         require_types(self, Infeasible)
         if self.head_size is None:
             require_divides("heads", self.heads, "it", embed=self.embed)
+        if self.key_heads is not None:
+            require_divides("key_heads", self.key_heads, "it", heads=self.heads)
         _require_pattern(self)
 
     @property
@@ -88,6 +94,11 @@ class GPTConfig:
     def head_features(self) -> int:
         """Features of all attention heads together; `embed` unless `head_size` is given."""
         return self.heads * self.head_dim
+
+    @property
+    def key_features(self) -> int:
+        """Features of all heads of keys together, and of those of values."""
+        return (self.key_heads or self.heads) * self.head_dim
 
     @property
     def mlp_dim(self) -> int:
@@ -102,8 +113,9 @@ class GPTConfig:
             "vocab": self.vocab,
             "sequence": self.sequence,
             "embed": self.embed,
-            "qkv": 3,
+            "qkv": self.heads // (self.key_heads or self.heads) + 2,
             "head_features": self.head_features,
+            "key_features": self.key_features,
             "mlp": self.mlp_dim,
         }
 

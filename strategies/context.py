@@ -128,7 +128,8 @@ def resolve(plan: Plan) -> Mapping[str, Any]:
     if attention == "auto":
         dense = plan.backend.prefers_all_to_all and not Reach.of(config)
         fused = dense and kernel_for(plan.backend, config, train) != "xla"
-        ring = not plan.staged and not strided(config) and not (fused and config.heads // plan.tensors % size == 0)
+        divides = _whole_heads(config)[1] // plan.tensors % size == 0
+        ring = not plan.staged and not strided(config) and not (fused and divides)
         attention = "ring" if ring else "ulysses"
     elif attention == "ring" and plan.staged:
         problem = f"pipeline={plan.stages} stages have no ring, which all must enter"
@@ -145,10 +146,16 @@ def require(plan: Plan) -> None:
     """
     config, size, tensors = plan.config, plan.size(RING), plan.tensors
     if plan.train.context_attention == "ulysses":
-        heads = "heads" if tensors == 1 else "heads/tensor"
-        require_divides("context", size, **{"sequence": config.sequence, heads: config.heads // tensors})
+        name, heads = _whole_heads(config)
+        name = name if tensors == 1 else f"{name}/tensor"
+        require_divides("context", size, **{"sequence": config.sequence, name: heads // tensors})
     else:
         _require_ring(config, size)
+
+
+def _whole_heads(config: GPTConfig) -> tuple[str, int]:
+    """Ulysses gives each device whole heads, the keys with the queries: the option that sets their number, and it."""
+    return ("key_heads", config.key_heads) if config.key_heads else ("heads", config.heads)
 
 
 def _require_ring(config: GPTConfig, size: int) -> None:
@@ -179,20 +186,21 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 def exchanged_tokens(plan: Plan) -> Iterator[Traffic]:
     """Hops of keys, values and their gradients along a ring, or the all-to-alls of Ulysses."""
     axes, keeps_output = plan.placement.tokens, plan.train.remat != "full"
-    devices, features = plan.size(*axes), plan.layers * plan.tokens * plan.share.head_features
-    if plan.share.skipping and not plan.ulysses:
+    devices, share, attentions = plan.size(*axes), plan.share, plan.layers * plan.block.attentions()
+    tokens = attentions * plan.tokens
+    if share.skipping and not plan.ulysses:
         # Keys and values that the window reaches, and their gradients back; recomputation repeats the former.
-        earlier = plan.layers * plan.share.earlier_tokens * plan.train.microbatches * plan.share.head_features
-        sent = (2 if keeps_output else 3) * 2 * earlier
+        earlier = attentions * share.earlier_tokens * plan.train.microbatches
+        sent = (2 if keeps_output else 3) * 2 * earlier * share.key_features
         yield from traffic(plan, "keys and values", "permute", axes, sent, dtype=plan.train.dtype)
     elif not plan.ulysses:
         # Recomputation repeats all hops but the first: the compiler merges that with the first of the backward pass.
         again = 0 if keeps_output else devices - 2
         hops = 2 * (devices - 1) + devices + again
-        sent = hops * 2 * features
+        sent = hops * 2 * tokens * share.key_features
         yield from traffic(plan, "keys and values", "permute", axes, sent, dtype=plan.train.dtype)
     else:
-        sent = (2 if keeps_output else 3) * 4 * features
+        sent = (2 if keeps_output else 3) * tokens * share.attended_features
         yield from traffic(plan, "tokens and heads", "all_to_all", axes, sent, dtype=plan.train.dtype)
 
 

@@ -40,13 +40,13 @@ from strategies.core.collectives import all_gather, reduce_scatter
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.mesh import mark_varying
-from strategies.model.gpt import Block, map_weights
+from strategies.model.gpt import map_weights
 from strategies.model.hooks import Hooks
 from strategies.model.weights import Weights
 from strategies.step import Implementation
 from strategies.strategy import Strategy
 
-DIMS = "head_features", "mlp", "vocab"
+DIMS = "head_features", "key_features", "mlp", "vocab"
 
 
 def require(plan: Plan) -> None:
@@ -56,7 +56,8 @@ def require(plan: Plan) -> None:
         Infeasible: it does not divide one of them; the message names the numbers and the legal sizes.
     """
     size, contexts = plan.tensors, plan.size(*plan.placement.tokens)
-    require_divides("tensor", size, heads=plan.config.heads, mlp=plan.config.mlp_dim)
+    keys = {"key_heads": plan.config.key_heads} if plan.config.key_heads else {}
+    require_divides("tensor", size, heads=plan.config.heads, **keys, mlp=plan.config.mlp_dim)
     tokens, name = plan.config.sequence // contexts, "sequence" if contexts == 1 else "sequence/context"
     if plan.sequence_parallel and tokens % size:
         problem = f"tensor={size} does not divide {name}={tokens}"
@@ -100,7 +101,9 @@ def hooks(before: Hooks, vocab_axes: Sequence[str], sequence_parallel: bool) -> 
     """Hooks for layers split over `tensor`, and an embedding and a loss whose vocabulary is split over `vocab_axes`."""
     vocab = vocab_hooks(before, vocab_axes)
     if not sequence_parallel:
-        return replace(vocab, sum=partial(lax.psum, axis_name="tensor"))
+        # Marked once, what several matmuls take has its gradients added before they are summed over devices.
+        all_tokens = partial(mark_varying, axes="tensor")
+        return replace(vocab, sum=partial(lax.psum, axis_name="tensor"), all_tokens=all_tokens)
 
     def own_tokens(x_TD: Array) -> Array:
         count = x_TD.shape[0] // lax.axis_size("tensor")
@@ -144,7 +147,7 @@ def _map_replicated(function: Callable[[Array], Array], weights: Weights, plan: 
 def layers(plan: Plan) -> Iterator[Traffic]:
     """Sums of branches and of the head, forward and backward. Empty slots of a stage count as layers."""
     dtype, tensors = plan.train.dtype, plan.axes_of("head_features")
-    branches = len(Block.branches())
+    branches = len(plan.block.branches())
     # With remat="full" sums are repeated, except that of the last branch: it is the input of the next layer.
     again = branches - 1 if plan.train.remat == "full" else 0
     sums = (2 * branches + again) * plan.layers * plan.residual

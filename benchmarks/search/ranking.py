@@ -24,7 +24,6 @@ from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.core.traffic import is_tied
 from strategies.costs.predict import Cost, predict
-from strategies.model.gpt import Block
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def memory_traffic_bytes(plan: Plan) -> int:
     used = [each for each in plan.weights if is_tied(plan, each) or not each.spec.name.startswith("embedding.")]
     passes = (3 if train.remat == "full" else 2) * (2 if train.halves == "on" else 1)
     weights = passes * itemsize * sum(each.elements for each in used) * plan.shards
-    activations = 2 * Block.kept_bytes(plan.share) * plan.layers
+    activations = 2 * plan.block.kept_bytes(plan.share) * plan.layers
     state = 2 * 3 * 4 * plan.elements // plan.updates
     return train.microbatches * (weights + 2 * plan.parameter_bytes + activations) + state
 

@@ -14,7 +14,7 @@ from benchmarks.seconds.machine import Machine
 from benchmarks.seconds.stack import Stack
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
-from strategies.model.gpt import Block
+from strategies.model.weights import WeightSpec
 
 Kind = Literal["matmul", "attention", "memory"]
 
@@ -122,24 +122,20 @@ def layer(plan: Plan, stack: Stack, far: float = 1) -> Layer:
     itemsize = BYTES[plan.train.dtype]
     scale = itemsize / 2  # stacks state the bytes of two-byte dtypes
     tokens, embed = share.tokens, config.embed
-    projections = [
-        (tokens, 3 * share.head_features, embed),
-        (tokens, embed, share.head_features),
-        (tokens, share.mlp, embed),
-        (tokens, embed, share.mlp),
-    ]
+    projections = [(tokens, *_columns_and_rows(plan, weight)) for weight in plan.block.matmuls(config)]
     forward = [matmul(*dims, itemsize) for dims in projections]
     backward, weights = map(list, zip(*(gradients_of(*dims, itemsize) for dims in projections), strict=True))
     ahead, back = attention(plan, stack)
-    forward += ahead
-    backward += back
+    attentions = plan.block.attentions()
+    forward += attentions * ahead
+    backward += attentions * back
     residual, hidden = share.residual_tokens * embed * scale, tokens * share.mlp * scale
     forward.append(Kernel("memory", 0, stack.residual_bytes.forward * residual + stack.mlp_bytes.forward * hidden))
     backward.append(Kernel("memory", 0, stack.residual_bytes.backward * residual + stack.mlp_bytes.backward * hidden))
     some = forward[-1:] if stack.fused_attention or stack.score_blocks else ahead
     last = len(projections) - 1
     full = forward if stack.repeats == "all" else forward[:last] + forward[last + 1 :]
-    kept = Kernel("memory", 0, stack.kept_bytes * Block.kept_bytes(share) / 2)
+    kept = Kernel("memory", 0, stack.kept_bytes * plan.block.kept_bytes(share) / 2)
     stacked = [Kernel("memory", 0, far * each * layer_weights(plan)) for each in stack.weight_bytes]
     forward, backward = [*forward, kept, stacked[0]], [*backward, kept, stacked[1]]
     again = {"full": full, "dots": some, "none": []}[plan.train.remat]
@@ -153,13 +149,18 @@ def layer_weights(plan: Plan) -> float:
     return plan.gathered * sum(each.elements for each in plan.weights if each.spec.is_stacked) / plan.layers
 
 
-def beside_sums(plan: Plan) -> tuple[Kernel, Kernel]:
+def beside_sums(plan: Plan) -> Iterator[Kernel]:
     """The gradients of the weights of each branch's first matmul: gradients of its inputs can be summed beside them."""
-    tokens, embed, itemsize = plan.share.tokens, plan.config.embed, BYTES[plan.train.dtype]
-    of_attention, of_mlp = (
-        matmul(embed, columns, tokens, itemsize) for columns in (3 * plan.share.head_features, plan.share.mlp)
-    )
-    return of_attention, of_mlp
+    itemsize = BYTES[plan.train.dtype]
+    for branch in plan.block.branches():
+        columns, rows = _columns_and_rows(plan, branch.matmuls(plan.config)[0])
+        yield matmul(rows, columns, plan.share.tokens, itemsize)
+
+
+def _columns_and_rows(plan: Plan, weight: WeightSpec) -> tuple[int, int]:
+    """Of a matrix of a layer, as the device works with it."""
+    rows, *columns = (plan.config.dim_sizes[dim] // plan.size(*plan.axes_of(dim)) for dim in weight.dims)
+    return math.prod(columns), rows
 
 
 def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
@@ -174,7 +175,7 @@ def attention(plan: Plan, stack: Stack) -> tuple[list[Kernel], list[Kernel]]:
     if stack.fused_attention:
         # Dense attention on XLA's own kernels counts all keys; a fused one half of them.
         flops = 2 * 2 * share.tokens * (keys / 2) * share.head_features
-        moved = 4 * itemsize * share.tokens * share.head_features
+        moved = itemsize * share.tokens * share.attended_features
         return (
             [Kernel("attention", flops, moved, itemsize=itemsize)],
             [Kernel("attention", 2.5 * flops, 2 * moved, itemsize=itemsize)],

@@ -7,7 +7,6 @@ from benchmarks.seconds.network import Network
 from benchmarks.seconds.stack import Passes
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic
-from strategies.model.gpt import Block
 
 OF_LAYERS = "layers", "keys and values", "tokens and heads"
 """What layers send for each microbatch, as strategies name it. The device waits for it."""
@@ -82,12 +81,14 @@ class LayerSums:
 
         A stack that repeats whole layers also repeats the last sum.
         """
-        branches, full = len(Block.branches()), self.plan.train.remat == "full"
+        branches, full = len(self.plan.block.branches()), self.plan.train.remat == "full"
+        attentions = self.plan.block.attentions()
         if self.is_of_ring(what):
-            ring = self.plan.share.ring
-            return Passes(ring - 1, 2 * ring - 1), 3 * ring - 2
+            hops = self.plan.share.ring - 1
+            return Passes(attentions * hops, attentions * (2 * hops + 1)), attentions * (3 * hops + 1)
         if what == "tokens and heads":
-            return (Passes(2, 4), 6) if full else (Passes(2, 2), 4)
+            back = (4 if full else 2) * attentions
+            return Passes(2 * attentions, back), 2 * attentions + back
         counted = 2 * branches + (branches - 1 if full else 0)  # as tensor.py counts them
         done = 3 * branches if full and self.network.machine.stack.repeats == "all" else counted
         return Passes(branches, done - branches), counted

@@ -36,7 +36,7 @@ class Shards:
             bias. Otherwise such a weight is not split.
 
     Raises:
-        Infeasible: `count` does not divide the embed dim, the heads' features and the mlp dim; every weight has one.
+        Infeasible: `count` does not divide the embed dim, the heads' features and the mlp dim; each weight has one.
     """
 
     axes: tuple[str, ...]
@@ -51,6 +51,8 @@ class Shards:
         sizes = {"embed": (config.embed, features), "mlp": (config.mlp_dim, self._parts("mlp"))}
         if config.head_features != config.embed:
             sizes |= {"embed": (config.embed, 1), "heads x head_size": (config.head_features, features)}
+        if config.key_heads:
+            sizes["key_heads x head_size"] = config.key_features, self._parts("key_features")
         for name, (size, split) in sizes.items():
             parts = split if self.may_split_dim_twice else 1
             left = f"{name}/{parts}" if parts > 1 else name

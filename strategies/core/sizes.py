@@ -18,6 +18,7 @@ from strategies.core.placement import Axes, Placement, size_of
 from strategies.core.shards import Shards
 from strategies.mesh import MeshSpec
 from strategies.model.attention import kernel_for
+from strategies.model.block import Block, block_of
 from strategies.model.gpt import weight_specs
 from strategies.model.loss import tokens_at_once
 from strategies.model.part import Share
@@ -88,6 +89,11 @@ class Sizes:
             Infeasible: the axes do not divide the embed or mlp dim.
         """
         return self.placement.shards_of(axes, self.config, self.mesh.sizes)
+
+    @property
+    def block(self) -> type[Block]:
+        """The kind of the model's blocks."""
+        return block_of(self.config)
 
     @cached_property
     def _sizes(self) -> Mapping[str, int]:

@@ -10,7 +10,6 @@ from strategies.core.compression import padded
 from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.costs import working
-from strategies.model.gpt import Block
 from strategies.model.layer_loop import layers_at_once, layers_in_iteration
 from strategies.model.prefetch import is_ordered
 
@@ -56,7 +55,7 @@ def temporaries(plan: Plan) -> Mapping[str, int]:
     held = {
         "weights": gathered_bytes if keeps_gathered else 0,
         "gradients": gradient_bytes(plan),
-        "activations": plan.ticks.depths.kept * plan.layers * Block.kept_bytes(plan.share) // plan.schedule.chunks,
+        "activations": plan.ticks.depths.kept * plan.layers * plan.block.kept_bytes(plan.share) // plan.schedule.chunks,
         "stages": stage_bytes(plan) if plan.staged else 0,
     }
     most = max(layer_work_bytes(plan), head_work_bytes(plan), reduction_bytes(plan) - sum(held.values()))
@@ -95,8 +94,8 @@ def stage_bytes(plan: Plan) -> int:
     """
     train, depths = plan.train, plan.ticks.depths
     arrived = (depths.arrived + 2) * plan.own_residual // train.microbatches
-    waiting = depths.kept * plan.layers * Block.waiting_elements(plan.share) if plan.schedule.splits_backward else 0
-    return plan.share.itemsize * (arrived + waiting)
+    each = plan.block.waiting_elements(plan.share) if plan.schedule.splits_backward else 0
+    return plan.share.itemsize * (arrived + depths.kept * plan.layers * each)
 
 
 def layer_work_bytes(plan: Plan) -> int:

@@ -22,9 +22,8 @@ from strategies.costs import memory
 from strategies.mesh import MeshSpec
 from strategies.model.attention import Reach
 from strategies.model.attention.splash import BACKWARD_MATMULS
-from strategies.model.gpt import Block, flops_per_token
+from strategies.model.gpt import flops_per_token
 from strategies.model.head import Head
-from strategies.model.self_attention import Attention
 from strategies.pipelining.schedules import Costs
 from strategies.strategy import Strategy
 
@@ -84,7 +83,8 @@ def _require_known_split(plan: Plan) -> None:
     if unknown := [dim for dim in ("embed", "qkv", "sequence") if dim in silent]:
         problem = f"there are no formulas for axes that split {unknown[0]}"
         raise Infeasible(f"{problem}; state what they send, or leave this dim whole")
-    branches = {branch.contracted or "": branch for branch in Block.branches()}
+    contracted = (branch.matmuls(plan.config)[-1].dims[0] for branch in plan.block.branches())
+    branches = dict.fromkeys(contracted)
     if len({plan.over(plan.axes_of(dim)) for dim in branches}) > 1:
         raise Infeasible(f"there are no formulas for {' and '.join(branches)} over different axes; give both the same")
 
@@ -140,8 +140,9 @@ class Cost:
         flops = batch_size * config.sequence * flops_per_token(config)
         if not causal:
             return flops
-        counted, reach = config.sequence * Attention.score_flops(config), Reach.of(config)
-        reached = 2 * config.head_features * reach.pairs(config.sequence) if reach else counted // 2
+        counted, reach = config.sequence * self.plan.block.score_flops(config), Reach.of(config)
+        pairs = 2 * self.plan.block.attentions() * config.head_features
+        reached = pairs * reach.pairs(config.sequence) if reach else counted // 2
         return flops - batch_size * 6 * config.layers * (counted - reached)
 
     @property
@@ -164,8 +165,10 @@ class Cost:
         tokens = plan.train.batch_size * config.sequence
         scores, recomputed = self._scores, self._recomputed
         logits = Head.matmul_flops(config, plan.padded_vocab)
-        masked = 6 * (config.layers * Attention.score_flops(config) - scores)
-        layers = 3 * config.layers * Block.matmul_flops(config) + (2 + self._score_matmuls) * scores + recomputed
+        masked = 6 * (config.layers * self.plan.block.score_flops(config) - scores)
+        layers = (
+            3 * config.layers * self.plan.block.matmul_flops(config) + (2 + self._score_matmuls) * scores + recomputed
+        )
         return {
             "model": self.model_flops(),
             "attention again": tokens * (self._score_matmuls - 4) * scores,
@@ -180,7 +183,7 @@ class Cost:
         """FLOPs of a step on all devices, if no score that causality masks were computed but those of recomputation."""
         config, tokens = self.plan.config, self.plan.train.batch_size * self.plan.config.sequence
         masked = (self.model_flops() - self.model_flops(causal=True)) // 6
-        needed = tokens * config.layers * Attention.score_flops(config) - masked
+        needed = tokens * config.layers * self.plan.block.score_flops(config) - masked
         return sum(self.flops.values()) - (2 + self._score_matmuls) * (tokens * self._scores - needed)
 
     @property
@@ -197,7 +200,8 @@ class Cost:
         if ring > 1 and not share.skipping and share.chunk == 1:
             return 0
         alone = share.skipping is not None and share.skipping.window == 1
-        square = config.layers * 2 * config.head_features * (share.computed_keys - alone)
+        attentions = config.layers * self.plan.block.attentions()
+        square = attentions * 2 * config.head_features * (share.computed_keys - alone)
         if share.skipping or share.splash or config.sequence % 2:
             return square
         skipped = 2 if ring > 1 and share.kernel == "cudnn" and share.chunk % 2 == 0 else 0
@@ -214,7 +218,7 @@ class Cost:
         if self.plan.train.remat != "full":
             return 0
         config = self.plan.config
-        forward = config.layers * Block.recomputed_flops(config) + self._scores
+        forward = config.layers * self.plan.block.recomputed_flops(config) + self._scores
         if self.plan.share.kernel != "xla":
             return forward + self._scores  # the whole kernel
         if self.plan.share.skipping:
@@ -231,7 +235,10 @@ class Cost:
         As in Qi et al. 2023, "Zero Bubble Pipeline Parallelism", table 1. Here the gradients of inputs also include the
         recomputation of attention scores, and with `remat="full"` that of the layers.
         """
-        scores, matmuls = self._scores, self.plan.config.layers * Block.matmul_flops(self.plan.config)
+        scores, matmuls = (
+            self._scores,
+            self.plan.config.layers * self.plan.block.matmul_flops(self.plan.config),
+        )
         return Costs(matmuls + 2 * scores, matmuls + self._score_matmuls * scores + self._recomputed, matmuls)
 
     @property

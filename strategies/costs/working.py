@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from strategies.config import GPTConfig
 from strategies.model.attention.splash import LANES
-from strategies.model.gpt import Block
+from strategies.model.block import block_of
 from strategies.model.mlp import MLP
 from strategies.model.norm import LayerNorm
 from strategies.model.part import Part, Share
@@ -33,15 +33,18 @@ def attention(share: Share) -> int:
     at once. A fused kernel has no scores. The kernels of splash attention take and give arrays of their own: queries,
     keys, values, output, and the gradients of all four; and the log-sum-exp of the scores, in all lanes.
     """
-    arrays, scores = 5 if share.train.remat == "full" else 4, share.computed_keys
-    if share.kernel != "xla":
-        arrays, scores = (arrays + 8, LANES) if share.splash else (arrays, 0)
+    features, scores = share.config.embed + share.attended_features, share.computed_keys
+    if share.train.remat == "full":
+        features += share.head_features
+    if share.splash:
+        features, scores = features + 2 * share.attended_features, LANES
+    elif share.kernel != "xla":
+        scores = 0
     elif share.skipping:
         # Keys and values once for each block that attends to them, and their gradients.
-        arrays += 2 * (_key_copies(share) + 1)
+        features += 2 * (_key_copies(share) + 1) * share.key_features
     elif share.ring > 1:
-        arrays, scores = arrays + 2, share.chunk * _pairs_at_once(share) // 2
-    features = arrays * share.head_features + share.config.embed
+        features, scores = features + 2 * share.key_features, share.chunk * _pairs_at_once(share) // 2
     return share.tokens * (features + scores * share.config.heads // share.tensors)
 
 
@@ -56,15 +59,15 @@ def standalone_attention(share: Share) -> int:
         return 0
     heads, tokens = share.config.heads // share.tensors, share.config.sequence
     if share.ring > 1 and not share.skipping:
-        arrays = 4 + 3 * 2 + 2 * 2 + 3
-        return share.tokens * (arrays * share.head_features + _pairs_at_once(share) * share.chunk * heads)
-    keys, arrays = share.computed_keys, 5
+        features = (4 + 1) * share.head_features + (3 * 2 + 2 * 2 + 2) * share.key_features
+        return share.tokens * (features + _pairs_at_once(share) * share.chunk * heads)
+    keys, features = share.computed_keys, share.head_features + share.attended_features
     if share.skipping:
-        arrays += 2 * _key_copies(share)
+        features += 2 * _key_copies(share) * share.key_features
     elif tokens % 2 == 0:
         keys = tokens * 3 // 4  # two blocks, of which one has half of the keys
     quarters = 13 if heads == (share.contexts if share.ulysses else 1) else 9
-    return share.tokens * (arrays * share.head_features + quarters * keys * heads // 4)
+    return share.tokens * (features + quarters * keys * heads // 4)
 
 
 def _key_copies(share: Share) -> int:
@@ -108,7 +111,7 @@ PARTS: dict[type[Part], Working] = {
 
 def layer_elements(share: Share) -> int:
     """Elements held at the peak of the backward pass of a layer: working arrays of its parts, the stream's gradient."""
-    parts = [PARTS.get(part, Working()) for part in Block.parts()]
+    parts = [PARTS.get(part, Working()) for part in block_of(share.config).parts.values()]
     together = sum(part.elements(share) for part in parts)
     alone = max(part.standalone_peak_elements(share) for part in parts)
     return share.tokens * share.config.embed + max(together, alone)

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig, TrainConfig
 from strategies.model.attention import Reach
+from strategies.model.block import block_of
 from strategies.model.delayed_sums import DelayedSums
 from strategies.model.embedding import Embedding
 from strategies.model.halves import by_halves
@@ -28,79 +29,12 @@ from strategies.model.head import Head
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_loop import layers_at_once, scan_layers
-from strategies.model.mlp import MLP
-from strategies.model.norm import LayerNorm
-from strategies.model.part import Part, Share
 from strategies.model.prefetch import PrefetchedLayers, is_ordered
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
-from strategies.model.self_attention import Attention
 from strategies.model.weights import Weights, WeightSpec
 
 Split = tuple[Any, Any]
 """Graph and weights of a module, as `nnx.split` returns them."""
-
-
-class Block(nnx.Module):
-    """Pre-LayerNorm transformer block: attention, then an MLP, each added to the residual stream."""
-
-    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
-        """Initialise the weights, those of attention first."""
-        self.norm1 = LayerNorm(config, rngs)
-        self.attention = Attention(config, rngs)
-        self.norm2 = LayerNorm(config, rngs)
-        self.mlp = MLP(config, rngs)
-
-    def __call__(self, x_BTD: Float[Array, "B T D"], info: LayerInfo) -> Float[Array, "B T D"]:
-        """Add both branches to the residual stream."""
-        hooks = info.hooks
-        x_BTD = self.attention(x_BTD, hooks.all_tokens(self.norm1(x_BTD)), info)
-        return self.mlp(x_BTD, hooks.all_tokens(self.norm2(x_BTD)), hooks)
-
-    @staticmethod
-    def parts() -> tuple[type[Part], ...]:
-        """The parts of a block, in order."""
-        return LayerNorm, Attention, LayerNorm, MLP
-
-    @staticmethod
-    def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """The weights of all parts."""
-        parts = zip(("norm1", "attention", "norm2", "mlp"), Block.parts(), strict=True)
-        return {f"{name}.{weight}": spec for name, part in parts for weight, spec in part.weights(config).items()}
-
-    @staticmethod
-    def branches() -> tuple[type[Part], ...]:
-        """The parts that end in a matmul whose contracted dim a mesh axis may split into partial sums."""
-        return tuple(part for part in Block.parts() if part.contracted)
-
-    @staticmethod
-    def matmul_flops(config: GPTConfig) -> int:
-        """Forward FLOPs of the matmuls with weights, for one token."""
-        return sum(part.matmul_flops(config) for part in Block.parts())
-
-    @staticmethod
-    def recomputed_flops(config: GPTConfig) -> int:
-        """The part of `matmul_flops` that the backward pass recomputes with `remat="full"`."""
-        return sum(part.recomputed_flops(config) for part in Block.parts())
-
-    @staticmethod
-    def kept_bytes(share: Share) -> int:
-        """Bytes of the residuals of one layer for one microbatch.
-
-        The count follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
-        equations 1 to 6. Attention scores are never kept, and there is no dropout. Besides the residuals of its parts a
-        block keeps its input and the residual stream after each branch but the last. After the last branch the stream
-        is the input of the next layer, which keeps it. With `remat="none"` the stream after a branch is kept in
-        float32, because a bias is added to it in float32.
-        """
-        inner = {"full": 0, "dots": share.itemsize, "none": 4}[share.train.remat]
-        residual = share.residual_tokens * share.config.embed
-        stream = (share.itemsize + (len(Block.branches()) - 1) * inner) * residual
-        return stream + sum(part.kept_bytes(share) for part in Block.parts())
-
-    @staticmethod
-    def waiting_elements(share: Share) -> int:
-        """Elements that zb-h1 holds besides residuals, from the backward pass for inputs to that for weights."""
-        return sum(part.waiting_elements(share) for part in Block.parts())
 
 
 class GPT(nnx.Module):
@@ -132,12 +66,12 @@ class GPT(nnx.Module):
         self.layer_info = LayerInfo(hooks, attention, Reach.of(config), config.sequence)
         padded_vocab = padded_vocab or config.vocab
         self.embedding = Embedding(config, padded_vocab, rngs)
-        layer_keys = jax.random.split(rngs.params(), config.layers)
-        blocks, _ = nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(0))))
+        layer_keys, kind = jax.random.split(rngs.params(), config.layers), block_of(config)
+        blocks, _ = nnx.split(nnx.eval_shape(lambda: kind(config, nnx.Rngs(0))))
         layer_L = jnp.arange(config.layers) if layer_slots is None else jnp.asarray(layer_slots)
 
         def block(layer: Array) -> Weights:
-            weights = nnx.to_pure_dict(nnx.state(Block(config, nnx.Rngs(layer_keys[layer])), nnx.Param))
+            weights = nnx.to_pure_dict(nnx.state(kind(config, nnx.Rngs(layer_keys[layer])), nnx.Param))
             return weights if layer_slots is None else jax.tree.map(lambda w: jnp.where(layer < 0, 0, w), weights)
 
         stacked = jax.vmap(block)(layer_L)
@@ -222,7 +156,9 @@ class GPT(nnx.Module):
 @cache
 def weight_specs(config: GPTConfig) -> Mapping[str, WeightSpec]:
     """The weights of the model by name, such as "blocks.mlp.up_DF", in the order of the leaves of their tree."""
-    stacked = {name: replace(spec, dims=("layers", *spec.dims)) for name, spec in Block.weights(config).items()}
+    stacked = {
+        name: replace(spec, dims=("layers", *spec.dims)) for name, spec in block_of(config).weights(config).items()
+    }
     parts = {"embedding": Embedding.weights(config), "blocks": stacked, "head": Head.weights(config)}
     specs = {f"{part}.{name}": spec for part, weights in parts.items() for name, spec in weights.items()}
     return {name: replace(specs[name], name=name) for name in sorted(specs, key=lambda name: name.split("."))}
@@ -272,5 +208,6 @@ def flops_per_token(config: GPTConfig) -> int:
     6 FLOPs for each weight of a matmul, and 12 layers x head features x sequence for attention (Chowdhery et al. 2022,
     "PaLM", appendix B). An embedding lookup costs none.
     """
-    layer = Block.matmul_flops(config) + 2 * Attention.score_flops(config)
+    block = block_of(config)
+    layer = block.matmul_flops(config) + 2 * block.score_flops(config)
     return 3 * (config.layers * layer + Head.matmul_flops(config))

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array
 
 from strategies.config import GPTConfig
-from strategies.model.hooks import Hooks
+from strategies.model.layer_info import LayerInfo
 from strategies.model.matmul import matmul
 from strategies.model.part import Part, Share, add_bias, add_branch
 from strategies.model.weights import WeightSpec, matrix, vector
@@ -17,8 +17,6 @@ from strategies.model.weights import WeightSpec, matrix, vector
 
 class MLP(Part):
     """Two matmuls around a GELU. A tensor axis splits the hidden features."""
-
-    contracted = "mlp"
 
     up_DF: nnx.Param
     up_bias_F: nnx.Param
@@ -35,26 +33,16 @@ class MLP(Part):
             "down_bias_D": vector("embed", backward="unused"),
         }
 
-    def __call__(self, x_BTD: Array, normed_BTD: Array, hooks: Hooks) -> Array:
+    def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Array:
         """Add the MLP of `normed` to the residual stream x.
 
         Args:
             x_BTD: for the tokens whose residual stream this device holds.
             normed_BTD: for all tokens of its sequences.
-            hooks: `sum` completes the second matmul over devices that split the hidden features.
+            info: of its hooks `sum` completes the second matmul over devices that split the hidden features.
         """
         hidden_BTF = jax.nn.gelu(add_bias(matmul(normed_BTD, self.up_DF[...]), self.up_bias_F), approximate=True)
-        return add_branch(x_BTD, hooks.sum(matmul(hidden_BTF, self.down_FD[...])), self.down_bias_D)
-
-    @staticmethod
-    def matmul_flops(config: GPTConfig) -> int:
-        """Up and down."""
-        return 2 * 2 * config.embed * config.mlp_dim
-
-    @staticmethod
-    def recomputed_flops(config: GPTConfig) -> int:
-        """Up alone: nothing in the backward pass of the layer takes the output of down."""
-        return 2 * config.embed * config.mlp_dim
+        return add_branch(x_BTD, info.hooks.sum(matmul(hidden_BTF, self.down_FD[...])), self.down_bias_D)
 
     @staticmethod
     def kept_bytes(share: Share) -> int:

@@ -107,6 +107,16 @@ class Share:
         return self.config.head_features // self.tensors
 
     @property
+    def key_features(self) -> int:
+        """Features of the heads of keys on this device."""
+        return self.config.key_features // self.tensors
+
+    @property
+    def attended_features(self) -> int:
+        """Features of queries, keys, values and the output of attention together."""
+        return 2 * (self.head_features + self.key_features)
+
+    @property
     def mlp(self) -> int:
         """Hidden features of the MLP on this device."""
         return self.config.mlp_dim // self.tensors
@@ -118,14 +128,13 @@ class Share:
 
 
 class Part(nnx.Module):
-    """A part of a transformer block. By default it has no weights and no matmul, and keeps nothing.
+    """A part of a transformer block. By default it has no weights, and keeps nothing.
 
     Attributes:
-        contracted: the dim that its last matmul contracts. Devices that split this dim have partial sums; `Hooks.sum`
-            completes them. None: nothing is contracted.
+        attends: whether it calls the attention of the hooks, once.
     """
 
-    contracted: ClassVar[str | None] = None
+    attends: ClassVar[bool] = False
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
         """Initialise the weights."""
@@ -137,15 +146,13 @@ class Part(nnx.Module):
         """Its weights by name, in the order in which they are drawn. Each becomes an attribute."""
         return {}
 
-    @staticmethod
-    def matmul_flops(config: GPTConfig) -> int:
-        """FLOPs of its matmuls with weights, forward, for one token."""
-        return 0
+    @classmethod
+    def matmuls(cls, config: GPTConfig) -> tuple[WeightSpec, ...]:
+        """The weights that a token is multiplied with, in order. Each matmul contracts the first dim of its weight.
 
-    @staticmethod
-    def recomputed_flops(config: GPTConfig) -> int:
-        """How many of `matmul_flops` the backward pass repeats with `remat="full"`."""
-        return 0
+        Devices that split the first dim of the last have partial sums; `Hooks.sum` completes them.
+        """
+        return tuple(weight for weight in cls.weights(config).values() if weight.is_matrix)
 
     @staticmethod
     def kept_bytes(share: Share) -> int:

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from strategies.config import GPTConfig
-from strategies.model.attention import QKV, Reach
+from strategies.model.attention import QKV
 from strategies.model.layer_info import LayerInfo
 from strategies.model.matmul import matmul
 from strategies.model.part import Part, Share, add_bias, add_branch
@@ -21,7 +21,7 @@ from strategies.model.weights import WeightSpec, matrix, vector
 class Attention(Part):
     """Multi-head self-attention. A tensor axis splits its heads."""
 
-    contracted = "head_features"
+    attends = True
     qkv_DCA: nnx.Param
     qkv_bias_CA: nnx.Param
     out_AD: nnx.Param
@@ -34,11 +34,15 @@ class Attention(Part):
 
     @staticmethod
     def weights(config: GPTConfig) -> Mapping[str, WeightSpec]:
-        """Those of the output projection have a smaller deviation, by sqrt(2 layers)."""
+        """Those of the output projection have a smaller deviation, by sqrt(2 layers).
+
+        Queries, keys and values are together, as in `QKV`: for each head of keys its queries, the key and the value.
+        With fewer heads of keys than of queries the last dim, C, has fewer features than A, and the dim before more.
+        """
         return {
-            "qkv_DCA": matrix("embed", "qkv", "head_features"),
+            "qkv_DCA": matrix("embed", "qkv", "key_features"),
             # The backward pass takes queries, keys and values with their biases.
-            "qkv_bias_CA": vector("qkv", "head_features", backward="recomputation"),
+            "qkv_bias_CA": vector("qkv", "key_features", backward="recomputation"),
             "out_AD": matrix("head_features", "embed", deviation=0.02 * (2 * config.layers) ** -0.5),
             "out_bias_D": vector("embed"),
         }
@@ -58,35 +62,17 @@ class Attention(Part):
         return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), self.out_bias_D)
 
     @staticmethod
-    def matmul_flops(config: GPTConfig) -> int:
-        """Four projections: queries, keys, values, output. For the scores see `score_flops`."""
-        return 2 * 4 * config.embed * config.head_features
-
-    @staticmethod
-    def score_flops(config: GPTConfig) -> int:
-        """One of the two matmuls of scores, of one token with all tokens that it attends to: 2 A T, or 2 A W.
-
-        No token has fewer keys for being early in its sequence, as if attention were not causal (`Reach.most_keys`).
-        """
-        reach = Reach.of(config)
-        return 2 * config.head_features * (reach.most_keys(config.sequence) if reach else config.sequence)
-
-    @staticmethod
-    def recomputed_flops(config: GPTConfig) -> int:
-        """All projections."""
-        return Attention.matmul_flops(config)
-
-    @staticmethod
     def kept_bytes(share: Share) -> int:
-        """Keep queries, keys, values and the output of attention, n A each, and the sums of exponentials in float32.
+        """Keep queries, keys, values and the output of attention, and the sums of exponentials in float32.
 
         Ulysses keeps the output once more, as it came from other devices. With a window a ring keeps the keys and
         values that came from other devices.
         """
         if share.train.remat == "full":
             return 0
-        tokens = (5 if share.ulysses else 4) * share.tokens + 2 * share.earlier_tokens
-        return share.itemsize * tokens * share.head_features + 4 * share.tokens * share.config.heads // share.tensors
+        outputs, keys = 2 if share.ulysses else 1, 2 * (share.tokens + share.earlier_tokens)
+        kept = (1 + outputs) * share.tokens * share.head_features + keys * share.key_features
+        return share.itemsize * kept + 4 * share.tokens * share.config.heads // share.tensors
 
     @staticmethod
     def waiting_elements(share: Share) -> int:
@@ -96,5 +82,5 @@ class Attention(Part):
         """
         if share.rewritten:
             return 0
-        whole, split = 2 if share.sequence_parallel else 1, 4 if share.train.remat == "full" else 0
-        return share.tokens * (whole * share.config.embed + split * share.head_features)
+        split = share.attended_features if share.train.remat == "full" else 0
+        return share.tokens * ((2 if share.sequence_parallel else 1) * share.config.embed + split)

@@ -15,7 +15,7 @@ from strategies.core import sizes
 from strategies.core.sizes import BYTES
 from strategies.costs.predict import predict
 from strategies.mesh import first_devices
-from strategies.model.gpt import Block
+from strategies.model.block import Block
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies import equality
 from tests.strategies.costs.test_kept import loops

@@ -12,7 +12,8 @@ from benchmarks.search.candidates import SearchSpace
 from benchmarks.search.ranking import Candidate, best_per_layout, evaluated, memory_traffic_bytes, ranked
 from strategies import GPTConfig, Infeasible, MeshSpec
 from strategies.costs.predict import Cost, predict
-from strategies.model.gpt import Block, param_count
+from strategies.model.block import Block
+from strategies.model.gpt import param_count
 
 CONFIG = GPTConfig(layers=4, embed=64, heads=4, vocab=256, sequence=16)
 CHIP = CHIPS["v5e"]

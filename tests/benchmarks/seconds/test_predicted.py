@@ -18,7 +18,7 @@ from benchmarks.seconds.timeline import LayerSeconds
 from strategies import MeshSpec
 from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import predict
-from strategies.model.self_attention import Attention
+from strategies.model.block import Block
 from strategies.pipelining.schedules import Costs
 
 MODEL = GPTConfig(layers=8, embed=2048, heads=16, sequence=1024)
@@ -79,7 +79,7 @@ def test_kernels_have_the_flops_of_the_formulas(strategy, stack):
     at_ends = sum(each.flops for pair in ends for each in pair)
     # Stages share the head; each device of a stage has its layers.
     found = (per_layer * plan.layers + at_ends) * plan.train.microbatches * plan.mesh.size
-    scores = 6 * MODEL.layers * Attention.score_flops(MODEL) * plan.train.batch_size * MODEL.sequence
+    scores = 6 * MODEL.layers * Block.score_flops(MODEL) * plan.train.batch_size * MODEL.sequence
     wanted = cost.model_flops() + cost.flops["padding"] - (scores if stack.fused_attention else 0)
     assert found == pytest.approx(wanted, rel=1e-9)
 

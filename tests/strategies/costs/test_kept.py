@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from strategies.core.sizes import BYTES
-from strategies.model.gpt import Block
+from strategies.model.block import Block
 from strategies.pipelining.jaxpr import Loop
 from tests.strategies.costs.steps import (
     FIXED,

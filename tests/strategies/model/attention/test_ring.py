@@ -26,7 +26,7 @@ from strategies.costs.predict import Cost, predict
 from strategies.mesh import first_devices
 from strategies.model.attention import QKV, causal, cudnn, kernel_for, ring_attention, zigzag
 from strategies.model.attention.dense import attend
-from strategies.model.gpt import Block
+from strategies.model.block import Block
 from strategies.pipelining.jaxpr import Loop
 from strategies.step import Step
 from tests.strategies.costs.test_kept import loops

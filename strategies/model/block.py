@@ -1,0 +1,136 @@
+"""A block of the model: a list of parts, and the kinds of blocks that a model may have (`GPTConfig.block`).
+
+Its weights, FLOPs and residuals are the sums over its parts. So a model with other parts is another list: a subclass
+of `Block` with its own `parts`, in `BLOCKS` under a name. Layers of two kinds in turn are one block with the parts of
+both.
+
+Dims: B batch, T tokens, D embed.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from strategies.config import GPTConfig, Infeasible
+from strategies.model.attention import Reach
+from strategies.model.layer_info import LayerInfo
+from strategies.model.mlp import MLP
+from strategies.model.norm import LayerNorm
+from strategies.model.part import Part, Share
+from strategies.model.self_attention import Attention
+from strategies.model.weights import WeightSpec
+
+
+class Block(nnx.Module):
+    """Pre-norm transformer block. Each of its branches takes the normalised residual stream, and adds to the stream.
+
+    Attributes:
+        parts: by name and in order: in turn a norm, and the branch that takes what it has normalised.
+    """
+
+    parts: ClassVar[Mapping[str, type[Part]]] = {
+        "norm1": LayerNorm,
+        "attention": Attention,
+        "norm2": LayerNorm,
+        "mlp": MLP,
+    }
+
+    def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
+        """Initialise the weights, part after part."""
+        for name, part in self.parts.items():
+            setattr(self, name, part(config, rngs))
+
+    def __call__(self, x_BTD: Float[Array, "B T D"], info: LayerInfo) -> Float[Array, "B T D"]:
+        """Add all branches to the residual stream."""
+        parts = [getattr(self, name) for name in self.parts]
+        for norm, branch in zip(parts[::2], parts[1::2], strict=True):
+            x_BTD = branch(x_BTD, info.hooks.all_tokens(norm(x_BTD)), info)
+        return x_BTD
+
+    @classmethod
+    def branches(cls) -> tuple[type[Part], ...]:
+        """The parts that add to the residual stream."""
+        return tuple(cls.parts.values())[1::2]
+
+    @classmethod
+    def attentions(cls) -> int:
+        """How many of its parts are attention."""
+        return sum(part.attends for part in cls.parts.values())
+
+    @classmethod
+    def weights(cls, config: GPTConfig) -> Mapping[str, WeightSpec]:
+        """The weights of all parts, such as "mlp.up_DF"."""
+        parts = cls.parts.items()
+        return {f"{name}.{weight}": spec for name, part in parts for weight, spec in part.weights(config).items()}
+
+    @classmethod
+    def matmuls(cls, config: GPTConfig) -> Iterator[WeightSpec]:
+        """The weights that a token is multiplied with, in order."""
+        for part in cls.branches():
+            yield from part.matmuls(config)
+
+    @classmethod
+    def score_flops(cls, config: GPTConfig) -> int:
+        """One of the two matmuls of scores, for one token with all tokens that it attends to: 2 A T, or 2 A W.
+
+        No token has fewer keys for being early in its sequence, as if attention were not causal (`Reach.most_keys`).
+        """
+        reach = Reach.of(config)
+        keys = reach.most_keys(config.sequence) if reach else config.sequence
+        return cls.attentions() * 2 * config.head_features * keys
+
+    @classmethod
+    def matmul_flops(cls, config: GPTConfig) -> int:
+        """Forward FLOPs of the matmuls with weights, for one token."""
+        return sum(_flops(config, weight) for weight in cls.matmuls(config))
+
+    @classmethod
+    def recomputed_flops(cls, config: GPTConfig) -> int:
+        """The part of `matmul_flops` that the backward pass repeats with `remat="full"`: all but the last matmul's.
+
+        Nothing in the backward pass of the layer takes the output of the last.
+        """
+        return cls.matmul_flops(config) - _flops(config, list(cls.matmuls(config))[-1])
+
+    @classmethod
+    def kept_bytes(cls, share: Share) -> int:
+        """Bytes of the residuals of one layer for one microbatch.
+
+        The count follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+        equations 1 to 6. Attention scores are never kept, and there is no dropout. Besides the residuals of its parts a
+        block keeps its input and the residual stream after each branch but the last. After the last branch the stream
+        is the input of the next layer, which keeps it. With `remat="none"` the stream after a branch is kept in
+        float32, because a bias is added to it in float32.
+        """
+        inner = {"full": 0, "dots": share.itemsize, "none": 4}[share.train.remat]
+        residual = share.residual_tokens * share.config.embed
+        stream = (share.itemsize + (len(cls.branches()) - 1) * inner) * residual
+        return stream + sum(part.kept_bytes(share) for part in cls.parts.values())
+
+    @classmethod
+    def waiting_elements(cls, share: Share) -> int:
+        """Elements that zb-h1 holds besides residuals, from the backward pass for inputs to that for weights."""
+        return sum(part.waiting_elements(share) for part in cls.parts.values())
+
+
+BLOCKS: dict[str, type[Block]] = {"gpt2": Block}
+"""The kinds of blocks, by the names that `GPTConfig.block` takes."""
+
+
+def block_of(config: GPTConfig) -> type[Block]:
+    """The kind of block of a model.
+
+    Raises:
+        Infeasible: there is none of this name.
+    """
+    if config.block not in BLOCKS:
+        raise Infeasible(f"there is no block {config.block!r}; blocks are {', '.join(BLOCKS)}")
+    return BLOCKS[config.block]
+
+
+def _flops(config: GPTConfig, weight: WeightSpec) -> int:
+    """Of one token with a matrix."""
+    return 2 * math.prod(config.dim_sizes[dim] for dim in weight.dims)
