@@ -160,7 +160,7 @@ class TrainConfig:
         sequence_parallel: whether the tensor axis also splits the residual stream over its tokens.
         gather: whether fsdp gathers each layer's weights when it runs ("layer"), or all weights once a step ("step").
         regather: with gather="layer", whether fsdp gathers weights again for the backward pass instead of keeping them.
-        prefetch: with gather="layer", whether fsdp gathers weights one layer ahead (model/prefetch.py). "auto" is "on"
+        prefetch: with gather="layer", whether fsdp gathers weights one layer ahead (model/layers.py). "auto" is "on"
             where possible on GPUs and most TPUs (backends/backend.py).
         halves: whether a layer that a tensor axis splits runs on halves of the batch (model/halves.py). "auto" is "on"
             where possible on GPUs and most TPUs (backends/backend.py).

@@ -33,7 +33,7 @@ from strategies.core.traffic import Traffic, replica_sums, traffic
 from strategies.model.gpt import weight_specs
 from strategies.model.order import after
 from strategies.model.weights import Weights
-from strategies.step import Implementation
+from strategies.step import Implementation, LossTerms
 from strategies.strategy import Strategy
 
 MOST_BUCKETS = 1000
@@ -64,11 +64,11 @@ def buckets(sizes: Sequence[int], capacity: int) -> list[list[tuple[int, slice]]
     return filled
 
 
-def all_reduce_buckets(loss: Array, grads: Weights, bucket_bytes: int, dtype: str) -> tuple[Array, Weights]:
+def all_reduce_buckets(loss: LossTerms, grads: Weights, bucket_bytes: int, dtype: str) -> tuple[LossTerms, Weights]:
     """Sum loss and gradients over devices with one all-reduce for each bucket, one after another.
 
     Args:
-        loss: this device's share, in float32.
+        loss: this device's share, float32 [].
         grads: this device's share.
         bucket_bytes: size of a bucket.
         dtype: of the sums. If it is float32, the loss is part of the first bucket; otherwise it is summed by itself.
@@ -76,7 +76,7 @@ def all_reduce_buckets(loss: Array, grads: Weights, bucket_bytes: int, dtype: st
     Returns:
         The sums, in float32.
     """
-    packs_loss, parts = loss.dtype == dtype, [part for part in BACKWARD if part in grads]
+    packs_loss, parts = dtype == "float32", [part for part in BACKWARD if part in grads]
     ready = loss if packs_loss else None, [cast(grads[part], dtype) for part in parts]
     arrays, structure = jax.tree.flatten(ready)
     packed_loss, sums = jax.tree.unflatten(structure, sum_in_buckets(arrays, bucket_bytes))
@@ -135,7 +135,7 @@ def require_few_buckets(plan: Plan) -> None:
         raise Infeasible(f"{problem}; take at least bucket_bytes={least}, for {MOST_BUCKETS:,} or fewer")
 
 
-def stack(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+def stack(loss: LossTerms, grads: Weights) -> tuple[LossTerms, Weights]:
     """Sum the loss. Each device keeps its share of the gradients, as [1,...]: compression.py sums them later."""
     return lax.psum(loss, "data"), jax.tree.map(lambda grad: grad[None], grads)
 
@@ -164,7 +164,7 @@ def compressed_sums(plan: Plan) -> Iterator[Traffic]:
         yield from replica_sums(plan)
         return
     devices = plan.size("data")
-    yield from traffic(plan, "loss", "all_reduce", ("data",), 1, array="number", when=plan.when_summed)
+    yield from traffic(plan, "loss", "all_reduce", ("data",), plan.loss_terms, array="number", when=plan.when_summed)
     codes = padded(plan.elements, devices)
     term = partial(traffic, plan, axes=("data",), array="gradients", when=plan.when_summed)
     for kind, count in (("all_to_all", codes), ("all_gather", codes // devices)):

@@ -16,7 +16,7 @@ gathered weights are kept for the backward pass. No weight is gathered again, an
 for each microbatch.
 
 With `prefetch="on"` a layer's weights are gathered while the layer before it runs, and backward the gradients of the
-following layer are scattered meanwhile (model/prefetch.py). The last layer's weights are not gathered again.
+following layer are scattered meanwhile (model/layers.py). The last layer's weights are not gathered again.
 
 With `gather="step"` all weights are gathered before the first microbatch and kept until the last:
 
@@ -47,7 +47,7 @@ from strategies.model.hooks import Hooks
 from strategies.model.order import after
 from strategies.model.remat import GATHERED
 from strategies.model.weights import Weights, WeightSpec
-from strategies.step import Implementation
+from strategies.step import Implementation, LossTerms
 from strategies.strategy import Strategy
 
 
@@ -110,12 +110,12 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 
         return shards.map_weights(gather, before.prepare_params(weights))
 
-    def scatter_all(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+    def scatter_all(loss: LossTerms, grads: Weights) -> tuple[LossTerms, Weights]:
         loss, grads = before.reduce(loss, grads)
         scatter = partial(shards.scatter, dtype=train.reduce_dtype)
         return lax.psum(loss, shards.axes), shards.map_weights(scatter, grads)
 
-    def sum_loss(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+    def sum_loss(loss: LossTerms, grads: Weights) -> tuple[LossTerms, Weights]:
         loss, grads = before.reduce(loss, grads)
         return lax.psum(loss, shards.axes), grads
 

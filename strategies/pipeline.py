@@ -35,11 +35,11 @@ from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.mesh import mark_varying
 from strategies.model.gpt import GPT
-from strategies.model.layer_passes import Leaves
+from strategies.model.layer_passes import Leaves, Result
 from strategies.model.weights import Weights
 from strategies.pipelining.executor import Executor, Parts
 from strategies.pipelining.forward import run_forward
-from strategies.step import Differentiate, Divisor, Implementation, Losses, Tokens
+from strategies.step import Differentiate, Divisor, Implementation, Losses, LossTerms, Tokens
 from strategies.strategy import Strategy
 
 
@@ -71,7 +71,7 @@ def scheduled(plan: Plan) -> Differentiate:
 
     def differentiate(
         build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, divisor: Divisor
-    ) -> tuple[Array, Weights]:
+    ) -> tuple[LossTerms, Weights]:
         blocks, structure = jax.tree.flatten(weights["blocks"])
         ends = {name: part for name, part in weights.items() if name != "blocks"}
         # The last norm is replicated. Its gradient is summed over stages once a step, not for each microbatch.
@@ -80,16 +80,20 @@ def scheduled(plan: Plan) -> Differentiate:
         def model(ends: Weights, blocks: Leaves = blocks) -> GPT:
             return build({**ends, "blocks": jax.tree.unflatten(structure, blocks)})
 
+        def run(layer: Leaves, x_bTD: Array) -> Result:
+            y_bTD, extras = model(ends, layer).run(x_bTD, in_loop=True)
+            return y_bTD, {name: total / divisor for name, total in extras.items()}
+
         parts = Parts(
             embed=lambda ends, tokens_bS: model(ends).embed(tokens_bS[:, :-1]),
-            run=lambda layer, x_bTD: model(ends, layer).run(x_bTD, in_loop=True),
+            run=run,
             loss=lambda ends, y_bTD, tokens_bS: model(ends).losses(y_bTD, tokens_bS[:, 1:]).sum() / divisor,
         )
         tokens_MbS = tokens_BS.reshape(schedule.microbatches, -1, tokens_BS.shape[-1])
         used_L = None if used_SL.all() else jnp.asarray(used_SL)[lax.axis_index("pipeline")]
-        loss, dblocks, dends = Executor(
-            schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.layers_in_loop
-        )()
+        executor = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.layers_in_loop)
+        loss, dblocks, dends = executor()
+        loss |= {name: model(ends).hooks.token_sum(loss[name]) for name in plan.block.extras()}
         dnorm = lax.psum(cast(dends["head"]["norm"], train.reduce_dtype), "pipeline")
         dends["head"]["norm"] = cast(dnorm, "float32")
         return loss, {**dends, "blocks": jax.tree.unflatten(structure, dblocks)}
@@ -102,7 +106,7 @@ def forward(chunks: int, microbatches: int) -> Losses:
 
     def losses(build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens) -> Array:
         def run(blocks: Weights, x_bTD: Array) -> Array:
-            return build({**weights, "blocks": blocks}).run(x_bTD)
+            return build({**weights, "blocks": blocks}).run(x_bTD)[0]
 
         model = build(weights)
         x_BTD = model.embed(tokens_BS[:, :-1])
@@ -120,6 +124,8 @@ def exchanges(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "stages", "permute", along, sent, dtype=plan.train.dtype)
     # The last stage's result, its gradient, and that of the first stage's input.
     yield from traffic(plan, "ends", "all_reduce", along, 3 * plan.own_residual, dtype=plan.train.dtype)
+    extras = len(plan.block.extras())
+    yield from traffic(plan, "extras", "all_reduce", along, extras, array="number", when="after backward")
     of_head = [weight for weight in plan.weights if weight.spec.name.startswith("head.")]
     whole = plan.gathered * sum(weight.elements for weight in of_head if "vocab" not in weight.spec.dims)
     yield from tensor.replicated_gradients(plan, along, whole)

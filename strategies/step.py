@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
@@ -23,6 +24,7 @@ from strategies.backends.xla_options import as_read
 from strategies.config import GPTConfig, TrainConfig
 from strategies.model.gpt import GPT
 from strategies.model.hooks import ONE_DEVICE, Hooks
+from strategies.model.layer_passes import Extras
 from strategies.model.weights import Weights
 from strategies.tokens import as_tokens
 
@@ -41,23 +43,35 @@ class State(NamedTuple):
     """Float32 weights that AdamW updates, if `params` are of another dtype (core/sharded_update.py)."""
 
 
-def forward(model: GPT, tokens_BS: Tokens) -> Float[Array, " N"]:
-    """The loss of each token of sequences [B,T+1], by the whole model. N = B x T."""
-    return model.losses(model.run(model.embed(tokens_BS[:, :-1])), tokens_BS[:, 1:])
+LossTerms = dict[str, Float[Array, ""]]
+"""The mean of the tokens' losses, "loss", and by name what layers add to it (`Extras`). Their sum is differentiated."""
+
+
+def forward(model: GPT, tokens_BS: Tokens) -> tuple[Float[Array, " N"], Extras]:
+    """The loss of each token of sequences [B,T+1], by the whole model, and the extras of all layers. N = B x T."""
+    x_BTD, extras = model.run(model.embed(tokens_BS[:, :-1]))
+    return model.losses(x_BTD, tokens_BS[:, 1:]), jax.tree.map(model.hooks.token_sum, extras)
 
 
 Divisor = int | Array
 """What the sum of all tokens' losses is divided by: the tokens in the global batch; in float16, that over the scale."""
-Differentiate = Callable[[Callable[[Weights], GPT], Weights, Tokens, Divisor], tuple[Array, Weights]]
-"""(function from weights to a model, weights, this device's sequences, divisor) -> (this device's share of the mean
-loss, the gradients of that share); in float16 both are scaled."""
+Differentiate = Callable[[Callable[[Weights], GPT], Weights, Tokens, Divisor], tuple[LossTerms, Weights]]
+"""(function from weights to a model, weights, this device's sequences, divisor) -> (this device's share of the loss,
+its gradients); in float16 both are scaled."""
 
 
 def autodiff(
     build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, divisor: Divisor
-) -> tuple[Array, Weights]:
+) -> tuple[LossTerms, Weights]:
     """The default `Differentiate`: loss and gradients by autodiff of the forward pass."""
-    return jax.value_and_grad(lambda weights: forward(build(weights), tokens_BS).sum() / divisor)(weights)
+
+    def objective(weights: Weights) -> tuple[Array, LossTerms]:
+        losses_N, extras = forward(build(weights), tokens_BS)
+        terms = {name: total / divisor for name, total in {"loss": losses_N.sum(), **extras}.items()}
+        return functools.reduce(jnp.add, terms.values()), terms
+
+    (_, terms), grads = jax.value_and_grad(objective, has_aux=True)(weights)
+    return terms, grads
 
 
 Losses = Callable[[Callable[[Weights], GPT], Weights, Tokens], Float[Array, " N"]]
@@ -108,11 +122,11 @@ class Implementation:
     hooks: Hooks = ONE_DEVICE
     differentiate: Differentiate = autodiff
     schedules_microbatches: bool = False
-    losses: Losses = lambda build, weights, tokens_BS: forward(build(weights), tokens_BS)
+    losses: Losses = lambda build, weights, tokens_BS: forward(build(weights), tokens_BS)[0]
     layer_slots: tuple[int, ...] | None = None
     prepare_params: Callable[[Weights], Weights] = lambda weights: weights
-    reduce: Callable[[Array, Weights], tuple[Array, Weights]] = lambda loss, grads: (loss, grads)
-    sum_replicas: Callable[[Array, Weights], tuple[Array, Weights]] | None = None
+    reduce: Callable[[LossTerms, Weights], tuple[LossTerms, Weights]] = lambda loss, grads: (loss, grads)
+    sum_replicas: Callable[[LossTerms, Weights], tuple[LossTerms, Weights]] | None = None
     sum_layer: Callable[[list[Array]], list[Array]] | None = None
     optimizer: Callable[[Optimizer], Optimizer] = lambda optimizer: optimizer
     inexact: str = ""
@@ -137,8 +151,9 @@ class Step:
 
     Attributes:
         init: key -> `State`, created sharded: no device ever holds a full-size array that its strategy splits.
-        update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state. In float16
-            there is also "loss_scale", and a step whose "grad_norm" is inf or NaN was skipped.
+        update: the jitted step, (state, batch) -> (state, {"loss", "grad_norm"}); it donates the state. There is also
+            what layers add to the loss, by name (`LossTerms`). In float16 there is "loss_scale", and a step whose
+            "grad_norm" is inf or NaN was skipped.
         gradients: the first half of `update`, jitted: (state, batch) -> (loss, gradients before clipping).
         apply: the second half, jitted: (state, gradients) -> (state, the metrics but "loss"). Neither half donates
             anything.

@@ -43,7 +43,7 @@ from strategies.mesh import mark_varying
 from strategies.model.gpt import map_weights
 from strategies.model.hooks import Hooks
 from strategies.model.weights import Weights
-from strategies.step import Implementation
+from strategies.step import Implementation, LossTerms
 from strategies.strategy import Strategy
 
 DIMS = "head_features", "key_features", "mlp", "vocab"
@@ -116,6 +116,7 @@ def hooks(before: Hooks, vocab_axes: Sequence[str], sequence_parallel: bool) -> 
         sum=scatter,
         all_tokens=partial(all_gather, axes="tensor", dim=1),
         own_tokens=own_tokens,
+        token_sum=partial(lax.psum, axis_name="tensor"),
         embed_sum=lambda x_BTD: lax.psum(scatter(x_BTD), other_axes),
     )
 
@@ -130,7 +131,7 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
         """Mark replicated weights as varying, so that autodiff does not sum their gradients in each layer."""
         return before.prepare_params(_map_replicated(partial(mark_varying, axes="tensor"), weights, plan))
 
-    def reduce(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+    def reduce(loss: LossTerms, grads: Weights) -> tuple[LossTerms, Weights]:
         """Sum the gradients of replicated weights in `reduce_dtype`. The result is float32."""
         loss, grads = before.reduce(loss, grads)
         dtype = plan.train.reduce_dtype
@@ -160,6 +161,8 @@ def layers(plan: Plan) -> Iterator[Traffic]:
     yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)
     yield from traffic(plan, "head", "all_gather", tensors, plan.own_residual, dtype=dtype)
+    extras = len(plan.block.extras()) * (1 if plan.staged else plan.train.microbatches)
+    yield from traffic(plan, "extras", "all_reduce", tensors, extras, array="number", when="forward")
     replicated = sum(weight.elements for weight in plan.weights if not {*tensors} & {*weight.axes})
     yield from replicated_gradients(plan, tensors, replicated)
 

@@ -67,4 +67,4 @@ def _logits(
 ) -> Float[Array, "B T V"]:
     """Logits of the token after each token."""
     model = GPT.of_weights(config, train, weights)
-    return model.logits(model.run(model.embed(tokens_BT)))
+    return model.logits(model.run(model.embed(tokens_BT))[0])

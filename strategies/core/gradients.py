@@ -14,19 +14,20 @@ from strategies.core.plan import Plan
 from strategies.mesh import mark_varying
 from strategies.model.gpt import map_weights, spec_tree
 from strategies.model.weights import Weights, WeightSpec
-from strategies.step import Tokens
+from strategies.step import LossTerms, Tokens
 
 Arrays = TypeVar("Arrays", Weights, list[Array])
-LossAndGrads = Callable[[Weights, Tokens], tuple[Array, Weights]]
+LossAndGrads = Callable[[Weights, Tokens], tuple[LossTerms, Weights]]
 
 
-def all_reduce(loss: Array, grads: Weights, plan: Plan) -> tuple[Array, Weights]:
+def all_reduce(loss: LossTerms, grads: Weights, plan: Plan) -> tuple[LossTerms, Weights]:
     """Sum the loss over replicas, and each gradient over those of its weight, in `reduce_dtype`; float32 results."""
     specs = spec_tree(plan.config)
     axes = [plan.replicas_of(spec) for spec in jax.tree.leaves({part: specs[part] for part in grads})]
     leaves, structure = jax.tree.flatten(cast(grads, plan.train.reduce_dtype))
-    loss, *sums = sum_over([plan.placement.replicas, *axes], [loss, *leaves])
-    return loss, cast(jax.tree.unflatten(structure, sums), "float32")
+    sums = sum_over([*[plan.placement.replicas] * len(loss), *axes], [*loss.values(), *leaves])
+    loss = dict(zip(loss, sums, strict=False))
+    return loss, cast(jax.tree.unflatten(structure, sums[len(loss) :]), "float32")
 
 
 def mark_shares(weights: Weights, plan: Plan) -> Weights:
@@ -59,7 +60,7 @@ def accumulated(loss_and_grads: LossAndGrads, microbatches: int) -> LossAndGrads
     if microbatches == 1:
         return loss_and_grads
 
-    def accumulate(params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
+    def accumulate(params: Weights, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:
         def add(total: Any, tokens_bS: Tokens) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, loss_and_grads(params, tokens_bS)), None
 

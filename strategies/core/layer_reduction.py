@@ -24,7 +24,7 @@ from strategies.model.gpt import GPT
 from strategies.model.hooks import Hooks
 from strategies.model.order import after
 from strategies.model.weights import Weights, WeightSpec
-from strategies.step import Differentiate, Divisor, Implementation, Tokens
+from strategies.step import Differentiate, Divisor, Implementation, LossTerms, Tokens
 
 
 def resolve_reduce(plan: Plan) -> Mapping[str, Any]:
@@ -91,7 +91,7 @@ class LayerReduction:
 
         def of_targets(
             build: Callable[[Weights], GPT], weights: Weights, tokens_BS: Tokens, divisor: Divisor
-        ) -> tuple[Array, Weights]:
+        ) -> tuple[LossTerms, Weights]:
             blocks = weights["blocks"]
             run_with = mark_shares(lax.stop_gradient({"blocks": blocks}), self.plan)["blocks"]
             parts = self.shards.map_weights(self.shards.local_part, {"blocks": blocks}) if self.shards else {}
@@ -133,7 +133,7 @@ class LayerReduction:
         return cast(sum_over([self.plan.replicas_of(spec) for spec in specs], cast(grads, dtype)), "float32")
 
 
-def _after_blocks(loss: Array, grads: Weights) -> tuple[Array, Weights]:
+def _after_blocks(loss: LossTerms, grads: Weights) -> tuple[LossTerms, Weights]:
     """Make the gradients of the head depend on those of the blocks. Their values do not change if all are finite.
 
     Otherwise XLA's CPU backend may sum them concurrently with the backward loop, and virtual devices may deadlock

@@ -95,6 +95,11 @@ class Sizes:
         """The kind of the model's blocks."""
         return block_of(self.config)
 
+    @property
+    def loss_terms(self) -> int:
+        """How many numbers the loss is: the mean of the tokens' losses, and what layers add."""
+        return 1 + len(self.block.extras())
+
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
         return self.mesh.sizes
@@ -163,7 +168,7 @@ class Sizes:
 
     @property
     def delays_sums(self) -> bool:
-        """Whether gradients are summed one layer late (model/delayed_sums.py).
+        """Whether gradients are summed one layer late (model/layers.py).
 
         Not where weights are gathered in the loop: with `prefetch` that delays sums already, and without it hsdp gets
         slower. Nor with two layers: compilers remove a loop over one layer, and then hold the gradients of both beside

@@ -109,7 +109,7 @@ def traffic(
 def losses(plan: Plan) -> Iterator[Traffic]:
     """The loss, over the axes that split the batch and weights or updates (train_step.py)."""
     for axes in (plan.placement.shards, plan.placement.updates):
-        yield from traffic(plan, "loss", "all_reduce", axes, 1, array="number", when=plan.when_summed)
+        yield from traffic(plan, "loss", "all_reduce", axes, plan.loss_terms, array="number", when=plan.when_summed)
 
 
 def replica_sums(plan: Plan) -> Iterator[Traffic]:
@@ -118,7 +118,7 @@ def replica_sums(plan: Plan) -> Iterator[Traffic]:
     `Axis.replica_sums` replaces this term.
     """
     when, dtype = plan.when_summed, plan.train.reduce_dtype
-    yield from traffic(plan, "loss", "all_reduce", plan.placement.replicas, 1, array="number", when=when)
+    yield from traffic(plan, "loss", "all_reduce", plan.placement.replicas, plan.loss_terms, array="number", when=when)
     for weight in plan.weights:
         shard = weight.elements // plan.updates
         yield from traffic(

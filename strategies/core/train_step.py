@@ -32,7 +32,7 @@ from strategies.core.plan import Plan
 from strategies.core.sharded_update import ShardedUpdate
 from strategies.model.gpt import GPT, spec_tree
 from strategies.model.weights import Weights
-from strategies.step import Divisor, Implementation, Metrics, Optimizer, State, Step, Tokens
+from strategies.step import Divisor, Implementation, LossTerms, Metrics, Optimizer, State, Step, Tokens
 
 
 def assemble(plan: Plan, mesh: Mesh, implementation: Implementation) -> Step:
@@ -134,7 +134,7 @@ class _Assembly:
         held_params, master = held(params, self.config, self.train)
         return State(held_params, self.optimizer.init(params), master)
 
-    def loss_and_grads(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
+    def loss_and_grads(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:
         """This device's share of the loss and gradients of a microbatch, or of the batch."""
         build, differentiate = partial(nnx.merge, self.abstract[0]), self.implementation.differentiate
         if self.layer_reduction:
@@ -150,7 +150,7 @@ class _Assembly:
         reduced = {"blocks": grads["blocks"]} if self.layer_reduction else {}
         return {part: grads[part] for part in grads if part not in reduced}, reduced
 
-    def gradients(self, state: State, tokens_BS: Tokens) -> tuple[Array, Weights]:
+    def gradients(self, state: State, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:
         """Loss and gradients, summed over microbatches and devices."""
         token_count = self.train.batch_size * self.config.sequence
         if not self.scales_loss:
@@ -159,7 +159,12 @@ class _Assembly:
         summed = self.summed(token_count / scale, state.params, tokens_BS)
         return jax.tree.map(lambda scaled: scaled / scale, summed)
 
-    def summed(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[Array, Weights]:
+    def loss_and_gradients(self, state: State, tokens_BS: Tokens) -> tuple[Array, Weights]:
+        """The first half of the step, with the mean of the tokens' losses alone."""
+        loss, grads = self.gradients(state, tokens_BS)
+        return loss["loss"], grads
+
+    def summed(self, divisor: Divisor, params: Weights, tokens_BS: Tokens) -> tuple[LossTerms, Weights]:
         """The sum of all losses over `divisor`, and its gradients, summed over microbatches and devices."""
         strategy, placement, sharded = self.implementation, self.placement, self.sharded_update
         microbatches = 1 if strategy.schedules_microbatches else self.train.microbatches
@@ -205,7 +210,7 @@ class _Assembly:
         """The whole step: `gradients`, then `apply`."""
         loss, grads = self.gradients(state, tokens_BS)
         state, metrics = self.apply(state, grads)
-        return state, {"loss": loss, **metrics}
+        return state, {**loss, **metrics}
 
     def step(self) -> Step:
         """The `Step`: these functions, jitted over the mesh, with the shapes and shardings of their arguments."""
@@ -223,7 +228,7 @@ class _Assembly:
             train=self.train,
             init=jax.jit(self.init, out_shardings=jax.tree.map(partial(NamedSharding, self.mesh), state_specs)),
             update=jitted(self.update, {"state": state, "batch": batch}, (state_specs, P()), donate_argnums=(0,)),
-            gradients=jitted(self.gradients, {"state": state, "batch": batch}, (P(), grad_specs)),
+            gradients=jitted(self.loss_and_gradients, {"state": state, "batch": batch}, (P(), grad_specs)),
             apply=jitted(self.apply, {"state": state, "grads": grads}, (state_specs, P())),
             evaluation=jitted(self.evaluate, {"params": state.params, "batch": batch}, P()),
             state=state,

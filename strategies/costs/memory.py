@@ -11,7 +11,7 @@ from strategies.core.plan import Plan
 from strategies.core.sizes import BYTES
 from strategies.costs import working
 from strategies.model.layer_loop import layers_at_once, layers_in_iteration
-from strategies.model.prefetch import is_ordered
+from strategies.model.layers import is_ordered
 
 
 def arguments(plan: Plan) -> Mapping[str, int]:
@@ -112,7 +112,7 @@ def layer_work_bytes(plan: Plan) -> int:
 
 
 def layers_together(plan: Plan) -> int:
-    """Layers in one iteration of the backward loop, beside which prefetch.py and delayed_sums.py run some."""
+    """Layers in one iteration of the backward loop, beside which layers.py runs some."""
     if plan.layer_slots > plan.config.layers:  # stages with empty slots do not unroll (layer_backward.py)
         return 1
     unroll = layers_at_once(plan.layers, plan.train.layers_in_loop)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from strategies.config import GPTConfig, Infeasible
 from strategies.model.attention import Reach
 from strategies.model.layer_info import LayerInfo
+from strategies.model.layer_passes import Extras, Result, added
 from strategies.model.mlp import MLP
 from strategies.model.norm import LayerNorm
 from strategies.model.part import Part, Share
@@ -43,17 +44,24 @@ class Block(nnx.Module):
         for name, part in self.parts.items():
             setattr(self, name, part(config, rngs))
 
-    def __call__(self, x_BTD: Float[Array, "B T D"], info: LayerInfo) -> Float[Array, "B T D"]:
+    def __call__(self, x_BTD: Float[Array, "B T D"], info: LayerInfo) -> Result:
         """Add all branches to the residual stream."""
+        extras: Extras = {}
         parts = [getattr(self, name) for name in self.parts]
         for norm, branch in zip(parts[::2], parts[1::2], strict=True):
-            x_BTD = branch(x_BTD, info.hooks.all_tokens(norm(x_BTD)), info)
-        return x_BTD
+            x_BTD, more = branch(x_BTD, info.hooks.all_tokens(norm(x_BTD)), info)
+            extras = added(extras, more)
+        return x_BTD, extras
 
     @classmethod
     def branches(cls) -> tuple[type[Part], ...]:
         """The parts that add to the residual stream."""
         return tuple(cls.parts.values())[1::2]
+
+    @classmethod
+    def extras(cls) -> tuple[str, ...]:
+        """The names of what its parts add to the loss."""
+        return tuple(dict.fromkeys(name for part in cls.parts.values() for name in part.extras))
 
     @classmethod
     def attentions(cls) -> int:

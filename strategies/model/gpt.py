@@ -16,20 +16,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import unflatten_dict
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig, TrainConfig
 from strategies.model.attention import Reach
 from strategies.model.block import block_of
-from strategies.model.delayed_sums import DelayedSums
 from strategies.model.embedding import Embedding
 from strategies.model.halves import by_halves
 from strategies.model.head import Head
 from strategies.model.hooks import ONE_DEVICE, Hooks
 from strategies.model.layer_info import LayerInfo
-from strategies.model.layer_loop import layers_at_once, scan_layers
-from strategies.model.prefetch import PrefetchedLayers, is_ordered
+from strategies.model.layer_loop import layers_at_once
+from strategies.model.layer_passes import Result
+from strategies.model.layers import Layers, is_ordered
 from strategies.model.remat import CHUNKED_HEAD_POLICY, HEAD_POLICY, LAYER_POLICIES
 from strategies.model.weights import Weights, WeightSpec
 
@@ -89,36 +88,31 @@ class GPT(nnx.Module):
         """Embed the tokens. The residual stream is in the compute dtype."""
         return self._ready(nnx.split(self.embedding))(tokens_BT, self.hooks)
 
-    def run(self, x_BTD: Float[Array, "B T D"], *, in_loop: bool = False) -> Float[Array, "B T D"]:
+    def run(self, x_BTD: Float[Array, "B T D"], *, in_loop: bool = False) -> Result:
         """Run all blocks of this device in order. `TrainConfig.remat` says what the backward pass recomputes.
 
         With `in_loop` there is one block, and the caller loops over them.
         """
-        graph, stacked = nnx.split(self.blocks)
-        layers = jax.tree.leaves(stacked)[0].shape[0]
-        policy = LAYER_POLICIES[self.train_config.remat]
-        unroll = layers_at_once(layers, self.train_config.layers_in_loop)
+        train, (graph, stacked) = self.train_config, nnx.split(self.blocks)
+        count = jax.tree.leaves(stacked)[0].shape[0]
 
         def gather(stored: nnx.State) -> nnx.State:
             return nnx.split(self._ready((graph, self.hooks.layer(stored))))[1]
 
-        def run(weights: nnx.State, x_BTD: Array) -> Array:
+        def run(weights: nnx.State, x_BTD: Array) -> Result:
             block = partial(nnx.merge(graph, weights), info=self.layer_info)
-            return by_halves(block, x_BTD) if self.train_config.halves == "on" else block(x_BTD)
+            return by_halves(block, x_BTD) if train.halves == "on" else block(x_BTD)
 
-        if self.train_config.prefetch == "on":
-            ordered = is_ordered(self.train_config, layers)
-            return PrefetchedLayers(gather, jax.checkpoint(run, policy=policy), unroll, ordered)(stacked, x_BTD)
-
-        if self.hooks.delays_sums:
-            return DelayedSums(gather, jax.checkpoint(run, policy=policy), unroll)(stacked, x_BTD)
-
-        def layer(x_BTD: Array, stored: nnx.State) -> tuple[Array, None]:
-            return run(gather(stored), x_BTD), None
-
-        # XLA merges no common subexpressions across loops, so recomputation in a loop needs no barrier (`prevent_cse`).
-        layer = jax.checkpoint(layer, policy=policy, prevent_cse=in_loop)
-        return (lax.scan if in_loop else scan_layers)(layer, x_BTD, stacked, unroll=unroll)[0]
+        layers = Layers(
+            gather,
+            run,
+            LAYER_POLICIES[train.remat],
+            unroll=layers_at_once(count, train.layers_in_loop),
+            gathers_ahead=train.prefetch == "on",
+            sums_late=self.hooks.delays_sums,
+            ordered=is_ordered(train, count),
+        )
+        return (layers.differentiated if in_loop else layers)(stacked, x_BTD)
 
     def losses(self, x_BTD: Float[Array, "B T D"], targets_BT: Int[Array, "B T"]) -> Float[Array, " N"]:
         """Loss of each token, from the residual stream after the last block."""

@@ -15,11 +15,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from strategies.model.layer_passes import Result, added
 
-def by_halves(layer: Callable[[Array], Array], x_BTD: Array) -> Array:
+
+def by_halves(layer: Callable[[Array], Result], x_BTD: Array) -> Result:
     """Run a layer on each half of the sequences. B is even.
 
     The gradient of `lax.split` joins those of the halves. Those of two slices would be padded and added up, which takes
     longer (docs/experiments/2026-11-25-defaults-of-backends.md).
     """
-    return jnp.concatenate([layer(half) for half in lax.split(x_BTD, [x_BTD.shape[0] // 2] * 2)])
+    halves, extras = zip(*map(layer, lax.split(x_BTD, [x_BTD.shape[0] // 2] * 2)), strict=True)
+    return jnp.concatenate(halves), added(*extras)

@@ -23,6 +23,7 @@ class Hooks:
 
     Attributes:
         layer: stored weights of one layer, as the loop over layers reads them -> as `gather` takes them.
+        token_sum: a sum over the own tokens -> the sum over all tokens.
         delays_sums: whether the backward pass runs the transpose of `layer`, which sums gradients, one layer late.
         gather: (a stored weight, of the blocks one layer's; its spec; dtype) -> the weight as it is used, in that
             dtype.
@@ -44,6 +45,7 @@ class Hooks:
     """
 
     layer: Callable[[Any], Any] = lambda weights: weights
+    token_sum: Callable[[Array], Array] = lambda total: total
     delays_sums: bool = False
     gather: Callable[[Array, WeightSpec, str], Array] = lambda weight, spec, dtype: weight.astype(dtype)
     sum: Callable[[Array], Array] = lambda x: x

@@ -40,7 +40,7 @@ def scan_layers(step: Step, carry: Any, xs: Any, *, unroll: int, reverse: bool =
     """`lax.scan` with up to `unroll` layers in an iteration, in a loop that stays one.
 
     What is left over of layers that `unroll` does not divide runs beside the loop. A loop over all but one of the
-    layers (prefetch.py, delayed_sums.py) often has such a rest.
+    layers (layers.py) often has such a rest.
     """
     layers = jax.tree.leaves(xs)[0].shape[0]
     if layers > unroll:

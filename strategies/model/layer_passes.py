@@ -14,25 +14,35 @@ from jaxtyping import Array
 
 Leaves = list[Array]
 """Weights of one layer or of stacked layers, as `jax.tree.leaves` lists them."""
-Run = Callable[[Any, Array], Array]
-"""(weights, x) -> y. The weights are a tree of arrays, as `Leaves`."""
+Extras = dict[str, Array]
+"""What layers add to the sum of the tokens' losses, such as a router's loss, by name. Each is a float32 [], a sum over
+the tokens whose residual stream this device holds. GPT-2 has none."""
+Result = tuple[Array, Extras]
+"""The residual stream y[B,T,D] after a layer or after all, and their extras."""
+Run = Callable[[Any, Array], Result]
+"""(weights, x) -> result. The weights are a tree of arrays, as `Leaves`."""
 
 
-def forward(run: Run, weights: Any, x_BTD: Array) -> tuple[Array, Any]:
-    """Run one layer. Returns the output and its residuals, without the weights.
+def forward(run: Run, weights: Any, x_BTD: Array) -> tuple[Result, Any]:
+    """Run one layer. Returns its result and its residuals, without the weights.
 
     JAX has no public way to take apart what `jax.vjp` returns: this function and `backward` use two of its fields.
     """
     pull: Any
-    y_BTD, pull = jax.vjp(run, weights, x_BTD)
-    return y_BTD, (pull.args_res[1], pull.opaque_residuals)  # residuals: the argument x, and what `run` computed
+    result, pull = jax.vjp(run, weights, x_BTD)
+    return result, (pull.args_res[1], pull.opaque_residuals)  # residuals: the argument x, and what `run` computed
 
 
-def backward(run: Run, known: tuple[Any, Any], dy_BTD: Array) -> tuple[Any, Array]:
-    """(weights and residuals), gradient of the output -> gradients of the weights and of the input."""
+def backward(run: Run, known: tuple[Any, Any], dresult: Result) -> tuple[Any, Array]:
+    """(weights and residuals), gradient of the result -> gradients of the weights and of the input."""
     weights, (x_BTD, residuals) = known
-    pull: Any = jax.eval_shape(lambda *inputs: jax.vjp(run, *inputs)[1], weights, dy_BTD)
-    return dataclasses.replace(pull, args_res=[weights, x_BTD], opaque_residuals=residuals)(dy_BTD)
+    pull: Any = jax.eval_shape(lambda *inputs: jax.vjp(run, *inputs)[1], weights, dresult[0])
+    return dataclasses.replace(pull, args_res=[weights, x_BTD], opaque_residuals=residuals)(dresult)
+
+
+def added(extras: Extras, more: Extras) -> Extras:
+    """The sums of extras by name."""
+    return extras | {name: extras[name] + value if name in extras else value for name, value in more.items()}
 
 
 def zeros_buffer(shapes: Any, *counts: int) -> Any:

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from strategies.config import GPTConfig
 from strategies.model.layer_info import LayerInfo
+from strategies.model.layer_passes import Result
 from strategies.model.matmul import matmul
 from strategies.model.part import Part, Share, add_bias, add_branch
 from strategies.model.weights import WeightSpec, matrix, vector
@@ -33,7 +34,7 @@ class MLP(Part):
             "down_bias_D": vector("embed", backward="unused"),
         }
 
-    def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Array:
+    def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
         """Add the MLP of `normed` to the residual stream x.
 
         Args:
@@ -42,7 +43,7 @@ class MLP(Part):
             info: of its hooks `sum` completes the second matmul over devices that split the hidden features.
         """
         hidden_BTF = jax.nn.gelu(add_bias(matmul(normed_BTD, self.up_DF[...]), self.up_bias_F), approximate=True)
-        return add_branch(x_BTD, info.hooks.sum(matmul(hidden_BTF, self.down_FD[...])), self.down_bias_D)
+        return add_branch(x_BTD, info.hooks.sum(matmul(hidden_BTF, self.down_FD[...])), self.down_bias_D), {}
 
     @staticmethod
     def kept_bytes(share: Share) -> int:

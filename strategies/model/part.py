@@ -132,9 +132,11 @@ class Part(nnx.Module):
 
     Attributes:
         attends: whether it calls the attention of the hooks, once.
+        extras: the names of what it adds to the loss (`layer_passes.Extras`).
     """
 
     attends: ClassVar[bool] = False
+    extras: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
         """Initialise the weights."""

@@ -12,6 +12,7 @@ from jaxtyping import Array
 from strategies.config import GPTConfig
 from strategies.model.attention import QKV
 from strategies.model.layer_info import LayerInfo
+from strategies.model.layer_passes import Result
 from strategies.model.matmul import matmul
 from strategies.model.part import Part, Share, add_bias, add_branch
 from strategies.model.remat import KEPT
@@ -47,7 +48,7 @@ class Attention(Part):
             "out_bias_D": vector("embed"),
         }
 
-    def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Array:
+    def __call__(self, x_BTD: Array, normed_BTD: Array, info: LayerInfo) -> Result:
         """Add the attention of `normed` to the residual stream x. Positions are those of the embedding alone.
 
         Args:
@@ -59,7 +60,7 @@ class Attention(Part):
         qkv_BTCA = add_bias(hooks.project(normed_BTD, self.qkv_DCA[...]), self.qkv_bias_CA)
         qkv = QKV(hooks.projected(checkpoint_name(qkv_BTCA, KEPT)), self.head_dim)
         mixed_BTA = hooks.attend(qkv, info.kernel, info.reach)
-        return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), self.out_bias_D)
+        return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), self.out_bias_D), {}
 
     @staticmethod
     def kept_bytes(share: Share) -> int:

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from strategies.mesh import mark_varying
-from strategies.model.layer_passes import Leaves, Run, write_slot, zeros_buffer
+from strategies.model.layer_passes import Extras, Leaves, Run, write_slot, zeros_buffer
 from strategies.model.weights import Weights
 from strategies.pipelining.layer_backward import Passes, Slots
 from strategies.pipelining.schedules import Schedule
 from strategies.pipelining.timetable import KINDS, Edges, Ends, Shared, Ticks, Turn
+from strategies.step import LossTerms
 
 Row = tuple[Turn, Shared]
 """The entries of one tick."""
@@ -32,8 +33,8 @@ class Parts(NamedTuple):
 
     Attributes:
         embed: (weights of both ends, tokens [b,S]) -> x [b,T,D], the same on all stages.
-        run: (weights of a layer, x) -> y. It may use collectives over other axes: all devices of a stage take the same
-            branch.
+        run: (weights of a layer, x) -> y and this device's share of the extras. It may use collectives over other axes:
+            all devices of a stage take the same branch.
         loss: (weights of both ends, y, tokens) -> this device's share of the loss.
     """
 
@@ -49,13 +50,14 @@ class Carry(NamedTuple):
         arrived: inputs and gradients of outputs that have arrived, by slot [slots,b,T,D].
         made: result of the latest turn, to be sent: an output, or the gradient of an input [b,T,D].
         slots: what waits for the backward passes of the microbatches in flight, by slot and layer.
-        loss, dblocks, dends: sums so far.
+        loss, extras, dblocks, dends: sums so far.
     """
 
     arrived: Array
     made: Array
     slots: Slots
     loss: Array
+    extras: Extras
     dblocks: Leaves
     dends: Weights
 
@@ -85,7 +87,7 @@ class Executor:
     used_L: Bool[Array, " L"] | None = None
     unroll: int = 1
 
-    def __call__(self) -> tuple[Float[Array, ""], Leaves, Weights]:
+    def __call__(self) -> tuple[LossTerms, Leaves, Weights]:
         """This device's share of the loss, and the gradients of the blocks and of both ends."""
         self.stage = lax.axis_index("pipeline")
         entered_bTD = mark_varying(self.parts.embed(self.ends, self.tokens_MbS[0]), "pipeline")
@@ -98,12 +100,13 @@ class Executor:
             made=jnp.zeros_like(entered_bTD),
             slots=self.passes.slots(entered_bTD, self.ticks.depths.kept, splits_backward=self.schedule.splits_backward),
             loss=jnp.zeros_like(loss),
+            extras=self.passes.extras(entered_bTD),
             dblocks=jax.tree.map(_float32_zeros, self.blocks),
             dends=jax.tree.map(_float32_zeros, self.ends),
         )
         turns = Turn(*(jnp.asarray(column)[:, self.stage] for column in self.ticks.turns))
         carry, _ = lax.scan(self._tick, carry, (turns, Shared(*map(jnp.asarray, self.ticks.shared))))
-        return carry.loss, carry.dblocks, carry.dends
+        return {"loss": carry.loss, **lax.psum(carry.extras, "pipeline")}, carry.dblocks, carry.dends
 
     def _tick(self, carry: Carry, row: Row) -> tuple[Carry, None]:
         turn, shared = row
@@ -144,8 +147,8 @@ class Executor:
             return lax.while_loop(lambda state: state[0], once, (taken, carry))[1]
 
     def _turn_forward(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
-        y_bTD, slots = self.passes.forward(turn, carry.arrived[turn.takes], carry.slots)
-        return carry._replace(made=y_bTD, slots=slots)
+        y_bTD, (slots, extras) = self.passes.forward(turn, carry.arrived[turn.takes], carry.slots, carry.extras)
+        return carry._replace(made=y_bTD, slots=slots, extras=extras)
 
     def _turn_backward(self, carry: Carry, turn: Turn, shared: Shared) -> Carry:
         dy_bTD = carry.arrived[turn.takes]

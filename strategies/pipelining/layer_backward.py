@@ -9,7 +9,6 @@ the residuals and gradients of all layers, and XLA would copy them.
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,17 @@ from jaxtyping import Array, Bool
 
 from strategies.backends.layouts import row_major
 from strategies.model.layer_loop import scan_layers
-from strategies.model.layer_passes import Leaves, Run, backward, forward, read_slot, write_slot, zeros_buffer
+from strategies.model.layer_passes import (
+    Extras,
+    Leaves,
+    Run,
+    added,
+    backward,
+    forward,
+    read_slot,
+    write_slot,
+    zeros_buffer,
+)
 from strategies.pipelining.slot_reuse import reuse
 from strategies.pipelining.split_backward import SplitBackward
 from strategies.pipelining.timetable import Turn
@@ -65,23 +74,30 @@ class Passes:
         # Tables of a kernel and empty arrays vary over no axis, until they are written to the slot of a microbatch.
         return jax.tree.map(lambda x: jnp.zeros_like(x_BTD, x.dtype, x.shape) if _is_fixed(x) else x, buffers)
 
-    def forward(self, turn: Turn, x_BTD: Array, slots: Slots) -> tuple[Array, Slots]:
-        """Run the layers forward. Returns the output and the buffers with its residuals."""
+    def extras(self, like_BTD: Array, value: float = 0.0) -> Extras:
+        """Each of the extras of a layer with this value; `like_BTD` has the shape of its input."""
+        extras = jax.eval_shape(lambda *inputs: self.run(*inputs)[1], self._layer(0), like_BTD)
+        return jax.tree.map(lambda each: jnp.full_like(each, value), extras)
+
+    def forward(self, turn: Turn, x_BTD: Array, slots: Slots, extras: Extras) -> tuple[Array, tuple[Slots, Extras]]:
+        """Run the layers forward. Returns the output; the buffers with its residuals, and extras with these added."""
 
         def work(x_BTD: Array, _: Any, layer: Array, __: Array) -> tuple[Array, Any]:
-            return forward(self.run, self._layer(layer), x_BTD)
+            (y_BTD, more), kept = forward(self.run, self._layer(layer), x_BTD)
+            return y_BTD, (kept, more)
 
-        def keep(slots: Slots, needed: Any, _: Array, position: Array) -> Slots:
-            return slots._replace(kept=write_slot(slots.kept, needed, turn.kept, position))
+        def keep(buffers: tuple[Slots, Extras], made: Any, _: Array, position: Array) -> tuple[Slots, Extras]:
+            (slots, extras), (kept, more) = buffers, made
+            return slots._replace(kept=write_slot(slots.kept, kept, turn.kept, position)), added(extras, more)
 
-        return self._scan_layers(turn, work, x_BTD, keep, slots)
+        return self._scan_layers(turn, work, x_BTD, keep, (slots, extras))
 
     def backward(self, turn: Turn, dy_BTD: Array, slots: Slots, dweights: Leaves) -> tuple[Array, Leaves]:
         """Gradient of the output -> gradient of the input, and the weight gradients with this microbatch added."""
 
         def work(dy_BTD: Array, _: Any, layer: Array, position: Array) -> tuple[Array, Leaves]:
             known = self._layer(layer), jax.tree.map(row_major, read_slot(slots.kept, turn.kept, position))
-            dlayer, dx_BTD = backward(self.run, known, dy_BTD)
+            dlayer, dx_BTD = self._backward(known, dy_BTD)
             return dx_BTD, dlayer
 
         return self._scan_layers(turn, work, dy_BTD, add, dweights, reverse=True)
@@ -137,7 +153,11 @@ class Passes:
         return dx_BTD, (used_up, [value for value, place in held if place is None], dlayer)
 
     def _split(self, known: tuple[Leaves, Any], dy_BTD: Array) -> SplitBackward:
-        return SplitBackward(partial(backward, self.run), known, dy_BTD)
+        return SplitBackward(self._backward, known, dy_BTD)
+
+    def _backward(self, known: Any, dy_BTD: Array) -> tuple[Leaves, Array]:
+        """Backward pass of a layer. The loss has its extras as they are: the gradient of each is one."""
+        return backward(self.run, known, (dy_BTD, self.extras(dy_BTD, 1.0)))
 
     def _scan_layers(
         self,

@@ -73,7 +73,7 @@ class RotaryAttention(Attention):
         q, k, v = QKV(hooks.projected(checkpoint_name(qkv_BTCE, KEPT)), self.head_dim).apart
         qkv = QKV.of(rotated(q, info.positions_T), rotated(k, info.positions_T), v)
         mixed_BTA = hooks.attend(qkv, info.kernel, info.reach)
-        return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), self.out_bias_D)
+        return add_branch(x_BTD, hooks.sum(matmul(mixed_BTA, self.out_AD[...])), self.out_bias_D), {}
 
 
 def rotated(x_BTHK, position_T):
@@ -101,7 +101,7 @@ class GatedMLP(Part):
     def __call__(self, x_BTD, normed_BTD, info):
         """Add the gated MLP to the residual stream."""
         hidden_BTF = jax.nn.silu(matmul(normed_BTD, self.gate_DF[...])) * matmul(normed_BTD, self.up_DF[...])
-        return add_branch(x_BTD, info.hooks.sum(matmul(hidden_BTF, self.down_FD[...])), self.down_bias_D)
+        return add_branch(x_BTD, info.hooks.sum(matmul(hidden_BTF, self.down_FD[...])), self.down_bias_D), {}
 
     @staticmethod
     def kept_bytes(share):

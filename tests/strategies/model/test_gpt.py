@@ -36,7 +36,7 @@ def tokens(config=TINY, seed=0):
 
 def mean_loss(graph, tokens_BS):
     """As a function of the weights."""
-    return lambda weights: forward(nnx.merge(graph, weights), tokens_BS).mean()
+    return lambda weights: forward(nnx.merge(graph, weights), tokens_BS)[0].mean()
 
 
 def distance(mine, reference):
@@ -106,7 +106,7 @@ def test_no_token_sees_a_later_one():
     model, tokens_BS = build(), tokens()
 
     def loss_at_5(x_BTD):
-        return model.losses(model.run(x_BTD), tokens_BS[:, 1:]).reshape(3, -1)[:, 5].sum()
+        return model.losses(model.run(x_BTD)[0], tokens_BS[:, 1:]).reshape(3, -1)[:, 5].sum()
 
     size_BT = np.abs(jit(jax.grad(loss_at_5))(model.embed(tokens_BS[:, :-1]))).sum(-1)
     assert (size_BT[:, 6:] == 0).all()

@@ -18,7 +18,7 @@ from tests.strategies.sampling import nightly
 def test_a_half_knows_nothing_of_the_other():
     """What a layer mixes over its batch stays within each half; the order is kept."""
     x = jnp.arange(4.0).reshape(4, 1, 1)
-    found = by_halves(lambda half: half + 10 * half.sum(0, keepdims=True), x)
+    found = by_halves(lambda half: (half + 10 * half.sum(0, keepdims=True), {}), x)[0]
     np.testing.assert_array_equal(found.ravel(), [10, 11, 52, 53])
 
 
@@ -27,7 +27,7 @@ def test_gradients_of_the_halves_are_joined_and_not_padded():
 
     Padded to the whole and added up, they take more memory traffic, and XLA for GPUs hides less of what is sent.
     """
-    _, backward = jax.vjp(lambda x: by_halves(jnp.sin, x), jnp.arange(4.0))
+    _, backward = jax.vjp(lambda x: by_halves(lambda half: (jnp.sin(half), {}), x)[0], jnp.arange(4.0))
     written = [equation.primitive.name for equation in jax.make_jaxpr(backward)(jnp.ones(4)).eqns]
     assert "concatenate" in written
     assert "pad" not in written

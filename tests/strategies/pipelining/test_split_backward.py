@@ -34,7 +34,7 @@ def halves(remat, dtype: Any = "float32"):
     rest = {name: part for name, part in nnx.to_pure_dict(nnx.state(model)).items() if name != "blocks"}
 
     def run(weights, x_BTD):
-        return nnx.merge(nnx.graphdef(model), {**rest, "blocks": weights}).run(x_BTD)
+        return nnx.merge(nnx.graphdef(model), {**rest, "blocks": weights}).run(x_BTD)[0]
 
     x_BTD = X_BTD.astype(dtype)
     kept = jax.eval_shape(lambda *inputs: jax.vjp(run, *inputs)[1], weights, x_BTD)
