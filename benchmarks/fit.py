@@ -18,8 +18,8 @@ from benchmarks.seconds.machine import RANGES, Machine
 from benchmarks.seconds.machines import as_file, machine, machine_path
 from benchmarks.seconds.published import Run, run_of
 from benchmarks.seconds.tables import Row, cluster_of, model_of, read_rows
-from strategies.config import Infeasible
 from strategies.files import read_json
+from strategies.infeasible import Infeasible
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from benchmarks.cli.refusing import refusing
 from benchmarks.commandline.ending import run
 from benchmarks.commandline.parser import Parser
-from strategies.config import Infeasible
+from strategies.infeasible import Infeasible
 from strategies.pipelining.schedules import SCHEDULES, Schedule
 
 

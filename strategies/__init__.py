@@ -10,7 +10,8 @@ state, metrics = step(state, step.place(tokens))  # tokens: int32 [batch_size, s
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from strategies.config import GPTConfig, Infeasible, TrainConfig
+from strategies.config import GPTConfig, TrainConfig
+from strategies.infeasible import Infeasible
 from strategies.presets import PRESETS
 
 if TYPE_CHECKING:

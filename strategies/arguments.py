@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from strategies.config import Infeasible
+from strategies.infeasible import Infeasible
 from strategies.schema import Count, SchemaError, checked
 
 T = TypeVar("T")

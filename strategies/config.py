@@ -3,11 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from strategies.infeasible import Infeasible, require_divides
 from strategies.schema import Amount, Count, Positive, Whole, require_types
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -24,10 +24,6 @@ ContextAttention = Literal["auto", "ring", "ulysses"]
 AttentionPattern = Literal["strided", "fixed"]
 LOSS_SCALES = 1.0, 2.0**64
 """The smallest and the largest loss scale. Both, and the losses that they scale, are far from the ends of float32."""
-
-
-class Infeasible(ValueError):
-    """Model, mesh and batch do not fit together. The message names the numbers and the legal values."""
 
 
 Layers = Annotated[int, Meta(ge=1, le=100_000)]
@@ -272,41 +268,3 @@ def _require_alone(train: TrainConfig) -> None:
         raise Infeasible(f"bucket_bytes={train.bucket_bytes} {problem}, which has no buckets; leave one of them out")
     if compresses and train.reduce_dtype != "float32":
         raise Infeasible(f"reduce_dtype={train.reduce_dtype} {problem}, which sends codes; leave one of them out")
-
-
-@cache
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors of a size, in order.
-
-    >>> divisors(12)
-    (1, 2, 3, 4, 6, 12)
-    """
-    small = [d for d in range(1, min(math.isqrt(number), 2**20) + 1) if number % d == 0]  # sizes have 40 bits
-    return tuple(sorted({*small, *(number // d for d in small)}))
-
-
-SHOWN_DIVISORS = 24
-"""Most divisors that a message lists: the numbers up to 360 have no more."""
-
-
-def legal(number: int, subject: str) -> str:
-    """State in words the divisors of a number, for error messages.
-
-    >>> legal(8, "tensor")
-    'tensor can be 1, 2, 4 or 8'
-    """
-    texts = [str(d) for d in divisors(number)]
-    if len(texts) > SHOWN_DIVISORS:
-        return f"{subject} can be {', '.join(texts[: SHOWN_DIVISORS - 1])} ... or {texts[-1]}"
-    return f"{subject} can be {' or '.join(filter(None, [', '.join(texts[:-1]), texts[-1]]))}"
-
-
-def require_divides(name: str, size: int, subject: str = "", /, **numbers: int) -> None:
-    """Check that a size, as of a mesh axis, divides numbers of the model. The message calls it `subject`, or `name`.
-
-    Raises:
-        Infeasible: it does not; the message names both numbers and the legal sizes.
-    """
-    for other, number in numbers.items():
-        if number % size:
-            raise Infeasible(f"{name}={size} does not divide {other}={number}; {legal(number, subject or name)}")

@@ -23,13 +23,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from strategies.config import Infeasible
 from strategies.core.axis import Axis
 from strategies.core.compression import BLOCK, compressed, padded
 from strategies.core.gradients import cast
 from strategies.core.layer_reduction import resolve_reduce
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, replica_sums, traffic
+from strategies.infeasible import Infeasible
 from strategies.model.gpt import weight_specs
 from strategies.model.order import after
 from strategies.model.weights import Weights

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 
 from strategies.backends.torus import arrange
-from strategies.config import Infeasible, divisors
+from strategies.infeasible import Infeasible, divisors
 from strategies.schema import require_types
 
 _axes = ["data", "fsdp", "pipeline", "context", "tensor"]

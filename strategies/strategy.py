@@ -14,11 +14,12 @@ from msgspec import Meta
 from strategies.arguments import require_count, require_instance
 from strategies.backends.backend import backend_of
 from strategies.backends.xla_options import xla_options
-from strategies.config import GPTConfig, Infeasible, TrainConfig
+from strategies.config import GPTConfig, TrainConfig
 from strategies.core.axis import Axis, placement_of
 from strategies.core.placement import Placement, size_of
 from strategies.core.plan import Plan
 from strategies.core.train_step import assemble
+from strategies.infeasible import Infeasible
 from strategies.mesh import Devices, MeshSpec, factorisations
 from strategies.names import in_a_line
 from strategies.schema import Count, require_types

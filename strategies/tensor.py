@@ -34,11 +34,11 @@ from typing import Any
 from jax import lax
 from jaxtyping import Array
 
-from strategies.config import Infeasible, legal, require_divides
 from strategies.core.axis import Axis
 from strategies.core.collectives import all_gather, reduce_scatter
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
+from strategies.infeasible import Infeasible, legal, require_divides
 from strategies.mesh import mark_varying
 from strategies.model.gpt import map_weights
 from strategies.model.hooks import Hooks

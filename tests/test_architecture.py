@@ -26,9 +26,9 @@ FORBIDDEN = {
     "benchmarks": {"results", "pandas", "seaborn", "matplotlib"},
     "results": {"strategies", "benchmarks", "jax", "jaxlib", "flax", "optax"},
 }
-MODEL = "strategies.config", "strategies.backends.backend", "strategies.model"
+MODEL = "strategies.config", "strategies.infeasible", "strategies.backends.backend", "strategies.model"
 """All that the model may know of the strategies: sizes, which kernel the devices have, and its own parts."""
-KERNELS = "strategies.config", "strategies.backends.backend", "strategies.model.attention"
+KERNELS = "strategies.config", "strategies.infeasible", "strategies.backends.backend", "strategies.model.attention"
 """All that the kernels of attention may know."""
 
 

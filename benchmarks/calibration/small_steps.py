@@ -14,8 +14,9 @@ from benchmarks.seconds.published import Run
 from benchmarks.seconds.stack import Stack
 from strategies import STRATEGIES, GPTConfig, MeshSpec, TrainConfig
 from strategies.backends.backend import platform_of
-from strategies.config import Infeasible, Remat
+from strategies.config import Remat
 from strategies.costs.predict import predict
+from strategies.infeasible import Infeasible
 
 MODELS = (
     GPTConfig(layers=4, embed=64, heads=4, vocab=256, sequence=64),

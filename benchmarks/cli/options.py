@@ -16,7 +16,8 @@ from benchmarks.commandline.values import amount, commas, count
 from benchmarks.devices.placement import device_count
 from benchmarks.devices.topology import Topology
 from strategies import KNOWN_AS, PRESETS, STRATEGIES, GPTConfig, MeshSpec, TrainConfig
-from strategies.config import Dtype, Infeasible, Remat
+from strategies.config import Dtype, Remat
+from strategies.infeasible import Infeasible
 from strategies.names import unknown
 
 OPTIONS = tuple(dict.fromkeys([*COMMON_OPTIONS, *(name for each in STRATEGIES.values() for name in each.options)]))

@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from strategies.config import Infeasible
+from strategies.infeasible import Infeasible
 
 Row = Mapping[str, Any]
 

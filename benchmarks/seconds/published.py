@@ -25,8 +25,9 @@ from benchmarks.seconds.cells import (
 )
 from benchmarks.seconds.stack import MEGATRON, MPT, Stack
 from strategies import zero
-from strategies.config import GPTConfig, Infeasible, TrainConfig
+from strategies.config import GPTConfig, TrainConfig
 from strategies.costs.predict import Cost, predict, predict_axes
+from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
 from strategies.three_d import THREE_D
 

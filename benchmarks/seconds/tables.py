@@ -17,8 +17,8 @@ from benchmarks.seconds.memory import held_bytes
 from benchmarks.seconds.predicted import bound_seconds, predict_seconds
 from benchmarks.seconds.published import AXES, COLUMNS, Run, run_of
 from benchmarks.seconds.timeline import Timeline
-from strategies.config import Infeasible
 from strategies.files import read_table
+from strategies.infeasible import Infeasible
 
 PARTS = "matmul", "attention", "memory", "launches", "sums of layers", "gathers", "head", "sums of ends"
 AFTER = "sends", "bubble", "gradients", "optimizer", "fixed"

@@ -4,7 +4,7 @@ import math
 import re
 
 from strategies.arguments import require_instance
-from strategies.config import Infeasible
+from strategies.infeasible import Infeasible
 
 DEVICES_PER_CHIP = {
     **dict.fromkeys(("v4", "v5e", "v5p", "v6e"), 1),

@@ -1,7 +1,7 @@
 """Default meshes, and the strategy for a mesh with axes that the named one lacks."""
 
 import strategies
-from strategies.config import Infeasible
+from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
 from strategies.strategy import Strategy
 

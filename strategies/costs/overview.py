@@ -13,13 +13,14 @@ from typing import Any
 import strategies
 from strategies.arguments import require_instance
 from strategies.backends.topologies import devices_of
-from strategies.config import Infeasible, TrainConfig
+from strategies.config import TrainConfig
 from strategies.core.placement import Axes
 from strategies.core.plan import Plan
 from strategies.costs.arrays import HeldArray, accumulated, held_arrays
 from strategies.costs.defaults import example_mesh, strategy_for, usual_mesh
 from strategies.costs.exchanges import Sent, exchanges, features
 from strategies.costs.predict import Cost, predict
+from strategies.infeasible import Infeasible
 from strategies.mesh import MeshSpec
 from strategies.pipelining.schedules import Schedule
 from strategies.presets import PRESETS

@@ -14,7 +14,8 @@ from typing import ClassVar
 from flax import nnx
 from jaxtyping import Array, Float
 
-from strategies.config import GPTConfig, Infeasible
+from strategies.config import GPTConfig
+from strategies.infeasible import Infeasible
 from strategies.model.attention import Reach
 from strategies.model.layer_info import LayerInfo
 from strategies.model.layer_passes import Extras, Result, added

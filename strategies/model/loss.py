@@ -11,7 +11,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from strategies.config import Infeasible, TrainConfig
+from strategies.config import TrainConfig
+from strategies.infeasible import Infeasible
 from strategies.model.hooks import Hooks
 from strategies.model.layer_loop import scan_kept
 from strategies.model.remat import TOTALS

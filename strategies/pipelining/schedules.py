@@ -16,7 +16,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
-from strategies.config import Infeasible
+from strategies.infeasible import Infeasible
 
 Kind = Literal["F", "B", "W"]
 """F: forward pass. B: backward pass, or only its gradients of inputs if there are W. W: gradients of weights."""

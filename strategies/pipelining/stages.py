@@ -10,7 +10,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from strategies.config import Infeasible, PipelineSchedule
+from strategies.config import PipelineSchedule
+from strategies.infeasible import Infeasible
 from strategies.pipelining.schedules import SCHEDULES, Costs, Schedule
 from strategies.pipelining.timetable import Ticks
 

@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks.program.compiled import read_program
 from strategies import PRESETS, STRATEGIES, MeshSpec, TrainConfig
-from strategies.config import Infeasible
 from strategies.costs.predict import predict
+from strategies.infeasible import Infeasible
 from strategies.pipelining.schedules import SCHEDULES
 from tests.strategies.equality import ROUNDING, assert_equal, single, train
 from tests.strategies.quick import compiled as quickly

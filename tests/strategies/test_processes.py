@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strategies.config import Infeasible
+from strategies.infeasible import Infeasible
 from strategies.mesh import first_devices
 from tests.processes import run_together
 from tests.strategies.equality import TRAIN

@@ -19,7 +19,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from strategies.config import GPTConfig, divisors
+from strategies.config import GPTConfig
+from strategies.infeasible import divisors
 
 MOST_BLOCKS_BEFORE = 8
 """The most blocks of keys before the block of a query. Blocks of W/2 tokens have two, blocks of W/4 have four."""

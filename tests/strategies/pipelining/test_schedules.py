@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from strategies.config import Infeasible
+from strategies.infeasible import Infeasible
 from strategies.pipelining.schedules import (
     EQUAL,
     SCHEDULES,

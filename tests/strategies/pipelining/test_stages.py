@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.config import Infeasible
+from strategies.infeasible import Infeasible
 from strategies.pipelining.stages import layer_slots, partition
 
 COSTS = st.lists(st.integers(1, 20), min_size=1, max_size=7)

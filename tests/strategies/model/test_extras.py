@@ -1,0 +1,55 @@
+"""What layers add to the loss, as a router does, is trained and reported under every strategy."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from benchmarks.program.compiled import read_program
+from strategies import STRATEGIES, MeshSpec
+from strategies.costs.predict import predict
+from strategies.mesh import first_devices
+from tests.strategies import quick
+from tests.strategies.costs.steps import by_axes, sent
+from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
+from tests.strategies.model.toy_block import SMALL, register
+from tests.strategies.sampling import nightly
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [
+        ("fsdp", "fsdp=2", {"prefetch": "on", "microbatches": 2}),
+        ("data", "data=4", {"reduce": "layer"}),
+        ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
+        *nightly(
+            ("three_d", "fsdp=2,pipeline=3", {"microbatches": 4, "schedule": "zb-h1"}),
+            ("tensor", "tensor=2", {"halves": "on"}),
+            ("tensor", "tensor=2", {"sequence_parallel": False}),
+            ("zero2", "data=2", {"microbatches": 2}),
+            ("context", "context=4", {}),
+            ("data", "data=4", {"bucket_bytes": 20_000, "dtype": "float16"}),
+            ("auto", "fsdp=2,tensor=2", {}),
+        ),
+    ],
+)
+def test_what_layers_add_to_the_loss_is_trained_and_reported(name, mesh, options, monkeypatch):
+    """Beside the loss of the tokens, as on one device. Gradients are those of the sum; the bytes are known."""
+    register(monkeypatch)
+    config, reports, results = dataclasses.replace(SMALL, block="penalised"), [], []
+    exact = {key: options[key] for key in options if key == "dtype"}
+    for spec, of_mesh, given in (("single", "data=1", exact), (name, mesh, options)):
+        train, devices = dataclasses.replace(TRAIN, **given), first_devices(MeshSpec.parse(of_mesh).size)
+        built = STRATEGIES[spec].build(config, of_mesh, train, devices)
+        results.append(trained(built, initial(built), range(3))[0])
+        tokens = np.random.default_rng(0).integers(0, CONFIG.vocab, built.batch.shape)
+        reports.append({key: float(value) for key, value in built(initial(built), tokens)[1].items()})
+    rounding = ROUNDING[options.get("dtype", "float32")]
+    assert_equal(results[1], results[0], rounding)
+    assert reports[0]["squares"] > 0
+    assert reports[1] == pytest.approx(reports[0], rel=rounding)
+    plain = STRATEGIES["single"].build(SMALL, "data=1", TRAIN, first_devices(1))
+    assert float(plain(initial(plain), tokens)[1]["grad_norm"]) != pytest.approx(reports[0]["grad_norm"], rel=0.01)
+    if name != "auto":
+        program = read_program(quick.compiled(built.lower()).as_text() or "", built.mesh.shape)
+        assert sent(program) == by_axes(predict(name, config, mesh, built.train))
