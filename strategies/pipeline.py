@@ -21,6 +21,8 @@ all-reduces, in the compute dtype. Positions and the last norm are replicated on
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +36,7 @@ from strategies.core.gradients import cast
 from strategies.core.plan import Plan
 from strategies.core.traffic import Traffic, traffic
 from strategies.mesh import mark_varying
-from strategies.model.gpt import GPT
+from strategies.model.gpt import GPT, map_weights
 from strategies.model.layer_passes import Leaves, Result
 from strategies.model.weights import Weights
 from strategies.pipelining.executor import Executor, Parts
@@ -75,7 +77,7 @@ def scheduled(plan: Plan) -> Differentiate:
         blocks, structure = jax.tree.flatten(weights["blocks"])
         ends = {name: part for name, part in weights.items() if name != "blocks"}
         # The last norm is replicated. Its gradient is summed over stages once a step, not for each microbatch.
-        ends["head"] = {**ends["head"], "norm": mark_varying(ends["head"]["norm"], "pipeline")}
+        ends |= _replicated_of_head(partial(mark_varying, axes="pipeline"), ends, plan)
 
         def model(ends: Weights, blocks: Leaves = blocks) -> GPT:
             return build({**ends, "blocks": jax.tree.unflatten(structure, blocks)})
@@ -94,11 +96,18 @@ def scheduled(plan: Plan) -> Differentiate:
         executor = Executor(schedule, ticks, parts, blocks, ends, tokens_MbS, used_L, train.layers_in_loop)
         loss, dblocks, dends = executor()
         loss |= {name: model(ends).hooks.token_sum(loss[name]) for name in plan.block.extras()}
-        dnorm = lax.psum(cast(dends["head"]["norm"], train.reduce_dtype), "pipeline")
-        dends["head"]["norm"] = cast(dnorm, "float32")
-        return loss, {**dends, "blocks": jax.tree.unflatten(structure, dblocks)}
+        sums = _replicated_of_head(lambda grads: lax.psum(cast(grads, train.reduce_dtype), "pipeline"), dends, plan)
+        return loss, {**dends, **cast(sums, "float32"), "blocks": jax.tree.unflatten(structure, dblocks)}
 
     return differentiate
+
+
+def _replicated_of_head(function: Callable[[Any], Any], ends: Weights, plan: Plan) -> Weights:
+    """The head, with a function applied to its weights that are replicated on every stage, together."""
+    head = {"head": ends["head"]}
+    chosen = map_weights(lambda weight, spec: None if "vocab" in spec.dims else weight, plan.config, head)
+    found = function(chosen)
+    return jax.tree.map(lambda new, old: old if new is None else new, found, head, is_leaf=lambda each: each is None)
 
 
 def forward(chunks: int, microbatches: int) -> Losses:

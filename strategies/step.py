@@ -158,7 +158,8 @@ class Step:
         apply: the second half, jitted: (state, gradients) -> (state, the metrics but "loss"). Neither half donates
             anything.
         evaluation: what `evaluate` computes, jitted. It donates nothing.
-        state: shapes, dtypes and shardings of the state. `grads` (between the halves) and `batch` are alike.
+        state, batch, grads: shapes, dtypes and shardings of the state, of a batch, and of the gradients that `apply`
+            takes.
         layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
         inexact: why the step by design computes something else than one device; empty if it does not.
         xla_options: with which a call compiles `update` (backends/xla_options.py).

@@ -172,7 +172,7 @@ def replicated_gradients(plan: Plan, axes: Sequence[str], elements: int) -> Iter
     dtype = plan.train.reduce_dtype
     yield from traffic(
         plan,
-        "gradients held alike",
+        "replicated-weight gradients",
         "all_reduce",
         tuple(axes),
         elements,

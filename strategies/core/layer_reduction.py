@@ -20,7 +20,7 @@ from jaxtyping import Array
 from strategies.core.gradients import cast, mark_shares, sum_over
 from strategies.core.plan import Plan
 from strategies.core.shards import Shards
-from strategies.model.gpt import GPT
+from strategies.model.gpt import GPT, map_weights
 from strategies.model.hooks import Hooks
 from strategies.model.order import after
 from strategies.model.weights import Weights, WeightSpec
@@ -101,7 +101,7 @@ class LayerReduction:
                 return build({**weights, "blocks": jax.tree.map(Paired, run_with, weights["blocks"])})
 
             loss, grads = differentiate(paired, {**weights, **targets}, tokens_BS, divisor)
-            return _after_blocks(loss, grads) if self.plan.virtual else (loss, grads)
+            return loss, self._after_blocks(grads) if self.plan.virtual else grads
 
         return of_targets
 
@@ -132,12 +132,12 @@ class LayerReduction:
             return self.implementation.sum_layer(grads)
         return cast(sum_over([self.plan.replicas_of(spec) for spec in specs], cast(grads, dtype)), "float32")
 
+    def _after_blocks(self, grads: Weights) -> Weights:
+        """Make the gradients of the head depend on those of the blocks. Their values do not change if all are finite.
 
-def _after_blocks(loss: LossTerms, grads: Weights) -> tuple[LossTerms, Weights]:
-    """Make the gradients of the head depend on those of the blocks. Their values do not change if all are finite.
-
-    Otherwise XLA's CPU backend may sum them concurrently with the backward loop, and virtual devices may deadlock
-    (benchmarks/program/deadlock.py). The gradients of the embedding depend on the loop anyway.
-    """
-    # A norm of the blocks varies over the mesh axes over which the last norm does.
-    return loss, {**grads, "head": after(grads["blocks"]["norm1"]["scale_D"], grads["head"])}
+        Otherwise XLA's CPU backend may sum them concurrently with the backward loop, and virtual devices may deadlock
+        (benchmarks/program/deadlock.py). The gradients of the embedding depend on the loop anyway.
+        """
+        # A norm of the blocks varies over the mesh axes over which the last norm does.
+        norms = map_weights(lambda g, spec: g if spec.dims == ("layers", "embed") else None, self.plan.config, grads)
+        return {**grads, "head": after(jax.tree.leaves(norms["blocks"])[-1], grads["head"])}

@@ -146,8 +146,8 @@ class Placement:
 
         def spec(dims: Sequence[str]) -> P:
             split_by = [list(self.dims.get(dim, ())) for dim in dims]
-            if shards and (cut := shards.find(dims)) is not None:
-                split_by[cut].extend(axes)
+            if shards and (dim := shards.find(dims)) is not None:
+                split_by[dim].extend(axes)
             while split_by and not split_by[-1]:
                 split_by.pop()
             return P(*(tuple(each) or None for each in split_by))

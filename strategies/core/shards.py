@@ -32,7 +32,7 @@ class Shards:
         axes: mesh axes that together split the weights.
         count: number of devices along these axes.
         config: the model.
-        cut: dims that other axes split already -> into how many parts.
+        split: dims that other axes split already -> into how many parts.
         may_split_dim_twice: whether a dim that is split already may be split again if the weight has no other dim, as a
             bias. Otherwise such a weight is not split.
 
@@ -43,7 +43,7 @@ class Shards:
     axes: tuple[str, ...]
     count: int
     config: GPTConfig
-    cut: Mapping[str, int] = field(default_factory=dict)
+    split: Mapping[str, int] = field(default_factory=dict)
     may_split_dim_twice: bool = True
 
     def __post_init__(self) -> None:
@@ -54,8 +54,8 @@ class Shards:
             sizes |= {"embed": (config.embed, 1), "heads x head_size": (config.head_features, features)}
         if config.key_heads:
             sizes["key_heads x head_size"] = config.key_features, self._parts("key_features")
-        for name, (size, split) in sizes.items():
-            parts = split if self.may_split_dim_twice else 1
+        for name, (size, already) in sizes.items():
+            parts = already if self.may_split_dim_twice else 1
             left = f"{name}/{parts}" if parts > 1 else name
             require_divides(" x ".join(self.axes), self.count, **{left: size // parts})
 
@@ -88,7 +88,7 @@ class Shards:
         return lax.dynamic_slice_in_dim(weight, lax.axis_index(self.axes) * size, size, self.dim(spec))
 
     def _parts(self, dim: str) -> int:
-        return self.cut.get(dim, 1)
+        return self.split.get(dim, 1)
 
     def map_weights(self, function: Callable[..., Array], weights: Weights, *others: Weights) -> Weights:
         """Apply a function of an array and its spec, such as `gather`, to weights of a model (`gpt.map_weights`)."""

@@ -56,7 +56,7 @@ class MLP(Part):
     @staticmethod
     def waiting_elements(share: Share) -> int:
         """The gradients of both outputs, and inputs that neither are kept nor follow from what is kept."""
-        if share.rewritten:
+        if share.reuses_residual_buffers:
             return 0
         whole = 2 if share.train.remat == "full" or share.sequence_parallel else 1
         split = {"none": 0, "dots": 1, "full": 2}[share.train.remat]

@@ -51,7 +51,7 @@ class Share:
         return self.tokens // self.tensors if self.sequence_parallel else self.tokens
 
     @property
-    def rewritten(self) -> bool:
+    def reuses_residual_buffers(self) -> bool:
         """Whether all that waits for the gradients of weights reuses memory of residuals (pipelining/slot_reuse.py).
 
         With `remat="none"` it does, unless sequence parallelism gathers it: then it is larger than these.

@@ -81,7 +81,7 @@ class Attention(Part):
 
         Where queries, keys and values are kept, their gradients take their place.
         """
-        if share.rewritten:
+        if share.reuses_residual_buffers:
             return 0
         split = share.attended_features if share.train.remat == "full" else 0
         return share.tokens * ((2 if share.sequence_parallel else 1) * share.config.embed + split)

@@ -76,7 +76,7 @@ class Passes:
 
     def extras(self, like_BTD: Array, value: float = 0.0) -> Extras:
         """Each of the extras of a layer with this value; `like_BTD` has the shape of its input."""
-        extras = jax.eval_shape(lambda *inputs: self.run(*inputs)[1], self._layer(0), like_BTD)
+        extras = jax.eval_shape(lambda x_BTD: self.run(self._layer(0), x_BTD)[1], like_BTD)
         return jax.tree.map(lambda each: jnp.full_like(each, value), extras)
 
     def forward(self, turn: Turn, x_BTD: Array, slots: Slots, extras: Extras) -> tuple[Array, tuple[Slots, Extras]]:
