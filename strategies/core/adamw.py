@@ -37,7 +37,9 @@ def adamw(train: TrainConfig, specs: Weights, *, whole: bool = False) -> Optimiz
         norm = global_norm(grads, jax.tree.map(lambda _: P(), specs) if whole else specs)
         clip = 1 / jnp.maximum(norm / train.clip_norm, 1)
         updates: Any
-        updates, state = at(state[0].count).update(jax.tree.map(lambda g: g * clip, grads), state, weights)
+        updates, state = at(optax.tree.get(state, "count")).update(
+            jax.tree.map(lambda g: g * clip, grads), state, weights
+        )
         return updates, state, norm
 
     return Optimizer(lambda weights: (weights, specs), adamw.init, state_specs, update)

@@ -1,14 +1,9 @@
-"""Layers and schedule of the stages of a pipeline: which layers each holds, and in which order it runs.
+"""Layers and schedule of the stages of a pipeline: which layers each holds, and in which order it runs."""
 
-A partition of the layers' costs minimises the largest part.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
-
-import numpy as np
 
 from strategies.config import PipelineSchedule
 from strategies.infeasible import Infeasible
@@ -16,54 +11,13 @@ from strategies.pipelining.schedules import SCHEDULES, Costs, Schedule
 from strategies.pipelining.timetable import Ticks
 
 
-def partition(costs: Sequence[float], parts: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
-    """The number of costs in each part, in order, such that the largest sum is minimal. No part is empty.
-
-    The result is exact, by dynamic programming: p n log n steps for n costs and p parts. Of equally good partitions it
-    is the one with the smallest last parts.
-
-    Args:
-        costs: of the layers, measured or modelled, in seconds, FLOPs or bytes; none is negative.
-        parts: number of stages, or of stages times chunks.
-        first, last: additional costs of the first and the last part, as of an embedding and a head that are not shared.
-
-    Raises:
-        Infeasible: there are fewer costs than parts.
-
-    >>> partition([1, 1, 1, 1, 1, 1, 1, 1], 3)
-    (3, 3, 2)
-    >>> partition([1, 1, 1, 1, 1, 1, 1, 1], 2, last=4)
-    (6, 2)
-    """
-    count = len(costs)
-    if parts > count:
-        raise Infeasible(f"{count} layers are too few for {parts} parts of a pipeline; take at most {count}")
-    sums = np.cumsum([0.0, *costs])
-    best = first + sums[1:]  # the least largest part, if the parts so far end at each end that they can have
-    cuts = []
-    for part in range(1, parts):
-        best, start, furthest = best[:-1], sums[part:-1], np.arange(count - part)
-        end = sums[part + 1 :] + (last if part == parts - 1 else 0.0)
-        # A later start leaves more to the parts before it, and less to this one: the best is where the two cross.
-        late = np.minimum(np.searchsorted(best + start, end), furthest)
-        early = np.maximum(late - 1, 0)
-        with_early, with_late = (np.maximum(best[cut], end - start[cut]) for cut in (early, late))
-        least = np.minimum(with_early, with_late)
-        latest = np.minimum(np.searchsorted(best, least, side="right") - 1, furthest)
-        cuts.append(part + np.where(with_early < with_late, early, latest))
-        best = least
-    ends = [count]
-    for part in range(parts - 1, 0, -1):
-        ends.append(int(cuts[part - 1][ends[-1] - part - 1]))
-    return tuple(int(size) for size in np.diff([0, *reversed(ends)]))
-
-
 @cache
 def layer_slots(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
     """The layer in each slot of the stacked blocks, by stage, then by chunk; -1 for an empty slot.
 
-    Consecutive parts of the model are on consecutive stages, once around for each chunk. Every part has as many slots
-    as the largest part has layers.
+    Consecutive parts of the model are on consecutive stages, once around for each chunk. The first parts have one layer
+    more where the parts do not divide the layers: all stages share the embedding and the head, so layers alone count.
+    Every part has as many slots as the largest part has layers.
 
     Raises:
         Infeasible: there are fewer layers than parts.
@@ -73,7 +27,11 @@ def layer_slots(layers: int, stages: int, chunks: int) -> tuple[int, ...]:
     >>> layer_slots(3, 2, 1)
     (0, 1, 2, -1)
     """
-    sizes = partition([1.0] * layers, stages * chunks)
+    count = stages * chunks
+    if count > layers:
+        raise Infeasible(f"{layers} layers are too few for {count} parts of a pipeline; take at most {layers}")
+    each, more = divmod(layers, count)
+    sizes = [each + 1] * more + [each] * (count - more)
     starts = list(accumulate(sizes, initial=0))
     room = max(sizes)
     parts = [[*range(starts[i], starts[i + 1]), *[-1] * (room - size)] for i, size in enumerate(sizes)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import textwrap
 
 import jax
 import numpy as np
@@ -17,11 +18,13 @@ from strategies import STRATEGIES, GPTConfig, Infeasible, MeshSpec, TrainConfig,
 from strategies.costs.overview import asked_overview
 from strategies.costs.predict import predict
 from strategies.mesh import first_devices
+from strategies.model.block import BLOCKS
 from strategies.model.gpt import flops_per_token, param_count
 from strategies.single import SINGLE
+from tests.processes import ROOT
 from tests.strategies import quick
 from tests.strategies.costs.steps import by_axes, compiled, cost, sent, step
-from tests.strategies.equality import ROUNDING, TRAIN, assert_equal, initial, trained
+from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
 from tests.strategies.model.toy_block import SMALL, TOY, register
 from tests.strategies.sampling import nightly, unless_sampled
 
@@ -175,3 +178,16 @@ def test_a_block_that_does_not_exist_is_refused() -> None:
     """With those that do."""
     with pytest.raises(Infeasible, match="there is no block 'lama'; blocks are gpt2, toy"):
         SINGLE.build(dataclasses.replace(SMALL, block="lama"), "data=1", TRAIN, first_devices(1))
+
+
+def test_the_part_that_the_documentation_shows(monkeypatch) -> None:
+    """The file of docs/contribute/adding-a-model-part.md is complete: its model is trained, and its bytes are known."""
+    monkeypatch.setattr("strategies.model.block.BLOCKS", dict(BLOCKS))
+    page = (ROOT / "docs" / "contribute" / "adding-a-model-part.md").read_text()
+    shown = page[page.index("    # gated.py") : page.index("`GPTConfig(..., block")]
+    exec(textwrap.dedent(shown), {"__name__": "gated"})
+    config = dataclasses.replace(CONFIG, block="gated")
+    built = STRATEGIES["fsdp"].build(config, "fsdp=2", TRAIN, first_devices(2))
+    program = read_program(quick.compiled(built.lower()).as_text() or "", built.mesh.shape)
+    assert "gate_DF" in built.state.params["blocks"]["mlp"]
+    assert sent(program) == by_axes(predict("fsdp", config, "fsdp=2", TRAIN))
