@@ -129,7 +129,10 @@ def implement(plan: Plan, before: Implementation) -> Implementation:
 
 
 def gather_hook(shards: Shards, plan: Plan, before: Hooks, by_token: bool) -> Callable[[Array, WeightSpec, str], Array]:
-    """`Hooks.gather`: gathers a weight when a layer runs, and sums its gradient when autodiff transposes the gather."""
+    """`Hooks.gather`: gathers a weight when a layer runs. Its transpose by autodiff reduce-scatters the gradient.
+
+    The backward pass gathers the weight once more, because no policy of remat.py keeps an all-gather.
+    """
 
     def gather(part: Array, spec: WeightSpec, dtype: str) -> Array:
         if by_token and part.ndim == 3:  # [D,3,A], see `by_token_first`

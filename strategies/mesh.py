@@ -25,16 +25,25 @@ def all_axes() -> tuple[str, ...]:
 
 
 def add_axes(names: Iterable[str]) -> None:
-    """Add mesh axes inside the existing ones. Names that there are already change nothing.
+    """Add mesh axes. Each stands before the next of the names that there is already; without one it is the innermost.
+
+    Args:
+        names: of all axes of a strategy, outermost first. Those that there are already change nothing.
 
     Raises:
-        ValueError: a mesh or a column of a table cannot have an axis of this name. Then none is added.
+        ValueError: a mesh or a column of a table cannot have an axis of this name, or existing ones are out of order.
+            Then none is added.
     """
-    new = [name for name in dict.fromkeys(names) if name not in _axes]
+    names = tuple(dict.fromkeys(names))
+    new, known = [name for name in names if name not in _axes], [name for name in names if name in _axes]
+    if known != sorted(known, key=_axes.index):
+        raise ValueError(f"axes {', '.join(known)} are out of order; the order is {', '.join(_axes)}")
     for name in new:
         if not re.fullmatch("[a-z]+", name) or name == "several":
             raise ValueError(f"{name!r} cannot be a mesh axis; take lower-case letters alone, and not 'several'")
-    _axes.extend(new)
+    for name in new:
+        later = [other for other in names[names.index(name) :] if other in _axes]
+        _axes.insert(_axes.index(later[0]) if later else len(_axes), name)
 
 
 MOST_SIZE = 999_999_999

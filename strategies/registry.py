@@ -45,14 +45,14 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_registered)
 
 
 def register(strategy: Strategy) -> Strategy:
-    """Add a user-defined strategy to `STRATEGIES`, and its new mesh axes inside the existing ones.
+    """Add a user-defined strategy to `STRATEGIES`, and its new mesh axes to the existing ones (`mesh.add_axes`).
 
     Call it in a module that the environment variable `MESHMARK_STRATEGIES` names. Every process imports these modules
     together with the registry, before it looks up a strategy.
 
     Raises:
-        ValueError: it is no strategy, the name is taken, or an axis has a name that a mesh or a column of a table
-            cannot have.
+        ValueError: it is no strategy, the name is taken, its axes are out of order, or an axis has a name that a mesh
+            or a column of a table cannot have.
     """
     require_instance(strategy, Strategy, "what is registered", ValueError)
     if strategy.name in STRATEGIES or strategy.name in KNOWN_AS:

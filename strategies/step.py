@@ -1,8 +1,16 @@
 """The interface that every strategy implements.
 
-A strategy is a list of mesh axes (strategy.py). Its `build` makes a `Plan`, which checks that model, mesh and batch fit
-together, lets the axes add what they do to an `Implementation`, and passes both to `assemble` (core/train_step.py),
-which returns the training step.
+A strategy is a list of mesh axes. This is the way to a step, and through it:
+
+    Strategy.build      strategy.py            makes a plan, an implementation and the step
+    Plan.of             core/plan.py           gives options values, refuses what does not fit
+    Axis.implement      fsdp.py, tensor.py ..  each axis adds what it does to an `Implementation`
+    assemble            core/train_step.py     makes the `Step` of both, in `jax.shard_map`
+
+    update              core/train_step.py     on each device: the gradients, then `apply`
+    GPT.run             model/layers.py        loops over the layers, which call the hooks (model/hooks.py)
+    reduce, all_reduce  core/gradients.py      sum what the hooks have not summed
+    apply               core/adamw.py          clips, and updates weights
 """
 
 import functools
@@ -40,7 +48,7 @@ class State(NamedTuple):
     optimizer: Any
     """AdamW's moments and count, as optax keeps them, and any other state of the optimizer."""
     master: Any = None
-    """Float32 weights that AdamW updates, if `params` are of another dtype (core/sharded_update.py)."""
+    """Float32 weights that AdamW updates, if `params` are of another dtype (core/master.py)."""
 
 
 LossTerms = dict[str, Float[Array, ""]]
@@ -110,7 +118,7 @@ class Implementation:
         layer_slots: which layer is in each slot of the stacked blocks, -1 for none; None if they are in order.
         prepare_params: weights as the state holds them -> weights with respect to which gradients are taken.
         reduce: this device's share of loss and gradients, after all microbatches -> their sums over the axes that split
-            weights.
+            weights; of the loss alone where hooks have summed the gradients.
         sum_replicas: such sums -> sums over `Placement.replicas`; None is an all-reduce of each in
             `reduce_dtype`.
         sum_layer: the same for gradients of one layer (layer_reduction.py).

@@ -29,7 +29,7 @@ OPTIONS = frozenset(each.name for each in fields(TrainConfig))
 
 
 def compose(plan: Plan, mesh: Mesh) -> Implementation:
-    """What all axes of a plan do in a step, from the outermost to the innermost."""
+    """What all axes of a plan do in a step, from the outermost to the innermost. They need no mesh of devices."""
     implementation = Implementation()
     for axis in plan.active:
         implementation = axis.implement(plan, implementation)

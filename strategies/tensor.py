@@ -101,7 +101,7 @@ def hooks(before: Hooks, vocab_axes: Sequence[str], sequence_parallel: bool) -> 
     """Hooks for layers split over `tensor`, and an embedding and a loss whose vocabulary is split over `vocab_axes`."""
     vocab = vocab_hooks(before, vocab_axes)
     if not sequence_parallel:
-        # Marked once, what several matmuls take has its gradients added before they are summed over devices.
+        # All tokens are here. Marked once, before several matmuls: their gradients are added, and then summed once.
         all_tokens = partial(mark_varying, axes="tensor")
         return replace(vocab, sum=partial(lax.psum, axis_name="tensor"), all_tokens=all_tokens)
 
@@ -157,6 +157,7 @@ def layers(plan: Plan) -> Iterator[Traffic]:
         yield from traffic(plan, "head", "all_reduce", tensors, plan.residual, dtype=dtype)
         return
     yield from traffic(plan, "layers", "reduce_scatter", tensors, sums, dtype=dtype)
+    # Forward, once more backward (remat.py keeps no gather), and as the transpose of the reduce-scatter.
     gathered = 3 * branches * plan.layers * plan.own_residual
     yield from traffic(plan, "layers", "all_gather", tensors, gathered, dtype=dtype)
     yield from traffic(plan, "head", "reduce_scatter", tensors, plan.residual, dtype=dtype)

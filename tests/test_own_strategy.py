@@ -14,7 +14,8 @@ import strategies
 from strategies.mesh import all_axes
 from tests.processes import LIMIT_SECONDS, ROOT, environment
 
-PAGE = (ROOT / "docs" / "contribute" / "adding-a-strategy.md").read_text()
+PAGES = "adding-a-strategy.md", "summing-gradients.md"
+PAGE = "\n".join((ROOT / "docs" / "contribute" / name).read_text() for name in PAGES)
 
 
 def shown(name: str) -> str:
@@ -55,14 +56,28 @@ It also sends a number that does not follow from its placement, and states so by
 TINY = ("--layers=2", "--embed=16", "--heads=2", "--sequence=16", "--batch-size=4", "--rounds=6")
 
 
-MESHES = {"toy": ("toy=2", "toy=4"), "shard": ("shard=4",), "grouped": ("data=2,group=2",)}
+MESHES = {
+    "toy": ("toy=2", "toy=4"),
+    "shard": ("shard=4",),
+    "grouped": ("data=2,group=2",),
+    "hierarchical": ("host=2,chip=2",),
+}
+
+
+OWN = {
+    "toy": "all_reduce.toy",
+    "shard": "reduce_scatter.shard",
+    "grouped": "all_reduce.group",
+    "hierarchical": "all_gather.chip",
+}
+"""A column of each, over an axis of its own."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the strategies and the report of their benchmarks."""
     folder = tmp_path_factory.mktemp("own")
-    for name, source in (("toy", shown("toy.py")), ("shard", shown("shard.py")), ("grouped", GROUPED)):
+    for name, source in ((name, GROUPED if name == "grouped" else shown(f"{name}.py")) for name in MESHES):
         (folder / f"{name}.py").write_text(source)
     meshes = [f"--mesh={mesh}" for each in MESHES.values() for mesh in each]
     measured = f"--strategy={','.join(MESHES)}", *meshes, f"--benchmark-json={folder / 'run.json'}"
@@ -97,8 +112,7 @@ def test_what_they_send_and_hold_is_known(folder: Path) -> None:
         assert row["sent_as_predicted"]
         assert row["predicted.sent_bytes"] == row["compiled.sent_bytes"] > 0
         assert row["predicted.argument_bytes"] == row["memory.argument_bytes"] > 0
-        own = {"toy": "all_reduce.toy", "shard": "reduce_scatter.shard", "grouped": "all_reduce.group"}[row["strategy"]]
-        assert row[f"compiled.sent_bytes.{own}"] > 0
+        assert row[f"compiled.sent_bytes.{OWN[row['strategy']]}"] > 0
 
 
 def test_its_curves_are_drawn(folder: Path) -> None:

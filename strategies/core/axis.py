@@ -44,7 +44,8 @@ class Axis:
         implement: (plan, what the axes before this one do in the step) -> what they and this axis do.
         traffic: terms of what the axis sends (core/traffic.py), each a function of the plan.
         replica_sums: the term of what `Implementation.sum_replicas` of this axis sends, in place of the all-reduces of
-            loss and gradients over replicas; None if it leaves that as it is, or sends as much.
+            loss and gradients over replicas; None if it leaves that as it is, or sends as much by all-reduces. With
+            "reduce" among its options the axis sums gradients of single layers, too (`Implementation.sum_layer`).
 
     Raises:
         ValueError: a field is of another type, or fields exclude each other.

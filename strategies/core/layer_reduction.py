@@ -43,6 +43,8 @@ def _reduce_problem(plan: Plan) -> str:
         return "has no backward loop in a pipeline, whose stages accumulate gradients of microbatches; use reduce=step"
     if placement.shards and train.gather == "step":
         return "does not go with gather=step, which sums gradients once a step; use gather=layer or reduce=step"
+    if own := [axis.name for axis in plan.active if axis.replica_sums and "reduce" not in axis.options]:
+        return f"does not go with the sums of the axis {own[0]}, which it makes once a step; use reduce=step"
     if train.compression != "none":
         return f"does not go with compression={train.compression}, which sums all gradients at once; use reduce=step"
     once = placement.updates and not placement.reduce_scatter_per_microbatch

@@ -111,7 +111,7 @@ class Placement:
         return {dim: size_of(axes, sizes) for dim, axes in self.dims.items()}
 
     def shards_of(self, axes: Axes, config: GPTConfig, sizes: Mapping[str, int]) -> Shards:
-        """Shards of each weight along `axes` (`shards` or `updates`), after `dims` has split the weight.
+        """Shards of each weight along `axes`, such as `shards` or `updates`, after `dims` has split the weight.
 
         Raises:
             Infeasible: the axes do not divide the embed or mlp dim.

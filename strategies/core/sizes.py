@@ -83,7 +83,7 @@ class Sizes:
         return self.placement.replicas_of(spec.dims)
 
     def shards_of(self, axes: Axes) -> Shards:
-        """Shards of each weight along `Placement.shards` or `Placement.updates`.
+        """Shards of each weight along some axes, such as `Placement.shards` or `Placement.updates`.
 
         Raises:
             Infeasible: the axes do not divide the embed or mlp dim.

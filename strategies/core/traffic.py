@@ -107,7 +107,7 @@ def traffic(
 
 
 def losses(plan: Plan) -> Iterator[Traffic]:
-    """The loss, over the axes that split the batch and weights or updates (train_step.py)."""
+    """The loss, over the axes that split the batch and weights (fsdp.py) or updates (train_step.py)."""
     for axes in (plan.placement.shards, plan.placement.updates):
         yield from traffic(plan, "loss", "all_reduce", axes, plan.loss_terms, array="number", when=plan.when_summed)
 
@@ -134,7 +134,7 @@ def norm(plan: Plan) -> Iterator[Traffic]:
 
 def terms_of(plan: Plan) -> tuple[Term, ...]:
     """All terms of a step: those of its axes, those that every strategy has, and what axes have in place of these."""
-    sums = [axis.replica_sums for axis in plan.active if axis.replica_sums] or [replica_sums]
+    sums = [axis.replica_sums for axis in plan.active if axis.replica_sums][-1:] or [replica_sums]  # the last one sums
     of_batch = [term for axis in plan.active if axis.batch for term in axis.traffic]
     others = [term for axis in plan.active if not axis.batch for term in axis.traffic]
     last = [term for i, term in enumerate(others) if term not in others[i + 1 :]]  # two axes may share a term

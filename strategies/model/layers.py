@@ -1,12 +1,13 @@
 """The loop over the layers of a device, forward and backward.
 
 If an iteration gathers the weights of its own layer, it waits for them; and the sums of the gradients that it computes
-last have nothing left to overlap with: compilers move no collective, and no wait for one, into another iteration. So
-there are two options, of which the first includes the second:
+last have nothing left to overlap with: compilers move no collective, and no wait for one, into another iteration. There
+are two ways around that:
 
     gathers_ahead (`TrainConfig.prefetch`): an iteration runs one layer and gathers the weights of the next one, as
         PyTorch's FSDP does (Zhao et al. 2023, "PyTorch FSDP", section 3.3.2). The whole weights of two layers exist at
         a time. Those of the last layer are kept from the forward to the backward loop, and are not gathered again.
+        It also sums late.
     sums_late (`TrainConfig.reduce="layer"`): the backward loop, beside the backward pass of layer l, sums the gradients
         of layer l+1 over devices, by the transpose of `gather`. So the gradients of two layers exist at a time, those
         of the following layer in the compute dtype.
