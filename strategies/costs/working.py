@@ -51,8 +51,8 @@ def attention(share: Share) -> int:
 def standalone_attention(share: Share) -> int:
     """Scores, the array that replaces masked ones, and the mask in bytes; with five arrays, and copies of keys.
 
-    For a single head the compiler copies the scores once more. A ring masks few scores. It holds the scores of each
-    pair of chunks and their gradients; queries, output, and the gradients of both; keys and values of the device
+    For a single head of keys the compiler copies the scores once more. A ring masks few scores. It holds the scores of
+    each pair of chunks and their gradients; queries, output, and the gradients of both; keys and values of the device
     and of two hops, and their gradients of two hops; and the three gradients of a pair.
     """
     if share.kernel != "xla":
@@ -66,7 +66,8 @@ def standalone_attention(share: Share) -> int:
         features += 2 * _key_copies(share) * share.key_features
     elif tokens % 2 == 0:
         keys = tokens * 3 // 4  # two blocks, of which one has half of the keys
-    quarters = 13 if heads == (share.contexts if share.ulysses else 1) else 9
+    key_heads = share.key_features // share.config.head_dim // (share.contexts if share.ulysses else 1)
+    quarters = 13 if key_heads == 1 else 9
     return share.tokens * (features + quarters * keys * heads // 4)
 
 

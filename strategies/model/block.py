@@ -25,6 +25,9 @@ from strategies.model.part import Part, Share
 from strategies.model.self_attention import Attention
 from strategies.model.weights import WeightSpec
 
+RESERVED = {"loss", "grad_norm", "loss_scale"}
+"""Names of what every step reports (`Step.update`), which extras must not have."""
+
 
 class Block(nnx.Module):
     """Pre-norm transformer block. Each of its branches takes the normalised residual stream, and adds to the stream.
@@ -46,12 +49,19 @@ class Block(nnx.Module):
             setattr(self, name, part(config, rngs))
 
     def __call__(self, x_BTD: Float[Array, "B T D"], info: LayerInfo) -> Result:
-        """Add all branches to the residual stream."""
+        """Add all branches to the residual stream.
+
+        Raises:
+            ValueError: its parts add to the loss what they do not state, or do not add what they state.
+        """
         extras: Extras = {}
         parts = [getattr(self, name) for name in self.parts]
         for norm, branch in zip(parts[::2], parts[1::2], strict=True):
             x_BTD, more = branch(x_BTD, info.hooks.all_tokens(norm(x_BTD)), info)
             extras = added(extras, more)
+        if (named := set(self.extras())) != set(extras) or named & RESERVED:
+            problem = f"it adds {sorted(extras)} to the loss, and its parts state extras {sorted(named)}"
+            raise ValueError(f"{type(self).__name__}: {problem}; they must be the same, and not {sorted(RESERVED)}")
         return x_BTD, extras
 
     @classmethod

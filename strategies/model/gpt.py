@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from strategies.config import GPTConfig, TrainConfig
 from strategies.model.attention import Reach
-from strategies.model.block import block_of
+from strategies.model.block import Block, block_of
 from strategies.model.embedding import Embedding
 from strategies.model.halves import by_halves
 from strategies.model.head import Head
@@ -147,12 +147,15 @@ class GPT(nnx.Module):
         return self.hooks.gather(weight[...], weight.spec, weight.spec.used_dtype(self.train_config.dtype))
 
 
-@cache
 def weight_specs(config: GPTConfig) -> Mapping[str, WeightSpec]:
     """The weights of the model by name, such as "blocks.mlp.up_DF", in the order of the leaves of their tree."""
-    stacked = {
-        name: replace(spec, dims=("layers", *spec.dims)) for name, spec in block_of(config).weights(config).items()
-    }
+    return _weight_specs(config, block_of(config))
+
+
+@cache
+def _weight_specs(config: GPTConfig, block: type[Block]) -> Mapping[str, WeightSpec]:
+    """By the block too: a name in `BLOCKS` may come to mean another one, as in a notebook."""
+    stacked = {name: replace(spec, dims=("layers", *spec.dims)) for name, spec in block.weights(config).items()}
     parts = {"embedding": Embedding.weights(config), "blocks": stacked, "head": Head.weights(config)}
     specs = {f"{part}.{name}": spec for part, weights in parts.items() for name, spec in weights.items()}
     return {name: replace(specs[name], name=name) for name in sorted(specs, key=lambda name: name.split("."))}
@@ -173,7 +176,7 @@ def map_weights(function: Callable[..., Any], config: GPTConfig, weights: Weight
 
 
 def resolved(config: GPTConfig) -> GPTConfig:
-    """The same model with the sizes of its MLP and of its heads, and the attention that its options amount to.
+    """The same model with the sizes of its MLP and the numbers and sizes of its heads, and the attention it amounts to.
 
     Two configurations are the same model if this is equal, up to the padding of the vocabulary.
 
@@ -183,6 +186,7 @@ def resolved(config: GPTConfig) -> GPTConfig:
     """
     reach = Reach.of(config)
     options: dict[str, Any] = {"mlp": config.mlp_dim, "head_size": config.head_dim}
+    options["key_heads"] = config.key_heads or config.heads
     if reach is None or not reach.summary:
         window, stride = (None, None) if reach is None else (reach.window, reach.stride)
         options |= {"attention_window": window, "attention_stride": stride}

@@ -65,7 +65,8 @@ def test_the_size_of_a_head_is_a_size_of_its_own():
     """It is embed / heads unless given; given, heads need not divide embed, and the same size is the same model."""
     plain = GPTConfig(layers=1, embed=8, heads=2)
     assert (plain.head_dim, plain.head_features) == (4, 8)
-    assert resolved(plain) == resolved(dataclasses.replace(plain, head_size=4))
+    assert resolved(plain) == resolved(dataclasses.replace(plain, head_size=4, key_heads=2))
+    assert resolved(plain) != resolved(dataclasses.replace(plain, key_heads=1))
     given = GPTConfig(layers=1, embed=8, heads=3, head_size=5)
     assert (given.head_dim, given.head_features, given.dim_sizes["head_features"]) == (5, 15, 15)
 

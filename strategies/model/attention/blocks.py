@@ -4,12 +4,12 @@ A block is a range of queries and a range of keys. With `causal=True` the last k
 query attends to no key after its own token. With a mask it attends to the keys where the mask is true. Otherwise each
 query attends to each key.
 
-Each head of keys serves H / J heads of queries in a row. Gradients of keys and values are sums over these.
+Each head of keys serves G = H / J heads of queries in a row. Their queries are more queries of one head (`_grouped`),
+so that no keys are copied.
 
-Dims: B batch, T query tokens, S key tokens, H heads of queries, J heads of keys and values, K head dim.
+Dims: B batch, T query tokens, S key tokens, H heads of queries, J heads of keys and values, K head dim, R = G x T.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -32,12 +32,13 @@ class Mix(NamedTuple):
 
 def mix(q_BHTK: Array, k_BJSK: Array, v_BJSK: Array, causal: bool = False, mask_TS: Array | None = None) -> Mix:
     """Attention of a block's queries to its keys, not normalised. A dim of blocks may follow H, also in the mask."""
-    scores_BHTS = _scores(q_BHTK, k_BJSK, causal, mask_TS)
-    largest_BHT1 = scores_BHTS.max(-1, keepdims=True)
-    weights_BHTS = jnp.exp(scores_BHTS - largest_BHT1)
-    total_BHT1 = weights_BHTS.sum(-1, keepdims=True)
-    mixed_BHTK = _einsum("h...ts,j...sk->h...tk", weights_BHTS.astype(v_BJSK.dtype), v_BJSK, v_BJSK.shape[1])
-    return Mix(mixed_BHTK, largest_BHT1, total_BHT1)
+    heads, groups = q_BHTK.shape[1], q_BHTK.shape[1] // k_BJSK.shape[1]
+    scores_BJRS = _scores(_grouped(q_BHTK, groups), k_BJSK, groups, causal, mask_TS)
+    largest_BJR1 = scores_BJRS.max(-1, keepdims=True)
+    weights_BJRS = jnp.exp(scores_BJRS - largest_BJR1)
+    total_BJR1 = weights_BJRS.sum(-1, keepdims=True)
+    mixed_BJRK = _einsum("...ts,...sk->...tk", weights_BJRS.astype(v_BJSK.dtype), v_BJSK)
+    return Mix(*(_ungrouped(x, heads) for x in (mixed_BJRK, largest_BJR1, total_BJR1)))
 
 
 def merged(one: Mix, other: Mix) -> Mix:
@@ -84,39 +85,50 @@ def gradients(
     queries: Queries, k_BJSK: Array, v_BJSK: Array, causal: bool = False, mask_TS: Array | None = None
 ) -> tuple[Array, Array, Array]:
     """A block's contributions to dQ, dK and dV, in float32 (Dao et al. 2022, appendix B.2)."""
-    q_BHTK, dmixed_BHTK, log_total_BHT1, delta_BHT1 = queries
-    weights_BHTS, heads = jnp.exp(_scores(q_BHTK, k_BJSK, causal, mask_TS) - log_total_BHT1), k_BJSK.shape[1]
-    dv_BJSK = _einsum("h...ts,h...tk->j...sk", weights_BHTS.astype(v_BJSK.dtype), dmixed_BHTK, heads)
-    dweights_BHTS = _einsum("h...tk,j...sk->h...ts", dmixed_BHTK, v_BJSK, heads)
-    dscores_BHTS = (weights_BHTS * (dweights_BHTS - delta_BHT1)).astype(q_BHTK.dtype)
-    scale = q_BHTK.shape[-1] ** -0.5
-    dq_BHTK = _einsum("h...ts,j...sk->h...tk", dscores_BHTS, k_BJSK, heads) * scale
-    dk_BJSK = _einsum("h...ts,h...tk->j...sk", dscores_BHTS, q_BHTK * scale, heads)
-    return dq_BHTK, dk_BJSK, dv_BJSK
+    heads, groups = queries.q_BHTK.shape[1], queries.q_BHTK.shape[1] // k_BJSK.shape[1]
+    q_BJRK, dmixed_BJRK, log_total_BJR1, delta_BJR1 = (_grouped(x, groups) for x in queries)
+    weights_BJRS = jnp.exp(_scores(q_BJRK, k_BJSK, groups, causal, mask_TS) - log_total_BJR1)
+    dv_BJSK = _einsum("...ts,...tk->...sk", weights_BJRS.astype(v_BJSK.dtype), dmixed_BJRK)
+    dweights_BJRS = _einsum("...tk,...sk->...ts", dmixed_BJRK, v_BJSK)
+    dscores_BJRS = (weights_BJRS * (dweights_BJRS - delta_BJR1)).astype(q_BJRK.dtype)
+    scale = q_BJRK.shape[-1] ** -0.5
+    dq_BJRK = _einsum("...ts,...sk->...tk", dscores_BJRS, k_BJSK) * scale
+    dk_BJSK = _einsum("...ts,...tk->...sk", dscores_BJRS, q_BJRK * scale)
+    return _ungrouped(dq_BJRK, heads), dk_BJSK, dv_BJSK
 
 
-def _scores(q_BHTK: Array, k_BJSK: Array, causal: bool, mask_TS: Array | None) -> Array:
-    scaled_BHTK = q_BHTK * q_BHTK.shape[-1] ** -0.5
-    scores_BHTS = _einsum("h...tk,j...sk->h...ts", scaled_BHTK, k_BJSK, k_BJSK.shape[1])
+def _scores(q_BJRK: Array, k_BJSK: Array, groups: int, causal: bool, mask_TS: Array | None) -> Array:
+    scaled_BJRK = q_BJRK * q_BJRK.shape[-1] ** -0.5
+    scores_BJRS = _einsum("...tk,...sk->...ts", scaled_BJRK, k_BJSK)
     if causal:
         key_S = jnp.arange(k_BJSK.shape[2])
-        mask_TS = key_S[-q_BHTK.shape[2] :, None] >= key_S
-    return scores_BHTS if mask_TS is None else jnp.where(mask_TS, scores_BHTS, jnp.finfo(jnp.float32).min)
+        mask_TS = key_S[-q_BJRK.shape[2] // groups :, None] >= key_S
+    if mask_TS is None:
+        return scores_BJRS
+    mask_RS = mask_TS if groups == 1 else jnp.tile(mask_TS, (groups, 1))
+    return jnp.where(mask_RS, scores_BJRS, jnp.finfo(jnp.float32).min)
 
 
-def _einsum(subscripts: str, one: Array, other: Array, heads: int) -> Array:
-    """Batched matmul with float32 sums, whatever the dtype of the operands.
+def _einsum(subscripts: str, one: Array, other: Array) -> Array:
+    """Batched matmul with float32 sums, whatever the dtype of the operands."""
+    return jnp.einsum(subscripts, one, other, preferred_element_type=jnp.float32)
 
-    In the subscripts h stands for the batch and the heads of queries, j for the batch and the `heads` heads of keys.
+
+def _grouped(x_BHTK: Array, groups: int) -> Array:
+    """[B,H,T,K] -> [B,J,R,K]: the queries of heads that share a head of keys are more queries of one head, R = G x T.
+
+    So scores have one shape in all matmuls, and gradients of keys are summed over these heads by the matmul itself.
     """
-    einsum = partial(jnp.einsum, preferred_element_type=jnp.float32)
-    if one.shape[1] == other.shape[1] == heads:
-        return einsum(subscripts.replace("h", "").replace("j", ""), one, other)
-    terms, operands = subscripts.split("->")[0].split(","), (one, other)
-    # Group the heads of queries by the head of keys that they share.
-    grouped = [
-        x.reshape(len(x), heads, -1, *x.shape[2:]) if term[0] == "h" else x
-        for term, x in zip(terms, operands, strict=True)
-    ]
-    result = einsum(subscripts.replace("j", "bj").replace("h", "bjg"), *grouped)
-    return result if subscripts.split("->")[1][0] == "j" else result.reshape(len(one), -1, *result.shape[3:])
+    if groups == 1:
+        return x_BHTK
+    x = jnp.moveaxis(x_BHTK.reshape(len(x_BHTK), -1, groups, *x_BHTK.shape[2:]), 2, -3)
+    return x.reshape(*x.shape[:-3], -1, x.shape[-1])
+
+
+def _ungrouped(x_BJRK: Array, heads: int) -> Array:
+    """The inverse of `_grouped`."""
+    groups = heads // x_BJRK.shape[1]
+    if groups == 1:
+        return x_BJRK
+    x = jnp.moveaxis(x_BJRK.reshape(*x_BJRK.shape[:-2], groups, -1, x_BJRK.shape[-1]), -3, 2)
+    return x.reshape(len(x), heads, *x.shape[3:])

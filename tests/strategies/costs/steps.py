@@ -25,6 +25,9 @@ FIXED = dataclasses.replace(STRIDED, attention_pattern="fixed", attention_summar
 # Scores are most of what a layer holds, or gradients are most of what a device holds.
 DENSE = GPTConfig(layers=2, embed=32, heads=4, vocab=128, sequence=512, mlp=64)
 WINDOWED = dataclasses.replace(DENSE, attention_window=384)
+# Heads of queries share heads of keys; one head of keys alone.
+GROUPED = dataclasses.replace(DENSE, key_heads=2)
+SHARED = dataclasses.replace(DENSE, key_heads=1)
 # Heads whose features are not those of the residual stream, and do not divide it.
 HEADED = GPTConfig(layers=2, embed=44, heads=8, head_size=6, vocab=257, sequence=32, mlp=80)
 DEEP = GPTConfig(layers=8, embed=64, heads=4, vocab=128, sequence=32)
@@ -56,8 +59,12 @@ EVERY_DAY = [
     ("context", "context=4", STRIDED, {}),
     ("three_d", "fsdp=2,context=2,tensor=2", HEADED, {"context_attention": "ulysses"}),
     ("context", "context=4", WINDOWED, {"remat": "full"}),
+    ("single", "data=1", GROUPED, {"remat": "full"}),
 ]
 AT_NIGHT = [
+    ("single", "data=1", SHARED, {}),
+    ("context", "context=2", GROUPED, {"context_attention": "ulysses", "remat": "full"}),
+    ("context", "context=4", SHARED, {}),
     ("context", "context=4", HEADED, {"remat": "full"}),
     ("context", "context=4", dataclasses.replace(HEADED, attention_window=6), {"remat": "none"}),
     ("tensor", "tensor=4", HEADED, {"remat": "full"}),

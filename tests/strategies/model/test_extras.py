@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,10 +10,11 @@ from benchmarks.program.compiled import read_program
 from strategies import STRATEGIES, MeshSpec
 from strategies.costs.predict import predict
 from strategies.mesh import first_devices
+from strategies.model.block import BLOCKS, Block
 from tests.strategies import quick
 from tests.strategies.costs.steps import by_axes, sent
 from tests.strategies.equality import CONFIG, ROUNDING, TRAIN, assert_equal, initial, trained
-from tests.strategies.model.toy_block import SMALL, register
+from tests.strategies.model.toy_block import SMALL, GatedMLP, ToyBlock, register
 from tests.strategies.sampling import nightly
 
 
@@ -53,3 +55,23 @@ def test_what_layers_add_to_the_loss_is_trained_and_reported(name, mesh, options
     if name != "auto":
         program = read_program(quick.compiled(built.lower()).as_text() or "", built.mesh.shape)
         assert sent(program) == by_axes(predict(name, config, mesh, built.train))
+
+
+@pytest.mark.parametrize(("states", "adds"), [((), "squares"), (("squares",), "square"), (("loss",), "loss")], ids=str)
+def test_parts_state_what_they_add(states, adds, monkeypatch):
+    """What is added and not stated is refused: formulas would not count it. So is a name that the step reports."""
+
+    class Wrong(GatedMLP):
+        """A gated MLP that adds something to the loss."""
+
+        extras = states
+
+        def __call__(self, x_BTD, normed_BTD, info):
+            """Add the gated MLP to the residual stream."""
+            return super().__call__(x_BTD, normed_BTD, info)[0], {adds: jnp.float32(0)}
+
+    wrong = type("WrongBlock", (Block,), {"parts": {**ToyBlock.parts, "mlp": Wrong}})
+    monkeypatch.setitem(BLOCKS, "wrong", wrong)
+    step = STRATEGIES["single"].build(dataclasses.replace(SMALL, block="wrong"), "data=1", TRAIN, first_devices(1))
+    with pytest.raises(ValueError, match=rf"WrongBlock: it adds \['{adds}'\] to the loss, and its parts state extras"):
+        step.lower()
