@@ -193,7 +193,7 @@ def test_gradients_are_summed_in_reduce_dtype(name, mesh, kind, options):
     count = functools.partial(communication, name, mesh, unit="bytes", dtype="bfloat16", **options)
     counts = [count(), count(reduce_dtype="bfloat16")]
     predicted = [
-        sum(each.operand_bytes for each in predict(name, CONFIG, spec, train).traffic if each.what.startswith("grad"))
+        sum(each.operand_bytes for each in predict(name, CONFIG, spec, train).traffic if each.array == "gradients")
         for train in (default, half)
     ]
     assert predicted[0] == 2 * predicted[1] > 0
