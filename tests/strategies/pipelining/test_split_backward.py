@@ -101,7 +101,7 @@ def test_inputs_and_gradients_of_matmuls_lie_between_the_halves(remat, width, dt
 
 def test_halves_of_a_batch_are_not_kept_beside_the_batch():
     """A layer on two halves (model/halves.py) that is run again: gradients of the output lie between, and no inputs."""
-    layer = jax.checkpoint(lambda w_DF, x_BTD: by_halves(lambda half_BTD: half_BTD @ w_DF, x_BTD))
+    layer = jax.checkpoint(lambda w_DF, x_BTD: by_halves(lambda half_BTD: (half_BTD @ w_DF, {}), x_BTD)[0])
 
     def backward(known, dy_BTF):
         return jax.vjp(layer, *known)[1](dy_BTF)
