@@ -114,7 +114,7 @@ def test_every_factorisation_equals_one_device(name, mesh):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *(case if case[0] in ("fsdp", "pipeline", "auto") else nightly(case)[0] for case in WITH_OPTIONS),
+        *(case if case[0] in ("fsdp", "auto") else nightly(case)[0] for case in WITH_OPTIONS),
         *nightly(("tensor", {"sequence_parallel": False})),
         *nightly(*((name, OPTIONS[1 - i % 2]) for i, name in enumerate(SEVERAL))),
         *nightly(

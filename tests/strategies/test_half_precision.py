@@ -39,7 +39,7 @@ TO_FLOAT32 = {dtype: math.sqrt(2 * 27 * CONFIG.layers / (8 * math.log(2))) * u f
     ("name", "options"),
     [
         ("three_d", {}),
-        ("pipeline", {"reduce_dtype": "bfloat16", "microbatches": 4}),
+        *nightly(("pipeline", {"reduce_dtype": "bfloat16", "microbatches": 4})),
         *nightly(("data", {"reduce_dtype": "bfloat16", "bucket_bytes": 10_000})),
         *nightly(*((name, {}) for name in STRATEGIES if name not in ("single", "three_d"))),
     ],

@@ -77,7 +77,7 @@ def built(name, mesh, **train):
     return step, predict(name, CONFIG, spec, dataclasses.replace(options, **SPLASH))
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("remat", ["dots", *nightly("none", "full")])
 @pytest.mark.parametrize(
     ("name", "mesh", "train"),
     [

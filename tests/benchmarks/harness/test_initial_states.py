@@ -13,6 +13,7 @@ from benchmarks.harness.initial_states import InitialStates
 from benchmarks.timing.measure import compilations
 from strategies import MeshSpec
 from tests.benchmarks.harness.sessions import CONFIG, SINGLE
+from tests.strategies.sampling import nightly
 
 KEY = jax.random.key(0)
 SPREAD = ("zero1", "data=2"), ("fsdp", "fsdp=4"), ("three_d", "pipeline=1,tensor=2"), ("auto", "fsdp=2,tensor=2")
@@ -23,7 +24,7 @@ def case_of(strategy: str, mesh: str, **options: Any) -> Case:
     return Case(strategy, MeshSpec.parse(mesh), "tiny", CONFIG, 4, 1, "float32", "none", tuple(options.items()))
 
 
-@pytest.mark.parametrize(("strategy", "mesh"), SPREAD)
+@pytest.mark.parametrize(("strategy", "mesh"), [*SPREAD[1:3], *nightly(SPREAD[0], SPREAD[3])])
 def test_a_copied_state_is_the_one_that_a_step_initialises(strategy: str, mesh: str) -> None:
     """After the first case a state is copied, not computed, and has the values and shardings of the step's own."""
     states, case = InitialStates(Clock()), case_of(strategy, mesh)

@@ -74,6 +74,7 @@ def test_nothing_but_the_communication_is_left_out(strategy: str) -> None:
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, metrics)))
 
 
+@pytest.mark.factorisations
 def test_side_by_side_stages_do_the_same_work() -> None:
     """Stages that do not wait for first results have equal FLOPs, and still communicate at every tick."""
     (_, waiting), (_, aligned_stages) = compiled("pipeline", WAITING), compiled("pipeline", SIDE_BY_SIDE)

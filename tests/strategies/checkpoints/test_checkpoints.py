@@ -24,9 +24,8 @@ from tests.strategies.sampling import nightly
 HALF = 3
 """Steps before a save, and after it."""
 NAMES = tuple(VARIANTS)
-PAIRS = [(name, NAMES[(i + distance) % len(NAMES)]) for distance in (5, 7) for i, name in enumerate(NAMES)]
-"""Saved under the first, restored under the second. No two are alike, and each pair has its reverse: 5 + 7 variants
-further on is the same variant again."""
+PAIRS = [(name, NAMES[(i + 5) % len(NAMES)]) for i, name in enumerate(NAMES)]
+"""Saved under the first, restored under the second. No two are alike."""
 OTHER_PAIRS = [pair for pair in itertools.product(NAMES, NAMES) if pair not in PAIRS]
 
 
@@ -46,10 +45,10 @@ def saved(tmp_path_factory):
 
 
 def test_the_pairs_have_every_strategy_on_both_sides():
-    """Each variant saves in two pairs and restores in two, and so each strategy does; at night each with each."""
-    assert len({*PAIRS}) == len(PAIRS) == 24
+    """Each variant saves in one pair and restores in one, and so each strategy does; at night each with each."""
+    assert len({*PAIRS}) == len(PAIRS) == 12
     for side in zip(*PAIRS, strict=True):
-        assert sorted(side) == sorted([*VARIANTS, *VARIANTS])
+        assert sorted(side) == sorted(VARIANTS)
         assert {VARIANTS[variant][0] for variant in side} == {*STRATEGIES}
     assert {*PAIRS, *OTHER_PAIRS} == {*itertools.product(NAMES, NAMES)}
 
@@ -161,7 +160,8 @@ def test_the_oldest_are_removed(tmp_path):
 FSDP, THREE_D = "fsdp:fsdp=4", "three_d:pipeline=2,tensor=2"
 
 
-@pytest.mark.parametrize(("here", "there"), [(THREE_D, FSDP), pytest.param(FSDP, THREE_D, marks=pytest.mark.processes)])
+@pytest.mark.processes
+@pytest.mark.parametrize(("here", "there"), [(THREE_D, FSDP), (FSDP, THREE_D)])
 def test_the_number_of_processes_may_change(here, there, tmp_path):
     """Two processes restore what one has saved, and it what they save, and training goes on as on one device.
 

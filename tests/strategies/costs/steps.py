@@ -42,26 +42,26 @@ BTD = TOKENS * D
 
 EVERY_DAY = [
     ("single", "data=1", ODD, {"remat": "full", "logits_bytes": 2**16}),
-    ("data", "data=8", UNTIED, {"reduce": "layer", "bucket_bytes": 20_000}),
     ("zero2", "data=4", ODD, {"reduce": "layer", "microbatches": 2}),
     # XLA's CPU backend sends float16 as it is. It copies weights to float32, which other meshes and options show more.
     ("zero1", "data=4", SMALL, {"dtype": "float16", "master": "float32", "remat": "none"}),
-    ("fsdp", "fsdp=2", UNTIED, {"remat": "full", "microbatches": 2, "unroll": 2}),
     ("fsdp", "fsdp=8", ODD, {"prefetch": "on", "remat": "none", "microbatches": 2}),
     ("hsdp", "data=2,fsdp=4", ODD, {"prefetch": "on", "remat": "full", "reduce": "layer"}),
-    ("tensor", "tensor=4", ODD, {"remat": "full"}),
-    ("three_d", "fsdp=2,tensor=2", ODD, {"halves": "on", "prefetch": "on"}),
     ("context", "context=4", SMALL, {"context_attention": "ulysses"}),
     ("pipeline", "pipeline=4", ODD, {"microbatches": 8, "remat": "full"}),
-    ("three_d", "data=2,pipeline=2,tensor=2", UNTIED, {"microbatches": 4, "sequence_parallel": False}),
     ("three_d", "fsdp=2,pipeline=2,context=2", UNTIED, {"microbatches": 4, "schedule": "zb-h1"}),
     ("three_d", "fsdp=2,context=2,tensor=2", ODD, {"microbatches": 2, "gather": "step", "remat": "full"}),
-    ("context", "context=4", STRIDED, {}),
     ("three_d", "fsdp=2,context=2,tensor=2", HEADED, {"context_attention": "ulysses"}),
     ("context", "context=4", WINDOWED, {"remat": "full"}),
     ("single", "data=1", GROUPED, {"remat": "full"}),
 ]
 AT_NIGHT = [
+    ("data", "data=8", UNTIED, {"reduce": "layer", "bucket_bytes": 20_000}),
+    ("fsdp", "fsdp=2", UNTIED, {"remat": "full", "microbatches": 2, "unroll": 2}),
+    ("tensor", "tensor=4", ODD, {"remat": "full"}),
+    ("three_d", "fsdp=2,tensor=2", ODD, {"halves": "on", "prefetch": "on"}),
+    ("context", "context=4", STRIDED, {}),
+    ("three_d", "data=2,pipeline=2,tensor=2", UNTIED, {"microbatches": 4, "sequence_parallel": False}),
     ("single", "data=1", SHARED, {}),
     ("context", "context=2", GROUPED, {"context_attention": "ulysses", "remat": "full"}),
     ("context", "context=4", SHARED, {}),

@@ -21,10 +21,10 @@ from tests.strategies.sampling import nightly
 @pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
-        ("fsdp", "fsdp=2", {"prefetch": "on", "microbatches": 2}),
-        ("data", "data=4", {"reduce": "layer"}),
         ("three_d", "data=2,pipeline=2,tensor=2", {"microbatches": 4}),
         *nightly(
+            ("fsdp", "fsdp=2", {"prefetch": "on", "microbatches": 2}),
+            ("data", "data=4", {"reduce": "layer"}),
             ("three_d", "fsdp=2,pipeline=3", {"microbatches": 4, "schedule": "zb-h1"}),
             ("tensor", "tensor=2", {"halves": "on"}),
             ("tensor", "tensor=2", {"sequence_parallel": False}),

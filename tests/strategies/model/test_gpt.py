@@ -14,6 +14,7 @@ from strategies.config import Dtype
 from strategies.model.gpt import GPT, param_count
 from strategies.step import forward
 from tests.strategies.quick import jit
+from tests.strategies.sampling import nightly
 
 TINY = GPTConfig(layers=2, embed=16, heads=4, vocab=19, sequence=12)
 TRAIN = TrainConfig(batch_size=3)
@@ -113,7 +114,7 @@ def test_no_token_sees_a_later_one():
     assert (size_BT[:, :6] > 0).all()
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [True, *nightly(False)])
 def test_padding_the_vocabulary_changes_no_number(tied):
     """More rows than words: same weights, same losses, same gradients, and none at all for the padding."""
     config = dataclasses.replace(TINY, tied=tied)

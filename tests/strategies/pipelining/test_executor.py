@@ -89,6 +89,7 @@ def test_a_stage_does_what_its_schedule_says_and_nothing_else(schedule, chunks):
     assert counted(schedule, chunks)[1] == expected
 
 
+@pytest.mark.factorisations
 def test_work_in_vain_is_counted():
     """With faults that keep gradients right but do useless work, every tick is counted as doing everything."""
     (gradients, _), (planted, counts) = counted("zb-h1"), counted("zb-h1", always=True)

@@ -12,6 +12,7 @@ from strategies.model.attention import QKV, blocks, causal_attention
 from strategies.model.attention.blocks import Mix, Queries, delta, gradients, merged, mix, normalised
 from strategies.model.attention.dense import blocks_of
 from strategies.model.remat import LAYER_POLICIES
+from tests.strategies.sampling import nightly
 
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, 12, 4
 SHAPE = (BATCH, HEADS, TOKENS, HEAD_DIM)
@@ -54,7 +55,7 @@ def cut(x, sizes):
     return jnp.split(x, np.cumsum(sizes)[:-1], axis=2)
 
 
-@pytest.mark.parametrize("size", [1, 10])
+@pytest.mark.parametrize("size", [10, *nightly(1)])
 @pytest.mark.parametrize("tokens", [1, 2, 11, TOKENS])
 def test_it_is_causal_softmax_attention(tokens, size):
     """As written independently, in each head by itself, however sharp its maxima are, with halves and without."""

@@ -15,6 +15,7 @@ from strategies.context import contiguous, ulysses_attention, window_attention
 from strategies.model.attention import QKV, Reach, causal_attention, cudnn, ring_attention, zigzag
 from tests.strategies.model.attention.test_ring import plain_attended, plain_gradients
 from tests.strategies.quick import jit
+from tests.strategies.sampling import nightly
 from tests.strategies.test_context import around
 
 HEADS, HEAD_DIM = 4, 8
@@ -74,14 +75,16 @@ def stand_ins(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "tokens", "reach"),
     [
-        ("xla", 16, None),
         ("xla", 11, None),
-        ("xla", 16, Reach(9)),  # masked
         ("xla", 32, Reach(5)),
-        ("xla", 32, Reach(8, 8)),
         ("xla", 32, Reach(4, 4, 1)),
         ("splash", 256, None),
-        ("splash", 256, Reach(40)),
+        *nightly(
+            ("xla", 16, None),
+            ("xla", 16, Reach(9)),  # masked
+            ("xla", 32, Reach(8, 8)),
+            ("splash", 256, Reach(40)),
+        ),
     ],
     ids=str,
 )

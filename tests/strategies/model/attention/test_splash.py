@@ -14,6 +14,7 @@ from strategies.backends.backend import TPU, backend_for
 from strategies.model.attention import QKV, Reach, causal_attention, kernel_for, splash
 from strategies.model.attention.dense import attend
 from strategies.model.attention.splash import block_tokens, computed_keys
+from tests.strategies.sampling import nightly
 
 TOKENS, HEAD_DIM = 384, 8  # three blocks of 128
 ROUNDING = 12 * math.sqrt(TOKENS) * 2**-24
@@ -21,7 +22,7 @@ ROUNDING = 12 * math.sqrt(TOKENS) * 2**-24
 REACHES = [None, Reach(40), Reach(128), Reach(129), Reach(200)]
 
 
-@pytest.mark.parametrize("reach", [None, Reach(200)], ids=str)
+@pytest.mark.parametrize("reach", [Reach(200), *nightly(None)], ids=str)
 def test_it_is_the_attention_of_xla(reach, monkeypatch):
     """Its values and its gradients are those of XLA's attention, dense and with a window, as interpreted on a CPU."""
     interpreted = partial(kernels.make_splash_mha_single_device, interpret=True)
