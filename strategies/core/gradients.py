@@ -41,7 +41,7 @@ def mark_shares(weights: Weights, plan: Plan) -> Weights:
 
 
 def sum_over(axes: Sequence[Axes], arrays: Sequence[Array]) -> list[Array]:
-    """Sum each array over its mesh axes, together those whose axes are the same."""
+    """Sum each array over its mesh axes. Arrays with the same axes are summed in one call."""
     sums = list(arrays)
     for group in dict.fromkeys(filter(None, axes)):
         chosen = [i for i, each in enumerate(axes) if each == group]

@@ -37,7 +37,7 @@ class Shards:
             bias. Otherwise such a weight is not split.
 
     Raises:
-        Infeasible: `count` does not divide the embed dim, the heads' features and the mlp dim; each weight has one.
+        Infeasible: `count` does not divide the embed dim, the features of all heads (queries', keys') or the mlp dim.
     """
 
     axes: tuple[str, ...]

@@ -95,7 +95,7 @@ class Block(nnx.Module):
     def score_flops(cls, config: GPTConfig) -> int:
         """One of the two matmuls of scores, for one token with all tokens that it attends to: 2 A T, or 2 A W.
 
-        No token has fewer keys for being early in its sequence, as if attention were not causal (`Reach.most_keys`).
+        Each token counts as many keys as the last one, as if attention were not causal (`Reach.most_keys`).
         """
         reach = Reach.of(config)
         keys = reach.most_keys(config.sequence) if reach else config.sequence

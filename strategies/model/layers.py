@@ -75,7 +75,7 @@ class Layers:
         return function(stored, x_BTD)
 
     def differentiated(self, stored: Tree, x_BTD: Array, scan: Callable[..., Any] = lax.scan) -> Result:
-        """The same by a loop that autodiff differentiates; by default as the layers of an iteration of another loop."""
+        """`__call__` by a loop that autodiff differentiates. With `lax.scan` it may run inside another loop."""
 
         def layer(x_BTD: Array, stored: Tree) -> Result:
             return self.run(self.gather(stored), x_BTD)

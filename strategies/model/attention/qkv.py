@@ -23,7 +23,7 @@ class QKV:
 
     With G = 1 attention is multi-head attention, with J = 1 multi-query attention, and else grouped-query attention
     (Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models", section 2.2). Where heads of
-    queries have one dim, G in a row share a head of keys. If positions rotate queries and keys, they have done so.
+    queries have one dim, G in a row share a head of keys. Rotary positions have been applied already.
 
     They are one array because one projection writes them, and their gradient is written at once. And a mesh axis that
     splits the heads of keys splits one dim, with the queries that attend to them: merged with C it would be gathered.

@@ -1,6 +1,6 @@
 """The parts of a Llama block: RMSNorm, grouped-query attention with rotary positions, and a gated MLP.
 
-This file is all that another block needs. `toy` makes it known.
+This file is all that another block needs. `register` makes it known.
 """
 
 import dataclasses
